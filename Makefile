@@ -1,0 +1,53 @@
+# Every target sets up what it needs: a Python 3.11+ with venv is all that must be there.
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.autopar-installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check pytest format bench clean
+
+help:
+	@echo "make demo    plan, then train a small GPT-2 on four processes, and compare with one"
+	@echo "make test    static checks, then the tests"
+	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, torch doors"
+	@echo "make pytest  tests only (PYTEST_ARGS='-k rules' narrows them)"
+	@echo "make format  let ruff format and fix"
+	@echo "make bench   plan-time benchmarks"
+	@echo "make clean   remove the virtual environment and what the tools leave behind"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("autopar needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; say: make PYTHON=/path/to/python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[hf,dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: check pytest
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/python tools/check_file_size.py
+	$(BIN)/python tools/check_torch_doors.py
+	$(BIN)/lint-imports
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+pytest: $(STAMP)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

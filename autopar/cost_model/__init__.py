@@ -1,0 +1,1 @@
+"""What every choice costs, in seconds and bytes."""

@@ -1,0 +1,98 @@
+"""Who uses which tensor: the groups of uses that share redistributions.
+
+Views compute nothing, so a use of a view is a use of its *root*, the tensor some op (or placeholder)
+made; it is redistributed there, and the views are taken of the result. All uses of one root in one
+phase form a `Group`: a redistribution that several of them need happens once. A root of the forward
+phase that the backward phase uses has a second group there, and is what is saved between them.
+Prices and code generation both start from these groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.graph import Graph, Node, Phase, Ref, Role
+from autopar.sharding import Sharding
+from autopar.strategy import pull_back
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Tensor input `arg` of node `node` reads a root through `chain`, the views between them, the
+    one next to the root first."""
+
+    node: int
+    arg: int
+    chain: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The uses of `root` in `phase`. `key` is equal for groups of equal blocks whose uses are
+    alike, and only for them."""
+
+    key: str
+    root: Ref
+    phase: Phase
+    uses: tuple[Use, ...]
+
+
+def root_of(graph: Graph, ref: Ref) -> tuple[Ref, tuple[int, ...]]:
+    """The root of `ref`, and the views that lead from it to `ref`, the first next to the root."""
+    chain: list[int] = []
+    while graph.nodes[ref.node].view:
+        chain.append(ref.node)
+        ref = graph.nodes[ref.node].inputs[0]
+    return ref, tuple(reversed(chain))
+
+
+def requirement(graph: Graph, use: Use, sharding: Sharding) -> Sharding | None:
+    """What the root must be in for the use to find its input in `sharding`; None if impossible."""
+    current: Sharding | None = sharding
+    for index in reversed(use.chain):
+        if current is not None:
+            current = pull_back(graph.nodes[index], current)
+    return current
+
+
+def groups(graph: Graph) -> tuple[Group, ...]:
+    """Every group of the graph, in order of the root and then of the phase."""
+    uses: dict[tuple[Ref, Phase], list[Use]] = {}
+    for node in graph.nodes:
+        if node.view:
+            continue
+        for arg, ref in enumerate(node.inputs):
+            root, chain = root_of(graph, ref)
+            uses.setdefault((root, node.phase), []).append(Use(node.index, arg, chain))
+    signatures: dict[str, dict[tuple[object, ...], int]] = {}
+    found: list[Group] = []
+    for root, phase in sorted(uses, key=lambda item: (item[0], item[1].value)):
+        members = tuple(uses[root, phase])
+        base = _base_key(graph.nodes[root.node], root, phase)
+        seen = signatures.setdefault(base, {})
+        ordinal = seen.setdefault(_signature(graph, members), len(seen))
+        found.append(Group(f"{base}#{ordinal}" if ordinal else base, root, phase, members))
+    return tuple(found)
+
+
+def _base_key(node: Node, root: Ref, phase: Phase) -> str:
+    output = f".{root.output}" if len(node.outputs) > 1 else ""
+    return f"{node.key}{output}@{phase.value}"
+
+
+def _signature(graph: Graph, uses: Sequence[Use]) -> tuple[object, ...]:
+    return tuple(
+        sorted(
+            (graph.nodes[u.node].key, u.arg, tuple(graph.nodes[v].key for v in u.chain))
+            for u in uses
+        )
+    )
+
+
+def is_saved(graph: Graph, group: Group) -> bool:
+    """Whether the group's root crosses from forward to backward as an activation."""
+    root = graph.nodes[group.root.node]
+    return (
+        group.phase is Phase.BACKWARD and root.phase is Phase.FORWARD and root.role is Role.OP
+    )

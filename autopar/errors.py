@@ -1,0 +1,52 @@
+"""The errors autopar raises. Each says what is wrong, where, and what to do; `exit_status` is the
+status the command line ends with."""
+
+from __future__ import annotations
+
+
+class AutoparError(Exception):
+    """Base of every error that autopar raises on purpose."""
+
+    exit_status = 1
+
+
+class TraceError(AutoparError):
+    """The model could not be captured as a graph."""
+
+
+class ClusterError(AutoparError):
+    """A cluster, mesh, device or profile description is not valid."""
+
+
+class InfeasibleError(AutoparError):
+    """No plan meets the limits."""
+
+    exit_status = 3
+
+
+class SolverError(AutoparError):
+    """The solver failed, or ended without any plan."""
+
+
+class PlanError(AutoparError):
+    """A plan file is malformed, damaged or of an unknown version."""
+
+
+class PlanMismatchError(AutoparError):
+    """A plan does not fit the model, the world size or the other ranks."""
+
+    exit_status = 5
+
+
+class VerificationError(AutoparError):
+    """The compiled program does not compute what eager computes."""
+
+    exit_status = 4
+
+
+class AutoparWarning(UserWarning):
+    """Base of autopar's warnings."""
+
+
+class UnknownOpWarning(AutoparWarning):
+    """An op has no sharding rule and runs replicated."""

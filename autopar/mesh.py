@@ -1,0 +1,116 @@
+"""Devices, links, clusters, and the meshes laid over them. Units are in the field names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One accelerator (or CPU core) as its datasheet, or a profile, describes it.
+
+    `flops_per_s` maps a dtype's name ("bfloat16") to dense peak FLOP/s; a dtype that is absent
+    runs at the rate of "float32". `source` names where the figures come from.
+    """
+
+    name: str
+    kind: str
+    flops_per_s: tuple[tuple[str, float], ...]
+    memory_bytes: int
+    memory_bytes_per_s: float
+    launch_s: float
+    source: str
+
+    def peak(self, dtype: str) -> float:
+        """Peak FLOP/s in `dtype`."""
+        table = dict(self.flops_per_s)
+        return table.get(dtype, table["float32"])
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one device can send (and receive) at once through a level of the cluster."""
+
+    name: str
+    bytes_per_s: float
+    latency_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """`size` groups of the next level (or devices, on the last), joined by `link`."""
+
+    size: int
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The host behind each device: its memory share and the device's copy bandwidth to it."""
+
+    memory_bytes: int
+    bytes_per_s: float
+    latency_s: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Levels of links, outermost (slowest) first, over equal devices."""
+
+    name: str
+    device: Device
+    levels: tuple[Level, ...]
+    host: Host
+
+    @property
+    def num_devices(self) -> int:
+        return prod(level.size for level in self.levels)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a mesh, and the slowest link its collectives cross."""
+
+    name: str
+    size: int
+    link: Link
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Named axes, slowest link first. Rank r sits at the row-major coordinate of r: the last axis
+    varies fastest, so its ranks are neighbours."""
+
+    axes: tuple[Axis, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(axis.name for axis in self.axes)
+
+    @property
+    def num_devices(self) -> int:
+        return prod(self.sizes)
+
+    def __str__(self) -> str:
+        return ",".join(f"{axis.name}={axis.size}" for axis in self.axes)
+
+    def coordinate(self, rank: int) -> tuple[int, ...]:
+        """Where `rank` sits, one index per axis."""
+        coordinate: list[int] = []
+        for size in reversed(self.sizes):
+            rank, index = divmod(rank, size)
+            coordinate.append(index)
+        return tuple(reversed(coordinate))
+
+    def group(self, rank: int, axis: int) -> tuple[int, ...]:
+        """The ranks that differ from `rank` on `axis` alone, by their index on it."""
+        stride = prod(self.sizes[axis + 1 :])
+        first = rank - self.coordinate(rank)[axis] * stride
+        return tuple(first + i * stride for i in range(self.sizes[axis]))

@@ -1,0 +1,134 @@
+"""The torch-free problem that `cost_model` states and `solver` answers.
+
+A `Problem` is a set of nodes, each of which takes exactly one of its choices. Its cost is the sum of
+
+* `costs[i][c]` for the choice `c` of every node `i`;
+* `edge.cost[ci, cj]` for every edge, as in the ASPLOS/EuroSys 2025 contest on intra-operator
+  parallelism (several edges between the same pair of nodes add up);
+* for every `Flow`, the cheapest set of arcs that leads from the state the source's choice is in to
+  every state its sinks ask for. An arc used by several sinks is charged once: a redistribution is
+  shared by its consumers, and so are the intermediate steps of it.
+
+Memory: node `i` takes `usages[i][c]` bytes during `intervals[i]` (half open); at every point in time
+the sum must be at most `usage_limit`. All figures are integers, so that a cost can be computed again
+from a solution by other code and must agree to the last digit. autopar's own problems are in
+nanoseconds per training step and in bytes per device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+
+FORBIDDEN = np.iinfo(np.int64).max // 4
+"""A cost at or above this marks a choice, pair or arc that is not allowed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Edge:
+    """A cost that depends on the choices of two nodes: `cost[source choice, target choice]`."""
+
+    source: int
+    target: int
+    cost: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sink:
+    """A consumer of a flow: choice `c` of `node` asks for state `state[c]` (-1: asks for none)."""
+
+    node: int
+    state: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flow:
+    """One tensor on its way from the node that makes it to the nodes that use it.
+
+    `source_state[c]` is the state the source's choice `c` leaves it in. Arc `a` leads from state
+    `tails[a]` to `heads[a]` and costs `costs[a]`. `states` names them (text of a sharding).
+    """
+
+    key: str
+    source: int
+    source_state: IntArray
+    sinks: tuple[Sink, ...]
+    states: tuple[str, ...]
+    tails: IntArray
+    heads: IntArray
+    costs: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Problem:
+    """Nodes, edges, flows and limits; see the module's text. `keys` and `labels` are canonical
+    names (of nodes, and of each node's choices): they alone break ties and reach the plan."""
+
+    name: str
+    keys: tuple[str, ...]
+    labels: tuple[tuple[str, ...], ...]
+    costs: tuple[IntArray, ...]
+    usages: tuple[IntArray, ...]
+    intervals: tuple[tuple[int, int], ...]
+    edges: tuple[Edge, ...] = ()
+    flows: tuple[Flow, ...] = ()
+    usage_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        n = len(self.keys)
+        if not (len(self.labels) == len(self.costs) == len(self.usages) == len(self.intervals) == n):
+            raise ValueError(f"problem {self.name}: per-node lists differ in length")
+        for i, (labels, costs, usages) in enumerate(
+            zip(self.labels, self.costs, self.usages, strict=True)
+        ):
+            if not len(labels) == len(costs) == len(usages) > 0:
+                raise ValueError(f"problem {self.name}: node {self.keys[i]} has ragged choices")
+
+
+class Status(str, Enum):
+    """What is known of a solution. `FEASIBLE` comes with a gap, `LIMIT` without any solution."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+    LIMIT = "limit"
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Why a problem has no solution: at `time`, at least `needed` is used where `limit` is there;
+    `largest` names the nodes that hold most, with what each takes at the least."""
+
+    time: int
+    needed: int
+    limit: int
+    largest: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A choice per node, with what is known of it.
+
+    `objective` is the cost of `choice`, computed again from the problem (not the solver's word);
+    `bound` is a proven lower bound on every solution's cost. `arcs[f]` lists the arcs of flow `f`
+    that are used, in ascending order. `choice` is empty when the status has no solution.
+    """
+
+    status: Status
+    choice: tuple[int, ...] = ()
+    arcs: tuple[tuple[int, ...], ...] = ()
+    objective: int = 0
+    bound: int = 0
+    solver: str = ""
+    statistics: dict[str, int | float | str] = field(default_factory=dict)
+    conflict: Conflict | None = None
+
+    @property
+    def gap(self) -> float:
+        """(objective - bound) / objective, at least 0."""
+        return max(0, self.objective - self.bound) / self.objective if self.objective else 0.0

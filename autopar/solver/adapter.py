@@ -1,0 +1,218 @@
+"""The one door to HiGHS: a PuLP solver that hands a model over in bulk and reads the truth back.
+
+`pulp.HiGHS` adds columns and rows one by one, ignores options that HiGHS refuses, and reports a
+time-out with an incumbent as optimal. `Highs` passes arrays, checks every option, reads status,
+incumbent and bound from HiGHS itself, and can solve the model again with other costs, with columns
+fixed at zero, or with its integer columns integer after they were relaxed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from itertools import chain
+
+import highspy
+import numpy as np
+import numpy.typing as npt
+import pulp
+
+from autopar.errors import SolverError
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+Option = str | int | float | bool
+
+
+class Outcome(Enum):
+    """How a run of HiGHS ended. `LIMIT` may come with an incumbent, `FAILED` with anything."""
+
+    OPTIMAL = "optimal"
+    INFEASIBLE = "infeasible"
+    LIMIT = "limit"
+    FAILED = "failed"
+
+
+_OUTCOMES: dict[highspy.HighsModelStatus, Outcome] = {
+    highspy.HighsModelStatus.kOptimal: Outcome.OPTIMAL,
+    highspy.HighsModelStatus.kModelEmpty: Outcome.OPTIMAL,
+    highspy.HighsModelStatus.kInfeasible: Outcome.INFEASIBLE,
+    # No column is unbounded in our models, so the alternative is settled.
+    highspy.HighsModelStatus.kUnboundedOrInfeasible: Outcome.INFEASIBLE,
+    highspy.HighsModelStatus.kTimeLimit: Outcome.LIMIT,
+    highspy.HighsModelStatus.kIterationLimit: Outcome.LIMIT,
+    highspy.HighsModelStatus.kSolutionLimit: Outcome.LIMIT,
+    highspy.HighsModelStatus.kObjectiveBound: Outcome.LIMIT,
+    highspy.HighsModelStatus.kObjectiveTarget: Outcome.LIMIT,
+    highspy.HighsModelStatus.kInterrupt: Outcome.LIMIT,
+}
+
+_PULP_STATUS: dict[Outcome, int] = {
+    Outcome.OPTIMAL: pulp.LpStatusOptimal,
+    Outcome.INFEASIBLE: pulp.LpStatusInfeasible,
+    Outcome.LIMIT: pulp.LpStatusNotSolved,
+    Outcome.FAILED: pulp.LpStatusUndefined,
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """What HiGHS said. `values` is empty without a feasible point; `bound` is a lower bound on the
+    objective (-inf when none is known); `row_duals` is empty for integer runs."""
+
+    outcome: Outcome
+    objective: float
+    bound: float
+    values: FloatArray
+    row_duals: FloatArray
+    num_nodes: int
+    detail: str
+
+
+class Highs(pulp.HiGHS):
+    """HiGHS in this process. Deterministic: one thread, seed 0, no gap, no clock unless asked."""
+
+    def __init__(self, options: Mapping[str, Option] | None = None) -> None:
+        """`options` are HiGHS's own, on top of the fixed ones."""
+        super().__init__(mip=False, msg=False)
+        self.options: dict[str, Option] = {
+            "output_flag": False,
+            "threads": 1,
+            "random_seed": 0,
+            "mip_rel_gap": 0.0,
+            **(options or {}),
+        }
+        self.answer: Answer | None = None
+        self._highs = highspy.Highs()
+        self._integer: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
+
+    def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:
+        """PuLP's hook: a fresh HiGHS with our options."""
+        # A scheduler made for another number of threads makes every run fail in this process.
+        highspy.Highs.resetGlobalScheduler(True)
+        self._highs = highspy.Highs()
+        for name, value in self.options.items():
+            self.set_option(name, value)
+        lp.solverModel = self._highs
+
+    def set_option(self, name: str, value: Option) -> None:
+        """Sets an option of HiGHS; SolverError when HiGHS refuses it."""
+        if self._highs.setOptionValue(name, value) != highspy.HighsStatus.kOk:
+            raise SolverError(f"HiGHS {self._highs.version()} refuses the option {name} = {value}")
+
+    def buildSolverModel(self, lp: pulp.LpProblem) -> None:
+        """PuLP's hook: hands the relaxation over, by rows, in one call."""
+        variables = lp.variables()
+        for index, variable in enumerate(variables):
+            variable.index = index
+        rows = lp.constraints()
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = len(variables), len(rows)
+        objective = lp.objective
+        model.col_cost_ = np.array([objective.get(v, 0.0) for v in variables], dtype=np.float64)
+        model.col_lower_ = _limits((v.lowBound for v in variables), -np.inf)
+        model.col_upper_ = _limits((v.upBound for v in variables), np.inf)
+        model.row_lower_ = _limits((row.getLb() for row in rows), -np.inf)
+        model.row_upper_ = _limits((row.getUb() for row in rows), np.inf)
+        terms = [row.expr for row in rows]
+        lengths = np.fromiter(map(len, terms), dtype=np.int32, count=len(terms))
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        model.a_matrix_.index_ = np.fromiter(
+            (v.index for v in chain.from_iterable(terms)), dtype=np.int32
+        )
+        model.a_matrix_.value_ = np.fromiter(
+            chain.from_iterable(t.values() for t in terms), dtype=np.float64
+        )
+        if self._highs.passModel(model) == highspy.HighsStatus.kError:
+            raise SolverError("HiGHS refuses the model")
+        self._integer = np.array(
+            [v.index for v in variables if v.cat == pulp.LpInteger], dtype=np.int32
+        )
+
+    def callSolver(self, lp: pulp.LpProblem) -> None:
+        """PuLP's hook."""
+        self._run()
+
+    def findSolutionValues(self, lp: pulp.LpProblem) -> tuple[int, int]:
+        """PuLP's hook: the values and PuLP's words for the outcome, without its optimism."""
+        answer = self.last
+        for variable, value in zip(lp.variables(), answer.values.tolist(), strict=False):
+            variable.varValue = value
+        found = pulp.LpSolutionIntegerFeasible if len(answer.values) else pulp.LpSolutionNoSolutionFound
+        if answer.outcome is Outcome.OPTIMAL:
+            found = pulp.LpSolutionOptimal
+        elif answer.outcome is Outcome.INFEASIBLE:
+            found = pulp.LpSolutionInfeasible
+        return _PULP_STATUS[answer.outcome], found
+
+    @property
+    def last(self) -> Answer:
+        """The answer of the latest run."""
+        if self.answer is None:
+            raise SolverError("HiGHS has not been run")
+        return self.answer
+
+    def minimise(self, costs: FloatArray) -> None:
+        """Another objective for the runs that follow."""
+        columns = np.arange(len(costs), dtype=np.int32)
+        self._highs.changeColsCost(len(columns), columns, costs)
+
+    def fix_at_zero(self, columns: npt.NDArray[np.int64]) -> None:
+        """Takes columns out of the runs that follow."""
+        zeros = np.zeros(len(columns))
+        self._highs.changeColsBounds(len(columns), columns.astype(np.int32), zeros, zeros)
+
+    def add_limit(self, columns: npt.NDArray[np.int64], values: FloatArray, upper: float) -> None:
+        """A further row, `values . x[columns] <= upper`."""
+        self._highs.addRow(-np.inf, upper, len(columns), columns.astype(np.int32), values)
+
+    def solve_integer(self, extra: npt.NDArray[np.int64] | None = None) -> Answer:
+        """Runs again with the integer columns integer, and those of `extra` with them."""
+        columns = self._integer
+        if extra is not None and len(extra):
+            columns = np.union1d(columns, extra).astype(np.int32)
+        kinds = np.full(len(columns), highspy.HighsVarType.kInteger.value, dtype=np.uint8)
+        self._highs.changeColsIntegrality(len(columns), columns, kinds)
+        self._run()
+        return self.last
+
+    def solve_relaxed(self) -> Answer:
+        """Runs again from the last basis, with all columns continuous."""
+        self._run()
+        return self.last
+
+    def _run(self) -> None:
+        self._highs.run()
+        self.answer = _read(self._highs)
+
+
+def _limits(values: object, missing: float) -> FloatArray:
+    return np.array([missing if v is None else v for v in values], dtype=np.float64)  # type: ignore[union-attr]
+
+
+def _read(highs: highspy.Highs) -> Answer:
+    status = highs.getModelStatus()
+    outcome = _OUTCOMES.get(status, Outcome.FAILED)
+    info = highs.getInfo()
+    solution = highs.getSolution()
+    is_integer = len(highs.getLp().integrality_) > 0
+    feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    if outcome is Outcome.OPTIMAL and not feasible:
+        outcome = Outcome.FAILED
+    bound = -np.inf
+    if is_integer:
+        bound = info.mip_dual_bound
+    elif outcome is Outcome.OPTIMAL:
+        bound = info.objective_function_value
+    has_duals = not is_integer and solution.dual_valid
+    return Answer(
+        outcome=outcome,
+        objective=info.objective_function_value,
+        bound=bound,
+        values=np.array(solution.col_value) if feasible else np.empty(0),
+        row_duals=np.array(solution.row_dual) if has_duals else np.empty(0),
+        num_nodes=max(0, info.mip_node_count),
+        detail=highs.modelStatusToString(status),
+    )

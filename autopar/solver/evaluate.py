@@ -1,0 +1,119 @@
+"""What a choice costs and uses, worked out from the problem alone, in integers.
+
+This shares no code with the ILP: it is the second opinion on everything the solver says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.problem import FORBIDDEN, Flow, Problem
+from autopar.solver.routing import Route, Router
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Cost and use of one choice.
+
+    `objective` leaves out what is forbidden or unreachable, and means nothing unless `feasible`;
+    `arcs[f]` and `flow_costs[f]` belong to flow `f`. `peak` bytes are in use at `peak_time`, the
+    first of the worst times. `violation` names the first rule broken. `exact` is false when a flow
+    had too many terminals for an exact arborescence: the objective is then an upper bound.
+    """
+
+    objective: int
+    arcs: tuple[tuple[int, ...], ...]
+    flow_costs: tuple[int, ...]
+    peak: int
+    peak_time: int
+    feasible: bool
+    violation: str = ""
+    exact: bool = True
+
+
+def evaluate(problem: Problem, choice: Sequence[int]) -> Evaluation:
+    """The cost of `choice` (one index per node). ValueError when it is not a choice per node."""
+    return Evaluator(problem)(choice)
+
+
+class Evaluator:
+    """`evaluate` for many choices of one problem; remembers routes."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.routers = tuple(Router(flow) for flow in problem.flows)
+
+    def __call__(self, choice: Sequence[int]) -> Evaluation:
+        """See `evaluate`."""
+        problem = self.problem
+        if len(choice) != len(problem.keys):
+            raise ValueError(f"{len(choice)} choices for {len(problem.keys)} nodes")
+        objective, violations = self._nodes_and_edges(choice)
+        routes: list[Route] = []
+        for flow, router in zip(problem.flows, self.routers, strict=True):
+            route = flow_route(flow, router, choice)
+            if route is None:
+                violations.append(f"flow {flow.key} cannot reach a state that is asked for")
+                route = Route(0, ())
+            routes.append(route)
+        peak, peak_time = peak_usage(problem, choice)
+        limit = problem.usage_limit
+        if limit is not None and peak > limit:
+            violations.append(f"{peak} in use at time {peak_time}, the limit is {limit}")
+        return Evaluation(
+            objective=objective + sum(r.cost for r in routes),
+            arcs=tuple(r.arcs for r in routes),
+            flow_costs=tuple(r.cost for r in routes),
+            peak=peak,
+            peak_time=peak_time,
+            feasible=not violations,
+            violation=violations[0] if violations else "",
+            exact=all(r.exact for r in routes),
+        )
+
+    def _nodes_and_edges(self, choice: Sequence[int]) -> tuple[int, list[str]]:
+        problem = self.problem
+        total, violations = 0, []
+        for i, (costs, c) in enumerate(zip(problem.costs, choice, strict=True)):
+            if not 0 <= c < len(costs):
+                raise ValueError(f"node {problem.keys[i]} has no choice {c}")
+            cost = int(costs[c])
+            if cost >= FORBIDDEN:
+                violations.append(f"node {problem.keys[i]} takes a forbidden choice")
+            else:
+                total += cost
+        for edge in problem.edges:
+            cost = int(edge.cost[choice[edge.source], choice[edge.target]])
+            if cost >= FORBIDDEN:
+                pair = f"{problem.keys[edge.source]} and {problem.keys[edge.target]}"
+                violations.append(f"nodes {pair} take a forbidden pair of choices")
+            else:
+                total += cost
+        return total, violations
+
+
+def flow_route(flow: Flow, router: Router, choice: Sequence[int]) -> Route | None:
+    """The cheapest arcs of `flow` under `choice`; None when a state cannot be reached."""
+    asked = (int(sink.state[choice[sink.node]]) for sink in flow.sinks)
+    terminals = frozenset(state for state in asked if state >= 0)
+    root = int(flow.source_state[choice[flow.source]])
+    if root < 0:
+        return None if terminals else Route(0, ())
+    return router.route(root, terminals)
+
+
+def peak_usage(problem: Problem, choice: Sequence[int]) -> tuple[int, int]:
+    """The largest sum of usages at any time and the first time it is reached; (0, 0) if nothing
+    is ever live."""
+    changes: dict[int, int] = {}
+    for (start, stop), usages, c in zip(problem.intervals, problem.usages, choice, strict=True):
+        if start < stop:
+            changes[start] = changes.get(start, 0) + int(usages[c])
+            changes[stop] = changes.get(stop, 0) - int(usages[c])
+    in_use, peak, peak_time = 0, 0, 0
+    for time in sorted(changes):
+        in_use += changes[time]
+        if in_use > peak:
+            peak, peak_time = in_use, time
+    return peak, peak_time

@@ -1,0 +1,310 @@
+"""The problem as an integer linear program, first as arrays and then as a PuLP model.
+
+Variables (all in [0, 1], only `s` integer):
+
+* `s[i,c]` -- node `i` takes choice `c`; `sum_c s[i,c] = 1`. Forbidden choices have no column.
+* `z[p,q]` per edge, between classes of choices with equal costs: `sum_q z[p,q] = s(p)` and
+  `sum_p z[p,q] = s(q)`, cost on `z`. Forbidden pairs have no column.
+* `f_k[a]` per flow and commodity `k` (the sinks of one node that ask alike), on arcs `a`: per state
+  `out - in + dump = s(source in that state) - s(sink asks for it)`. `dump` takes up what nobody asks
+  for, where a sink has a choice that asks for nothing.
+* `y[a] >= f_k[a]` on arcs that several commodities can use: the cost is on `y`, so that a shared arc
+  is charged once. On an arc of one commodity the cost is on `f`.
+* memory: `sum s[i,c] (usage[i,c] - least usage of i) <= limit - sum of least usages`, per maximal
+  set of live nodes.
+
+With `s` integer, every flow splits into paths and `z` is integer. `y` may stay fractional where three
+or more commodities share arcs (the relaxation of a directed Steiner problem has a gap), so the
+caller compares each flow's cost with the exact one and asks for integer `y` where they differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pulp
+
+from autopar.problem import FORBIDDEN, Edge, Flow, IntArray, Problem
+from autopar.solver.memory import live_sets
+
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Model:
+    """`min cost x` with `row_lower <= A x <= row_upper`, `0 <= x <= 1`; `A` in compressed rows.
+
+    `cost` and the rows' figures are exact integers. `choices[i][c]` is the column of a choice (-1:
+    it has none), `shared[f]` the columns of flow `f` that must be integer for it to be exact,
+    `flows[f]` all columns of flow `f` that bear a cost.
+    """
+
+    cost: IntArray
+    integer: BoolArray
+    row_starts: IntArray
+    columns: IntArray
+    values: FloatArray
+    row_lower: FloatArray
+    row_upper: FloatArray
+    choices: tuple[IntArray, ...]
+    flows: tuple[IntArray, ...]
+    shared: tuple[IntArray, ...]
+
+    @property
+    def num_columns(self) -> int:
+        """Number of variables."""
+        return len(self.cost)
+
+    @property
+    def num_rows(self) -> int:
+        """Number of constraints."""
+        return len(self.row_lower)
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Columns and rows as they are added; entries are collected as (row, column, value) arrays."""
+
+    costs: list[IntArray] = field(default_factory=list)
+    num_columns: int = 0
+    entries: list[tuple[IntArray, IntArray, FloatArray]] = field(default_factory=list)
+    lower: list[FloatArray] = field(default_factory=list)
+    upper: list[FloatArray] = field(default_factory=list)
+    num_rows: int = 0
+
+    def add_columns(self, costs: IntArray) -> IntArray:
+        """New columns with these costs; returns their indices."""
+        first = self.num_columns
+        self.costs.append(costs)
+        self.num_columns += len(costs)
+        return np.arange(first, self.num_columns)
+
+    def add_rows(self, count: int, lower: float, upper: float) -> IntArray:
+        """New rows, all with the same limits; returns their indices."""
+        first = self.num_rows
+        self.lower.append(np.full(count, lower))
+        self.upper.append(np.full(count, upper))
+        self.num_rows += count
+        return np.arange(first, self.num_rows)
+
+    def add_entries(self, rows: IntArray, columns: IntArray, value: float | FloatArray) -> None:
+        """Coefficients; those at the same place add up."""
+        self.entries.append((rows, columns, np.broadcast_to(np.float64(value), rows.shape)))
+
+
+def build(problem: Problem) -> Model:
+    """The model of `problem`. The limits on memory are part of it when `usage_limit` is set."""
+    builder = _Builder()
+    choices = _add_choices(builder, problem)
+    for edge in problem.edges:
+        _add_edge(builder, edge, choices)
+    priced: list[IntArray] = []
+    shared: list[IntArray] = []
+    for flow in problem.flows:
+        flow_priced, flow_shared = _add_flow(builder, flow, choices)
+        priced.append(flow_priced)
+        shared.append(flow_shared)
+    if problem.usage_limit is not None:
+        _add_memory(builder, problem, choices, problem.usage_limit)
+    return _finish(builder, choices, priced, shared)
+
+
+def _add_choices(builder: _Builder, problem: Problem) -> tuple[IntArray, ...]:
+    choices: list[IntArray] = []
+    for costs in problem.costs:
+        allowed = costs < FORBIDDEN
+        columns = np.full(len(costs), -1, dtype=np.int64)
+        columns[allowed] = builder.add_columns(costs[allowed])
+        row = builder.add_rows(1, 1.0, 1.0)
+        builder.add_entries(np.repeat(row, allowed.sum()), columns[allowed], 1.0)
+        choices.append(columns)
+    return tuple(choices)
+
+
+def _add_edge(builder: _Builder, edge: Edge, choices: Sequence[IntArray]) -> None:
+    cost, source_class = np.unique(edge.cost, axis=0, return_inverse=True)
+    cost, target_class = np.unique(cost, axis=1, return_inverse=True)
+    if cost.shape == (1, 1) and cost[0, 0] == 0:
+        return
+    p, q = np.nonzero(cost < FORBIDDEN)
+    columns = builder.add_columns(cost[p, q])
+    for side, count, classes, node in (
+        (p, cost.shape[0], source_class.ravel(), edge.source),
+        (q, cost.shape[1], target_class.ravel(), edge.target),
+    ):
+        rows = builder.add_rows(count, 0.0, 0.0)
+        builder.add_entries(rows[side], columns, 1.0)
+        _add_choice_entries(builder, rows, classes, choices[node], -1.0)
+
+
+def _add_choice_entries(
+    builder: _Builder, rows: IntArray, place: IntArray, columns: IntArray, value: float
+) -> None:
+    """Puts the column of every choice `c` into row `rows[place[c]]`; a negative place has none."""
+    there = (place >= 0) & (columns >= 0)
+    builder.add_entries(rows[place[there]], columns[there], value)
+
+
+def _add_flow(
+    builder: _Builder, flow: Flow, choices: Sequence[IntArray]
+) -> tuple[IntArray, IntArray]:
+    """Returns the columns that bear cost, and those among them that several commodities share."""
+    sinks = distinct_sinks(flow)
+    allowed = np.flatnonzero(flow.costs < FORBIDDEN)
+    source_states = _states(flow.source_state, choices[flow.source])
+    usable = [
+        _usable_arcs(flow, allowed, source_states, _states(state, choices[node]))
+        for node, state in sinks
+    ]
+    users = np.zeros(len(flow.costs), dtype=np.int64)
+    for arcs in usable:
+        users[arcs] += 1
+    shared_arcs = np.flatnonzero(users > 1)
+    shared = builder.add_columns(flow.costs[shared_arcs])
+    bearing = np.zeros(len(flow.costs), dtype=np.int64)
+    bearing[shared_arcs] = shared
+    priced = [shared]
+    for (node, state), arcs in zip(sinks, usable, strict=True):
+        is_shared = users[arcs] > 1
+        moves = builder.add_columns(np.where(is_shared, 0, flow.costs[arcs]))
+        priced.append(moves[~is_shared])
+        links = builder.add_rows(int(is_shared.sum()), 0.0, np.inf)
+        builder.add_entries(links, bearing[arcs[is_shared]], 1.0)
+        builder.add_entries(links, moves[is_shared], -1.0)
+        rows = builder.add_rows(len(flow.states), 0.0, 0.0)
+        builder.add_entries(rows[flow.tails[arcs]], moves, 1.0)
+        builder.add_entries(rows[flow.heads[arcs]], moves, -1.0)
+        _add_choice_entries(builder, rows, flow.source_state, choices[flow.source], -1.0)
+        _add_choice_entries(builder, rows, state, choices[node], 1.0)
+        if (state[choices[node] >= 0] < 0).any():
+            dumps = builder.add_columns(np.zeros(len(source_states), dtype=np.int64))
+            builder.add_entries(rows[source_states], dumps, 1.0)
+    return np.concatenate(priced), shared
+
+
+def distinct_sinks(flow: Flow) -> list[tuple[int, IntArray]]:
+    """Node and states of each commodity: sinks of one node that ask for the same are one."""
+    found = {(sink.node, sink.state.tobytes()): sink.state for sink in flow.sinks}
+    return [(node, state) for (node, _), state in found.items()]
+
+
+def _states(states: IntArray, columns: IntArray) -> IntArray:
+    """The distinct states of the choices that have a column."""
+    present = np.unique(states[columns >= 0])
+    return present[present >= 0]
+
+
+def _usable_arcs(flow: Flow, arcs: IntArray, sources: IntArray, targets: IntArray) -> IntArray:
+    """The arcs that lie on a way from one of `sources` to one of `targets`."""
+    tails, heads = flow.tails[arcs], flow.heads[arcs]
+    ahead = _reachable(len(flow.states), tails, heads, sources)
+    behind = _reachable(len(flow.states), heads, tails, targets)
+    return arcs[ahead[tails] & behind[heads]]
+
+
+def _reachable(num_states: int, tails: IntArray, heads: IntArray, start: IntArray) -> BoolArray:
+    reached = np.zeros(num_states, dtype=np.bool_)
+    reached[start] = True
+    while True:
+        more = heads[reached[tails]]
+        if reached[more].all():
+            return reached
+        reached[more] = True
+
+
+def _add_memory(
+    builder: _Builder, problem: Problem, choices: Sequence[IntArray], limit: int
+) -> None:
+    least = [int(usages.min()) for usages in problem.usages]
+    spread = [int(usages.max()) - low for usages, low in zip(problem.usages, least, strict=True)]
+    for _, nodes in live_sets(problem):
+        room = limit - sum(least[i] for i in nodes)
+        if sum(spread[i] for i in nodes) <= room:
+            continue
+        row = builder.add_rows(1, -np.inf, float(room))
+        for i in nodes:
+            more = problem.usages[i] - least[i]
+            there = (more > 0) & (choices[i] >= 0)
+            builder.add_entries(
+                np.repeat(row, there.sum()), choices[i][there], more[there].astype(np.float64)
+            )
+
+
+def _finish(
+    builder: _Builder,
+    choices: tuple[IntArray, ...],
+    priced: Iterable[IntArray],
+    shared: Iterable[IntArray],
+) -> Model:
+    rows, columns, values = (np.concatenate(part) for part in zip(*builder.entries, strict=True))
+    order = np.lexsort((columns, rows))
+    rows, columns, values = rows[order], columns[order], values[order]
+    first = np.ones(len(rows), dtype=np.bool_)
+    first[1:] = (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1])
+    values = np.add.reduceat(values, np.flatnonzero(first))
+    rows, columns = rows[first], columns[first]
+    kept = values != 0
+    rows, columns, values = rows[kept], columns[kept], values[kept]
+    lower, upper = np.concatenate(builder.lower), np.concatenate(builder.upper)
+    used = np.zeros(builder.num_rows, dtype=np.bool_)
+    used[rows] = True
+    used |= (lower > 0) | (upper < 0)
+    counts = np.bincount(rows, minlength=builder.num_rows)[used]
+    integer = np.zeros(builder.num_columns, dtype=np.bool_)
+    for column in choices:
+        integer[column[column >= 0]] = True
+    return Model(
+        cost=np.concatenate(builder.costs),
+        integer=integer,
+        row_starts=np.concatenate([[0], np.cumsum(counts)]),
+        columns=columns,
+        values=values,
+        row_lower=lower[used],
+        row_upper=upper[used],
+        choices=choices,
+        flows=tuple(priced),
+        shared=tuple(shared),
+    )
+
+
+def express(model: Model, name: str = "autopar") -> pulp.LpProblem:
+    """The model in PuLP. Columns are named by index, in order, because PuLP sorts them by name.
+
+    The costs and rows are what the model says; the solver's adapter scales them.
+    """
+    integer = model.integer.tolist()
+    variables = [
+        pulp.LpVariable(
+            f"x{j:08d}",
+            0,
+            1,
+            pulp.LpInteger if integer[j] else pulp.LpContinuous,
+            _skip_v4_deprecation=True,
+        )
+        for j in range(model.num_columns)
+    ]
+    program = pulp.LpProblem(name, pulp.LpMinimize)
+    program.objective = pulp.LpAffineExpression(zip(variables, model.cost.tolist()))
+    starts, columns, values = (
+        a.tolist() for a in (model.row_starts, model.columns, model.values)
+    )
+    limits = zip(model.row_lower.tolist(), model.row_upper.tolist())
+    for i, (lower, upper) in enumerate(limits):
+        if lower == upper:
+            sense, limit = pulp.LpConstraintEQ, lower
+        elif upper == np.inf:
+            sense, limit = pulp.LpConstraintGE, lower
+        else:
+            sense, limit = pulp.LpConstraintLE, upper
+        span = slice(starts[i], starts[i + 1])
+        terms = pulp.LpAffineExpression(
+            zip([variables[j] for j in columns[span]], values[span])
+        )
+        program._constraints[f"r{i:08d}"] = pulp.LpConstraint(terms, sense, rhs=limit)  # noqa: SLF001
+    program._variables = variables
+    program._variable_ids = {hash(v): v for v in variables}
+    return program

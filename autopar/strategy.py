@@ -1,0 +1,95 @@
+"""What an op can do on a mesh: the choices of its node, as text, and what each means.
+
+On one mesh axis an op either replicates (`-`), shards one of its factors (the factor's name), or
+computes on partial inputs (`+i`, the i-th entry of `Node.partial`). A choice is one of these per
+mesh axis, joined by commas: `"b,n"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+
+from autopar.graph import Atom, Node, Slot
+from autopar.sharding import P, Placement, R, S, Sharding
+
+REPLICATE = "-"
+
+
+def axis_options(node: Node, atoms: Sequence[Atom], size: int) -> tuple[str, ...]:
+    """What `node` can do on one axis of `size` ranks, in canonical order."""
+    factors = (f.name for f in node.factors if not f.whole and atoms[f.atom].size % size == 0)
+    partial = (f"+{i}" for i in range(len(node.partial)))
+    return (REPLICATE, *factors, *partial)
+
+
+def choices(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[str, ...]:
+    """Every choice of `node` on axes of `sizes` whose factors divide evenly, in canonical order."""
+    found: list[str] = []
+    atom_of = {f.name: atoms[f.atom] for f in node.factors}
+    for options in product(*(axis_options(node, atoms, size) for size in sizes)):
+        ways = {name: 1 for name in options if name in atom_of}
+        for name, size in zip(options, sizes, strict=True):
+            if name in ways:
+                ways[name] *= size
+        if all(atom_of[name].size % n == 0 for name, n in ways.items()):
+            found.append(",".join(options))
+    return tuple(found)
+
+
+def shardings(node: Node, choice: str) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+    """(inputs, outputs): the sharding that `choice` asks of every tensor input and leaves every
+    output in. ValueError on a choice the node does not have."""
+    per_axis = [_placements(node, option) for option in choice.split(",")] if choice else []
+    inputs = tuple(
+        Sharding(tuple(column[0][i] for column in per_axis)) for i in range(len(node.inputs))
+    )
+    outputs = tuple(
+        Sharding(tuple(column[1][o] for column in per_axis)) for o in range(len(node.outputs))
+    )
+    return inputs, outputs
+
+
+def _placements(
+    node: Node, option: str
+) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    """The placements of inputs and outputs on one axis under `option`."""
+    if option == REPLICATE:
+        return (R,) * len(node.inputs), (R,) * len(node.outputs)
+    if option.startswith("+"):
+        partial = node.partial[int(option[1:])]
+        inputs = tuple(P if i in partial else R for i in range(len(node.inputs)))
+        return inputs, (P,) * len(node.outputs)
+    for factor in node.factors:
+        if factor.name == option and not factor.whole:
+            return tuple(_shard(slot, R) for slot in factor.inputs), tuple(
+                _shard(slot, P) for slot in factor.outputs
+            )
+    raise ValueError(f"{node.key}: {option!r} is not a choice of {node.op}")
+
+
+def _shard(slot: Slot | None, absent: Placement) -> Placement:
+    return absent if slot is None else S(*slot)
+
+
+def num_shards(node: Node, choice: str, sizes: Sequence[int]) -> int:
+    """Among how many ranks `choice` divides the op's work."""
+    sharded = {f.name for f in node.factors}
+    pairs = zip(choice.split(","), sizes, strict=True) if choice else ()
+    return prod(size for option, size in pairs if option in sharded)
+
+
+def pull_back(view: Node, sharding: Sharding) -> Sharding | None:
+    """The sharding of a view's input that leaves its output in `sharding` without communication;
+    None where there is none (a part that must stay whole is sharded)."""
+    placements: list[Placement] = []
+    for placement in sharding:
+        if placement.kind == "S":
+            factor = next(f for f in view.factors if f.outputs[0] == placement.slot)
+            if factor.whole:
+                return None
+            placements.append(_shard(factor.inputs[0], R))
+        else:
+            placements.append(placement)
+    return Sharding(tuple(placements))

@@ -1,0 +1,88 @@
+"""Quantities as people write them: `72GiB`, `80GB`, `25GB/s`, `200Gb/s`, `1.5ms`.
+
+B is a byte, b (or bit) a bit; k, M, G, T, P are powers of 1000, Ki, Mi, Gi, Ti, Pi of 1024. Printed
+are binary bytes and seconds, with three significant digits. What is printed parses, to the rounded
+value.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from math import isfinite
+
+_QUANTITY = re.compile(r"\s*(\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})\s*([^\s\d.]*)\s*", re.ASCII)
+_BYTES = {"B": Fraction(1), "b": Fraction(1, 8), "bit": Fraction(1, 8)}
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_AMOUNTS = {
+    prefix + unit: factor * scale
+    for prefix, factor in (_DECIMAL | _BINARY).items()
+    for unit, scale in _BYTES.items()
+}
+_SIZES = {unit: scale for unit, scale in _AMOUNTS.items() if unit.endswith("B")}
+_RATES = {f"{unit}/s": scale for unit, scale in _AMOUNTS.items()}
+_TIMES = {
+    "ns": Fraction(1, 10**9),
+    "us": Fraction(1, 10**6),
+    "µs": Fraction(1, 10**6),
+    "ms": Fraction(1, 10**3),
+    "s": Fraction(1),
+    "min": Fraction(60),
+    "h": Fraction(3600),
+}
+_PRINTED_SIZES = (("B", 1.0), *((f"{prefix}B", float(scale)) for prefix, scale in _BINARY.items()))
+_PRINTED_TIMES = (("ns", 1e-9), ("us", 1e-6), ("ms", 1e-3), ("s", 1.0))
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `72GiB` or `80GB`, rounded to a whole one. ValueError says what is wrong."""
+    return round(_parse(text, _SIZES, "a size in bytes", "72GiB or 80GB"))
+
+
+def parse_bytes_per_s(text: str) -> float:
+    """Bytes per second of `25GB/s` or `200Gb/s`. ValueError says what is wrong."""
+    return float(_parse(text, _RATES, "a bandwidth", "25GB/s or 200Gb/s"))
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of `1.5ms`, `20us` or `2min`. ValueError says what is wrong."""
+    return float(_parse(text, _TIMES, "a time", "1.5ms or 60s"))
+
+
+def format_bytes(num_bytes: int) -> str:
+    """`72 GiB`; ValueError unless finite and not negative (so for all three)."""
+    return _format(num_bytes, _PRINTED_SIZES)
+
+
+def format_bytes_per_s(bytes_per_s: float) -> str:
+    """`419 GiB/s`."""
+    return _format(bytes_per_s, _PRINTED_SIZES) + "/s"
+
+
+def format_seconds(seconds: float) -> str:
+    """`412 ms`."""
+    return _format(seconds, _PRINTED_TIMES)
+
+
+def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fraction:
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not {what}: write a number and a unit, such as {example}")
+    number, unit = match.groups()
+    if not unit:
+        raise ValueError(f"{text!r} has no unit: write {what}, such as {example}")
+    if unit not in units:
+        alike = [known for known in units if known.lower() == unit.lower()]
+        hint = f"did you mean {' or '.join(alike)}" if alike else f"write it as in {example}"
+        raise ValueError(f"{text!r}: {unit!r} is not a unit of {what}; {hint}")
+    return Fraction(number) * units[unit]
+
+
+def _format(value: float, units: tuple[tuple[str, float], ...]) -> str:
+    if not (isfinite(value) and value >= 0):
+        raise ValueError(f"{value} cannot be printed as a quantity")
+    largest = units[-1]
+    unit, scale = next((u for u in units if float(f"{value / u[1]:.3g}") < 1000), largest)
+    rounded = float(f"{value / scale:.3g}")
+    return f"{rounded:.15g} {unit}" if rounded < 1e15 else f"{rounded:.0f} {unit}"

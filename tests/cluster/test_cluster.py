@@ -1,0 +1,239 @@
+"""Cluster texts and files: what they mean, that they round-trip, and how they fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.cluster import MAX_DEVICES, cluster_to_toml, parse_cluster
+from autopar.errors import ClusterError
+from autopar.mesh import Cluster, Device, Host, Level, Link
+from autopar.presets import DEVICES, LINKS
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes", "links", "device"),
+    [
+        ("8xH100", (8,), ("NVLink 4",), "H100"),
+        ("H100", (1,), ("NVLink 4",), "H100"),
+        ("64x8xH100", (64, 8), ("InfiniBand NDR 400", "NVLink 4"), "H100"),
+        ("1x8xh100", (1, 8), ("InfiniBand NDR 400", "NVLink 4"), "H100"),
+        ("2x4xA100", (2, 4), ("InfiniBand HDR 200", "NVLink 3"), "A100"),
+        ("2X4Xa100-40g", (2, 4), ("InfiniBand HDR 200", "NVLink 3"), "A100-40G"),
+        ("8xA100-80G", (8,), ("NVLink 3",), "A100"),
+        ("4xcpu", (4,), ("gloo loopback",), "cpu"),
+        (" 2 x RTX 4090 ", (2,), ("PCIe 4 x16",), "RTX4090"),
+        ("64xH100", (64,), ("NVLink 4",), "H100"),
+    ],
+)
+def test_texts(text: str, sizes: tuple[int, ...], links: tuple[str, ...], device: str) -> None:
+    cluster = parse_cluster(text)
+    assert tuple(level.size for level in cluster.levels) == sizes
+    assert tuple(level.link.name for level in cluster.levels) == links
+    assert cluster.device == DEVICES[device]
+    assert parse_cluster(cluster.name) == cluster
+
+
+def test_a_nodes_network_adapter_is_shared_by_its_devices() -> None:
+    whole = LINKS["Ethernet 100G"].bytes_per_s
+    assert parse_cluster("2x8xL4").levels[0].link.bytes_per_s == whole / 8
+    assert parse_cluster("2x1xL4").levels[0].link == LINKS["Ethernet 100G"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("8xH1000", "unknown device 'H1000' .*known: A100, A100-40G, .*did you mean H100"),
+        ("8xFOO", r"unknown device 'FOO' \(known: .*cpu\)$"),
+        ("0xH100", "'0' is not a size"),
+        ("8x", "names no device"),
+        ("", "names no device"),
+        ("2x2x2xH100", "3 levels.*toml"),
+        ("99999999999999xH100", "is not a size"),
+        (f"{MAX_DEVICES}x2xH100", "number of devices is 2000000"),
+        ("no/such/file.toml", "no/such/file.toml cannot be read: No such file"),
+        ("\0.toml", "cannot be read"),
+    ],
+)
+def test_texts_refused(text: str, words: str) -> None:
+    with pytest.raises(ClusterError, match=words):
+        parse_cluster(text)
+
+
+@given(st.text() | st.from_regex(r"\A(\d{0,3}x){0,3}(H100|h20|cpu|B200| )\Z"))
+def test_any_text_is_a_cluster_or_refused(text: str) -> None:
+    try:
+        cluster = parse_cluster(text)
+    except ClusterError:
+        return
+    assert parse_cluster(cluster.name) == cluster
+
+
+LAB = """
+name = "lab"
+device = "H100"
+
+[[levels]]
+size = 3
+link = "InfiniBand HDR 200"
+
+[[levels]]
+size = 2
+
+[[levels]]
+size = 8
+link = {name = "switch", bytes_per_s = "400GB/s", latency_s = 2e-6, source = "measured"}
+
+[host]
+memory_bytes = "64GiB"
+"""
+
+
+def read(folder: Path, text: str) -> Cluster:
+    path = folder / "site.toml"
+    path.write_text(text, encoding="utf-8")
+    return parse_cluster(str(path))
+
+
+def test_a_file_overrides_presets(tmp_path: Path) -> None:
+    cluster = read(tmp_path, LAB)
+    assert cluster.name == "lab" and cluster.num_devices == 48
+    assert cluster.device == DEVICES["H100"]
+    assert cluster.levels == (
+        Level(3, LINKS["InfiniBand HDR 200"]),
+        Level(2, LINKS["InfiniBand NDR 400"]),
+        Level(8, Link("switch", 400e9, 2e-6, "measured")),
+    )
+    assert cluster.host.memory_bytes == 64 * 2**30
+    assert cluster.host.bytes_per_s == parse_cluster("H100").host.bytes_per_s
+    assert cluster.host.source.endswith("; changed: memory_bytes")
+
+
+def test_a_file_overrides_a_device_and_a_link(tmp_path: Path) -> None:
+    cluster = read(
+        tmp_path,
+        """
+        device = {preset = "a100", memory_bytes = "70GB", flops_per_s = {bfloat16 = 250e12}}
+        [[levels]]
+        size = 4
+        link = {preset = "NVLink 3", bytes_per_s = "235GB/s"}
+        """,
+    )
+    assert cluster.name == "site"
+    assert cluster.device.memory_bytes == 70 * 10**9
+    assert cluster.device.peak("bfloat16") == 250e12
+    assert cluster.device.peak("float16") == 312e12
+    assert cluster.device.source.endswith("; changed: flops_per_s, memory_bytes")
+    assert cluster.levels[0].link.bytes_per_s == 235e9
+    assert cluster.levels[0].link.latency_s == LINKS["NVLink 3"].latency_s
+
+
+LEVEL = "[[levels]]\nsize = 2\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("device = ", "site.toml: Invalid value"),
+        ("", "missing required field `device`"),
+        ('device = "H100"', "missing required field `levels`"),
+        ('device = "H100"\nlevels = []', "levels is empty"),
+        ('device = "H10"\n' + LEVEL, "device: unknown device 'H10'.*did you mean H100"),
+        ('device = "H100"\ncolour = 1\n' + LEVEL, "unknown field `colour`"),
+        ('device = "H100"\n[[levels]]\nsize = "2"', r"levels\[0\].size"),
+        ('device = "H100"\n[[levels]]\nsize = true', r"levels\[0\].size"),
+        ('device = "H100"\n[[levels]]\nsize = 0', r"levels\[0\].size is 0"),
+        ('device = "H100"\n' + LEVEL * 3, r"levels\[0\] has no link"),
+        ('device = "H100"\n' + LEVEL + 'link = "NVLnk 4"', r"levels\[0\]: .*mean NVLink 4"),
+        ('device = "H100"\n' + LEVEL + "link = {bytes_per_s = 1}", "link lacks name, latency_s"),
+        (
+            'device = "H100"\n' + LEVEL + 'link = {preset = "NVLink 4", bytes_per_s = "450GB"}',
+            r"levels\[0\].link.bytes_per_s: '450GB'.*25GB/s",
+        ),
+        (
+            'device = "H100"\n' + LEVEL + 'link = {preset = "NVLink 4", bytes_per_s = 0}',
+            r"levels\[0\].link.bytes_per_s is 0.0: it must be more than 0",
+        ),
+        (
+            'device = "H100"\n' + LEVEL + 'link = {preset = "NVLink 4", latency_s = -1}',
+            r"latency_s is -1.0: it must not be less than 0",
+        ),
+        (
+            'device = {preset = "H100", memory_bytes = nan}\n' + LEVEL,
+            "device.memory_bytes: nan is not a size",
+        ),
+        ('device = {name = "mine"}\n' + LEVEL, r"levels\[0\] has no link|device lacks kind"),
+        (
+            'device = {name = "d", kind = "cuda", flops_per_s = {bfloat16 = 1.0}, memory_bytes = 1,'
+            ' memory_bytes_per_s = 1, launch_s = 0, source = "s"}\n'
+            "host = {memory_bytes = 1, bytes_per_s = 1, latency_s = 0, source = 's'}\n"
+            + LEVEL
+            + 'link = "NVLink 4"',
+            "without float32",
+        ),
+    ],
+)
+def test_files_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(ClusterError, match=words):
+        read(tmp_path, text)
+
+
+def test_a_file_that_is_no_text_or_too_large_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ClusterError, match="decode"):
+        parse_cluster(str(path))
+    path.write_bytes(b"#" * (2**20 + 1))
+    with pytest.raises(ClusterError, match="larger than"):
+        parse_cluster(str(path))
+
+
+positive = st.floats(1e-3, 1e18)
+seconds = st.floats(0, 10)
+texts = st.text(st.characters(codec="utf-8"), max_size=20)
+clusters = st.builds(
+    Cluster,
+    name=texts,
+    device=st.builds(
+        Device,
+        name=texts,
+        kind=texts,
+        flops_per_s=st.dictionaries(texts, positive, max_size=3).map(
+            lambda rates: (*(rates | {"float32": 1.5e12}).items(),)
+        ),
+        memory_bytes=st.integers(1, 2**50),
+        memory_bytes_per_s=positive,
+        launch_s=seconds,
+        source=texts,
+    ),
+    levels=st.lists(
+        st.builds(
+            Level,
+            size=st.integers(1, 64),
+            link=st.builds(Link, name=texts, bytes_per_s=positive, latency_s=seconds, source=texts),
+        ),
+        min_size=1,
+        max_size=3,
+    ).map(tuple),
+    host=st.builds(
+        Host,
+        memory_bytes=st.integers(0, 2**50),
+        bytes_per_s=positive,
+        latency_s=seconds,
+        source=texts,
+    ),
+)
+
+
+@given(clusters)
+def test_toml_round_trips(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> None:
+    assert read(tmp_path_factory.getbasetemp(), cluster_to_toml(cluster)) == cluster
+
+
+@pytest.mark.parametrize("name", sorted(DEVICES))
+def test_toml_round_trips_presets(tmp_path: Path, name: str) -> None:
+    cluster = parse_cluster(f"4x8x{name}")
+    assert read(tmp_path, cluster_to_toml(cluster)) == cluster

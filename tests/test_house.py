@@ -1,0 +1,110 @@
+"""What no linter holds: what an import costs, where torch may be, that there is one version."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import autopar
+from tools.check_file_size import MAX_LINES, too_long
+from tools.check_torch_doors import private_uses
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH_FREE = sorted(
+    path
+    for folder, pattern in (
+        ("", "*.py"),
+        ("solver", "**/*.py"),
+        ("cost_model", "**/*.py"),
+        ("report", "**/*.py"),
+    )
+    for path in (ROOT / "autopar" / folder).glob(pattern)
+    if path.relative_to(ROOT).as_posix()
+    not in ("autopar/compile.py", "autopar/cost_model/measured.py")
+)
+
+
+def imported(path: Path) -> set[str]:
+    """Top-level names of the packages that a file imports, wherever in the file."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+@pytest.mark.parametrize("path", TORCH_FREE, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_nouns_solver_prices_and_reports_know_no_torch(path: Path) -> None:
+    assert not imported(path) & {"torch", "transformers"}
+
+
+@pytest.mark.parametrize("module", ["autopar", "autopar.cli"])
+def test_import_is_free_of_torch(module: str) -> None:
+    code = f"import {module}, sys; sys.exit(int('torch' in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, timeout=60)
+    assert done.returncode == 0
+
+
+def test_one_version() -> None:
+    assert version("autopar") == autopar.__version__
+
+
+@pytest.mark.parametrize("name", autopar.__all__)
+def test_every_export_is_there(name: str) -> None:
+    assert getattr(autopar, name) is not None
+    assert name in dir(autopar)
+
+
+@pytest.mark.parametrize("name", ["compile", "plan"])
+def test_importing_a_module_does_not_hide_the_function_of_its_name(name: str) -> None:
+    module = importlib.import_module(f"autopar.{name}")
+    assert getattr(autopar, name) is not module
+    assert callable(getattr(autopar, name))
+
+
+def test_unknown_attribute_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'paralelize'"):
+        _ = autopar.paralelize
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch._dynamo",
+        "import torch\ntorch.fx._pytree.tree_map",
+        "from torch import _guards",
+        "from torch.distributed import _local_tensor as local",
+        "import torch.distributed as dist\ndist._get_default_group()",
+        "from torch import fx\nfx._utils",
+    ],
+)
+def test_private_torch_is_found(source: str) -> None:
+    assert len(list(private_uses(source))) == 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch.ops._c10d_functional.all_reduce",
+        "import torch\ntorch.__version__",
+        "class A:\n    def f(self): return self._torch",
+        "from . import _private",
+    ],
+)
+def test_public_torch_is_left_alone(source: str) -> None:
+    assert not list(private_uses(source))
+
+
+def test_long_files_are_found(tmp_path: Path) -> None:
+    (tmp_path / "autopar").mkdir()
+    (tmp_path / "autopar" / "long.py").write_text("pass\n" * (MAX_LINES + 1))
+    (tmp_path / "autopar" / "full.py").write_text("pass\n" * MAX_LINES)
+    assert too_long(tmp_path) == [f"autopar/long.py: {MAX_LINES + 1} lines"]
