@@ -93,6 +93,4 @@ def _signature(graph: Graph, uses: Sequence[Use]) -> tuple[object, ...]:
 def is_saved(graph: Graph, group: Group) -> bool:
     """Whether the group's root crosses from forward to backward as an activation."""
     root = graph.nodes[group.root.node]
-    return (
-        group.phase is Phase.BACKWARD and root.phase is Phase.FORWARD and root.role is Role.OP
-    )
+    return group.phase is Phase.BACKWARD and root.phase is Phase.FORWARD and root.role is Role.OP

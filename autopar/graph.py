@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from math import prod
 
 Slot = tuple[int, int]
@@ -72,7 +72,7 @@ Arg = Ref | int | float | bool | str | None | tuple["Arg", ...]
 """An argument: tensors as `Ref`, dtypes, devices and layouts as text, lists as tuples."""
 
 
-class Role(str, Enum):
+class Role(StrEnum):
     """What a node is to the training step."""
 
     PARAM = "param"
@@ -96,7 +96,7 @@ class Role(str, Enum):
 OUTPUT_ROLES = frozenset({Role.LOSS, Role.VALUE, Role.DETACHED, Role.MUTATION, Role.GRAD})
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     FORWARD = "forward"
     BACKWARD = "backward"
 

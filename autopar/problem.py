@@ -18,7 +18,7 @@ nanoseconds per training step and in bytes per device.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +81,9 @@ class Problem:
 
     def __post_init__(self) -> None:
         n = len(self.keys)
-        if not (len(self.labels) == len(self.costs) == len(self.usages) == len(self.intervals) == n):
+        if not (
+            len(self.labels) == len(self.costs) == len(self.usages) == len(self.intervals) == n
+        ):
             raise ValueError(f"problem {self.name}: per-node lists differ in length")
         for i, (labels, costs, usages) in enumerate(
             zip(self.labels, self.costs, self.usages, strict=True)
@@ -90,7 +92,7 @@ class Problem:
                 raise ValueError(f"problem {self.name}: node {self.keys[i]} has ragged choices")
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """What is known of a solution. `FEASIBLE` comes with a gap, `LIMIT` without any solution."""
 
     OPTIMAL = "optimal"

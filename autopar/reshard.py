@@ -140,7 +140,7 @@ def chunk_index(
     coordinate: Sequence[int],
     slot: Slot,
 ) -> tuple[int, int]:
-    """(index, count): which of how many equal pieces of part `slot` the rank at `coordinate` has."""
+    """(index, count): which of how many equal pieces of `slot` the rank at `coordinate` has."""
     atom = atoms[tensor.parts[slot[0]][slot[1]]]
     index, count = 0, 1
     for axis in nesting(atom, sharding.axes_on(slot)):

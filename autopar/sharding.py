@@ -75,7 +75,11 @@ class Sharding:
         if not (text.startswith("[") and text.endswith("]")):
             raise ValueError(f"not a sharding: {text!r} (for example [S(0), R])")
         inner = text[1:-1]
-        return Sharding(tuple(Placement.parse(p.strip()) for p in inner.split(","))) if inner else Sharding(())
+        return (
+            Sharding(tuple(Placement.parse(p.strip()) for p in inner.split(",")))
+            if inner
+            else Sharding(())
+        )
 
     @staticmethod
     def replicated(num_axes: int) -> Sharding:
@@ -96,6 +100,4 @@ class Sharding:
 
     def axes_on(self, slot: tuple[int, int]) -> tuple[int, ...]:
         """The mesh axes, ascending, that shard part `slot` = (dim, part)."""
-        return tuple(
-            k for k, p in enumerate(self.placements) if p.kind == "S" and p.slot == slot
-        )
+        return tuple(k for k, p in enumerate(self.placements) if p.kind == "S" and p.slot == slot)

@@ -51,9 +51,7 @@ def shardings(node: Node, choice: str) -> tuple[tuple[Sharding, ...], tuple[Shar
     return inputs, outputs
 
 
-def _placements(
-    node: Node, option: str
-) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+def _placements(node: Node, option: str) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
     """The placements of inputs and outputs on one axis under `option`."""
     if option == REPLICATE:
         return (R,) * len(node.inputs), (R,) * len(node.outputs)

@@ -11,7 +11,7 @@ Variables (all in [0, 1], only `s` integer):
 * `y[a] >= f_k[a]` on arcs that several commodities can use: the cost is on `y`, so that a shared arc
   is charged once. On an arc of one commodity the cost is on `f`.
 * memory: `sum s[i,c] (usage[i,c] - least usage of i) <= limit - sum of least usages`, per maximal
-  set of live nodes.
+  set of live nodes. With `excess` the rows may be broken, and how far is the objective instead.
 
 With `s` integer, every flow splits into paths and `z` is integer. `y` may stay fractional where three
 or more commodities share arcs (the relaxation of a directed Steiner problem has a gap), so the
@@ -33,14 +33,17 @@ from autopar.solver.memory import live_sets
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
+_LARGEST_COST_BITS = 20
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Model:
     """`min cost x` with `row_lower <= A x <= row_upper`, `0 <= x <= 1`; `A` in compressed rows.
 
-    `cost` and the rows' figures are exact integers. `choices[i][c]` is the column of a choice (-1:
-    it has none), `shared[f]` the columns of flow `f` that must be integer for it to be exact,
-    `flows[f]` all columns of flow `f` that bear a cost.
+    `cost` is exact; the solver sees `cost * cost_scale`, and memory rows are scaled likewise, by
+    powers of two: its tolerances are absolute and made for figures near one. `choices[i][c]` is the
+    column of a choice (-1: it has none), `flows[f]` the columns of flow `f` that bear a cost, and
+    `shared[f]` those of them that must be integer for it to be exact.
     """
 
     cost: IntArray
@@ -53,6 +56,12 @@ class Model:
     choices: tuple[IntArray, ...]
     flows: tuple[IntArray, ...]
     shared: tuple[IntArray, ...]
+
+    @property
+    def cost_scale(self) -> float:
+        """A power of two that brings the largest cost to at most 2**`_LARGEST_COST_BITS`."""
+        largest = int(np.abs(self.cost).max(initial=1))
+        return 2.0 ** (_LARGEST_COST_BITS - largest.bit_length())
 
     @property
     def num_columns(self) -> int:
@@ -96,8 +105,12 @@ class _Builder:
         self.entries.append((rows, columns, np.broadcast_to(np.float64(value), rows.shape)))
 
 
-def build(problem: Problem) -> Model:
-    """The model of `problem`. The limits on memory are part of it when `usage_limit` is set."""
+def build(problem: Problem, *, excess: bool = False) -> Model:
+    """The model of `problem`, with rows for memory when it has a limit.
+
+    With `excess`, the objective is how far the worst memory row is broken and nothing else; what
+    the nodes cost is left out.
+    """
     builder = _Builder()
     choices = _add_choices(builder, problem)
     for edge in problem.edges:
@@ -109,7 +122,9 @@ def build(problem: Problem) -> Model:
         priced.append(flow_priced)
         shared.append(flow_shared)
     if problem.usage_limit is not None:
-        _add_memory(builder, problem, choices, problem.usage_limit)
+        _add_memory(builder, problem, choices, problem.usage_limit, excess)
+    if excess:
+        builder.costs = [np.zeros(builder.num_columns - 1, dtype=np.int64), np.ones(1, np.int64)]
     return _finish(builder, choices, priced, shared)
 
 
@@ -217,21 +232,26 @@ def _reachable(num_states: int, tails: IntArray, heads: IntArray, start: IntArra
 
 
 def _add_memory(
-    builder: _Builder, problem: Problem, choices: Sequence[IntArray], limit: int
+    builder: _Builder, problem: Problem, choices: Sequence[IntArray], limit: int, excess: bool
 ) -> None:
     least = [int(usages.min()) for usages in problem.usages]
     spread = [int(usages.max()) - low for usages, low in zip(problem.usages, least, strict=True)]
+    binding: list[tuple[int, tuple[int, ...]]] = []
     for _, nodes in live_sets(problem):
         room = limit - sum(least[i] for i in nodes)
-        if sum(spread[i] for i in nodes) <= room:
-            continue
-        row = builder.add_rows(1, -np.inf, float(room))
+        if sum(spread[i] for i in nodes) > room:
+            binding.append((room, nodes))
+    most = max((sum(spread[i] for i in nodes) - room for room, nodes in binding), default=1)
+    excess_column = builder.add_columns(np.ones(1, dtype=np.int64)) if excess else None
+    for room, nodes in binding:
+        scale = 2.0 ** -max(spread[i] for i in nodes).bit_length()
+        row = builder.add_rows(1, -np.inf, room * scale)
         for i in nodes:
             more = problem.usages[i] - least[i]
             there = (more > 0) & (choices[i] >= 0)
-            builder.add_entries(
-                np.repeat(row, there.sum()), choices[i][there], more[there].astype(np.float64)
-            )
+            builder.add_entries(np.repeat(row, there.sum()), choices[i][there], more[there] * scale)
+        if excess_column is not None:
+            builder.add_entries(row, excess_column, -most * scale)
 
 
 def _finish(
@@ -272,27 +292,19 @@ def _finish(
 
 
 def express(model: Model, name: str = "autopar") -> pulp.LpProblem:
-    """The model in PuLP. Columns are named by index, in order, because PuLP sorts them by name.
-
-    The costs and rows are what the model says; the solver's adapter scales them.
-    """
-    integer = model.integer.tolist()
-    variables = [
-        pulp.LpVariable(
-            f"x{j:08d}",
-            0,
-            1,
-            pulp.LpInteger if integer[j] else pulp.LpContinuous,
-            _skip_v4_deprecation=True,
-        )
-        for j in range(model.num_columns)
-    ]
+    """The model in PuLP, costs times `cost_scale`. Columns are named by index, in order, because
+    PuLP sorts them by name."""
     program = pulp.LpProblem(name, pulp.LpMinimize)
-    program.objective = pulp.LpAffineExpression(zip(variables, model.cost.tolist()))
-    starts, columns, values = (
-        a.tolist() for a in (model.row_starts, model.columns, model.values)
-    )
-    limits = zip(model.row_lower.tolist(), model.row_upper.tolist())
+    variables = [
+        program.add_variable(f"x{j:08d}", 0, 1, pulp.LpInteger if integer else pulp.LpContinuous)
+        for j, integer in enumerate(model.integer.tolist())
+    ]
+    costs = (model.cost * model.cost_scale).tolist()
+    program.setObjective(pulp.LpAffineExpression(zip(variables, costs, strict=True)))
+    starts: list[int] = model.row_starts.tolist()
+    columns: list[int] = model.columns.tolist()
+    values: list[float] = model.values.tolist()
+    limits = zip(model.row_lower.tolist(), model.row_upper.tolist(), strict=True)
     for i, (lower, upper) in enumerate(limits):
         if lower == upper:
             sense, limit = pulp.LpConstraintEQ, lower
@@ -301,10 +313,7 @@ def express(model: Model, name: str = "autopar") -> pulp.LpProblem:
         else:
             sense, limit = pulp.LpConstraintLE, upper
         span = slice(starts[i], starts[i + 1])
-        terms = pulp.LpAffineExpression(
-            zip([variables[j] for j in columns[span]], values[span])
-        )
-        program._constraints[f"r{i:08d}"] = pulp.LpConstraint(terms, sense, rhs=limit)  # noqa: SLF001
-    program._variables = variables
-    program._variable_ids = {hash(v): v for v in variables}
+        terms = zip((variables[j] for j in columns[span]), values[span], strict=True)
+        row = pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, rhs=limit)
+        program.addConstraint(row, f"r{i:08d}")
     return program

@@ -1,0 +1,157 @@
+"""The bill of a plan, added up again from the plan itself.
+
+`price` states a problem over classes of nodes; this walks every node of the graph under the plan's
+decisions. The two must agree to the nanosecond, or one of them is wrong: `compile` checks that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from autopar.cost_model.liveness import peak_memory
+from autopar.cost_model.moves import move_ns, to_ns
+from autopar.cost_model.work import flops, node_s, traffic
+from autopar.dataflow import Group, groups, is_saved
+from autopar.errors import PlanMismatchError
+from autopar.graph import Graph, Node
+from autopar.layout import Layout, Move, parse_layout
+from autopar.mesh import Cluster, Mesh
+from autopar.options import Options
+from autopar.plan import CollectiveTotal, Estimates, OpTotal, Structure
+from autopar.reshard import local_bytes, step
+
+
+def account(
+    graph: Graph, cluster: Cluster, mesh: Mesh, options: Options, structure: Structure, limit: int
+) -> Estimates:
+    """Time and memory of one step on each device under `structure`, node by node.
+
+    `limit` is the device's memory limit in bytes. PlanMismatchError if the decisions do not fit
+    the graph or a tensor never reaches the state a use asks for.
+    """
+    layout = parse_layout(graph, structure)
+    all_groups = groups(graph)
+    compute = _compute_ns(layout, cluster, mesh, all_groups)
+    moves = tuple(_moves(layout, cluster, mesh, group) for group in all_groups)
+    compute_ns = sum(compute.values())
+    communication_ns = sum(ns for found in moves for _, _, _, ns in found)
+    return Estimates(
+        step_ns=compute_ns + communication_ns,
+        compute_ns=compute_ns,
+        communication_ns=communication_ns,
+        flops=round(sum(flops(graph.nodes[index], graph) for index in compute)),
+        memory=peak_memory(layout, mesh, all_groups, options),
+        memory_limit=limit,
+        collectives=_collectives(mesh, all_groups, moves),
+        ops=_op_totals(layout, mesh, all_groups, compute, moves),
+    )
+
+
+def _compute_ns(
+    layout: Layout, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group]
+) -> dict[int, int]:
+    graph, found = layout.graph, dict[int, int]()
+    cached: dict[object, int] = {}
+    for index, done in traffic(graph, all_groups).items():
+        node = graph.nodes[index]
+        kind = (node.key, done)
+        if kind not in cached:
+            choice = layout.structure.ops[node.key]
+            pair = layout.pair(node)
+            cached[kind] = to_ns(
+                node_s(graph, node, done, choice, pair, mesh.sizes, cluster.device)
+            )
+        found[index] = cached[kind]
+    return found
+
+
+def _moves(
+    layout: Layout, cluster: Cluster, mesh: Mesh, group: Group
+) -> tuple[tuple[str, int, int, int], ...]:
+    """(kind, axis, local input bytes, ns) of every step of the group's route."""
+    tensor = layout.graph.type_of(group.root)
+    atoms = layout.graph.atoms
+    route = layout.routes.get(group.key, ())
+    _check_reached(layout, group, route)
+    found: list[tuple[str, int, int, int]] = []
+    for source, target in route:
+        move = step(tensor, atoms, source, target)
+        if move is None:
+            raise PlanMismatchError(f"{group.key}: {source} -> {target} is not a single step")
+        ns = move_ns(tensor, atoms, source, target, move, mesh, cluster.device)
+        num_bytes = local_bytes(tensor, atoms, source, mesh.sizes)
+        found.append((move.kind, move.axis, num_bytes, ns))
+    return tuple(found)
+
+
+def _check_reached(layout: Layout, group: Group, route: Sequence[Move]) -> None:
+    reached = {layout.source(group)}
+    for _ in route:
+        reached |= {target for source, target in route if source in reached}
+    missing = [state for state in layout.asked(group) if state not in reached]
+    if missing:
+        raise PlanMismatchError(f"{group.key} never reaches {missing[0]}, which a use asks for")
+
+
+def _collectives(
+    mesh: Mesh,
+    all_groups: Sequence[Group],
+    moves: Sequence[tuple[tuple[str, int, int, int], ...]],
+) -> tuple[CollectiveTotal, ...]:
+    sums: dict[tuple[str, int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    for group, found in zip(all_groups, moves, strict=True):
+        for kind, axis, num_bytes, ns in found:
+            total = sums[group.phase.value, axis, kind]
+            total[0], total[1], total[2] = total[0] + 1, total[1] + num_bytes, total[2] + ns
+    return tuple(
+        CollectiveTotal(kind, mesh.axes[axis].name, phase, count, num_bytes, ns)
+        for (phase, axis, kind), (count, num_bytes, ns) in sorted(sums.items())
+    )
+
+
+def _op_totals(
+    layout: Layout,
+    mesh: Mesh,
+    all_groups: Sequence[Group],
+    compute: Mapping[int, int],
+    moves: Sequence[tuple[tuple[str, int, int, int], ...]],
+) -> dict[str, OpTotal]:
+    """Per key; a redistribution is charged to the key of the tensor's maker."""
+    graph = layout.graph
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    example: dict[str, Node] = {}
+    for index, ns in compute.items():
+        node = graph.nodes[index]
+        example.setdefault(node.key, node)
+        sums[node.key][0] += 1
+        sums[node.key][1] += ns
+    for group, found in zip(all_groups, moves, strict=True):
+        node = graph.nodes[group.root.node]
+        example.setdefault(node.key, node)
+        sums[node.key][2] += sum(ns for _, _, _, ns in found)
+        if is_saved(graph, group):
+            sums[node.key][3] += _saved_bytes(layout, mesh, group)
+    return {
+        key: OpTotal(
+            module=_pattern(example[key]),
+            op=example[key].op,
+            phase=example[key].phase.value,
+            count=count,
+            compute_ns=compute_ns,
+            communication_ns=communication_ns,
+            saved_bytes=saved,
+        )
+        for key, (count, compute_ns, communication_ns, saved) in sums.items()
+        if count or communication_ns
+    }
+
+
+def _saved_bytes(layout: Layout, mesh: Mesh, group: Group) -> int:
+    tensor = layout.graph.type_of(group.root)
+    return local_bytes(tensor, layout.graph.atoms, layout.source(group), mesh.sizes)
+
+
+def _pattern(node: Node) -> str:
+    parts = node.module.split(".")
+    return ".".join("*" if part.isdigit() else part for part in parts)

@@ -1,0 +1,133 @@
+"""Bytes live on one rank at every point of a step, by a walk over the graph.
+
+Parameters, their gradients and the optimizer's states are there all the time (gradients are: a loop
+that accumulates keeps them through the forward phase). A tensor lives from the op that makes it to
+its last use in either phase; a redistributed copy from the first use that needs it to the last; a
+kept copy of a parameter from its first forward use to its last backward use. A step between two
+states holds both.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.cost_model.memory import states_per_param
+from autopar.dataflow import Group
+from autopar.graph import Phase, Ref, Role
+from autopar.layout import Layout
+from autopar.mesh import Mesh
+from autopar.options import Options
+from autopar.plan import Memory
+from autopar.reshard import local_bytes
+from autopar.sharding import Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """`num_bytes` from position `first` to `last`, both included; `holder` says what for."""
+
+    first: int
+    last: int
+    num_bytes: int
+    holder: str
+
+
+def peak_memory(
+    layout: Layout, mesh: Mesh, all_groups: Sequence[Group], options: Options
+) -> Memory:
+    """What is held on one rank when the most is held."""
+    at_peak = _at_peak(_intervals(layout, mesh, all_groups), len(layout.graph.nodes))
+    params = optimizer = 0
+    for node in layout.graph.with_role(Role.PARAM):
+        storage = Sharding.parse(layout.structure.params[node.target].storage)
+        held = local_bytes(node.outputs[0], layout.graph.atoms, storage, mesh.sizes)
+        params += held
+        optimizer += states_per_param(options.optimizer) * held
+    return Memory(
+        params=params,
+        gradients=params,
+        optimizer=optimizer,
+        kept=at_peak["kept"],
+        saved=at_peak["saved"],
+        transient=at_peak["transient"],
+    )
+
+
+def _at_peak(intervals: Sequence[Interval], length: int) -> dict[str, int]:
+    """Bytes per holder at the position where the sum is largest (the first of several)."""
+    change = [0] * (length + 1)
+    for interval in intervals:
+        change[interval.first] += interval.num_bytes
+        change[interval.last + 1] -= interval.num_bytes
+    live, largest, peak = 0, -1, 0
+    for position in range(length):
+        live += change[position]
+        if live > largest:
+            largest, peak = live, position
+    held: dict[str, int] = defaultdict(int)
+    for interval in intervals:
+        if interval.first <= peak <= interval.last:
+            held[interval.holder] += interval.num_bytes
+    return held
+
+
+def _intervals(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> list[Interval]:
+    graph = layout.graph
+    found: list[Interval] = []
+    last_use: dict[Ref, int] = {}
+    crosses: set[Ref] = set()
+    for group in all_groups:
+        last = max(use.node for use in group.uses)
+        last_use[group.root] = max(last, last_use.get(group.root, 0))
+        if group.phase is not graph.nodes[group.root.node].phase:
+            crosses.add(group.root)
+    for group in all_groups:
+        found.extend(_copies(layout, mesh, group, last_use[group.root]))
+    for node in graph.nodes:
+        if node.view or node.role in (Role.PARAM, Role.GRAD):
+            continue
+        for output, tensor in enumerate(node.outputs):
+            ref = Ref(node.index, output)
+            state = layout.pair(node)[1][output]
+            held = local_bytes(tensor, graph.atoms, state, mesh.sizes)
+            last = last_use.get(ref, node.index)
+            holder = "saved" if ref in crosses else "transient"
+            found.append(Interval(node.index, last, held, holder))
+    return found
+
+
+def _copies(layout: Layout, mesh: Mesh, group: Group, last_use: int) -> list[Interval]:
+    """The redistributed copies of a group's tensor, which is last used at `last_use`."""
+    graph, sizes = layout.graph, mesh.sizes
+    tensor = graph.type_of(group.root)
+    source, found = layout.source(group), list[Interval]()
+    spans: dict[Sharding, tuple[int, int]] = {}
+    for use, state in zip(group.uses, layout.asked(group), strict=True):
+        first, last = spans.get(state, (use.node, use.node))
+        spans[state] = min(first, use.node), max(last, use.node)
+    kept = _kept_state(layout, group)
+    if kept is not None:
+        first = min(use.node for use in group.uses)
+        held = local_bytes(tensor, graph.atoms, kept, sizes)
+        found.append(Interval(first, last_use, held, "kept"))
+    for state, (first, last) in spans.items():
+        if state not in (source, kept):
+            held = local_bytes(tensor, graph.atoms, state, sizes)
+            found.append(Interval(first, last, held, "transient"))
+    through = {target for _, target in layout.routes.get(group.key, ())} - set(spans) - {kept}
+    first = min(use.node for use in group.uses)
+    for state in sorted(through):
+        held = local_bytes(tensor, graph.atoms, state, sizes)
+        found.append(Interval(first, first, held, "transient"))
+    return found
+
+
+def _kept_state(layout: Layout, group: Group) -> Sharding | None:
+    """What a parameter's forward group leaves for backward, if that is a copy."""
+    root = layout.graph.nodes[group.root.node]
+    if root.role is not Role.PARAM or group.phase is not Phase.FORWARD:
+        return None
+    param = layout.structure.params[root.target]
+    return None if param.kept == param.storage else Sharding.parse(param.kept)

@@ -1,0 +1,92 @@
+"""What one step of a redistribution costs on one rank: the collective, and the copies that lay its
+buffers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from autopar.cost_model.collectives import collective_s
+from autopar.graph import Atom, TensorType
+from autopar.mesh import Device, Mesh
+from autopar.reshard import Collective, is_legal, local_bytes, step
+from autopar.sharding import Placement, R, Sharding
+
+NS = 1e9
+
+
+def to_ns(seconds: float) -> int:
+    """Whole nanoseconds, rounded: prices are integers so that sums can be checked exactly."""
+    return round(seconds * NS)
+
+
+def move_ns(
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    source: Sharding,
+    target: Sharding,
+    move: Collective,
+    mesh: Mesh,
+    device: Device,
+) -> int:
+    """Nanoseconds of `move` = step(source, target) of one tensor.
+
+    Collectives work on the leading dim: a gather along another one copies its output into place, a
+    scatter its input, an exchange both. A slice copies what it keeps.
+    """
+    in_bytes = local_bytes(tensor, atoms, source, mesh.sizes)
+    out_bytes = local_bytes(tensor, atoms, target, mesh.sizes)
+    copied = 0
+    if move.kind == "slice":
+        copied = out_bytes
+    if move.kind in ("all_gather", "all_to_all") and _inner(tensor, move.source):
+        copied += out_bytes
+    if move.kind in ("reduce_scatter", "all_to_all") and _inner(tensor, move.target):
+        copied += in_bytes
+    copy_s = 2 * copied / device.memory_bytes_per_s
+    return to_ns(collective_s(move.kind, in_bytes, out_bytes, mesh.axes[move.axis]) + copy_s)
+
+
+def _inner(tensor: TensorType, placement: Placement) -> bool:
+    """Whether anything stands before the sharded part, so that its pieces are not contiguous."""
+    first = next((slot for slot, _ in tensor.slots()), None)
+    return placement.slot != first
+
+
+def closure(
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    ends: Iterable[Sharding],
+    sizes: Sequence[int],
+) -> tuple[Sharding, ...]:
+    """The states a tensor may pass through between `ends`: per axis what some end has there, or R.
+    Canonical order."""
+    per_axis: list[set[Placement]] = [{R} for _ in sizes]
+    for sharding in ends:
+        for axis, placement in enumerate(sharding):
+            per_axis[axis].add(placement)
+    ordered = (sorted(found, key=_canonical) for found in per_axis)
+    found = (Sharding(combination) for combination in product(*ordered))
+    return tuple(s for s in found if is_legal(tensor, atoms, s, sizes))
+
+
+def _canonical(placement: Placement) -> tuple[str, Placement]:
+    return {"R": "0", "S": "1", "P": "2"}[placement.kind], placement
+
+
+def arcs(
+    tensor: TensorType, atoms: Sequence[Atom], states: Sequence[Sharding]
+) -> tuple[tuple[int, int, Collective], ...]:
+    """(tail, head, step) of every single step between two of `states`, in order."""
+    number = {state: i for i, state in enumerate(states)}
+    found: list[tuple[int, int, Collective]] = []
+    for tail, source in enumerate(states):
+        for axis in range(len(source.placements)):
+            options = sorted({state[axis] for state in states}, key=_canonical)
+            for placement in options:
+                head = number.get(source.with_axis(axis, placement))
+                if head is not None and head != tail:
+                    move = step(tensor, atoms, source, states[head])
+                    if move is not None:
+                        found.append((tail, head, move))
+    return tuple(found)

@@ -1,0 +1,195 @@
+"""From a graph, a cluster and a mesh to the `Problem` whose solution is the plan.
+
+    node costs     compute time of the choice, times the nodes of the class        (`work`)
+    flows          one per class of groups: redistributions of its tensor          (`moves`)
+    usages         parameters, gradients, optimizer states, kept copies; activations saved for
+                   backward, in the sharding their op leaves them in               (`memory`)
+
+A parameter's forward flow starts from its storage and has the kept state as one more sink; its
+backward flow starts from the kept state; its gradient's flow ends in its storage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from autopar.cost_model.memory import states_per_param
+from autopar.cost_model.moves import arcs, closure, move_ns, to_ns
+from autopar.cost_model.space import NodeClass, classes
+from autopar.cost_model.work import node_s, traffic
+from autopar.dataflow import Group, groups, is_saved, requirement
+from autopar.errors import InfeasibleError
+from autopar.graph import Graph, Phase, Role
+from autopar.mesh import Cluster, Mesh
+from autopar.options import Options
+from autopar.problem import Flow, IntArray, Problem, Sink
+from autopar.reshard import local_bytes
+from autopar.sharding import Sharding
+
+
+def price(
+    graph: Graph, cluster: Cluster, mesh: Mesh, options: Options, *, usage_limit: int
+) -> Problem:
+    """The problem of laying `graph` on `mesh`. Costs in nanoseconds per step, usages in bytes per
+    device; `usage_limit` is what the usages may add up to. InfeasibleError if an op has no choice
+    at all."""
+    all_groups = groups(graph)
+    table = classes(graph, mesh, all_groups)
+    for entry in table.values():
+        if not entry.labels:
+            raise InfeasibleError(
+                f"{entry.node.op} in {entry.node.module or graph.name} can be computed on no "
+                f"sharding of mesh {mesh}"
+            )
+    number = {key: i for i, key in enumerate(table)}
+    flows = _flows(graph, cluster, mesh, all_groups, table, number)
+    return Problem(
+        name=f"{graph.name} on {mesh}",
+        keys=tuple(table),
+        labels=tuple(entry.labels for entry in table.values()),
+        costs=_compute(graph, cluster, mesh, all_groups, table),
+        usages=_usages(graph, mesh, options, all_groups, table),
+        intervals=((0, 1),) * len(table),
+        flows=flows,
+        usage_limit=usage_limit,
+    )
+
+
+def _compute(
+    graph: Graph,
+    cluster: Cluster,
+    mesh: Mesh,
+    all_groups: Sequence[Group],
+    table: Mapping[str, NodeClass],
+) -> tuple[IntArray, ...]:
+    """Compute time of every choice of every class, summed over the nodes of the class."""
+    work = traffic(graph, all_groups)
+    kinds = Counter((graph.nodes[index].key, done) for index, done in work.items())
+    costs = {key: np.zeros(len(entry.labels), np.int64) for key, entry in table.items()}
+    for (key, done), count in kinds.items():
+        entry = table[key]
+        for c, label in enumerate(entry.labels):
+            pair = (entry.inputs[c], entry.outputs[c])
+            seconds = node_s(graph, entry.node, done, label, pair, mesh.sizes, cluster.device)
+            costs[key][c] += count * to_ns(seconds)
+    return tuple(costs.values())
+
+
+def _usages(
+    graph: Graph,
+    mesh: Mesh,
+    options: Options,
+    all_groups: Sequence[Group],
+    table: Mapping[str, NodeClass],
+) -> tuple[IntArray, ...]:
+    """Bytes per device of every choice: what is there when the forward phase ends."""
+    usages = {key: np.zeros(len(entry.labels), np.int64) for key, entry in table.items()}
+    copies = 2 + states_per_param(options.optimizer)
+    for key, entry in table.items():
+        if entry.node.role is Role.PARAM:
+            tensor = entry.node.outputs[0]
+            for c, (storage, kept) in enumerate(entry.outputs):
+                held = copies * local_bytes(tensor, graph.atoms, storage, mesh.sizes)
+                if kept != storage:
+                    held += local_bytes(tensor, graph.atoms, kept, mesh.sizes)
+                usages[key][c] = entry.count * held
+    for group in all_groups:
+        if is_saved(graph, group):
+            entry = table[graph.nodes[group.root.node].key]
+            tensor = graph.type_of(group.root)
+            for c, outputs in enumerate(entry.outputs):
+                state = outputs[group.root.output]
+                usages[entry.key][c] += local_bytes(tensor, graph.atoms, state, mesh.sizes)
+    return tuple(usages.values())
+
+
+def _flows(
+    graph: Graph,
+    cluster: Cluster,
+    mesh: Mesh,
+    all_groups: Sequence[Group],
+    table: Mapping[str, NodeClass],
+    number: Mapping[str, int],
+) -> tuple[Flow, ...]:
+    counts = Counter(group.key for group in all_groups)
+    first: dict[str, Group] = {}
+    for group in all_groups:
+        first.setdefault(group.key, group)
+    return tuple(
+        _flow(graph, cluster, mesh, group, counts[key], table, number)
+        for key, group in first.items()
+    )
+
+
+def _flow(
+    graph: Graph,
+    cluster: Cluster,
+    mesh: Mesh,
+    group: Group,
+    count: int,
+    table: Mapping[str, NodeClass],
+    number: Mapping[str, int],
+) -> Flow:
+    """The flow of `count` groups alike."""
+    tensor = graph.type_of(group.root)
+    root = table[graph.nodes[group.root.node].key]
+    source = _source_states(root, group)
+    asked = _asked_states(graph, group, table)
+    ends = {*source, *(s for _, states in asked for s in states if s is not None)}
+    states = closure(tensor, graph.atoms, ends, mesh.sizes)
+    index = {state: i for i, state in enumerate(states)}
+    moves = arcs(tensor, graph.atoms, states)
+    costs = [
+        count * move_ns(tensor, graph.atoms, states[t], states[h], move, mesh, cluster.device)
+        for t, h, move in moves
+    ]
+    return Flow(
+        key=group.key,
+        source=number[root.key],
+        source_state=np.array([index[s] for s in source], np.int64),
+        sinks=tuple(
+            Sink(number[key], np.array([-1 if s is None else index[s] for s in wanted], np.int64))
+            for key, wanted in asked
+        ),
+        states=tuple(map(str, states)),
+        tails=np.array([t for t, _, _ in moves], np.int64),
+        heads=np.array([h for _, h, _ in moves], np.int64),
+        costs=np.array(costs, np.int64),
+    )
+
+
+def _source_states(root: NodeClass, group: Group) -> tuple[Sharding, ...]:
+    """The state the group's tensor starts in, per choice of its maker."""
+    if root.node.role is Role.PARAM:
+        which = 1 if group.phase is Phase.BACKWARD else 0
+        return tuple(pair[which] for pair in root.outputs)
+    return tuple(outputs[group.root.output] for outputs in root.outputs)
+
+
+def _asked_states(
+    graph: Graph, group: Group, table: Mapping[str, NodeClass]
+) -> tuple[tuple[str, tuple[Sharding | None, ...]], ...]:
+    """(key of the consumer, state it asks for per choice) of every sink of the group."""
+    asked: list[tuple[str, tuple[Sharding | None, ...]]] = []
+    for use in group.uses:
+        user = graph.nodes[use.node]
+        if user.role is Role.GRAD:
+            entry = table[graph_param_key(graph, user.target)]
+            wanted = tuple(pair[0] for pair in entry.outputs)
+        else:
+            entry = table[user.key]
+            wanted = tuple(inputs[use.arg] for inputs in entry.inputs)
+        asked.append((entry.key, tuple(requirement(graph, use, s) for s in wanted)))
+    root = graph.nodes[group.root.node]
+    if root.role is Role.PARAM and group.phase is Phase.FORWARD:
+        pairs = table[root.key].outputs
+        asked.append((root.key, tuple(None if k == s else k for s, k in pairs)))
+    return tuple(asked)
+
+
+def graph_param_key(graph: Graph, name: str) -> str:
+    """The key of the parameter called `name`."""
+    return next(n.key for n in graph.with_role(Role.PARAM) if n.target == name)

@@ -1,0 +1,169 @@
+"""The choices of every class of nodes: equal nodes (same key) take one decision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.dataflow import Group, Use, requirement
+from autopar.graph import Graph, Node, Role, TensorType
+from autopar.mesh import Mesh
+from autopar.reshard import is_legal, states, step
+from autopar.sharding import R, Sharding
+from autopar.strategy import choices, shardings
+
+SEPARATOR = "|"
+"""Between the storage and the kept sharding of a parameter's choice."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeClass:
+    """The nodes of one key, of which `node` is the first, and what they may choose.
+
+    `inputs[c]` and `outputs[c]` are the shardings under choice `c`; for a parameter `outputs[c]` is
+    (storage, kept), for an output item `inputs[c]` is what it asks for.
+    """
+
+    key: str
+    node: Node
+    count: int
+    labels: tuple[str, ...]
+    inputs: tuple[tuple[Sharding, ...], ...]
+    outputs: tuple[tuple[Sharding, ...], ...]
+
+
+def classes(graph: Graph, mesh: Mesh, groups: Sequence[Group]) -> dict[str, NodeClass]:
+    """Every class that takes a decision (no views, no gradients), in order of the first node.
+
+    A choice that asks for an input no root can be brought into is left out.
+    """
+    members: dict[str, list[Node]] = {}
+    for node in graph.nodes:
+        if not node.view and node.role is not Role.GRAD:
+            members.setdefault(node.key, []).append(node)
+    constant = _constants(graph)
+    uses: dict[str, dict[tuple[int, tuple[str, ...]], tuple[Use, TensorType]]] = {}
+    for group in groups:
+        tensor = graph.type_of(group.root)
+        for use in group.uses:
+            chain = tuple(graph.nodes[view].key for view in use.chain)
+            distinct = uses.setdefault(graph.nodes[use.node].key, {})
+            distinct.setdefault((use.arg, chain), (use, tensor))
+    found: dict[str, NodeClass] = {}
+    for key, nodes in members.items():
+        reads = tuple(uses.get(key, {}).values())
+        found[key] = _node_class(graph, mesh, nodes, reads, nodes[0].index in constant)
+    return found
+
+
+def _node_class(
+    graph: Graph,
+    mesh: Mesh,
+    nodes: Sequence[Node],
+    reads: Sequence[tuple[Use, TensorType]],
+    is_constant: bool,
+) -> NodeClass:
+    node = nodes[0]
+    replicated = Sharding.replicated(len(mesh.axes))
+    if node.role is Role.PARAM:
+        pairs = _parameter(graph, node.outputs[0], mesh)
+        labels = tuple(f"{storage}{SEPARATOR}{kept}" for storage, kept in pairs)
+        return NodeClass(node.key, node, len(nodes), labels, ((),) * len(pairs), pairs)
+    if node.role is Role.DETACHED:
+        asked = _expressible(graph, graph.type_of(node.inputs[0]), mesh)
+        labels = tuple(map(str, asked))
+        return _feasible(
+            graph,
+            mesh,
+            reads,
+            node,
+            len(nodes),
+            labels,
+            tuple((s,) for s in asked),
+            ((),) * len(asked),
+        )
+    if node.role is not Role.OP:
+        label = (str(replicated),)
+        inputs = ((replicated,) * len(node.inputs),)
+        return NodeClass(
+            node.key, node, len(nodes), label, inputs, ((replicated,) * len(node.outputs),)
+        )
+    labels = choices(node, graph.atoms, mesh.sizes)
+    if is_constant:
+        labels = labels[:1]
+    pairs = tuple(shardings(node, label) for label in labels)
+    return _feasible(
+        graph,
+        mesh,
+        reads,
+        node,
+        len(nodes),
+        labels,
+        tuple(p[0] for p in pairs),
+        tuple(p[1] for p in pairs),
+    )
+
+
+def _feasible(
+    graph: Graph,
+    mesh: Mesh,
+    reads: Sequence[tuple[Use, TensorType]],
+    node: Node,
+    count: int,
+    labels: Sequence[str],
+    inputs: Sequence[tuple[Sharding, ...]],
+    outputs: Sequence[tuple[Sharding, ...]],
+) -> NodeClass:
+    """The class with the choices whose inputs every root can be brought into."""
+
+    def reachable(asked: tuple[Sharding, ...]) -> bool:
+        for use, tensor in reads:
+            needed = requirement(graph, use, asked[use.arg])
+            if needed is None or not is_legal(tensor, graph.atoms, needed, mesh.sizes):
+                return False
+        return True
+
+    kept = [c for c, asked in enumerate(inputs) if reachable(asked)]
+    return NodeClass(
+        node.key,
+        node,
+        count,
+        tuple(labels[c] for c in kept),
+        tuple(inputs[c] for c in kept),
+        tuple(outputs[c] for c in kept),
+    )
+
+
+def _constants(graph: Graph) -> frozenset[int]:
+    """Nodes computed from nothing the step is given: positions, masks, tables. They are cheap, and
+    every rank computes them whole."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        if node.role is Role.CONSTANT or (
+            node.role is Role.OP and all(ref.node in found for ref in node.inputs)
+        ):
+            found.add(node.index)
+    return frozenset(found)
+
+
+def _expressible(graph: Graph, tensor: TensorType, mesh: Mesh) -> tuple[Sharding, ...]:
+    """The states DTensor can say: no partial sums, and only leading parts are sharded."""
+    found = states(tensor, graph.atoms, mesh.sizes, partial=False)
+    return tuple(s for s in found if all(p.kind == "R" or p.part == 0 for p in s))
+
+
+def _parameter(
+    graph: Graph, tensor: TensorType, mesh: Mesh
+) -> tuple[tuple[Sharding, Sharding], ...]:
+    """(storage, kept) pairs: a parameter is stored in any state DTensor can say, and kept for
+    backward as it is stored or gathered over some of the axes."""
+    pairs: list[tuple[Sharding, Sharding]] = []
+    for storage in _expressible(graph, tensor, mesh):
+        gathered: list[Sharding] = [storage]
+        for state in gathered:
+            for axis in range(len(mesh.axes)):
+                target = state.with_axis(axis, R)
+                if target not in gathered and step(tensor, graph.atoms, state, target):
+                    gathered.append(target)
+        pairs.extend((storage, kept) for kept in gathered)
+    return tuple(pairs)

@@ -1,0 +1,126 @@
+"""What one node does on one rank: FLOPs, bytes moved, seconds.
+
+Pointwise ops and reductions that feed one another are one kernel, as a compiler makes them: a
+fusible op reads what no fusible op of its phase made, and writes what anyone but a fusible op of
+its phase needs. Matmuls, attention and lookups read and write all of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+from autopar.cost_model.compute import op_s
+from autopar.dataflow import Group, root_of
+from autopar.graph import Graph, Node, Phase, Ref, Role
+from autopar.mesh import Device
+from autopar.reshard import local_bytes
+from autopar.sharding import Sharding
+from autopar.strategy import num_shards
+
+_CONTRACTIONS = {
+    "aten.mm.default",
+    "aten.addmm.default",
+    "aten.bmm.default",
+    "aten.baddbmm.default",
+}
+_ATTENTION = {"autopar.sdpa.default": 4.0, "autopar.sdpa_backward.default": 10.0}
+"""FLOPs per (batch, head, query, key, head dim): two matmuls forward, five backward (the scores are
+computed again), as Dao et al., "FlashAttention" (2022), count them."""
+
+_UNFUSED = _CONTRACTIONS | set(_ATTENTION) | {
+    "aten.embedding.default", "aten.embedding_dense_backward.default",
+    "aten.convolution.default", "aten.convolution_backward.default",
+}  # fmt: skip
+_EPILOGUE_FLOPS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Which tensor inputs a node reads from memory, and which outputs it writes there."""
+
+    reads: tuple[bool, ...]
+    writes: tuple[bool, ...]
+
+
+def is_fusible(node: Node) -> bool:
+    """Whether a backend makes one kernel of this op and its like neighbours."""
+    return node.role is Role.OP and node.op not in _UNFUSED
+
+
+def traffic(graph: Graph, groups: Sequence[Group]) -> Mapping[int, Traffic]:
+    """Per op that is not a view: what it reads and writes."""
+    users: dict[Ref, set[tuple[int, Phase]]] = {}
+    for group in groups:
+        phase = graph.nodes[group.root.node].phase
+        users.setdefault(group.root, set()).update((use.node, phase) for use in group.uses)
+    found: dict[int, Traffic] = {}
+    for node in graph.with_role(Role.OP):
+        if node.view:
+            continue
+        reads = tuple(_reads(graph, node, ref) for ref in node.inputs)
+        writes = tuple(
+            _writes(graph, node, {use for use, _ in users.get(Ref(node.index, o), ())})
+            for o in range(len(node.outputs))
+        )
+        found[node.index] = Traffic(reads, writes)
+    return found
+
+
+def _reads(graph: Graph, node: Node, ref: Ref) -> bool:
+    maker = graph.nodes[root_of(graph, ref)[0].node]
+    return not (is_fusible(node) and is_fusible(maker) and maker.phase is node.phase)
+
+
+def _writes(graph: Graph, node: Node, users: set[int]) -> bool:
+    if not is_fusible(node):
+        return True
+    others = (graph.nodes[index] for index in users)
+    return any(not is_fusible(user) or user.phase is not node.phase for user in others)
+
+
+def flops(node: Node, graph: Graph) -> float:
+    """Floating-point operations of the whole (unsharded) op.
+
+    A contraction does two per point of its factors (one multiplication, one addition); attention as
+    in `_ATTENTION`, half of it where the mask is causal; anything else one per output element.
+    """
+    if node.op in _CONTRACTIONS:
+        return 2.0 * prod(graph.atoms[f.atom].size for f in node.factors)
+    if node.op in _ATTENTION:
+        offset = 0 if node.op == "autopar.sdpa.default" else 1
+        query, key = (graph.type_of(node.inputs[offset + i]).shape for i in range(2))
+        causal = 0.5 if True in node.args else 1.0
+        return _ATTENTION[node.op] * causal * prod(query) * key[-2]
+    return _EPILOGUE_FLOPS * sum(prod(tensor.shape) for tensor in node.outputs)
+
+
+def node_s(
+    graph: Graph,
+    node: Node,
+    work: Traffic,
+    choice: str,
+    shardings: tuple[tuple[Sharding, ...], tuple[Sharding, ...]],
+    sizes: Sequence[int],
+    device: Device,
+) -> float:
+    """Seconds of `node` on one rank under `choice`, whose input and output `shardings` are given.
+    A fusible op that touches no memory of its own is part of another kernel and costs nothing."""
+    moved = sum(
+        local_bytes(tensor, graph.atoms, sharding, sizes)
+        for touched, tensor, sharding in zip(
+            (*work.reads, *work.writes),
+            (*graph.input_types(node), *node.outputs),
+            (*shardings[0], *shardings[1]),
+            strict=True,
+        )
+        if touched
+    )
+    if is_fusible(node):
+        if not moved:
+            return 0.0
+        launch_s = device.launch_s if any(work.writes) else 0.0
+        return op_s(0.0, moved, "float32", device) - device.launch_s + launch_s
+    dtype = graph.type_of(node.inputs[0]).dtype if node.inputs else "float32"
+    return op_s(flops(node, graph) / num_shards(node, choice, sizes), moved, dtype, device)

@@ -1,0 +1,85 @@
+"""A plan's decisions, parsed against the graph they are for: the state of every tensor at every use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from autopar.dataflow import Group, requirement
+from autopar.errors import PlanMismatchError
+from autopar.graph import Graph, Node, Phase, Role
+from autopar.plan import Structure
+from autopar.sharding import Sharding
+from autopar.strategy import shardings
+
+
+Pair = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
+"""The shardings of a node's inputs and of its outputs."""
+
+
+class Move(NamedTuple):
+    """One step of a group's route."""
+
+    source: Sharding
+    target: Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A plan's decisions, parsed: the sharding of every tensor at every use."""
+
+    graph: Graph
+    num_axes: int
+    structure: Structure
+    routes: Mapping[str, tuple[Move, ...]]
+    _pairs: dict[str, Pair] = field(default_factory=dict[str, Pair])
+
+    def pair(self, node: Node) -> Pair:
+        """(inputs, outputs) of a node that is neither a view nor a gradient."""
+        if node.key not in self._pairs:
+            self._pairs[node.key] = self._find(node)
+        return self._pairs[node.key]
+
+    def _find(self, node: Node) -> Pair:
+        if node.role is Role.OP:
+            choice = self.structure.ops.get(node.key)
+            if choice is None:
+                raise PlanMismatchError(f"the plan has no decision for {node.key} ({node.op})")
+            return shardings(node, choice)
+        if node.role is Role.DETACHED:
+            return (Sharding.parse(self.structure.outputs[node.key]),), ()
+        whole = Sharding.replicated(self.num_axes)
+        return (whole,) * len(node.inputs), (whole,) * len(node.outputs)
+
+    def source(self, group: Group) -> Sharding:
+        """The state the group's tensor starts in."""
+        root = self.graph.nodes[group.root.node]
+        if root.role is Role.PARAM:
+            param = self.structure.params[root.target]
+            return Sharding.parse(param.kept if group.phase is Phase.BACKWARD else param.storage)
+        return self.pair(root)[1][group.root.output]
+
+    def asked(self, group: Group) -> tuple[Sharding, ...]:
+        """The states the group's uses ask its tensor to be in, one per use."""
+        found: list[Sharding] = []
+        for use in group.uses:
+            user = self.graph.nodes[use.node]
+            if user.role is Role.GRAD:
+                wanted = Sharding.parse(self.structure.params[user.target].storage)
+            else:
+                wanted = self.pair(user)[0][use.arg]
+            state = requirement(self.graph, use, wanted)
+            if state is None:
+                raise PlanMismatchError(f"{user.key}: no sharding of {group.key} gives {wanted}")
+            found.append(state)
+        return tuple(found)
+
+
+def parse_layout(graph: Graph, structure: Structure) -> Layout:
+    """The decisions of `structure` for `graph`."""
+    routes = {
+        key: tuple(Move(*map(Sharding.parse, text.split(" -> "))) for text in steps)
+        for key, steps in structure.routes.items()
+    }
+    return Layout(graph, len(structure.mesh), structure, routes)

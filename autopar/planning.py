@@ -1,0 +1,78 @@
+"""From a solution to the decisions of a plan: every label and arc under its canonical name."""
+
+from __future__ import annotations
+
+from autopar.graph import Graph, Role
+from autopar.mesh import Cluster, Mesh
+from autopar.options import Options
+from autopar.plan import MeshAxis, Param, Structure
+from autopar.problem import Problem, Solution
+from autopar.units import format_bytes
+
+
+def make_structure(
+    graph: Graph,
+    cluster: Cluster,
+    mesh: Mesh,
+    options: Options,
+    problem: Problem,
+    solution: Solution,
+    *,
+    fingerprint: str,
+) -> Structure:
+    """The decisions of `solution`, which must have a choice for every node of `problem`."""
+    chosen = {
+        key: labels[c]
+        for key, labels, c in zip(problem.keys, problem.labels, solution.choice, strict=True)
+    }
+    roles = {node.key: node.role for node in graph.nodes}
+    params: dict[str, Param] = {}
+    for node in graph.with_role(Role.PARAM):
+        storage, _, kept = chosen[node.key].partition("|")
+        tensor = node.outputs[0]
+        params[node.target] = Param(tensor.shape, tensor.dtype, storage, kept)
+    return Structure(
+        model=graph.name,
+        fingerprint=fingerprint,
+        cluster=cluster.name,
+        mesh=tuple(MeshAxis(axis.name, axis.size) for axis in mesh.axes),
+        optimizer=options.optimizer,
+        inputs=tuple(
+            f"{node.target}: {node.outputs[0].dtype}{list(node.outputs[0].shape)}"
+            for node in graph.with_role(Role.INPUT)
+        ),
+        params=params,
+        ops={key: label for key, label in chosen.items() if roles[key] is Role.OP},
+        outputs={key: label for key, label in chosen.items() if roles[key] is Role.DETACHED},
+        routes=_routes(problem, solution),
+        replicated_unknown_ops=tuple(
+            sorted({n.op for n in graph.with_role(Role.OP) if not n.has_rule})
+        ),
+    )
+
+
+def _routes(problem: Problem, solution: Solution) -> dict[str, tuple[str, ...]]:
+    """Per flow that moves anything, its arcs as "[R, P] -> [R, S(0)]"."""
+    routes: dict[str, tuple[str, ...]] = {}
+    for flow, used in zip(problem.flows, solution.arcs, strict=True):
+        if used:
+            routes[flow.key] = tuple(
+                f"{flow.states[flow.tails[a]]} -> {flow.states[flow.heads[a]]}" for a in used
+            )
+    return routes
+
+
+def describe_conflict(solution: Solution, reserved_bytes: int) -> str:
+    """What is missing, and what holds it, for an infeasible solution with a memory conflict.
+    `reserved_bytes` of the limit are set aside for temporaries."""
+    conflict = solution.conflict
+    if conflict is None:
+        return "no combination of choices fits together"
+    missing = format_bytes(conflict.needed - conflict.limit)
+    holders = ", ".join(f"{key} {format_bytes(size)}" for key, size in conflict.largest[:5])
+    reserve = f" besides {format_bytes(reserved_bytes)} for temporaries" if reserved_bytes else ""
+    return (
+        f"the leanest plan needs {format_bytes(conflict.needed)} per device{reserve} where the "
+        f"memory limit leaves {format_bytes(conflict.limit)}: {missing} is missing. Most is held "
+        f"by {holders}. Raise --memory-limit, use more devices, or lower the batch"
+    )

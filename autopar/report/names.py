@@ -1,0 +1,53 @@
+"""Names as people read them: repeated blocks folded into a pattern, nothing that a terminal obeys."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+MAX_NAME = 160
+
+_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+
+
+def clean(name: str) -> str:
+    """`name` with control, format and unassigned characters written as escapes (`\\x1b`), and cut
+    to `MAX_NAME` characters: names come from files that others made."""
+    cut = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
+    if cut.isascii() and cut.isprintable():
+        return cut
+    return "".join(_escape(c) if unicodedata.category(c) in _UNSAFE else c for c in cut)
+
+
+def _escape(character: str) -> str:
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+def pattern(name: str) -> str:
+    """`name` with each part that is a number replaced by a star: `layers.*.mlp.weight`."""
+    return ".".join("*" if _is_number(part) else part for part in name.split("."))
+
+
+def numbered(names: Iterable[str]) -> str:
+    """Names of one pattern as one name: `layers.{0,2-31}.mlp.weight`. A number that is the same in
+    all of them stays; where several vary, each is a star."""
+    split = [name.split(".") for name in names]
+    varying = [k for k, column in enumerate(zip(*split, strict=True)) if len(set(column)) > 1]
+    parts = list(split[0])
+    for k in varying:
+        parts[k] = "*" if len(varying) > 1 else f"{{{_ranges(int(row[k]) for row in split)}}}"
+    return ".".join(parts)
+
+
+def _is_number(part: str) -> bool:
+    return part.isascii() and part.isdigit() and len(part) < 10
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    runs: list[tuple[int, int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], number)
+        else:
+            runs.append((number, number))
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

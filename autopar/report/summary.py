@@ -1,0 +1,224 @@
+"""What a person wants to know of a plan, gathered from its parts: the content of every report.
+
+Figures are per device and per training step. Rows are ordered by what they cost, then by name, so
+that the same plan always gives the same page.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
+
+from autopar.graph import Phase, itemsize
+from autopar.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Param, Plan
+from autopar.report.names import numbered, pattern
+from autopar.sharding import Sharding
+from autopar.units import format_bytes
+
+REPLICATED = "replicated"
+WHOLE_MODEL = "(model)"
+LARGE_SHARE = 0.01
+"""Replicated parameters that take this share of the memory limit are worth a warning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Modules of one pattern: `count` of them, times of all together, bytes saved for backward.
+    `parts` are the children of a repeated block."""
+
+    module: str
+    count: int
+    forward_ns: int
+    backward_ns: int
+    communication_ns: int
+    saved_bytes: int
+    parts: tuple[Block, ...] = ()
+
+    @property
+    def total_ns(self) -> int:
+        return self.forward_ns + self.backward_ns + self.communication_ns
+
+
+@dataclass(frozen=True, slots=True)
+class ParamGroup:
+    """Parameters of one pattern that lie alike. `total_bytes` is what all of them take in the whole
+    model, `local_bytes` what their stored shards take on a device."""
+
+    name: str
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+    storage: str
+    kept: str
+    total_bytes: int
+    local_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The content of the page. `gap` is a fraction; `warnings` are sentences."""
+
+    model: str
+    cluster: str
+    mesh: tuple[MeshAxis, ...]
+    world_size: int
+    optimizer: str
+    inputs: tuple[str, ...]
+    step_ns: int
+    compute_ns: int
+    communication_ns: int
+    flops: int
+    status: str
+    objective_ns: int
+    bound_ns: int
+    gap: float
+    memory: Memory
+    memory_bytes: int
+    memory_limit_bytes: int
+    blocks: tuple[Block, ...]
+    collectives: tuple[CollectiveTotal, ...]
+    params: tuple[ParamGroup, ...]
+    warnings: tuple[str, ...]
+    digest: str
+    made_by: str
+
+
+def summarize(plan: Plan) -> Summary:
+    """The summary of a plan."""
+    structure, estimates, provenance = plan.structure, plan.estimates, plan.provenance
+    params = param_groups(structure.params, structure.mesh)
+    return Summary(
+        model=structure.model,
+        cluster=structure.cluster,
+        mesh=structure.mesh,
+        world_size=plan.world_size,
+        optimizer=structure.optimizer,
+        inputs=structure.inputs,
+        step_ns=estimates.step_ns,
+        compute_ns=estimates.compute_ns,
+        communication_ns=estimates.communication_ns,
+        flops=estimates.flops,
+        status=provenance.status,
+        objective_ns=provenance.objective_ns,
+        bound_ns=provenance.bound_ns,
+        gap=provenance.gap_ppm / 1e6,
+        memory=estimates.memory,
+        memory_bytes=estimates.memory.total,
+        memory_limit_bytes=estimates.memory_limit,
+        blocks=blocks(tuple(estimates.ops.values())),
+        collectives=tuple(
+            sorted(estimates.collectives, key=lambda c: (-c.time_ns, c.axis, c.kind, c.phase))
+        ),
+        params=params,
+        warnings=_warnings(plan, params),
+        digest=plan.digest,
+        made_by=f"autopar {provenance.autopar}, torch {provenance.torch}, {provenance.solver}",
+    )
+
+
+def blocks(ops: Sequence[OpTotal]) -> tuple[Block, ...]:
+    """Ops by module. A repeated module (`layers.*`) is one row, with its children as parts; any
+    other module stands for itself."""
+    rows: dict[str, dict[str, list[OpTotal]]] = {}
+    for op in ops:
+        row, part = _row_and_part(op.module)
+        rows.setdefault(row, {}).setdefault(part, []).append(op)
+    return _costliest_first(
+        _block(row, [op for some in members.values() for op in some], members)
+        for row, members in rows.items()
+    )
+
+
+def _row_and_part(module: str) -> tuple[str, str]:
+    """(row, part) that the ops of a module count to; the part is empty for a row's own ops."""
+    names = pattern(module).split(".")
+    if "*" not in names:
+        return module or WHOLE_MODEL, ""
+    end = names.index("*") + 1
+    return ".".join(names[:end]), "".join(names[end : end + 1])
+
+
+def _block(module: str, ops: Sequence[OpTotal], parts: Mapping[str, Sequence[OpTotal]]) -> Block:
+    forward = sum(op.compute_ns for op in ops if op.phase == Phase.FORWARD)
+    return Block(
+        module=module,
+        count=max(op.count for op in ops),
+        forward_ns=forward,
+        backward_ns=sum(op.compute_ns for op in ops) - forward,
+        communication_ns=sum(op.communication_ns for op in ops),
+        saved_bytes=sum(op.saved_bytes for op in ops),
+        parts=_costliest_first(_block(name, some, {}) for name, some in parts.items() if name),
+    )
+
+
+def _costliest_first(rows: Iterable[Block]) -> tuple[Block, ...]:
+    return tuple(sorted(rows, key=lambda block: (-block.total_ns, block.module)))
+
+
+def param_groups(params: Mapping[str, Param], mesh: Sequence[MeshAxis]) -> tuple[ParamGroup, ...]:
+    """Parameters by pattern, shape, dtype, storage and what is kept; the largest first."""
+    groups: dict[tuple[str, Param], list[str]] = {}
+    for name, param in params.items():
+        groups.setdefault((pattern(name), param), []).append(name)
+    uses = Counter(shared for shared, _ in groups)
+    found = [
+        _param_group(shared if uses[shared] == 1 else numbered(names), names, param, mesh)
+        for (shared, param), names in groups.items()
+    ]
+    return tuple(sorted(found, key=lambda group: (-group.total_bytes, group.name)))
+
+
+def _param_group(
+    name: str, names: Sequence[str], param: Param, mesh: Sequence[MeshAxis]
+) -> ParamGroup:
+    storage = Sharding.parse(param.storage)
+    shape = tuple(
+        ceil(size / prod(axis.size for axis, p in zip(mesh, storage) if p.dim == dim))
+        for dim, size in enumerate(param.shape)
+    )
+    return ParamGroup(
+        name=name if len(names) > 1 else names[0],
+        count=len(names),
+        shape=param.shape,
+        dtype=param.dtype,
+        storage=on_axes(storage, mesh),
+        kept=on_axes(Sharding.parse(param.kept), mesh),
+        total_bytes=len(names) * prod(param.shape) * itemsize(param.dtype),
+        local_bytes=len(names) * prod(shape) * itemsize(param.dtype),
+    )
+
+
+def on_axes(sharding: Sharding, mesh: Sequence[MeshAxis]) -> str:
+    """`[S(1) on tp, S(0) on dp]`: what is not replicated, the fastest axis first (the order in
+    which axes cut a parameter), or `replicated`."""
+    placed = [
+        f"{placement} on {axis.name}"
+        for placement, axis in zip(sharding, mesh, strict=True)
+        if placement.kind != "R"
+    ]
+    return f"[{', '.join(reversed(placed))}]" if placed else REPLICATED
+
+
+def _warnings(plan: Plan, params: Sequence[ParamGroup]) -> tuple[str, ...]:
+    found: list[str] = []
+    unknown = plan.structure.replicated_unknown_ops
+    if unknown:
+        found.append(
+            f"{', '.join(unknown)}: no sharding rule, so every device computes all of it; "
+            "a line in autopar/rules.py describes an op"
+        )
+    whole = [group for group in params if group.storage == REPLICATED]
+    whole_bytes = sum(group.local_bytes for group in whole)
+    if plan.world_size > 1 and whole_bytes >= LARGE_SHARE * plan.estimates.memory_limit > 0:
+        found.append(
+            f"every device holds {format_bytes(whole_bytes)} of parameters whole, "
+            f"{whole[0].name} the largest ({format_bytes(whole[0].local_bytes)})"
+        )
+    if plan.provenance.gap_ppm:
+        found.append(
+            f"not proven optimal: a plan up to {plan.provenance.gap_ppm / 1e4:.3g} % faster may "
+            "exist; a longer --time-limit may find it"
+        )
+    return tuple(found)

@@ -1,0 +1,145 @@
+"""The search: price and solve on every mesh worth trying, and keep the best plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from autopar.cost_model.account import account
+from autopar.cost_model.price import price
+from autopar.errors import InfeasibleError, SolverError
+from autopar.graph import Graph
+from autopar.mesh import Cluster, Mesh
+from autopar.meshes import candidate_meshes, parse_mesh
+from autopar.options import Options
+from autopar.plan import SCHEMA_VERSION, Estimates, Plan, Provenance, Structure
+from autopar.planning import describe_conflict, make_structure
+from autopar.problem import Solution, Status
+from autopar.solver import solve
+from autopar.units import format_seconds
+from autopar.version import __version__
+
+MAX_TIGHTENINGS = 8
+"""How often a solve is repeated because temporaries, which the problem does not count, pushed the
+peak over the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The best plan found on one mesh."""
+
+    mesh: Mesh
+    structure: Structure
+    estimates: Estimates
+    solution: Solution
+
+
+def search(
+    graph: Graph,
+    cluster: Cluster,
+    options: Options,
+    *,
+    fingerprint: str,
+    torch_version: str,
+    progress: Callable[[str], None],
+) -> Plan:
+    """The plan with the shortest predicted step over all meshes that `options` admit.
+
+    InfeasibleError, saying what is missing on the mesh that came closest, if no mesh has a plan
+    within the memory limit.
+    """
+    meshes = _meshes(cluster, options)
+    best: Candidate | None = None
+    failures: list[InfeasibleError] = []
+    for mesh in meshes:
+        progress(f"solving for mesh {mesh or 'of one device'}")
+        try:
+            found = solve_mesh(graph, cluster, mesh, options, fingerprint, progress)
+        except InfeasibleError as error:
+            failures.append(error)
+            continue
+        if best is None or found.solution.objective < best.solution.objective:
+            best = found
+    if best is None:
+        raise failures[0]
+    return _plan(best, meshes, torch_version)
+
+
+def _meshes(cluster: Cluster, options: Options) -> Sequence[Mesh]:
+    if options.mesh != "auto":
+        return (parse_mesh(options.mesh, cluster),)
+    return candidate_meshes(cluster, options.max_axes)
+
+
+def solve_mesh(
+    graph: Graph,
+    cluster: Cluster,
+    mesh: Mesh,
+    options: Options,
+    fingerprint: str,
+    progress: Callable[[str], None],
+) -> Candidate:
+    """The best plan on `mesh` whose peak, temporaries included, is within the memory limit.
+
+    The problem counts what is held when the forward phase ends. Temporaries on top of it are known
+    only once the plan is: where they break the limit, the problem's is lowered by as much and
+    solved again.
+    """
+    limit = options.memory_limit_bytes or cluster.device.memory_bytes
+    allowance = limit
+    for _ in range(MAX_TIGHTENINGS):
+        problem = price(graph, cluster, mesh, options, usage_limit=allowance)
+        solution = solve(problem, time_limit_s=options.time_limit_s, progress=progress)
+        if solution.status is Status.INFEASIBLE:
+            raise InfeasibleError(
+                f"mesh {mesh or 'of one device'}: {describe_conflict(solution, limit - allowance)}"
+            )
+        if solution.status is Status.LIMIT:
+            raise SolverError(f"mesh {mesh}: no plan was found in time; raise the time limit")
+        structure = make_structure(
+            graph, cluster, mesh, options, problem, solution, fingerprint=fingerprint
+        )
+        estimates = account(graph, cluster, mesh, options, structure, limit)
+        if estimates.step_ns != solution.objective:
+            raise SolverError(
+                f"mesh {mesh}: the plan costs {estimates.step_ns} ns by its own bill and "
+                f"{solution.objective} ns by the solver's; this is a defect of autopar"
+            )
+        excess = estimates.memory.total - limit
+        if excess <= 0:
+            return Candidate(mesh, structure, estimates, solution)
+        progress(f"{mesh}: temporaries exceed the memory limit; solving again with less")
+        allowance -= excess
+    raise InfeasibleError(
+        f"mesh {mesh}: plans that hold less between forward and backward still peak over the "
+        f"memory limit, by {excess} bytes; raise the limit, or lower the batch"
+    )
+
+
+def _plan(best: Candidate, meshes: Sequence[Mesh], torch_version: str) -> Plan:
+    solution = best.solution
+    return Plan(
+        schema=SCHEMA_VERSION,
+        structure=best.structure,
+        estimates=best.estimates,
+        provenance=Provenance(
+            autopar=__version__,
+            torch=torch_version,
+            solver=solution.solver,
+            status=solution.status.value,
+            objective_ns=solution.objective,
+            bound_ns=solution.bound,
+            gap_ppm=round(solution.gap * 1e6),
+            meshes_tried=tuple(str(mesh) for mesh in meshes),
+            statistics={key: str(value) for key, value in sorted(solution.statistics.items())},
+        ),
+    )
+
+
+def summary(plan: Plan) -> str:
+    """One line on what was found."""
+    estimates = plan.estimates
+    return (
+        f"step {format_seconds(estimates.step_ns / 1e9)}, of which communication "
+        f"{format_seconds(estimates.communication_ns / 1e9)}; {plan.provenance.status}"
+    )

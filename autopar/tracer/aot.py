@@ -1,0 +1,94 @@
+"""The tracer's one door to private torch APIs.
+
+Everything else in this package imports them from here; `tests/tracer/test_aot.py` holds the
+signatures relied on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+import torch.compiler
+from torch import fx, nn
+from torch._functorch._aot_autograd.descriptors import (
+    AOTInput,
+    AOTOutput,
+    BufferAOTInput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch.fx.traceback import annotate, preserve_node_meta
+from torch.utils._pytree import (
+    TreeSpec,
+    register_pytree_node,
+    tree_flatten,
+    tree_map,
+    tree_unflatten,
+)
+
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
+
+__all__ = [
+    "DATA_DEPENDENT",
+    "AOTInput",
+    "AOTOutput",
+    "BufferAOTInput",
+    "FakeTensor",
+    "FakeTensorMode",
+    "GradAOTOutput",
+    "InputMutationAOTOutput",
+    "ParamAOTInput",
+    "PlainAOTInput",
+    "PlainAOTOutput",
+    "TangentAOTInput",
+    "TreeSpec",
+    "UnsupportedFakeTensorException",
+    "annotate",
+    "compiling",
+    "joint_graph",
+    "register_pytree_node",
+    "tree_flatten",
+    "tree_map",
+    "tree_unflatten",
+]
+
+
+@contextmanager
+def compiling() -> Generator[None, None, None]:
+    """What `torch.compiler.is_compiling` answers is yes, as under `torch.export`: models then leave
+    out the branches that look at data."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def joint_graph(
+    module: nn.Module, args: tuple[torch.Tensor, ...], fake_mode: FakeTensorMode
+) -> fx.GraphModule:
+    """The joint forward and backward ATen graph of `module(*args)`, whose parameters, buffers and
+    arguments are fake; forward only where nothing requires grad. Flat inputs and outputs, each
+    with its descriptor: `node.meta["desc"]`, one for a placeholder, a list for the output node."""
+    with ExitStack() as stack, fake_mode, compiling(), preserve_node_meta():
+        joint = aot_export_joint_with_descriptors(stack, module, args)
+        gm = joint.graph_module
+    gm.graph.set_codegen(fx.graph.CodeGen())
+    gm.recompile()
+    return gm
