@@ -14,6 +14,10 @@ class TraceError(AutoparError):
     """The model could not be captured as a graph."""
 
 
+class TargetError(AutoparError):
+    """The function that a command names cannot be loaded, or does not return (model, inputs)."""
+
+
 class ClusterError(AutoparError):
     """A cluster, mesh, device or profile description is not valid."""
 

@@ -72,11 +72,24 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a mesh, and the slowest link its collectives cross."""
+    """One axis of a mesh, and the slowest link its collectives cross.
+
+    `shared` is how many ranks of one group sit side by side below that link: a ring enters and
+    leaves them through all their adapters at once, at most as fast as `inner`, the link that joins
+    them. An axis over 8 nodes of 8 devices has 8; one with a single rank per node has 1.
+    """
 
     name: str
     size: int
     link: Link
+    shared: int = 1
+    inner: Link | None = None
+
+    @property
+    def ring_bytes_per_s(self) -> float:
+        """What one device sends, and receives, in a ring over the axis."""
+        together = self.link.bytes_per_s * self.shared
+        return together if self.inner is None else min(together, self.inner.bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)

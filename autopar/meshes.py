@@ -51,7 +51,7 @@ def candidate_meshes(cluster: Cluster, max_axes: int = 2) -> tuple[Mesh, ...]:
         raise ClusterError(f"a mesh search takes 1 to {len(_NAMES) - 1} axes, not {max_axes}")
     if cluster.num_devices == 1:
         return (Mesh(()),)
-    found: dict[tuple[tuple[int, float, float, str], ...], Mesh] = {}
+    found: dict[tuple[tuple[int, float, float, float, str], ...], Mesh] = {}
     for num_axes in range(1, max_axes + 1):
         for sizes in _factorizations(cluster.num_devices, num_axes):
             mesh = _lay(_NAMES[num_axes], sizes, cluster)
@@ -64,28 +64,33 @@ def _lay(names: tuple[str, ...], sizes: tuple[int, ...], cluster: Cluster) -> Me
     axes: list[Axis] = []
     for k, (name, size) in enumerate(zip(names, sizes, strict=True)):
         if size > 1:
-            axes.append(Axis(name, size, _slowest_link(prod(sizes[k + 1 :]), size, cluster)))
+            axes.append(_axis(name, size, prod(sizes[k + 1 :]), cluster))
     return Mesh(tuple(axes))
 
 
-def _slowest_link(stride: int, size: int, cluster: Cluster) -> Link:
-    """The slowest link that ranks first, first + stride, ... (`size` of them) cross for some first.
+def _axis(name: str, size: int, stride: int, cluster: Cluster) -> Axis:
+    """The axis whose groups are ranks first, first + stride, ..., `size` of them, for some first.
 
     A group of the axis lies in an aligned range of stride * size ranks. Blocks of `block` ranks
     below a level hold all groups whole exactly if that range divides them; a stride that is a
     multiple of the level's whole extent moves outside it only.
     """
-    crossed: list[Link] = []
+    crossed: list[tuple[Link, int]] = []
     block = cluster.num_devices
     for level in cluster.levels:
         extent, block = block, block // level.size
         if level.size > 1 and block % (stride * size) and stride % extent:
-            crossed.append(level.link)
-    return min(crossed, key=lambda link: (link.bytes_per_s, -link.latency_s))
+            crossed.append((level.link, max(1, block // stride)))
+    slowest = min(crossed, key=lambda found: (found[0].bytes_per_s, -found[0].latency_s))
+    link, shared = slowest
+    below = [other for other, _ in crossed[crossed.index(slowest) + 1 :]]
+    inner = min(below, key=lambda link: link.bytes_per_s) if below else None
+    return Axis(name, size, link, shared if inner else 1, inner)
 
 
-def _signature(axis: Axis) -> tuple[int, float, float, str]:
-    return axis.size, axis.link.bytes_per_s, axis.link.latency_s, axis.link.name
+def _signature(axis: Axis) -> tuple[int, float, float, float, str]:
+    link = axis.link
+    return axis.size, link.bytes_per_s, axis.ring_bytes_per_s, link.latency_s, link.name
 
 
 def _factorizations(n: int, num_factors: int) -> Iterator[tuple[int, ...]]:

@@ -1,37 +1,43 @@
 """The plan: every decision, what it is predicted to cost, and how good it is proven to be.
 
-A plan is a value. As a file it is canonical JSON in three parts: `structure` (the decisions, exact),
-`estimates` (integers, nanoseconds and bytes), `provenance` (versions and solver statistics, never
-compared). A file is valid only if it is byte for byte the encoding of what it decodes to.
+A plan is a value. As a file it is canonical JSON in three parts: `structure` (the decisions,
+exact), `estimates` (integers, nanoseconds and bytes), `provenance` (versions and solver statistics,
+never compared). A file is valid only if it is byte for byte the encoding of what it decodes to.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
-from pathlib import Path
+from math import prod
+from typing import Annotated
 
 import msgspec
 
+from autopar.canonical import Format
 from autopar.errors import PlanError
+from autopar.graph import itemsize
+from autopar.sharding import Sharding
 
 SCHEMA_VERSION = 1
-MAX_FILE_BYTES = 64 << 20
+MAX_TENSOR_BYTES = 2**60
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+"""A whole number of bytes, nanoseconds or things."""
 
 
 class MeshAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One axis of the mesh, slowest first."""
 
     name: str
-    size: int
+    size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
 class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a parameter lies (`storage`) and what is kept of it from forward to backward (`kept`,
     equal to `storage` when it is gathered again)."""
 
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str
     storage: str
     kept: str
@@ -59,12 +65,12 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes per device at the peak, by holder. `transient` is everything that is live at the peak
     and none of the others."""
 
-    params: int
-    gradients: int
-    optimizer: int
-    kept: int
-    saved: int
-    transient: int
+    params: Count
+    gradients: Count
+    optimizer: Count
+    kept: Count
+    saved: Count
+    transient: Count
 
     @property
     def total(self) -> int:
@@ -79,9 +85,9 @@ class CollectiveTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str
     axis: str
     phase: str
-    count: int
-    num_bytes: int
-    time_ns: int
+    count: Count
+    num_bytes: Count
+    time_ns: Count
 
 
 class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,21 +96,21 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     module: str
     op: str
     phase: str
-    count: int
-    compute_ns: int
-    communication_ns: int
-    saved_bytes: int
+    count: Count
+    compute_ns: Count
+    communication_ns: Count
+    saved_bytes: Count
 
 
 class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a step is predicted to take on each device."""
 
-    step_ns: int
-    compute_ns: int
-    communication_ns: int
-    flops: int
+    step_ns: Count
+    compute_ns: Count
+    communication_ns: Count
+    flops: Count
     memory: Memory
-    memory_limit: int
+    memory_limit: Count
     collectives: tuple[CollectiveTotal, ...]
     ops: dict[str, OpTotal]
 
@@ -116,9 +122,9 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     torch: str
     solver: str
     status: str
-    objective_ns: int
-    bound_ns: int
-    gap_ppm: int
+    objective_ns: Count
+    bound_ns: Count
+    gap_ppm: Count
     meshes_tried: tuple[str, ...] = ()
     statistics: dict[str, str] = {}
 
@@ -133,53 +139,41 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: sorted keys, two-space indent, a final newline."""
-        raw = msgspec.json.encode(self, order="sorted")
-        return msgspec.json.format(raw, indent=2) + b"\n"
+        return _FORMAT.encode(self)
 
     @staticmethod
     def from_bytes(data: bytes, source: str = "plan") -> Plan:
         """The inverse of `to_bytes`; PlanError, naming the place, on anything else."""
-        if len(data) > MAX_FILE_BYTES:
-            raise PlanError(f"{source}: {len(data)} bytes; a plan has at most {MAX_FILE_BYTES}")
-        try:
-            plan = msgspec.json.decode(data, type=Plan)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise PlanError(f"{source}: not a plan: {error}") from None
-        if plan.schema != SCHEMA_VERSION:
-            raise PlanError(
-                f"{source}: schema version {plan.schema}, this autopar reads {SCHEMA_VERSION}; "
-                "plan again with this version"
-            )
-        if plan.to_bytes() != data:
-            raise PlanError(
-                f"{source}: not in canonical form (edited by hand, or damaged); plan again, "
-                "or load and save it with the autopar that made it"
-            )
-        return plan
+        return _FORMAT.decode(data, source)
+
+    def check(self) -> None:
+        """ValueError, naming the place, if the parts do not make sense together: mesh axes,
+        parameters' shapes and dtypes, shardings."""
+        names = [axis.name for axis in self.structure.mesh]
+        if len(set(names)) != len(names) or len(names) > 8:
+            raise ValueError(f"mesh axes {names}: names must differ, and there are at most 8")
+        for name, param in self.structure.params.items():
+            try:
+                num_bytes = prod(param.shape) * itemsize(param.dtype)
+            except KeyError:
+                raise ValueError(f"parameter {name}: unknown dtype {param.dtype!r}") from None
+            if num_bytes > MAX_TENSOR_BYTES:
+                raise ValueError(f"parameter {name}: shape {list(param.shape)} is not plausible")
+            for sharding in map(Sharding.parse, (param.storage, param.kept)):
+                if len(sharding.placements) != len(names) or sharding.has_partial:
+                    raise ValueError(f"parameter {name}: {sharding} on {len(names)} mesh axes")
+                if any(p.dim >= len(param.shape) for p in sharding):
+                    raise ValueError(f"parameter {name}: {sharding}, shape {list(param.shape)}")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file atomically: whoever reads finds the old plan or the new one."""
-        target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent or ".", prefix=f".{target.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(self.to_bytes())
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        """Write the file atomically: whoever reads finds the old plan or the new one. PlanError if
+        it cannot be written."""
+        _FORMAT.save(self, path)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Plan:
         """The plan in a file; PlanError if it is missing, damaged or of another version."""
-        try:
-            with open(path, "rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1)
-        except OSError as error:
-            raise PlanError(f"cannot read plan {os.fspath(path)}: {error.strerror}") from None
-        return Plan.from_bytes(data, os.fspath(path))
+        return _FORMAT.load(path)
 
     @property
     def digest(self) -> str:
@@ -193,3 +187,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for axis in self.structure.mesh:
             size *= axis.size
         return size
+
+
+_FORMAT = Format(Plan, "plan", "plan again", SCHEMA_VERSION, PlanError)

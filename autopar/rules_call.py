@@ -123,7 +123,7 @@ def place(call: Call, *pairs: tuple[Arg, Sequence[Dim]]) -> list[Dims]:
 
 def linear(call: Call, *sets: Sequence[Arg]) -> tuple[tuple[int, ...], ...]:
     """`Rule.partial` from sets of arguments in which the op is jointly linear. A number takes part
-    only as 0: any other makes the op affine. Booleans have no sum, and a cast to integers rounds."""
+    only as 0: any other makes the op affine. Booleans have no sum; a cast to integers rounds."""
     found: list[tuple[int, ...]] = []
     for members in sets:
         refs = tuple(sorted(m.node for m in members if isinstance(m, Ref)))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import cast
 
 from autopar.graph import Arg, Ref
 from autopar.notation import Dim, Rule
@@ -20,7 +19,6 @@ from autopar.rules_call import (
     dim_of,
     letters,
     linear,
-    place,
     rule,
     singles,
 )
@@ -234,36 +232,36 @@ def select_scatter(call: Call) -> Rule:
 
 
 def split(call: Call) -> Rule:
-    """aten.split.Tensor, aten.split_with_sizes: regular if every piece is made of the smallest."""
+    """aten.split.Tensor, aten.split_with_sizes: regular if the pieces are equal."""
     shape = call.shapes[0]
     dim = dim_of(call.integer(2, "dim"), len(shape))
     pieces = [o.shape[dim] for o in call.outputs]
-    full, parts, sizes, whole = _pieces(shape[dim], pieces)
+    full, parts, sizes, view = _pieces(shape[dim], pieces)
     names = singles(letters(len(shape)))
     return rule(
         [_with(names, dim, full)],
         [_with(names, dim, part) for part in parts],
-        whole=whole,
+        whole=("t", *letters(len(pieces), "p")),
         partial=((0,),),
-        view=full != ("t",),
+        view=view,
         sizes=sizes,
     )
 
 
-def cat(call: Call) -> Rule:
-    """aten.cat(tensors, dim): regular if every tensor is made of pieces like the smallest."""
-    dim = dim_of(call.integer(1, "dim"), len(call.out))
-    names = singles(letters(len(call.out)))
-    shapes = call.shapes
-    joined = [len(s) == len(call.out) for s in shapes]
-    pieces = [s[dim] if ok else 0 for s, ok in zip(shapes, joined, strict=True)]
-    full, parts, sizes, whole = _pieces(call.out[dim], pieces)
-    inputs = [
-        _with(names, dim, part) if ok else (("e",),) for part, ok in zip(parts, joined, strict=True)
-    ]
-    partial = linear(call, tuple(Ref(k) for k in range(len(shapes))))
+def cat(call: Call) -> Rule | None:
+    """aten.cat(tensors, dim): regular if the tensors are equal."""
+    rank = len(call.out)
+    if any(len(shape) != rank for shape in call.shapes):
+        return None
+    dim = dim_of(call.integer(1, "dim"), rank)
+    names = singles(letters(rank))
+    full, parts, sizes, _ = _pieces(call.out[dim], [shape[dim] for shape in call.shapes])
     return rule(
-        inputs, [_with(names, dim, full)], whole=(*whole, "e"), partial=partial, sizes=sizes
+        [_with(names, dim, part) for part in parts],
+        [_with(names, dim, full)],
+        whole=("t", *letters(len(parts), "p")),
+        partial=linear(call, [Ref(k) for k in range(len(parts))]),
+        sizes=sizes,
     )
 
 
@@ -276,23 +274,13 @@ def stack(call: Call) -> Rule:
     return rule([rest] * len(call.inputs), [names], whole=names[dim], partial=partial)
 
 
-def _pieces(
-    dim: int, pieces: Sequence[int]
-) -> tuple[Dim, list[Dim], dict[str, int], tuple[str, ...]]:
-    """(dims of the whole dim, of each piece, sizes, whole letters) of a dim cut into `pieces`."""
-    size = min(pieces)
-    if size == dim:
-        return ("h",), [("h",)] * len(pieces), {}, ()
-    if not size or any(p % size for p in pieces):
-        names = letters(len(pieces), "p")
-        return ("t",), [(name,) for name in names], {}, ("t", *names)
-    sizes = {"t": dim // size, "h": size}
-    parts: list[Dim] = []
-    for index, piece in enumerate(pieces):
-        if piece > size:
-            sizes[f"t{index}"] = piece // size
-        parts.append((f"t{index}", "h") if piece > size else ("h",))
-    return ("t", "h"), parts, sizes, tuple(name for name in sizes if name != "h")
+def _pieces(dim: int, pieces: Sequence[int]) -> tuple[Dim, list[Dim], dict[str, int], bool]:
+    """(dims of the whole dim, of each piece, sizes, regular?) of a dim cut into `pieces`."""
+    if len(pieces) == 1:
+        return ("h",), [("h",)], {}, True
+    if pieces[0] and len(set(pieces)) == 1:
+        return ("t", "h"), [("h",)] * len(pieces), {"t": len(pieces), "h": pieces[0]}, True
+    return ("t",), [(name,) for name in letters(len(pieces), "p")], {}, False
 
 
 def _with(names: Sequence[Dim], dim: int, letters_there: Dim) -> tuple[Dim, ...]:
@@ -345,7 +333,7 @@ def new_tensor(call: Call) -> Rule:
 
 
 def rolled(call: Call) -> Rule:
-    """aten.flip(x, dims), aten.roll(x, shifts, dims): these dims are whole, all if none is named."""
+    """aten.flip(x, dims), aten.roll(x, shifts, dims): these dims are whole; none named, all."""
     rank = len(call.out)
     at = 2 if "roll" in call.op else 1
     named = call.integers(at, "dims") or tuple(range(rank))
@@ -369,44 +357,3 @@ def complex_pairs(call: Call) -> Rule:
     return rule(
         [singles(sides[0])], [singles(sides[1])], whole=names[-1:], partial=((0,),), view=True
     )
-
-
-def indexed(call: Call) -> Rule | None:
-    """aten.index.Tensor(x, indices): indexed dims are whole, the dims of the indices parallel."""
-    indices = cast("tuple[Arg, ...]", call.arg(1, "indices"))
-    return _advanced(call, indices, values=None)
-
-
-def index_put(call: Call) -> Rule | None:
-    """aten.index_put(x, indices, values, accumulate): indexed dims and indices are whole."""
-    indices = cast("tuple[Arg, ...]", call.arg(1, "indices"))
-    return _advanced(call, indices, values=call.arg(2, "values"))
-
-
-def _advanced(call: Call, indices: Sequence[Arg], values: Arg) -> Rule | None:
-    target = call.arg(0, "self")
-    refs = [i for i in indices if isinstance(i, Ref)]
-    if not refs or any(call.inputs[i.node].dtype in ("bool", "uint8") for i in refs):
-        return None
-    shape = call.shape(target)
-    rank = max(len(call.shape(i)) for i in refs)
-    picked = tuple(max(_at(call.shape(i), k - rank) for i in refs) for k in range(rank))
-    at = [d for d, i in enumerate(indices) if isinstance(i, Ref)]
-    kept = [d for d in range(len(shape)) if d not in at]
-    adjacent = at == list(range(at[0], at[-1] + 1))
-    lead = sum(d < at[0] for d in kept) if adjacent else 0
-    own, new = letters(len(shape)), letters(rank, "k")
-    result = (*(own[d] for d in kept[:lead]), *new, *(own[d] for d in kept[lead:]))
-    extent = (*(shape[d] for d in kept[:lead]), *picked, *(shape[d] for d in kept[lead:]))
-    pairs = [(target, singles(own)), *((i, aligned(call.shape(i), picked, new)) for i in refs)]
-    whole = {own[d] for d in at}
-    if values is None:
-        partial = linear(call, (target,))
-        return rule(place(call, *pairs), [singles(result)], whole=whole, partial=partial)
-    pairs.append((values, aligned(call.shape(values), extent, result)))
-    partial = linear(call, (target, values))
-    return rule(place(call, *pairs), [singles(own)], whole={*whole, *new}, partial=partial)
-
-
-def _at(shape: Sequence[int], index: int) -> int:
-    return shape[index] if -index <= len(shape) else 1

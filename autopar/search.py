@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
@@ -82,13 +82,14 @@ def solve_mesh(
     """The best plan on `mesh` whose peak, temporaries included, is within the memory limit.
 
     The problem counts what is held when the forward phase ends. Temporaries on top of it are known
-    only once the plan is: where they break the limit, the problem's is lowered by as much and
-    solved again.
+    only once the plan is: where they break the limit, they are set aside and the problem is solved
+    again with what is left.
     """
     limit = options.memory_limit_bytes or cluster.device.memory_bytes
     allowance = limit
+    stated = price(graph, cluster, mesh, options, usage_limit=limit)
     for _ in range(MAX_TIGHTENINGS):
-        problem = price(graph, cluster, mesh, options, usage_limit=allowance)
+        problem = replace(stated, usage_limit=allowance)
         solution = solve(problem, time_limit_s=options.time_limit_s, progress=progress)
         if solution.status is Status.INFEASIBLE:
             raise InfeasibleError(
@@ -109,7 +110,8 @@ def solve_mesh(
         if excess <= 0:
             return Candidate(mesh, structure, estimates, solution)
         progress(f"{mesh}: temporaries exceed the memory limit; solving again with less")
-        allowance -= excess
+        counted = sum(int(u[c]) for u, c in zip(problem.usages, solution.choice, strict=True))
+        allowance = counted - excess
     raise InfeasibleError(
         f"mesh {mesh}: plans that hold less between forward and backward still peak over the "
         f"memory limit, by {excess} bytes; raise the limit, or lower the batch"

@@ -53,6 +53,14 @@ def test_import_is_free_of_torch(module: str) -> None:
     assert done.returncode == 0
 
 
+def test_every_folder_is_a_package() -> None:
+    """import-linter does not look into a folder without `__init__.py`."""
+    folders = {path.parent for path in (ROOT / "autopar").rglob("*.py")}
+    assert not [
+        str(f.relative_to(ROOT)) for f in sorted(folders) if not (f / "__init__.py").exists()
+    ]
+
+
 def test_one_version() -> None:
     assert version("autopar") == autopar.__version__
 

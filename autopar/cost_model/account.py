@@ -57,8 +57,8 @@ def _compute_ns(
         node = graph.nodes[index]
         kind = (node.key, done)
         if kind not in cached:
-            choice = layout.structure.ops[node.key]
             pair = layout.pair(node)
+            choice = layout.structure.ops[node.key]
             cached[kind] = to_ns(
                 node_s(graph, node, done, choice, pair, mesh.sizes, cluster.device)
             )

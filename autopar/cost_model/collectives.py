@@ -11,6 +11,8 @@ and B the bytes of the unsharded side of the local tensor:
     all_reduce      tree         2 ceil(log2 n) a + 2 B / b
     slice           local                       0
 
+Rings (and trees) over several nodes go through all adapters of a node at once, b is then
+`Axis.ring_bytes_per_s`; what an exchange sends to other nodes passes each device's own adapter.
 The all-reduce takes the faster of its two. The tree is the pipelined double binary tree of
 Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
 (2009), which NCCL uses. The adding up inside a reduction and the launch of the kernel are not in
@@ -34,7 +36,8 @@ def collective_s(kind: str, in_bytes: int, out_bytes: int, axis: Axis) -> float:
     whole = _whole_bytes(kind, in_bytes, out_bytes)
     if n == 1 or kind == "slice":
         return 0.0
-    latency_s, bytes_per_s = axis.link.latency_s, axis.link.bytes_per_s
+    latency_s = axis.link.latency_s
+    bytes_per_s = axis.link.bytes_per_s if kind == "all_to_all" else axis.ring_bytes_per_s
     ring_s = (n - 1) * latency_s + (n - 1) / n * whole / bytes_per_s
     if kind != "all_reduce":
         return ring_s

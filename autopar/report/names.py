@@ -1,4 +1,4 @@
-"""Names as people read them: repeated blocks folded into a pattern, nothing that a terminal obeys."""
+"""Names as people read them: repeated blocks folded to a pattern, nothing a terminal would obey."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ _UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def clean(name: str) -> str:
-    """`name` with control, format and unassigned characters written as escapes (`\\x1b`), and cut
-    to `MAX_NAME` characters: names come from files that others made."""
-    cut = name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…"
-    if cut.isascii() and cut.isprintable():
-        return cut
-    return "".join(_escape(c) if unicodedata.category(c) in _UNSAFE else c for c in cut)
+    """`name` escaped, and cut to `MAX_NAME` characters: names come from files that others made."""
+    return escape(name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…")
 
 
-def _escape(character: str) -> str:
+def escape(text: str) -> str:
+    """`text` with control, format and unassigned characters written as escapes (`\\x1b`)."""
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(_escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in text)
+
+
+def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 

@@ -144,7 +144,7 @@ def _block(module: str, ops: Sequence[OpTotal], parts: Mapping[str, Sequence[OpT
     forward = sum(op.compute_ns for op in ops if op.phase == Phase.FORWARD)
     return Block(
         module=module,
-        count=max(op.count for op in ops),
+        count=max(1, *(op.count for op in ops)),
         forward_ns=forward,
         backward_ns=sum(op.compute_ns for op in ops) - forward,
         communication_ns=sum(op.communication_ns for op in ops),

@@ -86,6 +86,12 @@ class Highs(pulp.HiGHS):
         self.answer: Answer | None = None
         self._highs = highspy.Highs()
         self._integer: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
+        self._is_integer = False
+        self._limit_s = float("inf")
+
+    def limit_time(self, seconds: float) -> None:
+        """The wall-clock limit of the next run."""
+        self._limit_s = seconds
 
     def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:
         """PuLP's hook: a fresh HiGHS with our options."""
@@ -127,6 +133,7 @@ class Highs(pulp.HiGHS):
         )
         if self._highs.passModel(model) == highspy.HighsStatus.kError:
             raise SolverError("HiGHS refuses the model")
+        self._rows = (model.row_lower_, model.row_upper_)
         self._integer = np.array(
             [v.index for v in variables if v.cat == pulp.LpInteger], dtype=np.int32
         )
@@ -168,36 +175,55 @@ class Highs(pulp.HiGHS):
         """A further row, `values . x[columns] <= upper`."""
         self._highs.addRow(-np.inf, upper, len(columns), columns.astype(np.int32), values)
 
+    def tighten(self, row_duals: FloatArray, gap: float) -> None:
+        """Limits the slack of every row of the model to `gap / |dual|` in the runs that follow."""
+        rows = np.flatnonzero(row_duals)
+        lower, upper = (np.array(side)[rows] for side in self._rows)
+        duals = row_duals[rows]
+        width = gap / np.abs(duals)
+        lower = np.where(duals < 0, np.maximum(lower, upper - width), lower)
+        upper = np.where(duals > 0, np.minimum(upper, lower + width), upper)
+        self._highs.changeRowsBounds(len(rows), rows.astype(np.int32), lower, upper)
+
     def solve_integer(self, extra: npt.NDArray[np.int64] | None = None) -> Answer:
         """Runs again with the integer columns integer, and those of `extra` with them."""
         columns = self._integer
         if extra is not None and len(extra):
             columns = np.union1d(columns, extra).astype(np.int32)
-        kinds = np.full(len(columns), highspy.HighsVarType.kInteger.value, dtype=np.uint8)
-        self._highs.changeColsIntegrality(len(columns), columns, kinds)
+        self._set_kind(columns, highspy.HighsVarType.kInteger)
         self._run()
         return self.last
 
     def solve_relaxed(self) -> Answer:
-        """Runs again from the last basis, with all columns continuous."""
+        """Runs again with all columns continuous, from scratch: presolve does more for a changed
+        objective than the last basis does."""
+        columns = np.arange(self._highs.getNumCol(), dtype=np.int32)
+        self._set_kind(columns, highspy.HighsVarType.kContinuous)
+        self._highs.clearSolver()
         self._run()
         return self.last
 
+    def _set_kind(self, columns: npt.NDArray[np.int32], kind: highspy.HighsVarType) -> None:
+        kinds = np.full(len(columns), kind.value, dtype=np.uint8)
+        self._highs.changeColsIntegrality(len(columns), columns, kinds)
+        self._is_integer = kind is highspy.HighsVarType.kInteger
+
     def _run(self) -> None:
+        # HiGHS's limit counts from the first run of this instance.
+        self.set_option("time_limit", self._highs.getRunTime() + self._limit_s)
         self._highs.run()
-        self.answer = _read(self._highs)
+        self.answer = _read(self._highs, self._is_integer)
 
 
 def _limits(values: object, missing: float) -> FloatArray:
     return np.array([missing if v is None else v for v in values], dtype=np.float64)  # type: ignore[union-attr]
 
 
-def _read(highs: highspy.Highs) -> Answer:
+def _read(highs: highspy.Highs, is_integer: bool) -> Answer:
     status = highs.getModelStatus()
     outcome = _OUTCOMES.get(status, Outcome.FAILED)
     info = highs.getInfo()
     solution = highs.getSolution()
-    is_integer = len(highs.getLp().integrality_) > 0
     feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
     if outcome is Outcome.OPTIMAL and not feasible:
         outcome = Outcome.FAILED

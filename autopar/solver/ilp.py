@@ -42,7 +42,7 @@ class Model:
 
     `cost` is exact; the solver sees `cost * cost_scale`, and memory rows are scaled likewise, by
     powers of two: its tolerances are absolute and made for figures near one. `choices[i][c]` is the
-    column of a choice (-1: it has none), `flows[f]` the columns of flow `f` that bear a cost, and
+    column of a choice (-1: it has none) and row `i` the one that takes one of them; `flows[f]` the columns of flow `f` that bear a cost, and
     `shared[f]` those of them that must be integer for it to be exact.
     """
 
@@ -293,10 +293,13 @@ def _finish(
 
 def express(model: Model, name: str = "autopar") -> pulp.LpProblem:
     """The model in PuLP, costs times `cost_scale`. Columns are named by index, in order, because
-    PuLP sorts them by name."""
+    PuLP sorts them by name. Continuous ones get no upper limit: the rows imply it where it counts,
+    and the duals are then those of the rows alone."""
     program = pulp.LpProblem(name, pulp.LpMinimize)
     variables = [
-        program.add_variable(f"x{j:08d}", 0, 1, pulp.LpInteger if integer else pulp.LpContinuous)
+        program.add_variable(f"x{j:08d}", 0, 1, pulp.LpInteger)
+        if integer
+        else program.add_variable(f"x{j:08d}", 0)
         for j, integer in enumerate(model.integer.tolist())
     ]
     costs = (model.cost * model.cost_scale).tolist()

@@ -1,0 +1,89 @@
+"""Tracing: from a model and its inputs to a joint FX graph and its torch-free snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from autopar.graph import Graph, Role
+from autopar.tracer.annotate import with_rules
+from autopar.tracer.aot import TreeSpec
+from autopar.tracer.capture import InputLeaf, capture
+from autopar.tracer.classes import with_keys
+from autopar.tracer.normalize import normalize
+from autopar.tracer.snapshot import snapshot
+
+__all__ = ["InputLeaf", "OutputLeaf", "Traced", "trace"]
+
+
+@dataclass(frozen=True)
+class OutputLeaf:
+    """A leaf of the model's output: item `item` of the graph's output, or the constant `value`."""
+
+    item: int | None = None
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A captured model.
+
+    `gm` is the joint graph, with flat inputs and outputs and fake tensors in `node.meta["val"]`;
+    `graph` is its twin. `inputs` names the placeholders in order: "param:wte.weight",
+    "buffer:NAME", "input:I" (flat leaf I of (args, kwargs)), "tangent:POS" (flat leaf POS of the
+    output). `in_spec` and `input_leaves` are what a later call's (args, kwargs) must flatten to;
+    `out_spec` and `outputs` rebuild the output. `tied` gives the first name of a parameter for each
+    of its other names.
+    """
+
+    gm: fx.GraphModule
+    graph: Graph
+    inputs: tuple[str, ...]
+    in_spec: TreeSpec
+    input_leaves: tuple[InputLeaf, ...]
+    out_spec: TreeSpec
+    outputs: tuple[OutputLeaf, ...]
+    tied: dict[str, str]
+
+
+def trace(
+    model: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
+    *,
+    strict: bool = False,
+    name: str = "",
+) -> Traced:
+    """The joint forward and backward graph of `model(*args, **kwargs)`, without computing anything.
+
+    Forward only where gradients are off or no parameter requires one. TraceError where the model
+    cannot be captured, and with `strict` for an op without a rule, which is otherwise an
+    UnknownOpWarning. The model is left as it was.
+    """
+    found = capture(model, args, kwargs or {})
+    normalize(found.gm, found.tied)
+    graph = with_keys(with_rules(snapshot(found, name or type(model).__name__), strict=strict))
+    graph.check()
+    placeholders = [
+        f"{node.role.value}:{node.target}"
+        for node, fx_node in zip(graph.nodes, found.gm.graph.nodes, strict=False)
+        if fx_node.op == "placeholder"
+    ]
+    forward = (Role.LOSS, Role.VALUE, Role.DETACHED)
+    returned = [node for node in graph.nodes if node.op == "output"]
+    items = {node.target: k for k, node in enumerate(returned) if node.role in forward}
+    return Traced(
+        gm=found.gm,
+        graph=graph,
+        inputs=tuple(placeholders),
+        in_spec=found.in_spec,
+        input_leaves=found.inputs,
+        out_spec=found.out_spec,
+        outputs=tuple(
+            OutputLeaf(value=leaf.value) if leaf.role is None else OutputLeaf(items[str(i)])
+            for i, leaf in enumerate(found.outputs)
+        ),
+        tied=found.tied,
+    )

@@ -128,7 +128,7 @@ def test_candidates_cover_and_do_not_repeat(cluster: Cluster, max_axes: int) -> 
     """Whatever factorization one writes by hand has exactly one equivalent among the candidates."""
     meshes = candidate_meshes(cluster, max_axes)
     assert meshes == candidate_meshes(cluster, max_axes)
-    kinds = [sorted((axis.size, axis.link.name) for axis in mesh.axes) for mesh in meshes]
+    kinds = [sorted((axis.size, axis.link.name, axis.ring_bytes_per_s) for axis in mesh.axes) for mesh in meshes]
     n = cluster.num_devices
     divisors = [d for d in range(2, n + 1) if n % d == 0]
     written = {
@@ -139,8 +139,18 @@ def test_candidates_cover_and_do_not_repeat(cluster: Cluster, max_axes: int) -> 
     } or {(1,)}
     for sizes in written:
         mesh = parse_mesh("x".join(map(str, sizes)), cluster)
-        assert kinds.count(sorted((axis.size, axis.link.name) for axis in mesh.axes)) == 1
+        assert kinds.count(sorted((axis.size, axis.link.name, axis.ring_bytes_per_s) for axis in mesh.axes)) == 1
     for mesh in meshes:
         assert len(mesh.axes) <= max_axes
         assert mesh.num_devices == n
         assert parse_mesh(str(mesh), cluster) == mesh
+
+
+def test_a_ring_over_nodes_uses_all_their_adapters() -> None:
+    cluster = parse_cluster("8x8xH100")
+    network, nvlink = (level.link.bytes_per_s for level in cluster.levels)
+    (flat,) = parse_mesh("64", cluster).axes
+    across, within = parse_mesh("8x8", cluster).axes
+    assert flat.ring_bytes_per_s == min(8 * network, nvlink)
+    assert across.ring_bytes_per_s == network
+    assert within.ring_bytes_per_s == nvlink

@@ -1,0 +1,45 @@
+"""The result of a verification as a page for a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from autopar.report.names import clean
+from autopar.runtime.comparison import Report
+
+MAX_ROWS = 12
+"""Tensors that are listed; all count."""
+
+
+def page(report: Report) -> RenderableType:
+    """The worst differences and the verdict."""
+    ranks = f"{report.num_ranks} rank" + ("s" if report.num_ranks != 1 else "")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("tensor", overflow="fold")
+    table.add_column("relative difference", justify="right")
+    table.add_column("largest magnitude", justify="right")
+    failed = report.failed
+    shown = sorted(report.differences, key=lambda d: (d not in failed, -d.relative, d.name))
+    for difference in shown[:MAX_ROWS]:
+        table.add_row(
+            Text(clean(difference.name), style="red" if difference in failed else ""),
+            f"{difference.relative:.2g}",
+            f"{difference.largest:.3g}",
+        )
+    if len(shown) > MAX_ROWS:
+        table.add_row(Text(f"... and {len(shown) - MAX_ROWS} more, all closer", style="dim"))
+    verdict = (
+        Text(f"{len(failed)} of {len(shown)} tensors differ", style="red")
+        if failed
+        else Text(f"equal: loss and gradients, {len(shown)} tensors", style="green")
+    )
+    verdict.append(
+        f", {ranks} against eager, {report.dtype}, tolerance {report.tolerance:g}, "
+        f"seed {report.seed}",
+        style="default",
+    )
+    return Group(
+        Text(clean(f"{report.model or '(unnamed)'}, plan {report.plan}")), table, Text(""), verdict
+    )

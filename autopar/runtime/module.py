@@ -1,0 +1,272 @@
+"""The compiled module: the model as the user knows it, with a program in place of its forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from autopar.errors import AutoparError
+from autopar.plan import Plan
+from autopar.runtime.doors import TreeSpec, flatten, unflatten
+from autopar.runtime.function import Step
+from autopar.runtime.world import Groups, World
+
+
+class Signature(NamedTuple):
+    """What a program was made for: a call that differs in any of it needs another one."""
+
+    inputs: tuple[str, ...]
+    spec: TreeSpec
+    training: tuple[bool, ...]
+    trainable: tuple[bool, ...]
+    grad: bool
+    autocast: tuple[str, ...]
+
+    def facts(self) -> dict[str, str]:
+        """What ranks compare."""
+        return {
+            "inputs": ", ".join(self.inputs),
+            "structure of the inputs": str(self.spec),
+            "training modes": _runs(self.training),
+            "trainable parameters": _runs(self.trainable),
+            "gradients": "on" if self.grad else "off",
+            "autocast": ", ".join(self.autocast) or "off",
+        }
+
+
+class Result(NamedTuple):
+    """A leaf of the model's output: the program's result `name`, or the constant `value`."""
+
+    name: str | None
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """A program bound to this rank. `storage` has DTensor's placements of each parameter on
+    `groups.params`; `detached` the mesh and placements of each detached result, by its name."""
+
+    step: Step
+    plan: Plan
+    groups: Groups | None
+    storage: Mapping[str, tuple[Placement, ...]]
+    results: tuple[Result, ...]
+    out_spec: TreeSpec
+    detached: Mapping[str, tuple[DeviceMesh, tuple[Placement, ...]]]
+
+
+Build = Callable[[tuple[Any, ...], dict[str, Any], Signature, "Groups | None"], Executable]
+"""Makes a program for a call. The groups are those of the programs made before, whose mesh it must
+share; None for the first, at which the model's parameters are to be sharded."""
+
+
+@dataclass
+class Runner:
+    """Calls the program made for a call's signature; has it made where there is none yet."""
+
+    model: nn.Module
+    world: World
+    build: Build
+    made: dict[str, list[tuple[Signature, Executable]]] = field(default_factory=dict)
+    groups: Groups | None = None
+    places: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        # The order of keywords means nothing, and must not make another program.
+        given, spec = flatten((args, dict(sorted(kwargs.items()))))
+        leaves = [self._input(i, leaf) for i, leaf in enumerate(given)]
+        executable = self._executable(leaves, spec)
+        step = executable.step
+        params = {name: self._param(executable, name) for name in step.params}
+        others = {
+            name: self._other(name, leaves)
+            for name in step.forward_inputs
+            if not name.startswith("param:")
+        }
+        results = step(params, others)
+        with torch.no_grad():
+            for name in [name for name in results if name.startswith("mutation:")]:
+                self._tensor(name.partition(":")[2]).copy_(results.pop(name))
+        return _rebuild(executable, results)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans of the programs made so far."""
+        return tuple(executable.plan for same in self.made.values() for _, executable in same)
+
+    def _input(self, index: int, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if isinstance(leaf, DTensor):
+            raise AutoparError(
+                f"tensor {index} of the model's inputs is a DTensor: every rank is to pass the whole "
+                "batch as plain tensors"
+            )
+        return leaf.to(self.world.device, non_blocking=True)
+
+    def _executable(self, leaves: list[Any], spec: TreeSpec) -> Executable:
+        signature = self._signature(leaves, spec)
+        same = self.made.setdefault(", ".join(signature.inputs), [])
+        for known, executable in same:
+            if known == signature:
+                return executable
+        args, kwargs = unflatten(leaves, spec)
+        executable = self.build(args, kwargs, signature, self.groups)
+        self.groups = executable.groups
+        self.places = {
+            name: (self.model.get_submodule(path), leaf)
+            for name, path, leaf in map(_split, _state_names(self.model))
+        }
+        same.append((signature, executable))
+        return executable
+
+    def _signature(self, leaves: list[Any], spec: TreeSpec) -> Signature:
+        return Signature(
+            inputs=tuple(map(describe, leaves)),
+            spec=spec,
+            training=tuple(module.training for module in self.model.modules()),
+            trainable=tuple(param.requires_grad for param in self.model.parameters()),
+            grad=torch.is_grad_enabled(),
+            autocast=tuple(
+                f"{device} {torch.get_autocast_dtype(device)}"
+                for device in ("cpu", "cuda")
+                if torch.is_autocast_enabled(device)
+            ),
+        )
+
+    def _tensor(self, name: str) -> Tensor:
+        module, leaf = self.places[name]
+        found = getattr(module, leaf)
+        if not isinstance(found, Tensor):
+            raise AutoparError(f"{name} was a tensor of the model when it was planned, and is none")
+        return found
+
+    def _param(self, executable: Executable, name: str) -> Tensor:
+        """The local piece, as the program stores it."""
+        param = self._tensor(name)
+        if executable.groups is None:
+            return param
+        if not isinstance(param, DTensor):
+            raise AutoparError(f"parameter {name} was replaced after autopar.compile")
+        wanted = executable.storage[name]
+        if param.placements != wanted:
+            param = param.redistribute(placements=wanted)
+        return param.to_local()
+
+    def _other(self, name: str, leaves: list[Any]) -> Tensor:
+        kind, _, rest = name.partition(":")
+        return leaves[int(rest)] if kind == "input" else self._tensor(rest)
+
+
+class CompiledModule(nn.Module):
+    """A model that trains on all ranks. It has the attributes, names, parameters and buffers of the
+    model it was made from, and shares them with it: a change to one is a change to both.
+
+    The first call plans, and so does each call of another signature (shapes, dtypes, constants,
+    training mode); programs are kept. Results come as the model's own containers. A loss is a plain
+    scalar, equal on every rank; results that autopar returns without gradient are DTensors (plain
+    tensors with one device). Hooks of the model are part of the program.
+    """
+
+    __slots__ = ("_model", "_runner")
+    # In slots, since __dict__ is the model's: that is what keeps names, modes and attributes one.
+    _model: nn.Module
+    _runner: Runner
+
+    def __init__(self, model: nn.Module, runner: Runner) -> None:
+        object.__setattr__(self, "__dict__", vars(model))
+        object.__setattr__(self, "_model", model)
+        object.__setattr__(self, "_runner", runner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self._runner(args, kwargs)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plan of each program made so far, one per signature of calls; empty before the first
+        call."""
+        return self._runner.plans
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        return self._model.load_state_dict(*args, **kwargs)
+
+    def train(self, mode: bool = True) -> CompiledModule:
+        self._model.train(mode)
+        return self
+
+    def extra_repr(self) -> str:
+        return f"autopar, made from {type(self._model).__name__}"
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self._model, name)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CompiledModule:
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+            probe = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            changed = fn(probe)
+            if (changed.dtype, changed.device) != (probe.dtype, probe.device):
+                raise AutoparError(
+                    f"{name} cannot go from {probe.dtype} on {probe.device} to {changed.dtype} on "
+                    f"{changed.device} once the model is compiled: move or cast the model before "
+                    "autopar.compile"
+                )
+        return self
+
+
+def describe(leaf: Any) -> str:
+    """`float32[8, 16]` of a tensor, the value of a constant, the type of anything else."""
+    if isinstance(leaf, Tensor):
+        return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+    if leaf is None or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
+        return repr(leaf)
+    return type(leaf).__qualname__
+
+
+def _rebuild(executable: Executable, results: Mapping[str, Tensor]) -> Any:
+    leaves: list[Any] = []
+    for result in executable.results:
+        if result.name is None:
+            leaves.append(result.value)
+            continue
+        value = results[result.name]
+        if result.name in executable.detached:
+            mesh, placements = executable.detached[result.name]
+            value = DTensor.from_local(value, mesh, placements, run_check=False)
+        leaves.append(value)
+    return unflatten(leaves, executable.out_spec)
+
+
+def _state_names(model: nn.Module) -> list[str]:
+    params = (name for name, _ in model.named_parameters(remove_duplicate=False))
+    buffers = (name for name, _ in model.named_buffers(remove_duplicate=False))
+    return [*params, *buffers]
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    path, _, leaf = name.rpartition(".")
+    return name, path, leaf
+
+
+def _runs(flags: tuple[bool, ...]) -> str:
+    """`3 yes, 1 no, 2 yes`."""
+    runs: list[tuple[bool, int]] = []
+    for flag in flags:
+        count = runs.pop()[1] if runs and runs[-1][0] == flag else 0
+        runs.append((flag, count + 1))
+    return ", ".join(f"{count} {'yes' if flag else 'no'}" for flag, count in runs)

@@ -1,0 +1,114 @@
+"""From a problem to a solution: check, reduce, search, lift, and evaluate again."""
+
+from __future__ import annotations
+
+from math import ceil, isfinite
+
+import highspy
+import numpy as np
+
+from autopar.errors import SolverError
+from autopar.problem import Conflict, Problem, Solution, Status
+from autopar.solver.evaluate import evaluate
+from autopar.solver.exact import search
+from autopar.solver.infeasible import explain
+from autopar.solver.memory import least_usage_conflict
+from autopar.solver.reductions import reduce
+from autopar.solver.search import SAME_COST, Clock, Progress, Search
+
+SOLVER = f"HiGHS {highspy.Highs().version()}"
+
+
+def solve(
+    problem: Problem, *, time_limit_s: float | None = None, progress: Progress | None = None
+) -> Solution:
+    """The cheapest plan of `problem`, with what is proven about it.
+
+    Without `time_limit_s` the answer is `OPTIMAL` or `INFEASIBLE` and depends on the problem alone;
+    with it, the best plan in hand when the time is up is `FEASIBLE` with its bound, or `LIMIT` when
+    there is none. Ties go to the lowest tie weight (`ties`). `progress` is told of new plans and
+    bounds. SolverError: the problem is malformed, or HiGHS failed or contradicts the evaluation.
+
+    `statistics` holds the size of the program as HiGHS got it, CPU seconds by phase, branch and
+    bound nodes, `reason` when infeasible, and `fault` when HiGHS said something that is not so.
+    """
+    clock = Clock(time_limit_s)
+    _check(problem)
+    conflict = least_usage_conflict(problem)
+    if conflict is not None:
+        reason = f"the smallest choices alone need {conflict.needed} at time {conflict.time}"
+        return _infeasible({}, conflict, reason)
+    reduced, lift = reduce(problem)
+    state = search(reduced, clock, progress or _silent)
+    if state.infeasible:
+        return _infeasible(state.statistics, *explain(problem, clock))
+    if state.evaluation is None:
+        return Solution(
+            Status.LIMIT, bound=_whole(state.bound), solver=SOLVER, statistics=state.statistics
+        )
+    return _finish(problem, state, lift(state.choice))
+
+
+def _finish(problem: Problem, state: Search, choice: tuple[int, ...]) -> Solution:
+    final = evaluate(problem, choice)
+    assert state.evaluation is not None
+    if not final.feasible or final.objective != state.evaluation.objective:
+        raise SolverError(
+            f"problem {problem.name}: the plan costs {state.evaluation.objective} in the reduced "
+            f"problem and {final.objective} in the whole one {final.violation}".rstrip()
+        )
+    bound = min(_whole(state.bound), final.objective)
+    proven = final.objective == bound
+    return Solution(
+        status=Status.OPTIMAL if proven else Status.FEASIBLE,
+        choice=choice,
+        arcs=final.arcs,
+        objective=final.objective,
+        bound=bound,
+        solver=SOLVER,
+        statistics=state.statistics,
+    )
+
+
+def _infeasible(
+    statistics: dict[str, int | float | str], conflict: Conflict | None, reason: str
+) -> Solution:
+    return Solution(
+        Status.INFEASIBLE,
+        solver=SOLVER,
+        statistics={**statistics, "reason": reason},
+        conflict=conflict,
+    )
+
+
+def _whole(bound: float) -> int:
+    """The smallest integer cost that a lower bound leaves possible."""
+    return ceil(bound - SAME_COST) if isfinite(bound) else 0
+
+
+def _silent(text: str) -> None:
+    """Tells nobody."""
+
+
+def _check(problem: Problem) -> None:
+    """SolverError when indices are out of range, shapes do not match or an arc costs less than 0."""
+    counts = [len(costs) for costs in problem.costs]
+    for edge in problem.edges:
+        if edge.cost.shape != (counts[edge.source], counts[edge.target]):
+            raise SolverError(
+                f"problem {problem.name}: the edge from {problem.keys[edge.source]} to "
+                f"{problem.keys[edge.target]} has costs of shape {edge.cost.shape}"
+            )
+    for flow in problem.flows:
+        where = f"problem {problem.name}: flow {flow.key}"
+        size = len(flow.states)
+        sides = [(flow.source, flow.source_state), *((s.node, s.state) for s in flow.sinks)]
+        if any(len(states) != counts[node] for node, states in sides):
+            raise SolverError(f"{where} does not give a state per choice")
+        if any(len(states) and (states.min() < -1 or states.max() >= size) for _, states in sides):
+            raise SolverError(f"{where} names a state that it does not have")
+        if not len(flow.tails) == len(flow.heads) == len(flow.costs):
+            raise SolverError(f"{where} has ragged arcs")
+        ends = np.concatenate([flow.tails, flow.heads])
+        if len(ends) and (ends.min() < 0 or ends.max() >= size or flow.costs.min() < 0):
+            raise SolverError(f"{where} has an arc with a state or a cost that is out of range")

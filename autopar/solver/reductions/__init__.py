@@ -1,0 +1,34 @@
+"""Exact reductions: each is a function `Problem -> (Problem, lift)`.
+
+`lift` turns a choice of the smaller problem into one of the larger problem with the same cost. A
+reduction keeps at least one plan of the lowest cost and, among those, of the lowest tie weight
+(`ties`), so that it changes the time taken and not the answer. To add one: a file with the function,
+and its entry in `REDUCTIONS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from autopar.problem import Problem
+from autopar.solver.reductions.order import in_canonical_order
+
+Lift = Callable[[tuple[int, ...]], tuple[int, ...]]
+Reduction = Callable[[Problem], tuple[Problem, Lift]]
+
+REDUCTIONS: tuple[Reduction, ...] = (in_canonical_order,)
+
+
+def reduce(problem: Problem) -> tuple[Problem, Lift]:
+    """All of `REDUCTIONS`, one after the other."""
+    lifts: list[Lift] = []
+    for reduction in REDUCTIONS:
+        problem, lift = reduction(problem)
+        lifts.append(lift)
+
+    def lift_all(choice: tuple[int, ...]) -> tuple[int, ...]:
+        for lift in reversed(lifts):
+            choice = lift(choice)
+        return choice
+
+    return problem, lift_all

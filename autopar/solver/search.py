@@ -1,0 +1,65 @@
+"""What is known while a problem is being solved: the best plan, the bound, the time left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+
+from autopar.problem import Problem
+from autopar.solver.evaluate import Evaluation, Evaluator
+
+Progress = Callable[[str], None]
+
+SAME_COST = 0.01
+"""Costs are integers: a bound less than one below a plan's cost, by this margin, proves the plan."""
+
+
+@dataclass(slots=True)
+class Clock:
+    """What is left of the time the caller gave; without a limit no clock is read."""
+
+    limit_s: float | None
+    started: float = field(default_factory=monotonic)
+
+    def left_s(self) -> float:
+        """Seconds left, at least 0; infinite without a limit."""
+        if self.limit_s is None:
+            return float("inf")
+        return max(0.0, self.limit_s - (monotonic() - self.started))
+
+
+@dataclass(slots=True)
+class Search:
+    """`bound` is below every plan's cost; `choice` is empty until there is a feasible plan."""
+
+    problem: Problem
+    evaluator: Evaluator
+    clock: Clock
+    progress: Progress
+    bound: float
+    choice: tuple[int, ...] = ()
+    evaluation: Evaluation | None = None
+    infeasible: bool = False
+    statistics: dict[str, int | float | str] = field(default_factory=dict)
+
+    @property
+    def gap(self) -> float:
+        """Cost of the best plan less the bound; infinite without a plan."""
+        return self.evaluation.objective - self.bound if self.evaluation else float("inf")
+
+    @property
+    def proven(self) -> bool:
+        """Whether no plan can be cheaper than the best one known."""
+        return self.gap < 1 - SAME_COST
+
+    def offer(self, choice: tuple[int, ...], evaluation: Evaluation) -> None:
+        """Keeps a feasible plan when it is the cheapest so far."""
+        best = self.evaluation
+        if evaluation.feasible and (best is None or evaluation.objective < best.objective):
+            self.choice, self.evaluation = choice, evaluation
+            self.progress(f"plan of cost {evaluation.objective}, bound {self.bound:.0f}")
+
+    def raise_bound(self, bound: float) -> None:
+        """Takes a better lower bound."""
+        self.bound = max(self.bound, bound)

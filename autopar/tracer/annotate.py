@@ -1,0 +1,99 @@
+"""What the rules of ops say, written into a graph: factors, partial inputs, views, atoms."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterator
+from dataclasses import replace
+
+from autopar.errors import TraceError, UnknownOpWarning
+from autopar.graph import Arg, Graph, Node, Ref, Role
+from autopar.notation import Rule
+from autopar.rules import Call, TensorShape, rule_for
+from autopar.tracer.atoms import with_atoms
+from autopar.tracer.classes import pattern
+
+
+def with_rules(graph: Graph, *, strict: bool) -> Graph:
+    """`graph` with atoms and factors. An op without a rule runs replicated, with a warning; with
+    `strict` it is a TraceError."""
+    cache: dict[Hashable, Rule | None] = {}
+    rules: list[Rule | None] = []
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        rule = _rule(graph, node, cache) if node.role is Role.OP else None
+        rules.append(rule)
+        if rule is None:
+            known = node.role is not Role.OP or not node.inputs
+            nodes.append(replace(node, has_rule=known))
+        else:
+            nodes.append(replace(node, partial=rule.partial, mean=rule.mean, view=rule.view))
+    _report_unknown(nodes, strict=strict)
+    return with_atoms(replace(graph, nodes=tuple(nodes)), rules, _alike(graph))
+
+
+def _rule(graph: Graph, node: Node, cache: dict[Hashable, Rule | None]) -> Rule | None:
+    position = iter(range(len(node.inputs)))
+
+    def renumbered(arg: Arg) -> Arg:
+        if isinstance(arg, tuple):
+            return tuple(renumbered(a) for a in arg)
+        return Ref(next(position)) if isinstance(arg, Ref) else arg
+
+    call = Call(
+        node.op,
+        tuple(renumbered(a) for a in node.args),
+        tuple((k, renumbered(a)) for k, a in node.kwargs),
+        tuple(TensorShape(t.shape, t.dtype) for t in graph.input_types(node)),
+        tuple(TensorShape(t.shape, t.dtype) for t in node.outputs),
+    )
+    # 1, 1.0 and True are equal but not the same argument.
+    key = (call, repr((call.args, call.kwargs)))
+    if key not in cache:
+        cache[key] = rule_for(call)
+    return cache[key]
+
+
+def _report_unknown(nodes: list[Node], *, strict: bool) -> None:
+    unknown: dict[str, list[Node]] = {}
+    for node in nodes:
+        if not node.has_rule:
+            unknown.setdefault(node.op, []).append(node)
+    for op, users in unknown.items():
+        where = f"in module {users[0].module!r}" if users[0].module else "in the model"
+        line = f" ({users[0].source_line})" if users[0].source_line else ""
+        count = f"{len(users)} times, first " if len(users) > 1 else ""
+        text = (
+            f"{op}, used {count}{where}{line}, has no sharding rule and runs replicated on every "
+            "rank: describe it in autopar/rules.py"
+        )
+        if strict:
+            raise TraceError(text)
+        warnings.warn(text, UnknownOpWarning, stacklevel=4)
+
+
+def _alike(graph: Graph) -> Iterator[tuple[Ref, Ref]]:
+    """Tensors with the same dims that no op relates: a parameter and its gradient, a buffer and
+    its new value, an output and its tangent, and the parameters of equal blocks."""
+    holders: dict[tuple[Role, str], Ref] = {}
+    classes: dict[object, Ref] = {}
+    for node in graph.nodes:
+        if node.role in (Role.PARAM, Role.BUFFER, Role.TANGENT):
+            holders[node.role, node.target] = Ref(node.index)
+        if node.role in (Role.PARAM, Role.BUFFER):
+            tensor = node.outputs[0]
+            kind = (node.role, pattern(node.target), tensor.shape, tensor.dtype)
+            first = classes.setdefault(kind, Ref(node.index))
+            if first != Ref(node.index):
+                yield first, Ref(node.index)
+    partner = {
+        Role.GRAD: Role.PARAM,
+        Role.MUTATION: Role.BUFFER,
+        Role.LOSS: Role.TANGENT,
+        Role.VALUE: Role.TANGENT,
+    }
+    for node in graph.nodes:
+        if node.role in partner:
+            holder = holders.get((partner[node.role], node.target))
+            if holder is not None:
+                yield holder, node.inputs[0]

@@ -1,0 +1,235 @@
+"""Atoms: every dim of every tensor as a product of global named factors.
+
+The rule of each op says which dims are the same letters; union-find over the graph makes equal
+letters one *cell*, and splits cells where a dim is written as a product: `[B, S, H] -> [(B S), H]`
+makes the merged dim the cells of B and S, `8192 -> (64, 128)` splits one cell in two, outermost
+first. Cells that are not split any further are the atoms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from autopar.graph import Atom, Factor, Graph, Node, Ref, Role, Slot, TensorType
+from autopar.notation import Rule
+from autopar.tracer.names import atom_names
+
+
+class Cells:
+    """Union-find over sizes, in which a cell may be split into two."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self._parent: list[int] = []
+        self._halves: list[tuple[int, int] | None] = []
+
+    def make(self, size: int) -> int:
+        """A new cell."""
+        self.sizes.append(size)
+        self._parent.append(len(self._parent))
+        self._halves.append(None)
+        return len(self._parent) - 1
+
+    def root(self, cell: int) -> int:
+        parent = self._parent
+        while parent[cell] != cell:
+            parent[cell] = parent[parent[cell]]
+            cell = parent[cell]
+        return cell
+
+    def leaves(self, cells: Iterable[int]) -> list[int]:
+        """The cells that `cells` are made of, outermost first; those of size 1 left out."""
+        found: list[int] = []
+        pending = list(cells)[::-1]
+        while pending:
+            cell = self.root(pending.pop())
+            halves = self._halves[cell]
+            if halves is not None:
+                pending += halves[::-1]
+            elif self.sizes[cell] != 1:
+                found.append(cell)
+        return found
+
+    def equate(self, left: Iterable[int], right: Iterable[int]) -> bool:
+        """Make two products of cells the same, outermost first. False, and nothing changes beyond
+        what is already equal, where their sizes have no common refinement (6 x 4 and 4 x 6)."""
+        a, b = self.leaves(left), self.leaves(right)
+        if a == b:
+            return True
+        if not _refinable([self.sizes[c] for c in a], [self.sizes[c] for c in b]):
+            return False
+        a.reverse()
+        b.reverse()
+        while a and b:
+            x, y = a.pop(), b.pop()
+            if self._halves[x] is not None or self._parent[x] != x:
+                a += self.leaves([x])[::-1]
+                b.append(y)
+            elif self._halves[y] is not None or self._parent[y] != y:
+                b += self.leaves([y])[::-1]
+                a.append(x)
+            elif self.sizes[x] == self.sizes[y]:
+                self._join(x, y)
+            else:
+                small, large = sorted((self.sizes[x], self.sizes[y]))
+                if large % small:
+                    return False
+                self._split(x if self.sizes[x] == large else y, small)
+                a.append(x)
+                b.append(y)
+        return not a and not b
+
+    def _join(self, x: int, y: int) -> None:
+        first, second = sorted((x, y))
+        self._parent[second] = first
+
+    def _split(self, cell: int, outer: int) -> None:
+        self._halves[cell] = (self.make(outer), self.make(self.sizes[cell] // outer))
+
+
+def _refinable(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether two factorizations have a common refinement: merged, their running products divide
+    one another."""
+    if prod(a) != prod(b):
+        return False
+    cuts = sorted({prod(s[: i + 1]) for s in (a, b) for i in range(len(s))})
+    return all(large % small == 0 for small, large in zip(cuts, cuts[1:], strict=False))
+
+
+@dataclass(frozen=True)
+class _Op:
+    """A node's rule, and a cell for each letter."""
+
+    rule: Rule
+    cells: dict[str, int]
+
+
+class _Tensors:
+    """The cells of every dim of every tensor."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.cells = Cells()
+        self._of = {
+            Ref(node.index, k): [self.cells.make(size) for size in tensor.shape]
+            for node in graph.nodes
+            for k, tensor in enumerate(node.outputs)
+        }
+
+    def __getitem__(self, ref: Ref) -> list[int]:
+        return self._of[ref]
+
+    def around(self, node: Node) -> list[list[int]]:
+        """Cells of the dims of each tensor input and output of a node."""
+        outputs = (Ref(node.index, k) for k in range(len(node.outputs)))
+        return [self._of[ref] for ref in (*node.inputs, *outputs)]
+
+    def same(self, left: Ref, right: Ref) -> None:
+        """The two tensors, equal in shape, have the same dims."""
+        for a, b in zip(self._of[left], self._of[right], strict=True):
+            self.cells.equate([a], [b])
+
+
+def with_atoms(
+    graph: Graph, rules: Sequence[Rule | None], alike: Iterable[tuple[Ref, Ref]]
+) -> Graph:
+    """`graph` with atoms, parts of every dim and factors of every node. `rules[k]` is the rule of
+    node k; None for what has none (placeholders, output items, unknown ops). `alike` pairs tensors
+    of equal shape whose dims are the same: a parameter and its gradient, the same parameter of two
+    layers."""
+    tensors = _Tensors(graph)
+    for left, right in alike:
+        tensors.same(left, right)
+    ops = [
+        None if rule is None else _equate(tensors, node, rule)
+        for node, rule in zip(graph.nodes, rules, strict=True)
+    ]
+    index: dict[int, int] = {}
+    types = {
+        ref: _parts(tensors, ref, index)
+        for node in graph.nodes
+        for ref in (Ref(node.index, k) for k in range(len(node.outputs)))
+    }
+    nodes = tuple(
+        replace(
+            node,
+            outputs=tuple(
+                TensorType(t.dtype, t.shape, types[Ref(node.index, k)])
+                for k, t in enumerate(node.outputs)
+            ),
+            factors=() if op is None else tuple(_factors(tensors, node, op, index)),
+        )
+        for node, op in zip(graph.nodes, ops, strict=True)
+    )
+    sizes = [tensors.cells.sizes[cell] for cell in index]
+    in_param = {a for n in nodes if n.role is Role.PARAM for _, a in n.outputs[0].slots()}
+    names = atom_names(nodes, len(sizes))
+    atoms = tuple(
+        Atom(size, name, i in in_param)
+        for i, (size, name) in enumerate(zip(sizes, names, strict=True))
+    )
+    return Graph(graph.name, nodes, atoms)
+
+
+def _equate(tensors: _Tensors, node: Node, rule: Rule) -> _Op:
+    """Give each letter of a rule a cell, and make the dims it stands for that cell."""
+    cells: dict[str, int] = {}
+    sizes = dict(rule.sizes)
+    for dims, groups in zip(tensors.around(node), (*rule.inputs, *rule.outputs), strict=True):
+        for dim, group in zip(dims, groups, strict=True):
+            for letter in group:
+                if letter not in cells:
+                    size = sizes[letter] if len(group) > 1 else tensors.cells.sizes[dim]
+                    cells[letter] = tensors.cells.make(size)
+            tensors.cells.equate([dim], [cells[letter] for letter in group])
+    return _Op(rule, cells)
+
+
+def _parts(
+    tensors: _Tensors, ref: Ref, index: dict[int, int]
+) -> tuple[tuple[int, ...], ...]:
+    """The atoms of each dim of a tensor, numbered in order of appearance."""
+    return tuple(
+        tuple(index.setdefault(cell, len(index)) for cell in tensors.cells.leaves([dim]))
+        for dim in tensors[ref]
+    )
+
+
+def _factors(
+    tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]
+) -> Iterator[Factor]:
+    """The factors of an op: the atoms of each letter, and where they are. A letter whose dims
+    could not be made the same is whole, in each tensor by itself."""
+    around = tensors.around(node)
+    leaves = tensors.cells.leaves
+    slots: dict[tuple[str, int], list[Slot | None]] = {}
+    misfits: set[str] = set()
+    loose: list[tuple[str, int, Slot, int]] = []
+    for t, (dims, groups) in enumerate(
+        zip(around, (*op.rule.inputs, *op.rule.outputs), strict=True)
+    ):
+        for d, (dim, group) in enumerate(zip(dims, groups, strict=True)):
+            parts = [(a, k, c) for a in group for k, c in enumerate(leaves([op.cells[a]]))]
+            actual = leaves([dim])
+            if [c for _, _, c in parts] != actual:
+                misfits.update(group)
+                loose += [(group[0], t, (d, p), c) for p, c in enumerate(actual)]
+                continue
+            for p, (letter, k, _) in enumerate(parts):
+                places = slots.setdefault((letter, k), [None] * len(around))
+                if places[t] is None:
+                    places[t] = (d, p)
+                else:
+                    misfits.add(letter)
+                    loose.append((letter, t, (d, p), actual[p]))
+    count = len(node.inputs)
+    for (letter, k), places in slots.items():
+        cells = leaves([op.cells[letter]])
+        name = letter if len(cells) == 1 else f"{letter}.{k}"
+        whole = letter in op.rule.whole or letter in misfits
+        yield Factor(name, index[cells[k]], tuple(places[:count]), tuple(places[count:]), whole)
+    for t, (letter, tensor, slot, cell) in enumerate(loose):
+        places = [slot if i == tensor else None for i in range(len(around))]
+        inputs, outputs = tuple(places[:count]), tuple(places[count:])
+        yield Factor(f"{letter}.whole{t}", index[cell], inputs, outputs, True)

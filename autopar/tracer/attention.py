@@ -1,0 +1,123 @@
+"""How attention becomes one op, `autopar::sdpa`, while a model is traced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from autopar.runtime.attention import sdpa
+
+
+class AttentionMode(TorchFunctionMode):
+    """Turns every call of `F.scaled_dot_product_attention` into `attend`."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is F.scaled_dot_product_attention:
+            return attend(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`F.scaled_dot_product_attention`: as one op where there is no dropout and the mask needs no
+    gradient, otherwise spelled out."""
+    lead = query.shape[:-3]
+    if query.dim() != 4:
+        query, key, value = (_four_dims(t) for t in (query, key, value))
+        attn_mask = _four_dims(attn_mask) if attn_mask is not None and attn_mask.dim() > 2 else attn_mask
+    grouped = enable_gqa or key.shape[1] == query.shape[1]
+    batched = query.shape[0] == key.shape[0] == value.shape[0]
+    fused = dropout_p == 0 and batched and grouped and key.shape[1] == value.shape[1]
+    if fused and (attn_mask is None or not attn_mask.requires_grad):
+        if attn_mask is not None:
+            attn_mask = attn_mask[(None,) * (4 - attn_mask.dim())]
+        out = sdpa(query, key, value, attn_mask, is_causal, scale)[0]
+    else:
+        out = spelled_out(query, key, value, attn_mask, dropout_p, is_causal, scale)
+    return out if len(lead) == 1 else out.reshape(*lead, *out.shape[1:])
+
+
+def _four_dims(x: Tensor) -> Tensor:
+    """[..., heads, S, D] with one batch dim."""
+    return x.unsqueeze(0) if x.dim() == 3 else x.flatten(0, -4)
+
+
+def spelled_out(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Tensor:
+    """Attention as matmul, softmax, dropout, matmul. Key heads are repeated for the query heads
+    that share them."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.matmul(query, key.transpose(-1, -2)) * scale
+    if is_causal:
+        ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device)
+        mask = ones.tril()
+    if mask is not None and mask.dtype == torch.bool:
+        scores = torch.where(mask, scores, -math.inf)
+    elif mask is not None:
+        scores = scores + mask
+    weights = torch.softmax(scores, -1)
+    return torch.matmul(F.dropout(weights, dropout_p) if dropout_p else weights, value)
+
+
+def transformers_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """An attention function as transformers wants it: [B, heads, S, D] in, [B, S, heads, Dv] out.
+    Key and value heads are not repeated. What it cannot do, it refuses."""
+    refused = sorted(k for k in _UNSUPPORTED & kwargs.keys() if kwargs[k] is not None)
+    if refused:
+        raise NotImplementedError(f"attention with {', '.join(refused)}")
+    if is_causal is None:
+        is_causal = bool(getattr(module, "is_causal", True))
+    out = attend(
+        query,
+        key,
+        value,
+        attention_mask,
+        dropout,
+        is_causal and query.shape[2] > 1 and attention_mask is None,
+        scaling,
+        enable_gqa=True,
+    )
+    return out.transpose(1, 2).contiguous(), None
+
+
+_UNSUPPORTED = frozenset({"softcap", "s_aux", "position_bias", "cache"})

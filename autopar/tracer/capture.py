@@ -1,0 +1,263 @@
+"""From a model and its inputs to one joint forward and backward FX graph, on fake tensors.
+
+Parameters, buffers and inputs are stood in for by fake CPU tensors of their global shapes, so
+nothing is computed or allocated, whatever device the model is on; the model comes back as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from autopar.errors import TraceError
+from autopar.graph import Role
+from autopar.tracer import aot
+from autopar.tracer.attention import AttentionMode
+from autopar.tracer.failures import trace_error
+from autopar.tracer.transformers import prepared
+
+PREFIX = "model."
+"""What the wrapper puts before the names of the model's parameters and buffers."""
+
+MODULE_KEY = "autopar_module"
+"""Where a node's `meta["custom"]` holds its module's path."""
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+
+
+@dataclass(frozen=True)
+class InputLeaf:
+    """A leaf of (args, kwargs): shape and dtype of a tensor, or the constant `value`."""
+
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    value: Any = None
+
+    @property
+    def is_tensor(self) -> bool:
+        return self.shape is not None
+
+
+@dataclass(frozen=True)
+class OutputLeaf:
+    """A leaf of the model's output: a tensor of `role`, or the constant `value`."""
+
+    role: Role | None = None
+    value: Any = None
+
+
+@dataclass
+class Capture:
+    """A joint graph and how its flat inputs and outputs relate to the model's. Graph input
+    `PlainAOTInput(i)` is leaf `tensor_inputs[i]` of (args, kwargs), and `PlainAOTOutput(i)` leaf
+    `tensor_outputs[i]` of the output."""
+
+    gm: fx.GraphModule
+    in_spec: aot.TreeSpec
+    out_spec: aot.TreeSpec
+    inputs: tuple[InputLeaf, ...]
+    outputs: tuple[OutputLeaf, ...]
+    tied: dict[str, str] = field(default_factory=dict)
+
+    def name_of(self, desc: aot.AOTInput) -> str:
+        """The user's name of the parameter or buffer that a descriptor speaks of; of several, the
+        first."""
+        assert isinstance(desc, aot.ParamAOTInput | aot.BufferAOTInput)
+        name = desc.target.removeprefix(PREFIX)
+        return self.tied.get(name, name)
+
+    @property
+    def tensor_inputs(self) -> tuple[int, ...]:
+        return tuple(i for i, leaf in enumerate(self.inputs) if leaf.is_tensor)
+
+    @property
+    def tensor_outputs(self) -> tuple[int, ...]:
+        return tuple(i for i, leaf in enumerate(self.outputs) if leaf.role is not None)
+
+
+class _Step(nn.Module):
+    """Calls `model` on the tensor leaves of its inputs; returns the tensor leaves of its output,
+    without gradient where none is wanted, and keeps what they are."""
+
+    def __init__(self, model: nn.Module, leaves: list[Any], spec: aot.TreeSpec) -> None:
+        super().__init__()
+        self.model = model
+        self.leaves = leaves
+        self.spec = spec
+        self.out_spec: aot.TreeSpec | None = None
+        self.outputs: tuple[OutputLeaf, ...] = ()
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        given = iter(tensors)
+        leaves = [next(given) if isinstance(x, Tensor) else x for x in self.leaves]
+        args, kwargs = aot.tree_unflatten(leaves, self.spec)
+        with AttentionMode():
+            result = self.model(*args, **kwargs)
+        found, self.out_spec = aot.tree_flatten(result)
+        roles = output_roles(found)
+        self.outputs = tuple(
+            OutputLeaf(role, None if isinstance(x, Tensor) else x)
+            for x, role in zip(found, roles, strict=True)
+        )
+        # An output that shares memory with another tensor would be rebuilt outside of the graph.
+        return tuple(
+            x.detach().clone() if role is Role.DETACHED else x.clone()
+            for x, role in zip(found, roles, strict=True)
+            if role is not None
+        )
+
+
+def output_roles(leaves: list[Any]) -> list[Role | None]:
+    """The role of each leaf of a model's output; None for what is no tensor.
+
+    Scalars that can be differentiated are losses, and then nothing else has a gradient; without
+    one, every tensor that can be differentiated has one. Where gradients are off, floating-point
+    tensors stand for those that can be differentiated.
+    """
+    graded = any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
+
+    def differentiable(x: Any) -> bool:
+        floating = isinstance(x, Tensor) and x.is_floating_point()
+        return floating and (x.requires_grad or not graded)
+
+    losses = [differentiable(x) and x.dim() == 0 for x in leaves]
+    wanted, role = (losses, Role.LOSS) if any(losses) else (map(differentiable, leaves), Role.VALUE)
+    found: list[Role | None] = []
+    for x, want in zip(leaves, wanted, strict=True):
+        if isinstance(x, Tensor):
+            found.append(role if want else Role.DETACHED)
+        elif isinstance(x, _PLAIN):
+            found.append(None)
+        else:
+            name = type(x).__qualname__
+            raise TraceError(
+                f"the model returns a {name}, which autopar cannot look into: return tensors in "
+                f"tuples, lists or dicts, or register {name} with torch.export.register_dataclass"
+            )
+    return found
+
+
+def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+    """The joint graph of `model(*args, **kwargs)`; TraceError where there is none."""
+    leaves, spec = aot.tree_flatten((args, kwargs))
+    for index, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            raise TraceError(
+                f"tensor {index} of the model's inputs requires grad, but autopar differentiates "
+                "with respect to parameters only: pass it detached, or make it a parameter"
+            )
+    tied = tied_parameters(model)
+    mode = aot.FakeTensorMode(allow_non_fake_inputs=True)
+    fakes = [fake_tensor(x, mode) if isinstance(x, Tensor) else x for x in leaves]
+    paths = {module: name for name, module in model.named_modules()}
+    with ExitStack() as stack:
+        stack.enter_context(untouched(model))
+        step = _Step(model, fakes, spec)
+        _fake_states(model, mode)
+        stack.enter_context(prepared(model))
+        stack.enter_context(annotated(paths))
+        stack.enter_context(_autocast())
+        try:
+            gm = aot.joint_graph(step, tuple(x for x in fakes if isinstance(x, Tensor)), mode)
+        except TraceError:
+            raise
+        except Exception as error:
+            raise trace_error(error, paths) from error
+    assert step.out_spec is not None
+    inputs = tuple(
+        InputLeaf(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else InputLeaf(value=x)
+        for x in leaves
+    )
+    return Capture(gm, spec, step.out_spec, inputs, step.outputs, tied)
+
+
+def tied_parameters(model: nn.Module) -> dict[str, str]:
+    """Each further name of a parameter that has several, and the first."""
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            tied[name] = first[id(parameter)]
+    return tied
+
+
+def fake_tensor(x: Tensor, mode: aot.FakeTensorMode) -> Tensor:
+    """A fake CPU tensor of x's global shape; of a parameter, a parameter."""
+    with mode:
+        fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+        return nn.Parameter(fake, x.requires_grad) if isinstance(x, nn.Parameter) else fake
+
+
+def _fake_states(model: nn.Module, mode: aot.FakeTensorMode) -> None:
+    """Put fakes in the place of parameters and buffers, one for all names of a tensor."""
+    fakes: dict[int, Tensor] = {}
+    for states in _states(model):
+        for name, tensor in states.items():
+            if tensor is not None:
+                if id(tensor) not in fakes:
+                    fakes[id(tensor)] = fake_tensor(tensor, mode)
+                states[name] = fakes[id(tensor)]
+
+
+def _states(model: nn.Module) -> Iterator[dict[str, Any]]:
+    for module in model.modules():
+        yield module._parameters
+        yield module._buffers
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Generator[None, None, None]:
+    """Whatever happens inside, every module of `model` has the attributes it had."""
+    before: list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]] = []
+    for module in model.modules():
+        attributes = dict(vars(module))
+        tables = {k: dict(attributes[k]) for k in ("_parameters", "_buffers", "_modules")}
+        before.append((module, attributes, tables))
+    try:
+        yield
+    finally:
+        for module, attributes, tables in before:
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, table in tables.items():
+                attributes[name].clear()
+                attributes[name].update(table)
+
+
+@contextmanager
+def annotated(paths: dict[nn.Module, str]) -> Generator[None, None, None]:
+    """Every node made while a module runs is labelled with its path."""
+    entered: list[Any] = []
+
+    def enter(module: nn.Module, _args: Any) -> None:
+        label = aot.annotate({MODULE_KEY: paths[module]})
+        label.__enter__()
+        entered.append(label)
+
+    def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
+        entered.pop().__exit__(None, None, None)
+
+    handles: list[Any] = []
+    for module in paths:
+        handles.append(module.register_forward_pre_hook(enter, prepend=True))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _autocast() -> Generator[None, None, None]:
+    """Autocast as the caller has it on the model's device, on the CPU where the fakes are."""
+    if torch.is_autocast_enabled("cuda"):
+        with torch.autocast("cpu", dtype=torch.get_autocast_dtype("cuda")):
+            yield
+    else:
+        yield

@@ -1,0 +1,108 @@
+"""Which nodes take one decision: the keys of block classes.
+
+A key is the module's path with numbers replaced by `*`, the phase, the op's name and its ordinal
+among the module's ops of that name: `model.layers.*.mlp.down_proj:forward:mm.0`. Nodes of one key
+are alike in op, arguments, types and factors; where they are not, all but the first sort get a
+suffix: `~1`, `~2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from autopar.graph import Arg, Graph, Node, Ref, Role, TensorType
+
+_NAMED_BY_TARGET = {
+    Role.PARAM: "param",
+    Role.BUFFER: "buffer",
+    Role.INPUT: "input",
+    Role.TANGENT: "tangent",
+    Role.CONSTANT: "constant",
+    Role.LOSS: "loss",
+    Role.VALUE: "value",
+    Role.DETACHED: "detached",
+    Role.MUTATION: "mutation",
+    Role.GRAD: "grad",
+}
+
+_NUMBERED_BY_POSITION = frozenset(
+    {Role.INPUT, Role.TANGENT, Role.LOSS, Role.VALUE, Role.DETACHED, Role.CONSTANT}
+)
+
+
+def pattern(path: str) -> str:
+    """A dotted path with its numbers replaced by `*`.
+
+    >>> pattern("model.layers.3.mlp")
+    'model.layers.*.mlp'
+    """
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+def with_keys(graph: Graph) -> Graph:
+    """`graph` with the key of every node."""
+    ordinals: dict[tuple[str, str, str], int] = {}
+    sorts: dict[str, dict[object, int]] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        base = _base_key(node, ordinals)
+        seen = sorts.setdefault(base, {})
+        sort = seen.setdefault(_signature(graph, node), len(seen))
+        nodes.append(replace(node, key=f"{base}~{sort}" if sort else base))
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _base_key(node: Node, ordinals: dict[tuple[str, str, str], int]) -> str:
+    role = _NAMED_BY_TARGET.get(node.role)
+    if role is not None:
+        target = node.target if node.role in _NUMBERED_BY_POSITION else pattern(node.target)
+        return f"{role}:{target}"
+    op = short_name(node.op)
+    place = (node.module, node.phase.value, op)
+    ordinal = ordinals.get(place, 0)
+    ordinals[place] = ordinal + 1
+    return f"{pattern(node.module)}:{node.phase.value}:{op}.{ordinal}"
+
+
+def short_name(op: str) -> str:
+    """An op's name without its namespace and overload.
+
+    >>> short_name("aten.mm.default")
+    'mm'
+    """
+    parts = op.split(".")
+    return parts[1] if len(parts) > 1 else op
+
+
+def _signature(graph: Graph, node: Node) -> object:
+    """What nodes of one key have in common."""
+    return (
+        node.op,
+        node.role,
+        _without_refs(node.args),
+        tuple((k, _without_refs(v)) for k, v in node.kwargs),
+        tuple(_form(graph, t) for t in graph.input_types(node)),
+        tuple(_form(graph, t) for t in node.outputs),
+        tuple((f.name, f.inputs, f.outputs, f.whole) for f in node.factors),
+        node.partial,
+        node.mean,
+        node.view,
+        node.has_rule,
+    )
+
+
+def _without_refs(arg: Arg) -> object:
+    """An argument with "tensor" for every tensor, told apart from equal numbers of other types."""
+    if isinstance(arg, tuple):
+        return tuple(_without_refs(a) for a in arg)
+    return "tensor" if isinstance(arg, Ref) else (type(arg).__name__, arg)
+
+
+def _form(graph: Graph, tensor: TensorType) -> object:
+    """A tensor's type up to which atoms it is made of."""
+
+    def sizes(parts: Iterable[int]) -> tuple[tuple[int, bool], ...]:
+        return tuple((graph.atoms[a].size, graph.atoms[a].in_param) for a in parts)
+
+    return tensor.dtype, tuple(map(sizes, tensor.parts))

@@ -1,0 +1,63 @@
+"""A capture that failed, told to the user: which module, which line, what to do."""
+
+from __future__ import annotations
+
+import linecache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.errors import TraceError
+from autopar.tracer import aot
+
+_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+
+_DATA_DEPENDENT_CURE = (
+    "a value that is known only when the model runs (.item(), bool(tensor), nonzero, a mask as "
+    "index) decides what it computes: compute both sides and choose with torch.where, or move the "
+    "decision out of the model"
+)
+_CURE = "call the model on these inputs without autopar first; if that works, rewrite this line"
+
+
+def trace_error(error: Exception, paths: dict[nn.Module, str]) -> TraceError:
+    """`error`, raised while the modules of `paths` were traced, as a TraceError."""
+    module, place = _where(error, paths)
+    cure = _DATA_DEPENDENT_CURE if _is_data_dependent(error) else _CURE
+    name = f"module {module!r}" if module else "the model"
+    at = f" at {place}" if place else ""
+    return TraceError(f"cannot capture {name}{at}: {type(error).__name__}: {error}\n  {cure}")
+
+
+def _is_data_dependent(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, aot.DATA_DEPENDENT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _where(error: BaseException, paths: dict[nn.Module, str]) -> tuple[str, str]:
+    """(path of the innermost module that was running, "file:line: text" of its user's code)."""
+    module, place = "", ""
+    for frame, line in _frames(error):
+        owner: Any = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module) and owner in paths:
+            module = paths[owner]
+        file = frame.f_code.co_filename
+        if not file.startswith(_NOT_THE_USERS):
+            text = linecache.getline(file, line).strip()
+            place = f"{file}:{line}: {text}" if text else f"{file}:{line}"
+    return module, place if module or place else ""
+
+
+def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
+    found: list[tuple[FrameType, int]] = []
+    trace = error.__traceback__
+    while trace is not None:
+        found.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    return found

@@ -1,0 +1,215 @@
+"""Passes over the joint FX graph, each a function `gm -> gm`, that bring it into the one form the
+rest of autopar speaks of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.errors import TraceError
+from autopar.tracer import aot
+from autopar.tracer.capture import PREFIX
+
+aten = torch.ops.aten
+Pass = Callable[[fx.GraphModule], fx.GraphModule]
+
+_MEAN, _SUM = 1, 2  # at::Reduction
+_NLL_FORWARD = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+_NLL_BACKWARD = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+
+
+def passes(tied: dict[str, str]) -> tuple[Pass, ...]:
+    """All passes in order, for a model whose parameter names `tied` are further names of others."""
+    return (
+        strip_prefix,
+        keep_known_outputs,
+        partial(merge_tied_parameters, tied=tied),
+        drop_output_copies,
+        split_mean_losses,
+        drop_assertions,
+        drop_dead_code,
+    )
+
+
+def normalize(gm: fx.GraphModule, tied: dict[str, str]) -> fx.GraphModule:
+    """`gm` after all passes, checked."""
+    for step in passes(tied):
+        gm = step(gm)
+    gm.graph.lint()
+    gm.recompile()
+    return gm
+
+
+def outputs_of(gm: fx.GraphModule) -> tuple[list[Any], list[Any]]:
+    """The items of the output node and their descriptors."""
+    output = gm.graph.output_node()
+    return list(output.args[0]), list(output.meta["desc"])  # pyright: ignore[reportArgumentType]
+
+
+def _set_outputs(gm: fx.GraphModule, pairs: Iterable[tuple[Any, Any]]) -> None:
+    output = gm.graph.output_node()
+    kept = list(pairs)
+    output.args = ([item for item, _ in kept],)
+    output.meta["desc"] = [desc for _, desc in kept]
+
+
+def _target(desc: Any) -> str:
+    """The name of a parameter or buffer that a descriptor speaks of."""
+    return desc.target.removeprefix(PREFIX)
+
+
+def strip_prefix(gm: fx.GraphModule) -> fx.GraphModule:
+    """Names of parameters and buffers as the user's model has them: `meta["target"]`."""
+    for node in gm.graph.find_nodes(op="placeholder"):
+        desc = node.meta["desc"]
+        if isinstance(desc, aot.ParamAOTInput | aot.BufferAOTInput):
+            node.meta["target"] = _target(desc)
+    return gm
+
+
+def keep_known_outputs(gm: fx.GraphModule) -> fx.GraphModule:
+    """Drop the outputs that are no tensors (no gradient is asked for there); TraceError on one
+    that autopar cannot return."""
+    kept: list[tuple[Any, Any]] = []
+    for item, desc in zip(*outputs_of(gm), strict=True):
+        if item is None:
+            continue
+        known = isinstance(desc, aot.PlainAOTOutput) or (
+            isinstance(desc, aot.GradAOTOutput) and isinstance(desc.grad_of, aot.ParamAOTInput)
+        )
+        if isinstance(desc, aot.InputMutationAOTOutput):
+            known = isinstance(desc.mutated_input, aot.BufferAOTInput)
+            if not known:
+                raise TraceError(
+                    f"the model changes one of its inputs or parameters in place "
+                    f"({desc.mutated_input.expr()}): change a copy of it, or make it a buffer"
+                )
+        if not known:
+            raise TraceError(f"the captured graph has an output autopar does not know: {desc!r}")
+        kept.append((item, desc))
+    _set_outputs(gm, kept)
+    return gm
+
+
+def merge_tied_parameters(gm: fx.GraphModule, tied: dict[str, str]) -> fx.GraphModule:
+    """One placeholder and one gradient, the sum, for a parameter of several names."""
+    if not tied:
+        return gm
+    placeholders = {
+        node.meta["target"]: node
+        for node in gm.graph.find_nodes(op="placeholder")
+        if isinstance(node.meta["desc"], aot.ParamAOTInput)
+    }
+    for name, first in tied.items():
+        placeholders[name].replace_all_uses_with(placeholders[first])
+        gm.graph.erase_node(placeholders[name])
+    kept: list[tuple[Any, Any]] = []
+    position: dict[str, int] = {}
+    output = gm.graph.output_node()
+    for item, desc in zip(*outputs_of(gm), strict=True):
+        if isinstance(desc, aot.GradAOTOutput):
+            name = _target(desc.grad_of)
+            name = tied.get(name, name)
+            if name in position:
+                with gm.graph.inserting_before(output):
+                    total = gm.graph.call_function(
+                        aten.add.Tensor, (kept[position[name]][0], item)
+                    )
+                _copy_meta(total, item, is_gradient_acc=True)
+                kept[position[name]] = (total, kept[position[name]][1])
+                continue
+            position[name] = len(kept)
+        kept.append((item, desc))
+    _set_outputs(gm, kept)
+    return gm
+
+
+def drop_output_copies(gm: fx.GraphModule) -> fx.GraphModule:
+    """Return what the wrapper copied (`capture._Step`) rather than the copy, where an op made it
+    and nothing else returns it."""
+    pairs = list(zip(*outputs_of(gm), strict=True))
+    returned = {item for item, _ in pairs}
+    for index, (item, desc) in enumerate(pairs):
+        if isinstance(desc, aot.PlainAOTOutput) and item.target is aten.clone.default:
+            source = item.args[0]
+            made_here = source.op == "call_function" and source not in returned
+            if made_here and not item.kwargs:
+                returned.add(source)
+                pairs[index] = (source, desc)
+    _set_outputs(gm, pairs)
+    return gm
+
+
+def split_mean_losses(gm: fx.GraphModule) -> fx.GraphModule:
+    """nll_loss with reduction "mean" as a sum divided by the sum of the weights it counted.
+
+    Targets that are ignored may be spread unevenly over ranks, so that the mean of the ranks'
+    means is not the mean; sums add up.
+    """
+    for node in list(gm.graph.nodes):
+        if node.target in _NLL_FORWARD and node.args[3] == _MEAN:
+            _split_forward(gm, node)
+        elif node.target in _NLL_BACKWARD and node.args[4] == _MEAN:
+            _split_backward(gm, node)
+    return gm
+
+
+def _split_forward(gm: fx.GraphModule, node: fx.Node) -> None:
+    node.update_arg(3, _SUM)
+    parts = {user.args[1]: user for user in node.users}
+    total = parts.get(0)
+    if total is None:
+        return
+    if 1 in parts:
+        weight = parts[1]
+        total.append(weight)
+    else:
+        with gm.graph.inserting_after(total):
+            weight = gm.graph.call_function(total.target, (node, 1))
+        _copy_meta(weight, total)
+        weight.meta["val"] = node.meta["val"][1]
+    with gm.graph.inserting_after(weight):
+        mean = gm.graph.call_function(aten.div.Tensor, (total, weight))
+    _copy_meta(mean, total)
+    total.replace_all_uses_with(mean, delete_user_cb=lambda user: user is not mean)
+
+
+def _split_backward(gm: fx.GraphModule, node: fx.Node) -> None:
+    grad, weight = node.args[0], node.args[6]
+    assert isinstance(grad, fx.Node)
+    with gm.graph.inserting_before(node):
+        scaled = gm.graph.call_function(aten.div.Tensor, (grad, weight))
+    _copy_meta(scaled, node)
+    scaled.meta["val"] = grad.meta["val"]
+    node.update_arg(0, scaled)
+    node.update_arg(4, _SUM)
+
+
+def _copy_meta(node: fx.Node, source: fx.Node, **more: Any) -> None:
+    for key in ("val", "custom", "partitioner_tag", "seq_nr", "stack_trace"):
+        if key in source.meta:
+            node.meta[key] = source.meta[key]
+    node.meta.update(more)
+
+
+def drop_assertions(gm: fx.GraphModule) -> fx.GraphModule:
+    """Drop what only checks: shapes are fixed, and data was checked by whoever wrote the model."""
+    for node in reversed(list(gm.graph.nodes)):
+        if node.op == "call_function" and not node.users:
+            name = str(node.target)
+            if name.startswith(("aten._assert_", "aten.sym_constrain_")):
+                gm.graph.erase_node(node)
+    return gm
+
+
+def drop_dead_code(gm: fx.GraphModule) -> fx.GraphModule:
+    """Drop every op whose result is not used. The joint graph is functional: no op has another
+    effect than its result."""
+    for node in reversed(list(gm.graph.nodes)):
+        if node.op in ("call_function", "get_attr") and not node.users:
+            gm.graph.erase_node(node)
+    return gm

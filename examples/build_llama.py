@@ -1,0 +1,57 @@
+"""Targets for `autopar plan`: Llama-8B, and a small model of the same kind.
+
+    autopar plan examples/build_llama.py:build --cluster 8x8xH100 --global-batch 64 -o llama.json
+    autopar plan examples/build_llama.py:build_tiny --cluster 4xcpu --global-batch 8 -o tiny.json
+    autopar verify tiny.json examples/build_llama.py:build_tiny --global-batch 8
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+Inputs = Callable[[int], dict[str, torch.Tensor]]
+
+
+def build() -> tuple[LlamaForCausalLM, Inputs]:
+    """8 billion parameters in bfloat16, sequences of 2,048 tokens."""
+    config = LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+        use_cache=False,
+        dtype="bfloat16",
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16), _tokens(config.vocab_size, 2048)
+
+
+def build_tiny() -> tuple[LlamaForCausalLM, Inputs]:
+    """Two layers in float32, small enough to run."""
+    config = LlamaConfig(
+        vocab_size=256,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=64,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config), _tokens(config.vocab_size, 32)
+
+
+def _tokens(vocab_size: int, sequence: int) -> Inputs:
+    def inputs(batch: int) -> dict[str, torch.Tensor]:
+        tokens = torch.randint(0, vocab_size, (batch, sequence))
+        return {"input_ids": tokens, "labels": tokens}
+
+    return inputs

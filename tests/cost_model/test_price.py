@@ -1,0 +1,108 @@
+"""The problem that is stated, the bill that is added up, and that the two agree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.cluster import parse_cluster
+from autopar.cost_model.account import account
+from autopar.cost_model.price import price
+from autopar.errors import InfeasibleError, PlanMismatchError
+from autopar.meshes import parse_mesh
+from autopar.options import Options
+from autopar.planning import make_structure
+from autopar.problem import Problem
+from autopar.search import search, solve_mesh
+from autopar.solver import solve
+from tests.graphs import linear_step
+
+LIMIT = 80 << 30
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def random_solution(problem: Problem, seed: int):
+    """A feasible solution of a problem whose costs were replaced by random ones."""
+    rng = np.random.default_rng(seed)
+    shuffled = replace(
+        problem,
+        costs=tuple(rng.integers(0, 10**6, len(c)) for c in problem.costs),
+        usage_limit=None,
+    )
+    return solve(shuffled)
+
+
+@given(seed=st.integers(0, 50), mesh=st.sampled_from(["2", "4", "2x2", "2x4"]))
+def test_the_bill_of_any_plan_is_what_the_problem_says(seed: int, mesh: str) -> None:
+    """Not of the optimum alone: the solver's favourites exercise a small part of the prices."""
+    graph = linear_step(64, 32, 16, layers=3)
+    cluster = parse_cluster(f"{mesh}xH100")
+    layout = parse_mesh(mesh, cluster)
+    options = Options()
+    problem = price(graph, cluster, layout, options, usage_limit=LIMIT)
+    solution = random_solution(problem, seed)
+    structure = make_structure(
+        graph, cluster, layout, options, problem, solution, fingerprint="f"
+    )
+    costs = sum(int(c[i]) for c, i in zip(problem.costs, solution.choice, strict=True))
+    moves = sum(
+        int(flow.costs[list(used)].sum())
+        for flow, used in zip(problem.flows, solution.arcs, strict=True)
+        if used
+    )
+    bill = account(graph, cluster, layout, options, structure, LIMIT)
+    assert (bill.compute_ns, bill.communication_ns) == (costs, moves)
+
+
+def test_a_small_model_on_a_slow_link_is_replicated() -> None:
+    graph = linear_step(4096, 64, 64, layers=2)
+    plan = search(
+        graph, parse_cluster("2x1xL4"), Options(), fingerprint="f", torch_version="", progress=quiet
+    )
+    assert {(p.storage, p.kept) for p in plan.structure.params.values()} == {("[R]", "[R]")}
+    assert plan.provenance.status == "optimal"
+    assert plan.provenance.objective_ns == plan.estimates.step_ns == plan.provenance.bound_ns
+
+
+def test_a_tight_limit_shards_parameters_and_a_tighter_one_is_infeasible() -> None:
+    graph = linear_step(256, 1024, 1024, layers=4)
+    cluster = parse_cluster("8xH100")
+    mesh = parse_mesh("8", cluster)
+    roomy = solve_mesh(graph, cluster, mesh, Options(), "f", quiet)
+    whole = roomy.estimates.memory
+    limit = whole.total - (1 << 19)
+    tight = solve_mesh(graph, cluster, mesh, Options(memory_limit_bytes=limit), "f", quiet)
+    assert tight.estimates.memory.total <= limit < whole.total
+    assert tight.solution.objective > roomy.solution.objective
+    with pytest.raises(InfeasibleError, match=r"is missing.*w\d"):
+        solve_mesh(graph, cluster, mesh, Options(memory_limit_bytes=1 << 20), "f", quiet)
+
+
+def test_a_plan_that_misses_a_decision_or_a_route_is_refused() -> None:
+    graph = linear_step(64, 32, 16, layers=2)
+    cluster = parse_cluster("4xH100")
+    mesh = parse_mesh("4", cluster)
+    problem = price(graph, cluster, mesh, Options(), usage_limit=LIMIT)
+    structure = make_structure(
+        graph, cluster, mesh, Options(), problem, random_solution(problem, 1), fingerprint="f"
+    )
+    without_op = replace_struct(structure, ops=dict(list(structure.ops.items())[1:]))
+    with pytest.raises(PlanMismatchError, match="no decision for"):
+        account(graph, cluster, mesh, Options(), without_op, LIMIT)
+    assert structure.routes
+    without_route = replace_struct(structure, routes={})
+    with pytest.raises(PlanMismatchError, match="never reaches"):
+        account(graph, cluster, mesh, Options(), without_route, LIMIT)
+
+
+def replace_struct(structure, **changes):
+    import msgspec
+
+    return msgspec.structs.replace(structure, **changes)

@@ -1,0 +1,171 @@
+"""Rules by execution: shard the inputs as a rule allows, run the op on every rank, put the pieces
+together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import prod
+from typing import Any
+
+import torch
+
+from torch import Tensor
+
+import autopar.runtime.attention  # noqa: F401 - registers the attention ops
+from autopar.graph import Arg, Ref
+from autopar.notation import Dims, Rule
+from autopar.rules import Call, TensorShape
+from tests.rules.local import local_args
+
+Ways = dict[str, int]
+"""Among how many ranks each letter is sharded."""
+
+
+def resolve(op: str) -> Callable[..., Any]:
+    """The function an op name means."""
+    if op == "getitem":
+        return lambda x: x
+    if op == "aten._fused_rms_norm_backward.default":
+        return _rms_norm_backward
+    namespace, packet, overload = op.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+def _rms_norm_backward(
+    grad: Tensor, x: Tensor, shape: list[int], rstd: Tensor, weight: Tensor | None, mask: list[bool]
+) -> tuple[Tensor, Tensor | None]:
+    """What the op computes on CUDA: it has no CPU kernel."""
+    dims = tuple(range(x.dim() - len(shape), x.dim()))
+    scaled = grad if weight is None else grad * weight
+    normal = x * rstd
+    dx = rstd * (scaled - normal * (scaled * normal).mean(dims, keepdim=True))
+    rest = tuple(range(x.dim() - len(shape)))
+    return dx, (grad * normal).sum(rest) if mask[1] else None
+
+
+def call_op(op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
+    """The op's tensor outputs; None stands for an output that a mask leaves out."""
+    found = resolve(op)(*args, **kwargs)
+    outputs = found if isinstance(found, tuple | list) else (found,)
+    return tuple(torch.empty(0) if o is None else o for o in outputs)
+
+
+def snapshot(op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call, list[Tensor]]:
+    """The call as rules see it, and its tensor inputs in order."""
+    tensors: list[Tensor] = []
+
+    def convert(value: Any) -> Arg:
+        if isinstance(value, Tensor):
+            tensors.append(value)
+            return Ref(len(tensors) - 1)
+        if isinstance(value, list | tuple):
+            return tuple(convert(v) for v in value)
+        return str(value) if isinstance(value, torch.dtype) else value
+
+    converted = tuple(convert(a) for a in args)
+    keywords = tuple((name, convert(value)) for name, value in kwargs.items())
+    outputs = call_op(op, args, kwargs)
+    return (
+        Call(op, converted, keywords, tuple(map(_type, tensors)), tuple(map(_type, outputs))),
+        tensors,
+    )
+
+
+def _type(tensor: Tensor) -> TensorShape:
+    return TensorShape(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+
+
+def substitute(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """`value` with its tensors, in order of appearance, replaced by `tensors`."""
+    rest = iter(tensors)
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return next(rest)
+        return type(item)(map(walk, item)) if isinstance(item, list | tuple) else item
+
+    return walk(value)
+
+
+def letter_sizes(rule: Rule, call: Call) -> dict[str, int]:
+    sizes = dict(rule.sizes)
+    for dims, tensor in zip(
+        (*rule.inputs, *rule.outputs), (*call.inputs, *call.outputs), strict=True
+    ):
+        for dim, size in zip(dims, tensor.shape, strict=True):
+            if len(dim) == 1:
+                sizes[dim[0]] = size
+    return sizes
+
+
+def shard(x: Tensor, dims: Dims, sizes: dict[str, int], ways: Ways, rank: dict[str, int]) -> Tensor:
+    """The piece of `x` that `rank` (a coordinate per sharded letter) holds."""
+    names = [a for dim in dims for a in dim]
+    split = x.reshape([sizes[a] for a in names])
+    for position, name in enumerate(names):
+        if name in ways:
+            split = split.chunk(ways[name], position)[rank[name]]
+    shape = [prod(sizes[a] // ways.get(a, 1) for a in dim) for dim in dims]
+    return split.reshape(shape).clone()
+
+
+def run_sharded(
+    call: Call, rule: Rule, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Tensor],
+    ways: Ways,
+) -> list[Tensor]:  # fmt: skip
+    """The outputs, put together from those of every rank."""
+    sizes = letter_sizes(rule, call)
+    local_shapes = [
+        tuple(prod(sizes[a] // ways.get(a, 1) for a in dim) for dim in dims)
+        for dims in rule.outputs
+    ]
+    gathered: list[Tensor | None] = [None] * len(call.outputs)
+    for coordinate in product(*(range(n) for n in ways.values())):
+        rank = dict(zip(ways, coordinate, strict=True))
+        local = [
+            shard(x, dims, sizes, ways, rank) for x, dims in zip(inputs, rule.inputs, strict=True)
+        ]
+        new_args, new_kwargs = substitute((tuple(args), tuple(kwargs.values())), local)
+        outputs = call_op(
+            call.op,
+            local_args(call.op, new_args, local_shapes, [o.shape for o in call.outputs]),
+            dict(zip(kwargs, new_kwargs, strict=True)),
+        )
+        for k, output in enumerate(outputs):
+            assert tuple(output.shape) == local_shapes[k], (call.op, ways, output.shape)
+            gathered[k] = _gather(gathered[k], output, rule, k, sizes, ways, rank)
+    return [x for x in gathered if x is not None]
+
+
+def _gather(
+    whole: Tensor | None, piece: Tensor, rule: Rule, k: int, sizes: dict[str, int], ways: Ways,
+    rank: dict[str, int],
+) -> Tensor:  # fmt: skip
+    """`whole` with `piece` added where `rank` holds it: concatenation and sum at once."""
+    dims = rule.outputs[k]
+    names = [a for dim in dims for a in dim]
+    shape = [prod(sizes[a] for a in dim) for dim in dims]
+    if piece.dtype == torch.bool:
+        assert set(ways) <= set(names), "a partial bool"
+    if rule.mean:
+        piece = piece / prod(n for a, n in ways.items() if a not in names)
+    if whole is None:
+        whole = torch.zeros(shape, dtype=piece.dtype)
+    view = whole.view([sizes[a] for a in names])
+    for position, name in enumerate(names):
+        if name in ways:
+            view = view.chunk(ways[name], position)[rank[name]]
+    view += piece.reshape(view.shape)
+    return whole
+
+
+def assert_equal(got: Sequence[Tensor], expected: Sequence[Tensor], what: str) -> None:
+    for k, (a, b) in enumerate(zip(got, expected, strict=True)):
+        assert a.dtype == b.dtype, f"{what}: output {k} is {a.dtype}, not {b.dtype}"
+        exact = not (a.dtype.is_floating_point or a.dtype.is_complex)
+        scale = 0.0 if exact or not b.numel() else float(b.abs().nan_to_num(0, 0, 0).max())
+        torch.testing.assert_close(
+            a, b, rtol=0 if exact else 1e-12, atol=1e-12 * scale, equal_nan=True,
+            msg=lambda text, k=k: f"{what}: output {k}: {text}",
+        )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Every rule is proved by running it: whatever it lets be sharded or left partial gives, put
+together, what the op gives whole."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+
+from autopar.notation import Rule
+from autopar.rules import RULES, Call, rule_for
+from tests.rules.execution import (
+    assert_equal,
+    call_op,
+    letter_sizes,
+    run_sharded,
+    snapshot,
+    substitute,
+)
+from tests.rules.samples import SAMPLES, make
+
+UNDEFINED = ("bernoulli", "empty", "rand", "dropout.")
+"""Ops whose results have no values to compare."""
+
+CASES = [
+    pytest.param(op, index, id=f"{op}-{index}")
+    for op in sorted(RULES)
+    for index in range(max(1, len(SAMPLES.get(op, ()))))
+]
+
+
+def made(op: str, index: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args, kwargs = SAMPLES[op][index]
+    generator = torch.Generator().manual_seed(index)
+    return make(args, generator), make(kwargs, generator)
+
+
+def ruled(call: Call) -> Rule:
+    rule = rule_for(call)
+    assert rule is not None, f"no rule for {call}"
+    return rule
+
+
+@pytest.mark.parametrize(("op", "index"), CASES)
+def test_shards_put_together_are_the_whole(op: str, index: int) -> None:
+    assert op in SAMPLES, f"{op} has a rule and no sample in tests/rules/samples.py"
+    args, kwargs = made(op, index)
+    call, inputs = snapshot(op, args, kwargs)
+    rule = ruled(call)
+    expected = call_op(op, args, kwargs)
+    sizes = letter_sizes(rule, call)
+    free = [a for a in rule.letters if a not in rule.whole]
+    single = [{a: n} for a in free for n in (2, 3) if sizes[a] % n == 0]
+    double = [{a: 2, b: 2} for a, b in combinations(free, 2) if sizes[a] % 2 == sizes[b] % 2 == 0]
+    for ways in single + double:
+        got = run_sharded(call, rule, args, kwargs, inputs, ways)
+        if not any(word in op for word in UNDEFINED):
+            assert_equal(got, expected, f"{rule} sharded by {ways}")
+
+
+@pytest.mark.parametrize(("op", "index"), CASES)
+def test_partial_inputs_give_partial_outputs(op: str, index: int) -> None:
+    args, kwargs = made(op, index)
+    call, inputs = snapshot(op, args, kwargs)
+    rule = ruled(call)
+    expected = call_op(op, args, kwargs)
+    generator = torch.Generator().manual_seed(1)
+    for together in rule.partial:
+        summands = [list(inputs), list(inputs), list(inputs)]
+        for k in together:
+            first, second = (_like(inputs[k], generator) for _ in range(2))
+            for parts, value in zip(
+                summands, (first, second, inputs[k] - first - second), strict=True
+            ):
+                parts[k] = value
+        results: list[tuple[torch.Tensor, ...]] = []
+        for parts in summands:
+            new_args, new_kwargs = substitute((tuple(args), tuple(kwargs.values())), parts)
+            results.append(call_op(op, new_args, dict(zip(kwargs, new_kwargs, strict=True))))
+        if not any(word in op for word in UNDEFINED):
+            sums = [sum(column[1:], start=column[0]) for column in zip(*results, strict=True)]
+            assert_equal(sums, expected, f"{rule} partial in {together}")
+
+
+def _like(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    if not (x.dtype.is_floating_point or x.dtype.is_complex):
+        return torch.randint(-9, 9, x.shape, generator=generator, dtype=x.dtype)
+    return torch.randn(x.shape, generator=generator, dtype=x.dtype)
+
+
+def test_no_sample_lacks_a_rule() -> None:
+    assert set(SAMPLES) <= set(RULES)

@@ -1,0 +1,107 @@
+"""The oracle: every choice of every node and every set of arcs, tried one by one.
+
+It shares nothing with `autopar.solver`; it is for problems of a handful of nodes and arcs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import product
+
+from autopar.problem import FORBIDDEN, Flow, Problem
+
+
+@dataclass(frozen=True)
+class Best:
+    """The lowest cost, every choice that has it, and the smallest peak of any allowed choice (with
+    or without the limit)."""
+
+    objective: int | None
+    choices: tuple[tuple[int, ...], ...]
+    least_peak: int | None
+
+    def lowest_tie_weight(self, problem: Problem) -> int:
+        return min(tie_weight(problem, choice) for choice in self.choices)
+
+
+def tie_weight(problem: Problem, choice: Sequence[int]) -> int:
+    total = 0
+    for key, labels, c in zip(problem.keys, problem.labels, choice, strict=True):
+        digest = blake2b(key.encode() + b"\0" + labels[c].encode(), digest_size=8).digest()
+        total += int.from_bytes(digest, "big") % 2**20
+    return total
+
+
+def solve_by_enumeration(problem: Problem) -> Best:
+    best: int | None = None
+    choices: list[tuple[int, ...]] = []
+    least_peak: int | None = None
+    tables = [_flow_table(flow) for flow in problem.flows]
+    for choice in product(*(range(len(costs)) for costs in problem.costs)):
+        cost = _cost(problem, choice, tables)
+        if cost is None:
+            continue
+        peak = _peak(problem, choice)
+        least_peak = peak if least_peak is None else min(peak, least_peak)
+        if problem.usage_limit is not None and peak > problem.usage_limit:
+            continue
+        if best is None or cost < best:
+            best, choices = cost, []
+        if cost == best:
+            choices.append(choice)
+    return Best(best, tuple(choices), least_peak)
+
+
+def _cost(
+    problem: Problem, choice: Sequence[int], tables: Sequence[list[tuple[int, list[set[int]]]]]
+) -> int | None:
+    parts = [int(costs[c]) for costs, c in zip(problem.costs, choice, strict=True)]
+    parts += [int(e.cost[choice[e.source], choice[e.target]]) for e in problem.edges]
+    if any(part >= FORBIDDEN for part in parts):
+        return None
+    for flow, table in zip(problem.flows, tables, strict=True):
+        asked = {int(s.state[choice[s.node]]) for s in flow.sinks} - {-1}
+        made = int(flow.source_state[choice[flow.source]])
+        found = min(
+            (cost for cost, reached in table if asked <= (reached[made] if made >= 0 else set())),
+            default=None,
+        )
+        if found is None:
+            return None
+        parts.append(found)
+    return sum(parts)
+
+
+def _flow_table(flow: Flow) -> list[tuple[int, list[set[int]]]]:
+    """(cost, states reached from each state) of every set of allowed arcs."""
+    allowed = [a for a in range(len(flow.costs)) if flow.costs[a] < FORBIDDEN]
+    table = []
+    for used in product([False, True], repeat=len(allowed)):
+        arcs = [a for a, is_used in zip(allowed, used, strict=True) if is_used]
+        reached = []
+        for start in range(len(flow.states)):
+            seen = {start}
+            for _ in arcs:
+                seen |= {int(flow.heads[a]) for a in arcs if int(flow.tails[a]) in seen}
+            reached.append(seen)
+        table.append((sum(int(flow.costs[a]) for a in arcs), reached))
+    return table
+
+
+def _peak(problem: Problem, choice: Sequence[int]) -> int:
+    times = {t for span in problem.intervals for t in span}
+    return max(
+        (
+            sum(
+                int(usages[c])
+                for (start, stop), usages, c in zip(
+                    problem.intervals, problem.usages, choice, strict=True
+                )
+                if start <= time < stop
+            )
+            for time in times
+        ),
+        default=0,
+    )

@@ -1,0 +1,74 @@
+"""Small random problems for hypothesis, with everything in them that a problem can have."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from autopar.problem import FORBIDDEN, Edge, Flow, IntArray, Problem, Sink
+
+MAX_NODES = 5
+MAX_CHOICES = 3
+MAX_STATES = 4
+MAX_ARCS = 6
+
+
+def _ints(draw: st.DrawFn, count: int, low: int, high: int) -> IntArray:
+    values = draw(st.lists(st.integers(low, high), min_size=count, max_size=count))
+    return np.array(values, dtype=np.int64)
+
+
+def _costs(draw: st.DrawFn, count: int, unit: int) -> IntArray:
+    """Costs with many ties; about one in eight is forbidden."""
+    costs = _ints(draw, count, 0, 8)
+    return np.where(costs == 8, FORBIDDEN, costs * unit)
+
+
+def _flow(draw: st.DrawFn, index: int, counts: list[int], unit: int) -> Flow:
+    nodes = st.integers(0, len(counts) - 1)
+    size = draw(st.integers(1, MAX_STATES))
+    source = draw(nodes)
+    lowest = draw(st.sampled_from([0, 0, -1]))
+    sinks = [
+        Sink(node, _ints(draw, counts[node], lowest, size - 1))
+        for node in draw(st.lists(nodes, max_size=4))
+    ]
+    if sinks and draw(st.booleans()):
+        sinks.append(sinks[0])
+    num_arcs = draw(st.integers(0, MAX_ARCS))
+    return Flow(
+        key=f"flow{index}",
+        source=source,
+        source_state=_ints(draw, counts[source], lowest, size - 1),
+        sinks=tuple(sinks),
+        states=tuple(f"state{s}" for s in range(size)),
+        tails=_ints(draw, num_arcs, 0, size - 1),
+        heads=_ints(draw, num_arcs, 0, size - 1),
+        costs=_costs(draw, num_arcs, unit),
+    )
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    counts = draw(st.lists(st.integers(1, MAX_CHOICES), min_size=1, max_size=MAX_NODES))
+    nodes = st.integers(0, len(counts) - 1)
+    unit = draw(st.sampled_from([1, 7, 10**7 + 19]))
+    grain = draw(st.sampled_from([1, 10**9 + 7]))
+    ends = [draw(st.tuples(st.integers(0, 4), st.integers(0, 4))) for _ in counts]
+    edges = [
+        Edge(a, b, _costs(draw, counts[a] * counts[b], unit).reshape(counts[a], counts[b]))
+        for a, b in draw(st.lists(st.tuples(nodes, nodes), max_size=4))
+    ]
+    flows = [_flow(draw, f, counts, unit) for f in range(draw(st.integers(0, 2)))]
+    limit = draw(st.none() | st.integers(0, 15))
+    return Problem(
+        name="random",
+        keys=tuple(f"node{i}" for i in range(len(counts))),
+        labels=tuple(tuple(f"choice{c}" for c in range(n)) for n in counts),
+        costs=tuple(_costs(draw, n, unit) for n in counts),
+        usages=tuple(_ints(draw, n, 0, 5) * grain for n in counts),
+        intervals=tuple(ends),
+        edges=tuple(edges),
+        flows=tuple(flows),
+        usage_limit=None if limit is None else limit * grain,
+    )

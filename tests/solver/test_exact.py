@@ -1,0 +1,76 @@
+"""The solver against exhaustive enumeration, and what it promises about its answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.solver.bruteforce import solve_by_enumeration, tie_weight
+from tests.solver.random_problems import problems
+
+from autopar.problem import Problem, Status
+from autopar.solver import evaluate, solve
+
+SETTINGS = settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+@SETTINGS
+@given(problems())
+def test_equals_brute_force(problem: Problem) -> None:
+    best = solve_by_enumeration(problem)
+    solution = solve(problem)
+    if best.objective is None:
+        assert solution.status is Status.INFEASIBLE
+        assert solution.choice == ()
+        assert solution.statistics["reason"]
+        if best.least_peak is not None:
+            assert solution.conflict is not None
+            assert solution.conflict.limit == problem.usage_limit
+            assert problem.usage_limit < solution.conflict.needed <= best.least_peak
+        return
+    assert solution.status is Status.OPTIMAL
+    assert solution.objective == solution.bound == best.objective
+    assert solution.choice in best.choices
+    assert tie_weight(problem, solution.choice) == best.lowest_tie_weight(problem)
+    assert "fault" not in solution.statistics
+
+
+@SETTINGS
+@given(problems(), st.randoms(use_true_random=False))
+def test_the_order_of_nodes_does_not_matter(problem: Problem, random: object) -> None:
+    order = list(range(len(problem.keys)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    there = solve(problem)
+    shuffled = solve(permuted(problem, order))
+    assert shuffled.status is there.status
+    assert shuffled.objective == there.objective
+    if there.choice:
+        assert tuple(there.choice[i] for i in order) == shuffled.choice
+
+
+def permuted(problem: Problem, order: list[int]) -> Problem:
+    place = {node: at for at, node in enumerate(order)}
+    pick = lambda values: tuple(values[i] for i in order)  # noqa: E731
+    return replace(
+        problem,
+        keys=pick(problem.keys),
+        labels=pick(problem.labels),
+        costs=pick(problem.costs),
+        usages=pick(problem.usages),
+        intervals=pick(problem.intervals),
+        edges=tuple(
+            replace(e, source=place[e.source], target=place[e.target]) for e in problem.edges[::-1]
+        ),
+        flows=tuple(
+            replace(
+                f,
+                source=place[f.source],
+                sinks=tuple(replace(s, node=place[s.node]) for s in f.sinks[::-1]),
+            )
+            for f in problem.flows[::-1]
+        ),
+    )
