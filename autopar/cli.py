@@ -37,7 +37,7 @@ class Cli(click.Group):
         standalone_mode: bool = True,
         **extra: Any,
     ) -> Any:
-        arguments = list(sys.argv[1:] if args is None else args)
+        arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         try:
             status = super().main(arguments, "autopar", complete_var, False, **extra)
         except (KeyboardInterrupt, click.Abort):
@@ -232,7 +232,12 @@ def _emit(
     console = Console(no_color=no_color or None, highlight=False, markup=False, emoji=False)
     if width is not None or not console.is_terminal:
         console.width = width or PIPED_WIDTH
-    console.print(page(content))
+    if console.is_terminal:
+        console.print(page(content))
+        return
+    with console.capture() as capture:
+        console.print(page(content))
+    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
 @contextmanager

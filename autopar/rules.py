@@ -39,12 +39,12 @@ _LINEAR = {
     """,
     "0 1": "mul.Tensor",
     "01": """
-        add.Scalar add.Tensor addcdiv fill.Scalar fill.Tensor lerp.Scalar lerp.Tensor rsub.Scalar
+        add.Scalar add.Tensor addcdiv fill.Scalar lerp.Scalar lerp.Tensor rsub.Scalar
         rsub.Tensor sub.Scalar sub.Tensor
     """,
     "01 02": "addcmul",
     "02": "masked_fill.Scalar masked_fill.Tensor",
-    "1": "copy",
+    "1": "copy fill.Tensor",
     "12": "where.ScalarOther where.ScalarSelf where.self",
 }
 """Pointwise ops by the arguments in which they are jointly linear (`ops.pointwise`)."""

@@ -1,8 +1,8 @@
 """Targets for `autopar plan`: Llama-8B, and a small model of the same kind.
 
-    autopar plan examples/build_llama.py:build --cluster 8x8xH100 --global-batch 64 -o llama.json
-    autopar plan examples/build_llama.py:build_tiny --cluster 4xcpu --global-batch 8 -o tiny.json
-    autopar verify tiny.json examples/build_llama.py:build_tiny --global-batch 8
+autopar plan examples/build_llama.py:build --cluster 8x8xH100 --global-batch 64 -o llama.json
+autopar plan examples/build_llama.py:build_tiny --cluster 4xcpu --global-batch 8 -o tiny.json
+autopar verify tiny.json examples/build_llama.py:build_tiny --global-batch 8
 """
 
 from __future__ import annotations

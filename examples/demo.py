@@ -1,4 +1,4 @@
-"""The whole way in a few minutes: plan, look at the plan, train on four processes, compare with one.
+"""The whole way in a few minutes: plan, train on four processes, compare with one.
 
 Run by `make demo`. Ends with status 1 if the losses of the two runs differ.
 """

@@ -33,8 +33,8 @@ def page(summary: Summary) -> RenderableType:
         ("Memory per device at the peak", _memory(summary.memory, summary.memory_limit_bytes)),
     ):
         sections += [Text(""), Text(title, style="bold"), Padding(content, (0, 0, 0, 2))]
-    for warning in summary.warnings:
-        sections += [Text(""), Text("warning: ", style="yellow").append_text(_name(warning))]
+    sections += [Text("")] * bool(summary.warnings)
+    sections += [Text("warning: ", "yellow").append_text(_name(w)) for w in summary.warnings]
     return Group(*sections)
 
 
@@ -83,15 +83,18 @@ def _blocks(blocks: Sequence[Block]) -> RenderableType:
 
 
 def _params(summary: Summary) -> RenderableType:
-    table = _table(("parameter", "shape", "stored", "kept for backward"), ("count", "per device"))
+    table = _table(("parameter",), ("count", "per device", "shape"))
+    table.add_column("stored, and kept for backward", overflow="fold")
     for group in summary.params[:MAX_ROWS]:
+        placed = _placed(group.storage)
+        if group.kept != group.storage:
+            placed.append(", kept ").append_text(_placed(group.kept))
         table.add_row(
             _name(group.name),
-            _name("x".join(map(str, group.shape)) or "scalar"),
-            _placed(group.storage),
-            Text("-", style="dim") if group.kept == group.storage else _placed(group.kept),
             str(group.count),
             format_bytes(group.local_bytes),
+            _name("x".join(map(str, group.shape)) or "scalar"),
+            placed,
         )
     return _with_rest(table, len(summary.params))
 
@@ -146,7 +149,7 @@ def _name(text: str, style: str = "") -> Text:
 
 
 def _placed(sharding: str) -> Text:
-    return _name(sharding, "yellow" if sharding == REPLICATED else "cyan")
+    return Text().append_text(_name(sharding, "yellow" if sharding == REPLICATED else "cyan"))
 
 
 def _time(ns: int) -> str:

@@ -26,7 +26,6 @@ class Signature(NamedTuple):
     spec: TreeSpec
     training: tuple[bool, ...]
     trainable: tuple[bool, ...]
-    grad: bool
     autocast: tuple[str, ...]
 
     def facts(self) -> dict[str, str]:
@@ -36,7 +35,6 @@ class Signature(NamedTuple):
             "structure of the inputs": str(self.spec),
             "training modes": _runs(self.training),
             "trainable parameters": _runs(self.trainable),
-            "gradients": "on" if self.grad else "off",
             "autocast": ", ".join(self.autocast) or "off",
         }
 
@@ -133,7 +131,6 @@ class Runner:
             spec=spec,
             training=tuple(module.training for module in self.model.modules()),
             trainable=tuple(param.requires_grad for param in self.model.parameters()),
-            grad=torch.is_grad_enabled(),
             autocast=tuple(
                 f"{device} {torch.get_autocast_dtype(device)}"
                 for device in ("cpu", "cuda")

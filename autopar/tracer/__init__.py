@@ -10,10 +10,11 @@ from torch import fx, nn
 from autopar.graph import Graph, Role
 from autopar.tracer.annotate import with_rules
 from autopar.tracer.aot import TreeSpec
-from autopar.tracer.capture import InputLeaf, capture
+from autopar.tracer.capture import InputLeaf
+from autopar.tracer.capture import capture as _capture
 from autopar.tracer.classes import with_keys
-from autopar.tracer.normalize import normalize
-from autopar.tracer.snapshot import snapshot
+from autopar.tracer.normalize import normalize as _normalize
+from autopar.tracer.snapshot import snapshot as _snapshot
 
 __all__ = ["InputLeaf", "OutputLeaf", "Traced", "trace"]
 
@@ -62,9 +63,9 @@ def trace(
     cannot be captured, and with `strict` for an op without a rule, which is otherwise an
     UnknownOpWarning. The model is left as it was.
     """
-    found = capture(model, args, kwargs or {})
-    normalize(found.gm, found.tied)
-    graph = with_keys(with_rules(snapshot(found, name or type(model).__name__), strict=strict))
+    found = _capture(model, args, kwargs or {})
+    _normalize(found.gm, found.tied)
+    graph = with_keys(with_rules(_snapshot(found, name or type(model).__name__), strict=strict))
     graph.check()
     placeholders = [
         f"{node.role.value}:{node.target}"

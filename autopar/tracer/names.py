@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autopar.graph import Node, Role
+from autopar.graph import Node, Role, TensorType
 
 _INPUT_DIMS = ("batch", "seq")
+_FLOAT_INPUT_DIMS = {
+    2: ("batch", "features"),
+    3: ("batch", "seq", "hidden"),
+    4: ("batch", "channels", "height", "width"),
+}
 _EMBEDDING_DIMS = ("vocab", "hidden")
 
 
@@ -28,26 +33,37 @@ def _hints(nodes: Sequence[Node]) -> Iterator[tuple[int, str]]:
     """(atom, name), the most telling first."""
     for node in nodes:
         if node.role is Role.INPUT:
-            for parts, name in zip(node.outputs[0].parts, _INPUT_DIMS, strict=False):
-                if len(parts) == 1:
-                    yield parts[0], name
+            tensor = node.outputs[0]
+            known = _FLOAT_INPUT_DIMS if tensor.dtype.startswith(("float", "bfloat")) else {}
+            yield from _single(tensor.parts, known.get(len(tensor.shape), _INPUT_DIMS))
     for node in nodes:
         if node.op == "aten.embedding.default":
-            weight = nodes[node.inputs[0].node].outputs[node.inputs[0].output]
-            yield from _whole_dims(weight.parts, _EMBEDDING_DIMS)
+            weight = _input(nodes, node, 0)
+            yield from _single(weight.parts, _EMBEDDING_DIMS)
     for node in nodes:
         if node.op == "autopar.sdpa.default":
-            heads, head_dim = (nodes[node.inputs[0].node].outputs[0].parts[d] for d in (1, 3))
-            yield from zip(heads, ("heads",) if len(heads) == 1 else ("kv", "g"), strict=False)
-            yield from _whole_dims((head_dim,), ("head_dim",))
-    for node in nodes:
-        if node.role is Role.PARAM and len(node.outputs[0].shape) == 1:
-            yield from _whole_dims(node.outputs[0].parts, ("hidden",))
+            query, value = _input(nodes, node, 0), _input(nodes, node, 2)
+            yield from _named(query.parts[1], ("heads",), ("kv", "g"))
+            yield from _named(query.parts[3], ("head_dim",), ("hd0", "hd1"))
+            yield from _named(value.parts[3], ("head_dim",), ("hd0", "hd1"))
+        elif node.op == "aten.nll_loss_forward.default":
+            yield from _named(_input(nodes, node, 0).parts[-1], ("classes",), ())
 
 
-def _whole_dims(
-    dims: Sequence[tuple[int, ...]], names: Sequence[str]
-) -> Iterator[tuple[int, str]]:
+def _input(nodes: Sequence[Node], node: Node, position: int) -> TensorType:
+    ref = node.inputs[position]
+    return nodes[ref.node].outputs[ref.output]
+
+
+def _single(dims: Sequence[tuple[int, ...]], names: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Names for the dims that are one atom."""
     for parts, name in zip(dims, names, strict=False):
         if len(parts) == 1:
             yield parts[0], name
+
+
+def _named(
+    parts: tuple[int, ...], one: Sequence[str], several: Sequence[str]
+) -> Iterator[tuple[int, str]]:
+    """Names for the parts of one dim."""
+    yield from zip(parts, one if len(parts) == 1 else several, strict=False)

@@ -9,7 +9,6 @@ from math import prod
 from typing import Any
 
 import torch
-
 from torch import Tensor
 
 import autopar.runtime.attention  # noqa: F401 - registers the attention ops

@@ -21,7 +21,7 @@ def local_args(
     are the global ones)."""
     name = op.split(".")[1] if "." in op else op
     found = list(args)
-    if name in _OUTPUT_SHAPE_AT:
+    if name in _OUTPUT_SHAPE_AT and op != "aten.view.dtype":
         found[_OUTPUT_SHAPE_AT[name]] = list(local[0])
     if name in _SLICE_DIM_AT:
         _localize_slice(found, args, _SLICE_DIM_AT[name], local[0], whole[0])

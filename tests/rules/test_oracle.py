@@ -64,22 +64,31 @@ def test_shards_put_together_are_the_whole(op: str, index: int) -> None:
 def test_partial_inputs_give_partial_outputs(op: str, index: int) -> None:
     args, kwargs = made(op, index)
     call, inputs = snapshot(op, args, kwargs)
-    rule = ruled(call)
-    expected = call_op(op, args, kwargs)
+    check_partial(call, ruled(call), args, kwargs, inputs)
+
+
+def check_partial(
+    call: Call,
+    rule: Rule,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    inputs: list[torch.Tensor],
+) -> None:
+    """For every set of `rule.partial`: random summands of those inputs give summands of outputs."""
+    expected = call_op(call.op, args, kwargs)
     generator = torch.Generator().manual_seed(1)
     for together in rule.partial:
         summands = [list(inputs), list(inputs), list(inputs)]
         for k in together:
             first, second = (_like(inputs[k], generator) for _ in range(2))
-            for parts, value in zip(
-                summands, (first, second, inputs[k] - first - second), strict=True
-            ):
+            last = inputs[k] - first - second
+            for parts, value in zip(summands, (first, second, last), strict=True):
                 parts[k] = value
         results: list[tuple[torch.Tensor, ...]] = []
         for parts in summands:
             new_args, new_kwargs = substitute((tuple(args), tuple(kwargs.values())), parts)
-            results.append(call_op(op, new_args, dict(zip(kwargs, new_kwargs, strict=True))))
-        if not any(word in op for word in UNDEFINED):
+            results.append(call_op(call.op, new_args, dict(zip(kwargs, new_kwargs, strict=True))))
+        if not any(word in call.op for word in UNDEFINED):
             sums = [sum(column[1:], start=column[0]) for column in zip(*results, strict=True)]
             assert_equal(sums, expected, f"{rule} partial in {together}")
 

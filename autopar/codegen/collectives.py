@@ -1,0 +1,152 @@
+"""The nodes of one redistribution step: the collective, and the copies that lay its buffers out.
+
+Functional collectives work on the leading dim. A tensor is seen here as its parts in order, of
+local sizes; the sharded part is brought to the front before the pieces of a scatter are sent, or
+into place after the pieces of a gather have come. Where nothing stands before it, no copy is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed  # defines the ops of _c10d_functional
+from torch import fx
+
+from autopar.graph import Atom, Slot, TensorType
+from autopar.reshard import Collective, local_part_sizes
+from autopar.runtime.program import local_chunk
+from autopar.sharding import Sharding
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The local sizes of a tensor's parts, in order of (dim, part), with the shape they make."""
+
+    slots: tuple[Slot, ...]
+    sizes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def position(self, slot: Slot) -> int:
+        return self.slots.index(slot)
+
+
+def parts_of(
+    tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
+) -> Parts:
+    """The parts of one rank's piece in `sharding`."""
+    local = local_part_sizes(tensor, atoms, sharding, sizes)
+    return Parts(
+        tuple(slot for slot, _ in tensor.slots()),
+        tuple(size for parts in local for size in parts),
+        tuple(map(prod, local)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Emitter:
+    """Appends to `graph` the nodes that take `x`, in parts `before`, to parts `after` over a mesh
+    axis called `axis`, of `num` ranks."""
+
+    graph: fx.Graph
+    axis: str
+    num: int
+    before: Parts
+    after: Parts
+
+    def emit(self, x: fx.Node, move: Collective) -> fx.Node:
+        """The result of `move`, which contains exactly one collective op (a slice has none)."""
+        if move.kind == "all_reduce":
+            return self._wait(c10d.all_reduce.default, self._contiguous(x), "sum", self.axis)
+        if move.kind == "reduce_scatter":
+            return self._reduce_scatter(x, move.target.slot)
+        if move.kind == "all_gather":
+            return self._all_gather(x, move.source.slot)
+        if move.kind == "all_to_all":
+            return self._all_to_all(x, move.source.slot, move.target.slot)
+        return self._slice(x, move.target.slot)
+
+    def _call(self, target: Any, *args: Any) -> fx.Node:
+        return self.graph.call_function(target, args)
+
+    def _wait(self, target: Any, *args: Any) -> fx.Node:
+        return self._call(c10d.wait_tensor.default, self._call(target, *args))
+
+    def _contiguous(self, x: fx.Node) -> fx.Node:
+        return self._call(aten.contiguous.default, x)
+
+    def _reshape(self, x: fx.Node, have: Sequence[int], want: Sequence[int]) -> fx.Node:
+        if tuple(have) == tuple(want):
+            return x
+        return self._call(aten.reshape.default, x, list(want))
+
+    def _move_dim(self, x: fx.Node, shape: Sequence[int], source: int, target: int) -> tuple[fx.Node, list[int]]:
+        """`x` of `shape` with dim `source` moved to `target`, and its shape then. Left alone where
+        only dims of size 1 are passed: the order in memory is the same."""
+        order = list(range(len(shape)))
+        order.insert(target, order.pop(source))
+        moved = [shape[d] for d in order]
+        low, high = sorted((source, target))
+        passed = [shape[d] for d in range(low, high + 1) if d != source]
+        if prod(passed) == 1:
+            return self._reshape(x, shape, moved), moved
+        return self._call(aten.permute.default, x, order), moved
+
+    def _all_gather(self, x: fx.Node, slot: Slot) -> fx.Node:
+        at = self.before.position(slot)
+        lead, rest = prod(self.before.sizes[:at]), prod(self.before.sizes[at:])
+        shape = self.before.shape
+        gathered = self._wait(
+            c10d.all_gather_into_tensor.default, self._contiguous(x), self.num, self.axis
+        )
+        have = [self.num * shape[0], *shape[1:]]
+        if lead > 1:
+            split = [self.num, lead, rest]
+            gathered = self._reshape(gathered, have, split)
+            gathered, have = self._move_dim(gathered, split, 0, 1)
+        return self._reshape(gathered, have, self.after.shape)
+
+    def _reduce_scatter(self, x: fx.Node, slot: Slot) -> fx.Node:
+        at = self.before.position(slot)
+        lead, rest = prod(self.before.sizes[:at]), prod(self.before.sizes[at:])
+        have: Sequence[int] = self.before.shape
+        if lead > 1:
+            split = [lead, self.num, rest // self.num]
+            x, have = self._move_dim(self._reshape(x, have, split), split, 1, 0)
+        want = [self.num * self.after.shape[0], *self.after.shape[1:]]
+        x = self._contiguous(self._reshape(x, have, want))
+        return self._wait(c10d.reduce_scatter_tensor.default, x, "sum", self.num, self.axis)
+
+    def _all_to_all(self, x: fx.Node, source: Slot, target: Slot) -> fx.Node:
+        """Part `target` is cut in as many pieces as there are ranks, which go to them; the pieces
+        that come are the outer parts of `source`."""
+        at = self.before.position(target)
+        sizes = list(self.before.sizes)
+        split = [*sizes[:at], self.num, sizes[at] // self.num, *sizes[at + 1 :]]
+        x = self._reshape(x, self.before.shape, split)
+        x, sent = self._move_dim(x, split, at, 0)
+        x = self._contiguous(x)
+        x = self._wait(c10d.all_to_all_single.default, x, [1] * self.num, [1] * self.num, self.axis)
+        x, have = self._move_dim(x, sent, 0, self.before.position(source))
+        return self._reshape(x, have, self.after.shape)
+
+    def _slice(self, x: fx.Node, slot: Slot) -> fx.Node:
+        """The dim itself is cut where the part is outermost in it, otherwise the part alone."""
+        at = self.before.position(slot)
+        first = at - slot[1]
+        shape = self.before.shape
+        dim, part = slot
+        lead = prod(self.before.sizes[first:at])
+        if lead == 1:
+            return self._call(local_chunk, x, dim, shape[dim] // self.num, self.axis)
+        split = [*shape[:dim], lead, shape[dim] // lead, *shape[dim + 1 :]]
+        x = self._reshape(x, shape, split)
+        x = self._call(local_chunk, x, dim + 1, split[dim + 1] // self.num, self.axis)
+        split[dim + 1] //= self.num
+        return self._reshape(x, split, self.after.shape)

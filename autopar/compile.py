@@ -1,0 +1,384 @@
+"""The five calls: trace, price, solve, make a plan, generate. Everything meets here.
+
+`plan` ends with the plan. `compile` hands the model out to the ranks; at the first call of what it
+returns, rank 0 plans, every rank receives the plan, and all make sure that they hold the same before
+the program sends anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from autopar.cluster import parse_cluster
+from autopar.codegen import Program, bind, generate
+from autopar.errors import ClusterError, InfeasibleError, PlanMismatchError
+from autopar.fingerprint import fingerprint
+from autopar.fit import check_fit, check_params, check_world
+from autopar.graph import Graph, Role
+from autopar.mesh import Axis, Cluster, Link, Mesh
+from autopar.options import Options
+from autopar.plan import Plan
+from autopar.runtime import backend as backends
+from autopar.runtime import params
+from autopar.runtime.agreement import Agreement
+from autopar.runtime.digests import digest_params, digest_values, param_types
+from autopar.runtime.doors import flatten
+from autopar.runtime.function import Step
+from autopar.runtime.module import CompiledModule, Executable, Result, Runner, Signature
+from autopar.runtime.progress import Progress
+from autopar.runtime.world import (
+    Groups,
+    World,
+    join,
+    look,
+    make_groups,
+    param_placements,
+    placements,
+)
+from autopar.search import search, summary
+from autopar.sharding import Sharding
+from autopar.tracer import Traced, trace
+from autopar.units import parse_bytes
+from autopar.version import __version__
+
+_LOG = logging.getLogger(__name__)
+_SERIAL = itertools.count()
+
+
+def compile(
+    model: nn.Module,
+    *,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    cluster: Cluster | str | None = None,
+    mesh: str = "auto",
+    optimizer: str = "adamw",
+    memory_limit: int | str | None = None,
+    time_limit: float | None = None,
+    backend: str | None = None,
+    strict: bool = False,
+) -> CompiledModule:
+    """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
+
+    Every rank is to call it, and to pass the same global batch later. Parameters become DTensors
+    under their names, with the values of rank 0; with one process they stay as they are. The first
+    call of the result plans; with `plan`, a Plan or the path of one, it applies that instead.
+
+    `cluster` ("2x8xH100", or a TOML file) describes the machines; without it, the devices at hand
+    are taken. `mesh`, `optimizer`, `memory_limit` (bytes, or text such as "72GiB"), `time_limit`
+    in seconds and `strict` are as in `Options`. `backend` is "eager" or "inductor"; the default is
+    inductor on CUDA devices, eager on the CPU.
+
+    PlanMismatchError if the processes are not as many as the plan or cluster has devices, if the
+    plan is for other parameters, or if ranks disagree; ClusterError if the device is unknown.
+    """
+    params.check(model)
+    stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
+    options = _options(mesh, optimizer, memory_limit, time_limit, strict)
+    described = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    kind = described.device.kind if described else _kind(stored)
+    world = look(_device_of(model), kind)
+    chosen = backends.choose(backend, world.device)
+    if stored is not None:
+        check_world(stored.structure, world.size)
+        check_params(stored.structure, param_types(model))
+    else:
+        described = described or parse_cluster(world.cluster)
+        _check_size(described, world.size)
+    world = join(_device_of(model), kind)
+    request = _Request(stored, described, options, chosen)
+    agreement = _agreement(world)
+    agreement.agree("the model and the plan", request.facts(model))
+    params.replicate(model, world)
+    return CompiledModule(model, Runner(model, world, _Builder(model, world, request)))
+
+
+def plan(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    cluster: Cluster | str | None = None,
+    mesh: str = "auto",
+    optimizer: str = "adamw",
+    memory_limit: int | str | None = None,
+    time_limit: float | None = None,
+    strict: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """The best plan for training `model` on `inputs`: a tensor, a tuple of arguments or a mapping
+    of keyword arguments, as the whole global batch.
+
+    Nothing is computed: a model on torch's meta device will do, and no device of the cluster is
+    needed. The keywords are those of `compile`; `progress` is told what is being done.
+
+    TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
+    """
+    options = _options(mesh, optimizer, memory_limit, time_limit, strict)
+    if cluster is None:
+        cluster = look(_device_of(model)).cluster
+    described = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    args, kwargs = _arguments(inputs)
+    return make(model, args, kwargs, described, options, progress or _silent)[1]
+
+
+def make(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    cluster: Cluster,
+    options: Options,
+    progress: Callable[[str], None],
+) -> tuple[Traced, Plan]:
+    """The model as a graph, and the best plan for it."""
+    progress("tracing the model")
+    traced = trace_for_training(model, args, kwargs, options)
+    return traced, _search(traced.graph, cluster, options, progress)
+
+
+def trace_for_training(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+) -> Traced:
+    """The graph with its backward part wherever a parameter is trained, though the call may be
+    under `torch.no_grad`: a model is stored in one way, and training decides which."""
+    trained = any(param.requires_grad for param in model.parameters())
+    with torch.inference_mode(False), torch.set_grad_enabled(trained):
+        return trace(model, args, kwargs, strict=options.strict, name=type(model).__name__)
+
+
+def _search(
+    graph: Graph, cluster: Cluster, options: Options, progress: Callable[[str], None]
+) -> Plan:
+    try:
+        return search(
+            graph,
+            cluster,
+            options,
+            fingerprint=fingerprint(graph),
+            torch_version=torch.__version__,
+            progress=progress,
+        )
+    except InfeasibleError as error:
+        raise InfeasibleError(f"{error}{_undivided(graph, cluster.num_devices)}") from error
+
+
+def _undivided(graph: Graph, num_devices: int) -> str:
+    """A sentence on a batch that the devices cannot share."""
+    for node in graph.with_role(Role.INPUT):
+        shape = node.outputs[0].shape
+        if len(shape) > 1 and num_devices > 1 and gcd(shape[0], num_devices) < num_devices:
+            return (
+                f". The batch cannot be spread over all devices: dim 0 of input {node.target} is "
+                f"{shape[0]}, which {num_devices} does not divide"
+            )
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What the user asked `compile` for."""
+
+    plan: Plan | None
+    cluster: Cluster | None
+    options: Options
+    backend: str
+
+    def facts(self, model: nn.Module) -> dict[str, str]:
+        """What ranks compare before the parameters are handed out."""
+        return {
+            "autopar": __version__,
+            "torch": torch.__version__,
+            "model": type(model).__name__,
+            "parameters": digest_params(model),
+            "plan": self.plan.digest if self.plan else "none",
+            "cluster": self.cluster.name if self.cluster else "none",
+            "options": str(self.options),
+            "backend": self.backend,
+        }
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Makes the program for a call, on all ranks together."""
+
+    model: nn.Module
+    world: World
+    request: _Request
+
+    def __call__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        signature: Signature,
+        groups: Groups | None,
+    ) -> Executable:
+        agreement = _agreement(self.world)
+        progress = Progress(quiet=self.world.rank != 0)
+        try:
+            with _told(agreement, "what to compile"):
+                progress.phase("trace")
+                traced = trace_for_training(self.model, args, kwargs, self.request.options)
+                mark = fingerprint(traced.graph)
+                stored = self._stored(traced, mark, first=groups is None)
+                values = digest_values(flatten((args, kwargs))[0])
+            facts = {"graph of the model": mark, "values of the batch": values}
+            agreement.agree("what to compile", facts | signature.facts())
+            progress.phase("plan")
+            plan = stored or self._plan(agreement, traced, groups, progress)
+            with _told(agreement, "the plan"):
+                progress.phase("rewrite")
+                program = generate(traced.gm, traced.graph, plan)
+            agreement.agree("the plan", {"plan": plan.digest})
+            executable = self._bind(traced, program, plan, groups)
+            progress.phase("done")
+        finally:
+            progress.close()
+        if self.world.rank == 0:
+            _LOG.info(
+                "%s on mesh %s: %s; plan %s, made in %s",
+                plan.structure.model,
+                _mesh(plan),
+                summary(plan),
+                plan.digest[:12],
+                progress.times(),
+            )
+        return executable
+
+    def _stored(self, traced: Traced, mark: str, *, first: bool) -> Plan | None:
+        """The plan the user gave, if it is for this call; it must be for the first one."""
+        plan = self.request.plan
+        if plan is not None and first:
+            check_fit(plan.structure, traced.graph, mark)
+        return plan if plan is not None and plan.structure.fingerprint == mark else None
+
+    def _plan(
+        self, agreement: Agreement, traced: Traced, groups: Groups | None, progress: Progress
+    ) -> Plan:
+        cluster = self.request.cluster or parse_cluster(self.world.cluster)
+        options = self.request.options
+        if groups is not None:
+            axes = ",".join(f"{axis.name}={axis.size}" for axis in groups.axes)
+            options = replace(options, mesh=axes)
+
+        def work() -> bytes:
+            return _search(traced.graph, cluster, options, progress).to_bytes()
+
+        return Plan.from_bytes(agreement.share("plan", work))
+
+    def _bind(
+        self, traced: Traced, program: Program, plan: Plan, groups: Groups | None
+    ) -> Executable:
+        """The program for this rank; at the first call, the parameters are stored as it says."""
+        storage = {
+            name: Sharding.parse(param.storage) for name, param in plan.structure.params.items()
+        }
+        if self.world.size > 1:
+            first, groups = groups is None, groups or make_groups(plan.structure.mesh, self.world)
+            program = bind(program, groups.names, _mesh(plan), groups.coordinate)
+            if first:
+                params.shard(self.model, groups, storage)
+        return Executable(
+            step=_step(program, self.request.backend, self.world.device),
+            plan=plan,
+            groups=groups,
+            storage={name: param_placements(sharding) for name, sharding in storage.items()},
+            results=_results(traced),
+            out_spec=traced.out_spec,
+            detached=_detached(traced.graph, program, groups),
+        )
+
+
+def _step(program: Program, backend: str, device: torch.device) -> Step:
+    backward = program.backward
+    return Step(
+        forward=backends.prepare(program.forward, backend, device),
+        backward=backends.prepare(backward, backend, device) if backward is not None else None,
+        forward_inputs=program.forward_inputs,
+        forward_outputs=program.forward_outputs,
+        backward_inputs=program.backward_inputs,
+        backward_outputs=program.backward_outputs,
+    )
+
+
+@contextmanager
+def _told(agreement: Agreement, topic: str) -> Generator[None, None, None]:
+    """If this rank fails, the others learn it where they wait to agree on `topic`."""
+    try:
+        yield
+    except Exception as error:
+        agreement.fail(topic, error)
+        raise
+
+
+def _agreement(world: World) -> Agreement:
+    """A new agreement; a world of one agrees with itself."""
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = world.store or dist.HashStore()
+    return Agreement(store, world.rank, world.size, name=f"{restart}/{next(_SERIAL)}")
+
+
+def _mesh(plan: Plan) -> Mesh:
+    """The plan's mesh; its links were priced when it was made, and are not known to it."""
+    link = Link("unknown", 0.0, 0.0, "not part of a plan")
+    return Mesh(tuple(Axis(axis.name, axis.size, link) for axis in plan.structure.mesh))
+
+
+def _options(
+    mesh: str,
+    optimizer: str,
+    memory_limit: int | str | None,
+    time_limit_s: float | None,
+    strict: bool,
+) -> Options:
+    limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
+    return Options(
+        mesh=mesh,
+        optimizer=optimizer,
+        memory_limit_bytes=limit,
+        time_limit_s=time_limit_s,
+        strict=strict,
+    )
+
+
+def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(inputs, Mapping):
+        return (), dict(sorted(inputs.items()))
+    if isinstance(inputs, Tensor) or not isinstance(inputs, Sequence):
+        return (inputs,), {}
+    return tuple(inputs), {}
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((param.device for param in model.parameters()), torch.device("cpu"))
+
+
+def _kind(plan: Plan | None) -> str | None:
+    """The kind of device a plan is for; None if its cluster was described in a file."""
+    if plan is None:
+        return None
+    try:
+        return parse_cluster(plan.structure.cluster).device.kind
+    except ClusterError:
+        return None
+
+
+def _check_size(cluster: Cluster, world_size: int) -> None:
+    if cluster.num_devices != world_size:
+        raise PlanMismatchError(
+            f"cluster {cluster.name} has {cluster.num_devices} devices, but {world_size} "
+            f"{'process runs' if world_size == 1 else 'processes run'}: start one process per "
+            "device with torchrun, or leave out cluster= to use what is there"
+        )
+
+
+def _silent(_: str) -> None:
+    return

@@ -1,0 +1,112 @@
+"""Whether a stored plan fits a model and its inputs, and if not, what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from autopar.errors import PlanMismatchError
+from autopar.graph import Graph, Role
+from autopar.plan import Structure
+
+_SHOWN = 5
+
+ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
+"""Shape and dtype name of each parameter, by its name."""
+
+
+def check_world(structure: Structure, world_size: int) -> None:
+    """PlanMismatchError if the plan is for another number of devices."""
+    mesh = ",".join(f"{axis.name}={axis.size}" for axis in structure.mesh) or "1"
+    wanted = 1
+    for axis in structure.mesh:
+        wanted *= axis.size
+    if wanted != world_size:
+        raise PlanMismatchError(
+            f"the plan is for {_count(wanted, 'device')} (mesh {mesh}), but "
+            f"{_count(world_size, 'process')} run: start {wanted} with torchrun, or plan again for "
+            f"{world_size}"
+        )
+
+
+def check_params(structure: Structure, params: ParamTypes) -> None:
+    """PlanMismatchError, naming them, if the model's parameters are not those of the plan."""
+    _refuse(structure, _param_differences(structure, params))
+
+
+def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
+    """PlanMismatchError, field by field, unless the plan was made for this very graph."""
+    if structure.fingerprint == fingerprint:
+        return
+    params = {
+        node.target: (node.outputs[0].shape, node.outputs[0].dtype)
+        for node in graph.with_role(Role.PARAM)
+    }
+    differences = _param_differences(structure, params)
+    differences += _input_differences(structure, graph)
+    mine = {node.key: node.op for node in graph.with_role(Role.OP) if not node.view}
+    added = sorted(key for key in mine if key not in structure.ops)
+    gone = sorted(key for key in structure.ops if key not in mine)
+    if added:
+        differences.append(f"only the model has the ops {_list(added)}")
+    if gone:
+        differences.append(f"only the plan has the ops {_list(gone)}")
+    if not differences:
+        differences = [
+            f"the same ops are joined otherwise (fingerprint {structure.fingerprint} in the plan, "
+            f"{fingerprint} of the model)"
+        ]
+    _refuse(structure, differences)
+
+
+def describe_inputs(graph: Graph) -> tuple[str, ...]:
+    """`0: int64[8, 128]` of every tensor input, as `Structure.inputs` has them."""
+    return tuple(
+        f"{node.target}: {node.outputs[0].dtype}{list(node.outputs[0].shape)}"
+        for node in graph.with_role(Role.INPUT)
+    )
+
+
+def _param_differences(structure: Structure, params: ParamTypes) -> list[str]:
+    differences: list[str] = []
+    added = sorted(name for name in params if name not in structure.params)
+    gone = sorted(name for name in structure.params if name not in params)
+    if added:
+        differences.append(f"only the model has the parameters {_list(added)}")
+    if gone:
+        differences.append(f"only the plan has the parameters {_list(gone)}")
+    changed = [
+        f"{name} ({stored.dtype}{list(stored.shape)} in the plan, "
+        f"{params[name][1]}{list(params[name][0])} in the model)"
+        for name, stored in sorted(structure.params.items())
+        if name in params and (stored.shape, stored.dtype) != params[name]
+    ]
+    if changed:
+        differences.append(f"parameters differ: {_list(changed)}")
+    return differences
+
+
+def _input_differences(structure: Structure, graph: Graph) -> list[str]:
+    mine = describe_inputs(graph)
+    if mine == structure.inputs:
+        return []
+    return [f"the plan is for inputs {_list(structure.inputs)}, the call has {_list(mine)}"]
+
+
+def _refuse(structure: Structure, differences: Iterable[str]) -> None:
+    text = "; ".join(differences)
+    if text:
+        raise PlanMismatchError(
+            f"the plan was made for another model or other inputs than this {structure.model}: "
+            f"{text}. Plan again for what you run"
+        )
+
+
+def _list(items: Iterable[str]) -> str:
+    found = list(items)
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return (", ".join(found[:_SHOWN]) or "none") + more
+
+
+def _count(n: int, what: str) -> str:
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{n} {what if n == 1 else plural}"

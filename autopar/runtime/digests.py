@@ -1,0 +1,40 @@
+"""Short texts that stand for a model's parameters and for a batch, for ranks to compare."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def param_types(model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Global shape and dtype name of each parameter, under its first name."""
+    return {
+        name: (tuple(param.shape), str(param.dtype).removeprefix("torch."))
+        for name, param in model.named_parameters()
+    }
+
+
+def digest_params(model: nn.Module) -> str:
+    """A hash of names, shapes, dtypes, ties and which are trained, not of values; with the count."""
+    lines = [
+        f"{name} {param.dtype} {list(param.shape)} {param.requires_grad}"
+        for name, param in model.named_parameters()
+    ]
+    lines += [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    lines += [f"{name} {buffer.dtype} {list(buffer.shape)}" for name, buffer in model.named_buffers()]
+    digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
+    return f"{sum(p.numel() for p in model.parameters())} numbers, {digest}"
+
+
+def digest_values(leaves: Iterable[Any]) -> str:
+    """A hash of the values of the tensors among `leaves`."""
+    digest = hashlib.blake2b(digest_size=8)
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            flat = leaf.detach().to("cpu").contiguous().reshape(-1)
+            digest.update(memoryview(flat.view(torch.uint8).numpy()))
+    return digest.hexdigest()

@@ -1,0 +1,40 @@
+"""The local graphs of a plan, the same for all ranks.
+
+Collectives in them are ops of `torch.ops._c10d_functional` whose group is the name of a mesh axis,
+and what depends on the rank is a `local_chunk` along one. `codegen.bind` puts process groups and
+constants in their place for one rank; `lockstep` runs them as they are, for all ranks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor, fx
+
+
+@dataclass(frozen=True)
+class Program:
+    """A forward and a backward graph over local tensors; both take one list, which they clear.
+
+    `forward_inputs` are `param:NAME` (this rank's shard, as stored), `buffer:NAME` and `input:I`
+    (whole). `forward_outputs` are `loss:POS`, `value:POS`, `detached:POS`, `mutation:NAME`, and
+    `saved:K`, which may be one of the inputs itself. `backward_inputs` are `saved:K` and
+    `tangent:POS`, `backward_outputs` are `grad:NAME`, sharded as the parameter is stored.
+    `backward` is None where there is nothing to differentiate. `detached_shardings` gives the
+    sharding of each detached output by its position.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    forward_inputs: tuple[str, ...]
+    forward_outputs: tuple[str, ...]
+    backward_inputs: tuple[str, ...] = ()
+    backward_outputs: tuple[str, ...] = ()
+    detached_shardings: Mapping[int, str] = field(default_factory=dict[int, str])
+
+
+def local_chunk(x: Tensor, dim: int, length: int, axis: str) -> Tensor:
+    """The piece of `length` elements of `x` along `dim` that belongs to this rank's index on mesh
+    axis `axis`. A symbol in unbound graphs, which nothing calls."""
+    raise NotImplementedError(f"local_chunk along axis {axis!r} of a graph that is not bound")

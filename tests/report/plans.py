@@ -1,0 +1,163 @@
+"""Plans written by hand, and a hypothesis strategy of valid ones."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import strategies as st
+
+from autopar.plan import (
+    SCHEMA_VERSION,
+    CollectiveTotal,
+    Estimates,
+    Memory,
+    MeshAxis,
+    OpTotal,
+    Param,
+    Plan,
+    Provenance,
+    Structure,
+)
+
+MS = 10**6
+MIB = 2**20
+
+
+def _op(
+    module: str, phase: str, compute: int, comm: int = 0, saved: int = 0, n: int = 4
+) -> OpTotal:
+    return OpTotal(module, "aten.mm.default", phase, n, compute * MS, comm * MS, saved * MIB)
+
+
+def two_axis_plan() -> Plan:
+    """Four blocks on two axes; the first block's down projection lies otherwise than the rest."""
+    up = Param((256, 1024), "bfloat16", "[S(0), S(1)]", "[R, S(1)]")
+    down = Param((1024, 256), "bfloat16", "[R, S(0)]", "[R, S(0)]")
+    params = {f"model.layers.{i}.mlp.up.weight": up for i in range(4)}
+    params |= {f"model.layers.{i}.mlp.down.weight": down for i in range(1, 4)}
+    params["model.layers.0.mlp.down.weight"] = Param((1024, 256), "bfloat16", "[R, R]", "[R, R]")
+    params["lm_head.weight"] = Param((256, 4097), "bfloat16", "[S(1), S(1)]", "[S(1), S(1)]")
+    return Plan(
+        SCHEMA_VERSION,
+        Structure(
+            model="Toy",
+            fingerprint="f" * 32,
+            cluster="2x4xA100",
+            mesh=(MeshAxis("dp", 2), MeshAxis("tp", 4)),
+            optimizer="adamw",
+            inputs=("input_ids: int64[8, 128]",),
+            params=params,
+            ops={"model.layers.*.mlp.up/mm": "b,n"},
+            outputs={},
+            routes={"model.layers.*.mlp.down/mm@forward": ("[S(0), P] -> [S(0), R]",)},
+            replicated_unknown_ops=("mylib.twist.default",),
+        ),
+        Estimates(
+            step_ns=30 * MS,
+            compute_ns=21 * MS,
+            communication_ns=9 * MS,
+            flops=10**12,
+            memory=Memory(4 * MIB, 4 * MIB, 16 * MIB, MIB, 12 * MIB, 3 * MIB),
+            memory_limit=50 * MIB,
+            collectives=(
+                CollectiveTotal("all_gather", "dp", "forward", 4, 2 * MIB, 1 * MS),
+                CollectiveTotal("all_reduce", "tp", "forward", 4, 8 * MIB, 3 * MS),
+                CollectiveTotal("all_reduce", "tp", "backward", 4, 8 * MIB, 5 * MS),
+            ),
+            ops={
+                "model.layers.*.mlp.up/mm": _op("model.layers.*.mlp.up", "forward", 4, saved=4),
+                "model.layers.*.mlp.down/mm": _op("model.layers.*.mlp.down", "forward", 3, 3, 8),
+                "model.layers.*.mlp.down/mm_b": _op("model.layers.*.mlp.down", "backward", 6, 5),
+                "model.layers.*.norm/mul": _op("model.layers.*.norm", "forward", 1),
+                "lm_head/mm": _op("lm_head", "forward", 2, 1, n=1),
+                "lm_head/mm_b": _op("lm_head", "backward", 4, n=1),
+                "loss": _op("", "forward", 1, n=1),
+            },
+        ),
+        Provenance(
+            autopar="0.1.0",
+            torch="2.13.0",
+            solver="HiGHS 1.15.1",
+            status="feasible",
+            objective_ns=30 * MS,
+            bound_ns=29 * MS,
+            gap_ppm=33333,
+            meshes_tried=("dp=8", "dp=2,tp=4"),
+        ),
+    )
+
+
+def renamed(plan: Plan, name: str) -> Plan:
+    """`plan` with `name` in the place of every name that a file can hold."""
+    structure, estimates = plan.structure, plan.estimates
+    param = next(iter(structure.params.values()))
+    return msgspec.structs.replace(
+        plan,
+        structure=msgspec.structs.replace(
+            structure,
+            model=name,
+            cluster=name,
+            optimizer=name,
+            mesh=(MeshAxis(name, 2), MeshAxis("tp", 4)),
+            inputs=(name,),
+            params={name: param, f"{name}.0.w": param, f"{name}.1.w": param},
+            replicated_unknown_ops=(name,),
+        ),
+        estimates=msgspec.structs.replace(
+            estimates,
+            ops={"x": OpTotal(name, name, "forward", 1, 1, 1, 1)},
+            collectives=(CollectiveTotal(name, name, name, 1, 1, 1),),
+        ),
+        provenance=msgspec.structs.replace(
+            plan.provenance, status=name, solver=name, torch=name, autopar=name
+        ),
+    )
+
+
+_names = st.text(st.characters(codec="utf-8"), max_size=12)
+_counts = st.integers(0, 2**62)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Any plan that may be in a file."""
+    axes = draw(st.lists(_names, unique=True, max_size=3))
+    mesh = tuple(MeshAxis(name, draw(st.integers(1, 8))) for name in axes)
+
+    def param() -> Param:
+        shape = tuple(draw(st.lists(st.integers(0, 64), max_size=3)))
+        places = ["R", *(f"S({d})" for d in range(len(shape)))]
+        storage, kept = (
+            f"[{', '.join(draw(st.sampled_from(places)) for _ in mesh)}]" for _ in range(2)
+        )
+        return Param(shape, draw(st.sampled_from(["float32", "bfloat16"])), storage, kept)
+
+    texts = st.lists(_names, max_size=3).map(tuple)
+    ops = st.builds(OpTotal, _names, _names, _names, *[_counts] * 4)
+    return Plan(
+        SCHEMA_VERSION,
+        Structure(
+            *(draw(_names), draw(_names), draw(_names)),
+            mesh,
+            draw(_names),
+            draw(texts),
+            {name: param() for name in draw(st.lists(_names, unique=True, max_size=4))},
+            draw(st.dictionaries(_names, _names, max_size=3)),
+            draw(st.dictionaries(_names, _names, max_size=3)),
+            draw(st.dictionaries(_names, texts, max_size=3)),
+            draw(texts),
+        ),
+        Estimates(
+            *(draw(_counts) for _ in range(4)),
+            draw(st.builds(Memory, *[_counts] * 6)),
+            draw(_counts),
+            tuple(
+                draw(
+                    st.lists(st.builds(CollectiveTotal, *[_names] * 3, *[_counts] * 3), max_size=3)
+                )
+            ),
+            draw(st.dictionaries(_names, ops, max_size=4)),
+        ),
+        Provenance(
+            *(draw(_names) for _ in range(4)), *(draw(_counts) for _ in range(3)), draw(texts)
+        ),
+    )

@@ -1,0 +1,206 @@
+"""The page of a plan."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+import msgspec
+import pytest
+from expecttest import assert_expected_inline
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from autopar.plan import CollectiveTotal, MeshAxis, OpTotal, Param, Plan
+from autopar.report.names import MAX_NAME, clean, numbered, pattern
+from autopar.report.summary import on_axes, param_groups, summarize
+from autopar.report.text import MAX_ROWS, show
+from autopar.report.verification import page as verification_page
+from autopar.runtime.comparison import Difference, Report
+from autopar.sharding import Sharding
+from tests.report.plans import plans, renamed, two_axis_plan
+
+
+def printed(renderable: RenderableType, width: int = 100) -> str:
+    console = Console(file=StringIO(), width=width, force_terminal=False, color_system=None)
+    console.print(renderable)
+    assert isinstance(console.file, StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+
+
+def test_page() -> None:
+    assert_expected_inline(printed(show(two_axis_plan())), """\
+model    Toy, trained with adamw
+input    input_ids: int64[8, 128]
+cluster  2x4xA100, 8 devices: dp=2 x tp=4
+step     30 ms: compute 21 ms, communication 9 ms
+memory   40 MiB of 50 MiB (80 %)
+proof    feasible: 30 ms, proven bound 29 ms, gap 3.33 %
+plan     51f8ede4a9f2d2f49ff4eb8c71af26a1 (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
+
+Blocks: time and saved memory of all of them together
+  module          count  forward  backward  communication   saved
+  model.layers.*      4     8 ms      6 ms           8 ms  12 MiB
+    mlp               4     7 ms      6 ms           8 ms  12 MiB
+    norm              4     1 ms      0 ns           0 ns     0 B
+  lm_head             1     2 ms      4 ms           1 ms     0 B
+  (model)             1     1 ms      0 ns           0 ns     0 B
+
+Parameters
+  parameter                         count  per device     shape  stored, and kept for backward
+  lm_head.weight                        1     256 KiB  256x4097  [S(1) on tp, S(1) on dp]
+  model.layers.*.mlp.up.weight          4     256 KiB  256x1024  [S(1) on tp, S(0) on dp], kept
+                                                                 [S(1) on tp]
+  model.layers.{1-3}.mlp.down.weig      3     384 KiB  1024x256  [S(0) on tp]
+  ht
+  model.layers.0.mlp.down.weight        1     512 KiB  1024x256  replicated
+
+Communication: all collectives of a step
+  axis  kind        phase     count  local bytes  time
+  tp    all_reduce  backward      4        8 MiB  5 ms
+  tp    all_reduce  forward       4        8 MiB  3 ms
+  dp    all_gather  forward       4        2 MiB  1 ms
+
+Memory per device at the peak
+  held by                          bytes  of the limit
+  parameters                       4 MiB           8 %
+  gradients                        4 MiB           8 %
+  optimizer states                16 MiB          32 %
+  parameters kept for backward     1 MiB           2 %
+  activations saved for backward  12 MiB          24 %
+  all else that is live            3 MiB           6 %
+  together                        40 MiB          80 %
+
+warning: mylib.twist.default: no sharding rule, so every device computes all of it; a line in
+autopar/rules.py describes an op
+warning: every device holds 512 KiB of parameters whole, model.layers.0.mlp.down.weight the largest
+(512 KiB)
+warning: not proven optimal: a plan up to 3.33 % faster may exist; a longer --time-limit may find it""")
+
+
+def test_page_of_one_device() -> None:
+    plan = two_axis_plan()
+    param = Param((256,), "float32", "[]", "[]")
+    structure = msgspec.structs.replace(
+        plan.structure, mesh=(), params={"w": param}, replicated_unknown_ops=()
+    )
+    estimates = msgspec.structs.replace(plan.estimates, collectives=())
+    provenance = msgspec.structs.replace(plan.provenance, gap_ppm=0, status="optimal")
+    text = printed(show(msgspec.structs.replace(
+        plan, structure=structure, estimates=estimates, provenance=provenance
+    )))  # fmt: skip
+    assert "cluster  2x4xA100, 1 device\n" in text
+    assert "optimal: 30 ms" in text
+    assert "warning" not in text
+    assert "none" in text.partition("Communication")[2]
+
+
+@given(plan=plans(), width=st.integers(40, 200))
+def test_every_plan_prints_within_the_width(plan: Plan, width: int) -> None:
+    lines = printed(show(plan), width).splitlines()
+    assert all(c.isprintable() for line in lines for c in line)
+
+
+@pytest.mark.parametrize(
+    "name", ["\x1b[31mred", "a\nb", "a\rb", "\x9b31m", "\u202egnp", "[red]x[/]", "[/]", ":smile:"]
+)
+def test_names_cannot_command_the_terminal_or_the_markup(name: str) -> None:
+    text = printed(show(renamed(two_axis_plan(), name)), width=400)
+    assert all(c.isprintable() for line in text.split("\n") for c in line)
+    assert f"model    {clean(name)}, trained with {clean(name)}\n" in text
+
+
+def test_long_names_are_cut() -> None:
+    assert len(clean("x" * 10**6)) == MAX_NAME
+    assert clean("x" * MAX_NAME) == "x" * MAX_NAME
+
+
+def test_long_tables_are_cut_and_say_so() -> None:
+    plan = two_axis_plan()
+    many = tuple(
+        CollectiveTotal("all_reduce", f"a{i}", "forward", 1, 1, 1) for i in range(MAX_ROWS + 7)
+    )
+    estimates = msgspec.structs.replace(plan.estimates, collectives=many)
+    assert "... and 7 more" in printed(show(msgspec.structs.replace(plan, estimates=estimates)))
+
+
+def test_blocks_add_up() -> None:
+    plan = two_axis_plan()
+    blocks = summarize(plan).blocks
+    ops = plan.estimates.ops.values()
+    assert sum(b.forward_ns + b.backward_ns for b in blocks) == sum(op.compute_ns for op in ops)
+    assert sum(b.communication_ns for b in blocks) == sum(op.communication_ns for op in ops)
+    assert sum(b.saved_bytes for b in blocks) == sum(op.saved_bytes for op in ops)
+    for block in blocks:
+        if block.parts:
+            assert sum(part.total_ns for part in block.parts) == block.total_ns
+
+
+def test_blocks_do_not_depend_on_the_order_of_ops() -> None:
+    plan = two_axis_plan()
+    estimates = msgspec.structs.replace(
+        plan.estimates, ops=dict(reversed(plan.estimates.ops.items()))
+    )
+    assert summarize(msgspec.structs.replace(plan, estimates=estimates)) == summarize(plan)
+
+
+def test_params_add_up() -> None:
+    plan = two_axis_plan()
+    groups = summarize(plan).params
+    assert sum(group.count for group in groups) == len(plan.structure.params)
+    head = next(group for group in groups if group.name == "lm_head.weight")
+    # 4,097 columns over 8 ranks: the largest shard has 513
+    assert (head.total_bytes, head.local_bytes) == (256 * 4097 * 2, 256 * 513 * 2)
+
+
+def test_groups_tell_apart_what_lies_differently() -> None:
+    mesh = (MeshAxis("tp", 2),)
+    split, whole = (Param((4,), "float32", s, s) for s in ("[S(0)]", "[R]"))
+    params = {f"h.{i}.w": whole if i == 2 else split for i in range(5)}
+    assert [g.name for g in param_groups(params, mesh)] == ["h.2.w", "h.{0-1,3-4}.w"]
+    assert [g.name for g in param_groups({k: split for k in params}, mesh)] == ["h.*.w"]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "text"),
+    [
+        ("[R, R]", "replicated"),
+        ("[S(0), R]", "[S(0) on dp]"),
+        ("[S(0), S(1)]", "[S(1) on tp, S(0) on dp]"),
+        ("[R, S(1.1)]", "[S(1.1) on tp]"),
+    ],
+)
+def test_named_axes(sharding: str, text: str) -> None:
+    mesh = (MeshAxis("dp", 2), MeshAxis("tp", 4))
+    assert on_axes(Sharding.parse(sharding), mesh) == text
+
+
+def test_patterns() -> None:
+    assert pattern("layers.10.mlp.w1") == "layers.*.mlp.w1"
+    assert numbered(["h.0.e.1.w", "h.1.e.0.w"]) == "h.*.e.*.w"
+    assert numbered(["h.0.e.1.w", "h.0.e.3.w"]) == "h.0.e.{1,3}.w"
+
+
+def test_block_outside_of_a_repetition_stands_for_itself() -> None:
+    plan = two_axis_plan()
+    ops = {"a": OpTotal("encoder.conv", "aten.add", "forward", 1, 5, 0, 0)}
+    estimates = msgspec.structs.replace(plan.estimates, ops=ops)
+    (block,) = summarize(msgspec.structs.replace(plan, estimates=estimates)).blocks
+    assert (block.module, block.parts) == ("encoder.conv", ())
+
+
+def test_verification_page_puts_what_failed_first() -> None:
+    differences = (
+        Difference("loss:0", 1e-12, 3.0),
+        Difference("grad:a", 1e-11, 1.0),
+        Difference("grad:\x1bb", float("inf"), 1.0),
+    )
+    report = Report("Toy", "0" * 32, 4, "float64", 1e-9, 0, differences)
+    lines = printed(verification_page(report)).splitlines()
+    assert lines[2].split()[0] == "grad:\\x1bb"
+    assert lines[-1].startswith("1 of 3 tensors differ, 4 ranks against eager, float64")
+
+
+def test_difference_that_is_not_a_number_fails() -> None:
+    report = Report("", "", 1, "float64", 1e-9, 0, (Difference("loss:0", float("nan"), 1.0),))
+    assert len(report.failed) == 1
