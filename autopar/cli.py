@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from autopar.errors import AutoparError
+from autopar.units import parse_bytes
 from autopar.version import __version__
 
 if TYPE_CHECKING:
@@ -99,11 +100,23 @@ def _target(command: Command) -> Command:
     return batch(click.argument("target")(command))
 
 
+def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_bytes(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
 @main.command()
 @_target
 @click.option("--cluster", required=True, metavar="CLUSTER", help="64x8xH100, or a .toml file.")
 @click.option("--mesh", default="auto", show_default=True, help="auto, 8x8 or dp=8,tp=8.")
-@click.option("--memory-limit", metavar="SIZE", help="Per device, such as 72GiB; default: all.")
+@click.option(
+    "--memory-limit",
+    metavar="SIZE",
+    callback=_size,
+    help="Per device, such as 72GiB; default: all.",
+)
 @click.option("--optimizer", default="adamw", show_default=True, help="Whose states count.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS")
 @click.option("--strict", is_flag=True, help="An op without a sharding rule is an error.")
@@ -114,7 +127,7 @@ def plan(
     cluster: str,
     mesh: str,
     global_batch: int | None,
-    memory_limit: str | None,
+    memory_limit: int | None,
     optimizer: str,
     time_limit: float | None,
     strict: bool,

@@ -19,16 +19,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement
 
 from autopar.cluster import parse_cluster
-from autopar.codegen import Program, bind, generate
-from autopar.errors import ClusterError, InfeasibleError, PlanMismatchError
+from autopar.codegen import bind, generate
+from autopar.errors import ClusterError, InfeasibleError, PlanError, PlanMismatchError
 from autopar.fingerprint import fingerprint
 from autopar.fit import check_fit, check_params, check_world
-from autopar.graph import Graph, Role
-from autopar.mesh import Axis, Cluster, Link, Mesh
+from autopar.graph import OUTPUT_ROLES, Atom, Graph, Role, TensorType
+from autopar.mesh import Cluster
 from autopar.options import Options
-from autopar.plan import Plan
+from autopar.plan import MeshAxis, Plan
+from autopar.reshard import nesting
 from autopar.runtime import backend as backends
 from autopar.runtime import params
 from autopar.runtime.agreement import Agreement
@@ -36,7 +39,9 @@ from autopar.runtime.digests import digest_params, digest_values, param_types
 from autopar.runtime.doors import flatten
 from autopar.runtime.function import Step
 from autopar.runtime.module import CompiledModule, Executable, Result, Runner, Signature
+from autopar.runtime.program import Program
 from autopar.runtime.progress import Progress
+from autopar.runtime.random import SharedRandom, draws
 from autopar.runtime.world import (
     Groups,
     World,
@@ -100,7 +105,8 @@ def compile(
     agreement = _agreement(world)
     agreement.agree("the model and the plan", request.facts(model))
     params.replicate(model, world)
-    return CompiledModule(model, Runner(model, world, _Builder(model, world, request)))
+    builder = _Builder(model, world, request, SharedRandom(world.device))
+    return CompiledModule(model, Runner(model, world, builder))
 
 
 def plan(
@@ -164,7 +170,7 @@ def _search(
             cluster,
             options,
             fingerprint=fingerprint(graph),
-            torch_version=torch.__version__,
+            torch_version=str(torch.__version__),
             progress=progress,
         )
     except InfeasibleError as error:
@@ -196,7 +202,7 @@ class _Request:
         """What ranks compare before the parameters are handed out."""
         return {
             "autopar": __version__,
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
             "model": type(model).__name__,
             "parameters": digest_params(model),
             "plan": self.plan.digest if self.plan else "none",
@@ -213,6 +219,7 @@ class _Builder:
     model: nn.Module
     world: World
     request: _Request
+    random: SharedRandom
 
     def __call__(
         self,
@@ -238,7 +245,8 @@ class _Builder:
                 progress.phase("rewrite")
                 program = generate(traced.gm, traced.graph, plan)
             agreement.agree("the plan", {"plan": plan.digest})
-            executable = self._bind(traced, program, plan, groups)
+            random = self._random(agreement, program)
+            executable = self._bind(traced, program, plan, groups, random)
             progress.phase("done")
         finally:
             progress.close()
@@ -246,7 +254,7 @@ class _Builder:
             _LOG.info(
                 "%s on mesh %s: %s; plan %s, made in %s",
                 plan.structure.model,
-                _mesh(plan),
+                _mesh(plan.structure.mesh),
                 summary(plan),
                 plan.digest[:12],
                 progress.times(),
@@ -266,8 +274,7 @@ class _Builder:
         cluster = self.request.cluster or parse_cluster(self.world.cluster)
         options = self.request.options
         if groups is not None:
-            axes = ",".join(f"{axis.name}={axis.size}" for axis in groups.axes)
-            options = replace(options, mesh=axes)
+            options = replace(options, mesh=_mesh(groups.axes))
 
         def work() -> bytes:
             return _search(traced.graph, cluster, options, progress).to_bytes()
@@ -275,33 +282,94 @@ class _Builder:
         return Plan.from_bytes(agreement.share("plan", work))
 
     def _bind(
-        self, traced: Traced, program: Program, plan: Plan, groups: Groups | None
+        self,
+        traced: Traced,
+        program: Program,
+        plan: Plan,
+        groups: Groups | None,
+        random: SharedRandom | None,
     ) -> Executable:
         """The program for this rank; at the first call, the parameters are stored as it says."""
         storage = {
             name: Sharding.parse(param.storage) for name, param in plan.structure.params.items()
         }
-        if self.world.size > 1:
-            first, groups = groups is None, groups or make_groups(plan.structure.mesh, self.world)
-            program = bind(program, groups.names, _mesh(plan), groups.coordinate)
+        axes, device = plan.structure.mesh, self.world.device
+        if self.world.size == 1:
+            program = bind(program, {}, axes, (), device)
+        else:
+            first, groups = groups is None, groups or make_groups(axes, self.world)
+            program = bind(program, groups.names, axes, groups.coordinate, device)
             if first:
                 params.shard(self.model, groups, storage)
         return Executable(
-            step=_step(program, self.request.backend, self.world.device),
+            step=_step(program, self.request.backend),
             plan=plan,
             groups=groups,
             storage={name: param_placements(sharding) for name, sharding in storage.items()},
             results=_results(traced),
             out_spec=traced.out_spec,
             detached=_detached(traced.graph, program, groups),
+            random=random,
         )
 
+    def _random(self, agreement: Agreement, program: Program) -> SharedRandom | None:
+        if self.world.size == 1 or not draws(program.forward):
+            return None
+        if not self.random.is_set:
+            self.random.set(agreement.share("random state", self.random.default))
+        return self.random
 
-def _step(program: Program, backend: str, device: torch.device) -> Step:
+
+def _results(traced: Traced) -> tuple[Result, ...]:
+    """The leaves of the model's output, under the names that the program gives them."""
+    returned = [node for node in traced.graph.nodes if node.role in OUTPUT_ROLES]
+    found: list[Result] = []
+    for leaf in traced.outputs:
+        if leaf.item is None:
+            found.append(Result(None, leaf.value))
+        else:
+            node = returned[leaf.item]
+            found.append(Result(f"{node.role.value}:{node.target}"))
+    return tuple(found)
+
+
+def _detached(
+    graph: Graph, program: Program, groups: Groups | None
+) -> dict[str, tuple[DeviceMesh, tuple[Placement, ...]]]:
+    """Mesh and placements of each detached output; none with one device."""
+    if groups is None:
+        return {}
+    found: dict[str, tuple[DeviceMesh, tuple[Placement, ...]]] = {}
+    for node in graph.with_role(Role.DETACHED):
+        sharding = Sharding.parse(program.detached_shardings[int(node.target)])
+        tensor = graph.type_of(node.inputs[0])
+        orders = [_cut_order(tensor, graph.atoms, sharding, dim) for dim in range(len(tensor.shape))]
+        if all(list(order) == sorted(order, reverse=True) for order in orders):
+            place = groups.params, param_placements(sharding)
+        elif all(list(order) == sorted(order) for order in orders):
+            place = groups.others, placements(sharding)
+        else:
+            raise PlanError(f"output {node.target} in {sharding} is no DTensor; plan again")
+        found[f"detached:{node.target}"] = place
+    return found
+
+
+def _cut_order(
+    tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, dim: int
+) -> tuple[int, ...]:
+    """The mesh axes that cut a dim, outermost first."""
+    return tuple(
+        axis
+        for part, atom in enumerate(tensor.parts[dim])
+        for axis in nesting(atoms[atom], sharding.axes_on((dim, part)))
+    )
+
+
+def _step(program: Program, backend: str) -> Step:
     backward = program.backward
     return Step(
-        forward=backends.prepare(program.forward, backend, device),
-        backward=backends.prepare(backward, backend, device) if backward is not None else None,
+        forward=backends.prepare(program.forward, backend),
+        backward=backends.prepare(backward, backend) if backward is not None else None,
         forward_inputs=program.forward_inputs,
         forward_outputs=program.forward_outputs,
         backward_inputs=program.backward_inputs,
@@ -326,10 +394,9 @@ def _agreement(world: World) -> Agreement:
     return Agreement(store, world.rank, world.size, name=f"{restart}/{next(_SERIAL)}")
 
 
-def _mesh(plan: Plan) -> Mesh:
-    """The plan's mesh; its links were priced when it was made, and are not known to it."""
-    link = Link("unknown", 0.0, 0.0, "not part of a plan")
-    return Mesh(tuple(Axis(axis.name, axis.size, link) for axis in plan.structure.mesh))
+def _mesh(axes: Sequence[MeshAxis]) -> str:
+    """As `parse_mesh` reads it."""
+    return ",".join(f"{axis.name}={axis.size}" for axis in axes) or "1"
 
 
 def _options(

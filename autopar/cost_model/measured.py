@@ -193,7 +193,7 @@ def _measure(watch: _Stopwatch, wanted: Cases) -> Profile:
         schema=SCHEMA_VERSION,
         device=_device_name(watch.device),
         kind=watch.device.type,
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         memory_bytes=_memory_bytes(watch.device),
         launch_ns=_launch_ns(watch),
         matmuls=tuple(e for case in wanted.matmuls for e in _matmul(watch, *case)),
@@ -306,7 +306,7 @@ def _device(device: str | torch.device | None) -> torch.device:
             f"there is no device {target} here: torch {torch.__version__} sees "
             f"{torch.cuda.device_count()} CUDA devices"
         )
-    if target.type == "cuda" and target.index is None:
+    if target == torch.device("cuda"):
         return torch.device("cuda", torch.cuda.current_device())
     return target
 

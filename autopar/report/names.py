@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable
 
 MAX_NAME = 160
-
-_UNSAFE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 def clean(name: str) -> str:
@@ -16,10 +13,10 @@ def clean(name: str) -> str:
 
 
 def escape(text: str) -> str:
-    """`text` with control, format and unassigned characters written as escapes (`\\x1b`)."""
-    if text.isascii() and text.isprintable():
+    """`text` with what is not printable (control, format, odd spaces) as escapes (`\\x1b`)."""
+    if text.isprintable():
         return text
-    return "".join(_escaped(c) if unicodedata.category(c) in _UNSAFE else c for c in text)
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
 
 
 def _escaped(character: str) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.fx.node import map_aggregate
 
 from autopar.errors import AutoparError
 from autopar.runtime.doors import inductor
@@ -29,27 +28,9 @@ def choose(backend: str | None, device: torch.device) -> str:
     return backend
 
 
-def prepare(gm: fx.GraphModule, backend: str, device: torch.device) -> Graph:
-    """`gm`, which takes its inputs as a list that it clears, as `backend` runs it on `device`.
-
-    `gm` was traced for the CPU, and is changed in place to make its tensors on `device`.
-    """
-    _move(gm, device)
+def prepare(gm: fx.GraphModule, backend: str) -> Graph:
+    """`gm`, which takes its inputs as a list that it clears, as `backend` runs it."""
     return gm if backend == "eager" else _Inductor(gm)
-
-
-def _move(gm: fx.GraphModule, device: torch.device) -> None:
-    gm.to(device)
-    if device.type == "cpu":
-        return
-
-    def moved(arg: Any) -> Any:
-        return device if isinstance(arg, torch.device) else arg
-
-    for node in gm.graph.nodes:
-        node.args = map_aggregate(node.args, moved)
-        node.kwargs = map_aggregate(node.kwargs, moved)
-    gm.recompile()
 
 
 class _Inductor:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -41,18 +42,22 @@ def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
 def inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
     """`gm`, without gradients of its own, compiled by Inductor for inputs like `inputs`.
 
-    The result takes a list, which it clears where Inductor's own code does.
+    Takes one list, which it clears: a graph whose only input is a list, marked to be stolen, is the
+    form in which Inductor lets go of inputs before the graph ends.
     """
     from torch._inductor.compile_fx import compile_fx
 
+    graph = fx.Graph()
+    boxed = graph.placeholder("boxed")
+    boxed.meta["steal_arg"] = True
+    given = [node for node in gm.graph.nodes if node.op == "placeholder"]
+    values = {
+        node: graph.call_function(operator.getitem, (boxed, i)) for i, node in enumerate(given)
+    }
+    for node in gm.graph.nodes:
+        if node.op == "output":
+            graph.output(fx.node.map_arg(node.args[0], values.__getitem__))
+        elif node.op != "placeholder":
+            values[node] = graph.node_copy(node, values.__getitem__)
     with torch.no_grad():
-        compiled: Any = compile_fx(gm, list(inputs))
-    if getattr(compiled, "_boxed_call", False):
-        return compiled
-
-    def run(boxed: list[Any]) -> Sequence[Any]:
-        values = tuple(boxed)
-        boxed.clear()
-        return compiled(*values)
-
-    return run
+        return compile_fx(fx.GraphModule(gm, graph), [list(inputs)])  # pyright: ignore

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.runtime.doors import TreeSpec, flatten, unflatten
 from autopar.runtime.function import Step
+from autopar.runtime.random import SharedRandom
 from autopar.runtime.world import Groups, World
 
 
@@ -49,7 +51,8 @@ class Result(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Executable:
     """A program bound to this rank. `storage` has DTensor's placements of each parameter on
-    `groups.params`; `detached` the mesh and placements of each detached result, by its name."""
+    `groups.params`; `detached` the mesh and placements of each detached result, by its name; `random` is
+    what it draws random numbers from, if it must not be the default generator."""
 
     step: Step
     plan: Plan
@@ -58,6 +61,7 @@ class Executable:
     results: tuple[Result, ...]
     out_spec: TreeSpec
     detached: Mapping[str, tuple[DeviceMesh, tuple[Placement, ...]]]
+    random: SharedRandom | None
 
 
 Build = Callable[[tuple[Any, ...], dict[str, Any], Signature, "Groups | None"], Executable]
@@ -88,7 +92,9 @@ class Runner:
             for name in step.forward_inputs
             if not name.startswith("param:")
         }
-        results = step(params, others)
+        random = executable.random
+        with random.drawn_from() if random is not None else nullcontext():
+            results = step(params, others)
         with torch.no_grad():
             for name in [name for name in results if name.startswith("mutation:")]:
                 self._tensor(name.partition(":")[2]).copy_(results.pop(name))

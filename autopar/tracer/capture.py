@@ -84,11 +84,18 @@ class _Step(nn.Module):
     """Calls `model` on the tensor leaves of its inputs; returns the tensor leaves of its output,
     without gradient where none is wanted, and keeps what they are."""
 
-    def __init__(self, model: nn.Module, leaves: list[Any], spec: aot.TreeSpec) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        leaves: list[Any],
+        spec: aot.TreeSpec,
+        paths: dict[nn.Module, str],
+    ) -> None:
         super().__init__()
         self.model = model
         self.leaves = leaves
         self.spec = spec
+        self.paths = paths
         self.out_spec: aot.TreeSpec | None = None
         self.outputs: tuple[OutputLeaf, ...] = ()
 
@@ -96,7 +103,7 @@ class _Step(nn.Module):
         given = iter(tensors)
         leaves = [next(given) if isinstance(x, Tensor) else x for x in self.leaves]
         args, kwargs = aot.tree_unflatten(leaves, self.spec)
-        with AttentionMode():
+        with AttentionMode(), annotated(self.paths):
             result = self.model(*args, **kwargs)
         found, self.out_spec = aot.tree_flatten(result)
         roles = output_roles(found)
@@ -157,10 +164,9 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     paths = {module: name for name, module in model.named_modules()}
     with ExitStack() as stack:
         stack.enter_context(untouched(model))
-        step = _Step(model, fakes, spec)
+        step = _Step(model, fakes, spec, paths)
         _fake_states(model, mode)
         stack.enter_context(prepared(model))
-        stack.enter_context(annotated(paths))
         stack.enter_context(_autocast())
         try:
             gm = aot.joint_graph(step, tuple(x for x in fakes if isinstance(x, Tensor)), mode)
@@ -232,23 +238,29 @@ def untouched(model: nn.Module) -> Generator[None, None, None]:
 @contextmanager
 def annotated(paths: dict[nn.Module, str]) -> Generator[None, None, None]:
     """Every node made while a module runs is labelled with its path."""
-    entered: list[Any] = []
+    entered: list[tuple[nn.Module, Any]] = []
 
     def enter(module: nn.Module, _args: Any) -> None:
         label = aot.annotate({MODULE_KEY: paths[module]})
         label.__enter__()
-        entered.append(label)
+        entered.append((module, label))
 
-    def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
-        entered.pop().__exit__(None, None, None)
+    def leave(module: nn.Module | None, _args: Any = None, _output: Any = None) -> None:
+        # A module that raised, and whose caller went on, is still entered.
+        while entered:
+            last, label = entered.pop()
+            label.__exit__(None, None, None)
+            if last is module:
+                break
 
     handles: list[Any] = []
     for module in paths:
         handles.append(module.register_forward_pre_hook(enter, prepend=True))
-        handles.append(module.register_forward_hook(leave, always_call=True))
+        handles.append(module.register_forward_hook(leave))
     try:
         yield
     finally:
+        leave(None)
         for handle in handles:
             handle.remove()
 

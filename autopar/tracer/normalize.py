@@ -30,6 +30,7 @@ def passes(tied: dict[str, str]) -> tuple[Pass, ...]:
         partial(merge_tied_parameters, tied=tied),
         drop_output_copies,
         split_mean_losses,
+        merge_constants,
         drop_assertions,
         drop_dead_code,
     )
@@ -194,6 +195,17 @@ def _copy_meta(node: fx.Node, source: fx.Node, **more: Any) -> None:
         if key in source.meta:
             node.meta[key] = source.meta[key]
     node.meta.update(more)
+
+
+def merge_constants(gm: fx.GraphModule) -> fx.GraphModule:
+    """One node for each tensor that the graph holds."""
+    first: dict[Any, fx.Node] = {}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        kept = first.setdefault(node.target, node)
+        if kept is not node:
+            node.replace_all_uses_with(kept)
+            gm.graph.erase_node(node)
+    return gm
 
 
 def drop_assertions(gm: fx.GraphModule) -> fx.GraphModule:

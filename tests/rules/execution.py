@@ -3,7 +3,7 @@ together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import prod
 from typing import Any
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 import autopar.runtime.attention  # noqa: F401 - registers the attention ops
+from autopar.codegen.localize import Shapes, localize
 from autopar.graph import Arg, Ref
 from autopar.notation import Dims, Rule
 from autopar.rules import Call, TensorShape
-from tests.rules.local import local_args
 
 Ways = dict[str, int]
 """Among how many ranks each letter is sharded."""
@@ -25,8 +25,6 @@ def resolve(op: str) -> Callable[..., Any]:
     """The function an op name means."""
     if op == "getitem":
         return lambda x: x
-    if op == "aten._fused_rms_norm_backward.default":
-        return _rms_norm_backward
     namespace, packet, overload = op.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 
@@ -43,9 +41,10 @@ def _rms_norm_backward(
     return dx, (grad * normal).sum(rest) if mask[1] else None
 
 
-def call_op(op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-    """The op's tensor outputs; None stands for an output that a mask leaves out."""
-    found = resolve(op)(*args, **kwargs)
+def call_op(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """The op's tensor outputs; an empty one stands for one that a mask leaves out."""
+    function = _rms_norm_backward if "_fused_rms_norm_backward" in str(target) else target
+    found = function(*args, **kwargs)
     outputs = found if isinstance(found, tuple | list) else (found,)
     return tuple(torch.empty(0) if o is None else o for o in outputs)
 
@@ -64,7 +63,7 @@ def snapshot(op: str, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Call
 
     converted = tuple(convert(a) for a in args)
     keywords = tuple((name, convert(value)) for name, value in kwargs.items())
-    outputs = call_op(op, args, kwargs)
+    outputs = call_op(resolve(op), args, kwargs)
     return (
         Call(op, converted, keywords, tuple(map(_type, tensors)), tuple(map(_type, outputs))),
         tensors,
@@ -75,8 +74,10 @@ def _type(tensor: Tensor) -> TensorShape:
     return TensorShape(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
 
 
-def substitute(value: Any, tensors: Sequence[Tensor]) -> Any:
-    """`value` with its tensors, in order of appearance, replaced by `tensors`."""
+def substitute(
+    args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with their tensors, in order of appearance, replaced by `tensors`."""
     rest = iter(tensors)
 
     def walk(item: Any) -> Any:
@@ -84,7 +85,7 @@ def substitute(value: Any, tensors: Sequence[Tensor]) -> Any:
             return next(rest)
         return type(item)(map(walk, item)) if isinstance(item, list | tuple) else item
 
-    return walk(value)
+    return tuple(map(walk, args)), {name: walk(value) for name, value in kwargs.items()}
 
 
 def letter_sizes(rule: Rule, call: Call) -> dict[str, int]:
@@ -115,24 +116,25 @@ def run_sharded(
 ) -> list[Tensor]:  # fmt: skip
     """The outputs, put together from those of every rank."""
     sizes = letter_sizes(rule, call)
-    local_shapes = [
-        tuple(prod(sizes[a] // ways.get(a, 1) for a in dim) for dim in dims)
-        for dims in rule.outputs
-    ]
+
+    def local(tensors: tuple[Dims, ...]) -> tuple[tuple[int, ...], ...]:
+        return tuple(
+            tuple(prod(sizes[a] // ways.get(a, 1) for a in dim) for dim in dims) for dims in tensors
+        )
+
+    shapes = Shapes(
+        call.shapes, tuple(o.shape for o in call.outputs), local(rule.inputs), local(rule.outputs)
+    )
+    target, new_args, new_kwargs = localize(resolve(call.op), args, kwargs, shapes)
     gathered: list[Tensor | None] = [None] * len(call.outputs)
     for coordinate in product(*(range(n) for n in ways.values())):
         rank = dict(zip(ways, coordinate, strict=True))
-        local = [
+        pieces = [
             shard(x, dims, sizes, ways, rank) for x, dims in zip(inputs, rule.inputs, strict=True)
         ]
-        new_args, new_kwargs = substitute((tuple(args), tuple(kwargs.values())), local)
-        outputs = call_op(
-            call.op,
-            local_args(call.op, new_args, local_shapes, [o.shape for o in call.outputs]),
-            dict(zip(kwargs, new_kwargs, strict=True)),
-        )
+        outputs = call_op(target, *substitute(new_args, new_kwargs, pieces))
         for k, output in enumerate(outputs):
-            assert tuple(output.shape) == local_shapes[k], (call.op, ways, output.shape)
+            assert tuple(output.shape) == shapes.local_outputs[k], (call.op, ways, output.shape)
             gathered[k] = _gather(gathered[k], output, rule, k, sizes, ways, rank)
     return [x for x in gathered if x is not None]
 

@@ -10,7 +10,14 @@ from itertools import chain, combinations
 from autopar.notation import Rule
 from autopar.rules import RULES, Call, rule_for
 from tests.rules import test_oracle as oracle
-from tests.rules.execution import assert_equal, call_op, letter_sizes, run_sharded, snapshot
+from tests.rules.execution import (
+    assert_equal,
+    call_op,
+    letter_sizes,
+    resolve,
+    run_sharded,
+    snapshot,
+)
 from tests.rules.samples import SAMPLES
 
 
@@ -22,7 +29,7 @@ def missed(op: str, index: int) -> Iterator[str]:
     rule = rule_for(call)
     if rule is None or any(word in op for word in oracle.UNDEFINED):
         return
-    expected = call_op(op, args, kwargs)
+    expected = call_op(resolve(op), args, kwargs)
     sizes = letter_sizes(rule, call)
     for letter in () if "_backward" in op and "loss" in op else sorted(rule.whole):
         for n in (2, 3):

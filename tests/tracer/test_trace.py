@@ -181,14 +181,31 @@ def test_without_a_loss_every_differentiable_output_has_a_tangent() -> None:
     assert_gradients(results, model, FLOAT32_RTOL)
 
 
-def test_batch_norm_mutates_its_buffers() -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+class RunningMean(nn.Module):
+    """Changes its buffers in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        self.steps += 1
+        self.mean.mul_(0.9).add_(y.detach().mean(0))
+        return y - self.mean
+
+
+def test_buffers_that_change_are_outputs() -> None:
+    model = RunningMean()
     x = torch.randn(5, 4)
     traced = trace(model, (x,))
     results = run(traced, model, (x,), {}, {"0": torch.ones(5, 4)})
-    model(x)
-    for name in ("running_mean", "running_var", "num_batches_tracked"):
-        close(results[f"mutation:1.{name}"].double(), model[1].get_buffer(name).double(), 1e-6)
+    y = model(x)
+    close(results["mutation:mean"], model.mean, FLOAT32_RTOL)
+    assert results["mutation:steps"] == model.steps == 1
+    close(results["value:0"], y.detach(), FLOAT32_RTOL)
     assert all(n.phase is Phase.FORWARD for n in traced.graph.with_role(Role.MUTATION))
 
 

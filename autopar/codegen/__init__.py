@@ -1,0 +1,7 @@
+"""Code generation: from a plan to the local graphs that ranks run."""
+
+from autopar.codegen.bind import bind
+from autopar.codegen.emit import generate
+from autopar.runtime.program import Program
+
+__all__ = ["Program", "bind", "generate"]

@@ -1,0 +1,87 @@
+"""From the graphs that all ranks share to those of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.codegen.doors import boxed_codegen
+from autopar.errors import PlanMismatchError
+from autopar.plan import MeshAxis
+from autopar.runtime.program import Program, local_chunk
+
+aten = torch.ops.aten
+
+_GROUP_LAST = frozenset(
+    getattr(torch.ops._c10d_functional, name).default
+    for name in (
+        "all_gather_into_tensor",
+        "all_reduce",
+        "all_to_all_single",
+        "reduce_scatter_tensor",
+    )
+)
+
+
+def bind(
+    program: Program,
+    groups: Mapping[str, str],
+    axes: Sequence[MeshAxis],
+    coordinate: Sequence[int],
+    device: torch.device | None = None,
+) -> Program:
+    """`program` for the rank at `coordinate` of a mesh of `axes`, whose process group on each axis
+    `groups` names. Graphs are traced on the CPU: what they make there is made on `device`.
+
+    The given program is left as it is. PlanMismatchError for an axis without a group.
+    """
+    index = {axis.name: at for axis, at in zip(axes, coordinate, strict=True)}
+    missing = [name for name in index if name not in groups]
+    if missing:
+        raise PlanMismatchError(f"there is no process group for mesh axis {missing[0]!r}")
+
+    def bound(gm: fx.GraphModule) -> fx.GraphModule:
+        return _bound(gm, groups, index, device)
+
+    return replace(
+        program,
+        forward=bound(program.forward),
+        backward=None if program.backward is None else bound(program.backward),
+    )
+
+
+def _bound(
+    gm: fx.GraphModule,
+    groups: Mapping[str, str],
+    index: Mapping[str, int],
+    device: torch.device | None,
+) -> fx.GraphModule:
+    graph = fx.Graph()
+    output = graph.graph_copy(gm.graph, {})
+    graph.output(output)
+    graph.set_codegen(boxed_codegen())
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is local_chunk:
+            x, dim, length, axis = node.args
+            start = index[axis] * length
+            node.target, node.args = aten.slice.Tensor, (x, dim, start, start + length)
+        elif node.target in _GROUP_LAST:
+            node.args = (*node.args[:-1], groups[node.args[-1]])
+        elif device is not None and device.type != "cpu":
+            node.args, node.kwargs = _on(node.args, device), _on(node.kwargs, device)
+    graph.lint()
+    found = fx.GraphModule(gm, graph)
+    return found if device is None else found.to(device)
+
+
+def _on(value: Any, device: torch.device) -> Any:
+    """`value` with `device` for the CPU."""
+    return fx.node.map_aggregate(
+        value, lambda v: device if isinstance(v, torch.device) and v.type == "cpu" else v
+    )

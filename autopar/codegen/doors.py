@@ -1,0 +1,13 @@
+"""The code generator's one door to private torch APIs; `tests/codegen/test_doors.py` holds what is
+relied on."""
+
+from __future__ import annotations
+
+from torch import fx
+from torch.fx.graph import _BoxedCodeGen
+
+
+def boxed_codegen() -> fx.graph.CodeGen:
+    """Code of a graph that takes its inputs as one list, which it clears: the caller can hold no
+    input longer than the graph needs it."""
+    return _BoxedCodeGen()

@@ -1,0 +1,85 @@
+"""Passes over a local graph, each a function `gm -> gm`. To add one, write it and enter it in
+`PASSES`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed  # defines the ops of _c10d_functional
+from torch import fx
+
+from autopar.codegen.doors import boxed_codegen
+
+aten = torch.ops.aten
+Pass = Callable[[fx.GraphModule], fx.GraphModule]
+
+MAX_IN_FLIGHT = 4
+"""How many collectives whose results only leave the graph may be under way: each holds its input."""
+
+_WAIT = torch.ops._c10d_functional.wait_tensor.default
+_LAYOUT = frozenset({aten.reshape.default, aten.permute.default})
+
+
+def drop_dead_code(gm: fx.GraphModule) -> fx.GraphModule:
+    """Drop every op whose result is not used; inputs stay."""
+    gm.graph.eliminate_dead_code()
+    return gm
+
+
+def sink_waits(gm: fx.GraphModule) -> fx.GraphModule:
+    """Move each wait, with the copies that lay out what has come, to right before its first use, so
+    that compute between there and the collective hides it. What only leaves the graph is waited for
+    when `MAX_IN_FLIGHT` further ones have been issued."""
+    nodes = list(gm.graph.nodes)
+    order = {node: i for i, node in enumerate(nodes)}
+    leaving: list[list[fx.Node]] = []
+    for node in nodes:
+        if node.target is not _WAIT:
+            continue
+        moved = _laid_out(node)
+        first = min(moved[-1].users, key=order.__getitem__)
+        if first.op == "output":
+            leaving.append(moved)
+            continue
+        _move(moved, first)
+    issued = [moved[0].all_input_nodes[0] for moved in leaving]
+    output = gm.graph.output_node()
+    for k, moved in enumerate(leaving):
+        later = k + MAX_IN_FLIGHT
+        _move(moved, issued[later] if later < len(issued) else output)
+    return gm
+
+
+def _laid_out(wait: fx.Node) -> list[fx.Node]:
+    """A wait and the layout ops that alone use it, in a row."""
+    found = [wait]
+    while len(found[-1].users) == 1:
+        (user,) = found[-1].users
+        if user.target not in _LAYOUT:
+            break
+        found.append(user)
+    return found
+
+
+def _move(nodes: list[fx.Node], before: fx.Node) -> None:
+    for node in nodes:
+        before.prepend(node)
+
+
+def box(gm: fx.GraphModule) -> fx.GraphModule:
+    """The code takes its inputs as one list, which it clears."""
+    gm.graph.set_codegen(boxed_codegen())
+    return gm
+
+
+PASSES: tuple[Pass, ...] = (drop_dead_code, sink_waits, box)
+
+
+def apply_passes(gm: fx.GraphModule) -> fx.GraphModule:
+    """`gm` after every pass, checked after each."""
+    for step in PASSES:
+        gm = step(gm)
+        gm.graph.lint()
+    gm.recompile()
+    return gm

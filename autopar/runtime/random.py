@@ -1,0 +1,67 @@
+"""Random numbers that are the same on every rank.
+
+Ops that draw random numbers run whole on every rank, and must draw the same there. Default
+generators cannot be trusted with that (a rank that shuffles data differently would train another
+model without anyone noticing), so that programs draw from a state of their own, which starts as rank
+0's default generator was at the first call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+from torch import fx
+
+
+class SharedRandom:
+    """The generator state of a compiled model's programs on `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._state: torch.Tensor | None = None
+
+    @property
+    def is_set(self) -> bool:
+        return self._state is not None
+
+    def default(self) -> bytes:
+        """The state of this process's default generator."""
+        return self._get().numpy().tobytes()
+
+    def set(self, state: bytes) -> None:
+        """Start from `state`, as `default` returns it on rank 0."""
+        self._state = torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+    @contextmanager
+    def drawn_from(self) -> Generator[None, None, None]:
+        """Inside, the default generator is this one; outside, it is as if nothing was drawn."""
+        if self._state is None:
+            raise RuntimeError("a random program runs before the ranks share a generator state")
+        before = self._get()
+        self._put(self._state)
+        try:
+            yield
+        finally:
+            self._state = self._get()
+            self._put(before)
+
+    def _get(self) -> torch.Tensor:
+        if self._device.type == "cuda":
+            return torch.cuda.get_rng_state(self._device)
+        return torch.get_rng_state()
+
+    def _put(self, state: torch.Tensor) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state, self._device)
+        else:
+            torch.set_rng_state(state)
+
+
+def draws(gm: fx.GraphModule) -> bool:
+    """Whether an op of the graph draws random numbers."""
+    return any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        for node in gm.graph.nodes
+    )

@@ -1,0 +1,264 @@
+"""Parsing, errors and exit statuses of the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from autopar.cli import main
+from autopar.errors import (
+    AutoparError,
+    InfeasibleError,
+    PlanMismatchError,
+    TraceError,
+    VerificationError,
+)
+from tests.report.plans import renamed, two_axis_plan
+
+COMPILE = importlib.import_module("autopar.compile")
+
+TARGET = """
+import torch
+
+def build():
+    return torch.nn.Linear(4, 2), (torch.zeros(8, 4),)
+
+def sized():
+    return torch.nn.Linear(4, 2), lambda batch: (torch.randint(0, 9, (batch, 4)),)
+
+def nothing(): pass
+def one(): return torch.nn.Linear(4, 2)
+def no_model(): return 1, 2
+def no_inputs(): return torch.nn.Linear(4, 2), 3
+def fails(): raise RuntimeError("no such file\\nor anything")
+value = 3
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    path = tmp_path / "target_under_test.py"
+    path.write_text(TARGET)
+    return str(path)
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> str:
+    path = tmp_path / "plan.json"
+    two_axis_plan().save(path)
+    return str(path)
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, dict[str, object]]]:
+    """What the command asked the planner for; the planner answers with a plan made by hand."""
+    calls: list[tuple[object, dict[str, object]]] = []
+
+    def plan(model: object, inputs: object, **options: object) -> object:
+        calls.append((inputs, options))
+        return two_axis_plan()
+
+    monkeypatch.setattr(COMPILE, "plan", plan)
+    return calls
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def fails(result: Result, status: int, message: str) -> None:
+    assert result.exit_code == status, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("autopar: error: "), result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_show_prints_the_page_and_nothing_else(plan_file: str) -> None:
+    result = run("show", plan_file)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.startswith("model    Toy, trained with adamw\n")
+    assert "\x1b" not in result.stdout
+    assert all(line == line.rstrip() for line in result.stdout.splitlines())
+
+
+def test_show_json_has_the_figures_of_the_page(plan_file: str) -> None:
+    content = json.loads(run("show", plan_file, "--json").stdout)
+    assert content["world_size"] == 8
+    assert content["memory_bytes"] == 40 * 2**20
+    assert content["blocks"][0]["module"] == "model.layers.*"
+
+
+@pytest.mark.parametrize("width", [40, 77, 200])
+def test_width(plan_file: str, width: int) -> None:
+    lines = run("show", plan_file, "--width", str(width)).stdout.splitlines()
+    assert width - 15 < max(map(len, lines)) <= width or width == 200
+
+
+def test_no_color_holds_where_colour_is_forced(
+    plan_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[36m" in run("show", plan_file).stdout
+    assert "\x1b[36m" not in run("show", plan_file, "--no-color").stdout
+
+
+def test_show_needs_no_torch_and_runs_no_code_of_a_user(plan_file: str, tmp_path: Path) -> None:
+    two = tmp_path / "evil.json"
+    renamed(two_axis_plan(), "__import__('os').abort()").save(two)
+    code = f"""
+import sys
+def hook(event, args):
+    if event in ("subprocess.Popen", "os.system", "os.exec", "socket.connect", "pickle.find_class"):
+        raise SystemError(event)
+sys.addaudithook(hook)
+from autopar.cli import main
+for file in ({plan_file!r}, {str(two)!r}):
+    try:
+        main(["show", file])
+    except SystemExit as stop:
+        assert stop.code == 0
+assert not {{"torch", "numpy", "transformers"}} & set(sys.modules), sorted(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_command_prints_the_help() -> None:
+    result = run()
+    assert result.exit_code == 0
+    assert "Usage: autopar" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show"], "Missing argument 'FILE'"),
+        (["shwo"], "No such command 'shwo'"),
+        (["show", "x", "--widht", "3"], "--widht"),
+        (["plan", "t.py:build"], "Missing option '--cluster'"),
+        (["plan", "t.py:build", "--cluster", "8xH1000"], "H1000"),
+        (["plan", "t.py:build", "--cluster", "4xcpu", "--memory-limit", "72"], "has no unit"),
+        (["plan", "t.py:build", "--cluster", "4xcpu", "--time-limit", "0"], "--time-limit"),
+        (["plan", "t.py:build", "--cluster", "4xcpu", "--global-batch", "0"], "--global-batch"),
+        (["plan", "nofunction", "--cluster", "4xcpu"], "names no function"),
+        (["plan", "none.py:build", "--cluster", "4xcpu"], "there is no file none.py"),
+        (["plan", "no_such_package.x:build", "--cluster", "4xcpu"], "No module named"),
+        (["verify", "nowhere.json", "t.py:build"], "cannot read plan nowhere.json"),
+        (["show", "."], "Is a directory"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], message: str) -> None:
+    fails(run(*arguments), 1, message)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("buidl", "has no 'buidl'; it defines build, sized"),
+        ("value", "is a int, not a function"),
+        ("nothing", "nothing() returned nothing: it must return (model, inputs)"),
+        ("one", "one() returned a Linear: it must"),
+        ("no_model", "no_model() returned a int for a model"),
+        ("no_inputs", "no_inputs() returned a int for inputs"),
+        ("fails", "fails() failed on the meta device"),
+        ("sized", "the inputs of sized() depend on the batch: give --global-batch"),
+    ],
+)
+def test_wrong_targets(target: str, function: str, message: str) -> None:
+    fails(run("plan", f"{target}:{function}", "--cluster", "4xcpu"), 1, message)
+
+
+def test_batch_for_fixed_inputs(target: str) -> None:
+    result = run("plan", f"{target}:build", "--cluster", "4xcpu", "--global-batch", "8")
+    fails(result, 1, "build() returned inputs of a fixed size")
+
+
+@pytest.mark.parametrize("source", ["1 / 0", "import sys; sys.exit(3)", "def (", "import nope"])
+def test_file_that_cannot_be_imported(tmp_path: Path, source: str) -> None:
+    path = tmp_path / "broken_target.py"
+    path.write_text(source)
+    fails(run("plan", f"{path}:build", "--cluster", "4xcpu"), 1, f"importing {path} failed: ")
+    assert "broken_target" not in sys.modules
+
+
+def test_file_named_like_a_module_does_not_replace_it(tmp_path: Path) -> None:
+    path = tmp_path / "json.py"
+    path.write_text("value = 1")
+    fails(run("plan", f"{path}:value", "--cluster", "4xcpu"), 1, "is a int, not a function")
+    assert sys.modules["json"] is json
+
+
+def test_plan_asks_for_what_was_said(
+    target: str, planned: list[tuple[object, dict[str, object]]], tmp_path: Path
+) -> None:
+    output = tmp_path / "out.json"
+    result = run(
+        "plan", f"{target}:sized", "--cluster", "2x4xA100", "--mesh", "dp=2,tp=4", "--global-batch",
+        "16", "--memory-limit", "30GiB", "--optimizer", "sgd", "--time-limit", "1.5", "--strict",
+        "-o", str(output),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == run("show", str(output)).stdout
+    ((inputs, options),) = planned
+    assert isinstance(inputs, tuple)
+    assert (inputs[0].shape, inputs[0].device.type) == ((16, 4), "meta")
+    assert options.pop("cluster").name == "2x4xA100"  # type: ignore[attr-defined]
+    options.pop("progress")
+    assert options == {
+        "mesh": "dp=2,tp=4",
+        "memory_limit": 30 * 2**30,
+        "optimizer": "sgd",
+        "time_limit": 1.5,
+        "strict": True,
+    }
+
+
+def test_plan_json_is_alone_on_standard_output(target: str, planned: list[object]) -> None:
+    result = run("plan", f"{target}:build", "--cluster", "4xcpu", "--json")
+    assert json.loads(result.stdout)["model"] == "Toy"
+    assert result.stderr == ""
+
+
+def test_output_that_cannot_be_written(target: str, planned: list[object]) -> None:
+    result = run("plan", f"{target}:build", "--cluster", "4xcpu", "-o", "/nowhere/plan.json")
+    fails(result, 1, "cannot write plan /nowhere/plan.json: No such file")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (AutoparError("broken"), 1),
+        (TraceError("broken"), 1),
+        (InfeasibleError("broken"), 3),
+        (VerificationError("broken"), 4),
+        (PlanMismatchError("broken"), 5),
+        (ZeroDivisionError("broken"), 1),
+        (AutoparError("broken \x1b[31m"), 1),
+    ],
+)
+def test_statuses(
+    target: str, monkeypatch: pytest.MonkeyPatch, error: Exception, status: int
+) -> None:
+    def plan(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(COMPILE, "plan", plan)
+    command = ("plan", f"{target}:build", "--cluster", "4xcpu")
+    result = run(*command)
+    fails(result, status, "broken")
+    assert "\x1b" not in result.stderr
+    assert "Traceback" in run(*command, "--debug").stderr
+
+
+def test_interrupt(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(COMPILE, "plan", plan)
+    assert run("plan", f"{target}:build", "--cluster", "4xcpu").exit_code == 130

@@ -1,0 +1,204 @@
+"""Profiles: measured on this machine in small, written, read back, and put into a price."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from autopar.cost_model import measured
+from autopar.cost_model.cases import cases
+from autopar.cost_model.compute import op_s
+from autopar.cost_model.measured import device_from_profile, profile
+from autopar.errors import ClusterError
+from autopar.graph import itemsize
+from autopar.presets import DEVICES
+from autopar.profile_file import SCHEMA_VERSION, LeftOut, Matmul, MemoryCopy, Profile
+
+CPU = next(device for device in DEVICES.values() if device.kind == "cpu")
+
+
+@pytest.fixture(scope="module")
+def found() -> Profile:
+    return profile("cpu", quick=True)
+
+
+def made_up(*, kind: str = "cuda") -> Profile:
+    return Profile(
+        schema=SCHEMA_VERSION,
+        device="Device of the test",
+        kind=kind,
+        torch="2.13.0",
+        memory_bytes=2**36,
+        launch_ns=4_000,
+        matmuls=(
+            Matmul(512, 512, 512, "bfloat16", 2_000),
+            Matmul(8192, 8192, 8192, "bfloat16", 1_400_000),
+            Matmul(4096, 4096, 4096, "float32", 2_600_000),
+        ),
+        attentions=(),
+        pointwise=(),
+        # The small one comes from a cache: its rate is no ceiling of the memory.
+        memory_copies=(MemoryCopy(2**20, 200), MemoryCopy(2**31, 716_000)),
+        host_copies=(),
+        left_out=(LeftOut("matmul 1x1x1 float64", "out of memory"),),
+    )
+
+
+def test_every_entry_of_the_list_is_measured(found: Profile) -> None:
+    wanted = cases("cpu", quick=True)
+    assert [(e.m, e.k, e.n, e.dtype) for e in found.matmuls] == list(wanted.matmuls)
+    assert [(e.batch, e.heads, e.sequence, e.head_dim, e.dtype) for e in found.attentions] == list(
+        wanted.attentions
+    )
+    assert [(e.num_bytes, e.dtype) for e in found.pointwise] == [
+        (3 * elements * itemsize(dtype), dtype) for elements, dtype in wanted.pointwise
+    ]
+    assert [e.num_bytes for e in found.memory_copies] == [2 * n for n in wanted.memory_copies]
+    assert (found.kind, found.host_copies, found.left_out) == ("cpu", (), ())
+
+
+def test_larger_takes_longer(found: Profile) -> None:
+    small, large = (e for e in found.matmuls if e.dtype == "float32")
+    assert small.flops * 8 == large.flops
+    assert small.time_ns < large.time_ns
+    assert found.memory_copies[0].time_ns < found.memory_copies[-1].time_ns
+    assert 10 < found.launch_ns < 1_000_000
+
+
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_lists_have_what_a_profile_must_have(kind: str, quick: bool) -> None:
+    wanted = cases(kind, quick=quick)
+    assert "float32" in {dtype for *_, dtype in wanted.matmuls}
+    assert wanted.memory_copies
+    assert len(set(wanted.matmuls)) == len(wanted.matmuls)
+    assert bool(wanted.host_copies) == (kind == "cuda")
+
+
+@pytest.mark.gpu
+def test_cuda_is_measured() -> None:
+    found = profile("cuda", quick=True)
+    assert found.kind == "cuda"
+    assert found.left_out == ()
+    assert found.host_copies
+
+
+def test_file_reads_back(found: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    found.save(path)
+    assert Profile.load(path) == found
+    assert path.read_bytes() == found.to_bytes()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (b'"time_ns": 1400000', b'"time_ns": 0', r"matmuls\[1\].time_ns"),
+        (b'"time_ns": 1400000', b'"time_ns": 1.5', r"matmuls\[1\].time_ns"),
+        (b'"time_ns": 1400000', b'"time_ns":  1400000', "not in canonical form"),
+        (b'"kind"', b'"kin"', "unknown field `kin`"),
+        (b'"schema": 1', b'"schema": 2', "schema version 2"),
+        (b'"float32"', b'"float33"', "unknown dtype 'float33'"),
+        (b'"float32"', b'"float64"', "no float32 matmul.*1x1x1 float64 was left out"),
+    ],
+)
+def test_damaged_file_is_refused(old: bytes, new: bytes, complaint: str) -> None:
+    data = made_up().to_bytes()
+    assert data.count(old) >= 1
+    with pytest.raises(ClusterError, match=f"lab.json: .*{complaint}"):
+        Profile.from_bytes(data.replace(old, new, 1), "lab.json")
+
+
+def test_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match=r"cannot read profile .*none\.json: No such file"):
+        Profile.load(tmp_path / "none.json")
+    with pytest.raises(ClusterError, match=r"cannot write profile .*: No such file"):
+        made_up().save(tmp_path / "no" / "where.json")
+
+
+@pytest.mark.parametrize("index", [1, 2])
+def test_price_gives_measured_matmuls_back(index: int) -> None:
+    device = device_from_profile(made_up(), DEVICES["H100"])
+    entry = made_up().matmuls[index]
+    predicted_s = op_s(entry.flops, entry.num_bytes, entry.dtype, device)
+    assert predicted_s == pytest.approx(entry.time_ns * 1e-9 + device.launch_s, rel=1e-12)
+
+
+def test_price_gives_measured_copy_back() -> None:
+    device = device_from_profile(made_up(), DEVICES["H100"])
+    assert op_s(0, 2**31, "float32", device) == pytest.approx(716e-6 + 4e-6, rel=1e-12)
+
+
+def test_device_keeps_what_was_not_measured() -> None:
+    device = device_from_profile(made_up(), DEVICES["H100"])
+    assert device.peak("float64") == DEVICES["H100"].peak("float64")
+    assert device.memory_bytes == DEVICES["H100"].memory_bytes
+    assert device.launch_s == pytest.approx(4e-6)
+    assert device.source.startswith("profile of Device of the test with torch 2.13.0; float16")
+    assert "bfloat16" not in device.source
+
+
+def test_matmul_bound_by_memory_gives_no_absurd_peak() -> None:
+    base = made_up()
+    thin = Matmul(1, 2**15, 2**15, "float32", 700_000)
+    device = device_from_profile(msgspec.structs.replace(base, matmuls=(thin,)), DEVICES["H100"])
+    assert device.peak("float32") == pytest.approx(thin.flops / (0.75 * 700e-6))
+
+
+def test_profile_of_another_kind_is_refused() -> None:
+    with pytest.raises(ClusterError, match=r"Device of the test, kind cuda; .* cpu is of kind cpu"):
+        device_from_profile(made_up(), CPU)
+
+
+def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    largest = max(cases("cpu", quick=True).memory_copies)
+    monkeypatch.setattr(measured, "_free_bytes", lambda _: 4 * largest - 1)
+    found = profile("cpu", quick=True)
+    assert [gap.entry for gap in found.left_out] == [f"copy of {largest} bytes"]
+    assert found.left_out[0].reason == f"needs {2 * largest} bytes, and {4 * largest - 1} are free"
+    assert found.memory_copies
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("out of memory\nsee docs"), MemoryError("out of memory")]
+)
+def test_running_out_of_memory_leaves_one_entry_out(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    multiply = torch.mm
+
+    def greedy(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        if len(a) > 128:
+            raise error
+        return multiply(a, b, out=out)
+
+    monkeypatch.setattr(torch, "mm", greedy)
+    found = profile("cpu", quick=True)
+    assert found.left_out == (LeftOut("matmul 256x256x256 float32", "out of memory"),)
+    assert [e.m for e in found.matmuls] == [128, 128]
+
+
+def test_no_memory_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "_free_bytes", lambda _: 0)
+    with pytest.raises(ClusterError, match=r"no float32 matmul.*left out: needs 196608 bytes, and"):
+        profile("cpu", quick=True)
+
+
+def test_progress_names_entries_and_settings_are_put_back() -> None:
+    told: list[str] = []
+    torch.set_float32_matmul_precision("high")
+    try:
+        profile("cpu", quick=True, progress=told.append)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert "matmul 128x128x128 float64" in told
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "meta", "toaster"])
+def test_a_device_that_is_not_there_is_an_error(name: str) -> None:
+    with pytest.raises(ClusterError, match=name):
+        profile(name, quick=True)

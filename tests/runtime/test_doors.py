@@ -1,0 +1,103 @@
+"""The private torch APIs that the training process relies on, in the torch that is installed."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import fx
+
+from autopar.codegen.doors import boxed_codegen
+from autopar.errors import AutoparError
+from autopar.runtime import backend, doors
+
+
+def test_the_default_store_is_the_one_of_the_process_group() -> None:
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        doors.default_store().set("k", "v")
+        assert isinstance(doors.default_store(), dist.Store)
+    finally:
+        dist.destroy_process_group()
+    assert store.num_keys() > 0
+
+
+def test_trees() -> None:
+    tree = {"a": (1, [2, None]), "b": torch.ones(1)}
+    leaves, spec = doors.flatten(tree)
+    assert leaves[:3] == [1, 2, None]
+    assert doors.unflatten(leaves, spec) == tree
+    assert doors.flatten({"a": (1, [2, None]), "b": 3})[1] == spec
+    assert doors.flatten({"a": (1, [2]), "b": 3})[1] != spec
+
+
+@pytest.mark.parametrize("retain", [False, True])
+def test_whether_the_graph_is_kept_is_known_in_backward(retain: bool) -> None:
+    seen: list[bool] = []
+
+    class Watch(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            seen.append(doors.keeps_graph())
+            return grad
+
+    Watch.apply(torch.ones((), requires_grad=True)).backward(retain_graph=retain)
+    assert seen == [retain]
+
+
+def test_the_signatures_relied_on() -> None:
+    from torch._inductor.compile_fx import compile_fx
+
+    assert list(inspect.signature(compile_fx).parameters)[:2] == ["model_", "example_inputs_"]
+    assert "src_data_rank" in inspect.signature(
+        torch.distributed.tensor.distribute_tensor
+    ).parameters
+
+
+def tanh_of_product() -> fx.GraphModule:
+    """tanh(x w) and x, as a boxed graph."""
+    graph = fx.Graph()
+    x, w = graph.placeholder("x"), graph.placeholder("w")
+    product = graph.call_function(torch.ops.aten.mm.default, (x, w))
+    graph.output((graph.call_function(torch.ops.aten.tanh.default, (product,)), x))
+    graph.set_codegen(boxed_codegen())
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def test_inductor_runs_a_boxed_graph() -> None:
+    graph = backend.prepare(tanh_of_product(), "inductor")
+    for seed in (0, 1):
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.randn(3, 4, generator=generator)
+        w = torch.randn(4, 5, generator=generator)
+        boxed = [x, w]
+        y, same = graph(boxed)
+        assert boxed == []
+        torch.testing.assert_close(y, torch.tanh(x @ w))
+        assert torch.equal(same, x)
+
+
+def test_an_inductor_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("no compiler")
+
+    monkeypatch.setattr(backend, "inductor", broken)
+    graph = backend.prepare(tanh_of_product(), "inductor")
+    with pytest.raises(AutoparError, match=r"'inductor' failed \(ValueError: no compiler\).*eager"):
+        graph([torch.ones(3, 4), torch.ones(4, 5)])
+
+
+def test_backends_by_device() -> None:
+    assert backend.choose(None, torch.device("cpu")) == "eager"
+    assert backend.choose(None, torch.device("cuda", 0)) == "inductor"
+    assert backend.choose("eager", torch.device("cuda", 0)) == "eager"
+    with pytest.raises(AutoparError, match="no backend 'jit': choose one of eager, inductor"):
+        backend.choose("jit", torch.device("cpu"))

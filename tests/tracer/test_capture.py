@@ -1,0 +1,235 @@
+"""Any model can be given, on any device; it comes back untouched, and failures say where."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+from autopar.errors import TraceError, UnknownOpWarning
+from autopar.tracer import trace
+from tests.tracer.execute import run
+from tests.tracer.models import gpt2, llama, mlp, token_inputs
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def state_of(model: nn.Module) -> dict[str, Any]:
+    """Every attribute of every module, by identity."""
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, dict):
+                found |= {f"{path}.{name}.{k}": id(v) for k, v in value.items()}
+            else:
+                found[f"{path}.{name}"] = id(value)
+    return found
+
+
+def configs_of(model: Any) -> tuple[Any, ...]:
+    return (model.config._attn_implementation, model.config.use_cache, model.config.to_dict())
+
+
+@pytest.mark.parametrize("build", [gpt2, llama])
+def test_the_model_comes_back_untouched(build: Any) -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    model = build()
+    before, configs = state_of(model), configs_of(model)
+    trace(model, (), token_inputs())
+    assert state_of(model) == before
+    assert configs_of(model) == configs
+    assert "autopar" not in ALL_ATTENTION_FUNCTIONS
+
+
+class Remembers(nn.Module):
+    """Keeps what it computed, then may fail."""
+
+    def __init__(self, fails: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.fails = fails
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = self.linear(x)
+        self.register_buffer("cache", self.last)
+        if self.fails:
+            raise RuntimeError("no luck")
+        return self.last
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_forward_leaves_on_the_model_is_removed(fails: bool) -> None:
+    model = Remembers(fails)
+    before = state_of(model)
+    if fails:
+        with pytest.raises(TraceError, match="RuntimeError: no luck"):
+            trace(model, (torch.randn(2, 4),))
+    else:
+        trace(model, (torch.randn(2, 4),))
+    assert state_of(model) == before
+    assert model.last is None
+
+
+class Decides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        if y.sum().item() > 0:
+            y = -y
+        return y
+
+
+def test_control_flow_on_data_names_module_line_and_cure() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Decides())
+    line = inspect.getsourcelines(Decides.forward)[1] + 2
+    with pytest.raises(TraceError) as caught:
+        trace(model, (torch.randn(2, 4),))
+    text = str(caught.value)
+    assert "module '1'" in text
+    assert f"{Path(__file__).name}:{line}: if y.sum().item() > 0:" in text
+    assert "torch.where" in text
+
+
+def test_inputs_that_require_grad_are_refused() -> None:
+    with pytest.raises(TraceError, match="tensor 0 of the model's inputs requires grad"):
+        trace(mlp(), (torch.randn(2, 8, requires_grad=True),))
+
+
+class ChangesInput(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1)
+
+
+def test_inputs_changed_in_place_are_refused() -> None:
+    with pytest.raises(TraceError, match="changes one of its inputs"):
+        trace(ChangesInput(), (torch.randn(2, 8),))
+
+
+class Opaque:
+    """A result that torch cannot look into."""
+
+
+class ReturnsOpaque(nn.Module):
+    def forward(self, x: Tensor) -> Opaque:
+        return Opaque()
+
+
+def test_outputs_that_cannot_be_looked_into_are_refused() -> None:
+    with pytest.raises(TraceError, match=r"returns a Opaque.*register_dataclass"):
+        trace(ReturnsOpaque(), (torch.randn(2, 8),))
+
+
+@torch.library.custom_op("autopar_tests::mystery", mutates_args=())
+def mystery(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@mystery.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Mystery(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return mystery(mystery(x))
+
+
+def test_unknown_ops_are_named_once_and_have_no_factors() -> None:
+    model, x = nn.Sequential(Mystery(), nn.Sequential(Mystery())), torch.randn(2, 4)
+    with pytest.warns(UnknownOpWarning) as caught:
+        graph = trace(model, (x,)).graph
+    assert len(caught) == 1
+    text = str(caught[0].message)
+    assert "autopar_tests.mystery.default, used 4 times, first in module '0'" in text
+    assert "autopar/rules.py" in text
+    unknown = [n for n in graph.nodes if not n.has_rule]
+    assert [n.factors for n in unknown] == [()] * 4
+    with pytest.raises(TraceError, match="mystery"):
+        trace(model, (x,), strict=True)
+
+
+def test_meta_and_real_models_give_the_same_graph() -> None:
+    with torch.device("meta"):
+        meta = llama()
+    assert trace(meta, (), token_inputs()).graph == trace(llama(), (), token_inputs()).graph
+
+
+@pytest.fixture
+def one_rank() -> Any:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_dtensor_parameters_are_traced_by_their_global_shape(one_rank: Any) -> None:
+    model = gpt2()
+    expected = trace(model, (), token_inputs()).graph
+    for name, parameter in list(model.named_parameters()):
+        module = model.get_submodule(name.rpartition(".")[0])
+        tensor = distribute_tensor(parameter.detach(), one_rank, [Replicate()])
+        module.register_parameter(name.rpartition(".")[2], nn.Parameter(tensor))
+    model.tie_weights()
+    before = state_of(model)
+    assert trace(model, (), token_inputs()).graph == expected
+    assert state_of(model) == before
+    assert all(isinstance(p, DTensor) for p in model.parameters())
+
+
+class HoldsConstant(nn.Module):
+    """A tensor that is no parameter and no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.constant = torch.arange(4.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) * self.constant + torch.tensor([1.0, 2.0, 3.0, 4.0])).sum()
+
+
+def test_tensors_that_are_no_state_are_constants() -> None:
+    model, x = HoldsConstant(), torch.randn(2, 4)
+    traced = trace(model, (x,))
+    assert [n.role.value for n in traced.graph.nodes if n.op == "get_attr"] == ["constant"] * 2
+    torch.testing.assert_close(run(traced, model, (x,), {})["loss:0"], model(x).detach())
+
+
+_TRACE_7B = """
+import resource, torch
+from transformers import LlamaForCausalLM
+from autopar.tracer import trace
+from tests.tracer.execute import run
+from tests.tracer.models import llama_config
+torch.zeros(1) @ torch.zeros(1)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with torch.device("meta"):
+    config = llama_config(3, hidden_size=4096, head_dim=128, num_attention_heads=32,
+        num_key_value_heads=32, intermediate_size=11008, vocab_size=32000)
+    model = LlamaForCausalLM(config)
+    ids = torch.zeros(16, 2048, dtype=torch.int64)
+graph = trace(model, (), {"input_ids": ids, "labels": ids}).graph
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(len(graph.nodes), grown // 1024)
+"""
+
+
+def test_large_models_are_not_materialised() -> None:
+    """Three layers of Llama-7B have 2.6 GB of float32 parameters, their logits alone 4 GB."""
+    done = subprocess.run(
+        [sys.executable, "-c", _TRACE_7B], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    num_nodes, grown_mib = map(int, done.stdout.split())
+    assert num_nodes > 500
+    assert grown_mib < 300
