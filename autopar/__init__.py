@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from autopar.compile import compile, plan
     from autopar.cost_model.measured import profile
     from autopar.plan import Plan
-    from autopar.runtime.verify import verify
+    from autopar.verify import verify
 
 _EXPORTS = {
     "compile": "autopar.compile",
     "plan": "autopar.compile",
     "Plan": "autopar.plan",
-    "verify": "autopar.runtime.verify",
+    "verify": "autopar.verify",
     "profile": "autopar.cost_model.measured",
 }
 

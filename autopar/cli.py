@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -112,6 +113,12 @@ def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None
 @click.option("--cluster", required=True, metavar="CLUSTER", help="64x8xH100, or a .toml file.")
 @click.option("--mesh", default="auto", show_default=True, help="auto, 8x8 or dp=8,tp=8.")
 @click.option(
+    "--profile",
+    "profile_file",
+    metavar="FILE",
+    help="Price with what `autopar profile` measured, not with datasheets.",
+)
+@click.option(
     "--memory-limit",
     metavar="SIZE",
     callback=_size,
@@ -127,6 +134,7 @@ def plan(
     cluster: str,
     mesh: str,
     global_batch: int | None,
+    profile_file: str | None,
     memory_limit: int | None,
     optimizer: str,
     time_limit: float | None,
@@ -143,12 +151,18 @@ def plan(
     memory for the weights nor a GPU is needed.
     """
     from autopar.cluster import parse_cluster
+    from autopar.profile_file import Profile
     from autopar.target import load_target
 
     described = parse_cluster(cluster)
+    measured = None if profile_file is None else Profile.load(profile_file)
     with _progress() as progress:
         progress("importing the target")
         function = load_target(target)
+        if measured is not None:
+            from autopar.cost_model.measured import device_from_profile
+
+            described = replace(described, device=device_from_profile(measured, described.device))
         from autopar.compile import plan as make_plan
         from autopar.runtime.building import build
 
@@ -182,8 +196,14 @@ def show(file: str, as_json: bool, width: int | None, no_color: bool, debug: boo
 @main.command()
 @click.argument("file")
 @_target
-@click.option("--dtype", default="float64", show_default=True, help="Compute in it, or in 'own'.")
-@click.option("--seed", default=0, show_default=True, help="Of weights, inputs and dropout.")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float64", "float32", "own"]),
+    default="own",
+    show_default=True,
+    help="Cast the model first; float64 leaves least room for rounding.",
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of weights and inputs.")
 @_common
 def verify(
     file: str,
@@ -208,16 +228,41 @@ def verify(
         progress("importing the target")
         function = load_target(target)
         from autopar.runtime.building import build
-        from autopar.runtime.verify import compare, with_dtype
+        from autopar.verify import compare
 
         built = build(function, global_batch, on_meta=False, seed=seed)
-        model, inputs = with_dtype(built.model, built.inputs, dtype)
-        report = compare(loaded, model, inputs, seed=seed, progress=progress)
+        report = compare(
+            loaded,
+            built.model,
+            built.inputs,
+            dtype=None if dtype == "own" else dtype,
+            seed=seed,
+            progress=progress,
+        )
 
     from autopar.report.verification import page
 
     _emit(report, page, as_json, width, no_color)
     report.check()
+
+
+@main.command()
+@click.option("-o", "--out", metavar="FILE", help="Write the profile there; default: print it.")
+@click.option("--device", metavar="DEVICE", help="cuda:1 or cpu; default: a GPU if there is one.")
+@click.option("--quick", is_flag=True, help="Measure the ceilings alone.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def profile(out: str | None, device: str | None, quick: bool, debug: bool) -> None:
+    """Measure matmuls, attention, pointwise ops and copies on the device at hand."""
+    from autopar.cost_model.measured import profile as measure
+
+    with _progress() as progress:
+        found = measure(device, quick=quick, progress=progress)
+    for gap in found.left_out:
+        click.echo(f"autopar: left out: {gap.entry}: {gap.reason}", err=True)
+    if out is None:
+        click.echo(found.to_bytes(), nl=False)
+    else:
+        found.save(out)
 
 
 def _emit_plan(found: Plan, as_json: bool, width: int | None, no_color: bool) -> None:

@@ -30,7 +30,8 @@ def build() -> tuple[LlamaForCausalLM, Inputs]:
         use_cache=False,
         dtype="bfloat16",
     )
-    return LlamaForCausalLM(config).to(torch.bfloat16), _tokens(config.vocab_size, 2048)
+    model = LlamaForCausalLM(config)
+    return model.bfloat16(), _tokens(config.vocab_size, 2048)
 
 
 def build_tiny() -> tuple[LlamaForCausalLM, Inputs]:

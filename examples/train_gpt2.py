@@ -89,7 +89,7 @@ def train(num_steps: int, plan: str | None) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--plan", help="a stored plan; without one, the first call makes it")
     parser.add_argument("--losses", type=Path, help="write the losses there, as JSON")

@@ -3,6 +3,8 @@
 Functional collectives work on the leading dim. A tensor is seen here as its parts in order, of
 local sizes; the sharded part is brought to the front before the pieces of a scatter are sent, or
 into place after the pieces of a gather have come. Where nothing stands before it, no copy is made.
+Results are contiguous: some kernels (the backward of layer norm on the CPU, for its statistics) read
+memory as if every tensor were.
 """
 
 from __future__ import annotations
@@ -86,7 +88,9 @@ class Emitter:
             return x
         return self._call(aten.reshape.default, x, list(want))
 
-    def _move_dim(self, x: fx.Node, shape: Sequence[int], source: int, target: int) -> tuple[fx.Node, list[int]]:
+    def _move_dim(
+        self, x: fx.Node, shape: Sequence[int], source: int, target: int
+    ) -> tuple[fx.Node, list[int]]:
         """`x` of `shape` with dim `source` moved to `target`, and its shape then. Left alone where
         only dims of size 1 are passed: the order in memory is the same."""
         order = list(range(len(shape)))
@@ -110,6 +114,7 @@ class Emitter:
             split = [self.num, lead, rest]
             gathered = self._reshape(gathered, have, split)
             gathered, have = self._move_dim(gathered, split, 0, 1)
+            gathered = self._contiguous(gathered)
         return self._reshape(gathered, have, self.after.shape)
 
     def _reduce_scatter(self, x: fx.Node, slot: Slot) -> fx.Node:
@@ -133,7 +138,10 @@ class Emitter:
         x, sent = self._move_dim(x, split, at, 0)
         x = self._contiguous(x)
         x = self._wait(c10d.all_to_all_single.default, x, [1] * self.num, [1] * self.num, self.axis)
-        x, have = self._move_dim(x, sent, 0, self.before.position(source))
+        place = self.before.position(source)
+        x, have = self._move_dim(x, sent, 0, place)
+        if prod(have[:place]) > 1:
+            x = self._contiguous(x)
         return self._reshape(x, have, self.after.shape)
 
     def _slice(self, x: fx.Node, slot: Slot) -> fx.Node:

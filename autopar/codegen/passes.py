@@ -18,7 +18,7 @@ MAX_IN_FLIGHT = 4
 """How many collectives whose results only leave the graph may be under way: each holds its input."""
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
-_LAYOUT = frozenset({aten.reshape.default, aten.permute.default})
+_LAYOUT = frozenset({aten.contiguous.default, aten.permute.default, aten.reshape.default})
 
 
 def drop_dead_code(gm: fx.GraphModule) -> fx.GraphModule:

@@ -133,9 +133,11 @@ class Values:
         before, after = (parts_of(tensor, graph.atoms, s, self.sizes) for s in move)
         axis = self.axes[collective.axis]
         result = Emitter(local, axis.name, axis.size, before, after).emit(value, collective)
-        if collective.kind == "slice" and graph.nodes[group.root.node].role is Role.OP:
-            # A view would keep the whole tensor in memory.
-            return local.call_function(
-                aten.clone.default, (result,), {"memory_format": torch.contiguous_format}
-            )
-        return result
+        if collective.kind != "slice":
+            return result
+        if graph.nodes[group.root.node].role is not Role.OP:
+            return local.call_function(aten.contiguous.default, (result,))
+        # A view would keep the whole tensor in memory.
+        return local.call_function(
+            aten.clone.default, (result,), {"memory_format": torch.contiguous_format}
+        )

@@ -22,6 +22,7 @@ from autopar.errors import AutoparError, PlanMismatchError
 CHUNK_BYTES = 1 << 20
 AGREE_TIMEOUT_S = 60.0
 SHARE_TIMEOUT_S = 3600.0
+LINGER_S = 2.0
 _SHOWN_RANKS = 8
 _SHOWN_FACT = 160
 _AGREED = "agreed"
@@ -83,8 +84,19 @@ class Agreement:
             verdict = self._store.get(verdict_key).decode()
         else:
             verdict = self._verdict_after_timeout(topic)
+        if verdict != _AGREED:
+            self._linger(topic)
         if wait:
             _raise_verdict(verdict)
+
+    def _linger(self, topic: str) -> None:
+        """Before an error is raised: it may end this process and, on rank 0, the Store with it."""
+        key = self._key(topic, "read")
+        num_read = self._store.add(key, 1)
+        deadline = time.monotonic() + LINGER_S
+        while self._rank == 0 and num_read < self._world_size and time.monotonic() < deadline:
+            time.sleep(0.01)
+            num_read = self._store.add(key, 0)
 
     def _wait(self, key: str, timeout_s: float) -> bool:
         try:
@@ -134,6 +146,7 @@ class Agreement:
             data = make()
         except BaseException as error:
             self._store.set(head, json.dumps({"error": _pack_error(error)}))
+            self._linger(topic)
             raise
         num_chunks = -(-len(data) // CHUNK_BYTES)
         for i in range(num_chunks):
@@ -147,6 +160,7 @@ class Agreement:
         self._poll(topic, head_key)
         head = json.loads(self._store.get(head_key))
         if "error" in head:
+            self._linger(topic)
             _raise_verdict(_blame(0, head["error"]))
         data = b"".join(
             bytes.fromhex(self._store.get(self._key(topic, f"chunk/{i}")).decode())

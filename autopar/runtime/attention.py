@@ -110,9 +110,7 @@ def _flash_cpu(q: Tensor, v: Tensor, mask: Tensor | None) -> bool:
     )
 
 
-def _flash_cuda(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool
-) -> bool:
+def _flash_cuda(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
     """Whether CUDA's fused kernel takes these: no mask, and a causal one is square."""
     return (
         q.device.type == "cuda"
@@ -155,9 +153,7 @@ def _computed(*tensors: Tensor) -> list[Tensor]:
     return [t.to(dtype) for t in tensors]
 
 
-def _scores(
-    q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float
-) -> Tensor:
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
     """[B, Hkv, G, S, T] of grouped queries [B, Hkv, G, S, D] and keys [B, Hkv, 1, T, D]."""
     scores = (q @ k.transpose(-1, -2)) * scale
     if is_causal:

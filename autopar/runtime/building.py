@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from autopar.errors import TargetError
+from autopar.runtime.doors import flatten, unflatten
 
 _RETURNS = "it must return (model, inputs), inputs a tuple, a dict or a function of the batch size"
 
@@ -54,6 +55,28 @@ def build(
                 "that takes the batch size and returns them"
             )
     return Built(model, _checked(inputs, name))
+
+
+def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """(args, kwargs) of a call; keyword arguments in the order of their names, as they are planned.
+    Anything but a mapping or a sequence is the only argument."""
+    if isinstance(inputs, Mapping):
+        return (), dict(sorted(inputs.items()))
+    if isinstance(inputs, torch.Tensor) or not isinstance(inputs, Sequence):
+        return (inputs,), {}
+    return tuple(inputs), {}
+
+
+def cast(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """The model, cast in place, and its arguments, with all floating tensors in `dtype`."""
+    target: torch.dtype = getattr(torch, dtype)
+    leaves, spec = flatten((args, kwargs))
+    floating = (isinstance(leaf, torch.Tensor) and leaf.is_floating_point() for leaf in leaves)
+    leaves = [leaf.to(target) if yes else leaf for leaf, yes in zip(leaves, floating, strict=True)]
+    args, kwargs = unflatten(leaves, spec)
+    return model.to(target), args, kwargs
 
 
 def _call(function: Callable[[], Any], name: str, on_meta: bool) -> Any:

@@ -166,24 +166,24 @@ class Highs(pulp.HiGHS):
         columns = np.arange(len(costs), dtype=np.int32)
         self._highs.changeColsCost(len(columns), columns, costs)
 
-    def fix_at_zero(self, columns: npt.NDArray[np.int64]) -> None:
-        """Takes columns out of the runs that follow."""
-        zeros = np.zeros(len(columns))
-        self._highs.changeColsBounds(len(columns), columns.astype(np.int32), zeros, zeros)
-
     def add_limit(self, columns: npt.NDArray[np.int64], values: FloatArray, upper: float) -> None:
         """A further row, `values . x[columns] <= upper`."""
         self._highs.addRow(-np.inf, upper, len(columns), columns.astype(np.int32), values)
 
-    def tighten(self, row_duals: FloatArray, gap: float) -> None:
-        """Limits the slack of every row of the model to `gap / |dual|` in the runs that follow."""
-        rows = np.flatnonzero(row_duals)
+    def fix(self, columns: npt.NDArray[np.int64], value: float) -> None:
+        """Fixes columns for the runs that follow."""
+        values = np.full(len(columns), value)
+        self._highs.changeColsBounds(len(columns), columns.astype(np.int32), values, values)
+
+    def limit_slack(self, rows: npt.NDArray[np.int64], at_upper: BoolArray, slack: FloatArray) -> None:
+        """Keeps rows within `slack` of their upper (else lower) limit in the runs that follow."""
         lower, upper = (np.array(side)[rows] for side in self._rows)
-        duals = row_duals[rows]
-        width = gap / np.abs(duals)
-        lower = np.where(duals < 0, np.maximum(lower, upper - width), lower)
-        upper = np.where(duals > 0, np.minimum(upper, lower + width), upper)
-        self._highs.changeRowsBounds(len(rows), rows.astype(np.int32), lower, upper)
+        self._highs.changeRowsBounds(
+            len(rows),
+            rows.astype(np.int32),
+            np.where(at_upper, np.maximum(lower, upper - slack), lower),
+            np.where(at_upper, upper, np.minimum(upper, lower + slack)),
+        )
 
     def solve_integer(self, extra: npt.NDArray[np.int64] | None = None) -> Answer:
         """Runs again with the integer columns integer, and those of `extra` with them."""

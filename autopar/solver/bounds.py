@@ -20,8 +20,9 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DualBound:
-    """`value` is below every solution's cost; taking column `j` to 1 costs at least
-    `value + reduced_costs[j]`. `row_duals` are those used, after their signs were mended."""
+    """`value` is below every solution's cost; a plan whose cost is at most
+    `value + gap` has column `j` at 0 where `reduced_costs[j] > gap`, at 1 where it is below `-gap`,
+    and the slack of row `i` at most `gap / |row_duals[i]|`."""
 
     value: float
     reduced_costs: FloatArray

@@ -103,7 +103,7 @@ def _read_relaxation(state: Search, model: Model, answer: Answer) -> DualBound |
 def _solve_integer(state: Search, model: Model, highs: Highs, duals: DualBound | None) -> None:
     started = process_time()
     if duals is not None and state.evaluation is not None:
-        highs.fix_at_zero(_columns_above(duals, state.gap))
+        _restrict(highs, duals, state.gap + SAME_COST)
     extra = np.empty(0, dtype=np.int64)
     for _ in range(_MAX_ROUNDS):
         highs.limit_time(state.clock.left_s())
@@ -151,9 +151,13 @@ def _check_agreement(state: Search, evaluation: Evaluation, objective: float) ->
         )
 
 
-def _columns_above(duals: DualBound, gap: float) -> IntArray:
-    """Columns that no plan at most as dear as the best one can use."""
-    return np.flatnonzero(duals.reduced_costs > gap + SAME_COST)
+def _restrict(highs: Highs, duals: DualBound, gap: float) -> None:
+    """Leaves only what plans within `gap` of the bound can use."""
+    highs.fix(np.flatnonzero(duals.reduced_costs > gap), 0.0)
+    highs.fix(np.flatnonzero(duals.reduced_costs < -gap), 1.0)
+    rows = np.flatnonzero(duals.row_duals)
+    of_rows = duals.row_duals[rows]
+    highs.limit_slack(rows, of_rows < 0, gap / np.abs(of_rows))
 
 
 def rounded(model: Model, values: FloatArray) -> tuple[int, ...]:
@@ -207,8 +211,7 @@ def _break_ties(state: Search, model: Model, highs: Highs, duals: DualBound) -> 
     best = state.evaluation.objective
     gap = best - duals.value
     weights = tie_weights(state.problem)
-    highs.fix_at_zero(_columns_above(duals, gap))
-    highs.tighten(duals.row_duals, gap + SAME_COST)
+    _restrict(highs, duals, gap + SAME_COST)
     if gap >= 1 - SAME_COST:
         there = np.flatnonzero(model.cost)
         scaled = model.cost[there] * model.cost_scale

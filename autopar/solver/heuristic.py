@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.problem import FORBIDDEN, Flow, Problem
+from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.memory import live_sets
 
@@ -41,7 +42,7 @@ class Descent:
             self._made[flow.source].append(f)
             for k, sink in enumerate(flow.sinks):
                 self._used[sink.node].append((f, k))
-        self._distances = _all_distances(problem.flows)
+        self._distances = [_priced(d) for d in all_distances(problem.flows)]
         sets = live_sets(problem) if problem.usage_limit is not None else []
         times = np.array([time for time, _ in sets], dtype=np.int64)
         self._spans = [
@@ -124,6 +125,7 @@ class Descent:
             by_state = self._distances[f][:, sorted(terminals)].sum(axis=1)
         else:
             by_state = np.minimum(np.array(lengths, dtype=np.float64), _PROHIBITIVE)
+        # A state of -1 picks the last entry: nothing is made.
         absent = _PROHIBITIVE if terminals else 0.0
         return np.append(by_state, absent)[flow.source_state]
 
@@ -164,23 +166,3 @@ def _asked(flow: Flow, choice: Sequence[int], leave_out: int = -1) -> set[int]:
 
 def _priced(costs: npt.NDArray[np.int64]) -> FloatArray:
     return np.where(costs >= FORBIDDEN, _PROHIBITIVE, costs.astype(np.float64))
-
-
-def _all_distances(flows: Sequence[Flow]) -> list[FloatArray]:
-    """Per flow, the length of the shortest way between any two states (Floyd and Warshall)."""
-    known: dict[tuple[int, bytes, bytes, bytes], FloatArray] = {}
-    found: list[FloatArray] = []
-    for flow in flows:
-        size = len(flow.states)
-        key = (size, flow.tails.tobytes(), flow.heads.tobytes(), flow.costs.tobytes())
-        if key not in known:
-            distance = np.full((size, size), _PROHIBITIVE)
-            np.fill_diagonal(distance, 0.0)
-            np.minimum.at(distance, (flow.tails, flow.heads), _priced(flow.costs))
-            for middle in range(size):
-                np.minimum(
-                    distance, distance[:, middle, None] + distance[None, middle], out=distance
-                )
-            known[key] = distance
-        found.append(known[key])
-    return found

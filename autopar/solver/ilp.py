@@ -28,6 +28,7 @@ import numpy.typing as npt
 import pulp
 
 from autopar.problem import FORBIDDEN, Edge, Flow, IntArray, Problem
+from autopar.solver.distances import all_distances
 from autopar.solver.memory import live_sets
 
 FloatArray = npt.NDArray[np.float64]
@@ -42,8 +43,9 @@ class Model:
 
     `cost` is exact; the solver sees `cost * cost_scale`, and memory rows are scaled likewise, by
     powers of two: its tolerances are absolute and made for figures near one. `choices[i][c]` is the
-    column of a choice (-1: it has none) and row `i` the one that takes one of them; `flows[f]` the columns of flow `f` that bear a cost, and
-    `shared[f]` those of them that must be integer for it to be exact.
+    column of a choice (-1: it has none), row `i` the one that takes exactly one of them. `flows[f]`
+    are the columns of flow `f` that bear a cost, `shared[f]` those of them that must be integer for
+    the flow to be exact.
     """
 
     cost: IntArray
@@ -117,8 +119,8 @@ def build(problem: Problem, *, excess: bool = False) -> Model:
         _add_edge(builder, edge, choices)
     priced: list[IntArray] = []
     shared: list[IntArray] = []
-    for flow in problem.flows:
-        flow_priced, flow_shared = _add_flow(builder, flow, choices)
+    for flow, distance in zip(problem.flows, all_distances(problem.flows), strict=True):
+        flow_priced, flow_shared = _add_flow(builder, flow, distance, choices)
         priced.append(flow_priced)
         shared.append(flow_shared)
     if problem.usage_limit is not None:
@@ -165,16 +167,16 @@ def _add_choice_entries(
 
 
 def _add_flow(
-    builder: _Builder, flow: Flow, choices: Sequence[IntArray]
+    builder: _Builder, flow: Flow, distance: IntArray, choices: Sequence[IntArray]
 ) -> tuple[IntArray, IntArray]:
     """Returns the columns that bear cost, and those among them that several commodities share."""
     sinks = distinct_sinks(flow)
-    allowed = np.flatnonzero(flow.costs < FORBIDDEN)
+    direct = _direct_arcs(flow, distance)
     source_states = _states(flow.source_state, choices[flow.source])
-    usable = [
-        _usable_arcs(flow, allowed, source_states, _states(state, choices[node]))
-        for node, state in sinks
-    ]
+    asked = [_states(state, choices[node]) for node, state in sinks]
+    usable = [_usable_arcs(flow, direct, distance, source_states, states) for states in asked]
+    if len(sinks) == 1:
+        usable = [_shortest_arcs(flow, usable[0], distance, source_states, asked[0])]
     users = np.zeros(len(flow.costs), dtype=np.int64)
     for arcs in usable:
         users[arcs] += 1
@@ -213,22 +215,35 @@ def _states(states: IntArray, columns: IntArray) -> IntArray:
     return present[present >= 0]
 
 
-def _usable_arcs(flow: Flow, arcs: IntArray, sources: IntArray, targets: IntArray) -> IntArray:
+def _direct_arcs(flow: Flow, distance: IntArray) -> IntArray:
+    """The arcs than which no way between their ends is cheaper, the first of equal ones."""
+    ends = flow.tails * len(flow.states) + flow.heads
+    best = (flow.costs < FORBIDDEN) & (flow.costs == distance[flow.tails, flow.heads])
+    best &= flow.tails != flow.heads
+    arcs = np.flatnonzero(best)
+    return np.sort(arcs[np.unique(ends[arcs], return_index=True)[1]])
+
+
+def _usable_arcs(
+    flow: Flow, arcs: IntArray, distance: IntArray, sources: IntArray, targets: IntArray
+) -> IntArray:
     """The arcs that lie on a way from one of `sources` to one of `targets`."""
-    tails, heads = flow.tails[arcs], flow.heads[arcs]
-    ahead = _reachable(len(flow.states), tails, heads, sources)
-    behind = _reachable(len(flow.states), heads, tails, targets)
-    return arcs[ahead[tails] & behind[heads]]
+    ahead = (distance[sources] < FORBIDDEN).any(axis=0)
+    behind = (distance[:, targets] < FORBIDDEN).any(axis=1)
+    return arcs[ahead[flow.tails[arcs]] & behind[flow.heads[arcs]]]
 
 
-def _reachable(num_states: int, tails: IntArray, heads: IntArray, start: IntArray) -> BoolArray:
-    reached = np.zeros(num_states, dtype=np.bool_)
-    reached[start] = True
-    while True:
-        more = heads[reached[tails]]
-        if reached[more].all():
-            return reached
-        reached[more] = True
+def _shortest_arcs(
+    flow: Flow, arcs: IntArray, distance: IntArray, sources: IntArray, targets: IntArray
+) -> IntArray:
+    """The arcs that lie on a shortest way from one of `sources` to one of `targets`."""
+    there = distance[np.ix_(sources, targets)]
+    needed = np.zeros(len(arcs), dtype=np.bool_)
+    for source, lengths in zip(sources, there, strict=True):
+        upto = distance[source, flow.tails[arcs]] + flow.costs[arcs]
+        by_arc = upto[:, None] + distance[np.ix_(flow.heads[arcs], targets)]
+        needed |= ((by_arc == lengths) & (lengths < FORBIDDEN)).any(axis=1)
+    return arcs[needed]
 
 
 def _add_memory(
@@ -293,13 +308,11 @@ def _finish(
 
 def express(model: Model, name: str = "autopar") -> pulp.LpProblem:
     """The model in PuLP, costs times `cost_scale`. Columns are named by index, in order, because
-    PuLP sorts them by name. Continuous ones get no upper limit: the rows imply it where it counts,
-    and the duals are then those of the rows alone."""
+    PuLP sorts them by name. The limit of one on continuous columns is there for HiGHS 1.15, whose
+    presolve was seen to run for ever on flows without it."""
     program = pulp.LpProblem(name, pulp.LpMinimize)
     variables = [
-        program.add_variable(f"x{j:08d}", 0, 1, pulp.LpInteger)
-        if integer
-        else program.add_variable(f"x{j:08d}", 0)
+        program.add_variable(f"x{j:08d}", 0, 1, pulp.LpInteger if integer else pulp.LpContinuous)
         for j, integer in enumerate(model.integer.tolist())
     ]
     costs = (model.cost * model.cost_scale).tolist()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 import torch.compiler
@@ -32,6 +31,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.fx.graph import CodeGen
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils._pytree import (
     TreeSpec,
@@ -89,6 +89,6 @@ def joint_graph(
     with ExitStack() as stack, fake_mode, compiling(), preserve_node_meta():
         joint = aot_export_joint_with_descriptors(stack, module, args)
         gm = joint.graph_module
-    gm.graph.set_codegen(fx.graph.CodeGen())
+    gm.graph.set_codegen(CodeGen())
     gm.recompile()
     return gm

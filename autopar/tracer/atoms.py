@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import prod
 
 from autopar.graph import Atom, Factor, Graph, Node, Ref, Role, Slot, TensorType
@@ -95,7 +96,7 @@ def _refinable(a: Sequence[int], b: Sequence[int]) -> bool:
     if prod(a) != prod(b):
         return False
     cuts = sorted({prod(s[: i + 1]) for s in (a, b) for i in range(len(s))})
-    return all(large % small == 0 for small, large in zip(cuts, cuts[1:], strict=False))
+    return all(large % small == 0 for small, large in pairwise(cuts))
 
 
 @dataclass(frozen=True)
@@ -186,9 +187,7 @@ def _equate(tensors: _Tensors, node: Node, rule: Rule) -> _Op:
     return _Op(rule, cells)
 
 
-def _parts(
-    tensors: _Tensors, ref: Ref, index: dict[int, int]
-) -> tuple[tuple[int, ...], ...]:
+def _parts(tensors: _Tensors, ref: Ref, index: dict[int, int]) -> tuple[tuple[int, ...], ...]:
     """The atoms of each dim of a tensor, numbered in order of appearance."""
     return tuple(
         tuple(index.setdefault(cell, len(index)) for cell in tensors.cells.leaves([dim]))
@@ -196,9 +195,7 @@ def _parts(
     )
 
 
-def _factors(
-    tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]
-) -> Iterator[Factor]:
+def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> Iterator[Factor]:
     """The factors of an op: the atoms of each letter, and where they are. A letter whose dims
     could not be made the same is whole, in each tensor by itself."""
     around = tensors.around(node)

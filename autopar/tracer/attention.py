@@ -44,7 +44,9 @@ def attend(
     lead = query.shape[:-3]
     if query.dim() != 4:
         query, key, value = (_four_dims(t) for t in (query, key, value))
-        attn_mask = _four_dims(attn_mask) if attn_mask is not None and attn_mask.dim() > 2 else attn_mask
+        attn_mask = (
+            _four_dims(attn_mask) if attn_mask is not None and attn_mask.dim() > 2 else attn_mask
+        )
     grouped = enable_gqa or key.shape[1] == query.shape[1]
     batched = query.shape[0] == key.shape[0] == value.shape[0]
     fused = dropout_p == 0 and batched and grouped and key.shape[1] == value.shape[1]
@@ -76,8 +78,8 @@ def spelled_out(
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = torch.matmul(query, key.transpose(-1, -2)) * scale
+    factor: float = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.matmul(query, key.transpose(-1, -2)) * factor
     if is_causal:
         ones = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device)
         mask = ones.tril()

@@ -19,7 +19,7 @@ from autopar.graph import Role
 from autopar.tracer import aot
 from autopar.tracer.attention import AttentionMode
 from autopar.tracer.failures import trace_error
-from autopar.tracer.transformers import prepared
+from autopar.tracer.huggingface import prepared
 
 PREFIX = "model."
 """What the wrapper puts before the names of the model's parameters and buffers."""

@@ -13,7 +13,7 @@ from torch import nn
 from autopar.errors import TraceError
 from autopar.tracer import aot
 
-_NOT_THE_USERS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_NOT_THE_USERS = tuple(str(Path(str(file)).parent) for file in (torch.__file__, __file__))
 
 _DATA_DEPENDENT_CURE = (
     "a value that is known only when the model runs (.item(), bool(tensor), nonzero, a mask as "

@@ -3,6 +3,7 @@ rest of autopar speaks of."""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -117,9 +118,7 @@ def merge_tied_parameters(gm: fx.GraphModule, tied: dict[str, str]) -> fx.GraphM
             name = tied.get(name, name)
             if name in position:
                 with gm.graph.inserting_before(output):
-                    total = gm.graph.call_function(
-                        aten.add.Tensor, (kept[position[name]][0], item)
-                    )
+                    total = gm.graph.call_function(aten.add.Tensor, (kept[position[name]][0], item))
                 _copy_meta(total, item, is_gradient_acc=True)
                 kept[position[name]] = (total, kept[position[name]][1])
                 continue
@@ -170,7 +169,7 @@ def _split_forward(gm: fx.GraphModule, node: fx.Node) -> None:
         total.append(weight)
     else:
         with gm.graph.inserting_after(total):
-            weight = gm.graph.call_function(total.target, (node, 1))
+            weight = gm.graph.call_function(operator.getitem, (node, 1))
         _copy_meta(weight, total)
         weight.meta["val"] = node.meta["val"][1]
     with gm.graph.inserting_after(weight):

@@ -200,6 +200,6 @@ def _modules(nodes: Sequence[fx.Node]) -> dict[fx.Node, str]:
 
 
 def _source_line(node: fx.Node) -> str:
-    """"file:line" of the innermost frame of the node's stack trace, where there is one."""
+    """ "file:line" of the innermost frame of the node's stack trace, where there is one."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     return ":".join(frames[-1]) if frames else ""

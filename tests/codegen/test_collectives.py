@@ -93,6 +93,7 @@ def test_every_step(name: str, sizes: Sequence[int]) -> None:
         given = pieces_of(whole, kind, source, on)
         results = [r[0] for r in lockstep.run(gm, on, [[piece] for piece in given])]
         assert tuple(results[0].shape) == local_shape(kind, ATOMS, target, on.sizes)
+        assert move.kind == "slice" or all(r.is_contiguous() for r in results)
         found = unshard(results, kind, ATOMS, target, on, name=f"{source} -> {target}")
         torch.testing.assert_close(found, whole, rtol=0, atol=1e-12)
         if not target.has_partial:
@@ -114,7 +115,7 @@ def test_every_step(name: str, sizes: Sequence[int]) -> None:
             "b c",
             "[S(1)]",
             "[R]",
-            "contiguous all_gather_into_tensor wait_tensor reshape permute reshape",
+            "contiguous all_gather_into_tensor wait_tensor reshape permute contiguous reshape",
         ),
         (
             "1 a 1 (d e)",

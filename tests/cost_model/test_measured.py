@@ -7,7 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from click.testing import CliRunner
 
+from autopar.cli import main
 from autopar.cost_model import measured
 from autopar.cost_model.cases import cases
 from autopar.cost_model.compute import op_s
@@ -202,3 +204,16 @@ def test_progress_names_entries_and_settings_are_put_back() -> None:
 def test_a_device_that_is_not_there_is_an_error(name: str) -> None:
     with pytest.raises(ClusterError, match=name):
         profile(name, quick=True)
+
+
+def test_command_writes_a_profile(tmp_path: Path) -> None:
+    path = tmp_path / "cpu.json"
+    done = CliRunner().invoke(main, ["profile", "--device", "cpu", "--quick", "-o", str(path)])
+    assert (done.exit_code, done.output) == (0, "")
+    assert Profile.load(path).kind == "cpu"
+
+
+def test_command_names_a_device_that_is_not_there() -> None:
+    done = CliRunner().invoke(main, ["profile", "--device", "cuda:99"])
+    assert done.exit_code == 1
+    assert done.stderr.startswith("autopar: error: there is no device cuda:99 here: torch ")

@@ -24,7 +24,7 @@ with open(sys.argv[2], "w") as file:
 def spawn(function: str, world_size: int, *, timeout_s: float = 240.0) -> list[object]:
     """What `function` ("tests.runtime.workers.train") returns on each rank, through JSON.
 
-    AssertionError with the output of the processes if one fails or time is up.
+    AssertionError with the output of the first to fail, or of those that still run in the end.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -43,22 +43,20 @@ def spawn(function: str, world_size: int, *, timeout_s: float = 240.0) -> list[o
                 children.append(
                     subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
                 )
+        failed: list[int] = []
         try:
             deadline = time.monotonic() + timeout_s
-            while any(child.poll() is None for child in children):
-                late = time.monotonic() > deadline
-                if late or any(child.poll() for child in children):
-                    break
+            while not failed and any(child.poll() is None for child in children):
+                failed = [rank for rank, child in enumerate(children) if child.poll()]
+                if time.monotonic() > deadline:
+                    failed = [rank for rank, child in enumerate(children) if child.poll() is None]
                 time.sleep(0.05)
-            time.sleep(0.5 if any(child.poll() for child in children) else 0)
         finally:
             for child in children:
                 child.kill()
                 child.wait()
-        if any(child.returncode for child in children):
-            told = (
-                f"--- rank {rank}, exit status {child.returncode}\n{logs[rank].read_text()[-4000:]}"
-                for rank, child in enumerate(children)
-            )
+        failed += [rank for rank, child in enumerate(children) if child.poll() and not failed]
+        if failed:
+            told = (f"--- rank {rank}\n{logs[rank].read_text()[-6000:]}" for rank in failed)
             raise AssertionError(f"{function} failed within {timeout_s:g} s:\n" + "\n".join(told))
         return [json.loads(path.read_text()) for path in results]

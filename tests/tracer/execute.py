@@ -33,7 +33,9 @@ def run(
             values.append(leaves[int(target)])
         else:
             given = (tangents or {}).get(target)
-            values.append(torch.ones((), dtype=torch.get_default_dtype()) if given is None else given)
+            values.append(
+                torch.ones((), dtype=torch.get_default_dtype()) if given is None else given
+            )
     results = fx.Interpreter(traced.gm).run(*values, enable_io_processing=False)
     items = [node for node in traced.graph.nodes if node.op == "output"]
     return {

@@ -53,9 +53,7 @@ def a_mask(kind: str, lengths: str) -> Tensor | None:
 @pytest.mark.parametrize("kind", ["full", "causal", "bool", "added"])
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("value_dim", [16, 8])
-def test_like_torch(
-    path: str, lengths: str, kind: str, num_kv_heads: int, value_dim: int
-) -> None:
+def test_like_torch(path: str, lengths: str, kind: str, num_kv_heads: int, value_dim: int) -> None:
     inputs = tensors(num_kv_heads, lengths, value_dim)
     mask, causal = a_mask(kind, lengths), kind == "causal"
     expected = F.scaled_dot_product_attention(
@@ -150,9 +148,11 @@ def test_masks_that_are_learned_have_gradients(causal: bool) -> None:
 
     def loss() -> Tensor:
         mask = inputs[3] if len(inputs) == 4 else None
-        return F.scaled_dot_product_attention(
-            *inputs[:3], attn_mask=mask, is_causal=causal
-        ).square().sum()
+        return (
+            F.scaled_dot_product_attention(*inputs[:3], attn_mask=mask, is_causal=causal)
+            .square()
+            .sum()
+        )
 
     with AttentionMode():
         actual = torch.autograd.grad(loss(), inputs)

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autopar.problem import Problem
+from autopar.solver.reductions.dominated import drop_dominated
+from autopar.solver.reductions.edges import merge_edges
 from autopar.solver.reductions.order import in_canonical_order
 
 Lift = Callable[[tuple[int, ...]], tuple[int, ...]]
 Reduction = Callable[[Problem], tuple[Problem, Lift]]
 
-REDUCTIONS: tuple[Reduction, ...] = (in_canonical_order,)
+REDUCTIONS: tuple[Reduction, ...] = (in_canonical_order, merge_edges, drop_dominated)
 
 
 def reduce(problem: Problem) -> tuple[Problem, Lift]:

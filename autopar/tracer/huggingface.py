@@ -93,7 +93,9 @@ def _before_call(
     module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     signature = inspect.signature(module.forward)
-    given = {k for k, v in signature.bind_partial(*args, **kwargs).arguments.items() if v is not None}
+    given = {
+        k for k, v in signature.bind_partial(*args, **kwargs).arguments.items() if v is not None
+    }
     given |= {k for k, v in kwargs.items() if v is not None}
     _choose_attention(module, given - {"args", "kwargs"})
     if "use_cache" in signature.parameters and "use_cache" not in given:

@@ -1,0 +1,1 @@
+"""What autopar is measured by. `python -m benchmarks` runs what a machine without a GPU can run."""

@@ -1,0 +1,59 @@
+"""The models that are measured, with random weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+
+def llama_8b(layers: int) -> nn.Module:
+    """Llama-8B with `layers` layers instead of 32, in bfloat16."""
+    config = LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config).to(torch.bfloat16)
+
+
+def llama_block(*, tiny: bool) -> nn.Module:
+    """One layer of Llama-8B between an embedding and a head of 32,000 words; `tiny`: a CPU's."""
+    config = LlamaConfig(
+        vocab_size=256 if tiny else 32_000,
+        hidden_size=64 if tiny else 4096,
+        intermediate_size=192 if tiny else 14_336,
+        num_hidden_layers=1,
+        num_attention_heads=8 if tiny else 32,
+        num_key_value_heads=4 if tiny else 8,
+        max_position_embeddings=2048,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def gpt2(*, tiny: bool) -> nn.Module:
+    """GPT-2 of 124 million parameters without dropout, so that runs can be compared; `tiny`: two
+    layers of width 64."""
+    size = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 256} if tiny else {}
+    config = GPT2Config(**size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
+    return GPT2LMHeadModel(config)
+
+
+def tokens(vocab_size: int, batch: int, sequence: int, device: str) -> dict[str, Any]:
+    """A batch to train on: `[batch, sequence]` random words, which are the labels too."""
+    generator = torch.Generator().manual_seed(0)
+    if device == "meta":
+        words = torch.empty(batch, sequence, dtype=torch.int64, device=device)
+    else:
+        words = torch.randint(0, vocab_size, (batch, sequence), generator=generator).to(device)
+    return {"input_ids": words, "labels": words}

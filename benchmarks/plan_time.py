@@ -1,0 +1,227 @@
+"""How long planning and rewriting Llama-8B takes: CPU seconds by phase, problem size, memory.
+
+Each case has a process of its own, so that its peak memory is its own:
+
+    python -m benchmarks.plan_time                            # 8, 8x8 and 32x8 H100, 32 layers
+    python -m benchmarks.plan_time --case 8x8 --layers 3 --markdown
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+from unittest.mock import patch
+
+import click
+import msgspec
+
+from benchmarks.tables import markdown, show
+
+ROOT = Path(__file__).resolve().parents[1]
+CASES = ("8", "8x8", "32x8")
+PHASES = ("build", "trace", "price", "solve", "plan", "rewrite")
+BATCH, SEQUENCE = 64, 2048
+NO_LIMIT_BYTES = 2**44
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One case: CPU seconds of each of `PHASES`, and what came out. `note` says what to know."""
+
+    case: str
+    layers: int
+    cpu_s: dict[str, float]
+    wall_s: float
+    graph_nodes: int
+    variables: int
+    rows: int
+    peak_bytes: int
+    import_bytes: int
+    step_s: float
+    status: str
+    gap_ppm: int
+    note: str
+
+
+class Phases:
+    """Sums the CPU seconds of this process by phase; what is nested counts for the inner one."""
+
+    def __init__(self) -> None:
+        self.cpu_s: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._inner_s = 0.0
+
+    def timed(self, phase: str, function: Callable[P, R]) -> Callable[P, R]:
+        """`function`, whose time counts as `phase`."""
+
+        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+            outer_inner_s, self._inner_s = self._inner_s, 0.0
+            start = time.process_time()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                taken_s = time.process_time() - start
+                self.cpu_s[phase] += taken_s - self._inner_s
+                self._inner_s = outer_inner_s + taken_s
+
+        return run
+
+
+def measure(case: str, layers: int, tell: Callable[[str], None]) -> Result:
+    """Plan and rewrite in this process."""
+    import torch
+
+    import autopar.search
+    from autopar.codegen import generate
+    from autopar.cost_model.price import price
+    from autopar.errors import InfeasibleError
+    from autopar.fingerprint import fingerprint
+    from autopar.options import Options
+    from autopar.solver import solve
+    from autopar.tracer import trace
+    from benchmarks.models import llama_8b, tokens
+
+    import_bytes = _peak_bytes()
+    phases, start = Phases(), time.perf_counter()
+
+    def build() -> tuple[torch.nn.Module, dict[str, Any]]:
+        with torch.device("meta"):
+            return llama_8b(layers), tokens(128_256, BATCH, SEQUENCE, "meta")
+
+    model, inputs = phases.timed("build", build)()
+    tell("tracing")
+    traced = phases.timed("trace", trace)(model, (), inputs)
+    note = ""
+    with ExitStack() as patches:
+        for name, timed in (
+            ("price", phases.timed("price", price)),
+            ("solve", phases.timed("solve", solve)),
+        ):
+            patches.enter_context(patch.object(autopar.search, name, timed))
+
+        def plan(limit_bytes: int | None) -> Any:
+            from autopar.cluster import parse_cluster
+
+            return autopar.search.search(
+                traced.graph,
+                parse_cluster(f"{case}xH100"),
+                Options(mesh=case, memory_limit_bytes=limit_bytes),
+                fingerprint=fingerprint(traced.graph),
+                torch_version=str(torch.__version__),
+                progress=tell,
+            )
+
+        try:
+            found = phases.timed("plan", plan)(None)
+        except InfeasibleError as error:
+            note = f"without a memory limit, since: {error}"
+            phases.cpu_s.update(dict.fromkeys(("price", "solve", "plan"), 0.0))
+            found = phases.timed("plan", plan)(NO_LIMIT_BYTES)
+    tell("rewriting")
+    phases.timed("rewrite", generate)(traced.gm, traced.graph, found)
+    statistics = found.provenance.statistics
+    return Result(
+        case=case,
+        layers=layers,
+        cpu_s=phases.cpu_s,
+        wall_s=time.perf_counter() - start,
+        graph_nodes=len(traced.graph.nodes),
+        variables=int(statistics.get("variables", 0)),
+        rows=int(statistics.get("rows", 0)),
+        peak_bytes=_peak_bytes(),
+        import_bytes=import_bytes,
+        step_s=found.estimates.step_ns / 1e9,
+        status=found.provenance.status,
+        gap_ppm=found.provenance.gap_ppm,
+        note=note,
+    )
+
+
+def _peak_bytes() -> int:
+    # Kilobytes on Linux, bytes on macOS: getrusage(2).
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def in_own_process(case: str, layers: int) -> Result:
+    """`measure` in a fresh process with one thread; CalledProcessError if it fails."""
+    command = [sys.executable, "-m", "benchmarks.plan_time", "--worker", "--case", case]
+    done = subprocess.run(
+        [*command, "--layers", str(layers)],
+        cwd=ROOT,
+        env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Result)
+
+
+HEADER = ("H100", *PHASES, "total", "nodes", "variables", "rows", "peak", "step", "proof")
+
+
+def row(result: Result) -> list[str]:
+    """A result as cells: seconds, counts, GiB."""
+    gap = "" if result.status == "optimal" else f", gap {result.gap_ppm / 1e4:.2g} %"
+    return [
+        result.case + ("*" if result.note else ""),
+        *(f"{result.cpu_s[phase]:.2f}" for phase in PHASES),
+        f"{sum(result.cpu_s.values()):.2f}",
+        f"{result.graph_nodes:,}",
+        f"{result.variables:,}",
+        f"{result.rows:,}",
+        f"{result.peak_bytes / 2**30:.2f}",
+        f"{result.step_s:.4g}",
+        result.status + gap,
+    ]
+
+
+def report(results: list[Result], *, as_markdown: bool) -> None:
+    """Print the table, and the notes below it."""
+    title = (
+        f"Llama-8B, {results[0].layers} layers, sequence {SEQUENCE}, batch {BATCH}: "
+        "CPU seconds by phase, peak memory of the process in GiB, predicted step in seconds"
+    )
+    rows = [row(result) for result in results]
+    if as_markdown:
+        click.echo(f"{title}\n\n{markdown(HEADER, rows)}")
+    else:
+        show(title, HEADER, rows, 140)
+    for result in results:
+        if result.note:
+            click.echo(f"* {result.case}: {result.note}")
+
+
+def run(cases: tuple[str, ...], layers: int, *, as_markdown: bool) -> list[Result]:
+    """Measure the cases, one after the other, and print the table."""
+    results = [in_own_process(case, layers) for case in cases]
+    report(results, as_markdown=as_markdown)
+    return results
+
+
+@click.command(help=__doc__)
+@click.option("--case", "cases", multiple=True, default=CASES, metavar="8x8", help="H100s.")
+@click.option("--layers", type=click.IntRange(1), default=32, show_default=True)
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
+@click.option("--worker", is_flag=True, hidden=True)
+def main(cases: tuple[str, ...], layers: int, as_markdown: bool, worker: bool) -> None:
+    if not worker:
+        run(cases, layers, as_markdown=as_markdown)
+        return
+    for case in cases:
+
+        def tell(text: str, case: str = case) -> None:
+            click.echo(f"{case}: {text}", err=True)
+
+        click.echo(msgspec.json.encode(measure(case, layers, tell)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Random plans that fit a graph: any sharding that the rules allow anywhere, with the shortest
+routes. They prove rules and code generation together, where an optimal plan would only ever show
+the few shardings that pay."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from autopar.cost_model.space import NodeClass, classes
+from autopar.dataflow import Group, groups, requirement
+from autopar.graph import Graph, Phase, Role, TensorType
+from autopar.mesh import Mesh
+from autopar.plan import (
+    SCHEMA_VERSION,
+    Estimates,
+    Memory,
+    MeshAxis,
+    Param,
+    Plan,
+    Provenance,
+    Structure,
+)
+from autopar.reshard import is_legal, placements, step
+from autopar.sharding import Sharding
+
+REPLICATED_WEIGHT = 0.1
+"""How likely replication is, where there is another choice."""
+
+
+def random_plan(graph: Graph, mesh: Mesh, seed: int) -> Plan:
+    """A plan for `graph` on `mesh`: every choice drawn at random, the same for the same seed."""
+    return _Draw(graph, mesh, seed).plan()
+
+
+class _Draw:
+    def __init__(self, graph: Graph, mesh: Mesh, seed: int) -> None:
+        self.graph, self.mesh = graph, mesh
+        self.random = random.Random(seed)
+        self.groups = groups(graph)
+        self.classes = classes(graph, mesh, self.groups)
+        self.choice = {key: self._draw(entry, self.classes[key].labels) for key, entry in self.classes.items()}
+
+    def _draw(self, entry: NodeClass, labels: Iterable[str]) -> str:
+        found = list(labels)
+        idle = [label for label in found if set(label.split(",")) == {"-"}]
+        others = [label for label in found if label not in idle]
+        if idle and (not others or self.random.random() < REPLICATED_WEIGHT):
+            return idle[0]
+        return self.random.choice(others)
+
+    def plan(self) -> Plan:
+        self._repair()
+        entries = self.classes.values()
+        structure = Structure(
+            model=self.graph.name,
+            fingerprint="",
+            cluster="",
+            mesh=tuple(MeshAxis(axis.name, axis.size) for axis in self.mesh.axes),
+            optimizer="sgd",
+            inputs=(),
+            params={
+                node.target: Param(
+                    node.outputs[0].shape,
+                    node.outputs[0].dtype,
+                    *map(str, self._shardings(node.key)),
+                )
+                for node in self.graph.with_role(Role.PARAM)
+            },
+            ops={e.key: self.choice[e.key] for e in entries if e.node.role is Role.OP},
+            outputs={e.key: self.choice[e.key] for e in entries if e.node.role is Role.DETACHED},
+            routes=self._routes(),
+        )
+        return as_plan(structure)
+
+    def _repair(self) -> None:
+        """Nothing becomes partial on its way to a use: draw again, without partial inputs, what
+        asks for that."""
+        changed = True
+        while changed:
+            changed = False
+            for group in self.groups:
+                source = self._source(group)
+                for use, state in zip(group.uses, self._asked(group), strict=False):
+                    pairs = zip(source, state, strict=True)
+                    if any(b.kind == "P" and a.kind != "P" for a, b in pairs):
+                        entry = self.classes[self.graph.nodes[use.node].key]
+                        plain = [x for x in entry.labels if "+" not in x]
+                        self.choice[entry.key] = self._draw(entry, plain)
+                        changed = True
+                        break
+
+    def _shardings(self, key: str) -> tuple[Sharding, ...]:
+        entry = self.classes[key]
+        return entry.outputs[entry.labels.index(self.choice[key])]
+
+    def _source(self, group: Group) -> Sharding:
+        root = self.graph.nodes[group.root.node]
+        if root.role is Role.PARAM:
+            storage, kept = self._shardings(root.key)
+            return kept if group.phase is Phase.BACKWARD else storage
+        return self._shardings(root.key)[group.root.output]
+
+    def _asked(self, group: Group) -> list[Sharding]:
+        found: list[Sharding] = []
+        for use in group.uses:
+            user = self.graph.nodes[use.node]
+            if user.role is Role.GRAD:
+                owner = next(
+                    n for n in self.graph.with_role(Role.PARAM) if n.target == user.target
+                )
+                wanted = self._shardings(owner.key)[0]
+            else:
+                entry = self.classes[user.key]
+                wanted = entry.inputs[entry.labels.index(self.choice[user.key])][use.arg]
+            state = requirement(self.graph, use, wanted)
+            assert state is not None
+            found.append(state)
+        root = self.graph.nodes[group.root.node]
+        if root.role is Role.PARAM and group.phase is Phase.FORWARD:
+            found.append(self._shardings(root.key)[1])
+        return found
+
+    def _routes(self) -> dict[str, tuple[str, ...]]:
+        found: dict[str, dict[str, None]] = {}
+        for group in self.groups:
+            tensor, source = self.graph.type_of(group.root), self._source(group)
+            parents = self._reached(tensor, source)
+            moves = found.setdefault(group.key, {})
+            for state in self._asked(group):
+                while state != source:
+                    moves[f"{parents[state]} -> {state}"] = None
+                    state = parents[state]
+        return {key: tuple(moves) for key, moves in found.items() if moves}
+
+    def _reached(self, tensor: TensorType, source: Sharding) -> Mapping[Sharding, Sharding]:
+        """Each state that steps lead to from `source`, and the state before it on a shortest way."""
+        atoms, sizes = self.graph.atoms, self.mesh.sizes
+        parents: dict[Sharding, Sharding] = {}
+        queue = deque([source])
+        while queue:
+            state = queue.popleft()
+            heads = [
+                state.with_axis(axis, placement)
+                for axis, size in enumerate(sizes)
+                for placement in placements(tensor, atoms, size, partial=False)
+            ]
+            self.random.shuffle(heads)
+            for head in heads:
+                new = head != source and head not in parents
+                if new and is_legal(tensor, atoms, head, sizes) and step(tensor, atoms, state, head):
+                    parents[head] = state
+                    queue.append(head)
+        return parents
+
+
+
+def as_plan(structure: Structure) -> Plan:
+    """A plan of these decisions, with no figures."""
+    memory = Memory(0, 0, 0, 0, 0, 0)
+    return Plan(
+        SCHEMA_VERSION,
+        structure,
+        Estimates(0, 0, 0, 0, memory, 0, (), {}),
+        Provenance("", "", "", "", 0, 0, 0),
+    )

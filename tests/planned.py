@@ -1,0 +1,75 @@
+"""Plans with some decisions forced, for tests."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from torch import fx
+
+from autopar.cluster import parse_cluster
+from autopar.cost_model.account import account
+from autopar.cost_model.price import price
+from autopar.graph import Graph
+from autopar.mesh import Cluster, Mesh
+from autopar.meshes import parse_mesh
+from autopar.options import Options
+from autopar.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.planning import make_structure
+from autopar.problem import FORBIDDEN, Problem
+from autopar.solver import solve
+
+LIMIT = 80 << 30
+
+
+def on_h100(mesh: str) -> tuple[Cluster, Mesh]:
+    """A mesh of H100s whose axes are the cluster's levels ("2x4")."""
+    cluster = parse_cluster(f"{mesh}xH100")
+    return cluster, parse_mesh(mesh, cluster)
+
+
+def pinned(problem: Problem, pins: Mapping[str, str]) -> Problem:
+    """`problem` with only those choices left, for nodes whose key a pattern of `pins` matches,
+    whose label is the pattern's. Every pattern must match some node, and leave it a choice."""
+    costs = list(problem.costs)
+    for pattern, label in pins.items():
+        found = [i for i, key in enumerate(problem.keys) if re.fullmatch(pattern, key)]
+        assert found, f"{pattern} matches none of {problem.keys}"
+        for i in found:
+            wanted = np.array([text == label for text in problem.labels[i]])
+            assert wanted.any(), f"{problem.keys[i]} has no {label}: {problem.labels[i]}"
+            costs[i] = np.where(wanted, costs[i], FORBIDDEN)
+    return replace(problem, costs=tuple(costs))
+
+
+def plan_for(graph: Graph, mesh: str, pins: Mapping[str, str] | None = None) -> Plan:
+    """The best plan on `mesh` among those with the decisions `pins`."""
+    cluster, laid = on_h100(mesh)
+    options = Options()
+    problem = pinned(price(graph, cluster, laid, options, usage_limit=LIMIT), pins or {})
+    solution = solve(problem)
+    assert solution.choice, solution.status
+    structure = make_structure(
+        graph, cluster, laid, options, problem, solution, fingerprint="test"
+    )
+    return Plan(
+        SCHEMA_VERSION,
+        structure,
+        account(graph, cluster, laid, options, structure, LIMIT),
+        Provenance("", "", "", "optimal", solution.objective, solution.bound, 0),
+    )
+
+
+def collectives(gm: fx.GraphModule | None) -> Counter[tuple[str, str]]:
+    """How many collectives of each kind a graph has on each axis."""
+    assert gm is not None
+    found: Counter[tuple[str, str]] = Counter()
+    for node in gm.graph.nodes:
+        name = str(node.target)
+        if name.startswith("_c10d_functional.") and "wait" not in name:
+            kind = name.split(".")[1].replace("_into_tensor", "").replace("_tensor", "")
+            found[kind, node.args[-1]] += 1
+    return found

@@ -1,0 +1,73 @@
+"""What the tracer's door relies on in torch's private APIs; holds for torch 2.11 and 2.13."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+import torch.compiler
+from torch import nn
+
+from autopar.tracer import aot
+
+
+def test_signature_of_the_joint_export() -> None:
+    parameters = inspect.signature(aot.aot_export_joint_with_descriptors).parameters
+    assert list(parameters)[:4] == ["stack", "mod", "args", "kwargs"]
+    assert "decompositions" in parameters
+
+
+@pytest.mark.parametrize(
+    ("descriptor", "field"),
+    [
+        (aot.ParamAOTInput, "target"),
+        (aot.BufferAOTInput, "target"),
+        (aot.PlainAOTInput, "idx"),
+        (aot.TangentAOTInput, "output"),
+        (aot.PlainAOTOutput, "idx"),
+        (aot.GradAOTOutput, "grad_of"),
+        (aot.InputMutationAOTOutput, "mutated_input"),
+    ],
+)
+def test_fields_of_descriptors(descriptor: type, field: str) -> None:
+    assert field in {f.name for f in dataclasses.fields(descriptor)}
+    assert callable(descriptor.expr)
+
+
+def test_compiling_is_on_inside_and_restored_after_an_error() -> None:
+    assert not torch.compiler.is_compiling()
+    with pytest.raises(KeyError), aot.compiling():
+        assert torch.compiler.is_compiling()
+        raise KeyError
+    assert not torch.compiler.is_compiling()
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("steps", torch.zeros(3))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with aot.annotate({"mark": "here"}):
+            self.steps += 1
+            return ((x * self.weight).sum(),)
+
+
+def test_a_joint_graph_has_descriptors_tags_and_labels() -> None:
+    mode, module = aot.FakeTensorMode(), Scale()
+    with mode:
+        module._parameters["weight"] = nn.Parameter(torch.empty(3))
+        module._buffers["steps"] = torch.empty(3)
+        x = torch.empty(3)
+    graph = aot.joint_graph(module, (x,), mode).graph
+    kinds = [type(n.meta["desc"]) for n in graph.find_nodes(op="placeholder")]
+    assert kinds == [aot.ParamAOTInput, aot.BufferAOTInput, aot.PlainAOTInput, aot.TangentAOTInput]
+    outputs = {type(d) for d in graph.output_node().meta["desc"] if d is not None}
+    assert outputs == {aot.PlainAOTOutput, aot.GradAOTOutput, aot.InputMutationAOTOutput}
+    ops = [n for n in graph.nodes if n.op == "call_function"]
+    assert {n.meta["partitioner_tag"] for n in ops} == {"is_forward", "is_backward"}
+    assert all(n.meta["custom"] == {"mark": "here"} for n in ops)
+    assert all(isinstance(n.meta["val"], torch.Tensor) for n in ops)
