@@ -38,8 +38,9 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# Without a restart: xdist's loadfile may wait for ever on a worker that replaces a dead one.
 pytest: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -3,7 +3,8 @@
 Views compute nothing, so a use of a view is a use of its *root*, the tensor some op (or placeholder)
 made; it is redistributed there, and the views are taken of the result. All uses of one root in one
 phase form a `Group`: a redistribution that several of them need happens once. A root of the forward
-phase that the backward phase uses has a second group there, and is what is saved between them.
+phase that the backward phase uses has a second group there: it *crosses*. What is handed over is the
+root in one state, its *kept* state, from which the second group starts.
 Prices and code generation both start from these groups.
 """
 
@@ -30,12 +31,13 @@ class Use:
 @dataclass(frozen=True, slots=True)
 class Group:
     """The uses of `root` in `phase`. `key` is equal for groups of equal blocks whose uses are
-    alike, and only for them."""
+    alike, and only for them. `crosses` says of both groups of a root that it has both."""
 
     key: str
     root: Ref
     phase: Phase
     uses: tuple[Use, ...]
+    crosses: bool = False
 
 
 def root_of(graph: Graph, ref: Ref) -> tuple[Ref, tuple[int, ...]]:
@@ -69,16 +71,23 @@ def groups(graph: Graph) -> tuple[Group, ...]:
     found: list[Group] = []
     for root, phase in sorted(uses, key=lambda item: (item[0], item[1].value)):
         members = tuple(uses[root, phase])
-        base = _base_key(graph.nodes[root.node], root, phase)
+        base = f"{root_key(graph, root)}@{phase.value}"
         seen = signatures.setdefault(base, {})
-        ordinal = seen.setdefault(_signature(graph, members), len(seen))
-        found.append(Group(f"{base}#{ordinal}" if ordinal else base, root, phase, members))
+        crosses = all((root, each) in uses for each in Phase)
+        ordinal = seen.setdefault((crosses, *_signature(graph, members)), len(seen))
+        key = f"{base}#{ordinal}" if ordinal else base
+        found.append(Group(key, root, phase, members, crosses))
     return tuple(found)
 
 
-def _base_key(node: Node, root: Ref, phase: Phase) -> str:
-    output = f".{root.output}" if len(node.outputs) > 1 else ""
-    return f"{node.key}{output}@{phase.value}"
+SAVED = "saved:"
+"""Before the key of an activation, in the name of the decision how it is saved."""
+
+
+def root_key(graph: Graph, root: Ref) -> str:
+    """The class of a root: its node's key, and which output it is where there are several."""
+    node = graph.nodes[root.node]
+    return f"{node.key}.{root.output}" if len(node.outputs) > 1 else node.key
 
 
 def _signature(graph: Graph, uses: Sequence[Use]) -> tuple[object, ...]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autopar.dataflow import Group, requirement
+from autopar.dataflow import Group, requirement, root_key
 from autopar.errors import PlanMismatchError
-from autopar.graph import Graph, Node, Phase, Role
+from autopar.graph import Graph, Node, Phase, Ref, Role
 from autopar.plan import Structure
 from autopar.sharding import Sharding
 from autopar.strategy import shardings
@@ -55,10 +55,19 @@ class Layout:
     def source(self, group: Group) -> Sharding:
         """The state the group's tensor starts in."""
         root = self.graph.nodes[group.root.node]
+        if group.phase is Phase.BACKWARD and root.phase is Phase.FORWARD:
+            return self.kept(group.root)
         if root.role is Role.PARAM:
-            param = self.structure.params[root.target]
-            return Sharding.parse(param.kept if group.phase is Phase.BACKWARD else param.storage)
+            return Sharding.parse(self.structure.params[root.target].storage)
         return self.pair(root)[1][group.root.output]
+
+    def kept(self, ref: Ref) -> Sharding:
+        """The state in which a root of the forward phase is handed to the backward phase."""
+        root = self.graph.nodes[ref.node]
+        if root.role is Role.PARAM:
+            return Sharding.parse(self.structure.params[root.target].kept)
+        saved = self.structure.saved.get(root_key(self.graph, ref))
+        return self.pair(root)[1][ref.output] if saved is None else Sharding.parse(saved)
 
     def asked(self, group: Group) -> tuple[Sharding, ...]:
         """The states the group's uses ask its tensor to be in, one per use."""
@@ -74,6 +83,12 @@ class Layout:
                 raise PlanMismatchError(f"{user.key}: no sharding of {group.key} gives {wanted}")
             found.append(state)
         return tuple(found)
+
+    def ends(self, group: Group) -> tuple[Sharding, ...]:
+        """Every state the group's tensor has to reach: what is asked for, and what is kept."""
+        if group.crosses and group.phase is Phase.FORWARD:
+            return (*self.asked(group), self.kept(group.root))
+        return self.asked(group)
 
 
 def parse_layout(graph: Graph, structure: Structure) -> Layout:

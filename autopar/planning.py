@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autopar.dataflow import SAVED
 from autopar.graph import Graph, Role
 from autopar.mesh import Cluster, Mesh
 from autopar.options import Options
@@ -42,9 +43,14 @@ def make_structure(
             for node in graph.with_role(Role.INPUT)
         ),
         params=params,
-        ops={key: label for key, label in chosen.items() if roles[key] is Role.OP},
-        outputs={key: label for key, label in chosen.items() if roles[key] is Role.DETACHED},
+        ops={key: label for key, label in chosen.items() if roles.get(key) is Role.OP},
+        outputs={key: label for key, label in chosen.items() if roles.get(key) is Role.DETACHED},
         routes=_routes(problem, solution),
+        saved={
+            key.removeprefix(SAVED): label
+            for key, label in chosen.items()
+            if key.startswith(SAVED)
+        },
         replicated_unknown_ops=tuple(
             sorted({n.op for n in graph.with_role(Role.OP) if not n.has_rule})
         ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
 from benchmarks import plan_time
@@ -10,8 +12,9 @@ from benchmarks import plan_time
 @click.command(help=__doc__)
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 def main(as_markdown: bool) -> None:
-    plan_time.run(plan_time.CASES, 32, as_markdown=as_markdown)
+    done = plan_time.run(plan_time.CASES, 32, as_markdown=as_markdown)
     click.echo("With a CUDA device there is also: python -m benchmarks.gpu_check")
+    sys.exit(not done)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ def llama_8b(layers: int) -> nn.Module:
         tie_word_embeddings=False,
         use_cache=False,
     )
-    return LlamaForCausalLM(config).to(torch.bfloat16)
+    model: nn.Module = LlamaForCausalLM(config)
+    return model.to(torch.bfloat16)
 
 
 def llama_block(*, tiny: bool) -> nn.Module:
@@ -44,8 +45,16 @@ def llama_block(*, tiny: bool) -> nn.Module:
 def gpt2(*, tiny: bool) -> nn.Module:
     """GPT-2 of 124 million parameters without dropout, so that runs can be compared; `tiny`: two
     layers of width 64."""
-    size = {"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 256} if tiny else {}
-    config = GPT2Config(**size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False)
+    config = GPT2Config(
+        vocab_size=256 if tiny else 50_257,
+        n_embd=64 if tiny else 768,
+        n_layer=2 if tiny else 12,
+        n_head=4 if tiny else 12,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
     return GPT2LMHeadModel(config)
 
 

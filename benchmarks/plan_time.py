@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from unittest.mock import patch
 
 import click
@@ -24,14 +24,20 @@ import msgspec
 
 from benchmarks.tables import markdown, show
 
+if TYPE_CHECKING:
+    from autopar.graph import Graph
+    from autopar.plan import Plan
+
 ROOT = Path(__file__).resolve().parents[1]
 CASES = ("8", "8x8", "32x8")
 PHASES = ("build", "trace", "price", "solve", "plan", "rewrite")
-BATCH, SEQUENCE = 64, 2048
+HEADER = ("H100", *PHASES, "total", "nodes", "variables", "rows", "peak", "step", "proof")
+VOCABULARY, BATCH, SEQUENCE = 128_256, 64, 2048
 NO_LIMIT_BYTES = 2**44
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Tell = Callable[[str], None]
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -40,12 +46,10 @@ class Result(msgspec.Struct, frozen=True):
     case: str
     layers: int
     cpu_s: dict[str, float]
-    wall_s: float
     graph_nodes: int
     variables: int
     rows: int
     peak_bytes: int
-    import_bytes: int
     step_s: float
     status: str
     gap_ppm: int
@@ -62,87 +66,76 @@ class Phases:
     def timed(self, phase: str, function: Callable[P, R]) -> Callable[P, R]:
         """`function`, whose time counts as `phase`."""
 
-        def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
             outer_inner_s, self._inner_s = self._inner_s, 0.0
-            start = time.process_time()
+            start_s = time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                taken_s = time.process_time() - start
+                taken_s = time.process_time() - start_s
                 self.cpu_s[phase] += taken_s - self._inner_s
                 self._inner_s = outer_inner_s + taken_s
 
-        return run
+        return call
 
 
-def measure(case: str, layers: int, tell: Callable[[str], None]) -> Result:
+def measure(case: str, layers: int, tell: Tell) -> Result:
     """Plan and rewrite in this process."""
     import torch
 
-    import autopar.search
     from autopar.codegen import generate
-    from autopar.cost_model.price import price
     from autopar.errors import InfeasibleError
-    from autopar.fingerprint import fingerprint
-    from autopar.options import Options
-    from autopar.solver import solve
     from autopar.tracer import trace
     from benchmarks.models import llama_8b, tokens
 
-    import_bytes = _peak_bytes()
-    phases, start = Phases(), time.perf_counter()
-
-    def build() -> tuple[torch.nn.Module, dict[str, Any]]:
-        with torch.device("meta"):
-            return llama_8b(layers), tokens(128_256, BATCH, SEQUENCE, "meta")
-
-    model, inputs = phases.timed("build", build)()
+    phases = Phases()
+    with torch.device("meta"):
+        model = phases.timed("build", llama_8b)(layers)
+        inputs = tokens(VOCABULARY, BATCH, SEQUENCE, "meta")
     tell("tracing")
     traced = phases.timed("trace", trace)(model, (), inputs)
     note = ""
-    with ExitStack() as patches:
-        for name, timed in (
-            ("price", phases.timed("price", price)),
-            ("solve", phases.timed("solve", solve)),
-        ):
-            patches.enter_context(patch.object(autopar.search, name, timed))
-
-        def plan(limit_bytes: int | None) -> Any:
-            from autopar.cluster import parse_cluster
-
-            return autopar.search.search(
-                traced.graph,
-                parse_cluster(f"{case}xH100"),
-                Options(mesh=case, memory_limit_bytes=limit_bytes),
-                fingerprint=fingerprint(traced.graph),
-                torch_version=str(torch.__version__),
-                progress=tell,
-            )
-
-        try:
-            found = phases.timed("plan", plan)(None)
-        except InfeasibleError as error:
-            note = f"without a memory limit, since: {error}"
-            phases.cpu_s.update(dict.fromkeys(("price", "solve", "plan"), 0.0))
-            found = phases.timed("plan", plan)(NO_LIMIT_BYTES)
+    try:
+        found = phases.timed("plan", _plan)(traced.graph, case, None, phases, tell)
+    except InfeasibleError as error:
+        note = f"planned without a memory limit: {error}"
+        phases.cpu_s.update(dict.fromkeys(("price", "solve", "plan"), 0.0))
+        found = phases.timed("plan", _plan)(traced.graph, case, NO_LIMIT_BYTES, phases, tell)
     tell("rewriting")
     phases.timed("rewrite", generate)(traced.gm, traced.graph, found)
-    statistics = found.provenance.statistics
     return Result(
         case=case,
         layers=layers,
         cpu_s=phases.cpu_s,
-        wall_s=time.perf_counter() - start,
         graph_nodes=len(traced.graph.nodes),
-        variables=int(statistics.get("variables", 0)),
-        rows=int(statistics.get("rows", 0)),
+        variables=int(found.provenance.statistics["variables"]),
+        rows=int(found.provenance.statistics["rows"]),
         peak_bytes=_peak_bytes(),
-        import_bytes=import_bytes,
         step_s=found.estimates.step_ns / 1e9,
         status=found.provenance.status,
         gap_ppm=found.provenance.gap_ppm,
         note=note,
     )
+
+
+def _plan(graph: Graph, case: str, limit_bytes: int | None, phases: Phases, tell: Tell) -> Plan:
+    from autopar import search
+    from autopar.cluster import parse_cluster
+    from autopar.fingerprint import fingerprint
+    from autopar.options import Options
+
+    with ExitStack() as stack:
+        for phase in ("price", "solve"):
+            timed = phases.timed(phase, getattr(search, phase))
+            stack.enter_context(patch.object(search, phase, timed))
+        return search.search(
+            graph,
+            parse_cluster(f"{case}xH100"),
+            Options(mesh=case, memory_limit_bytes=limit_bytes),
+            fingerprint=fingerprint(graph),
+            torch_version="",
+            progress=tell,
+        )
 
 
 def _peak_bytes() -> int:
@@ -151,24 +144,24 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def in_own_process(case: str, layers: int) -> Result:
-    """`measure` in a fresh process with one thread; CalledProcessError if it fails."""
+def in_own_process(case: str, layers: int) -> Result | None:
+    """`measure` in a fresh process with one thread; None, after its traceback, if it fails."""
     command = [sys.executable, "-m", "benchmarks.plan_time", "--worker", "--case", case]
     done = subprocess.run(
         [*command, "--layers", str(layers)],
         cwd=ROOT,
         env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ},
         stdout=subprocess.PIPE,
-        check=True,
+        check=False,
     )
+    if done.returncode:
+        click.echo(f"{case}: failed with status {done.returncode}", err=True)
+        return None
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Result)
 
 
-HEADER = ("H100", *PHASES, "total", "nodes", "variables", "rows", "peak", "step", "proof")
-
-
 def row(result: Result) -> list[str]:
-    """A result as cells: seconds, counts, GiB."""
+    """A result as cells, in the order of `HEADER`."""
     gap = "" if result.status == "optimal" else f", gap {result.gap_ppm / 1e4:.2g} %"
     return [
         result.case + ("*" if result.note else ""),
@@ -186,8 +179,8 @@ def row(result: Result) -> list[str]:
 def report(results: list[Result], *, as_markdown: bool) -> None:
     """Print the table, and the notes below it."""
     title = (
-        f"Llama-8B, {results[0].layers} layers, sequence {SEQUENCE}, batch {BATCH}: "
-        "CPU seconds by phase, peak memory of the process in GiB, predicted step in seconds"
+        f"Llama-8B, layers: {results[0].layers}, sequence: {SEQUENCE}, batch: {BATCH}. CPU seconds "
+        "by phase, peak memory of the process in GiB, predicted step in seconds"
     )
     rows = [row(result) for result in results]
     if as_markdown:
@@ -196,14 +189,16 @@ def report(results: list[Result], *, as_markdown: bool) -> None:
         show(title, HEADER, rows, 140)
     for result in results:
         if result.note:
-            click.echo(f"* {result.case}: {result.note}")
+            click.echo(f"\n* {result.case}: {result.note}")
 
 
-def run(cases: tuple[str, ...], layers: int, *, as_markdown: bool) -> list[Result]:
-    """Measure the cases, one after the other, and print the table."""
+def run(cases: tuple[str, ...], layers: int, *, as_markdown: bool) -> bool:
+    """Measure the cases, one after the other, and print the table; False if one failed."""
     results = [in_own_process(case, layers) for case in cases]
-    report(results, as_markdown=as_markdown)
-    return results
+    done = [result for result in results if result is not None]
+    if done:
+        report(done, as_markdown=as_markdown)
+    return len(done) == len(results)
 
 
 @click.command(help=__doc__)
@@ -213,14 +208,10 @@ def run(cases: tuple[str, ...], layers: int, *, as_markdown: bool) -> list[Resul
 @click.option("--worker", is_flag=True, hidden=True)
 def main(cases: tuple[str, ...], layers: int, as_markdown: bool, worker: bool) -> None:
     if not worker:
-        run(cases, layers, as_markdown=as_markdown)
-        return
-    for case in cases:
-
-        def tell(text: str, case: str = case) -> None:
-            click.echo(f"{case}: {text}", err=True)
-
-        click.echo(msgspec.json.encode(measure(case, layers, tell)))
+        sys.exit(not run(cases, layers, as_markdown=as_markdown))
+    (case,) = cases
+    result = measure(case, layers, lambda text: click.echo(f"{case}: {text}", err=True))
+    click.echo(msgspec.json.encode(result))
 
 
 if __name__ == "__main__":

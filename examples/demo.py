@@ -15,25 +15,33 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-HERE = Path(__file__).resolve().parent
-SCRIPT = str(HERE / "train_gpt2.py")
+EXAMPLES = Path(__file__).resolve().parent
+SCRIPT = str(EXAMPLES / "train_gpt2.py")
 NUM_PROCESSES = 4
 NUM_STEPS = 25
 BATCH = 16
 TOLERANCE = 1e-4
 
+ENVIRONMENT = {
+    **os.environ,
+    "HF_HUB_OFFLINE": "1",
+    # The processes share the machine's cores.
+    "OMP_NUM_THREADS": "1",
+    # DTensor remarks on each rank that clip_grad_norm_ reduces once per mesh axis.
+    "TORCH_LOGS": "-torch.distributed.tensor",
+}
+
 console = Console(highlight=False)
 
 
-def run(title: str, *command: str) -> None:
+def run(title: str, folder: str, *command: str) -> None:
     console.rule(title, align="left")
-    shown = " ".join(command).replace(f"{HERE}/", "examples/").replace("-m autopar.cli", "autopar")
-    console.print(f"$ {shown}".replace(sys.executable, "python"), style="dim", markup=False)
-    # One thread for each process: the four share the machine.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    status = subprocess.run(command, env=environment, check=False).returncode
-    if status:
-        sys.exit(status)
+    python, *arguments = command
+    shown = " ".join(["python", *arguments]).replace(f"{EXAMPLES}/", "examples/")
+    console.print(f"$ {shown}", style="dim", markup=False, soft_wrap=True)
+    status = subprocess.run([python, *arguments], cwd=folder, env=ENVIRONMENT, check=False)
+    if status.returncode:
+        sys.exit(status.returncode)
 
 
 def compare(parallel: list[float], single: list[float]) -> bool:
@@ -53,22 +61,27 @@ def compare(parallel: list[float], single: list[float]) -> bool:
 
 
 def main() -> int:
+    training = (SCRIPT, "--steps", str(NUM_STEPS), "--losses")
     with tempfile.TemporaryDirectory(prefix="autopar-demo-") as folder:
-        plan, parallel, single = (str(Path(folder) / n) for n in ("plan.json", "4.json", "1.json"))
         run(
             f"Plan a GPT-2 for {NUM_PROCESSES} processes",
+            folder,
             *(sys.executable, "-m", "autopar.cli", "plan", f"{SCRIPT}:build"),
-            *("--cluster", f"{NUM_PROCESSES}xcpu", "--global-batch", str(BATCH), "-o", plan),
+            *("--cluster", f"{NUM_PROCESSES}xcpu", "--global-batch", str(BATCH)),
+            *("-o", "plan.json"),
         )
-        training = ("--steps", str(NUM_STEPS), "--losses")
         run(
             f"Train it on {NUM_PROCESSES} processes",
+            folder,
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(NUM_PROCESSES), SCRIPT, "--plan", plan, *training, parallel),
+            *("--nproc-per-node", str(NUM_PROCESSES)),
+            *(*training, "parallel.json", "--plan", "plan.json"),
         )
-        run("Train it on one", sys.executable, SCRIPT, *training, single)
-        losses = [json.loads(Path(file).read_text()) for file in (parallel, single)]
-    return 0 if compare(*losses) else 1
+        run("Train it on one", folder, sys.executable, *training, "single.json")
+        parallel, single = (
+            json.loads(Path(folder, name).read_text()) for name in ("parallel.json", "single.json")
+        )
+    return 0 if compare(parallel, single) else 1
 
 
 if __name__ == "__main__":

@@ -164,6 +164,11 @@ class _Generator:
                 if not leaves and not _reduces(move):
                     break
                 self.values.value(group, move.target)
+        if group.crosses and group.phase is Phase.FORWARD:
+            for move in self.values.path(group, self.layout.kept(group.root)):
+                if not _reduces(move):
+                    break
+                self.values.value(group, move.target)
 
     def _argument(self, node: Node, arg: int) -> fx.Node:
         """The local value of a tensor input, in the sharding that the node's choice asks for."""

@@ -33,13 +33,11 @@ class LocalGraph:
 
     def placeholder(self, name: str) -> fx.Node:
         """A further input, behind the others and before everything else."""
-        first = next((n for n in self.graph.nodes if n.op != "placeholder"), None)
         identifier = "".join(c if c.isalnum() else "_" for c in name)
-        if first is None:
+        last = next(reversed(self.inputs.values()), None)
+        place = self.graph.inserting_before() if last is None else self.graph.inserting_after(last)
+        with place:
             self.inputs[name] = self.graph.placeholder(identifier)
-        else:
-            with self.graph.inserting_before(first):
-                self.inputs[name] = self.graph.placeholder(identifier)
         return self.inputs[name]
 
 

@@ -89,9 +89,9 @@ def _check_reached(layout: Layout, group: Group, route: Sequence[Move]) -> None:
     reached = {layout.source(group)}
     for _ in route:
         reached |= {target for source, target in route if source in reached}
-    missing = [state for state in layout.asked(group) if state not in reached]
+    missing = [state for state in layout.ends(group) if state not in reached]
     if missing:
-        raise PlanMismatchError(f"{group.key} never reaches {missing[0]}, which a use asks for")
+        raise PlanMismatchError(f"{group.key} never reaches {missing[0]}, which is asked for")
 
 
 def _collectives(
@@ -149,7 +149,7 @@ def _op_totals(
 
 def _saved_bytes(layout: Layout, mesh: Mesh, group: Group) -> int:
     tensor = layout.graph.type_of(group.root)
-    return local_bytes(tensor, layout.graph.atoms, layout.source(group), mesh.sizes)
+    return local_bytes(tensor, layout.graph.atoms, layout.kept(group.root), mesh.sizes)
 
 
 def _pattern(node: Node) -> str:

@@ -2,15 +2,15 @@
 
 Parameters, their gradients and the optimizer's states are there all the time (gradients are: a loop
 that accumulates keeps them through the forward phase). A tensor lives from the op that makes it to
-its last use in either phase; a redistributed copy from the first use that needs it to the last; a
-kept copy of a parameter from its first forward use to its last backward use. A step between two
-states holds both.
+its last use in either phase; a redistributed copy from the first use that needs it to the last; what
+is kept for backward, where that is not the tensor as it was made, from the first forward use to the
+last backward use. A step between two states holds both.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.cost_model.memory import states_per_param
@@ -76,15 +76,11 @@ def _at_peak(intervals: Sequence[Interval], length: int) -> dict[str, int]:
 def _intervals(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> list[Interval]:
     graph = layout.graph
     found: list[Interval] = []
-    last_use: dict[Ref, int] = {}
-    crosses: set[Ref] = set()
+    last_use: dict[tuple[Ref, Phase], int] = {}
     for group in all_groups:
-        last = max(use.node for use in group.uses)
-        last_use[group.root] = max(last, last_use.get(group.root, 0))
-        if group.phase is not graph.nodes[group.root.node].phase:
-            crosses.add(group.root)
+        last_use[group.root, group.phase] = max(use.node for use in group.uses)
     for group in all_groups:
-        found.extend(_copies(layout, mesh, group, last_use[group.root]))
+        found.extend(_copies(layout, mesh, group, last_use))
     for node in graph.nodes:
         if node.view or node.role in (Role.PARAM, Role.GRAD):
             continue
@@ -92,14 +88,19 @@ def _intervals(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> list[
             ref = Ref(node.index, output)
             state = layout.pair(node)[1][output]
             held = local_bytes(tensor, graph.atoms, state, mesh.sizes)
-            last = last_use.get(ref, node.index)
-            holder = "saved" if ref in crosses else "transient"
-            found.append(Interval(node.index, last, held, holder))
+            saved = last_use.get((ref, Phase.BACKWARD)) if node.phase is Phase.FORWARD else None
+            last = last_use.get((ref, node.phase), node.index)
+            if saved is not None and layout.kept(ref) == state:
+                found.append(Interval(node.index, saved, held, "saved"))
+            else:
+                found.append(Interval(node.index, last, held, "transient"))
     return found
 
 
-def _copies(layout: Layout, mesh: Mesh, group: Group, last_use: int) -> list[Interval]:
-    """The redistributed copies of a group's tensor, which is last used at `last_use`."""
+def _copies(
+    layout: Layout, mesh: Mesh, group: Group, last_use: Mapping[tuple[Ref, Phase], int]
+) -> list[Interval]:
+    """The redistributed copies of a group's tensor."""
     graph, sizes = layout.graph, mesh.sizes
     tensor = graph.type_of(group.root)
     source, found = layout.source(group), list[Interval]()
@@ -107,11 +108,12 @@ def _copies(layout: Layout, mesh: Mesh, group: Group, last_use: int) -> list[Int
     for use, state in zip(group.uses, layout.asked(group), strict=True):
         first, last = spans.get(state, (use.node, use.node))
         spans[state] = min(first, use.node), max(last, use.node)
-    kept = _kept_state(layout, group)
-    if kept is not None:
+    kept = layout.kept(group.root) if group.crosses and group.phase is Phase.FORWARD else source
+    if kept != source:
         first = min(use.node for use in group.uses)
         held = local_bytes(tensor, graph.atoms, kept, sizes)
-        found.append(Interval(first, last_use, held, "kept"))
+        holder = "kept" if graph.nodes[group.root.node].role is Role.PARAM else "saved"
+        found.append(Interval(first, last_use[group.root, Phase.BACKWARD], held, holder))
     for state, (first, last) in spans.items():
         if state not in (source, kept):
             held = local_bytes(tensor, graph.atoms, state, sizes)
@@ -123,11 +125,3 @@ def _copies(layout: Layout, mesh: Mesh, group: Group, last_use: int) -> list[Int
         found.append(Interval(first, first, held, "transient"))
     return found
 
-
-def _kept_state(layout: Layout, group: Group) -> Sharding | None:
-    """What a parameter's forward group leaves for backward, if that is a copy."""
-    root = layout.graph.nodes[group.root.node]
-    if root.role is not Role.PARAM or group.phase is not Phase.FORWARD:
-        return None
-    param = layout.structure.params[root.target]
-    return None if param.kept == param.storage else Sharding.parse(param.kept)

@@ -6,13 +6,17 @@
                    backward, in the sharding their op leaves them in               (`memory`)
 
 A parameter's forward flow starts from its storage and has the kept state as one more sink; its
-backward flow starts from the kept state; its gradient's flow ends in its storage.
+backward flow starts from the kept state; its gradient's flow ends in its storage. An activation that
+its op may leave partial, or leaves whole on every rank, has a node of its own for the state it is
+saved in, which is likewise a sink forward and the source backward; any other is saved as its op
+leaves it.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +24,7 @@ from autopar.cost_model.memory import states_per_param
 from autopar.cost_model.moves import arcs, closure, move_ns, to_ns
 from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.work import node_s, traffic
-from autopar.dataflow import Group, groups, is_saved, requirement
+from autopar.dataflow import SAVED, Group, groups, is_saved, requirement, root_key
 from autopar.errors import InfeasibleError
 from autopar.graph import Graph, Phase, Role
 from autopar.mesh import Cluster, Mesh
@@ -44,18 +48,54 @@ def price(
                 f"{entry.node.op} in {entry.node.module or graph.name} can be computed on no "
                 f"sharding of mesh {mesh}"
             )
-    number = {key: i for i, key in enumerate(table)}
-    flows = _flows(graph, cluster, mesh, all_groups, table, number)
+    saves = _saves(graph, mesh, all_groups, table)
+    keys = (*table, *(SAVED + key for key in saves))
     return Problem(
         name=f"{graph.name} on {mesh}",
-        keys=tuple(table),
-        labels=tuple(entry.labels for entry in table.values()),
-        costs=_compute(graph, cluster, mesh, all_groups, table),
-        usages=_usages(graph, mesh, options, all_groups, table),
-        intervals=((0, 1),) * len(table),
-        flows=flows,
+        keys=keys,
+        labels=(
+            *(entry.labels for entry in table.values()),
+            *(tuple(map(str, states)) for states in saves.values()),
+        ),
+        costs=(
+            *_compute(graph, cluster, mesh, all_groups, table),
+            *(np.zeros(len(states), np.int64) for states in saves.values()),
+        ),
+        usages=_usages(graph, mesh, options, all_groups, table, saves),
+        intervals=((0, 1),) * len(keys),
+        flows=_flows(_Space(graph, cluster, mesh, table, saves, keys), all_groups),
         usage_limit=usage_limit,
     )
+
+
+def _saves(
+    graph: Graph, mesh: Mesh, all_groups: Sequence[Group], table: Mapping[str, NodeClass]
+) -> dict[str, tuple[Sharding, ...]]:
+    """Per class of activations that cross and may be partial, or are always whole, the states they
+    may be saved in: what their forward groups can bring them into, but not partial."""
+    ends: dict[str, set[Sharding]] = {}
+    roots: dict[str, Group] = {}
+    for group in all_groups if mesh.axes else ():
+        root = graph.nodes[group.root.node]
+        if not (group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP):
+            continue
+        source = _source_states(table[root.key], group)
+        whole = all(state.is_replicated for state in source)
+        if whole or any(state.has_partial for state in source):
+            key = root_key(graph, group.root)
+            asked = (s for _, wanted in _asked_states(graph, group, table) for s in wanted)
+            ends.setdefault(key, set(source)).update(s for s in asked if s is not None)
+            roots.setdefault(key, group)
+    return {
+        key: tuple(
+            state
+            for state in closure(
+                graph.type_of(roots[key].root), graph.atoms, sorted(found), mesh.sizes
+            )
+            if not state.has_partial
+        )
+        for key, found in ends.items()
+    }
 
 
 def _compute(
@@ -84,9 +124,11 @@ def _usages(
     options: Options,
     all_groups: Sequence[Group],
     table: Mapping[str, NodeClass],
+    saves: Mapping[str, tuple[Sharding, ...]],
 ) -> tuple[IntArray, ...]:
     """Bytes per device of every choice: what is there when the forward phase ends."""
     usages = {key: np.zeros(len(entry.labels), np.int64) for key, entry in table.items()}
+    usages |= {SAVED + key: np.zeros(len(states), np.int64) for key, states in saves.items()}
     copies = 2 + states_per_param(options.optimizer)
     for key, entry in table.items():
         if entry.node.role is Role.PARAM:
@@ -98,61 +140,71 @@ def _usages(
                 usages[key][c] = entry.count * held
     for group in all_groups:
         if is_saved(graph, group):
+            tensor, key = graph.type_of(group.root), root_key(graph, group.root)
             entry = table[graph.nodes[group.root.node].key]
-            tensor = graph.type_of(group.root)
-            for c, outputs in enumerate(entry.outputs):
-                state = outputs[group.root.output]
-                usages[entry.key][c] += local_bytes(tensor, graph.atoms, state, mesh.sizes)
+            held = entry.key
+            states = tuple(outputs[group.root.output] for outputs in entry.outputs)
+            if key in saves:
+                held, states = SAVED + key, saves[key]
+            for c, state in enumerate(states):
+                usages[held][c] += local_bytes(tensor, graph.atoms, state, mesh.sizes)
     return tuple(usages.values())
 
 
-def _flows(
-    graph: Graph,
-    cluster: Cluster,
-    mesh: Mesh,
-    all_groups: Sequence[Group],
-    table: Mapping[str, NodeClass],
-    number: Mapping[str, int],
-) -> tuple[Flow, ...]:
+@dataclass(frozen=True, slots=True)
+class _Space:
+    """What flows are stated in: the classes, the states of saved activations, and the numbers of
+    both as nodes of the problem."""
+
+    graph: Graph
+    cluster: Cluster
+    mesh: Mesh
+    table: Mapping[str, NodeClass]
+    saves: Mapping[str, tuple[Sharding, ...]]
+    keys: Sequence[str]
+
+    def number(self, key: str) -> int:
+        return self.keys.index(key)
+
+
+def _flows(space: _Space, all_groups: Sequence[Group]) -> tuple[Flow, ...]:
     counts = Counter(group.key for group in all_groups)
     first: dict[str, Group] = {}
     for group in all_groups:
         first.setdefault(group.key, group)
-    return tuple(
-        _flow(graph, cluster, mesh, group, counts[key], table, number)
-        for key, group in first.items()
-    )
+    return tuple(_flow(space, group, counts[key]) for key, group in first.items())
 
 
-def _flow(
-    graph: Graph,
-    cluster: Cluster,
-    mesh: Mesh,
-    group: Group,
-    count: int,
-    table: Mapping[str, NodeClass],
-    number: Mapping[str, int],
-) -> Flow:
+def _flow(space: _Space, group: Group, count: int) -> Flow:
     """The flow of `count` groups alike."""
-    tensor = graph.type_of(group.root)
-    root = table[graph.nodes[group.root.node].key]
-    source = _source_states(root, group)
-    asked = _asked_states(graph, group, table)
+    graph, mesh, device = space.graph, space.mesh, space.cluster.device
+    tensor, key = graph.type_of(group.root), root_key(graph, group.root)
+    root = space.table[graph.nodes[group.root.node].key]
+    maker, source = root.key, _source_states(root, group)
+    asked = _asked_states(graph, group, space.table)
+    if group.crosses and key in space.saves:
+        if group.phase is Phase.FORWARD:
+            asked = (*asked, (SAVED + key, space.saves[key]))
+        else:
+            maker, source = SAVED + key, space.saves[key]
     ends = {*source, *(s for _, states in asked for s in states if s is not None)}
     states = closure(tensor, graph.atoms, ends, mesh.sizes)
     index = {state: i for i, state in enumerate(states)}
     moves = arcs(tensor, graph.atoms, states)
     costs = [
-        count * move_ns(tensor, graph.atoms, states[t], states[h], move, mesh, cluster.device)
+        count * move_ns(tensor, graph.atoms, states[t], states[h], move, mesh, device)
         for t, h, move in moves
     ]
     return Flow(
         key=group.key,
-        source=number[root.key],
+        source=space.number(maker),
         source_state=np.array([index[s] for s in source], np.int64),
         sinks=tuple(
-            Sink(number[key], np.array([-1 if s is None else index[s] for s in wanted], np.int64))
-            for key, wanted in asked
+            Sink(
+                space.number(user),
+                np.array([-1 if s is None else index[s] for s in wanted], np.int64),
+            )
+            for user, wanted in asked
         ),
         states=tuple(map(str, states)),
         tails=np.array([t for t, _, _ in moves], np.int64),

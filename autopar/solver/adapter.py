@@ -6,9 +6,13 @@ incumbent and bound from HiGHS itself, and can solve the model again with other 
 fixed at zero, or with its integer columns integer after they were relaxed.
 """
 
+# PuLP has no types of its own: what it hands out is unknown, not wrong.
+# pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none
+# pyright: reportUnknownVariableType=none, reportUnknownArgumentType=none
+
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
@@ -93,6 +97,11 @@ class Highs(pulp.HiGHS):
         """The wall-clock limit of the next run."""
         self._limit_s = seconds
 
+    def relax(self, program: pulp.LpProblem) -> Answer:
+        """Takes the program over and solves its relaxation."""
+        program.solve(self)
+        return self.last
+
     def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:
         """PuLP's hook: a fresh HiGHS with our options."""
         # A scheduler made for another number of threads makes every run fail in this process.
@@ -100,7 +109,7 @@ class Highs(pulp.HiGHS):
         self._highs = highspy.Highs()
         for name, value in self.options.items():
             self.set_option(name, value)
-        lp.solverModel = self._highs
+        lp.solverModel = self._highs  # pyright: ignore[reportAttributeAccessIssue]
 
     def set_option(self, name: str, value: Option) -> None:
         """Sets an option of HiGHS; SolverError when HiGHS refuses it."""
@@ -110,32 +119,29 @@ class Highs(pulp.HiGHS):
     def buildSolverModel(self, lp: pulp.LpProblem) -> None:
         """PuLP's hook: hands the relaxation over, by rows, in one call."""
         variables = lp.variables()
-        for index, variable in enumerate(variables):
-            variable.index = index
         rows = lp.constraints()
+        terms = [row.expr for row in rows]
+        place = {variable: index for index, variable in enumerate(variables)}
+        assert lp.objective is not None
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = len(variables), len(rows)
-        objective = lp.objective
-        model.col_cost_ = np.array([objective.get(v, 0.0) for v in variables], dtype=np.float64)
+        model.col_cost_ = np.array([lp.objective.get(v, 0.0) for v in variables])
         model.col_lower_ = _limits((v.lowBound for v in variables), -np.inf)
         model.col_upper_ = _limits((v.upBound for v in variables), np.inf)
         model.row_lower_ = _limits((row.getLb() for row in rows), -np.inf)
         model.row_upper_ = _limits((row.getUb() for row in rows), np.inf)
-        terms = [row.expr for row in rows]
-        lengths = np.fromiter(map(len, terms), dtype=np.int32, count=len(terms))
-        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        model.a_matrix_.start_ = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-        model.a_matrix_.index_ = np.fromiter(
-            (v.index for v in chain.from_iterable(terms)), dtype=np.int32
-        )
-        model.a_matrix_.value_ = np.fromiter(
+        matrix = model.a_matrix_
+        matrix.format_ = highspy.MatrixFormat.kRowwise
+        matrix.start_ = np.cumsum([0, *map(len, terms)], dtype=np.int32)
+        matrix.index_ = np.fromiter((place[v] for v in chain.from_iterable(terms)), dtype=np.int32)
+        matrix.value_ = np.fromiter(
             chain.from_iterable(t.values() for t in terms), dtype=np.float64
         )
         if self._highs.passModel(model) == highspy.HighsStatus.kError:
             raise SolverError("HiGHS refuses the model")
         self._rows = (model.row_lower_, model.row_upper_)
         self._integer = np.array(
-            [v.index for v in variables if v.cat == pulp.LpInteger], dtype=np.int32
+            [j for j, v in enumerate(variables) if v.cat == pulp.LpInteger], dtype=np.int32
         )
 
     def callSolver(self, lp: pulp.LpProblem) -> None:
@@ -147,7 +153,9 @@ class Highs(pulp.HiGHS):
         answer = self.last
         for variable, value in zip(lp.variables(), answer.values.tolist(), strict=False):
             variable.varValue = value
-        found = pulp.LpSolutionIntegerFeasible if len(answer.values) else pulp.LpSolutionNoSolutionFound
+        found = (
+            pulp.LpSolutionIntegerFeasible if len(answer.values) else pulp.LpSolutionNoSolutionFound
+        )
         if answer.outcome is Outcome.OPTIMAL:
             found = pulp.LpSolutionOptimal
         elif answer.outcome is Outcome.INFEASIBLE:
@@ -175,10 +183,12 @@ class Highs(pulp.HiGHS):
         values = np.full(len(columns), value)
         self._highs.changeColsBounds(len(columns), columns.astype(np.int32), values, values)
 
-    def limit_slack(self, rows: npt.NDArray[np.int64], at_upper: BoolArray, slack: FloatArray) -> None:
+    def limit_slack(
+        self, rows: npt.NDArray[np.int64], at_upper: BoolArray, slack: FloatArray
+    ) -> None:
         """Keeps rows within `slack` of their upper (else lower) limit in the runs that follow."""
         lower, upper = (np.array(side)[rows] for side in self._rows)
-        self._highs.changeRowsBounds(
+        self._highs.changeRowsBounds(  # pyright: ignore[reportAttributeAccessIssue]
             len(rows),
             rows.astype(np.int32),
             np.where(at_upper, np.maximum(lower, upper - slack), lower),
@@ -215,8 +225,8 @@ class Highs(pulp.HiGHS):
         self.answer = _read(self._highs, self._is_integer)
 
 
-def _limits(values: object, missing: float) -> FloatArray:
-    return np.array([missing if v is None else v for v in values], dtype=np.float64)  # type: ignore[union-attr]
+def _limits(values: Iterable[float | None], missing: float) -> FloatArray:
+    return np.array([missing if v is None else v for v in values], dtype=np.float64)
 
 
 def _read(highs: highspy.Highs, is_integer: bool) -> Answer:

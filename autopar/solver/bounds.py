@@ -36,7 +36,7 @@ def dual_bound(model: Model, row_duals: FloatArray) -> DualBound:
     duals = np.where((duals < 0) & ~at_upper, 0.0, duals)
     per_entry = model.values * np.repeat(duals, np.diff(model.row_starts))
     priced = np.bincount(model.columns, weights=per_entry, minlength=model.num_columns)
-    reduced = model.cost - priced
+    reduced = model.cost.astype(np.float64) - priced
     for node, columns in enumerate(model.choices):
         there = columns[columns >= 0]
         least = reduced[there].min()

@@ -91,7 +91,7 @@ def _silent(text: str) -> None:
 
 
 def _check(problem: Problem) -> None:
-    """SolverError when indices are out of range, shapes do not match or an arc costs less than 0."""
+    """SolverError: an index is out of range, shapes do not match, an arc costs less than 0."""
     counts = [len(costs) for costs in problem.costs]
     for edge in problem.edges:
         if edge.cost.shape != (counts[edge.source], counts[edge.target]):

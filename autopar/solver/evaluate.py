@@ -74,7 +74,8 @@ class Evaluator:
 
     def _nodes_and_edges(self, choice: Sequence[int]) -> tuple[int, list[str]]:
         problem = self.problem
-        total, violations = 0, []
+        total = 0
+        violations: list[str] = []
         for i, (costs, c) in enumerate(zip(problem.costs, choice, strict=True)):
             if not 0 <= c < len(costs):
                 raise ValueError(f"node {problem.keys[i]} has no choice {c}")

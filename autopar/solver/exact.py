@@ -20,8 +20,9 @@ from autopar.problem import IntArray, Problem
 from autopar.solver.adapter import Answer, Highs, Outcome
 from autopar.solver.bounds import DualBound, dual_bound, least_cost
 from autopar.solver.evaluate import Evaluation, Evaluator
+from autopar.solver.express import express
 from autopar.solver.heuristic import Descent
-from autopar.solver.ilp import FloatArray, Model, build, express
+from autopar.solver.ilp import FloatArray, Model, build
 from autopar.solver.search import SAME_COST, Clock, Progress, Search
 from autopar.solver.ties import WEIGHT_LIMIT, tie_weight, tie_weights
 
@@ -42,7 +43,7 @@ def search(problem: Problem, clock: Clock, progress: Progress) -> Search:
         return state
     highs, answer = _relax(state, model, started)
     duals = _read_relaxation(state, model, answer)
-    if state.infeasible or state.proven and duals is None:
+    if state.infeasible:
         return state
     if not state.proven and answer.outcome is Outcome.OPTIMAL:
         _solve_integer(state, model, highs, duals)
@@ -65,7 +66,7 @@ def _relax(state: Search, model: Model, started: float) -> tuple[Highs, Answer]:
     highs = Highs({"mip_abs_gap": (1 - 2 * SAME_COST) * model.cost_scale})
     highs.limit_time(state.clock.left_s())
     built = process_time()
-    program.solve(highs)
+    answer = highs.relax(program)
     state.statistics |= {
         "variables": model.num_columns,
         "integer_variables": int(model.integer.sum()),
@@ -75,8 +76,8 @@ def _relax(state: Search, model: Model, started: float) -> tuple[Highs, Answer]:
         "lp_cpu_s": process_time() - built,
         "nodes": 0,
     }
-    state.progress(f"relaxation of {model.num_columns} columns: {highs.last.detail}")
-    return highs, highs.last
+    state.progress(f"relaxation of {model.num_columns} columns: {answer.detail}")
+    return highs, answer
 
 
 def _read_relaxation(state: Search, model: Model, answer: Answer) -> DualBound | None:
@@ -214,7 +215,7 @@ def _break_ties(state: Search, model: Model, highs: Highs, duals: DualBound) -> 
     _restrict(highs, duals, gap + SAME_COST)
     if gap >= 1 - SAME_COST:
         there = np.flatnonzero(model.cost)
-        scaled = model.cost[there] * model.cost_scale
+        scaled = model.cost[there] * np.float64(model.cost_scale)
         highs.add_limit(there, scaled, (best + 0.5) * model.cost_scale)
     objective = np.zeros(model.num_columns)
     for columns, weight in zip(model.choices, weights, strict=True):

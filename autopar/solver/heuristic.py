@@ -75,7 +75,9 @@ class Descent:
         """Raises the price of a byte until what is chosen fits."""
         usages = self.problem.usages
         spread = max(float(np.ptp(u)) for u in usages) or 1.0
-        price = max(float(np.ptp(c[c < _PROHIBITIVE])) for c in self._costs if c.min() < _PROHIBITIVE)
+        price = max(
+            float(np.ptp(c[c < _PROHIBITIVE])) for c in self._costs if c.min() < _PROHIBITIVE
+        )
         price = max(price, 1.0) / spread / 2**20
         for _ in range(_MAX_PRICES):
             self._settle(choice, price, wall=False)

@@ -1,20 +1,20 @@
-"""The problem as an integer linear program, first as arrays and then as a PuLP model.
+"""The problem as an integer linear program, in arrays; `express` makes it a PuLP model.
 
 Variables (all in [0, 1], only `s` integer):
 
 * `s[i,c]` -- node `i` takes choice `c`; `sum_c s[i,c] = 1`. Forbidden choices have no column.
 * `z[p,q]` per edge, between classes of choices with equal costs: `sum_q z[p,q] = s(p)` and
   `sum_p z[p,q] = s(q)`, cost on `z`. Forbidden pairs have no column.
-* `f_k[a]` per flow and commodity `k` (the sinks of one node that ask alike), on arcs `a`: per state
-  `out - in + dump = s(source in that state) - s(sink asks for it)`. `dump` takes up what nobody asks
-  for, where a sink has a choice that asks for nothing.
-* `y[a] >= f_k[a]` on arcs that several commodities can use: the cost is on `y`, so that a shared arc
-  is charged once. On an arc of one commodity the cost is on `f`.
+* `f_k[a]` per flow and commodity `k` (the sinks of one node that ask alike), on arcs `a`: per
+  state, `out - in + dump = s(source in that state) - s(sink asks for it)`. `dump` takes up what
+  nobody asks for, where a sink has a choice that asks for nothing.
+* `y[a] >= f_k[a]` on arcs that several commodities can use: the cost is on `y`, so that a shared
+  arc is charged once. On an arc of one commodity the cost is on `f`.
 * memory: `sum s[i,c] (usage[i,c] - least usage of i) <= limit - sum of least usages`, per maximal
   set of live nodes. With `excess` the rows may be broken, and how far is the objective instead.
 
-With `s` integer, every flow splits into paths and `z` is integer. `y` may stay fractional where three
-or more commodities share arcs (the relaxation of a directed Steiner problem has a gap), so the
+With `s` integer, every flow splits into paths and `z` is integer. `y` may stay fractional where
+several commodities share arcs (the relaxation of a directed Steiner problem has a gap), so the
 caller compares each flow's cost with the exact one and asks for integer `y` where they differ.
 """
 
@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import pulp
 
 from autopar.problem import FORBIDDEN, Edge, Flow, IntArray, Problem
 from autopar.solver.distances import all_distances
@@ -80,11 +79,13 @@ class Model:
 class _Builder:
     """Columns and rows as they are added; entries are collected as (row, column, value) arrays."""
 
-    costs: list[IntArray] = field(default_factory=list)
+    costs: list[IntArray] = field(default_factory=list[IntArray])
     num_columns: int = 0
-    entries: list[tuple[IntArray, IntArray, FloatArray]] = field(default_factory=list)
-    lower: list[FloatArray] = field(default_factory=list)
-    upper: list[FloatArray] = field(default_factory=list)
+    entries: list[tuple[IntArray, IntArray, FloatArray]] = field(
+        default_factory=list[tuple[IntArray, IntArray, FloatArray]]
+    )
+    lower: list[FloatArray] = field(default_factory=list[FloatArray])
+    upper: list[FloatArray] = field(default_factory=list[FloatArray])
     num_rows: int = 0
 
     def add_columns(self, costs: IntArray) -> IntArray:
@@ -264,7 +265,9 @@ def _add_memory(
         for i in nodes:
             more = problem.usages[i] - least[i]
             there = (more > 0) & (choices[i] >= 0)
-            builder.add_entries(np.repeat(row, there.sum()), choices[i][there], more[there] * scale)
+            builder.add_entries(
+                np.repeat(row, there.sum()), choices[i][there], more[there] * np.float64(scale)
+            )
         if excess_column is not None:
             builder.add_entries(row, excess_column, -most * scale)
 
@@ -304,32 +307,3 @@ def _finish(
         flows=tuple(priced),
         shared=tuple(shared),
     )
-
-
-def express(model: Model, name: str = "autopar") -> pulp.LpProblem:
-    """The model in PuLP, costs times `cost_scale`. Columns are named by index, in order, because
-    PuLP sorts them by name. The limit of one on continuous columns is there for HiGHS 1.15, whose
-    presolve was seen to run for ever on flows without it."""
-    program = pulp.LpProblem(name, pulp.LpMinimize)
-    variables = [
-        program.add_variable(f"x{j:08d}", 0, 1, pulp.LpInteger if integer else pulp.LpContinuous)
-        for j, integer in enumerate(model.integer.tolist())
-    ]
-    costs = (model.cost * model.cost_scale).tolist()
-    program.setObjective(pulp.LpAffineExpression(zip(variables, costs, strict=True)))
-    starts: list[int] = model.row_starts.tolist()
-    columns: list[int] = model.columns.tolist()
-    values: list[float] = model.values.tolist()
-    limits = zip(model.row_lower.tolist(), model.row_upper.tolist(), strict=True)
-    for i, (lower, upper) in enumerate(limits):
-        if lower == upper:
-            sense, limit = pulp.LpConstraintEQ, lower
-        elif upper == np.inf:
-            sense, limit = pulp.LpConstraintGE, lower
-        else:
-            sense, limit = pulp.LpConstraintLE, upper
-        span = slice(starts[i], starts[i + 1])
-        terms = zip((variables[j] for j in columns[span]), values[span], strict=True)
-        row = pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, rhs=limit)
-        program.addConstraint(row, f"r{i:08d}")
-    return program

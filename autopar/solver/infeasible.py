@@ -5,9 +5,10 @@ from __future__ import annotations
 from autopar.problem import FORBIDDEN, Conflict, Problem
 from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.evaluate import peak_usage
-from autopar.solver.ilp import build, express
-from autopar.solver.memory import peak_conflict
 from autopar.solver.exact import rounded
+from autopar.solver.express import express
+from autopar.solver.ilp import build
+from autopar.solver.memory import peak_conflict
 from autopar.solver.search import Clock
 
 
@@ -25,14 +26,15 @@ def explain(problem: Problem, clock: Clock) -> tuple[Conflict | None, str]:
         model = build(problem, excess=True)
         highs = Highs({"mip_feasibility_tolerance": 1e-9})
         highs.limit_time(clock.left_s())
-        express(model).solve(highs)
+        highs.relax(express(model))
         highs.limit_time(clock.left_s())
         answer = highs.solve_integer()
         if len(answer.values):
             choice = rounded(model, answer.values)
             peak, time = peak_usage(problem, choice)
-            words = "needs" if answer.outcome is Outcome.OPTIMAL else "was found to need at most"
-            reason = f"every plan that is allowed {words} {peak} where {problem.usage_limit} is there"
+            proven = answer.outcome is Outcome.OPTIMAL
+            least = f"the leanest plan {'' if proven else 'found in time '}needs {peak}"
+            reason = f"{least} at time {time}, the limit is {problem.usage_limit}"
             return peak_conflict(problem, choice, time, peak), reason
         if answer.outcome is not Outcome.INFEASIBLE:
             return None, "no plan was found that is allowed, whatever memory it takes"

@@ -24,7 +24,7 @@ _AT_TERMINAL = -1
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The arcs (ascending) that serve all terminals, what they cost, and whether that is optimal."""
+    """The arcs (ascending) that serve all terminals, their cost, and whether it is the lowest."""
 
     cost: int
     arcs: tuple[int, ...]
@@ -72,9 +72,7 @@ class Router:
             return [0] * self.num_states
         if len(terminals) > MAX_EXACT_TERMINALS:
             return None
-        return [
-            x if x >= UNREACHABLE else x // self._scale for x in self._table(terminals).length
-        ]
+        return [x if x >= UNREACHABLE else x // self._scale for x in self._table(terminals).length]
 
     def _search(self, root: int, terminals: frozenset[int]) -> Route | None:
         if not terminals:

@@ -12,7 +12,7 @@ from autopar.solver.evaluate import Evaluation, Evaluator
 Progress = Callable[[str], None]
 
 SAME_COST = 0.01
-"""Costs are integers: a bound less than one below a plan's cost, by this margin, proves the plan."""
+"""Costs are integers: a bound less than one below a cost, by this margin, proves it lowest."""
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class Search:
     choice: tuple[int, ...] = ()
     evaluation: Evaluation | None = None
     infeasible: bool = False
-    statistics: dict[str, int | float | str] = field(default_factory=dict)
+    statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
 
     @property
     def gap(self) -> float:

@@ -14,6 +14,7 @@ from torch import fx
 from autopar.errors import TraceError
 from autopar.tracer import aot
 from autopar.tracer.capture import PREFIX
+from autopar.tracer.decompose import split_biased_matmuls, split_dropouts
 
 aten = torch.ops.aten
 Pass = Callable[[fx.GraphModule], fx.GraphModule]
@@ -31,6 +32,8 @@ def passes(tied: dict[str, str]) -> tuple[Pass, ...]:
         partial(merge_tied_parameters, tied=tied),
         drop_output_copies,
         split_mean_losses,
+        split_biased_matmuls,
+        split_dropouts,
         merge_constants,
         drop_assertions,
         drop_dead_code,

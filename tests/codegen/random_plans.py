@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 
 from autopar.cost_model.space import NodeClass, classes
-from autopar.dataflow import Group, groups, requirement
+from autopar.dataflow import Group, groups, is_saved, requirement, root_key
 from autopar.graph import Graph, Phase, Role, TensorType
 from autopar.mesh import Mesh
 from autopar.plan import (
@@ -34,13 +34,18 @@ def random_plan(graph: Graph, mesh: Mesh, seed: int) -> Plan:
     return _Draw(graph, mesh, seed).plan()
 
 
+SAVED_ELSEWHERE = 0.5
+"""How likely an activation is saved in another state than its op leaves it in."""
+
+
 class _Draw:
     def __init__(self, graph: Graph, mesh: Mesh, seed: int) -> None:
         self.graph, self.mesh = graph, mesh
         self.random = random.Random(seed)
         self.groups = groups(graph)
         self.classes = classes(graph, mesh, self.groups)
-        self.choice = {key: self._draw(entry, self.classes[key].labels) for key, entry in self.classes.items()}
+        self.choice = {key: self._draw(e, e.labels) for key, e in self.classes.items()}
+        self.saved: dict[str, Sharding] = {}
 
     def _draw(self, entry: NodeClass, labels: Iterable[str]) -> str:
         found = list(labels)
@@ -52,6 +57,7 @@ class _Draw:
 
     def plan(self) -> Plan:
         self._repair()
+        self._draw_saved()
         entries = self.classes.values()
         structure = Structure(
             model=self.graph.name,
@@ -71,6 +77,7 @@ class _Draw:
             ops={e.key: self.choice[e.key] for e in entries if e.node.role is Role.OP},
             outputs={e.key: self.choice[e.key] for e in entries if e.node.role is Role.DETACHED},
             routes=self._routes(),
+            saved={key: str(state) for key, state in self.saved.items()},
         )
         return as_plan(structure)
 
@@ -91,6 +98,21 @@ class _Draw:
                         changed = True
                         break
 
+    def _draw_saved(self) -> None:
+        """Activations that cross are saved in any state without new partial sums that their op's
+        can be brought into."""
+        for group in self.groups:
+            key = root_key(self.graph, group.root)
+            if not is_saved(self.graph, group) or key in self.saved:
+                continue
+            alike = [g for g in self.groups if root_key(self.graph, g.root) == key]
+            if all(g.crosses for g in alike) and self.random.random() < SAVED_ELSEWHERE:
+                source = self._source(group)
+                asked = {s for g in alike if g.phase is Phase.BACKWARD for s in self._asked(g)}
+                if not any(state.has_partial for state in asked):
+                    states = self._reached(self.graph.type_of(group.root), source)
+                    self.saved[key] = self.random.choice(sorted((source, *states)))
+
     def _shardings(self, key: str) -> tuple[Sharding, ...]:
         entry = self.classes[key]
         return entry.outputs[entry.labels.index(self.choice[key])]
@@ -100,6 +122,8 @@ class _Draw:
         if root.role is Role.PARAM:
             storage, kept = self._shardings(root.key)
             return kept if group.phase is Phase.BACKWARD else storage
+        if is_saved(self.graph, group) and root_key(self.graph, group.root) in self.saved:
+            return self.saved[root_key(self.graph, group.root)]
         return self._shardings(root.key)[group.root.output]
 
     def _asked(self, group: Group) -> list[Sharding]:
@@ -120,6 +144,9 @@ class _Draw:
         root = self.graph.nodes[group.root.node]
         if root.role is Role.PARAM and group.phase is Phase.FORWARD:
             found.append(self._shardings(root.key)[1])
+        elif group.crosses and group.phase is Phase.FORWARD:
+            kept = self.saved.get(root_key(self.graph, group.root))
+            found += [] if kept is None else [kept]
         return found
 
     def _routes(self) -> dict[str, tuple[str, ...]]:

@@ -69,8 +69,18 @@ def _transformer_graph(num_layers: int) -> _Graph:
     x = act("embed", (), "bsh")
     for layer in range(num_layers):
         n = f"l{layer}."
-        w = {k: param(n + "w" + k, d) for k, d in
-             {"q": "hkd", "k": "hkd", "v": "hkd", "o": "kdh", "g": "hf", "u": "hf", "d": "fh"}.items()}
+        w = {
+            k: param(n + "w" + k, d)
+            for k, d in {
+                "q": "hkd",
+                "k": "hkd",
+                "v": "hkd",
+                "o": "kdh",
+                "g": "hf",
+                "u": "hf",
+                "d": "fh",
+            }.items()
+        }
         y = run(n + "norm1", ("bsh",), "bsh", x, whole="h")
         q, k, v = (run(n + a, ("bsh", "hkd"), "bskd", y, w[a]) for a in "qkv")
         a = run(n + "attn", ("bskd", "bskd", "bskd"), "bskd", q, k, v, whole="sd")
@@ -97,7 +107,9 @@ def _transformer_graph(num_layers: int) -> _Graph:
                 piece = grad
             else:
                 keep = () if not others else tuple(dims)
-                piece = op(f"{name}.d{slot}", (output, *keep), inputs[slot], grad, *others, whole=whole)
+                piece = op(
+                    f"{name}.d{slot}", (output, *keep), inputs[slot], grad, *others, whole=whole
+                )
             grads.setdefault(source, []).append(piece)
     for node, pieces in sorted(grads.items()):
         if graph.ops[node].storage:
@@ -138,7 +150,9 @@ def _elements(dims: str) -> int:
     return count
 
 
-def _arcs(dims: str, mesh: tuple[int, ...], states: list[tuple[str, ...]]) -> list[tuple[int, int, int]]:
+def _arcs(
+    dims: str, mesh: tuple[int, ...], states: list[tuple[str, ...]]
+) -> list[tuple[int, int, int]]:
     index = {s: i for i, s in enumerate(states)}
     arcs = []
     for state in states:
@@ -168,7 +182,9 @@ def transformer(num_layers: int, mesh: tuple[int, ...], memory_limit: int | None
     """Forward and backward of `num_layers` layers and a head; `mesh` is sizes, slow link first."""
     graph = _transformer_graph(num_layers)
     choices = [
-        [c for c in _states(op.output, mesh) if "P" not in c] if not op.inputs else _choices(op, mesh)
+        [c for c in _states(op.output, mesh) if "P" not in c]
+        if not op.inputs
+        else _choices(op, mesh)
         for op in graph.ops
     ]
     flows = []
@@ -180,21 +196,42 @@ def transformer(num_layers: int, mesh: tuple[int, ...], memory_limit: int | None
         index = {s: i for i, s in enumerate(states)}
         made = [index[tuple(_left(op, letter) for letter in c)] for c in choices[node]]
         sinks = tuple(
-            Sink(sink, np.array([index[_asked(graph.ops[sink], slot, op.output, c)]
-                                 for c in choices[sink]], dtype=np.int64))
+            Sink(
+                sink,
+                np.array(
+                    [index[_asked(graph.ops[sink], slot, op.output, c)] for c in choices[sink]],
+                    dtype=np.int64,
+                ),
+            )
             for sink, slot in uses
         )
-        tails, heads, costs = (np.array(x, dtype=np.int64) for x in zip(*_arcs(op.output, mesh, states)))
-        flows.append(Flow(op.key, node, np.array(made, dtype=np.int64), sinks,
-                          tuple("".join(s) for s in states), tails, heads, costs))
+        tails, heads, costs = (
+            np.array(x, dtype=np.int64) for x in zip(*_arcs(op.output, mesh, states))
+        )
+        flows.append(
+            Flow(
+                op.key,
+                node,
+                np.array(made, dtype=np.int64),
+                sinks,
+                tuple("".join(s) for s in states),
+                tails,
+                heads,
+                costs,
+            )
+        )
     return Problem(
         name=f"transformer{num_layers}-{'x'.join(map(str, mesh))}",
         keys=tuple(op.key for op in graph.ops),
         labels=tuple(tuple(",".join(c) for c in cs) for cs in choices),
-        costs=tuple(np.array([_work(op, c, mesh) for c in cs], dtype=np.int64)
-                    for op, cs in zip(graph.ops, choices)),
-        usages=tuple(np.array([_held(op, c, mesh) for c in cs], dtype=np.int64)
-                     for op, cs in zip(graph.ops, choices)),
+        costs=tuple(
+            np.array([_work(op, c, mesh) for c in cs], dtype=np.int64)
+            for op, cs in zip(graph.ops, choices)
+        ),
+        usages=tuple(
+            np.array([_held(op, c, mesh) for c in cs], dtype=np.int64)
+            for op, cs in zip(graph.ops, choices)
+        ),
         intervals=tuple((0, 1_000) if op.storage else op.interval for op in graph.ops),
         flows=tuple(flows),
         usage_limit=memory_limit,

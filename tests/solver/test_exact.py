@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from autopar.problem import Problem, Status
+from autopar.solver import solve
 from tests.solver.bruteforce import solve_by_enumeration, tie_weight
 from tests.solver.random_problems import problems
 
-from autopar.problem import Problem, Status
-from autopar.solver import evaluate, solve
-
 SETTINGS = settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 
 

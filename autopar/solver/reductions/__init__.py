@@ -2,8 +2,8 @@
 
 `lift` turns a choice of the smaller problem into one of the larger problem with the same cost. A
 reduction keeps at least one plan of the lowest cost and, among those, of the lowest tie weight
-(`ties`), so that it changes the time taken and not the answer. To add one: a file with the function,
-and its entry in `REDUCTIONS`.
+(`ties`), so that it changes the time taken and not the answer. To add one: a file with the
+function, and its entry in `REDUCTIONS`.
 """
 
 from __future__ import annotations

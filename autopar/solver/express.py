@@ -1,0 +1,40 @@
+"""The integer linear program as a PuLP model."""
+
+# PuLP has no types of its own: what it hands out is unknown, not wrong.
+# pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none
+
+from __future__ import annotations
+
+import numpy as np
+import pulp
+
+from autopar.solver.ilp import Model
+
+
+def express(model: Model, name: str = "autopar") -> pulp.LpProblem:
+    """The model in PuLP, costs times `cost_scale`. Columns are named by index, in order, because
+    PuLP sorts them by name. The limit of one on continuous columns is there for HiGHS 1.15, whose
+    presolve was seen to run for ever on flows without it."""
+    program = pulp.LpProblem(name, pulp.LpMinimize)
+    variables = [
+        program.add_variable(f"x{j:08d}", 0, 1, pulp.LpInteger if integer else pulp.LpContinuous)
+        for j, integer in enumerate(model.integer.tolist())
+    ]
+    costs = (model.cost * model.cost_scale).tolist()
+    program.setObjective(pulp.LpAffineExpression(zip(variables, costs, strict=True)))
+    starts: list[int] = model.row_starts.tolist()
+    columns: list[int] = model.columns.tolist()
+    values: list[float] = model.values.tolist()
+    limits = zip(model.row_lower.tolist(), model.row_upper.tolist(), strict=True)
+    for i, (lower, upper) in enumerate(limits):
+        if lower == upper:
+            sense, limit = pulp.LpConstraintEQ, lower
+        elif upper == np.inf:
+            sense, limit = pulp.LpConstraintGE, lower
+        else:
+            sense, limit = pulp.LpConstraintLE, upper
+        span = slice(starts[i], starts[i + 1])
+        terms = zip((variables[j] for j in columns[span]), values[span], strict=True)
+        row = pulp.LpConstraint(pulp.LpAffineExpression(terms), sense, rhs=limit)
+        program.addConstraint(row, f"r{i:08d}")
+    return program

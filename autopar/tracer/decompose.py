@@ -1,0 +1,56 @@
+"""Passes that split an op in two where one of the parts shards better than the whole."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+_META = ("custom", "partitioner_tag", "seq_nr", "stack_trace")
+
+
+def split_biased_matmuls(gm: fx.GraphModule) -> fx.GraphModule:
+    """addmm as mm and add: the product may then be summed over ranks before the bias is added,
+    once."""
+    for node in gm.graph.find_nodes(op="call_function", target=aten.addmm.default):
+        if node.kwargs:
+            continue
+        bias, left, right = node.args
+        product = _before(node, aten.mm.default, (left, right), node.meta["val"])
+        total = _before(node, aten.add.Tensor, (product, bias), node.meta["val"])
+        node.replace_all_uses_with(total)
+        gm.graph.erase_node(node)
+    return gm
+
+
+def split_dropouts(gm: fx.GraphModule) -> fx.GraphModule:
+    """native_dropout as drawing a mask and multiplying by it. The mask depends on nothing, so that
+    every rank can draw all of it, the one that a single device draws, and use its part."""
+    for node in gm.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
+        x, p, train = node.args
+        if not (train and 0 < p < 1):
+            continue
+        result, mask = node.meta["val"]
+        ones = _before(node, aten.ones.default, (list(result.shape),), result)
+        ones.kwargs = {"dtype": result.dtype, "device": result.device}
+        drawn = _before(node, aten.native_dropout.default, (ones, p, True), (result, mask))
+        kept = _before(node, operator.getitem, (drawn, 1), mask)
+        masked = _before(node, aten.mul.Tensor, (x, kept), result)
+        scaled = _before(node, aten.mul.Tensor, (masked, 1 / (1 - p)), result)
+        for user in list(node.users):
+            user.replace_all_uses_with(scaled if user.args[1] == 0 else kept)
+            gm.graph.erase_node(user)
+        gm.graph.erase_node(node)
+    return gm
+
+
+def _before(node: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+    """A call in front of `node`, in its place in the model."""
+    with node.graph.inserting_before(node):
+        made = node.graph.call_function(target, args)
+    made.meta.update({key: node.meta[key] for key in _META if key in node.meta})
+    made.meta["val"] = value
+    return made
