@@ -8,11 +8,10 @@ the program sends anything.
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import gcd
 from typing import Any
 
@@ -24,7 +23,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from autopar.cluster import parse_cluster
 from autopar.codegen import bind, generate
-from autopar.errors import ClusterError, InfeasibleError, PlanError, PlanMismatchError
+from autopar.errors import AutoparError, ClusterError, InfeasibleError, PlanError, PlanMismatchError
 from autopar.fingerprint import fingerprint
 from autopar.fit import check_fit, check_params, check_world
 from autopar.graph import OUTPUT_ROLES, Atom, Graph, Role, TensorType
@@ -57,7 +56,6 @@ from autopar.tracer import Traced, trace
 from autopar.units import parse_bytes
 from autopar.version import __version__
 
-_LOG = logging.getLogger(__name__)
 _SERIAL = itertools.count()
 
 
@@ -87,6 +85,8 @@ def compile(
     PlanMismatchError if the processes are not as many as the plan or cluster has devices, if the
     plan is for other parameters, or if ranks disagree; ClusterError if the device is unknown.
     """
+    if isinstance(model, CompiledModule):
+        raise AutoparError("the model is compiled already: give autopar.compile the plain model")
     params.check(model)
     stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
     options = _options(mesh, optimizer, memory_limit, time_limit, strict)
@@ -207,8 +207,8 @@ class _Request:
             "parameters": digest_params(model),
             "plan": self.plan.digest if self.plan else "none",
             "cluster": self.cluster.name if self.cluster else "none",
-            "options": str(self.options),
             "backend": self.backend,
+            **{field.name: str(getattr(self.options, field.name)) for field in fields(Options)},
         }
 
 
@@ -237,7 +237,7 @@ class _Builder:
                 mark = fingerprint(traced.graph)
                 stored = self._stored(traced, mark, first=groups is None)
                 values = digest_values(flatten((args, kwargs))[0])
-            facts = {"graph of the model": mark, "values of the batch": values}
+            facts = {"graph of the model": mark, "batch (all ranks must be handed the same global one)": values}
             agreement.agree("what to compile", facts | signature.facts())
             progress.phase("plan")
             plan = stored or self._plan(agreement, traced, groups, progress)
@@ -247,18 +247,11 @@ class _Builder:
             agreement.agree("the plan", {"plan": plan.digest})
             random = self._random(agreement, program)
             executable = self._bind(traced, program, plan, groups, random)
-            progress.phase("done")
-        finally:
+        except BaseException:
             progress.close()
-        if self.world.rank == 0:
-            _LOG.info(
-                "%s on mesh %s: %s; plan %s, made in %s",
-                plan.structure.model,
-                _mesh(plan.structure.mesh),
-                summary(plan),
-                plan.digest[:12],
-                progress.times(),
-            )
+            raise
+        name, mesh = plan.structure.model, _mesh(plan.structure.mesh)
+        progress.close(f"{name} on mesh {mesh}: {summary(plan)}; plan {plan.digest[:12]}")
         return executable
 
     def _stored(self, traced: Traced, mark: str, *, first: bool) -> Plan | None:

@@ -1,11 +1,11 @@
 """Who uses which tensor: the groups of uses that share redistributions.
 
-Views compute nothing, so a use of a view is a use of its *root*, the tensor some op (or placeholder)
-made; it is redistributed there, and the views are taken of the result. All uses of one root in one
-phase form a `Group`: a redistribution that several of them need happens once. A root of the forward
-phase that the backward phase uses has a second group there: it *crosses*. What is handed over is the
-root in one state, its *kept* state, from which the second group starts.
-Prices and code generation both start from these groups.
+Views compute nothing, so a use of a view is a use of its *root*, the tensor that some op made or a
+placeholder is; it is redistributed there, and the views are taken of the result. All uses of one
+root in one phase form a `Group`: a redistribution that several of them need happens once. A root of
+the forward phase that the backward phase uses as well has a group in each: it *crosses*. What is
+handed over is the root in one state, its *kept* state, from which the second group starts. Prices
+and code generation both start from these groups.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.graph import Graph, Node, Phase, Ref, Role
+from autopar.graph import Graph, Phase, Ref, Role
 from autopar.sharding import Sharding
 from autopar.strategy import pull_back
 

@@ -96,8 +96,8 @@ def _refuse(structure: Structure, differences: Iterable[str]) -> None:
     text = "; ".join(differences)
     if text:
         raise PlanMismatchError(
-            f"the plan was made for another model or other inputs than this {structure.model}: "
-            f"{text}. Plan again for what you run"
+            f"the plan, made for {structure.model}, does not fit this model and its inputs: {text}. "
+            "Plan again for what you run"
         )
 
 

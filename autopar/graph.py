@@ -97,6 +97,8 @@ OUTPUT_ROLES = frozenset({Role.LOSS, Role.VALUE, Role.DETACHED, Role.MUTATION, R
 
 
 class Phase(StrEnum):
+    """Which half of the step a node belongs to: what autograd adds is backward."""
+
     FORWARD = "forward"
     BACKWARD = "backward"
 

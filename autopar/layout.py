@@ -1,4 +1,4 @@
-"""A plan's decisions, parsed against the graph they are for: the state of every tensor at every use."""
+"""A plan's decisions, parsed for the graph they are for: the state of every tensor at every use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from autopar.graph import Graph, Node, Phase, Ref, Role
 from autopar.plan import Structure
 from autopar.sharding import Sharding
 from autopar.strategy import shardings
-
 
 Pair = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """The shardings of a node's inputs and of its outputs."""

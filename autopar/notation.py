@@ -35,7 +35,8 @@ class Rule:
     sizes: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
-        return f"{', '.join(map(self._dims, self.inputs))} -> {', '.join(map(self._dims, self.outputs))}"
+        inputs, outputs = (", ".join(map(self._dims, t)) for t in (self.inputs, self.outputs))
+        return f"{inputs} -> {outputs}"
 
     def _dims(self, dims: Dims) -> str:
         def letters(dim: Dim) -> str:

@@ -47,7 +47,7 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The decisions. `ops` maps a node's key to its choice (`strategy`), `outputs` the key of a
     detached output to its sharding, `routes` a group's key (`dataflow`) to the steps
     "[R, P] -> [R, S(0)]" that its tensor takes, `saved` the key of an activation
-    (`dataflow.root_key`) to the sharding it is kept in for backward, where its op may leave it partial."""
+    (`dataflow.root_key`) to the sharding it is kept in for backward, where that is chosen."""
 
     model: str
     fingerprint: str

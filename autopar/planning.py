@@ -47,9 +47,7 @@ def make_structure(
         outputs={key: label for key, label in chosen.items() if roles.get(key) is Role.DETACHED},
         routes=_routes(problem, solution),
         saved={
-            key.removeprefix(SAVED): label
-            for key, label in chosen.items()
-            if key.startswith(SAVED)
+            key.removeprefix(SAVED): label for key, label in chosen.items() if key.startswith(SAVED)
         },
         replicated_unknown_ops=tuple(
             sorted({n.op for n in graph.with_role(Role.OP) if not n.has_rule})

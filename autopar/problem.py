@@ -1,6 +1,7 @@
 """The torch-free problem that `cost_model` states and `solver` answers.
 
-A `Problem` is a set of nodes, each of which takes exactly one of its choices. Its cost is the sum of
+A `Problem` is a set of nodes, each of which takes exactly one of its choices. Its cost is the sum
+of
 
 * `costs[i][c]` for the choice `c` of every node `i`;
 * `edge.cost[ci, cj]` for every edge, as in the ASPLOS/EuroSys 2025 contest on intra-operator
@@ -9,9 +10,9 @@ A `Problem` is a set of nodes, each of which takes exactly one of its choices. I
   every state its sinks ask for. An arc used by several sinks is charged once: a redistribution is
   shared by its consumers, and so are the intermediate steps of it.
 
-Memory: node `i` takes `usages[i][c]` bytes during `intervals[i]` (half open); at every point in time
-the sum must be at most `usage_limit`. All figures are integers, so that a cost can be computed again
-from a solution by other code and must agree to the last digit. autopar's own problems are in
+Memory: node `i` takes `usages[i][c]` bytes during `intervals[i]` (half open); at every point in
+time the sum must be at most `usage_limit`. All figures are integers, so that a cost can be computed
+again from a solution by other code and must agree to the last digit. autopar's own problems are in
 nanoseconds per training step and in bytes per device.
 """
 

@@ -15,8 +15,6 @@ model, and `profile_DEVICE.json`. The status is 1 if autopar failed or a gradien
 from __future__ import annotations
 
 import gc
-import re
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -32,66 +30,12 @@ from torch import nn
 
 import autopar
 from autopar.profile_file import Profile
+from benchmarks.gpu_report import HEADER, Case, Results, Variant, notes, rows, slug, write
 from benchmarks.models import gpt2, llama_block, tokens
-from benchmarks.tables import markdown, show
+from benchmarks.tables import show
 
 DATA = Path(__file__).resolve().parent / "data"
 PARTS = ("gpt2", "llama", "profile")
-TOLERANCE = 1e-5
-"""Of a gradient's largest difference over its largest element, in float32."""
-
-HEADER = ("model", "run", "step ms", "eager", "torch.compile", "peak GiB", "first call s")
-
-
-class Variant(msgspec.Struct, frozen=True):
-    """A way to run the model. `error` says why there are no figures; times are of whole steps,
-    `first_s` of the first one, which compiles; `peak_bytes` is None on the CPU."""
-
-    name: str
-    backend: str
-    first_s: float = 0.0
-    steps_s: tuple[float, ...] = ()
-    peak_bytes: int | None = None
-    predicted_step_s: float | None = None
-    predicted_peak_bytes: int | None = None
-    error: str = ""
-
-    @property
-    def step_s(self) -> float:
-        """The median; not a number where there is none."""
-        return statistics.median(self.steps_s) if self.steps_s else float("nan")
-
-
-class Case(msgspec.Struct, frozen=True):
-    """A model: how far autopar's gradients are from eager's, and the variants' figures.
-    `gradient_error` is the worst parameter's (`TOLERANCE`), None where `error` says why."""
-
-    model: str
-    parameters: int
-    batch: int
-    sequence: int
-    dtype: str
-    loss_error: float | None
-    gradient_error: float | None
-    worst_gradient: str
-    variants: tuple[Variant, ...]
-    error: str = ""
-
-    @property
-    def fine(self) -> bool:
-        """Whether autopar ran, and computed what eager computes."""
-        known = self.gradient_error is not None and self.loss_error is not None
-        ours = next(v for v in self.variants if v.name == "autopar")
-        return known and max(self.gradient_error, self.loss_error) <= TOLERANCE and not ours.error
-
-
-class Results(msgspec.Struct, frozen=True):
-    """All of a run."""
-
-    device: str
-    autopar: str
-    torch: str
-    cases: tuple[Case, ...]
 
 
 @dataclass(frozen=True)
@@ -193,13 +137,13 @@ def compare(model: Model, setting: Setting) -> tuple[float, float, str]:
     worst_error, worst = 0.0, ""
     theirs = dict(compiled.named_parameters())
     for name, param in eager.named_parameters():
-        error = _difference(theirs[name].grad, param.grad)
+        error = difference(theirs[name].grad, param.grad)
         if not error <= worst_error:
             worst_error, worst = error, name
     return abs(losses[1] - losses[0]) / abs(losses[0]), worst_error, worst
 
 
-def _difference(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> float:
+def difference(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> float:
     """The largest difference over the largest element; infinite if one has no gradient."""
     if ours is None or theirs is None:
         return 0.0 if ours is theirs else float("inf")
@@ -276,7 +220,7 @@ def measure(model: Model, setting: Setting) -> tuple[Variant, ...]:
     """Times of all variants, in turns."""
     torch.manual_seed(0)
     original = model.build().to(setting.device, setting.dtype)
-    torch_backend = "aot_eager" if setting.tiny else "inductor"
+    torch_backend = "eager" if setting.tiny else "inductor"
     makers: tuple[tuple[str, str, Callable[[nn.Module], Any]], ...] = (
         ("eager", "eager", lambda module: module),
         (
@@ -319,69 +263,6 @@ def _clean() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def rows(results: Results) -> list[list[str]]:
-    """The variants as cells, in the order of `HEADER`."""
-    lines: list[list[str]] = []
-    for case in results.cases:
-        step_s = {variant.name: variant.step_s for variant in case.variants}
-        for variant in case.variants:
-            name = f"{variant.name} ({variant.backend})"
-            if variant.error:
-                lines.append([case.model, name, "failed", "", "", "", ""])
-                continue
-            peak = variant.peak_bytes
-            lines.append(
-                [
-                    case.model,
-                    name,
-                    f"{variant.step_s * 1e3:.2f}",
-                    f"{variant.step_s / step_s['eager']:.3f}",
-                    f"{variant.step_s / step_s['torch.compile']:.3f}",
-                    "" if peak is None else f"{peak / 2**30:.2f}",
-                    f"{variant.first_s:.1f}",
-                ]
-            )
-    return lines
-
-
-def notes(results: Results) -> list[str]:
-    """A line on each comparison, and one on each failure."""
-    lines: list[str] = []
-    for case in results.cases:
-        what = f"{case.model}, {case.parameters:,} parameters, batch {case.batch} x {case.sequence}"
-        if case.gradient_error is None or case.loss_error is None:
-            lines.append(f"{what}: gradients not compared: {case.error}")
-        else:
-            verdict = "equal" if case.fine else "NOT EQUAL"
-            lines.append(
-                f"{what}, steps in {case.dtype}; float32 gradients {verdict} to eager's: worst "
-                f"{case.gradient_error:.1e} ({case.worst_gradient}), loss {case.loss_error:.1e}, "
-                f"tolerance {TOLERANCE:.0e}"
-            )
-        lines += [f"{case.model}, {v.name}: {v.error}" for v in case.variants if v.error]
-    return lines
-
-
-def write(results: Results, out: Path | None) -> None:
-    """The files of the results so far."""
-    if out is None:
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    stem = out / f"gpu_check_{slug(results.device)}"
-    text = msgspec.json.format(msgspec.json.encode(results), indent=2)
-    stem.with_suffix(".json").write_bytes(text + b"\n")
-    title = f"One {results.device}, torch {results.torch}, autopar {results.autopar}"
-    listed = "\n".join(f"- {line}" for line in notes(results))
-    table = markdown(HEADER, rows(results))
-    page = f"{title}. Columns 4 and 5: step time over eager's and torch.compile's.\n\n"
-    stem.with_suffix(".md").write_text(f"{page}{table}\n\n{listed}\n", encoding="utf-8")
-
-
-def slug(device: str) -> str:
-    """A device's name as part of a file's name."""
-    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 @click.command(help=__doc__)

@@ -22,7 +22,10 @@ def llama_8b(layers: int) -> nn.Module:
         tie_word_embeddings=False,
         use_cache=False,
     )
-    model: nn.Module = LlamaForCausalLM(config)
+    return _cast(LlamaForCausalLM(config))
+
+
+def _cast(model: nn.Module) -> nn.Module:
     return model.to(torch.bfloat16)
 
 
@@ -50,6 +53,8 @@ def gpt2(*, tiny: bool) -> nn.Module:
         n_embd=64 if tiny else 768,
         n_layer=2 if tiny else 12,
         n_head=4 if tiny else 12,
+        bos_token_id=0,
+        eos_token_id=0,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,

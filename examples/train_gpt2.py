@@ -39,7 +39,6 @@ def model() -> GPT2LMHeadModel:
         bos_token_id=0,
         eos_token_id=0,
         use_cache=False,
-        loss_type="ForCausalLM",
     )
     return GPT2LMHeadModel(config)
 

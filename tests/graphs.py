@@ -37,8 +37,17 @@ class Builder:
         )  # fmt: skip
         return Ref(index)
 
-    def op(self, op: str, rule: str, inputs: tuple[Ref, ...], dims: str, *, key: str = "",
-           phase: Phase = Phase.FORWARD, partial: tuple[tuple[int, ...], ...] = ()) -> Ref:  # fmt: skip
+    def op(
+        self,
+        op: str,
+        rule: str,
+        inputs: tuple[Ref, ...],
+        dims: str,
+        *,
+        key: str = "",
+        phase: Phase = Phase.FORWARD,
+        partial: tuple[tuple[int, ...], ...] = (),
+    ) -> Ref:
         """An op of one output; each letter of `rule` stands for the atom found at its place."""
         parsed = parse_rule(rule)
         index = len(self.nodes)
@@ -51,9 +60,7 @@ class Builder:
                 for dims_ in tensors
             )
             atom = next(t.parts[s[0]][0] for t, s in zip(types, slots, strict=True) if s)
-            factors.append(
-                Factor(letter, atom, slots[:-1], slots[-1:], letter in parsed.whole)
-            )
+            factors.append(Factor(letter, atom, slots[:-1], slots[-1:], letter in parsed.whole))
         self.nodes.append(
             Node(index, f"n{index}", op, Role.OP, phase, args=inputs, inputs=inputs,
                  outputs=(types[-1],), key=key or f"{op}.{index}", factors=tuple(factors),
@@ -82,9 +89,7 @@ def linear_step(batch: int, hidden: int, out: int, layers: int = 1) -> Graph:
     sizes = {"b": batch, "h0": hidden}
     sizes |= {f"h{i + 1}": out if i == layers - 1 else hidden for i in range(layers)}
     b = Builder(sizes, params=" ".join(name for name in sizes if name != "b"))
-    weights = [
-        b.placeholder(Role.PARAM, f"w{i}", f"h{i} h{i + 1}") for i in range(layers)
-    ]
+    weights = [b.placeholder(Role.PARAM, f"w{i}", f"h{i} h{i + 1}") for i in range(layers)]
     values = [b.placeholder(Role.INPUT, "x", "b h0")]
     tangent = b.placeholder(Role.TANGENT, "y", f"b h{layers}")
     for i, weight in enumerate(weights):

@@ -52,9 +52,7 @@ def plan_for(graph: Graph, mesh: str, pins: Mapping[str, str] | None = None) -> 
     problem = pinned(price(graph, cluster, laid, options, usage_limit=LIMIT), pins or {})
     solution = solve(problem)
     assert solution.choice, solution.status
-    structure = make_structure(
-        graph, cluster, laid, options, problem, solution, fingerprint="test"
-    )
+    structure = make_structure(graph, cluster, laid, options, problem, solution, fingerprint="test")
     return Plan(
         SCHEMA_VERSION,
         structure,

@@ -89,9 +89,7 @@ def test_zero_3_gathers_twice_and_scatters_once_per_parameter(dim: int) -> None:
 
 
 def test_zero_2_keeps_what_it_gathered() -> None:
-    found = program(
-        stack(), "4", {r"param:.*": "[S(0)]|[R]", r"layers.*:forward:mm\.0": "m"}
-    )
+    found = program(stack(), "4", {r"param:.*": "[S(0)]|[R]", r"layers.*:forward:mm\.0": "m"})
     assert collectives(found.forward)["all_gather", "dp"] == LAYERS
     assert collectives(found.backward) == {("reduce_scatter", "dp"): LAYERS}
 

@@ -57,7 +57,7 @@ _CUDA = Cases(
     pointwise=tuple((n, dtype) for dtype in ("bfloat16", "float32") for n in _powers(14, 28, 2)),
     memory_copies=_powers(16, 30, 2),
     host_copies=_powers(16, 30, 2),
-    flush_bytes=2**29,
+    flush_bytes=2**30,
     repeats=20,
 )
 
@@ -72,7 +72,7 @@ _CUDA_QUICK = Cases(
     pointwise=((2**18, "bfloat16"), (2**28, "bfloat16")),
     memory_copies=_powers(20, 30, 10),
     host_copies=_powers(20, 28, 8),
-    flush_bytes=2**29,
+    flush_bytes=2**30,
     repeats=5,
 )
 

@@ -1,10 +1,10 @@
 """Bytes live on one rank at every point of a step, by a walk over the graph.
 
-Parameters, their gradients and the optimizer's states are there all the time (gradients are: a loop
+Parameters, their gradients and the optimizer's states are there all the time (gradients too: a loop
 that accumulates keeps them through the forward phase). A tensor lives from the op that makes it to
-its last use in either phase; a redistributed copy from the first use that needs it to the last; what
-is kept for backward, where that is not the tensor as it was made, from the first forward use to the
-last backward use. A step between two states holds both.
+its last use in either phase; a redistributed copy from the first use that needs it to the last one.
+What is kept for backward, where that is not the tensor as it was made, lives from the first forward
+use to the last backward use. A step between two states holds both.
 """
 
 from __future__ import annotations
@@ -124,4 +124,3 @@ def _copies(
         held = local_bytes(tensor, graph.atoms, state, sizes)
         found.append(Interval(first, first, held, "transient"))
     return found
-

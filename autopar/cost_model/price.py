@@ -6,9 +6,9 @@
                    backward, in the sharding their op leaves them in               (`memory`)
 
 A parameter's forward flow starts from its storage and has the kept state as one more sink; its
-backward flow starts from the kept state; its gradient's flow ends in its storage. An activation that
-its op may leave partial, or leaves whole on every rank, has a node of its own for the state it is
-saved in, which is likewise a sink forward and the source backward; any other is saved as its op
+backward flow starts from the kept state; its gradient's flow ends in its storage. An activation
+that its op may leave partial, or leaves whole on every rank, has a node of its own for the state it
+is saved in, which is likewise a sink forward and the source backward; any other is saved as its op
 leaves it.
 """
 

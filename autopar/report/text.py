@@ -84,11 +84,11 @@ def _blocks(blocks: Sequence[Block]) -> RenderableType:
 
 def _params(summary: Summary) -> RenderableType:
     table = _table(("parameter",), ("count", "per device", "shape"))
-    table.add_column("stored, and kept for backward", overflow="fold")
+    table.add_column("stored; kept for backward", overflow="fold")
     for group in summary.params[:MAX_ROWS]:
         placed = _placed(group.storage)
         if group.kept != group.storage:
-            placed.append(", kept ").append_text(_placed(group.kept))
+            placed.append("\nkept ").append_text(_placed(group.kept))
         table.add_row(
             _name(group.name),
             str(group.count),

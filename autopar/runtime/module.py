@@ -219,6 +219,11 @@ class CompiledModule(nn.Module):
         except AttributeError:
             return getattr(self._model, name)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise AutoparError(
+            "a compiled model cannot be copied or pickled: save its state_dict(), and compile again"
+        )
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CompiledModule:
         for name, tensor in (*self.named_parameters(), *self.named_buffers()):
             probe = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -229,8 +229,8 @@ def _usable_arcs(
     flow: Flow, arcs: IntArray, distance: IntArray, sources: IntArray, targets: IntArray
 ) -> IntArray:
     """The arcs that lie on a way from one of `sources` to one of `targets`."""
-    ahead = (distance[sources] < FORBIDDEN).any(axis=0)
-    behind = (distance[:, targets] < FORBIDDEN).any(axis=1)
+    ahead: BoolArray = np.any(distance[sources] < FORBIDDEN, axis=0)
+    behind: BoolArray = np.any(distance[:, targets] < FORBIDDEN, axis=1)
     return arcs[ahead[flow.tails[arcs]] & behind[flow.heads[arcs]]]
 
 

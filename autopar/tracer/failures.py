@@ -51,7 +51,7 @@ def _where(error: BaseException, paths: dict[nn.Module, str]) -> tuple[str, str]
         if not file.startswith(_NOT_THE_USERS):
             text = linecache.getline(file, line).strip()
             place = f"{file}:{line}: {text}" if text else f"{file}:{line}"
-    return module, place if module or place else ""
+    return module, place
 
 
 def _frames(error: BaseException) -> list[tuple[FrameType, int]]:

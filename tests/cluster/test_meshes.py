@@ -128,7 +128,10 @@ def test_candidates_cover_and_do_not_repeat(cluster: Cluster, max_axes: int) -> 
     """Whatever factorization one writes by hand has exactly one equivalent among the candidates."""
     meshes = candidate_meshes(cluster, max_axes)
     assert meshes == candidate_meshes(cluster, max_axes)
-    kinds = [sorted((axis.size, axis.link.name, axis.ring_bytes_per_s) for axis in mesh.axes) for mesh in meshes]
+    kinds = [
+        sorted((axis.size, axis.link.name, axis.ring_bytes_per_s) for axis in mesh.axes)
+        for mesh in meshes
+    ]
     n = cluster.num_devices
     divisors = [d for d in range(2, n + 1) if n % d == 0]
     written = {
@@ -139,7 +142,12 @@ def test_candidates_cover_and_do_not_repeat(cluster: Cluster, max_axes: int) -> 
     } or {(1,)}
     for sizes in written:
         mesh = parse_mesh("x".join(map(str, sizes)), cluster)
-        assert kinds.count(sorted((axis.size, axis.link.name, axis.ring_bytes_per_s) for axis in mesh.axes)) == 1
+        assert (
+            kinds.count(
+                sorted((axis.size, axis.link.name, axis.ring_bytes_per_s) for axis in mesh.axes)
+            )
+            == 1
+        )
     for mesh in meshes:
         assert len(mesh.axes) <= max_axes
         assert mesh.num_devices == n

@@ -104,6 +104,8 @@ class Case:
     tensors: dict[str, Tensor]
     loss: Tensor
     gradients: dict[str, Tensor]
+    outputs: dict[int, Tensor]
+    """Eager's other outputs, by position, where the model returns a dict."""
 
 
 @cache
@@ -126,4 +128,8 @@ def make_case(model: nn.Module, kwargs: dict[str, Any]) -> Case:
     tensors |= {f"buffer:{n}": b for n, b in model.named_buffers()}
     tensors |= {f"input:{i}": x for i, x in enumerate(kwargs.values())}
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    return Case(traced, tensors, loss.detach(), gradients)
+    others = list(result.values())[1:] if isinstance(result, dict) else []
+    outputs = {
+        position: x.detach() for position, x in enumerate(others, 1) if isinstance(x, Tensor)
+    }
+    return Case(traced, tensors, loss.detach(), gradients, outputs)

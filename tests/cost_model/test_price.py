@@ -48,9 +48,7 @@ def test_the_bill_of_any_plan_is_what_the_problem_says(seed: int, mesh: str) -> 
     options = Options()
     problem = price(graph, cluster, layout, options, usage_limit=LIMIT)
     solution = random_solution(problem, seed)
-    structure = make_structure(
-        graph, cluster, layout, options, problem, solution, fingerprint="f"
-    )
+    structure = make_structure(graph, cluster, layout, options, problem, solution, fingerprint="f")
     costs = sum(int(c[i]) for c, i in zip(problem.costs, solution.choice, strict=True))
     moves = sum(
         int(flow.costs[list(used)].sum())

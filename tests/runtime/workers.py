@@ -5,23 +5,29 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from datetime import timedelta
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import autopar
 from autopar.cluster import parse_cluster
+from autopar.compile import trace_for_training
 from autopar.errors import AutoparError
+from autopar.fingerprint import fingerprint
 from autopar.mesh import Cluster, Level, Link
+from autopar.meshes import parse_mesh
+from autopar.options import Options
+from tests.codegen.random_plans import random_plan
 
 STEPS = 10
 BATCH, LENGTH = 8, 16
+RANK = int(os.environ.get("RANK", "0"))
 
 
 def gpt2() -> nn.Module:
@@ -33,10 +39,10 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(config)
 
 
-def llama() -> nn.Module:
+def llama(layers: int = 2) -> nn.Module:
     torch.manual_seed(0)
     config = LlamaConfig(
-        num_hidden_layers=2, hidden_size=32, intermediate_size=64, num_attention_heads=4,
+        num_hidden_layers=layers, hidden_size=32, intermediate_size=64, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=96, max_position_embeddings=LENGTH, use_cache=False,
     )  # fmt: skip
     return LlamaForCausalLM(config)
@@ -68,11 +74,13 @@ def distance(a: Tensor, b: Tensor) -> float:
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 
 
-def train(make: Callable[[], nn.Module], optimizer: Optimizer, **options: Any) -> dict[str, Any]:
+def train(
+    make: Callable[[], nn.Module], optimizer: Optimizer, steps: int = STEPS, **options: Any
+) -> dict[str, Any]:
     """Train compiled and plain side by side; the largest differences of anything."""
     reference = make()
     ours = copy.deepcopy(reference)
-    if dist.is_initialized() and dist.get_rank():
+    if RANK:
         # Ranks start from other values: those of rank 0 are to hold.
         with torch.no_grad():
             for param in ours.parameters():
@@ -82,7 +90,7 @@ def train(make: Callable[[], nn.Module], optimizer: Optimizer, **options: Any) -
     opt, ref_opt = optimizer(model.parameters()), optimizer(reference.parameters())
     ids = [id(p) for p in model.parameters()]
     seen: dict[str, Any] = {"loss": 0.0, "grad": 0.0, "norm": 0.0, "param": 0.0}
-    for step in range(STEPS):
+    for step in range(steps):
         loss, expected = model(**batch(step)).loss, reference(**batch(step)).loss
         loss.backward()
         expected.backward()
@@ -113,11 +121,47 @@ def train(make: Callable[[], nn.Module], optimizer: Optimizer, **options: Any) -
 
 
 def adamw(params: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=1e-3)
+    # The gradient of a key's bias is rounding noise, and a small eps makes steps of it.
+    return torch.optim.AdamW(params, lr=1e-3, eps=1e-5)
 
 
 def sgd(params: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(params, lr=1e-2, momentum=0.9)
+
+
+class Net(nn.Module):
+    """Two layers with dropout between them, and a buffer that counts calls."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        h = self.down(self.dropout(torch.tanh(self.up(x))))
+        return {"loss": ((h - y) ** 2).mean(), "h": h}
+
+
+def net(dropout: float = 0.0) -> Net:
+    torch.manual_seed(0)
+    return Net(dropout)
+
+
+def points(n: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 16, generator=generator), torch.randn(n, 16, generator=generator)
+
+
+def stored_plan(model: nn.Module, inputs: dict[str, Tensor], mesh: str, seed: int) -> autopar.Plan:
+    """Random decisions for `model`, as a plan of its own."""
+    traced = trace_for_training(model, (), inputs, Options())
+    found = random_plan(traced.graph, parse_mesh(mesh, parse_cluster("4xcpu")), seed)
+    structure = msgspec.structs.replace(
+        found.structure, fingerprint=fingerprint(traced.graph), cluster="4xcpu"
+    )
+    return msgspec.structs.replace(found, structure=structure)
 
 
 def error_of(call: Callable[[], object]) -> str:
@@ -128,11 +172,72 @@ def error_of(call: Callable[[], object]) -> str:
     return "no error"
 
 
+def other_shapes_and_modes() -> dict[str, Any]:
+    """One model, called with two batch sizes, in training and in evaluation."""
+    reference = net()
+    model = autopar.compile(copy.deepcopy(reference), cluster=slow_devices(), mesh="2x2")
+    seen: dict[str, Any] = {"loss": 0.0, "h": 0.0, "grad": 0.0}
+    for n in (8, 4, 8):
+        ours, theirs = model(*points(n)), reference(*points(n))
+        ours["loss"].backward()
+        theirs["loss"].backward()
+        seen["loss"] = max(seen["loss"], distance(ours["loss"], theirs["loss"]))
+        seen["h"] = max(seen["h"], distance(ours["h"], theirs["h"]))
+        seen["h is a DTensor"] = isinstance(ours["h"], DTensor)
+    model.eval()
+    reference.eval()
+    with torch.no_grad():
+        ours = model(*points(8, seed=1))
+    seen["eval"] = distance(ours["loss"], reference(*points(8, seed=1))["loss"])
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    seen["grad"] = max(distance(p.grad, q.grad) for p, q in pairs)
+    seen["programs"] = len(model.plans)
+    seen["calls"] = float(model.calls)
+    full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    seen["full state"] = RANK > 0 or all(
+        torch.equal(full[name], value) for name, value in reference.state_dict().items()
+    )
+    return seen
+
+
+def dropout() -> dict[str, Any]:
+    """Ranks with generators of their own drop the same, and the numbers of rank 0."""
+    reference = net(0.5)
+    model = autopar.compile(copy.deepcopy(reference), cluster=slow_devices(), mesh="4")
+    torch.manual_seed(7 + RANK)
+    losses = [float(model(*points())["loss"]) for _ in range(2)]
+    torch.manual_seed(7)
+    expected = [float(reference(*points())["loss"]) for _ in range(2)]
+    return {"losses": losses, "expected": expected}
+
+
+def mistakes() -> dict[str, str]:
+    """What each rank is told when ranks do not go together."""
+    odd = RANK == 2
+    seen: dict[str, str] = {}
+    seen["options"] = error_of(lambda: autopar.compile(net(), optimizer="sgd" if odd else "adamw"))
+    model = autopar.compile(net(), mesh="4")
+    seen["batch"] = error_of(lambda: model(*points(8, seed=int(odd))))
+    seen["shape"] = error_of(lambda: model(*points(4 if odd else 8)))
+    seen["one fails"] = error_of(lambda: model(points()[0]) if odd else model(*points()))
+    seen["right after wrong"] = error_of(lambda: model(*points()))
+    tight = autopar.compile(net(), mesh="4", memory_limit="1KiB")
+    seen["memory"] = error_of(lambda: tight(*points()))
+    seen["cluster"] = error_of(lambda: autopar.compile(net(), cluster="8xcpu"))
+    plan = stored_plan(gpt2(), batch(0), "4", 0)
+    seen["other model"] = error_of(lambda: autopar.compile(net(), plan=plan))
+    return seen
+
+
 def four() -> dict[str, Any]:
     """Everything that four processes are needed for, in one start."""
     torch.set_num_threads(1)
-    seen: dict[str, Any] = {
-        "gpt2 adamw": train(gpt2, adamw, mesh="4", memory_limit="1100KiB"),
-        "llama adamw": train(llama, adamw, cluster=slow_devices(), mesh="2x2"),
+    plan = stored_plan(llama(1), batch(0), "2x2", 0)
+    return {
+        "mistakes": mistakes(),
+        "modes": other_shapes_and_modes(),
+        "dropout": dropout(),
+        "gpt2": train(gpt2, adamw, cluster=slow_devices(), mesh="4"),
+        "llama": train(llama, adamw, mesh="2x2"),
+        "random": train(lambda: llama(1), sgd, 2, plan=plan),
     }
-    return seen

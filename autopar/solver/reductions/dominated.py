@@ -109,7 +109,7 @@ def _keep(problem: Problem, kept: list[IntArray]) -> Problem:
     return replace(
         problem,
         labels=tuple(
-            tuple(labels[c] for c in some)
+            tuple(labels[int(c)] for c in some)
             for labels, some in zip(problem.labels, kept, strict=True)
         ),
         costs=tuple(costs[some] for costs, some in zip(problem.costs, kept, strict=True)),

@@ -1,0 +1,90 @@
+"""The benchmark of plan time: its clock, its table, and one small case of its own process."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks import plan_time
+from benchmarks.plan_time import PHASES, Phases, Result, main, row
+
+
+def test_nested_phases_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr(time, "process_time", lambda: now_s)
+    phases = Phases()
+
+    def spend(seconds: float) -> None:
+        nonlocal now_s
+        now_s += seconds
+
+    def plan() -> str:
+        spend(1.0)
+        phases.timed("price", spend)(2.0)
+        phases.timed("solve", spend)(4.0)
+        phases.timed("price", spend)(8.0)
+        return "plan"
+
+    assert phases.timed("plan", plan)() == "plan"
+    phases.timed("rewrite", spend)(16.0)
+    assert phases.cpu_s == {
+        "build": 0.0,
+        "trace": 0.0,
+        "price": 10.0,
+        "solve": 4.0,
+        "plan": 1.0,
+        "rewrite": 16.0,
+    }
+
+
+def test_a_failed_phase_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    times_s = iter([0.0, 3.0])
+    monkeypatch.setattr(time, "process_time", lambda: next(times_s))
+    phases = Phases()
+    with pytest.raises(ZeroDivisionError):
+        phases.timed("plan", lambda: 1 // 0)()
+    assert phases.cpu_s["plan"] == 3.0
+
+
+def test_row_says_what_is_not_optimal() -> None:
+    result = Result(
+        case="8x8",
+        layers=32,
+        cpu_s=dict.fromkeys(PHASES, 1.5),
+        graph_nodes=7000,
+        variables=45_411,
+        rows=21_735,
+        peak_bytes=3 << 29,
+        step_s=0.25,
+        status="feasible",
+        gap_ppm=12_000,
+        note="planned without a memory limit: too little",
+    )
+    assert row(result) == [
+        "8x8*", *["1.50"] * 6, "9.00", "7,000", "45,411", "21,735", "1.50", "0.25",
+        "feasible, gap 1.2 %",
+    ]  # fmt: skip
+
+
+def test_small_case_runs() -> None:
+    done = CliRunner().invoke(main, ["--case", "2", "--layers", "1", "--markdown"])
+    assert done.exit_code == 0, done.output
+    title, _, header, _, line = done.stdout.splitlines()[:5]
+    assert title.startswith("Llama-8B, layers: 1, sequence: 2048, batch: 64")
+    cells = dict(zip(header.split(" | "), line.split(" | "), strict=True))
+    phases_s = [float(cells[phase]) for phase in PHASES]
+    assert sum(phases_s) == pytest.approx(float(cells["total"]), abs=0.05)
+    assert min(phases_s[1:]) > 0
+    assert int(cells["variables"].replace(",", "")) > 100
+    assert 0.1 < float(cells["peak"]) < 4
+
+
+def test_a_case_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_time, "in_own_process", lambda case, layers: None)
+    assert CliRunner().invoke(main, ["--case", "8"]).exit_code == 1
+
+
+def test_no_such_cluster_is_a_failure() -> None:
+    assert plan_time.in_own_process("0x8", 1) is None

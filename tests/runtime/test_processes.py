@@ -1,0 +1,92 @@
+"""Four real processes over gloo, started once: training equals one process, mistakes are told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.runtime.spawn import spawn
+
+pytestmark = pytest.mark.processes
+
+TOLERANCE = 1e-5
+TIME_LIMIT_S = 420
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[Any]:
+    return spawn("tests.runtime.workers.four", 4, timeout_s=TIME_LIMIT_S)
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 30)
+@pytest.mark.parametrize("case", ["gpt2", "llama", "random"])
+def test_training_equals_one_process(ranks: list[Any], case: str) -> None:
+    for seen in (rank[case] for rank in ranks):
+        assert seen["loss"] < TOLERANCE
+        assert seen["grad"] < TOLERANCE
+        assert seen["norm"] < TOLERANCE
+        assert seen["param"] < TOLERANCE
+
+
+@pytest.mark.timeout(TIME_LIMIT_S + 30)
+@pytest.mark.parametrize("case", ["gpt2", "llama", "random"])
+def test_names_ties_and_identity_stay(ranks: list[Any], case: str) -> None:
+    for seen in (rank[case] for rank in ranks):
+        assert seen["same objects"] and seen["same names"] and seen["tied"]
+
+
+def test_parameters_are_sharded_over_one_and_two_axes(ranks: list[Any]) -> None:
+    assert ranks[0]["gpt2"]["mesh"] == [4]
+    assert ranks[0]["gpt2"]["sharded"] > 3
+    assert ranks[0]["random"]["mesh"] == [2, 2]
+    assert ranks[0]["random"]["sharded"] > 3
+
+
+def test_other_batch_sizes_and_modes_make_programs_of_their_own(ranks: list[Any]) -> None:
+    for rank in ranks:
+        seen = rank["modes"]
+        assert max(seen[name] for name in ("loss", "h", "grad", "eval")) < TOLERANCE
+        assert seen["h is a DTensor"]
+        assert seen["programs"] == 3
+        assert seen["calls"] == 4.0
+        assert seen["full state"]
+
+
+def test_dropout_is_that_of_rank_0_on_every_rank(ranks: list[Any]) -> None:
+    for rank in ranks:
+        assert rank["dropout"]["losses"] == pytest.approx(rank["dropout"]["expected"], rel=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "words"),
+    [
+        ("options", "rank 2 differs from ranks 0, 1, 3 in optimizer: sgd and adamw"),
+        ("batch", "rank 2 differs from ranks 0, 1, 3 in batch (all ranks must be handed the same"),
+        ("shape", "inputs: float32[4, 16], float32[4, 16] and float32[8, 16], float32[8, 16]"),
+        ("cluster", "cluster 8xcpu has 8 devices, but 4 processes run"),
+        ("other model", "only the model has the parameters down.weight, up.bias, up.weight"),
+    ],
+)
+def test_every_rank_is_told_what_does_not_match(
+    ranks: list[Any], mistake: str, words: str
+) -> None:
+    for rank in ranks:
+        assert rank["mistakes"][mistake].startswith("PlanMismatchError: ")
+        assert words in rank["mistakes"][mistake]
+
+
+def test_a_rank_that_fails_stops_the_others_with_its_words(ranks: list[Any]) -> None:
+    told = [rank["mistakes"]["one fails"] for rank in ranks]
+    assert all(text.startswith("TraceError: ") for text in told)
+    assert all("rank 2 failed: cannot capture" in told[r] for r in (0, 1, 3))
+
+
+def test_a_plan_that_does_not_exist_is_an_error_everywhere(ranks: list[Any]) -> None:
+    for rank in ranks:
+        assert rank["mistakes"]["memory"].startswith("InfeasibleError: ")
+        assert "is missing. Most is held by" in rank["mistakes"]["memory"]
+
+
+def test_the_right_call_works_after_wrong_ones(ranks: list[Any]) -> None:
+    assert {rank["mistakes"]["right after wrong"] for rank in ranks} == {"no error"}
