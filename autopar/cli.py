@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
 
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, AutoparWarning
 from autopar.units import parse_bytes
 from autopar.version import __version__
 
@@ -41,19 +42,20 @@ class Cli(click.Group):
     ) -> Any:
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         try:
-            status = super().main(arguments, "autopar", complete_var, False, **extra)
+            with _spoken_warnings():
+                status = super().main(arguments, "autopar", complete_var, False, **extra)
         except (KeyboardInterrupt, click.Abort):
             status = INTERRUPTED
         except click.ClickException as error:
             hint = (
                 error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
             )
-            _complain(error.format_message() + (f" (see {hint} --help)" if hint else ""))
+            _say("error", error.format_message() + (f" (see {hint} --help)" if hint else ""))
             status = 1
         except Exception as error:
             if "--debug" in arguments:
                 traceback.print_exc()
-            _complain(_sentence(error))
+            _say("error", _sentence(error))
             status = error.exit_status if isinstance(error, AutoparError) else 1
         sys.exit(status if isinstance(status, int) else 0)
 
@@ -67,11 +69,34 @@ def _sentence(error: Exception) -> str:
     )
 
 
-def _complain(message: str) -> None:
+def _say(severity: str, message: str) -> None:
     from autopar.report.names import escape
 
     lines = "\n  ".join(map(escape, message.splitlines()))
-    click.echo(f"autopar: error: {lines}", err=True)
+    click.echo(f"autopar: {severity}: {lines}", err=True)
+
+
+@contextmanager
+def _spoken_warnings() -> Generator[None]:
+    """Inside, autopar's own warnings are printed like its errors."""
+    shown = warnings.showwarning
+
+    def show_warning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, AutoparWarning):
+            _say("warning", str(message))
+        else:
+            shown(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show_warning
+        yield
 
 
 @click.group(cls=Cli, context_settings={"help_option_names": ["-h", "--help"]})

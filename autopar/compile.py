@@ -220,6 +220,7 @@ class _Builder:
     world: World
     request: _Request
     random: SharedRandom
+    is_first: bool = True
 
     def __call__(
         self,
@@ -235,7 +236,7 @@ class _Builder:
                 progress.phase("trace")
                 traced = trace_for_training(self.model, args, kwargs, self.request.options)
                 mark = fingerprint(traced.graph)
-                stored = self._stored(traced, mark, first=groups is None)
+                stored = self._stored(traced, mark)
                 values = digest_values(flatten((args, kwargs))[0])
             facts = {"graph of the model": mark, "batch (all ranks must be handed the same global one)": values}
             agreement.agree("what to compile", facts | signature.facts())
@@ -250,14 +251,15 @@ class _Builder:
         except BaseException:
             progress.close()
             raise
+        self.is_first = False
         name, mesh = plan.structure.model, _mesh(plan.structure.mesh)
         progress.close(f"{name} on mesh {mesh}: {summary(plan)}; plan {plan.digest[:12]}")
         return executable
 
-    def _stored(self, traced: Traced, mark: str, *, first: bool) -> Plan | None:
+    def _stored(self, traced: Traced, mark: str) -> Plan | None:
         """The plan the user gave, if it is for this call; it must be for the first one."""
         plan = self.request.plan
-        if plan is not None and first:
+        if plan is not None and self.is_first:
             check_fit(plan.structure, traced.graph, mark)
         return plan if plan is not None and plan.structure.fingerprint == mark else None
 
@@ -290,9 +292,9 @@ class _Builder:
         if self.world.size == 1:
             program = bind(program, {}, axes, (), device)
         else:
-            first, groups = groups is None, groups or make_groups(axes, self.world)
+            groups = groups or make_groups(axes, self.world)
             program = bind(program, groups.names, axes, groups.coordinate, device)
-            if first:
+            if self.is_first:
                 params.shard(self.model, groups, storage)
         return Executable(
             step=_step(program, self.request.backend),
@@ -399,7 +401,10 @@ def _options(
     time_limit_s: float | None,
     strict: bool,
 ) -> Options:
-    limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
+    try:
+        limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
+    except ValueError as error:
+        raise AutoparError(f"memory_limit: {error}") from error
     return Options(
         mesh=mesh,
         optimizer=optimizer,

@@ -83,7 +83,9 @@ def compare(
     program = generate(traced.gm, graph, plan)
     lowest = _lowest_dtype(graph)
     allowed = TOLERANCES[lowest] if tolerance is None else tolerance
-    directions = tangents(graph, seed)
+    tensors = whole_tensors(model, args, kwargs)
+    device = next((tensor.device for tensor in tensors.values()), None)
+    directions = tangents(graph, seed, device)
     progress("running the model")
     eager = eager_step(model, args, kwargs, graph, directions)
     progress(f"running {plan.world_size} ranks")
@@ -92,7 +94,7 @@ def compare(
         _mesh(plan.structure),
         graph,
         plan.structure,
-        whole_tensors(model, args, kwargs),
+        tensors,
         directions,
         tolerance=allowed,
     )

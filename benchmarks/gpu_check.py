@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -138,18 +139,22 @@ def compare(model: Model, setting: Setting) -> tuple[float, float, str]:
     theirs = dict(compiled.named_parameters())
     for name, param in eager.named_parameters():
         error = difference(theirs[name].grad, param.grad)
-        if not error <= worst_error:
+        if error > worst_error:
             worst_error, worst = error, name
-    return abs(losses[1] - losses[0]) / abs(losses[0]), worst_error, worst
+    loss_error = difference(torch.tensor(losses[1]), torch.tensor(losses[0]))
+    return loss_error, worst_error, worst
 
 
 def difference(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> float:
-    """The largest difference over the largest element; infinite if one has no gradient."""
+    """The largest difference over the largest element; infinite if it is not a number, or if only
+    one has a gradient."""
     if ours is None or theirs is None:
         return 0.0 if ours is theirs else float("inf")
     scale = theirs.abs().max().item()
-    difference = (ours - theirs).abs().max().item()
-    return difference / scale if scale else float("inf") if difference else 0.0
+    largest = (ours - theirs).abs().max().item()
+    if not isfinite(largest):
+        return float("inf")
+    return largest / scale if scale else float("inf") if largest else 0.0
 
 
 @dataclass

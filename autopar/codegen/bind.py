@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import map_aggregate
 
 from autopar.codegen.doors import boxed_codegen
 from autopar.errors import PlanMismatchError
@@ -82,6 +83,6 @@ def _bound(
 
 def _on(value: Any, device: torch.device) -> Any:
     """`value` with `device` for the CPU."""
-    return fx.node.map_aggregate(
+    return map_aggregate(
         value, lambda v: device if isinstance(v, torch.device) and v.type == "cpu" else v
     )

@@ -3,8 +3,8 @@
 Functional collectives work on the leading dim. A tensor is seen here as its parts in order, of
 local sizes; the sharded part is brought to the front before the pieces of a scatter are sent, or
 into place after the pieces of a gather have come. Where nothing stands before it, no copy is made.
-Results are contiguous: some kernels (the backward of layer norm on the CPU, for its statistics) read
-memory as if every tensor were.
+Results are contiguous: some kernels read memory as if every tensor were (the backward of layer norm
+on the CPU, for its statistics).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Emitter:
         """`x` of `shape` with dim `source` moved to `target`, and its shape then. Left alone where
         only dims of size 1 are passed: the order in memory is the same."""
         order = list(range(len(shape)))
-        order.insert(target, order.pop(source))
+        order[target], order[source] = order[source], order[target]
         moved = [shape[d] for d in order]
         low, high = sorted((source, target))
         passed = [shape[d] for d in range(low, high + 1) if d != source]
@@ -149,7 +149,7 @@ class Emitter:
         at = self.before.position(slot)
         first = at - slot[1]
         shape = self.before.shape
-        dim, part = slot
+        dim = slot[0]
         lead = prod(self.before.sizes[first:at])
         if lead == 1:
             return self._call(local_chunk, x, dim, shape[dim] // self.num, self.axis)

@@ -3,11 +3,10 @@ relied on."""
 
 from __future__ import annotations
 
-from torch import fx
-from torch.fx.graph import _BoxedCodeGen
+from torch.fx.graph import CodeGen, _BoxedCodeGen
 
 
-def boxed_codegen() -> fx.graph.CodeGen:
+def boxed_codegen() -> CodeGen:
     """Code of a graph that takes its inputs as one list, which it clears: the caller can hold no
     input longer than the graph needs it."""
     return _BoxedCodeGen()

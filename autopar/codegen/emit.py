@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import map_arg
 
 from autopar.codegen.localize import Shapes, localize
 from autopar.codegen.passes import apply_passes
@@ -127,7 +128,7 @@ class _Generator:
     ) -> fx.Node:
         """`node` on local tensors in the shardings `inputs`, which leaves `outputs`."""
         given = iter(arguments)
-        args, kwargs = fx.node.map_arg((source.args, source.kwargs), lambda _: next(given))
+        args, kwargs = map_arg((source.args, source.kwargs), lambda _: next(given))
         shapes = self._shapes(node, inputs, outputs)
         target, args, kwargs = localize(source.target, args, kwargs, shapes)
         return graph.call_function(target, args, kwargs)

@@ -1,4 +1,4 @@
-"""The arguments of an op on the tensors of one rank: those that speak of shapes follow the local ones.
+"""The arguments of an op on the tensors of one rank: those that speak of shapes follow the local.
 
 `localize` knows nothing of plans or graphs: shapes of inputs and outputs, whole and local, are all
 it reads. To add an op that takes sizes or bounds, write one entry in `_TABLE`.

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 Pass = Callable[[fx.GraphModule], fx.GraphModule]
 
 MAX_IN_FLIGHT = 4
-"""How many collectives whose results only leave the graph may be under way: each holds its input."""
+"""How many collectives whose results only leave the graph are under way: each holds its input."""
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _LAYOUT = frozenset({aten.contiguous.default, aten.permute.default, aten.reshape.default})

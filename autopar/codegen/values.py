@@ -97,15 +97,15 @@ class Values:
         if key not in local.values:
             if root.role is Role.CONSTANT:
                 local.values[key] = local.graph.get_attr(root.target)
-            elif group.phase is Phase.BACKWARD and Phase.FORWARD in self._phases(group.root):
+            elif group.phase is Phase.BACKWARD and self._is_made(group.root):
                 local.values[key] = self._save(group)
             else:
                 raise PlanMismatchError(f"{group.key}: {root.name} is used before it is made")
         return local.values[key]
 
-    def _phases(self, ref: Ref) -> tuple[Phase, ...]:
-        """The phases in which the root has a value of its own."""
-        return tuple(p for p, local in self.local.items() if (ref, self.made_in(ref)) in local.values)
+    def _is_made(self, ref: Ref) -> bool:
+        """Whether the root has come into being in the forward graph."""
+        return (ref, self.made_in(ref)) in self.local[Phase.FORWARD].values
 
     def _save(self, group: Group) -> fx.Node:
         """The root in the backward graph, handed over by the forward one."""

@@ -74,6 +74,7 @@ class Summary:
     objective_ns: int
     bound_ns: int
     gap: float
+    meshes_tried: tuple[str, ...]
     memory: Memory
     memory_bytes: int
     memory_limit_bytes: int
@@ -104,6 +105,7 @@ def summarize(plan: Plan) -> Summary:
         objective_ns=provenance.objective_ns,
         bound_ns=provenance.bound_ns,
         gap=provenance.gap_ppm / 1e6,
+        meshes_tried=provenance.meshes_tried,
         memory=estimates.memory,
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,

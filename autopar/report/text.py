@@ -64,6 +64,8 @@ def _head(summary: Summary) -> RenderableType:
             style="default",
         ),
     )
+    if len(summary.meshes_tried) > 1:
+        grid.add_row("search", _name(f"best of meshes {'; '.join(summary.meshes_tried)}"))
     grid.add_row("plan", _name(f"{summary.digest} ({summary.made_by})", "dim"))
     return grid
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import Tensor, fx
+from torch.fx.node import map_arg
 
 from autopar.errors import AutoparError
 from autopar.graph import OUTPUT_ROLES, Graph, Node, Role, TensorType
@@ -76,7 +77,7 @@ def _attribute(gm: fx.GraphModule, target: str) -> Any:
 
 
 def _at(arg: Any, values: Mapping[fx.Node, list[Any]], rank: int) -> Any:
-    return fx.node.map_arg(arg, lambda node: values[node][rank])
+    return map_arg(arg, lambda node: values[node][rank])
 
 
 def _call(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> list[Any]:
@@ -100,8 +101,11 @@ def _call(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> lis
 
 
 def _chunks(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> list[Any]:
+    source: Any
+    dim: Any
+    length: Any
     source, dim, length, axis = node.args
-    at = mesh.names.index(axis)
+    at = mesh.names.index(str(axis))
     done: dict[tuple[int, int], Tensor] = {}
     results: list[Any] = []
     for rank in range(mesh.num_devices):
@@ -233,9 +237,7 @@ class _Step:
             f"{node.role.value}:{node.target}": node for node in graph.with_role(*OUTPUT_ROLES)
         }
 
-    def split(
-        self, names: Sequence[str], tensors: Mapping[str, Tensor]
-    ) -> list[list[Tensor]]:
+    def split(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> list[list[Tensor]]:
         """Per rank, the inputs called `names`: shards of parameters, everything else whole. Ranks
         that hold the same shard share the tensor."""
         found: list[list[Tensor]] = [[] for _ in range(self.mesh.num_devices)]
@@ -254,9 +256,7 @@ class _Step:
         cut: dict[tuple[int, ...], Tensor] = {}
         for rank in range(self.mesh.num_devices):
             coordinate = self.mesh.coordinate(rank)
-            key = tuple(
-                at for at, p in zip(coordinate, sharding, strict=True) if p.kind == "S"
-            )
+            key = tuple(at for at, p in zip(coordinate, sharding, strict=True) if p.kind == "S")
             if key not in cut:
                 cut[key] = shard(
                     tensor, node.outputs[0], self.graph.atoms, sharding, self.mesh, coordinate

@@ -26,6 +26,7 @@ class Signature(NamedTuple):
 
     inputs: tuple[str, ...]
     spec: TreeSpec
+    modules: tuple[int, ...]
     training: tuple[bool, ...]
     trainable: tuple[bool, ...]
     autocast: tuple[str, ...]
@@ -135,6 +136,7 @@ class Runner:
         return Signature(
             inputs=tuple(map(describe, leaves)),
             spec=spec,
+            modules=tuple(map(id, self.model.modules())),
             training=tuple(module.training for module in self.model.modules()),
             trainable=tuple(param.requires_grad for param in self.model.parameters()),
             autocast=tuple(
@@ -189,7 +191,8 @@ class CompiledModule(nn.Module):
         object.__setattr__(self, "_runner", runner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
+        # Not by self.forward, which a model may have as an attribute of its own.
+        return self._runner(args, kwargs)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._runner(args, kwargs)

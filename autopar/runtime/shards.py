@@ -121,4 +121,3 @@ def _equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
         return torch.equal(a, b)
     scale = max(a.abs().max().item(), 1e-30) if a.numel() else 1.0
     return bool(((a - b).abs() <= tolerance * scale).all())
-

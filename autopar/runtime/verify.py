@@ -54,7 +54,7 @@ def whole_tensors(
     return {name: tensor.detach().clone() for name, tensor in named.items()}
 
 
-def tangents(graph: Graph, seed: int) -> dict[int, Tensor]:
+def tangents(graph: Graph, seed: int, device: torch.device | None) -> dict[int, Tensor]:
     """What is to be differentiated: losses as they are, other outputs in a random direction."""
     generator = torch.Generator().manual_seed(seed)
     found: dict[int, Tensor] = {}
@@ -63,7 +63,7 @@ def tangents(graph: Graph, seed: int) -> dict[int, Tensor]:
         direction = torch.ones(kind.shape, dtype=torch.float64)
         if node.role is Role.VALUE:
             direction = torch.randn(kind.shape, generator=generator, dtype=torch.float64)
-        found[int(node.target)] = direction.to(getattr(torch, kind.dtype))
+        found[int(node.target)] = direction.to(device, getattr(torch, kind.dtype))
     return found
 
 

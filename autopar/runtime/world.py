@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -24,6 +26,7 @@ from autopar.plan import MeshAxis
 from autopar.presets import DEVICES
 from autopar.runtime.doors import default_store
 from autopar.sharding import Sharding
+from autopar.units import format_bytes
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -176,19 +179,19 @@ def _device(
 
 
 def _cuda_preset(device: torch.device) -> str:
-    """The preset whose name stands in the device's name: H100 for "NVIDIA H100 80GB HBM3"."""
+    """The preset that the device's name and memory are those of: H100 for "NVIDIA H100 80GB HBM3"."""
     name = torch.cuda.get_device_name(device)
     memory_bytes = torch.cuda.get_device_properties(device).total_memory
-    flat = name.upper().replace(" ", "")
-    known = [
-        preset for preset in DEVICES if preset.split("-")[0].upper() in flat and preset != "cpu"
-    ]
-    if not known:
-        raise ClusterError(
-            f"{name} is none of the devices that autopar knows ({', '.join(sorted(DEVICES))}): "
-            "describe it in a TOML file and pass it as cluster="
-        )
-    return min(known, key=lambda p: (abs(DEVICES[p].memory_bytes - memory_bytes), p))
+    words = re.split(r"[\s-]+", name.upper())
+    spoken = {*words, *(a + b for a, b in pairwise(words))}
+    for preset in sorted(DEVICES):
+        same_size = abs(DEVICES[preset].memory_bytes - memory_bytes) < 0.15 * memory_bytes
+        if preset.split("-")[0].upper() in spoken and same_size:
+            return preset
+    raise ClusterError(
+        f"{name} with {format_bytes(memory_bytes)} is none of the devices that autopar knows "
+        f"({', '.join(sorted(DEVICES))}): describe it in a TOML file and pass it as cluster="
+    )
 
 
 def _leave() -> None:

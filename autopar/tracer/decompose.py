@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 aten = torch.ops.aten
+_NONE, _MEAN = 0, 1  # at::Reduction
 _META = ("custom", "partitioner_tag", "seq_nr", "stack_trace")
 
 
@@ -54,3 +55,32 @@ def _before(node: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx
     made.meta.update({key: node.meta[key] for key in _META if key in node.meta})
     made.meta["val"] = value
     return made
+
+
+def split_squared_errors(gm: fx.GraphModule) -> fx.GraphModule:
+    """mse_loss and its gradient as arithmetic and a reduction: a mean over part of the elements
+    divides by their number, which is not that of all."""
+    for node in gm.graph.find_nodes(op="call_function", target=aten.mse_loss.default):
+        left, right, reduction = (*node.args, _MEAN)[:3]
+        error = _call(node, aten.sub.Tensor, left, right)
+        result = _call(node, aten.mul.Tensor, error, error)
+        if reduction != _NONE:
+            over = aten.mean.default if reduction == _MEAN else aten.sum.default
+            result = _call(node, over, result)
+        node.replace_all_uses_with(result)
+        gm.graph.erase_node(node)
+    for node in gm.graph.find_nodes(op="call_function", target=aten.mse_loss_backward.default):
+        grad, left, right, reduction = node.args
+        error = _call(node, aten.sub.Tensor, left, right)
+        count = error.meta["val"].numel() if reduction == _MEAN else 1
+        scaled = _call(node, aten.mul.Tensor, error, 2 / count)
+        result = _call(node, aten.mul.Tensor, scaled, grad)
+        node.replace_all_uses_with(result)
+        gm.graph.erase_node(node)
+    return gm
+
+
+def _call(node: fx.Node, target: Any, *args: Any) -> fx.Node:
+    """`_before`, with the value that `target` gives on the fake tensors of its arguments."""
+    value = target(*(a.meta["val"] if isinstance(a, fx.Node) else a for a in args))
+    return _before(node, target, args, value)

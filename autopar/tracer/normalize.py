@@ -14,7 +14,11 @@ from torch import fx
 from autopar.errors import TraceError
 from autopar.tracer import aot
 from autopar.tracer.capture import PREFIX
-from autopar.tracer.decompose import split_biased_matmuls, split_dropouts
+from autopar.tracer.decompose import (
+    split_biased_matmuls,
+    split_dropouts,
+    split_squared_errors,
+)
 
 aten = torch.ops.aten
 Pass = Callable[[fx.GraphModule], fx.GraphModule]
@@ -34,6 +38,7 @@ def passes(tied: dict[str, str]) -> tuple[Pass, ...]:
         split_mean_losses,
         split_biased_matmuls,
         split_dropouts,
+        split_squared_errors,
         merge_constants,
         drop_assertions,
         drop_dead_code,

@@ -69,7 +69,7 @@ def test_row_says_what_is_not_optimal() -> None:
 
 
 def test_small_case_runs() -> None:
-    done = CliRunner().invoke(main, ["--case", "2", "--layers", "1", "--markdown"])
+    done = CliRunner().invoke(main, ["--case", "8", "--layers", "1", "--markdown"])
     assert done.exit_code == 0, done.output
     title, _, header, _, line = done.stdout.splitlines()[:5]
     assert title.startswith("Llama-8B, layers: 1, sequence: 2048, batch: 64")

@@ -6,6 +6,7 @@ import importlib
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from autopar.errors import (
     InfeasibleError,
     PlanMismatchError,
     TraceError,
+    UnknownOpWarning,
     VerificationError,
 )
 from tests.report.plans import renamed, two_axis_plan
@@ -263,3 +265,15 @@ def test_interrupt(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(COMPILE, "plan", plan)
     assert run("plan", f"{target}:build", "--cluster", "4xcpu").exit_code == 130
+
+
+@pytest.mark.filterwarnings("always::autopar.errors.UnknownOpWarning")
+def test_warnings_are_one_line(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plan(*_: object, **__: object) -> object:
+        warnings.warn("aten.twist has no rule", UnknownOpWarning, stacklevel=2)
+        return two_axis_plan()
+
+    monkeypatch.setattr(COMPILE, "plan", plan)
+    result = run("plan", f"{target}:build", "--cluster", "4xcpu")
+    assert result.stderr == "autopar: warning: aten.twist has no rule\n"
+    assert result.exit_code == 0

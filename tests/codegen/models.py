@@ -49,8 +49,14 @@ class Shapes(nn.Module):
         f = torch.where(x > 0, a, b).roll(1, 1).softmax(-1).cumsum(1).narrow(1, 2, 4)
         g = torch.nn.functional.pad(c, (1, 1)).select(1, 2).new_ones(8, 8) * x.std(-1)
         h = x.new_full((8, 8), 0.5) * a.squeeze().amax(-1) + f.mean() * e.sum()
-        loss = (d * g).mean() + (e.unsqueeze(1) * b.mean(-1, keepdim=True)).square().mean() + h.mean()
-        return {"loss": loss + c.square().mean() * f.std(), "b": b, "mixed": (a * b).transpose(0, 1)}
+        loss = (
+            (d * g).mean() + (e.unsqueeze(1) * b.mean(-1, keepdim=True)).square().mean() + h.mean()
+        )
+        return {
+            "loss": loss + c.square().mean() * f.std(),
+            "b": b,
+            "mixed": (a * b).transpose(0, 1),
+        }
 
 
 def shapes() -> tuple[nn.Module, dict[str, Any]]:

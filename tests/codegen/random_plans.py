@@ -131,9 +131,7 @@ class _Draw:
         for use in group.uses:
             user = self.graph.nodes[use.node]
             if user.role is Role.GRAD:
-                owner = next(
-                    n for n in self.graph.with_role(Role.PARAM) if n.target == user.target
-                )
+                owner = next(n for n in self.graph.with_role(Role.PARAM) if n.target == user.target)
                 wanted = self._shardings(owner.key)[0]
             else:
                 entry = self.classes[user.key]
@@ -162,7 +160,7 @@ class _Draw:
         return {key: tuple(moves) for key, moves in found.items() if moves}
 
     def _reached(self, tensor: TensorType, source: Sharding) -> Mapping[Sharding, Sharding]:
-        """Each state that steps lead to from `source`, and the state before it on a shortest way."""
+        """Each state that steps lead to from `source`, and the one before it on a shortest way."""
         atoms, sizes = self.graph.atoms, self.mesh.sizes
         parents: dict[Sharding, Sharding] = {}
         queue = deque([source])
@@ -176,11 +174,14 @@ class _Draw:
             self.random.shuffle(heads)
             for head in heads:
                 new = head != source and head not in parents
-                if new and is_legal(tensor, atoms, head, sizes) and step(tensor, atoms, state, head):
+                if (
+                    new
+                    and is_legal(tensor, atoms, head, sizes)
+                    and step(tensor, atoms, state, head)
+                ):
                     parents[head] = state
                     queue.append(head)
         return parents
-
 
 
 def as_plan(structure: Structure) -> Plan:

@@ -76,7 +76,12 @@ def names(gm: fx.GraphModule) -> list[str]:
     return [t.__name__.partition(".")[0] for t in called]
 
 
-COMMUNICATING = {"all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor", "all_to_all_single"}
+COMMUNICATING = {
+    "all_reduce",
+    "reduce_scatter_tensor",
+    "all_gather_into_tensor",
+    "all_to_all_single",
+}
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
@@ -89,7 +94,10 @@ def test_every_step(name: str, sizes: Sequence[int]) -> None:
     for source, target, move in steps(kind, on):
         kinds.add(move.kind)
         gm = emitted(kind, source, target, move, on)
-        assert sum(n in COMMUNICATING for n in names(gm)) == (move.kind != "slice"), (source, target)
+        assert sum(n in COMMUNICATING for n in names(gm)) == (move.kind != "slice"), (
+            source,
+            target,
+        )
         given = pieces_of(whole, kind, source, on)
         results = [r[0] for r in lockstep.run(gm, on, [[piece] for piece in given])]
         assert tuple(results[0].shape) == local_shape(kind, ATOMS, target, on.sizes)

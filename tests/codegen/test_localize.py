@@ -51,9 +51,7 @@ def test_slice_of_a_whole_dim_is_left_alone() -> None:
 
 
 def test_slice_backward() -> None:
-    result = local(
-        aten.slice_backward.default, ([24], 0, 12, 24, 1), ((12,), (24,)), ((3,), (6,))
-    )
+    result = local(aten.slice_backward.default, ([24], 0, 12, 24, 1), ((12,), (24,)), ((3,), (6,)))
     assert result.tolist() == [0.0, 0.0, 0.0, 0.0, 1.0, 2.0]
 
 

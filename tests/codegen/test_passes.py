@@ -15,9 +15,7 @@ def called(gm: fx.GraphModule) -> list[str]:
 
 
 def reduced(graph: fx.Graph, x: fx.Node, name: str) -> fx.Node:
-    issued = graph.create_node(
-        "call_function", c10d.all_reduce.default, (x, "sum", "dp"), {}, name
-    )
+    issued = graph.create_node("call_function", c10d.all_reduce.default, (x, "sum", "dp"), {}, name)
     return graph.create_node(
         "call_function", c10d.wait_tensor.default, (issued,), {}, f"{name}_wait"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-import torch
 from torch import Tensor
 
 from autopar.codegen import generate

@@ -39,7 +39,8 @@ cluster  2x4xA100, 8 devices: dp=2 x tp=4
 step     30 ms: compute 21 ms, communication 9 ms
 memory   40 MiB of 50 MiB (80 %)
 proof    feasible: 30 ms, proven bound 29 ms, gap 3.33 %
-plan     51f8ede4a9f2d2f49ff4eb8c71af26a1 (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
+search   best of meshes dp=8; dp=2,tp=4
+plan     199ffd53a41766946a126f5c494351c0 (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
 
 Blocks: time and saved memory of all of them together
   module          count  forward  backward  communication   saved
@@ -50,13 +51,12 @@ Blocks: time and saved memory of all of them together
   (model)             1     1 ms      0 ns           0 ns     0 B
 
 Parameters
-  parameter                       count  per device     shape  stored, and kept for backward
-  lm_head.weight                      1     256 KiB  256x4097  [S(1) on tp, S(1) on dp]
-  model.layers.*.mlp.up.weight        4     256 KiB  256x1024  [S(1) on tp, S(0) on dp], kept
-                                                               [S(1) on tp]
-  model.layers.{1-3}.mlp.down.we      3     384 KiB  1024x256  [S(0) on tp]
-  ight
-  model.layers.0.mlp.down.weight      1     512 KiB  1024x256  replicated
+  parameter                           count  per device     shape  stored; kept for backward
+  lm_head.weight                          1     256 KiB  256x4097  [S(1) on tp, S(1) on dp]
+  model.layers.*.mlp.up.weight            4     256 KiB  256x1024  [S(1) on tp, S(0) on dp]
+                                                                   kept [S(1) on tp]
+  model.layers.{1-3}.mlp.down.weight      3     384 KiB  1024x256  [S(0) on tp]
+  model.layers.0.mlp.down.weight          1     512 KiB  1024x256  replicated
 
 Communication: all collectives of a step
   axis  kind        phase     count  local bytes  time
