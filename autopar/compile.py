@@ -1,55 +1,42 @@
 """The five calls: trace, price, solve, make a plan, generate. Everything meets here.
 
 `plan` ends with the plan. `compile` hands the model out to the ranks; at the first call of what it
-returns, rank 0 plans, every rank receives the plan, and all make sure that they hold the same before
-the program sends anything.
+returns, rank 0 plans, every rank receives the plan, and all make sure that they hold the same one
+before the program sends anything.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from math import gcd
-from typing import Any
+from typing import Any, cast
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.placement_types import Placement
+from torch import nn
 
 from autopar.cluster import parse_cluster
 from autopar.codegen import bind, generate
-from autopar.errors import AutoparError, ClusterError, InfeasibleError, PlanError, PlanMismatchError
+from autopar.errors import AutoparError, ClusterError, InfeasibleError
 from autopar.fingerprint import fingerprint
-from autopar.fit import check_fit, check_params, check_world
-from autopar.graph import OUTPUT_ROLES, Atom, Graph, Role, TensorType
+from autopar.fit import check_cluster, check_fit, check_params, check_world
+from autopar.graph import OUTPUT_ROLES, Graph, Role
 from autopar.mesh import Cluster
 from autopar.options import Options
 from autopar.plan import MeshAxis, Plan
-from autopar.reshard import nesting
 from autopar.runtime import backend as backends
 from autopar.runtime import params
 from autopar.runtime.agreement import Agreement
+from autopar.runtime.binding import detached_places, make_step
 from autopar.runtime.digests import digest_params, digest_values, param_types
-from autopar.runtime.doors import flatten
-from autopar.runtime.function import Step
+from autopar.runtime.doors import flatten, local_store
 from autopar.runtime.module import CompiledModule, Executable, Result, Runner, Signature
 from autopar.runtime.program import Program
 from autopar.runtime.progress import Progress
 from autopar.runtime.random import SharedRandom, draws
-from autopar.runtime.world import (
-    Groups,
-    World,
-    join,
-    look,
-    make_groups,
-    param_placements,
-    placements,
-)
+from autopar.runtime.world import Groups, World, join, look, make_groups, param_placements
 from autopar.search import search, summary
 from autopar.sharding import Sharding
 from autopar.tracer import Traced, trace
@@ -57,6 +44,7 @@ from autopar.units import parse_bytes
 from autopar.version import __version__
 
 _SERIAL = itertools.count()
+_BATCH = "batch (all ranks must be handed the same global one)"
 
 
 def compile(
@@ -99,7 +87,7 @@ def compile(
         check_params(stored.structure, param_types(model))
     else:
         described = described or parse_cluster(world.cluster)
-        _check_size(described, world.size)
+        check_cluster(described, world.size)
     world = join(_device_of(model), kind)
     request = _Request(stored, described, options, chosen)
     agreement = _agreement(world)
@@ -232,17 +220,17 @@ class _Builder:
         agreement = _agreement(self.world)
         progress = Progress(quiet=self.world.rank != 0)
         try:
-            with _told(agreement, "what to compile"):
+            with agreement.telling("what to compile"):
                 progress.phase("trace")
                 traced = trace_for_training(self.model, args, kwargs, self.request.options)
                 mark = fingerprint(traced.graph)
                 stored = self._stored(traced, mark)
                 values = digest_values(flatten((args, kwargs))[0])
-            facts = {"graph of the model": mark, "batch (all ranks must be handed the same global one)": values}
+            facts = {"graph of the model": mark, _BATCH: values}
             agreement.agree("what to compile", facts | signature.facts())
             progress.phase("plan")
             plan = stored or self._plan(agreement, traced, groups, progress)
-            with _told(agreement, "the plan"):
+            with agreement.telling("the plan"):
                 progress.phase("rewrite")
                 program = generate(traced.gm, traced.graph, plan)
             agreement.agree("the plan", {"plan": plan.digest})
@@ -297,13 +285,13 @@ class _Builder:
             if self.is_first:
                 params.shard(self.model, groups, storage)
         return Executable(
-            step=_step(program, self.request.backend),
+            step=make_step(program, self.request.backend),
             plan=plan,
             groups=groups,
             storage={name: param_placements(sharding) for name, sharding in storage.items()},
             results=_results(traced),
             out_spec=traced.out_spec,
-            detached=_detached(traced.graph, program, groups),
+            detached=detached_places(traced.graph, program, groups),
             random=random,
         )
 
@@ -328,65 +316,11 @@ def _results(traced: Traced) -> tuple[Result, ...]:
     return tuple(found)
 
 
-def _detached(
-    graph: Graph, program: Program, groups: Groups | None
-) -> dict[str, tuple[DeviceMesh, tuple[Placement, ...]]]:
-    """Mesh and placements of each detached output; none with one device."""
-    if groups is None:
-        return {}
-    found: dict[str, tuple[DeviceMesh, tuple[Placement, ...]]] = {}
-    for node in graph.with_role(Role.DETACHED):
-        sharding = Sharding.parse(program.detached_shardings[int(node.target)])
-        tensor = graph.type_of(node.inputs[0])
-        orders = [_cut_order(tensor, graph.atoms, sharding, dim) for dim in range(len(tensor.shape))]
-        if all(list(order) == sorted(order, reverse=True) for order in orders):
-            place = groups.params, param_placements(sharding)
-        elif all(list(order) == sorted(order) for order in orders):
-            place = groups.others, placements(sharding)
-        else:
-            raise PlanError(f"output {node.target} in {sharding} is no DTensor; plan again")
-        found[f"detached:{node.target}"] = place
-    return found
-
-
-def _cut_order(
-    tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, dim: int
-) -> tuple[int, ...]:
-    """The mesh axes that cut a dim, outermost first."""
-    return tuple(
-        axis
-        for part, atom in enumerate(tensor.parts[dim])
-        for axis in nesting(atoms[atom], sharding.axes_on((dim, part)))
-    )
-
-
-def _step(program: Program, backend: str) -> Step:
-    backward = program.backward
-    return Step(
-        forward=backends.prepare(program.forward, backend),
-        backward=backends.prepare(backward, backend) if backward is not None else None,
-        forward_inputs=program.forward_inputs,
-        forward_outputs=program.forward_outputs,
-        backward_inputs=program.backward_inputs,
-        backward_outputs=program.backward_outputs,
-    )
-
-
-@contextmanager
-def _told(agreement: Agreement, topic: str) -> Generator[None, None, None]:
-    """If this rank fails, the others learn it where they wait to agree on `topic`."""
-    try:
-        yield
-    except Exception as error:
-        agreement.fail(topic, error)
-        raise
-
-
 def _agreement(world: World) -> Agreement:
     """A new agreement; a world of one agrees with itself."""
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = world.store or dist.HashStore()
-    return Agreement(store, world.rank, world.size, name=f"{restart}/{next(_SERIAL)}")
+    name = f"{restart}/{next(_SERIAL)}"
+    return Agreement(world.store or local_store(), world.rank, world.size, name=name)
 
 
 def _mesh(axes: Sequence[MeshAxis]) -> str:
@@ -416,10 +350,11 @@ def _options(
 
 def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, Mapping):
-        return (), dict(sorted(inputs.items()))
-    if isinstance(inputs, Tensor) or not isinstance(inputs, Sequence):
-        return (inputs,), {}
-    return tuple(inputs), {}
+        named = cast("Mapping[str, Any]", inputs)
+        return (), dict(sorted(named.items()))
+    if isinstance(inputs, (tuple, list)):
+        return tuple(cast("Sequence[Any]", inputs)), {}
+    return (inputs,), {}
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -434,15 +369,6 @@ def _kind(plan: Plan | None) -> str | None:
         return parse_cluster(plan.structure.cluster).device.kind
     except ClusterError:
         return None
-
-
-def _check_size(cluster: Cluster, world_size: int) -> None:
-    if cluster.num_devices != world_size:
-        raise PlanMismatchError(
-            f"cluster {cluster.name} has {cluster.num_devices} devices, but {world_size} "
-            f"{'process runs' if world_size == 1 else 'processes run'}: start one process per "
-            "device with torchrun, or leave out cluster= to use what is there"
-        )
 
 
 def _silent(_: str) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from autopar.errors import PlanMismatchError
 from autopar.graph import Graph, Role
+from autopar.mesh import Cluster
 from autopar.plan import Structure
 
 _SHOWN = 5
@@ -25,6 +26,16 @@ def check_world(structure: Structure, world_size: int) -> None:
             f"the plan is for {_count(wanted, 'device')} (mesh {mesh}), but "
             f"{_count(world_size, 'process')} run: start {wanted} with torchrun, or plan again for "
             f"{world_size}"
+        )
+
+
+def check_cluster(cluster: Cluster, world_size: int) -> None:
+    """PlanMismatchError if the cluster has another number of devices."""
+    if cluster.num_devices != world_size:
+        raise PlanMismatchError(
+            f"cluster {cluster.name} has {_count(cluster.num_devices, 'device')}, but "
+            f"{_count(world_size, 'process')} run: start one process per device with torchrun, or "
+            "leave out cluster= to use what is there"
         )
 
 
@@ -96,8 +107,8 @@ def _refuse(structure: Structure, differences: Iterable[str]) -> None:
     text = "; ".join(differences)
     if text:
         raise PlanMismatchError(
-            f"the plan, made for {structure.model}, does not fit this model and its inputs: {text}. "
-            "Plan again for what you run"
+            f"the plan, made for {structure.model}, does not fit this model and its inputs: "
+            f"{text}. Plan again for what you run"
         )
 
 

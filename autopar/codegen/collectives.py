@@ -94,7 +94,7 @@ class Emitter:
         """`x` of `shape` with dim `source` moved to `target`, and its shape then. Left alone where
         only dims of size 1 are passed: the order in memory is the same."""
         order = list(range(len(shape)))
-        order[target], order[source] = order[source], order[target]
+        order.insert(target, order.pop(source))
         moved = [shape[d] for d in order]
         low, high = sorted((source, target))
         passed = [shape[d] for d in range(low, high + 1) if d != source]

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from autopar import errors
 from autopar.errors import AutoparError, PlanMismatchError
@@ -37,7 +38,7 @@ class Agreement:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         rank: int,
         world_size: int,
         *,
@@ -66,6 +67,15 @@ class Agreement:
             self._post(topic, {_FAILURE: _pack_error(error)}, wait=False)
         except RuntimeError:
             return  # The Store is gone; the error that led here is the one to show.
+
+    @contextmanager
+    def telling(self, topic: str) -> Generator[None, None, None]:
+        """If this rank fails inside, the others learn it where they agree on `topic`."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(topic, error)
+            raise
 
     def share(self, topic: str, make: Callable[[], bytes]) -> bytes:
         """What `make()` returns on rank 0, on every rank. If it raises there, all ranks raise."""
@@ -129,10 +139,7 @@ class Agreement:
         ranks = range(self._world_size)
         present = [r for r in ranks if self._has_come(topic, r)] if partial else list(ranks)
         keys = [self._key(topic, f"facts/{r}") for r in present]
-        if self._store.has_extended_api():
-            raw = self._store.multi_get(keys)
-        else:
-            raw = [self._store.get(key) for key in keys]
+        raw = self._store.multi_get(keys)
         facts: list[dict[str, str]] = [json.loads(item) for item in raw]
         for rank, fact in zip(present, facts, strict=True):
             if _FAILURE in fact:

@@ -19,13 +19,14 @@ def param_types(model: nn.Module) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def digest_params(model: nn.Module) -> str:
-    """A hash of names, shapes, dtypes, ties and which are trained, not of values; with the count."""
+    """How many numbers the parameters have, and a hash of names, shapes, dtypes, ties and of which
+    are trained; not of values."""
     lines = [
         f"{name} {param.dtype} {list(param.shape)} {param.requires_grad}"
         for name, param in model.named_parameters()
     ]
     lines += [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    lines += [f"{name} {buffer.dtype} {list(buffer.shape)}" for name, buffer in model.named_buffers()]
+    lines += [f"{name} {x.dtype} {list(x.shape)}" for name, x in model.named_buffers()]
     digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
     return f"{sum(p.numel() for p in model.parameters())} numbers, {digest}"
 
@@ -36,5 +37,5 @@ def digest_values(leaves: Iterable[Any]) -> str:
     for leaf in leaves:
         if isinstance(leaf, Tensor):
             flat = leaf.detach().to("cpu").contiguous().reshape(-1)
-            digest.update(memoryview(flat.view(torch.uint8).numpy()))
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

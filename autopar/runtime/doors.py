@@ -10,18 +10,32 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import fx
 from torch._C._autograd import _get_current_graph_task_keep_graph
-from torch.distributed.distributed_c10d import _get_default_store
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import Store, _get_default_store
+from torch.fx.node import map_arg
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-__all__ = ["TreeSpec", "default_store", "flatten", "inductor", "keeps_graph", "unflatten"]
+__all__ = [
+    "TreeSpec",
+    "default_store",
+    "flatten",
+    "inductor",
+    "keeps_graph",
+    "local_store",
+    "unflatten",
+]
 
 
-def default_store() -> dist.Store:
+def default_store() -> Store:
     """The Store over which the default process group met."""
     return _get_default_store()
+
+
+def local_store() -> Store:
+    """A Store of this process alone."""
+    return HashStore()
 
 
 def keeps_graph() -> bool:
@@ -56,8 +70,10 @@ def inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]],
     }
     for node in gm.graph.nodes:
         if node.op == "output":
-            graph.output(fx.node.map_arg(node.args[0], values.__getitem__))
+            graph.output(map_arg(node.args[0], values.__getitem__))
         elif node.op != "placeholder":
             values[node] = graph.node_copy(node, values.__getitem__)
     with torch.no_grad():
-        return compile_fx(fx.GraphModule(gm, graph), [list(inputs)])  # pyright: ignore
+        given: Any = [list(inputs)]
+        compiled: Any = compile_fx(fx.GraphModule(gm, graph), given)
+    return compiled

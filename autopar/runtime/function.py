@@ -32,8 +32,8 @@ _TWICE = (
 )
 _CHANGED = (
     "one of the variables needed for gradient computation has been modified by an inplace "
-    "operation: a parameter or input was changed between the forward and the backward of a compiled "
-    "model (output {name} of its forward graph)"
+    "operation: a parameter or input was changed between the forward and the backward of a "
+    "compiled model (output {name} of its forward graph)"
 )
 
 

@@ -52,8 +52,8 @@ class Result(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Executable:
     """A program bound to this rank. `storage` has DTensor's placements of each parameter on
-    `groups.params`; `detached` the mesh and placements of each detached result, by its name; `random` is
-    what it draws random numbers from, if it must not be the default generator."""
+    `groups.params`; `detached` the mesh and placements of each detached result, by its name;
+    `random` is what it draws random numbers from, if it must not be the default generator."""
 
     step: Step
     plan: Plan
@@ -111,8 +111,8 @@ class Runner:
             return leaf
         if isinstance(leaf, DTensor):
             raise AutoparError(
-                f"tensor {index} of the model's inputs is a DTensor: every rank is to pass the whole "
-                "batch as plain tensors"
+                f"tensor {index} of the model's inputs is a DTensor: every rank is to pass the "
+                "whole batch as plain tensors"
             )
         return leaf.to(self.world.device, non_blocking=True)
 

@@ -64,7 +64,7 @@ def shard(model: nn.Module, groups: Groups, storage: Mapping[str, Sharding]) -> 
     for name, param in model.named_parameters():
         if not isinstance(param, DTensor):
             raise AutoparError(f"parameter {name} was replaced after autopar.compile")
-        whole = param.detach().to_local()
+        whole = param.to_local().detach()
         wanted = param_placements(storage[name])
         piece = distribute_tensor(whole, groups.params, wanted, src_data_rank=None)
         _swap(name, param, _parameter(_own_memory(piece, groups.params, wanted), param))
@@ -94,7 +94,7 @@ def _swap(name: str, param: Tensor, new: Tensor) -> None:
 
 def _parameter(data: DTensor, like: Tensor) -> nn.Parameter:
     new = nn.Parameter(data, requires_grad=like.requires_grad)
-    new.__dict__.update(like.__dict__)
+    vars(new).update(vars(like))
     return new
 
 

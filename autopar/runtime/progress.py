@@ -10,8 +10,8 @@ _LOG = logging.getLogger(__name__)
 
 
 class Progress:
-    """Phases of one compilation and their times. A terminal shows what is being done, on one line of
-    standard error; where there is no terminal, or `quiet`, nothing is shown or logged."""
+    """Phases of one compilation and their times. A terminal shows what is being done, on one line
+    of standard error; without a terminal nothing is shown, and if `quiet` nothing is logged."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -33,7 +33,7 @@ class Progress:
         self._show(f"{text} ({time.monotonic() - self._start_s:.1f} s)")
 
     def close(self, result: str = "") -> None:
-        """It is over: `result`, if any, is logged with the times, and takes the place of the line."""
+        """It is over: `result`, if any, is logged with the times, and stays on the terminal."""
         self._end_phase()
         if result:
             times = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self._phases)

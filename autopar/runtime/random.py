@@ -2,8 +2,8 @@
 
 Ops that draw random numbers run whole on every rank, and must draw the same there. Default
 generators cannot be trusted with that (a rank that shuffles data differently would train another
-model without anyone noticing), so that programs draw from a state of their own, which starts as rank
-0's default generator was at the first call.
+model without anyone noticing), so that programs draw from a state of their own, which starts as
+rank 0's default generator was at the first call.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.tensor import placement_types
 
 from autopar.errors import ClusterError, PlanError
@@ -39,7 +40,7 @@ class World:
     size: int
     local_size: int
     device: torch.device
-    store: dist.Store | None = None
+    store: Store | None = None
     device_mesh: DeviceMesh | None = None
     """All ranks in one axis; None for a world of one."""
 
@@ -83,9 +84,7 @@ def join(model_device: torch.device, kind: str | None = None) -> World:
         cuda = world.device.type == "cuda"
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
         atexit.register(_leave)
-    device_mesh = DeviceMesh(
-        world.device.type, torch.arange(world.size), mesh_dim_names=("world",)
-    )
+    device_mesh = DeviceMesh(world.device.type, torch.arange(world.size), mesh_dim_names=("world",))
     return World(
         world.rank, world.size, world.local_size, world.device, default_store(), device_mesh
     )
@@ -139,9 +138,7 @@ def placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:
         if placement.kind == "P":
             raise PlanError(f"{sharding} is partial: no tensor is stored so; plan again")
         shard = placement.kind == "S"
-        found.append(
-            placement_types.Shard(placement.dim) if shard else placement_types.Replicate()
-        )
+        found.append(placement_types.Shard(placement.dim) if shard else placement_types.Replicate())
     return tuple(found)
 
 
@@ -154,9 +151,7 @@ def _under_torchrun() -> bool:
     return all(name in os.environ for name in _TORCHRUN) and int(os.environ["WORLD_SIZE"]) > 1
 
 
-def _device(
-    model_device: torch.device, kind: str | None, rank: int, size: int
-) -> torch.device:
+def _device(model_device: torch.device, kind: str | None, rank: int, size: int) -> torch.device:
     available = torch.cuda.is_available()
     if kind == "cuda" and not available:
         raise ClusterError(
@@ -179,7 +174,7 @@ def _device(
 
 
 def _cuda_preset(device: torch.device) -> str:
-    """The preset that the device's name and memory are those of: H100 for "NVIDIA H100 80GB HBM3"."""
+    """The preset with the device's name and memory: H100 for "NVIDIA H100 80GB HBM3"."""
     name = torch.cuda.get_device_name(device)
     memory_bytes = torch.cuda.get_device_properties(device).total_memory
     words = re.split(r"[\s-]+", name.upper())

