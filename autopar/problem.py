@@ -128,7 +128,7 @@ class Solution:
     objective: int = 0
     bound: int = 0
     solver: str = ""
-    statistics: dict[str, int | float | str] = field(default_factory=dict)
+    statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
     conflict: Conflict | None = None
 
     @property

@@ -16,7 +16,7 @@ from autopar.plan import SCHEMA_VERSION, Estimates, Plan, Provenance, Structure
 from autopar.planning import describe_conflict, make_structure
 from autopar.problem import Solution, Status
 from autopar.solver import solve
-from autopar.units import format_seconds
+from autopar.units import format_bytes, format_seconds
 from autopar.version import __version__
 
 MAX_TIGHTENINGS = 8
@@ -87,8 +87,11 @@ def solve_mesh(
     """
     limit = options.memory_limit_bytes or cluster.device.memory_bytes
     allowance = limit
+    excess = 0
     stated = price(graph, cluster, mesh, options, usage_limit=limit)
     for _ in range(MAX_TIGHTENINGS):
+        if allowance <= 0:
+            break
         problem = replace(stated, usage_limit=allowance)
         solution = solve(problem, time_limit_s=options.time_limit_s, progress=progress)
         if solution.status is Status.INFEASIBLE:
@@ -113,8 +116,9 @@ def solve_mesh(
         counted = sum(int(u[c]) for u, c in zip(problem.usages, solution.choice, strict=True))
         allowance = counted - excess
     raise InfeasibleError(
-        f"mesh {mesh}: plans that hold less between forward and backward still peak over the "
-        f"memory limit, by {excess} bytes; raise the limit, or lower the batch"
+        f"mesh {mesh or 'of one device'}: temporaries alone break the memory limit of "
+        f"{format_bytes(limit)}, by {format_bytes(excess)} in the leanest plan found. Raise "
+        "--memory-limit, use more devices, or lower the batch"
     )
 
 

@@ -1,4 +1,4 @@
-"""The whole way, all ranks in one process: trace, price, solve, rewrite, run, compare with eager."""
+"""The whole way with all ranks in one process: trace, price, solve, rewrite, run, compare."""
 
 from __future__ import annotations
 

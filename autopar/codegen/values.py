@@ -33,7 +33,7 @@ class LocalGraph:
 
     def placeholder(self, name: str) -> fx.Node:
         """A further input, behind the others and before everything else."""
-        identifier = "".join(c if c.isalnum() else "_" for c in name)
+        identifier = f"{''.join(c if c.isalnum() else '_' for c in name)}__{len(self.inputs)}"
         last = next(reversed(self.inputs.values()), None)
         place = self.graph.inserting_before() if last is None else self.graph.inserting_after(last)
         with place:

@@ -19,6 +19,7 @@ from autopar.errors import SolverError
 from autopar.problem import IntArray, Problem
 from autopar.solver.adapter import Answer, Highs, Outcome
 from autopar.solver.bounds import DualBound, dual_bound, least_cost
+from autopar.solver.cutoff import forbid_above, largest_cost
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.express import express
 from autopar.solver.heuristic import Descent
@@ -29,15 +30,20 @@ from autopar.solver.ties import WEIGHT_LIMIT, tie_weight, tie_weights
 _MAX_ROUNDS = 500
 _TIE_NODES = 2_000
 _INTEGRAL = 1e-6
+_LARGEST_COST = 2**40
+"""Costs beyond this would set the scale of all others: what no plan can use is forbidden first."""
 
 
 def search(problem: Problem, clock: Clock, progress: Progress) -> Search:
     """Solves `problem` as far as the clock allows."""
     started = process_time()
-    model = build(problem)
-    state = Search(problem, Evaluator(problem), clock, progress, least_cost(model))
-    if clock.limit_s is not None:
+    state = Search(problem, Evaluator(problem), clock, progress)
+    if clock.limit_s is not None or largest_cost(problem) > _LARGEST_COST:
         _descend(state, None)
+        if state.evaluation is not None:
+            problem = forbid_above(problem, state.evaluation.objective)
+    model = build(problem)
+    state.raise_bound(least_cost(model))
     if any((columns < 0).all() for columns in model.choices):
         state.infeasible = True
         return state
@@ -47,13 +53,13 @@ def search(problem: Problem, clock: Clock, progress: Progress) -> Search:
         return state
     if not state.proven and answer.outcome is Outcome.OPTIMAL:
         _solve_integer(state, model, highs, duals)
-    if state.proven and duals is not None and clock.left_s() > 0:
+    if state.proven and duals is not None and not clock.expired:
         _break_ties(state, model, highs, duals)
     return state
 
 
 def _descend(state: Search, start: tuple[int, ...] | None) -> None:
-    descent = Descent(state.problem, state.evaluator)
+    descent = Descent(state.problem, state.evaluator, state.clock)
     starts = [start] if start else [descent.cheapest(), descent.leanest()]
     for choice in starts:
         found = descent.improve(choice)
@@ -89,10 +95,12 @@ def _read_relaxation(state: Search, model: Model, answer: Answer) -> DualBound |
         return None
     if answer.outcome is Outcome.FAILED:
         raise SolverError(f"HiGHS failed on the relaxation: {answer.detail}")
-    if answer.outcome is not Outcome.OPTIMAL or not len(answer.row_duals):
+    if not len(answer.row_duals):
         return None
     duals = dual_bound(model, answer.row_duals / model.cost_scale)
     state.raise_bound(duals.value)
+    if answer.outcome is not Outcome.OPTIMAL:
+        return duals
     choice = rounded(model, answer.values)
     state.statistics["lp_fractional"] = _num_fractional(model, answer.values)
     state.offer(choice, state.evaluator(choice))

@@ -16,6 +16,7 @@ from autopar.problem import FORBIDDEN, Flow, Problem
 from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.memory import live_sets
+from autopar.solver.search import Clock
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -27,9 +28,10 @@ _MAX_PRICES = 60
 class Descent:
     """Coordinate descent on one problem."""
 
-    def __init__(self, problem: Problem, evaluator: Evaluator) -> None:
+    def __init__(self, problem: Problem, evaluator: Evaluator, clock: Clock) -> None:
         self.problem = problem
         self.evaluator = evaluator
+        self.clock = clock
         self._costs = [_priced(costs) for costs in problem.costs]
         self._edges: list[list[tuple[int, FloatArray]]] = [[] for _ in problem.keys]
         for edge in problem.edges:
@@ -87,11 +89,13 @@ class Descent:
         return False
 
     def _settle(self, choice: list[int], price: float, wall: bool) -> None:
-        """Sweeps over the nodes until none wants to move."""
+        """Sweeps over the nodes until none wants to move, or the time is up."""
         in_use = self._usage(choice)
         for _ in range(_MAX_SWEEPS):
             moved = False
             for node, span in enumerate(self._spans):
+                if wall and self.clock.expired:
+                    return
                 usages = self.problem.usages[node]
                 costs = self._alternatives(node, choice)
                 old = choice[node]

@@ -28,6 +28,11 @@ class Clock:
             return float("inf")
         return max(0.0, self.limit_s - (monotonic() - self.started))
 
+    @property
+    def expired(self) -> bool:
+        """Whether the time is up."""
+        return self.left_s() <= 0
+
 
 @dataclass(slots=True)
 class Search:
@@ -37,7 +42,7 @@ class Search:
     evaluator: Evaluator
     clock: Clock
     progress: Progress
-    bound: float
+    bound: float = float("-inf")
     choice: tuple[int, ...] = ()
     evaluation: Evaluation | None = None
     infeasible: bool = False

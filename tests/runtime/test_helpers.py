@@ -1,0 +1,121 @@
+"""Digests, shared random numbers and progress."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+
+import pytest
+import torch
+from torch import fx, nn
+
+from autopar.runtime.digests import digest_params, digest_values, param_types
+from autopar.runtime.progress import Progress
+from autopar.runtime.random import SharedRandom, draws
+
+CPU = torch.device("cpu")
+
+
+def test_digests_of_parameters_follow_all_but_values() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    before = digest_params(model)
+    assert before.startswith("48 numbers, ")
+    nn.init.zeros_(model[0].weight)
+    assert digest_params(model) == before
+    seen = {before}
+    model[0].weight.requires_grad_(False)
+    seen.add(digest_params(model))
+    model[1].weight = model[0].weight
+    seen.add(digest_params(model))
+    model.double()
+    seen.add(digest_params(model))
+    assert len(seen) == 4
+    assert param_types(model)["0.weight"] == ((4, 4), "float64")
+
+
+def test_digests_of_values_follow_every_bit() -> None:
+    x = torch.arange(6.0).reshape(2, 3)
+    y = torch.tensor([True, False])
+    same = digest_values([x, 1, y])
+    assert digest_values([x.T.contiguous().T, None, y]) == same
+    assert digest_values([torch.nextafter(x, x + 1), 1, y]) != same
+    assert digest_values([x, 1, ~y]) != same
+    assert digest_values([x.bfloat16()]) != digest_values([x.half()])
+    assert digest_values([torch.empty(0)]) == digest_values([])
+
+
+def test_random_numbers_have_a_state_of_their_own() -> None:
+    torch.manual_seed(1)
+    ours = SharedRandom(CPU)
+    state = ours.default()
+    expected = [torch.rand(3), torch.rand(3)]
+    torch.manual_seed(2)
+    outside = torch.rand(3)
+    torch.manual_seed(2)
+    assert not ours.is_set
+    ours.set(state)
+    with ours.drawn_from():
+        first = torch.rand(3)
+    assert torch.equal(torch.rand(3), outside)
+    with ours.drawn_from():
+        second = torch.rand(3)
+    assert torch.equal(first, expected[0]) and torch.equal(second, expected[1])
+
+
+def test_random_numbers_need_a_state() -> None:
+    with (
+        pytest.raises(RuntimeError, match="before the ranks share"),
+        SharedRandom(CPU).drawn_from(),
+    ):
+        pass
+
+
+@pytest.mark.parametrize(("function", "expected"), [(torch.relu, False), (torch.rand_like, True)])
+def test_which_graphs_draw(function: object, expected: bool) -> None:
+    graph = fx.Graph()
+    op = {
+        torch.relu: torch.ops.aten.relu.default,
+        torch.rand_like: torch.ops.aten.rand_like.default,
+    }[function]  # type: ignore[index]
+    graph.output(graph.call_function(op, (graph.placeholder("x"),)))
+    assert draws(fx.GraphModule(nn.Module(), graph)) is expected
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+@pytest.mark.parametrize("quiet", [True, False])
+def test_progress(
+    is_terminal: bool,
+    quiet: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    screen = Terminal() if is_terminal else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with caplog.at_level(logging.INFO, "autopar"):
+        progress = Progress(quiet=quiet)
+        progress.phase("trace")
+        progress.phase("plan")
+        progress("solving")
+        progress.close("Net on mesh dp=2")
+    shown = screen.getvalue()
+    if is_terminal and not quiet:
+        assert "autopar: solving (0.0 s)" in shown
+        assert shown.endswith("autopar: Net on mesh dp=2; trace 0.0 s, plan 0.0 s\n")
+    else:
+        assert shown == ""
+    assert caplog.messages == ([] if quiet else ["Net on mesh dp=2; trace 0.0 s, plan 0.0 s"])
+
+
+def test_progress_that_fails_wipes_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    progress = Progress(quiet=False)
+    progress.phase("trace")
+    progress.close()
+    assert screen.getvalue().endswith("\r\x1b[2K")
