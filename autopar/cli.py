@@ -7,7 +7,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
@@ -135,7 +134,9 @@ def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None
 
 @main.command()
 @_target
-@click.option("--cluster", required=True, metavar="CLUSTER", help="64x8xH100, or a .toml file.")
+@click.option(
+    "--cluster", metavar="CLUSTER", help="64x8xH100, or a .toml file; default: the devices at hand."
+)
 @click.option("--mesh", default="auto", show_default=True, help="auto, 8x8 or dp=8,tp=8.")
 @click.option(
     "--profile",
@@ -156,7 +157,7 @@ def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None
 @_common
 def plan(
     target: str,
-    cluster: str,
+    cluster: str | None,
     mesh: str,
     global_batch: int | None,
     profile_file: str | None,
@@ -179,15 +180,11 @@ def plan(
     from autopar.profile_file import Profile
     from autopar.target import load_target
 
-    described = parse_cluster(cluster)
+    described = None if cluster is None else parse_cluster(cluster)
     measured = None if profile_file is None else Profile.load(profile_file)
     with _progress() as progress:
         progress("importing the target")
         function = load_target(target)
-        if measured is not None:
-            from autopar.cost_model.measured import device_from_profile
-
-            described = replace(described, device=device_from_profile(measured, described.device))
         from autopar.compile import plan as make_plan
         from autopar.runtime.building import build
 
@@ -196,6 +193,7 @@ def plan(
             built.model,
             built.inputs,
             cluster=described,
+            profile=measured,
             mesh=mesh,
             optimizer=optimizer,
             memory_limit=memory_limit,

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from math import gcd
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
 from autopar.cluster import parse_cluster
 from autopar.codegen import bind, generate
+from autopar.cost_model.measured import device_from_profile
 from autopar.errors import AutoparError, ClusterError, InfeasibleError
 from autopar.fingerprint import fingerprint
 from autopar.fit import check_cluster, check_fit, check_params, check_world
@@ -26,10 +27,12 @@ from autopar.graph import OUTPUT_ROLES, Graph, Role
 from autopar.mesh import Cluster
 from autopar.options import Options
 from autopar.plan import MeshAxis, Plan
+from autopar.profile_file import Profile
 from autopar.runtime import backend as backends
 from autopar.runtime import params
 from autopar.runtime.agreement import Agreement
 from autopar.runtime.binding import detached_places, make_step
+from autopar.runtime.building import split_inputs
 from autopar.runtime.digests import digest_params, digest_values, param_types
 from autopar.runtime.doors import flatten, local_store
 from autopar.runtime.module import CompiledModule, Executable, Result, Runner, Signature
@@ -52,6 +55,7 @@ def compile(
     *,
     plan: Plan | str | os.PathLike[str] | None = None,
     cluster: Cluster | str | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
     mesh: str = "auto",
     optimizer: str = "adamw",
     memory_limit: int | str | None = None,
@@ -66,9 +70,10 @@ def compile(
     call of the result plans; with `plan`, a Plan or the path of one, it applies that instead.
 
     `cluster` ("2x8xH100", or a TOML file) describes the machines; without it, the devices at hand
-    are taken. `mesh`, `optimizer`, `memory_limit` (bytes, or text such as "72GiB"), `time_limit`
-    in seconds and `strict` are as in `Options`. `backend` is "eager" or "inductor"; the default is
-    inductor on CUDA devices, eager on the CPU.
+    are taken. `profile`, made by `autopar profile`, replaces the ceilings of its datasheets. `mesh`,
+    `optimizer`, `memory_limit` (bytes, or text such as "72GiB"), `time_limit` in seconds and
+    `strict` are as in `Options`. `backend` is "eager" or "inductor"; the default is inductor on
+    CUDA devices, eager on the CPU.
 
     PlanMismatchError if the processes are not as many as the plan or cluster has devices, if the
     plan is for other parameters, or if ranks disagree; ClusterError if the device is unknown.
@@ -86,7 +91,7 @@ def compile(
         check_world(stored.structure, world.size)
         check_params(stored.structure, param_types(model))
     else:
-        described = described or parse_cluster(world.cluster)
+        described = _described(described or world.cluster, profile)
         check_cluster(described, world.size)
     world = join(_device_of(model), kind)
     request = _Request(stored, described, options, chosen)
@@ -102,6 +107,7 @@ def plan(
     inputs: Any,
     *,
     cluster: Cluster | str | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
     mesh: str = "auto",
     optimizer: str = "adamw",
     memory_limit: int | str | None = None,
@@ -118,10 +124,8 @@ def plan(
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
     options = _options(mesh, optimizer, memory_limit, time_limit, strict)
-    if cluster is None:
-        cluster = look(_device_of(model)).cluster
-    described = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    args, kwargs = _arguments(inputs)
+    described = _described(cluster or look(_device_of(model)).cluster, profile)
+    args, kwargs = split_inputs(inputs)
     return make(model, args, kwargs, described, options, progress or _silent)[1]
 
 
@@ -348,13 +352,13 @@ def _options(
     )
 
 
-def _arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(inputs, Mapping):
-        named = cast("Mapping[str, Any]", inputs)
-        return (), dict(sorted(named.items()))
-    if isinstance(inputs, (tuple, list)):
-        return tuple(cast("Sequence[Any]", inputs)), {}
-    return (inputs,), {}
+def _described(cluster: Cluster | str, profile: Profile | str | os.PathLike[str] | None) -> Cluster:
+    """The cluster, with the ceilings of the profile in place of datasheets."""
+    found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    if profile is None:
+        return found
+    measured = profile if isinstance(profile, Profile) else Profile.load(profile)
+    return replace(found, device=device_from_profile(measured, found.device))
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -105,7 +105,7 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a step is predicted to take on each device."""
+    """What a step is predicted to take on each device; `flops` is what all of them do together."""
 
     step_ns: Count
     compute_ns: Count

@@ -60,7 +60,7 @@ def search(problem: Problem, clock: Clock, progress: Progress) -> Search:
 
 def _descend(state: Search, start: tuple[int, ...] | None) -> None:
     descent = Descent(state.problem, state.evaluator, state.clock)
-    starts = [start] if start else [descent.cheapest(), descent.leanest()]
+    starts = [start] if start else [descent.grown(), descent.leanest()]
     for choice in starts:
         found = descent.improve(choice)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Plans without proof: coordinate descent from a given start, with memory as a price or a wall.
+"""Plans without proof: coordinate descent, with memory as a price or a wall.
 
 One node at a time takes its cheapest choice while all others stay. The figures steer in floating
 point and price a sink's move by attaching it to what its flow already reaches; whether a plan is
@@ -7,12 +7,13 @@ feasible and what it costs is `evaluate`'s word alone. Deterministic: fixed orde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from autopar.problem import FORBIDDEN, Flow, Problem
+from autopar.problem import FORBIDDEN, Problem
 from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.memory import live_sets
@@ -21,30 +22,20 @@ from autopar.solver.search import Clock
 FloatArray = npt.NDArray[np.float64]
 
 _PROHIBITIVE = 1e30
+_UNDECIDED = -1
 _MAX_SWEEPS = 20
 _MAX_PRICES = 60
+_FIRST_PRICE = 2.0**-12
 
 
 class Descent:
-    """Coordinate descent on one problem."""
+    """Coordinate descent on one problem, from starts of its own or one that is given."""
 
     def __init__(self, problem: Problem, evaluator: Evaluator, clock: Clock) -> None:
         self.problem = problem
-        self.evaluator = evaluator
         self.clock = clock
-        self._costs = [_priced(costs) for costs in problem.costs]
-        self._edges: list[list[tuple[int, FloatArray]]] = [[] for _ in problem.keys]
-        for edge in problem.edges:
-            cost = _priced(edge.cost)
-            self._edges[edge.source].append((edge.target, cost))
-            self._edges[edge.target].append((edge.source, cost.T))
-        self._made: list[list[int]] = [[] for _ in problem.keys]
-        self._used: list[list[tuple[int, int]]] = [[] for _ in problem.keys]
-        for f, flow in enumerate(problem.flows):
-            self._made[flow.source].append(f)
-            for k, sink in enumerate(flow.sinks):
-                self._used[sink.node].append((f, k))
-        self._distances = [_priced(d) for d in all_distances(problem.flows)]
+        self._evaluator = evaluator
+        self._prices = _Prices(problem, evaluator)
         sets = live_sets(problem) if problem.usage_limit is not None else []
         times = np.array([time for time, _ in sets], dtype=np.int64)
         self._spans = [
@@ -56,50 +47,61 @@ class Descent:
     def improve(self, start: Sequence[int]) -> tuple[tuple[int, ...], Evaluation] | None:
         """The best feasible choice found from `start`, with its evaluation; None if none was."""
         choice = list(start)
+        self._prices.forget()
         if not self._fits(choice) and not self._make_fit(choice):
             return None
-        self._settle(choice, price=0.0, wall=True)
-        evaluation = self.evaluator(choice)
+        self._settle(choice, price=0.0, wall=True, sweeps=_MAX_SWEEPS)
+        evaluation = self._evaluator(choice)
         return (tuple(choice), evaluation) if evaluation.feasible else None
-
-    def cheapest(self) -> tuple[int, ...]:
-        """Every node's cheapest choice by itself."""
-        return tuple(int(np.argmin(costs)) for costs in self._costs)
 
     def leanest(self) -> tuple[int, ...]:
         """Every node's choice of least usage that is not forbidden, the cheapest of those."""
         return tuple(
-            int(np.lexsort((costs, np.where(costs >= _PROHIBITIVE, np.inf, usages)))[0])
-            for costs, usages in zip(self._costs, self.problem.usages, strict=True)
+            int(np.lexsort((costs, np.where(costs >= FORBIDDEN, np.inf, usages)))[0])
+            for costs, usages in zip(self.problem.costs, self.problem.usages, strict=True)
         )
+
+    def grown(self) -> tuple[int, ...]:
+        """Decides node after node, neighbours of what is decided first, each as suits those."""
+        choice = [_UNDECIDED] * len(self.problem.keys)
+        by_spread = sorted(
+            range(len(choice)), key=lambda i: (-int(np.ptp(self.problem.costs[i])), i)
+        )
+        self._prices.forget()
+        for first in by_spread:
+            queue = deque([first])
+            while queue:
+                node = queue.popleft()
+                if choice[node] == _UNDECIDED:
+                    choice[node] = int(np.argmin(self._prices(node, choice)))
+                    self._prices.moved(node)
+                    queue.extend(self._prices.neighbours[node])
+        return tuple(choice)
 
     def _make_fit(self, choice: list[int]) -> bool:
         """Raises the price of a byte until what is chosen fits."""
-        usages = self.problem.usages
-        spread = max(float(np.ptp(u)) for u in usages) or 1.0
-        price = max(
-            float(np.ptp(c[c < _PROHIBITIVE])) for c in self._costs if c.min() < _PROHIBITIVE
-        )
-        price = max(price, 1.0) / spread / 2**20
+        spread = max(float(np.ptp(usages)) for usages in self.problem.usages) or 1.0
+        costs = (c[c < FORBIDDEN] for c in self.problem.costs)
+        price = max(1.0, *(float(np.ptp(c)) for c in costs if len(c))) / spread * _FIRST_PRICE
         for _ in range(_MAX_PRICES):
-            self._settle(choice, price, wall=False)
+            self._settle(choice, price, wall=False, sweeps=1)
             if self._fits(choice):
                 return True
             price *= 2
         return False
 
-    def _settle(self, choice: list[int], price: float, wall: bool) -> None:
-        """Sweeps over the nodes until none wants to move, or the time is up."""
+    def _settle(self, choice: list[int], price: float, *, wall: bool, sweeps: int) -> None:
+        """Sweeps over the nodes until none wants to move, or (with `wall`) the time is up."""
         in_use = self._usage(choice)
-        for _ in range(_MAX_SWEEPS):
+        for _ in range(sweeps):
             moved = False
             for node, span in enumerate(self._spans):
                 if wall and self.clock.expired:
                     return
                 usages = self.problem.usages[node]
-                costs = self._alternatives(node, choice)
+                costs = self._prices(node, choice)
                 old = choice[node]
-                if wall and self._num_times and in_use[span].size:
+                if wall and in_use[span].size:
                     room = self._limit() - int(in_use[span].max()) + int(usages[old])
                     costs = np.where(usages <= room, costs, np.inf)
                 elif price:
@@ -108,45 +110,10 @@ class Descent:
                 if costs[new] < costs[old]:
                     in_use[span] += int(usages[new]) - int(usages[old])
                     choice[node] = new
+                    self._prices.moved(node)
                     moved = True
             if not moved:
                 return
-
-    def _alternatives(self, node: int, choice: Sequence[int]) -> FloatArray:
-        """What each choice of `node` costs while the others stay as they are."""
-        costs = self._costs[node].copy()
-        for other, matrix in self._edges[node]:
-            costs += matrix[:, choice[other]]
-        for f in self._made[node]:
-            costs += self._as_source(f, choice)
-        for f, k in self._used[node]:
-            costs += self._as_sink(f, k, choice)
-        return costs
-
-    def _as_source(self, f: int, choice: Sequence[int]) -> FloatArray:
-        flow = self.problem.flows[f]
-        terminals = frozenset(_asked(flow, choice))
-        lengths = self.evaluator.routers[f].lengths(terminals)
-        if lengths is None:
-            by_state = self._distances[f][:, sorted(terminals)].sum(axis=1)
-        else:
-            by_state = np.minimum(np.array(lengths, dtype=np.float64), _PROHIBITIVE)
-        # A state of -1 picks the last entry: nothing is made.
-        absent = _PROHIBITIVE if terminals else 0.0
-        return np.append(by_state, absent)[flow.source_state]
-
-    def _as_sink(self, f: int, k: int, choice: Sequence[int]) -> FloatArray:
-        flow = self.problem.flows[f]
-        root = int(flow.source_state[choice[flow.source]])
-        reached = {root} - {-1}
-        others = frozenset(_asked(flow, choice, leave_out=k))
-        route = self.evaluator.routers[f].route(root, others) if root >= 0 else None
-        if route is not None:
-            reached |= {int(flow.heads[a]) for a in route.arcs}
-        near = np.full(len(flow.states), _PROHIBITIVE)
-        if reached:
-            near = self._distances[f][sorted(reached)].min(axis=0)
-        return np.append(near, 0.0)[flow.sinks[k].state]
 
     def _limit(self) -> int:
         assert self.problem.usage_limit is not None
@@ -162,12 +129,97 @@ class Descent:
         return not self._num_times or int(self._usage(choice).max()) <= self._limit()
 
 
-def _asked(flow: Flow, choice: Sequence[int], leave_out: int = -1) -> set[int]:
-    """The states the sinks ask for, but for sink number `leave_out`."""
-    states = {
-        int(sink.state[choice[sink.node]]) for k, sink in enumerate(flow.sinks) if k != leave_out
-    }
-    return states - {-1}
+class _Prices:
+    """Per node, what each of its choices costs while the others stay as they are.
+
+    Nodes that are `_UNDECIDED` cost and ask nothing. Figures are kept until a neighbour moves.
+    """
+
+    def __init__(self, problem: Problem, evaluator: Evaluator) -> None:
+        self.problem = problem
+        self._evaluator = evaluator
+        self._known: dict[int, FloatArray] = {}
+        count = len(problem.keys)
+        self._costs = [_priced(costs) for costs in problem.costs]
+        self._edges: list[list[tuple[int, FloatArray]]] = [[] for _ in range(count)]
+        self._made: list[list[int]] = [[] for _ in range(count)]
+        self._used: list[list[tuple[int, int]]] = [[] for _ in range(count)]
+        near: list[set[int]] = [set() for _ in range(count)]
+        for edge in problem.edges:
+            cost = _priced(edge.cost)
+            self._edges[edge.source].append((edge.target, cost))
+            self._edges[edge.target].append((edge.source, cost.T))
+            near[edge.source].add(edge.target)
+            near[edge.target].add(edge.source)
+        for f, flow in enumerate(problem.flows):
+            self._made[flow.source].append(f)
+            ends = {flow.source, *(sink.node for sink in flow.sinks)}
+            for k, sink in enumerate(flow.sinks):
+                self._used[sink.node].append((f, k))
+            for node in ends:
+                near[node] |= ends
+        self.neighbours = [sorted(others) for others in near]
+        self._distances = [_priced(d) for d in all_distances(problem.flows)]
+        self._source_states: list[list[int]] = [f.source_state.tolist() for f in problem.flows]
+        self._sink_states: list[list[tuple[int, list[int]]]] = [
+            [(sink.node, sink.state.tolist()) for sink in flow.sinks] for flow in problem.flows
+        ]
+        self._heads: list[list[int]] = [f.heads.tolist() for f in problem.flows]
+
+    def __call__(self, node: int, choice: Sequence[int]) -> FloatArray:
+        """The costs of the choices of `node`; not to be written to."""
+        if node not in self._known:
+            costs = self._costs[node].copy()
+            for other, matrix in self._edges[node]:
+                if choice[other] != _UNDECIDED:
+                    costs += matrix[:, choice[other]]
+            for f in self._made[node]:
+                costs += self._as_source(f, choice)
+            for f, k in self._used[node]:
+                costs += self._as_sink(f, k, choice)
+            self._known[node] = costs
+        return self._known[node]
+
+    def moved(self, node: int) -> None:
+        """Takes note that `node` has another choice."""
+        for other in self.neighbours[node]:
+            self._known.pop(other, None)
+
+    def forget(self) -> None:
+        """Takes note that any node may have another choice."""
+        self._known.clear()
+
+    def _as_source(self, f: int, choice: Sequence[int]) -> FloatArray:
+        terminals = frozenset(self._asked(f, choice, leave_out=-1))
+        lengths = self._evaluator.routers[f].lengths(terminals)
+        if lengths is None:
+            by_state = self._distances[f][:, sorted(terminals)].sum(axis=1)
+        else:
+            by_state = np.minimum(np.array(lengths, dtype=np.float64), _PROHIBITIVE)
+        # A state of -1 picks the last entry: nothing is made.
+        absent = _PROHIBITIVE if terminals else 0.0
+        return np.append(by_state, absent)[self.problem.flows[f].source_state]
+
+    def _as_sink(self, f: int, k: int, choice: Sequence[int]) -> FloatArray:
+        flow = self.problem.flows[f]
+        states = flow.sinks[k].state
+        if choice[flow.source] == _UNDECIDED:
+            return np.zeros(len(states))
+        root = self._source_states[f][choice[flow.source]]
+        if root < 0:
+            return np.where(states < 0, 0.0, _PROHIBITIVE)
+        others = frozenset(self._asked(f, choice, leave_out=k))
+        route = self._evaluator.routers[f].route(root, others)
+        heads = self._heads[f]
+        reached = {root} if route is None else {root, *(heads[a] for a in route.arcs)}
+        near = self._distances[f][sorted(reached)].min(axis=0)
+        return np.append(near, 0.0)[states]
+
+    def _asked(self, f: int, choice: Sequence[int], leave_out: int) -> Iterator[int]:
+        """The states that decided sinks of flow `f` ask for, but for sink number `leave_out`."""
+        for k, (node, states) in enumerate(self._sink_states[f]):
+            if k != leave_out and choice[node] != _UNDECIDED and states[choice[node]] >= 0:
+                yield states[choice[node]]
 
 
 def _priced(costs: npt.NDArray[np.int64]) -> FloatArray:
