@@ -70,7 +70,7 @@ def compile(
     call of the result plans; with `plan`, a Plan or the path of one, it applies that instead.
 
     `cluster` ("2x8xH100", or a TOML file) describes the machines; without it, the devices at hand
-    are taken. `profile`, made by `autopar profile`, replaces the ceilings of its datasheets. `mesh`,
+    are taken. `profile`, made by `autopar profile`, replaces the ceilings of datasheets. `mesh`,
     `optimizer`, `memory_limit` (bytes, or text such as "72GiB"), `time_limit` in seconds and
     `strict` are as in `Options`. `backend` is "eager" or "inductor"; the default is inductor on
     CUDA devices, eager on the CPU.

@@ -144,7 +144,6 @@ def test_no_command_prints_the_help() -> None:
         (["show"], "Missing argument 'FILE'"),
         (["shwo"], "No such command 'shwo'"),
         (["show", "x", "--widht", "3"], "--widht"),
-        (["plan", "t.py:build"], "Missing option '--cluster'"),
         (["plan", "t.py:build", "--cluster", "8xH1000"], "H1000"),
         (["plan", "t.py:build", "--cluster", "4xcpu", "--memory-limit", "72"], "has no unit"),
         (["plan", "t.py:build", "--cluster", "4xcpu", "--time-limit", "0"], "--time-limit"),
@@ -214,6 +213,7 @@ def test_plan_asks_for_what_was_said(
     assert options.pop("cluster").name == "2x4xA100"  # type: ignore[attr-defined]
     options.pop("progress")
     assert options == {
+        "profile": None,
         "mesh": "dp=2,tp=4",
         "memory_limit": 30 * 2**30,
         "optimizer": "sgd",
