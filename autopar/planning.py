@@ -66,17 +66,15 @@ def _routes(problem: Problem, solution: Solution) -> dict[str, tuple[str, ...]]:
     return routes
 
 
-def describe_conflict(solution: Solution, reserved_bytes: int) -> str:
-    """What is missing, and what holds it, for an infeasible solution with a memory conflict.
-    `reserved_bytes` of the limit are set aside for temporaries."""
+def describe_conflict(solution: Solution) -> str:
+    """What is missing, and what holds it, for an infeasible solution with a memory conflict."""
     conflict = solution.conflict
     if conflict is None:
         return "no combination of choices fits together"
     missing = format_bytes(conflict.needed - conflict.limit)
     holders = ", ".join(f"{key} {format_bytes(size)}" for key, size in conflict.largest[:5])
-    reserve = f" besides {format_bytes(reserved_bytes)} for temporaries" if reserved_bytes else ""
     return (
-        f"the leanest plan needs {format_bytes(conflict.needed)} per device{reserve} where the "
-        f"memory limit leaves {format_bytes(conflict.limit)}: {missing} is missing. Most is held "
-        f"by {holders}. Raise --memory-limit, use more devices, or lower the batch"
+        f"the leanest plan needs {format_bytes(conflict.needed)} per device where the memory limit "
+        f"is {format_bytes(conflict.limit)}: {missing} is missing. Most is held by {holders}. "
+        "Raise --memory-limit, use more devices, or lower the batch"
     )

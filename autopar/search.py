@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
@@ -14,7 +15,7 @@ from autopar.meshes import candidate_meshes, parse_mesh
 from autopar.options import Options
 from autopar.plan import SCHEMA_VERSION, Estimates, Plan, Provenance, Structure
 from autopar.planning import describe_conflict, make_structure
-from autopar.problem import Solution, Status
+from autopar.problem import Problem, Solution, Status
 from autopar.solver import solve
 from autopar.units import format_bytes, format_seconds
 from autopar.version import __version__
@@ -86,22 +87,14 @@ def solve_mesh(
     again with what is left.
     """
     limit = options.memory_limit_bytes or cluster.device.memory_bytes
-    allowance = limit
-    excess = 0
     stated = price(graph, cluster, mesh, options, usage_limit=limit)
-    for _ in range(MAX_TIGHTENINGS):
-        if allowance <= 0:
-            break
-        problem = replace(stated, usage_limit=allowance)
-        solution = solve(problem, time_limit_s=options.time_limit_s, progress=progress)
-        if solution.status is Status.INFEASIBLE:
-            raise InfeasibleError(
-                f"mesh {mesh or 'of one device'}: {describe_conflict(solution, limit - allowance)}"
-            )
-        if solution.status is Status.LIMIT:
-            raise SolverError(f"mesh {mesh}: no plan was found in time; raise the time limit")
+    solution = _solve(stated, mesh, options, progress)
+    if solution.status is Status.INFEASIBLE:
+        raise InfeasibleError(f"mesh {mesh or 'of one device'}: {describe_conflict(solution)}")
+    bound = solution.bound
+    for attempt in count():
         structure = make_structure(
-            graph, cluster, mesh, options, problem, solution, fingerprint=fingerprint
+            graph, cluster, mesh, options, stated, solution, fingerprint=fingerprint
         )
         estimates = account(graph, cluster, mesh, options, structure, limit)
         if estimates.step_ns != solution.objective:
@@ -111,15 +104,57 @@ def solve_mesh(
             )
         excess = estimates.memory.total - limit
         if excess <= 0:
-            return Candidate(mesh, structure, estimates, solution)
+            return Candidate(mesh, structure, estimates, _bounded(solution, bound))
         progress(f"{mesh}: temporaries exceed the memory limit; solving again with less")
-        counted = sum(int(u[c]) for u, c in zip(problem.usages, solution.choice, strict=True))
-        allowance = counted - excess
-    raise InfeasibleError(
-        f"mesh {mesh or 'of one device'}: temporaries alone break the memory limit of "
-        f"{format_bytes(limit)}, by {format_bytes(excess)} in the leanest plan found. Raise "
-        "--memory-limit, use more devices, or lower the batch"
-    )
+        counted = sum(int(u[c]) for u, c in zip(stated.usages, solution.choice, strict=True))
+        leaner = _leaner(stated, counted - excess, counted, mesh, options, progress)
+        if leaner is None or attempt == MAX_TIGHTENINGS:
+            raise InfeasibleError(
+                f"mesh {mesh or 'of one device'}: the leanest plan found peaks at "
+                f"{format_bytes(limit + excess)} per device, {format_bytes(excess)} over the "
+                f"memory limit of {format_bytes(limit)}; "
+                f"{format_bytes(estimates.memory.transient)} of it is temporary. Raise "
+                "--memory-limit, use more devices, or lower the batch"
+            )
+        solution = leaner
+    raise AssertionError("the loop ends in a plan or an error")
+
+
+def _solve(
+    problem: Problem, mesh: Mesh, options: Options, progress: Callable[[str], None]
+) -> Solution:
+    solution = solve(problem, time_limit_s=options.time_limit_s, progress=progress)
+    if solution.status is Status.LIMIT:
+        raise SolverError(f"mesh {mesh}: no plan was found in time; raise the time limit")
+    return solution
+
+
+def _leaner(
+    stated: Problem,
+    allowance: int,
+    counted: int,
+    mesh: Mesh,
+    options: Options,
+    progress: Callable[[str], None],
+) -> Solution | None:
+    """The best plan that holds at most `allowance`, or else as little as any; None if that is no
+    less than `counted`, what the plan in hand holds. Leaner plans may have other temporaries: that
+    one breaks the limit does not mean that all do."""
+    while allowance < counted:
+        solution = _solve(replace(stated, usage_limit=allowance), mesh, options, progress)
+        if solution.status is not Status.INFEASIBLE:
+            return solution
+        if solution.conflict is None:
+            return None
+        allowance = max(allowance + 1, solution.conflict.needed)
+    return None
+
+
+def _bounded(solution: Solution, bound: int) -> Solution:
+    """`solution` with a bound on the plans of the problem as it was stated, before temporaries were
+    set aside: the best of those that keep to the limit is not cheaper, but may be this one."""
+    status = Status.OPTIMAL if bound == solution.objective else Status.FEASIBLE
+    return replace(solution, status=status, bound=bound)
 
 
 def _plan(best: Candidate, meshes: Sequence[Mesh], torch_version: str) -> Plan:

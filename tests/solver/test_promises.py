@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import SolverError
-from autopar.problem import FORBIDDEN, Problem, Status
+from autopar.problem import FORBIDDEN, IntArray, Problem, Status
 from autopar.solver import evaluate, solve
 from autopar.solver.bounds import dual_bound, least_cost
 from autopar.solver.cutoff import forbid_above
@@ -142,39 +142,74 @@ def test_one_byte_too_many_is_too_many() -> None:
     """The rows of the program are floating point: what they let pass is cut off exactly."""
     big = 2**40
     stated = problem(
-        [[0, 5], [0, 6], [0, 7]],
+        [[0, 9], [0, 6], [0, 7]],
         usages=[[big + 1, 0], [big, 0], [big, 0]],
         limit=2 * big,
     )
     solution = solve(stated)
     assert solution.status is Status.OPTIMAL
-    assert (solution.objective, solution.choice) == (5, (1, 0, 0))
+    assert (solution.objective, solution.choice) == (9, (1, 0, 0))
 
 
 def test_arcs_shared_in_halves_are_made_whole() -> None:
-    """A directed Steiner problem whose relaxation costs 1.5 and whose optimum is 2."""
+    """A directed Steiner problem whose relaxation costs 15 and whose optimum is 20."""
     ways = {4: (1, 2), 5: (2, 3), 6: (1, 3)}
-    arcs = [(0, way, 1) for way in ways]
+    arcs = [(0, way, 10) for way in ways]
     arcs += [(way, state, 0) for way, states in ways.items() for state in states]
     halves = flow(0, [0], [(1, [1]), (2, [2]), (3, [3])], arcs, 7)
-    # The alternative without the flow costs more than the relaxation and less than the truth.
-    stated = problem([[0], [0], [0], [0]], flows=[halves])
-    solution = solve(stated)
+    solution = solve(problem([[0], [0], [0], [0]], flows=[halves]))
     assert solution.status is Status.OPTIMAL
-    assert solution.objective == solution.bound == 2
+    assert solution.objective == solution.bound == 20
     assert len(solution.arcs[0]) == 5
 
 
-def test_costs_of_very_different_size() -> None:
-    """A very large cost that stands for "not allowed" must not blur the small ones."""
+def test_a_plan_that_only_halves_make_look_cheap_is_not_taken() -> None:
+    """As above, with a way out that costs more than the relaxation and less than the truth."""
+    ways = {4: (1, 2), 5: (2, 3), 6: (1, 3)}
+    arcs = [(0, way, 10) for way in ways]
+    arcs += [(way, state, 0) for way, states in ways.items() for state in states]
+    arcs += [(7, state, 0) for state in (1, 2, 3)]
+    halves = flow(0, [0, 7], [(1, [1]), (2, [2]), (3, [3])], arcs, 8)
+    solution = solve(problem([[0, 17], [0], [0], [0]], flows=[halves]))
+    assert (solution.status, solution.objective, solution.choice[0]) == (Status.OPTIMAL, 17, 1)
+
+
+@FEW
+@given(problems())
+def test_very_large_costs_that_stand_for_not_allowed(stated: Problem) -> None:
+    """They must not blur the small ones; where they cannot be avoided, no proof is claimed."""
     huge = 10**18
-    stated = problem(
-        [[3, 2, huge], [1, 2, huge]],
-        edges=[edge(0, 1, [[0, 1, huge], [huge, 1, huge], [huge, huge, 0]])],
+
+    def allowed(costs: IntArray) -> IntArray:
+        return np.where(costs >= FORBIDDEN, huge, costs)
+
+    stated = replace(
+        stated,
+        costs=tuple(allowed(costs) for costs in stated.costs),
+        edges=tuple(replace(e, cost=allowed(e.cost)) for e in stated.edges),
+        flows=tuple(replace(f, costs=allowed(f.costs)) for f in stated.flows),
     )
+    best = solve_by_enumeration(stated)
     solution = solve(stated)
-    assert solution.status is Status.OPTIMAL
-    assert (solution.objective, solution.choice) == (4, (0, 0))
+    if best.objective is None:
+        assert solution.status is Status.INFEASIBLE
+    elif best.objective < huge:
+        assert (solution.status, solution.objective) == (Status.OPTIMAL, best.objective)
+    else:
+        assert solution.bound <= best.objective <= solution.objective
+
+
+def test_a_choice_that_asks_for_nothing_is_not_beaten_by_one_that_does() -> None:
+    asks = flow(0, [0], [(1, [-1, 1])], [(0, 1, 10)], 2)
+    assert solve(problem([[0], [1, 0]], flows=[asks])).objective == 1
+    makes = flow(0, [1, -1], [(1, [-1, 0])], [(1, 0, 10)], 2)
+    assert solve(problem([[5, 0], [20, 0]], flows=[makes])).objective == 15
+
+
+def test_multipliers_of_zero_prove_what_the_nodes_cost_at_the_least() -> None:
+    stated = problem([[5, 7], [3, 9]], edges=[edge(0, 1, [[0, 1], [2, 3]])])
+    model = build(stated)
+    assert dual_bound(model, np.zeros(model.num_rows)).value == pytest.approx(8)
 
 
 @FEW
