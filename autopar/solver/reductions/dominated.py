@@ -81,7 +81,7 @@ def _exchange_costs(problem: Problem) -> list[IntArray]:
         way = np.zeros((size + 1, size + 1), dtype=np.int64)
         way[:size, :size] = distance
         made, asked = way.copy(), way.copy()
-        pass
+        made[size, :size] = FORBIDDEN
         asked[size, :size] = FORBIDDEN
         state = flow.source_state
         found[flow.source] = _plus(found[flow.source], made[state[:, None], state[None, :]])
