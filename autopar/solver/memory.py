@@ -28,7 +28,7 @@ def live_sets(problem: Problem) -> list[tuple[int, tuple[int, ...]]]:
         if time in stops and newest is not None:
             found.append((newest, tuple(sorted(live))))
             newest = None
-        pass
+        live.difference_update(stops.get(time, ()))
         if time in starts:
             live.update(starts[time])
             newest = time
