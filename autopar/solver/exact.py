@@ -1,8 +1,8 @@
 """The exact path: relaxation, bound, integer program on what the bound leaves, ties.
 
 1. The LP relaxation, and from its duals a bound that is worked out again (`bounds`).
-2. Its rounding is the first plan. When it costs what the bound says, it is optimal and no integer
-   program is needed; else diving and coordinate descent look for better ones.
+2. Its rounding, improved by coordinate descent, is the first plan. When it costs what the bound
+   says, it is optimal and no integer program is needed.
 3. Otherwise columns whose reduced cost exceeds the gap are taken out, and HiGHS solves the rest.
    Its answer is evaluated again: where memory is broken by less than HiGHS's tolerance a cover row
    is added, where a flow's shared arcs are fractional they are made integer, and HiGHS runs again.
@@ -20,7 +20,6 @@ from autopar.problem import IntArray, Problem
 from autopar.solver.adapter import Answer, Highs, Outcome
 from autopar.solver.bounds import DualBound, dual_bound, least_cost
 from autopar.solver.cutoff import forbid_above, largest_cost
-from autopar.solver.dive import INTEGRAL, dive, rounded
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.express import express
 from autopar.solver.heuristic import Descent
@@ -30,6 +29,7 @@ from autopar.solver.ties import WEIGHT_LIMIT, tie_weight, tie_weights
 
 _MAX_ROUNDS = 500
 _TIE_NODES = 2_000
+_INTEGRAL = 1e-6
 _LARGEST_COST = 2**40
 """Costs beyond this would set the scale of all others: what no plan can use is forbidden first."""
 
@@ -48,7 +48,7 @@ def search(problem: Problem, clock: Clock, progress: Progress) -> Search:
         state.infeasible = True
         return state
     highs, answer = _relax(state, model, started)
-    duals = _read_relaxation(state, model, highs, answer)
+    duals = _read_relaxation(state, model, answer)
     if state.infeasible:
         return state
     if not state.proven and answer.outcome is Outcome.OPTIMAL:
@@ -69,14 +69,7 @@ def _descend(state: Search, start: tuple[int, ...] | None) -> None:
 
 def _relax(state: Search, model: Model, started: float) -> tuple[Highs, Answer]:
     program = express(model)
-    highs = Highs(
-        {
-            "mip_abs_gap": (1 - 2 * SAME_COST) * model.cost_scale,
-            # Diving has found good plans, and the program is already small: both only cost time.
-            "mip_heuristic_effort": 0.0,
-            "mip_allow_restart": False,
-        }
-    )
+    highs = Highs({"mip_abs_gap": (1 - 2 * SAME_COST) * model.cost_scale})
     highs.limit_time(state.clock.left_s())
     built = process_time()
     answer = highs.relax(program)
@@ -93,9 +86,8 @@ def _relax(state: Search, model: Model, started: float) -> tuple[Highs, Answer]:
     return highs, answer
 
 
-def _read_relaxation(state: Search, model: Model, highs: Highs, answer: Answer) -> DualBound | None:
-    """Bound and first plans from the relaxation. None when it gave no duals."""
-    started = process_time()
+def _read_relaxation(state: Search, model: Model, answer: Answer) -> DualBound | None:
+    """Bound and first plan from the relaxation. None when it gave no duals."""
     if answer.outcome is Outcome.INFEASIBLE:
         state.infeasible = state.evaluation is None
         if not state.infeasible:
@@ -113,10 +105,7 @@ def _read_relaxation(state: Search, model: Model, highs: Highs, answer: Answer) 
     state.statistics["lp_fractional"] = _num_fractional(model, answer.values)
     state.offer(choice, state.evaluator(choice))
     if not state.proven:
-        dive(state, model, highs, answer.values)
-    if not state.proven:
-        _descend(state, state.choice or choice)
-    state.statistics["dive_cpu_s"] = process_time() - started
+        _descend(state, choice)
     return duals
 
 
@@ -180,9 +169,15 @@ def _restrict(highs: Highs, duals: DualBound, gap: float) -> None:
     highs.limit_slack(rows, of_rows < 0, gap / np.abs(of_rows))
 
 
+def rounded(model: Model, values: FloatArray) -> tuple[int, ...]:
+    """Per node the choice with the largest value (the first of equals)."""
+    padded = np.append(values, -1.0)
+    return tuple(int(np.argmax(padded[columns])) for columns in model.choices)
+
+
 def _num_fractional(model: Model, values: FloatArray) -> int:
     chosen = values[model.integer]
-    return int(((chosen > INTEGRAL) & (chosen < 1 - INTEGRAL)).sum())
+    return int(((chosen > _INTEGRAL) & (chosen < 1 - _INTEGRAL)).sum())
 
 
 def _undercharged(
