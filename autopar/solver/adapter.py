@@ -146,7 +146,8 @@ class Highs(pulp.HiGHS):
         )
         if self._highs.passModel(model) == highspy.HighsStatus.kError:
             raise SolverError("HiGHS refuses the model")
-        self._rows = (model.row_lower_, model.row_upper_)
+        self._rows = np.array(model.row_lower_), np.array(model.row_upper_)
+        self._columns = np.array(model.col_lower_), np.array(model.col_upper_)
         self._integer = np.array(
             [j for j, v in enumerate(variables) if v.cat == pulp.LpInteger], dtype=np.int32
         )
@@ -190,11 +191,18 @@ class Highs(pulp.HiGHS):
         values = np.full(len(columns), value)
         self._highs.changeColsBounds(len(columns), columns.astype(np.int32), values, values)
 
+    def free(self) -> None:
+        """Takes all columns and rows of the model back to their own limits."""
+        columns = np.arange(len(self._columns[0]), dtype=np.int32)
+        self._highs.changeColsBounds(len(columns), columns, *self._columns)
+        rows = np.arange(len(self._rows[0]), dtype=np.int32)
+        self._highs.changeRowsBounds(len(rows), rows, *self._rows)  # pyright: ignore[reportAttributeAccessIssue]
+
     def limit_slack(
         self, rows: npt.NDArray[np.int64], at_upper: BoolArray, slack: FloatArray
     ) -> None:
         """Keeps rows within `slack` of their upper (else lower) limit in the runs that follow."""
-        lower, upper = (np.array(side)[rows] for side in self._rows)
+        lower, upper = (side[rows] for side in self._rows)
         self._highs.changeRowsBounds(  # pyright: ignore[reportAttributeAccessIssue]
             len(rows),
             rows.astype(np.int32),
@@ -209,6 +217,13 @@ class Highs(pulp.HiGHS):
             columns = np.union1d(columns, extra).astype(np.int32)
         self._set_kind(columns, highspy.HighsVarType.kInteger)
         self._run()
+        return self.last
+
+    def solve_warm(self) -> Answer:
+        """Runs the relaxation again from the last basis."""
+        self.set_option("presolve", "off")
+        self._run()
+        self.set_option("presolve", "choose")
         return self.last
 
     def solve_relaxed(self) -> Answer:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.solver.ilp import FloatArray, Model
+from autopar.solver.ilp import BoolArray, FloatArray, Model
 
 ROUNDING = 1e-12
 
@@ -29,14 +29,19 @@ class DualBound:
     row_duals: FloatArray
 
 
-def dual_bound(model: Model, row_duals: FloatArray) -> DualBound:
-    """The bound that `row_duals` (per row, in units of the cost) prove."""
+def dual_bound(model: Model, row_duals: FloatArray, absent: BoolArray | None = None) -> DualBound:
+    """The bound that `row_duals` (per row, in units of the cost) prove.
+
+    It holds for the plans that use no column of `absent`: their reduced cost is infinite.
+    """
     at_lower, at_upper = np.isfinite(model.row_lower), np.isfinite(model.row_upper)
     duals = np.where((row_duals > 0) & ~at_lower, 0.0, row_duals)
     duals = np.where((duals < 0) & ~at_upper, 0.0, duals)
     per_entry = model.values * np.repeat(duals, np.diff(model.row_starts))
     priced = np.bincount(model.columns, weights=per_entry, minlength=model.num_columns)
     reduced = model.cost.astype(np.float64) - priced
+    if absent is not None:
+        reduced[absent] = np.inf
     for node, columns in enumerate(model.choices):
         there = columns[columns >= 0]
         least = reduced[there].min()

@@ -1,12 +1,12 @@
 """The exact path: relaxation, bound, integer program on what the bound leaves, ties.
 
 1. The LP relaxation, and from its duals a bound that is worked out again (`bounds`).
-2. Its rounding, improved by coordinate descent, is the first plan. When it costs what the bound
-   says, it is optimal and no integer program is needed.
+2. Its rounding is the first plan. When it costs what the bound says, it is optimal and no integer
+   program is needed; else diving and coordinate descent look for better ones.
 3. Otherwise columns whose reduced cost exceeds the gap are taken out, and HiGHS solves the rest.
    Its answer is evaluated again: where memory is broken by less than HiGHS's tolerance a cover row
    is added, where a flow's shared arcs are fractional they are made integer, and HiGHS runs again.
-4. Among the plans of that cost the one of the lowest tie weight is found in the same way (`ties`).
+4. Among the plans of that cost the one of the lowest tie weight is found (`tiebreak`).
 """
 
 from __future__ import annotations
@@ -20,42 +20,51 @@ from autopar.problem import IntArray, Problem
 from autopar.solver.adapter import Answer, Highs, Outcome
 from autopar.solver.bounds import DualBound, dual_bound, least_cost
 from autopar.solver.cutoff import forbid_above, largest_cost
+from autopar.solver.dive import dive, num_fractional, rounded
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.express import express
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import FloatArray, Model, build
 from autopar.solver.search import SAME_COST, Clock, Progress, Search
-from autopar.solver.ties import WEIGHT_LIMIT, tie_weight, tie_weights
+from autopar.solver.tiebreak import break_ties, restrict
 
 _MAX_ROUNDS = 500
-_TIE_NODES = 2_000
-_INTEGRAL = 1e-6
 _LARGEST_COST = 2**40
 """Costs beyond this would set the scale of all others: what no plan can use is forbidden first."""
 
 
 def search(problem: Problem, clock: Clock, progress: Progress) -> Search:
     """Solves `problem` as far as the clock allows."""
-    started = process_time()
     state = Search(problem, Evaluator(problem), clock, progress)
     if clock.limit_s is not None or largest_cost(problem) > _LARGEST_COST:
         _descend(state, None)
+    while True:
         if state.evaluation is not None:
             problem = forbid_above(problem, state.evaluation.objective)
+        largest = largest_cost(problem)
+        _solve(state, problem)
+        if state.evaluation is None or state.proven or clock.expired or largest <= _LARGEST_COST:
+            return state
+        if largest_cost(forbid_above(problem, state.evaluation.objective)) == largest:
+            return state
+
+
+def _solve(state: Search, problem: Problem) -> None:
+    """All steps, on a `problem` that may forbid more than the one of `state`."""
+    started = process_time()
     model = build(problem)
     state.raise_bound(least_cost(model))
     if any((columns < 0).all() for columns in model.choices):
         state.infeasible = True
-        return state
+        return
     highs, answer = _relax(state, model, started)
-    duals = _read_relaxation(state, model, answer)
+    duals = _read_relaxation(state, model, highs, answer)
     if state.infeasible:
-        return state
+        return
     if not state.proven and answer.outcome is Outcome.OPTIMAL:
         _solve_integer(state, model, highs, duals)
-    if state.proven and duals is not None and not clock.expired:
-        _break_ties(state, model, highs, duals)
-    return state
+    if state.proven and duals is not None and not state.clock.expired:
+        break_ties(state, model, highs, duals)
 
 
 def _descend(state: Search, start: tuple[int, ...] | None) -> None:
@@ -69,7 +78,14 @@ def _descend(state: Search, start: tuple[int, ...] | None) -> None:
 
 def _relax(state: Search, model: Model, started: float) -> tuple[Highs, Answer]:
     program = express(model)
-    highs = Highs({"mip_abs_gap": (1 - 2 * SAME_COST) * model.cost_scale})
+    highs = Highs(
+        {
+            "mip_abs_gap": (1 - 2 * SAME_COST) * model.cost_scale,
+            # Diving has found good plans, and the program is already small: both only cost time.
+            "mip_heuristic_effort": 0.0,
+            "mip_allow_restart": False,
+        }
+    )
     highs.limit_time(state.clock.left_s())
     built = process_time()
     answer = highs.relax(program)
@@ -86,8 +102,9 @@ def _relax(state: Search, model: Model, started: float) -> tuple[Highs, Answer]:
     return highs, answer
 
 
-def _read_relaxation(state: Search, model: Model, answer: Answer) -> DualBound | None:
-    """Bound and first plan from the relaxation. None when it gave no duals."""
+def _read_relaxation(state: Search, model: Model, highs: Highs, answer: Answer) -> DualBound | None:
+    """Bound and first plans from the relaxation. None when it gave no duals."""
+    started = process_time()
     if answer.outcome is Outcome.INFEASIBLE:
         state.infeasible = state.evaluation is None
         if not state.infeasible:
@@ -102,17 +119,20 @@ def _read_relaxation(state: Search, model: Model, answer: Answer) -> DualBound |
     if answer.outcome is not Outcome.OPTIMAL:
         return duals
     choice = rounded(model, answer.values)
-    state.statistics["lp_fractional"] = _num_fractional(model, answer.values)
+    state.statistics["lp_fractional"] = num_fractional(model, answer.values)
     state.offer(choice, state.evaluator(choice))
     if not state.proven:
-        _descend(state, choice)
+        dive(state, model, highs, answer.values)
+    if not state.proven:
+        _descend(state, state.choice or choice)
+    state.statistics["dive_cpu_s"] = process_time() - started
     return duals
 
 
 def _solve_integer(state: Search, model: Model, highs: Highs, duals: DualBound | None) -> None:
     started = process_time()
     if duals is not None and state.evaluation is not None:
-        _restrict(highs, duals, state.gap + SAME_COST)
+        restrict(highs, duals, state.gap + SAME_COST)
     extra = np.empty(0, dtype=np.int64)
     for _ in range(_MAX_ROUNDS):
         highs.limit_time(state.clock.left_s())
@@ -160,26 +180,6 @@ def _check_agreement(state: Search, evaluation: Evaluation, objective: float) ->
         )
 
 
-def _restrict(highs: Highs, duals: DualBound, gap: float) -> None:
-    """Leaves only what plans within `gap` of the bound can use."""
-    highs.fix(np.flatnonzero(duals.reduced_costs > gap), 0.0)
-    highs.fix(np.flatnonzero(duals.reduced_costs < -gap), 1.0)
-    rows = np.flatnonzero(duals.row_duals)
-    of_rows = duals.row_duals[rows]
-    highs.limit_slack(rows, of_rows < 0, gap / np.abs(of_rows))
-
-
-def rounded(model: Model, values: FloatArray) -> tuple[int, ...]:
-    """Per node the choice with the largest value (the first of equals)."""
-    padded = np.append(values, -1.0)
-    return tuple(int(np.argmax(padded[columns])) for columns in model.choices)
-
-
-def _num_fractional(model: Model, values: FloatArray) -> int:
-    chosen = values[model.integer]
-    return int(((chosen > _INTEGRAL) & (chosen < 1 - _INTEGRAL)).sum())
-
-
 def _undercharged(
     model: Model, values: FloatArray, evaluation: Evaluation, extra: IntArray
 ) -> IntArray:
@@ -212,39 +212,3 @@ def _cover(
         )
     joined = np.concatenate(columns)
     return joined, np.ones(len(joined)), count - 1.0
-
-
-def _break_ties(state: Search, model: Model, highs: Highs, duals: DualBound) -> None:
-    assert state.evaluation is not None
-    started = process_time()
-    best = state.evaluation.objective
-    gap = best - duals.value
-    weights = tie_weights(state.problem)
-    _restrict(highs, duals, gap + SAME_COST)
-    if gap >= 1 - SAME_COST:
-        there = np.flatnonzero(model.cost)
-        scaled = model.cost[there] * np.float64(model.cost_scale)
-        highs.add_limit(there, scaled, (best + 0.5) * model.cost_scale)
-    objective = np.zeros(model.num_columns)
-    for columns, weight in zip(model.choices, weights, strict=True):
-        objective[columns[columns >= 0]] = weight[columns >= 0] * _WEIGHT_SCALE
-    highs.minimise(objective)
-    highs.set_option("mip_abs_gap", _WEIGHT_SCALE / 2)
-    highs.limit_time(state.clock.left_s())
-    answer = highs.solve_relaxed()
-    if len(answer.values) and _num_fractional(model, answer.values):
-        highs.set_option("mip_max_nodes", _TIE_NODES)
-        highs.limit_time(state.clock.left_s())
-        answer = highs.solve_integer(np.concatenate([np.empty(0, dtype=np.int64), *model.shared]))
-    state.statistics["ties"] = "unbroken"
-    if len(answer.values) and answer.outcome is Outcome.OPTIMAL:
-        choice = rounded(model, answer.values)
-        evaluation = state.evaluator(choice)
-        if evaluation.feasible and evaluation.objective == best:
-            state.statistics["ties"] = "broken"
-            if tie_weight(weights, choice) < tie_weight(weights, state.choice):
-                state.choice, state.evaluation = choice, evaluation
-    state.statistics["ties_cpu_s"] = process_time() - started
-
-
-_WEIGHT_SCALE = 1024 / WEIGHT_LIMIT

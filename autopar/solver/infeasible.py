@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from autopar.problem import FORBIDDEN, Conflict, Problem
 from autopar.solver.adapter import Highs, Outcome
+from autopar.solver.dive import rounded
 from autopar.solver.evaluate import peak_usage
-from autopar.solver.exact import rounded
 from autopar.solver.express import express
 from autopar.solver.ilp import build
 from autopar.solver.memory import peak_conflict

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autopar.problem import Problem, Status
-from autopar.solver import solve
+from autopar.solver import solve, tiebreak
 from tests.solver.bruteforce import solve_by_enumeration, tie_weight
 from tests.solver.random_problems import problems
 
@@ -38,6 +39,26 @@ def test_equals_brute_force(problem: Problem) -> None:
     assert solution.choice in best.choices
     assert tie_weight(problem, solution.choice) == best.lowest_tie_weight(problem)
     assert "fault" not in solution.statistics
+
+
+@SETTINGS
+@given(problems())
+def test_ties_with_memory_held(problem: Problem) -> None:
+    """Where a large problem's relaxation has a gap, what takes memory is not moved by ties."""
+    best = solve_by_enumeration(problem)
+    with patch.object(tiebreak, "MAX_OPEN", 0):
+        solution = solve(problem)
+    if solution.statistics.get("ties") != "broken beside memory":
+        return
+    holders = [
+        i
+        for i, (start, stop) in enumerate(problem.intervals)
+        if start < stop and len(set(problem.usages[i].tolist())) > 1
+    ]
+    alike = [c for c in best.choices if all(c[i] == solution.choice[i] for i in holders)]
+    assert solution.choice in alike
+    lowest = min(tie_weight(problem, choice) for choice in alike)
+    assert tie_weight(problem, solution.choice) == lowest
 
 
 @SETTINGS

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import SolverError
 from autopar.problem import FORBIDDEN, IntArray, Problem, Status
-from autopar.solver import evaluate, solve
+from autopar.solver import evaluate, solve, tiebreak
 from autopar.solver.bounds import dual_bound, least_cost
 from autopar.solver.cutoff import forbid_above
 from autopar.solver.evaluate import Evaluator
@@ -75,8 +76,12 @@ def test_a_transformer_on_two_axes_with_little_memory() -> None:
     assert free.status is solution.status is Status.OPTIMAL
     assert solution.objective == solution.bound > free.objective
     assert solution_is_true(tight, solution.choice, solution.objective)
-    assert solution.statistics["ties"] == "broken"
+    assert solution.statistics["ties"] == "broken beside memory"
     assert any("plan of cost" in line for line in told)
+    with patch.object(tiebreak, "MAX_OPEN", 10**9):
+        settled = solve(tight)
+    assert settled.statistics["ties"] == "broken"
+    assert settled.objective == solution.objective
 
 
 @pytest.mark.parametrize("time_limit_s", [0.0, 0.05, 0.5])

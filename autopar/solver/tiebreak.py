@@ -1,0 +1,109 @@
+"""The plan of the lowest tie weight among those of the lowest cost.
+
+What no plan of that cost can use is left out by its reduced cost, and the tie weight is the
+objective for the rest. Where the relaxation is as good as the plan, the rest is exactly the plans
+of that cost, and nearly always one more relaxation settles it.
+
+Where the relaxation has a gap, which is where memory binds, a row keeps the cost down and an
+integer program is needed. It is as hard as the first one, so on large problems the choices that
+take memory stay as they are and only the others are settled: with memory decided, the relaxation
+has no gap. `statistics["ties"]` is then "broken beside memory".
+"""
+
+from __future__ import annotations
+
+from time import process_time
+
+import numpy as np
+
+from autopar.solver.adapter import Answer, Highs, Outcome
+from autopar.solver.bounds import DualBound, dual_bound
+from autopar.solver.dive import num_fractional, rounded
+from autopar.solver.ilp import BoolArray, Model
+from autopar.solver.search import SAME_COST, Search
+from autopar.solver.ties import WEIGHT_LIMIT, tie_weight, tie_weights
+
+MAX_OPEN = 4_000
+"""Columns that may be left for the integer program; with more, memory is held as it is."""
+_MAX_NODES = 2_000
+_WEIGHT_SCALE = 1024 / WEIGHT_LIMIT
+
+
+def restrict(highs: Highs, duals: DualBound, gap: float) -> None:
+    """Leaves only what plans within `gap` of the bound can use."""
+    highs.fix(np.flatnonzero(duals.reduced_costs > gap), 0.0)
+    highs.fix(np.flatnonzero(duals.reduced_costs < -gap), 1.0)
+    rows = np.flatnonzero(duals.row_duals)
+    of_rows = duals.row_duals[rows]
+    highs.limit_slack(rows, of_rows < 0, gap / np.abs(of_rows))
+
+
+def break_ties(state: Search, model: Model, highs: Highs, duals: DualBound) -> None:
+    """Replaces the optimal plan of `state` by the one of the lowest tie weight, where it can."""
+    assert state.evaluation is not None
+    started = process_time()
+    best = state.evaluation.objective
+    state.statistics["ties"] = "unbroken"
+    scope = "broken"
+    unused = duals.reduced_costs > best - duals.value + SAME_COST
+    num_open = model.num_columns - int(unused.sum())
+    if best - duals.value >= 1 - SAME_COST and num_open > MAX_OPEN:
+        held = _hold_memory(state, model, highs, unused)
+        if held is None:
+            return
+        duals, scope = held, "broken beside memory"
+    restrict(highs, duals, best - duals.value + SAME_COST)
+    answer = _lowest_weight(state, model, highs, best, gap=best - duals.value)
+    if len(answer.values) and answer.outcome is Outcome.OPTIMAL:
+        choice = rounded(model, answer.values)
+        evaluation = state.evaluator(choice)
+        if evaluation.feasible and evaluation.objective == best:
+            state.statistics["ties"] = scope
+            weights = tie_weights(state.problem)
+            if tie_weight(weights, choice) < tie_weight(weights, state.choice):
+                state.choice, state.evaluation = choice, evaluation
+    state.statistics["ties_cpu_s"] = process_time() - started
+
+
+def _hold_memory(state: Search, model: Model, highs: Highs, unused: BoolArray) -> DualBound | None:
+    """Fixes the nodes that can use more or less memory, and bounds the cost of the rest without the
+    columns in `unused`; None when that bound does not reach the cost."""
+    absent = unused.copy()
+    taken: list[int] = []
+    for node, columns in enumerate(model.choices):
+        start, stop = state.problem.intervals[node]
+        if start < stop and np.ptp(state.problem.usages[node]):
+            absent[columns[columns >= 0]] = True
+            taken.append(int(columns[state.choice[node]]))
+    absent[taken] = False
+    highs.free()
+    highs.fix(np.flatnonzero(absent), 0.0)
+    highs.fix(np.array(taken, dtype=np.int64), 1.0)
+    highs.limit_time(state.clock.left_s())
+    answer = highs.solve_relaxed()
+    if answer.outcome is not Outcome.OPTIMAL:
+        return None
+    of_model = answer.row_duals[: model.num_rows]
+    duals = dual_bound(model, of_model / model.cost_scale, absent)
+    assert state.evaluation is not None
+    return duals if state.evaluation.objective - duals.value < 1 - SAME_COST else None
+
+
+def _lowest_weight(state: Search, model: Model, highs: Highs, best: int, *, gap: float) -> Answer:
+    """Minimises the tie weight on what is left in `highs`, at a cost of at most `best`."""
+    if gap >= 1 - SAME_COST:
+        there = np.flatnonzero(model.cost)
+        scaled = model.cost[there] * np.float64(model.cost_scale)
+        highs.add_limit(there, scaled, (best + 0.5) * model.cost_scale)
+    objective = np.zeros(model.num_columns)
+    for columns, weight in zip(model.choices, tie_weights(state.problem), strict=True):
+        objective[columns[columns >= 0]] = weight[columns >= 0] * _WEIGHT_SCALE
+    highs.minimise(objective)
+    highs.set_option("mip_abs_gap", _WEIGHT_SCALE / 2)
+    highs.limit_time(state.clock.left_s())
+    answer = highs.solve_relaxed()
+    if not len(answer.values) or not num_fractional(model, answer.values):
+        return answer
+    highs.set_option("mip_max_nodes", _MAX_NODES)
+    highs.limit_time(state.clock.left_s())
+    return highs.solve_integer(np.concatenate([np.empty(0, dtype=np.int64), *model.shared]))
