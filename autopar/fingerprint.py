@@ -31,14 +31,19 @@ def canonical_lines(graph: Graph) -> Iterator[str]:
 def _node(node: Node) -> str:
     kwargs = ", ".join(f"{name}={_arg(value)}" for name, value in node.kwargs)
     factors = "; ".join(
-        f"{f.name} {f.atom} {f.inputs} {f.outputs} {int(f.whole)}" for f in node.factors
+        f"{f.name} {f.atom} {f.inputs} {f.outputs} {_flags(f.whole, f.exchanged, f.complete)}"
+        for f in node.factors
     )
     outputs = ", ".join(map(_tensor, node.outputs))
-    flags = f"{node.partial} {int(node.mean)}{int(node.view)}{int(node.has_rule)}"
+    flags = f"{node.partial} {_flags(node.mean, node.view, node.has_rule)}"
     return (
         f"{node.key} | {node.role.value} {node.phase.value} {node.target} | {node.op}"
         f"({_arg(node.args)}; {kwargs}) -> {outputs} | {factors} | {flags}"
     )
+
+
+def _flags(*flags: bool) -> str:
+    return "".join(str(int(flag)) for flag in flags)
 
 
 def _tensor(tensor: TensorType) -> str:

@@ -109,6 +109,8 @@ class Factor:
 
     Sharding it gives every input and output that has it `S(slot)` and every other input `R`. An
     output that lacks it becomes `P`: the op sums over it. `whole` atoms must not be sharded.
+    `exchanged` ones make the op talk to its peers on the axis (`exchange`); where it is `complete`
+    too, outputs that lack it come out `R`.
     """
 
     name: str
@@ -116,6 +118,8 @@ class Factor:
     inputs: tuple[Slot | None, ...]
     outputs: tuple[Slot | None, ...]
     whole: bool = False
+    exchanged: bool = False
+    complete: bool = False
 
 
 @dataclass(frozen=True, slots=True)

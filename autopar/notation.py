@@ -2,9 +2,10 @@
 
 `"m k, k n -> m n"` names the dims of the tensor inputs and of the outputs. A letter in an output is
 parallel. A letter that some output lacks is summed there: sharding it leaves that output partial.
-`d!` must stay whole. `(b s)` is one dim made of two, outermost first. `1` is a dim of size one that
-stands for nothing. `_` on its own is a tensor of no dims (a scalar). A rule speaks of one mesh
-axis; `strategy` makes the product over axes.
+`d!` must stay whole; `v@` can be sharded by an op that then talks to its peers on the axis (see
+`exchange`). `(b s)` is one dim made of two, outermost first. `1` is a dim of size one that stands
+for nothing. `_` on its own is a tensor of no dims (a scalar). A rule speaks of one mesh axis;
+`strategy` makes the product over axes.
 """
 
 from __future__ import annotations
@@ -18,19 +19,22 @@ Dim = tuple[str, ...]
 Dims = tuple[Dim, ...]
 """The dims of a tensor."""
 
-_TOKEN = re.compile(r"\(|\)|[A-Za-z][A-Za-z0-9_]*!?|1|_")
+_TOKEN = re.compile(r"\(|\)|[A-Za-z][A-Za-z0-9_]*[!@]?|1|_")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What an op does with the dims of its tensors. `sizes` gives the size of each letter that
-    stands in a group; others take the size of their dim. See `graph.Node` for the flags."""
+    stands in a group; others take the size of their dim. See `graph.Node` for the flags;
+    `complete` says that outputs which lack an exchanged letter come out whole, not partial."""
 
     inputs: tuple[Dims, ...]
     outputs: tuple[Dims, ...]
     whole: frozenset[str] = frozenset()
+    exchanged: frozenset[str] = frozenset()
     partial: tuple[tuple[int, ...], ...] = ()
     mean: bool = False
+    complete: bool = False
     view: bool = False
     sizes: tuple[tuple[str, int], ...] = ()
 
@@ -40,10 +44,13 @@ class Rule:
 
     def _dims(self, dims: Dims) -> str:
         def letters(dim: Dim) -> str:
-            marked = [a + "!" if a in self.whole else a for a in dim]
+            marked = [a + self._mark(a) for a in dim]
             return "1" if not marked else marked[0] if len(marked) == 1 else f"({' '.join(marked)})"
 
         return " ".join(map(letters, dims)) or "_"
+
+    def _mark(self, letter: str) -> str:
+        return "!" if letter in self.whole else "@" if letter in self.exchanged else ""
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -57,6 +64,7 @@ def parse_rule(
     *,
     partial: tuple[tuple[int, ...], ...] = (),
     mean: bool = False,
+    complete: bool = False,
     view: bool = False,
     sizes: dict[str, int] | None = None,
 ) -> Rule:
@@ -68,19 +76,27 @@ def parse_rule(
     left, arrow, right = text.partition("->")
     if not arrow:
         raise ValueError(f"rule {text!r} has no '->'")
-    whole: set[str] = set()
-    inputs = _parse_tensors(left, whole, text) if left.strip() else ()
-    outputs = _parse_tensors(right, whole, text)
+    marked: dict[str, set[str]] = {"!": set(), "@": set()}
+    inputs = _parse_tensors(left, marked, text) if left.strip() else ()
+    outputs = _parse_tensors(right, marked, text)
     return Rule(
-        inputs, outputs, frozenset(whole), partial, mean, view, tuple(sorted((sizes or {}).items()))
+        inputs,
+        outputs,
+        frozenset(marked["!"]),
+        frozenset(marked["@"]),
+        partial,
+        mean,
+        complete,
+        view,
+        tuple(sorted((sizes or {}).items())),
     )
 
 
-def _parse_tensors(side: str, whole: set[str], text: str) -> tuple[Dims, ...]:
-    return tuple(_parse_dims(tensor, whole, text) for tensor in side.split(","))
+def _parse_tensors(side: str, marked: dict[str, set[str]], text: str) -> tuple[Dims, ...]:
+    return tuple(_parse_dims(tensor, marked, text) for tensor in side.split(","))
 
 
-def _parse_dims(tensor: str, whole: set[str], text: str) -> Dims:
+def _parse_dims(tensor: str, marked: dict[str, set[str]], text: str) -> Dims:
     if not tensor.strip():
         raise ValueError(f"rule {text!r} has an empty tensor (write _ for a scalar)")
     if _TOKEN.sub("", tensor).strip():
@@ -100,9 +116,9 @@ def _parse_dims(tensor: str, whole: set[str], text: str) -> Dims:
         elif token == "1":
             dims.append(())
         elif token != "_":
-            letter = token.rstrip("!")
-            if token.endswith("!"):
-                whole.add(letter)
+            letter = token.rstrip("!@")
+            if token != letter:
+                marked[token[-1]].add(letter)
             if group is None:
                 dims.append((letter,))
             else:

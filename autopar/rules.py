@@ -96,16 +96,21 @@ _FAMILIES: tuple[tuple[str | RuleFunction, str], ...] = (
     (ops.reduction("count"), "count_nonzero.dim_IntList"),
     (
         ops.reduction("whole"),
-        """all.dim all.dims amax amin any.dim any.dims argmax argmin logsumexp max.dim min.dim
+        """all.dim all.dims amax amin any.dim any.dims argmax argmin max.dim min.dim
         prod.dim_int std.correction var.correction var_mean.correction""",
     ),
+    (ops.reduction("exchanged"), "logsumexp"),
     (ops.reduction("whole", None), "all any max min prod"),
     (ops.reduction("whole", 2), "linalg_vector_norm"),
-    (ops.along(1), "_log_softmax _safe_softmax _softmax argsort cumprod"),
+    (ops.along(1, exchanged=True), "_log_softmax _softmax"),
+    (ops.along(1), "_safe_softmax argsort cumprod"),
     (ops.along(1), "sort"),
     (ops.along(2), "sort.stable topk"),
     (ops.along(1, "0"), "cumsum"),
-    (ops.along(2, "0"), "_log_softmax_backward_data _softmax_backward_data"),
+    (
+        ops.along(2, "0", exchanged=True),
+        "_log_softmax_backward_data _softmax_backward_data",
+    ),
     (ops.norm, "_fused_rms_norm native_layer_norm"),
     (ops.norm_backward, "_fused_rms_norm_backward native_layer_norm_backward"),
     (ops.group_norm, "native_group_norm"),
@@ -190,6 +195,7 @@ def _fitted(rule: Rule, call: Call) -> Rule | None:
     return replace(
         fitted,
         whole=(rule.whole | empty) & frozenset(fitted.letters),
+        exchanged=rule.exchanged & frozenset(fitted.letters),
         sizes=tuple((a, sizes[a]) for a in sorted(grouped)),
     )
 

@@ -75,8 +75,10 @@ def rule(
     outputs: Iterable[Sequence[Dim]],
     *,
     whole: Iterable[str] = (),
+    exchanged: Iterable[str] = (),
     partial: Iterable[tuple[int, ...]] = (),
     mean: bool = False,
+    complete: bool = False,
     view: bool = False,
     sizes: dict[str, int] | None = None,
 ) -> Rule:
@@ -85,8 +87,10 @@ def rule(
         tuple(map(tuple, inputs)),
         tuple(map(tuple, outputs)),
         frozenset(whole),
+        frozenset(exchanged),
         tuple(partial),
         mean,
+        complete,
         view,
         tuple(sorted((sizes or {}).items())),
     )

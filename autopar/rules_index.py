@@ -11,11 +11,12 @@ from autopar.rules_call import Call, aligned, dim_of, letters, linear, place, ru
 
 
 def embedding(call: Call) -> Rule:
-    """aten.embedding(weight, indices, ...): `v! h, b s -> b s h`."""
+    """aten.embedding(weight, indices, ...): `v@ h, b s -> b s h`. A rank looks up the
+    rows it has."""
     index = singles(letters(len(call.shape(call.arg(1)))))
     inputs = place(call, (call.arg(0), singles("vh")), (call.arg(1), index))
     outputs = [(*index, ("h",))]
-    return rule(inputs, outputs, whole="v", partial=linear(call, (call.arg(0),)))
+    return rule(inputs, outputs, exchanged="v", partial=linear(call, (call.arg(0),)))
 
 
 def embedding_backward(call: Call) -> Rule:
@@ -23,8 +24,10 @@ def embedding_backward(call: Call) -> Rule:
     names = letters(len(call.shape(call.arg(1))))
     index = singles(names)
     inputs = place(call, (call.arg(0), (*index, ("h",))), (call.arg(1), index))
-    whole = ("v", *names) if call.arg(4, "scale_grad_by_freq", False) else ("v",)
-    return rule(inputs, [singles("vh")], whole=whole, partial=linear(call, (call.arg(0),)))
+    whole = names if call.arg(4, "scale_grad_by_freq", False) else ()
+    return rule(
+        inputs, [singles("vh")], whole=whole, exchanged="v", partial=linear(call, (call.arg(0),))
+    )
 
 
 def gather(call: Call) -> Rule:

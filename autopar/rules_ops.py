@@ -38,7 +38,7 @@ def pointwise(joint: str = "") -> RuleFunction:
 
 def reduction(how: str, at: int | None = 1) -> RuleFunction:
     """The dims of argument `at` (all if None) are reduced: by "sum", by "count" (a sum that is not
-    linear), by "mean", or "whole"."""
+    linear), by "mean", "whole", or "exchanged" (the op itself reduces over ranks)."""
 
     def function(call: Call) -> Rule:
         rank = len(call.shapes[0])
@@ -53,6 +53,8 @@ def reduction(how: str, at: int | None = 1) -> RuleFunction:
             [names],
             [result] * len(call.outputs),
             whole=[names[d][0] for d in gone] if how == "whole" else (),
+            exchanged=[names[d][0] for d in gone] if how == "exchanged" else (),
+            complete=how == "exchanged",
             partial=linear(call, (Ref(0),)) if how in ("sum", "mean") else (),
             mean=how == "mean",
         )
@@ -60,9 +62,9 @@ def reduction(how: str, at: int | None = 1) -> RuleFunction:
     return function
 
 
-def along(at: int, joint: str = "", default: int = -1) -> RuleFunction:
-    """The dim of argument `at` is whole, the others parallel; all tensors have equal ranks. An
-    output of another extent in that dim has a letter of its own."""
+def along(at: int, joint: str = "", default: int = -1, *, exchanged: bool = False) -> RuleFunction:
+    """The dim of argument `at` is whole or `exchanged`, the others parallel; all tensors have equal
+    ranks. An output of another extent in that dim has a letter of its own."""
 
     def function(call: Call) -> Rule:
         shape = call.shapes[0]
@@ -78,20 +80,24 @@ def along(at: int, joint: str = "", default: int = -1) -> RuleFunction:
             outputs.append(singles(there))
         sets = [[call.arg(int(p)) for p in members] for members in joint.split()]
         inputs = [singles(names)] * len(call.inputs)
-        return rule(inputs, outputs, whole=whole, partial=linear(call, *sets))
+        partial = linear(call, *sets)
+        if exchanged:
+            return rule(inputs, outputs, exchanged=whole, complete=True, partial=partial)
+        return rule(inputs, outputs, whole=whole, partial=partial)
 
     return function
 
 
 def norm(call: Call) -> Rule:
     """aten.native_layer_norm(x, shape, weight, bias, eps) -> (y, mean, rstd), and
-    aten._fused_rms_norm(x, shape, weight, eps) -> (y, rstd): the normalised dims are whole."""
+    aten._fused_rms_norm(x, shape, weight, eps) -> (y, rstd): ranks that share the normalised dims
+    exchange sums."""
     rest, whole = _norm_letters(call, 0)
     pairs: list[tuple[Arg, Sequence[Dim]]] = [(call.arg(0), singles((*rest, *whole)))]
     pairs += [(call.arg(k), singles(whole)) for k in (2, 3)]
     outputs: list[Dims] = [singles((*rest, *whole))]
     outputs += [_statistics(rest, whole)] * (len(call.outputs) - 1)
-    return rule(place(call, *pairs), outputs, whole=whole)
+    return rule(place(call, *pairs), outputs, exchanged=whole, complete=True)
 
 
 def norm_backward(call: Call) -> Rule:
@@ -109,7 +115,9 @@ def norm_backward(call: Call) -> Rule:
     return rule(
         place(call, *pairs),
         wanted(call, outputs, mask),
-        whole=(*whole, *unwanted_letters(call, mask)),
+        whole=unwanted_letters(call, mask),
+        exchanged=whole,
+        complete=True,
         partial=linear(call, (call.arg(0),)),
     )
 
@@ -182,7 +190,7 @@ def nll_loss(call: Call) -> Rule | None:
         return None
     scores, target = _loss_dims(call.shapes[0])
     inputs = place(call, (call.arg(0), scores), (call.arg(1), target), (call.arg(2), singles("c")))
-    return rule(inputs, [target if reduce == _NONE else (), ()], whole="c")
+    return rule(inputs, [target if reduce == _NONE else (), ()], exchanged="c")
 
 
 def nll_loss_backward(call: Call) -> Rule:
@@ -198,7 +206,7 @@ def nll_loss_backward(call: Call) -> Rule:
         (call.arg(3), singles("c")),
         (call.arg(6), ()),
     )
-    return rule(inputs, [scores], whole="c", partial=linear(call, (call.arg(0),)))
+    return rule(inputs, [scores], exchanged="c", partial=linear(call, (call.arg(0),)))
 
 
 def pooling(joint: str = "") -> RuleFunction:

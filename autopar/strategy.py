@@ -62,7 +62,7 @@ def _placements(node: Node, option: str) -> tuple[tuple[Placement, ...], tuple[P
     for factor in node.factors:
         if factor.name == option and not factor.whole:
             return tuple(_shard(slot, R) for slot in factor.inputs), tuple(
-                _shard(slot, P) for slot in factor.outputs
+                _shard(slot, R if factor.complete else P) for slot in factor.outputs
             )
     raise ValueError(f"{node.key}: {option!r} is not a choice of {node.op}")
 

@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate
 from autopar.codegen.doors import boxed_codegen
 from autopar.errors import PlanMismatchError
 from autopar.plan import MeshAxis
-from autopar.runtime.program import Program, local_chunk
+from autopar.runtime.program import Program, local_chunk, local_position, piece_index
 
 aten = torch.ops.aten
 
@@ -72,6 +72,10 @@ def _bound(
             x, dim, length, axis = node.args
             start = index[axis] * length
             node.target, node.args = aten.slice.Tensor, (x, dim, start, start + length)
+        elif node.target is local_position:
+            indices, length, path = node.args
+            start = piece_index(path, index) * length
+            node.target, node.args = aten.sub.Scalar, (indices, start)
         elif node.target in _GROUP_LAST:
             node.args = (*node.args[:-1], groups[node.args[-1]])
         elif device is not None and device.type != "cpu":

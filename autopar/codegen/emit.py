@@ -17,11 +17,13 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from autopar.codegen.exchange import Peers
 from autopar.codegen.localize import Shapes, localize
 from autopar.codegen.passes import apply_passes
 from autopar.codegen.values import LocalGraph, Values
 from autopar.dataflow import Group, Use, groups
 from autopar.errors import PlanMismatchError
+from autopar.exchange import exchange_axes
 from autopar.graph import OUTPUT_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.layout import Move, parse_layout
 from autopar.plan import Plan
@@ -102,20 +104,36 @@ class _Generator:
     def _op(self, node: Node) -> None:
         source, graph = self.fx_nodes[node.index], self.values.local[node.phase].graph
         arguments = [self._argument(node, arg) for arg in range(len(node.inputs))]
-        value = self._call(graph, node, source, arguments, *self.layout.pair(node))
-        positions = _tensor_positions(source)
+        results = self._results(graph, node, source, arguments)
         for output in range(len(node.outputs)):
-            ref, result = Ref(node.index, output), value
+            ref = Ref(node.index, output)
             if ref not in self.read:
                 continue
-            if positions is not None:
-                result = graph.call_function(operator.getitem, (value, positions[output]))
+            result = results[output]
             ways = self._averaged_over(node, output)
             if ways > 1:
                 result = graph.call_function(aten.div.Scalar, (result, ways))
             self.values.define(node.phase, ref, result)
         for group in self.made_by.get(node.index, ()):
             self._send_off(group)
+
+    def _results(
+        self, graph: fx.Graph, node: Node, source: fx.Node, arguments: Sequence[fx.Node]
+    ) -> Sequence[fx.Node]:
+        """The local tensors that an op makes."""
+        choice, (inputs, outputs) = self.layout.structure.ops[node.key], self.layout.pair(node)
+        if exchange_axes(node, choice):
+            given = iter(arguments)
+            args, kwargs = map_arg((source.args, source.kwargs), lambda _: next(given))
+            shapes = self._shapes(node, inputs, outputs)
+            dtype = source.all_input_nodes[0].meta["val"].dtype
+            axes, atoms = self.values.axes, self.graph.atoms
+            return Peers(graph, node, choice, axes, atoms, shapes, dtype, args, kwargs).emit()
+        value = self._call(graph, node, source, arguments, inputs, outputs)
+        positions = _tensor_positions(source)
+        if positions is None:
+            return (value,)
+        return [graph.call_function(operator.getitem, (value, at)) for at in positions]
 
     def _call(
         self,

@@ -22,9 +22,14 @@ _LAYOUT = frozenset({aten.contiguous.default, aten.permute.default, aten.reshape
 
 
 def drop_dead_code(gm: fx.GraphModule) -> fx.GraphModule:
-    """Drop every op whose result is not used; inputs stay."""
-    gm.graph.eliminate_dead_code()
+    """Drop every op whose result is not used; inputs stay. So do collectives go: none of the ranks
+    uses theirs (an op may take an argument only to know that it is there)."""
+    gm.graph.eliminate_dead_code(lambda node: node.is_impure() and not _is_collective(node))
     return gm
+
+
+def _is_collective(node: fx.Node) -> bool:
+    return str(node.target).startswith("_c10d_functional.")
 
 
 def sink_waits(gm: fx.GraphModule) -> fx.GraphModule:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from autopar.cost_model.liveness import peak_memory
-from autopar.cost_model.moves import move_ns, to_ns
+from autopar.cost_model.moves import move_ns, sent, to_ns
 from autopar.cost_model.work import flops, node_s, traffic
 from autopar.dataflow import Group, groups, is_saved
 from autopar.errors import PlanMismatchError
@@ -33,9 +34,12 @@ def account(
     layout = parse_layout(graph, structure)
     all_groups = groups(graph)
     compute = _compute_ns(layout, cluster, mesh, all_groups)
-    moves = tuple(_moves(layout, cluster, mesh, group) for group in all_groups)
+    sends = tuple(
+        Sends(group.root.node, group.phase.value, _moves(layout, cluster, mesh, group))
+        for group in all_groups
+    ) + tuple(_exchanges(layout, mesh, graph.nodes[index]) for index in compute)
     compute_ns = sum(compute.values())
-    communication_ns = sum(ns for found in moves for _, _, _, ns in found)
+    communication_ns = sum(ns for each in sends for _, _, _, ns in each.steps)
     return Estimates(
         step_ns=compute_ns + communication_ns,
         compute_ns=compute_ns,
@@ -43,9 +47,26 @@ def account(
         flops=round(sum(flops(graph.nodes[index], graph) for index in compute)),
         memory=peak_memory(layout, mesh, all_groups, options),
         memory_limit=limit,
-        collectives=_collectives(mesh, all_groups, moves),
-        ops=_op_totals(layout, mesh, all_groups, compute, moves),
+        collectives=_collectives(mesh, sends),
+        ops=_op_totals(layout, mesh, all_groups, compute, sends),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Sends:
+    """The collectives charged to `node`, in one phase: (kind, axis, local input bytes, ns) each."""
+
+    node: int
+    phase: str
+    steps: tuple[tuple[str, int, int, int], ...]
+
+
+def _exchanges(layout: Layout, mesh: Mesh, node: Node) -> Sends:
+    """What an op sends while it runs."""
+    choice, inputs = layout.structure.ops[node.key], layout.pair(node)[0]
+    found = sent(layout.graph, node, choice, inputs, mesh)
+    steps = tuple(("all_reduce", each.axis, each.num_bytes, ns) for each, ns in found)
+    return Sends(node.index, node.phase.value, steps)
 
 
 def _compute_ns(
@@ -94,15 +115,11 @@ def _check_reached(layout: Layout, group: Group, route: Sequence[Move]) -> None:
         raise PlanMismatchError(f"{group.key} never reaches {missing[0]}, which is asked for")
 
 
-def _collectives(
-    mesh: Mesh,
-    all_groups: Sequence[Group],
-    moves: Sequence[tuple[tuple[str, int, int, int], ...]],
-) -> tuple[CollectiveTotal, ...]:
+def _collectives(mesh: Mesh, sends: Sequence[Sends]) -> tuple[CollectiveTotal, ...]:
     sums: dict[tuple[str, int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-    for group, found in zip(all_groups, moves, strict=True):
-        for kind, axis, num_bytes, ns in found:
-            total = sums[group.phase.value, axis, kind]
+    for each in sends:
+        for kind, axis, num_bytes, ns in each.steps:
+            total = sums[each.phase, axis, kind]
             total[0], total[1], total[2] = total[0] + 1, total[1] + num_bytes, total[2] + ns
     return tuple(
         CollectiveTotal(kind, mesh.axes[axis].name, phase, count, num_bytes, ns)
@@ -115,7 +132,7 @@ def _op_totals(
     mesh: Mesh,
     all_groups: Sequence[Group],
     compute: Mapping[int, int],
-    moves: Sequence[tuple[tuple[str, int, int, int], ...]],
+    sends: Sequence[Sends],
 ) -> dict[str, OpTotal]:
     """Per key; a redistribution is charged to the key of the tensor's maker."""
     graph = layout.graph
@@ -126,11 +143,13 @@ def _op_totals(
         example.setdefault(node.key, node)
         sums[node.key][0] += 1
         sums[node.key][1] += ns
-    for group, found in zip(all_groups, moves, strict=True):
-        node = graph.nodes[group.root.node]
+    for each in sends:
+        node = graph.nodes[each.node]
         example.setdefault(node.key, node)
-        sums[node.key][2] += sum(ns for _, _, _, ns in found)
+        sums[node.key][2] += sum(ns for _, _, _, ns in each.steps)
+    for group in all_groups:
         if is_saved(graph, group):
+            node = graph.nodes[group.root.node]
             sums[node.key][3] += _saved_bytes(layout, mesh, group)
     return {
         key: OpTotal(

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 
 from autopar.cost_model.memory import states_per_param
 from autopar.dataflow import Group
-from autopar.graph import Phase, Ref, Role
+from autopar.exchange import exchange_axes, scratch_bytes
+from autopar.graph import Node, Phase, Ref, Role
 from autopar.layout import Layout
 from autopar.mesh import Mesh
 from autopar.options import Options
 from autopar.plan import Memory
-from autopar.reshard import local_bytes
+from autopar.reshard import local_bytes, local_shape
 from autopar.sharding import Sharding
 
 
@@ -84,6 +85,8 @@ def _intervals(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> list[
     for node in graph.nodes:
         if node.view or node.role in (Role.PARAM, Role.GRAD):
             continue
+        if node.role is Role.OP:
+            found.extend(_scratch(layout, mesh, node))
         for output, tensor in enumerate(node.outputs):
             ref = Ref(node.index, output)
             state = layout.pair(node)[1][output]
@@ -95,6 +98,17 @@ def _intervals(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> list[
             else:
                 found.append(Interval(node.index, last, held, "transient"))
     return found
+
+
+def _scratch(layout: Layout, mesh: Mesh, node: Node) -> list[Interval]:
+    """What an op holds for itself while it exchanges."""
+    choice = layout.structure.ops[node.key]
+    if not exchange_axes(node, choice):
+        return []
+    first = layout.graph.type_of(node.inputs[0])
+    local = local_shape(first, layout.graph.atoms, layout.pair(node)[0][0], mesh.sizes)
+    held = scratch_bytes(node, choice, first.dtype, local)
+    return [Interval(node.index, node.index, held, "transient")]
 
 
 def _copies(

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.cost_model.memory import states_per_param
-from autopar.cost_model.moves import arcs, closure, move_ns, to_ns
+from autopar.cost_model.moves import arcs, closure, move_ns, sent, to_ns
 from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.work import node_s, traffic
 from autopar.dataflow import SAVED, Group, groups, is_saved, requirement, root_key
@@ -105,7 +105,8 @@ def _compute(
     all_groups: Sequence[Group],
     table: Mapping[str, NodeClass],
 ) -> tuple[IntArray, ...]:
-    """Compute time of every choice of every class, summed over the nodes of the class."""
+    """Compute time of every choice of every class, and of what its op sends, summed over the nodes
+    of the class."""
     work = traffic(graph, all_groups)
     kinds = Counter((graph.nodes[index].key, done) for index, done in work.items())
     costs = {key: np.zeros(len(entry.labels), np.int64) for key, entry in table.items()}
@@ -114,7 +115,8 @@ def _compute(
         for c, label in enumerate(entry.labels):
             pair = (entry.inputs[c], entry.outputs[c])
             seconds = node_s(graph, entry.node, done, label, pair, mesh.sizes, cluster.device)
-            costs[key][c] += count * to_ns(seconds)
+            talk = sum(ns for _, ns in sent(graph, entry.node, label, entry.inputs[c], mesh))
+            costs[key][c] += count * (to_ns(seconds) + talk)
     return tuple(costs.values())
 
 

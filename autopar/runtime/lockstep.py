@@ -19,7 +19,7 @@ from autopar.errors import AutoparError
 from autopar.graph import OUTPUT_ROLES, Graph, Node, Role, TensorType
 from autopar.mesh import Mesh
 from autopar.plan import Structure
-from autopar.runtime.program import Program, local_chunk
+from autopar.runtime.program import Program, local_chunk, local_position, piece_index
 from autopar.runtime.shards import shard, unshard
 from autopar.sharding import Sharding
 
@@ -84,11 +84,15 @@ def _call(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> lis
     collective = _COLLECTIVES.get(node.target)
     if collective is not None:
         (source,) = node.all_input_nodes
+        if node.args[1] == "max":
+            collective = _all_reduce_max
         return _by_group(collective, values[source], mesh, node.args[-1])
     if node.target is c10d.wait_tensor.default:
         return values[node.all_input_nodes[0]]
     if node.target is local_chunk:
         return _chunks(node, mesh, values)
+    if node.target is local_position:
+        return _positions(node, mesh, values)
     done: dict[tuple[int, ...], Any] = {}
     results: list[Any] = []
     for rank in range(mesh.num_devices):
@@ -112,6 +116,22 @@ def _chunks(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> l
         x, index = values[source][rank], mesh.coordinate(rank)[at]
         if (id(x), index) not in done:
             done[id(x), index] = x.narrow(dim, index * length, length)
+        results.append(done[id(x), index])
+    return results
+
+
+def _positions(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> list[Any]:
+    source: Any
+    length: Any
+    path: Any
+    source, length, path = node.args
+    done: dict[tuple[int, int], Tensor] = {}
+    results: list[Any] = []
+    for rank in range(mesh.num_devices):
+        index = piece_index(path, dict(zip(mesh.names, mesh.coordinate(rank), strict=True)))
+        x = values[source][rank]
+        if (id(x), index) not in done:
+            done[id(x), index] = x - index * length
         results.append(done[id(x), index])
     return results
 
@@ -144,6 +164,10 @@ def _all_gather(pieces: list[Tensor]) -> list[Tensor]:
 
 def _all_reduce(pieces: list[Tensor]) -> list[Tensor]:
     return [torch.stack(pieces).sum(0, dtype=pieces[0].dtype)] * len(pieces)
+
+
+def _all_reduce_max(pieces: list[Tensor]) -> list[Tensor]:
+    return [torch.stack(pieces).amax(0)] * len(pieces)
 
 
 def _reduce_scatter(pieces: list[Tensor]) -> list[Tensor]:

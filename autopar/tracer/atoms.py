@@ -224,8 +224,18 @@ def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> I
     for (letter, k), places in slots.items():
         cells = leaves([op.cells[letter]])
         name = letter if len(cells) == 1 else f"{letter}.{k}"
-        whole = letter in op.rule.whole or letter in misfits
-        yield Factor(name, index[cells[k]], tuple(places[:count]), tuple(places[count:]), whole)
+        exchanged = letter in op.rule.exchanged
+        # The positions along a dim that a rank holds are a range if its outermost atom is cut.
+        whole = letter in op.rule.whole or letter in misfits or (exchanged and k > 0)
+        yield Factor(
+            name,
+            index[cells[k]],
+            tuple(places[:count]),
+            tuple(places[count:]),
+            whole=whole,
+            exchanged=exchanged and not whole,
+            complete=exchanged and op.rule.complete and not whole,
+        )
     for t, (letter, tensor, slot, cell) in enumerate(loose):
         places = [slot if i == tensor else None for i in range(len(around))]
         inputs, outputs = tuple(places[:count]), tuple(places[count:])

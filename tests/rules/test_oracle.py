@@ -53,7 +53,7 @@ def test_shards_put_together_are_the_whole(op: str, index: int) -> None:
     rule = ruled(call)
     expected = call_op(resolve(op), args, kwargs)
     sizes = letter_sizes(rule, call)
-    free = [a for a in rule.letters if a not in rule.whole]
+    free = [a for a in rule.letters if a not in rule.whole | rule.exchanged]
     single = [{a: n} for a in free for n in (2, 3) if sizes[a] % n == 0]
     double = [{a: 2, b: 2} for a, b in combinations(free, 2) if sizes[a] % 2 == sizes[b] % 2 == 0]
     for ways in single + double:

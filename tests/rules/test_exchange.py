@@ -1,0 +1,170 @@
+"""Ops whose ranks talk to one another: what they compute together is what the op computes whole,
+and they send what `autopar.exchange` says, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import pytest
+from torch import Tensor, fx
+
+from autopar.codegen.exchange import Peers
+from autopar.codegen.localize import Shapes
+from autopar.exchange import EXCHANGES, exchange_axes, exchanges
+from autopar.graph import Atom, Factor, Graph, Node, Phase, Ref, Role, Slot, TensorType
+from autopar.mesh import Mesh
+from autopar.notation import Dims, Rule
+from autopar.plan import MeshAxis
+from autopar.reshard import local_shape
+from autopar.rules import RULES, Call, TensorShape
+from autopar.runtime.lockstep import c10d, run
+from autopar.runtime.shards import shard, unshard
+from autopar.strategy import choices, shardings
+from tests.planned import on_h100
+from tests.rules.execution import assert_equal, call_op, letter_sizes, resolve, snapshot, substitute
+from tests.rules.samples import SAMPLES
+from tests.rules.test_oracle import made, ruled
+
+MESHES = ["2", "3", "2x2"]
+CASES = [
+    pytest.param(op, index, mesh, id=f"{op}-{index}-{mesh}")
+    for op in sorted(EXCHANGES)
+    for index in range(len(SAMPLES[op]))
+    for mesh in MESHES
+]
+
+
+def test_every_op_with_an_exchanged_letter_is_in_the_list() -> None:
+    found: set[str] = set()
+    for op in RULES:
+        for index in range(len(SAMPLES[op])):
+            call, _ = snapshot(op, *made(op, index))
+            if ruled(call).exchanged:
+                found.add(op)
+    assert found == set(EXCHANGES)
+
+
+def slot_of(dims: Dims, letter: str) -> Slot | None:
+    return next(((d, dim.index(letter)) for d, dim in enumerate(dims) if letter in dim), None)
+
+
+def one_op(call: Call, rule: Rule) -> tuple[Graph, Node]:
+    """A graph of placeholders and the op, with an atom per letter."""
+    sizes = letter_sizes(rule, call)
+    number = {letter: k for k, letter in enumerate(rule.letters)}
+    atoms = tuple(Atom(sizes[a], a, in_param=False) for a in number)
+
+    def typed(tensor: TensorShape, dims: Dims) -> TensorType:
+        return TensorType(
+            tensor.dtype, tensor.shape, tuple(tuple(number[a] for a in dim) for dim in dims)
+        )
+
+    held = tuple(
+        Node(k, f"x{k}", "placeholder", Role.INPUT, Phase.FORWARD, outputs=(typed(t, dims),))
+        for k, (t, dims) in enumerate(zip(call.inputs, rule.inputs, strict=True))
+    )
+    factors = tuple(
+        Factor(
+            letter,
+            atom,
+            tuple(slot_of(dims, letter) for dims in rule.inputs),
+            tuple(slot_of(dims, letter) for dims in rule.outputs),
+            letter in rule.whole,
+            letter in rule.exchanged,
+            letter in rule.exchanged and rule.complete,
+        )
+        for letter, atom in number.items()
+    )
+    node = Node(
+        len(held), "op", call.op, Role.OP, Phase.FORWARD, call.args, call.kwargs,
+        inputs=tuple(Ref(k) for k in range(len(held))),
+        outputs=tuple(typed(t, dims) for t, dims in zip(call.outputs, rule.outputs, strict=True)),
+        factors=factors,
+    )  # fmt: skip
+    return Graph("one op", (*held, node), atoms), node
+
+
+def exchanging(graph: Graph, node: Node, mesh: Mesh) -> Iterator[str]:
+    for choice in choices(node, graph.atoms, mesh.sizes):
+        if exchange_axes(node, choice):
+            yield choice
+
+
+@pytest.mark.parametrize(("op", "index", "name"), CASES)
+def test_ranks_compute_together_what_the_op_computes_whole(op: str, index: int, name: str) -> None:
+    args, kwargs = made(op, index)
+    call, inputs = snapshot(op, args, kwargs)
+    expected = [x for x in call_op(resolve(op), args, kwargs) if x.numel()]
+    graph, node = one_op(call, ruled(call))
+    mesh = on_h100(name)[1]
+    for choice in exchanging(graph, node, mesh):
+        got, _ = computed(graph, node, choice, mesh, args, kwargs, inputs)
+        assert_equal(got, expected, f"{op} under {choice}")
+
+
+def computed(
+    graph: Graph,
+    node: Node,
+    choice: str,
+    mesh: Mesh,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    inputs: list[Tensor],
+) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
+    """The op's outputs, put together from all ranks, and (how, axis, bytes) of each all-reduce."""
+    asked, left = shardings(node, choice)
+    types = graph.input_types(node)
+    shapes = Shapes(
+        tuple(t.shape for t in types),
+        tuple(t.shape for t in node.outputs),
+        tuple(
+            local_shape(t, graph.atoms, s, mesh.sizes) for t, s in zip(types, asked, strict=True)
+        ),
+        tuple(
+            local_shape(t, graph.atoms, s, mesh.sizes)
+            for t, s in zip(node.outputs, left, strict=True)
+        ),
+    )
+    written = fx.Graph()
+    given: list[Any] = [written.placeholder(f"x{k}") for k in range(len(inputs))]
+    new_args, new_kwargs = substitute(args, kwargs, given)
+    axes = tuple(MeshAxis(n, s) for n, s in zip(mesh.names, mesh.sizes, strict=True))
+    dtype = inputs[0].dtype
+    peers = Peers(written, node, choice, axes, graph.atoms, shapes, dtype, new_args, new_kwargs)
+    outputs = peers.emit()
+    reduced = [n for n in written.nodes if n.target is c10d.all_reduce.default]
+    written.output((*outputs, *reduced))
+    pieces = [
+        [
+            shard(x, t, graph.atoms, s, mesh, mesh.coordinate(rank))
+            for x, t, s in zip(inputs, types, asked, strict=True)
+        ]
+        for rank in range(mesh.num_devices)
+    ]
+    results = run(fx.GraphModule({}, written), mesh, pieces)
+    wanted = [k for k, t in enumerate(node.outputs) if prod(t.shape) or t.shape == ()]
+    whole = [
+        unshard([r[k] for r in results], node.outputs[o], graph.atoms, left[o], mesh)
+        for k, o in enumerate(wanted)
+    ]
+    sent = [
+        (n.args[1], n.args[2], x.nbytes)
+        for n, x in zip(reduced, results[0][len(outputs) :], strict=True)
+    ]
+    return whole, sent
+
+
+@pytest.mark.parametrize("op", sorted(EXCHANGES))
+def test_what_is_sent_is_what_is_priced(op: str) -> None:
+    args, kwargs = made(op, len(SAMPLES[op]) - 1)
+    call, inputs = snapshot(op, args, kwargs)
+    graph, node = one_op(call, ruled(call))
+    mesh = on_h100("2x2")[1]
+    for choice in exchanging(graph, node, mesh):
+        _, sent = computed(graph, node, choice, mesh, args, kwargs, inputs)
+        first = graph.input_types(node)[0]
+        local = local_shape(first, graph.atoms, shardings(node, choice)[0][0], mesh.sizes)
+        listed = exchanges(node, choice, first.dtype, local)
+        assert sent == [(each.reduce, mesh.names[each.axis], each.num_bytes) for each in listed]
