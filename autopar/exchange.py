@@ -9,11 +9,13 @@ generation emits exactly it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from autopar.graph import Node
+from autopar.graph import Graph, Node, itemsize
+from autopar.reshard import local_shape
+from autopar.strategy import shardings
 
 EXCHANGES: dict[str, tuple[str, ...]] = {
     "aten._log_softmax.default": ("max", "sum"),
@@ -37,11 +39,42 @@ EXCHANGES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An all-reduce of `num_bytes` on each rank over mesh axis `axis`, by "sum" or "max"."""
+    """A collective `kind` over mesh axis `axis`, of `in_bytes` on each rank that become
+    `out_bytes`. An all-reduce is by `reduce`."""
 
-    reduce: str
+    kind: str
     axis: int
-    num_bytes: int
+    in_bytes: int
+    out_bytes: int
+    reduce: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A tensor on one rank."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * itemsize(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class JointCall:
+    """An op under a joint factor that is sharded over mesh axis `axis` of `size` ranks, and its
+    tensors on each."""
+
+    node: Node
+    axis: int
+    size: int
+    inputs: tuple[Local, ...]
+    outputs: tuple[Local, ...]
+
+
+JOINT: dict[tuple[str, str], Callable[[JointCall], tuple[Exchange, ...]]] = {}
+"""Per op and name of a joint factor, what it sends."""
 
 
 def exchange_axes(node: Node, choice: str) -> tuple[int, ...]:
@@ -51,20 +84,42 @@ def exchange_axes(node: Node, choice: str) -> tuple[int, ...]:
     return tuple(axis for axis, option in enumerate(options) if option in names)
 
 
-def exchanges(node: Node, choice: str, dtype: str, local: Sequence[int]) -> tuple[Exchange, ...]:
-    """What `node` sends under `choice`, in order; its first input is a `dtype` tensor of which a
-    rank has shape `local`."""
+def exchanges(graph: Graph, node: Node, choice: str, sizes: Sequence[int]) -> tuple[Exchange, ...]:
+    """What `node` sends under `choice` on a mesh of `sizes`, in order."""
     axes = exchange_axes(node, choice)
     if not axes:
         return ()
-    num_bytes = row_itemsize(dtype) * prod(
-        size for dim, size in enumerate(local) if dim not in exchanged_dims(node)
+    asked, left = shardings(node, choice)
+    inputs = tuple(
+        Local(t.dtype, local_shape(t, graph.atoms, s, sizes))
+        for t, s in zip(graph.input_types(node), asked, strict=True)
     )
-    return tuple(
-        Exchange(reduce, axis, num_bytes)
+    outputs = tuple(
+        Local(t.dtype, local_shape(t, graph.atoms, s, sizes))
+        for t, s in zip(node.outputs, left, strict=True)
+    )
+    options = choice.split(",")
+    joint = {f.name for f in node.factors if f.members}
+    found: list[Exchange] = []
+    for axis in axes:
+        if options[axis] in joint:
+            call = JointCall(node, axis, sizes[axis], inputs, outputs)
+            found.extend(JOINT[node.op, options[axis]](call))
+    rows = tuple(axis for axis in reversed(axes) if options[axis] not in joint)
+    num_bytes = _row_bytes(node, inputs[0])
+    found.extend(
+        Exchange("all_reduce", axis, num_bytes, num_bytes, reduce)
         for reduce in EXCHANGES[node.op]
-        for axis in reversed(axes)
+        for axis in rows
     )
+    return tuple(found)
+
+
+def _row_bytes(node: Node, first: Local) -> int:
+    """Bytes of one value per row."""
+    dims = exchanged_dims(node)
+    rows = prod(size for dim, size in enumerate(first.shape) if dim not in dims)
+    return row_itemsize(first.dtype) * rows
 
 
 def exchanged_dims(node: Node) -> frozenset[int]:
@@ -78,9 +133,11 @@ def row_itemsize(dtype: str) -> int:
     return 8 if dtype == "float64" else 4
 
 
-def scratch_bytes(node: Node, choice: str, dtype: str, local: Sequence[int]) -> int:
-    """Bytes that an op holds besides its inputs and outputs while it exchanges: the first input
+def scratch_bytes(graph: Graph, node: Node, choice: str, sizes: Sequence[int]) -> int:
+    """Bytes that an op holds besides its inputs and outputs while it reduces rows: the first input
     in the dtype of sums, once."""
     if not exchange_axes(node, choice) or not EXCHANGES[node.op]:
         return 0
-    return row_itemsize(dtype) * prod(local)
+    tensor = graph.type_of(node.inputs[0])
+    local = local_shape(tensor, graph.atoms, shardings(node, choice)[0][0], sizes)
+    return row_itemsize(tensor.dtype) * prod(local)

@@ -32,6 +32,7 @@ def _node(node: Node) -> str:
     kwargs = ", ".join(f"{name}={_arg(value)}" for name, value in node.kwargs)
     factors = "; ".join(
         f"{f.name} {f.atom} {f.inputs} {f.outputs} {_flags(f.whole, f.exchanged, f.complete)}"
+        f"{' '.join(f.members)}"
         for f in node.factors
     )
     outputs = ", ".join(map(_tensor, node.outputs))

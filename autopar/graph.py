@@ -110,7 +110,8 @@ class Factor:
     Sharding it gives every input and output that has it `S(slot)` and every other input `R`. An
     output that lacks it becomes `P`: the op sums over it. `whole` atoms must not be sharded.
     `exchanged` ones make the op talk to its peers on the axis (`exchange`); where it is `complete`
-    too, outputs that lack it come out `R`.
+    too, outputs that lack it come out `R`. A joint factor shards its `members`, factors of their
+    own, on one axis at once; it stands where any of them stands.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Factor:
     whole: bool = False
     exchanged: bool = False
     complete: bool = False
+    members: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,8 @@ class Graph:
             raise ValueError(f"{where}: parts multiply to {sizes}, the shape is {tensor.shape}")
 
     def _check_factor(self, where: str, node: Node, factor: Factor) -> None:
+        if factor.members:
+            return
         types = (*self.input_types(node), *node.outputs)
         slots = (*factor.inputs, *factor.outputs)
         if len(types) != len(slots):

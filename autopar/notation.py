@@ -26,12 +26,14 @@ _TOKEN = re.compile(r"\(|\)|[A-Za-z][A-Za-z0-9_]*[!@]?|1|_")
 class Rule:
     """What an op does with the dims of its tensors. `sizes` gives the size of each letter that
     stands in a group; others take the size of their dim. See `graph.Node` for the flags;
-    `complete` says that outputs which lack an exchanged letter come out whole, not partial."""
+    `complete` says that outputs which lack an exchanged letter come out whole, not partial. `joint`
+    names ways to shard several letters on one axis at once: ("ring", ("s", "t"))."""
 
     inputs: tuple[Dims, ...]
     outputs: tuple[Dims, ...]
     whole: frozenset[str] = frozenset()
     exchanged: frozenset[str] = frozenset()
+    joint: tuple[tuple[str, tuple[str, ...]], ...] = ()
     partial: tuple[tuple[int, ...], ...] = ()
     mean: bool = False
     complete: bool = False
@@ -62,6 +64,7 @@ class Rule:
 def parse_rule(
     text: str,
     *,
+    joint: tuple[tuple[str, tuple[str, ...]], ...] = (),
     partial: tuple[tuple[int, ...], ...] = (),
     mean: bool = False,
     complete: bool = False,
@@ -84,6 +87,7 @@ def parse_rule(
         outputs,
         frozenset(marked["!"]),
         frozenset(marked["@"]),
+        joint,
         partial,
         mean,
         complete,

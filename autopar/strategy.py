@@ -19,16 +19,27 @@ REPLICATE = "-"
 
 def axis_options(node: Node, atoms: Sequence[Atom], size: int) -> tuple[str, ...]:
     """What `node` can do on one axis of `size` ranks, in canonical order."""
-    factors = (f.name for f in node.factors if not f.whole and atoms[f.atom].size % size == 0)
+    atom_of = {f.name: f.atom for f in node.factors}
+    factors = (
+        f.name
+        for f in node.factors
+        if not f.whole
+        and all(atoms[atom_of[name]].size % size == 0 for name in f.members or (f.name,))
+    )
     partial = (f"+{i}" for i in range(len(node.partial)))
     return (REPLICATE, *factors, *partial)
 
 
 def choices(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[str, ...]:
-    """Every choice of `node` on axes of `sizes` whose factors divide evenly, in canonical order."""
+    """Every choice of `node` on axes of `sizes` whose factors divide evenly, in canonical order. A
+    joint factor is used on one axis, and then none of its members on another."""
     found: list[str] = []
     atom_of = {f.name: atoms[f.atom] for f in node.factors}
+    members = {f.name: f.members for f in node.factors if f.members}
     for options in product(*(axis_options(node, atoms, size) for size in sizes)):
+        taken = [name for option in options for name in members.get(option, ())]
+        if len(taken) > len(set(taken)) or set(taken) & set(options):
+            continue
         ways = {name: 1 for name in options if name in atom_of}
         for name, size in zip(options, sizes, strict=True):
             if name in ways:

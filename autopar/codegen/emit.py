@@ -23,7 +23,7 @@ from autopar.codegen.passes import apply_passes
 from autopar.codegen.values import LocalGraph, Values
 from autopar.dataflow import Group, Use, groups
 from autopar.errors import PlanMismatchError
-from autopar.exchange import exchange_axes
+from autopar.exchange import exchange_axes, exchanges
 from autopar.graph import OUTPUT_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.layout import Move, parse_layout
 from autopar.plan import Plan
@@ -128,7 +128,8 @@ class _Generator:
             shapes = self._shapes(node, inputs, outputs)
             dtype = source.all_input_nodes[0].meta["val"].dtype
             axes, atoms = self.values.axes, self.graph.atoms
-            return Peers(graph, node, choice, axes, atoms, shapes, dtype, args, kwargs).emit()
+            sent = exchanges(self.graph, node, choice, self.values.sizes)
+            return Peers(graph, node, choice, axes, atoms, shapes, dtype, sent, args, kwargs).emit()
         value = self._call(graph, node, source, arguments, inputs, outputs)
         positions = _tensor_positions(source)
         if positions is None:

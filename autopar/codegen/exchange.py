@@ -18,7 +18,7 @@ import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
 from autopar.codegen.localize import Shapes
-from autopar.exchange import exchange_axes, exchanged_dims, exchanges
+from autopar.exchange import Exchange, exchange_axes, exchanged_dims
 from autopar.graph import Atom, Node
 from autopar.plan import MeshAxis
 from autopar.reshard import nesting
@@ -34,7 +34,7 @@ _IGNORED = -1
 @dataclass
 class Peers:
     """Appends to `graph` what `node` does under `choice`, with tensors of `shapes` and the first
-    input in `dtype`."""
+    input in `dtype`; `sent` is what it sends, in order."""
 
     graph: fx.Graph
     node: Node
@@ -43,12 +43,12 @@ class Peers:
     atoms: Sequence[Atom]
     shapes: Shapes
     dtype: torch.dtype
+    sent: Sequence[Exchange]
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        name = str(self.dtype).removeprefix("torch.")
-        self._sent = list(exchanges(self.node, self.choice, name, self.shapes.local_inputs[0]))
+        self._sent = list(self.sent)
 
     def arg(self, position: int, name: str, default: Any = None) -> Any:
         if position < len(self.args):
@@ -60,19 +60,25 @@ class Peers:
 
     def emit(self) -> list[fx.Node]:
         """The local outputs, in order."""
-        found = _TABLE[self.node.op](self)
+        found = self._writer()(self)
         if self._sent:
             raise AssertionError(
                 f"{self.node.op} was priced for {self._sent}, which it never sends"
             )
         return found
 
+    def _writer(self) -> Callable[[Peers], list[fx.Node]]:
+        for factor in self.node.factors:
+            if factor.members and factor.name in self.choice.split(","):
+                return _JOINT[self.node.op, factor.name]
+        return _TABLE[self.node.op]
+
     def reduced(self, rows: fx.Node, how: str) -> fx.Node:
         """One value per row, reduced over the axes that share the rows."""
         for _ in exchange_axes(self.node, self.choice):
             sent = self._sent.pop(0)
             if sent.reduce != how:
-                raise AssertionError(f"{self.node.op} reduces by {how}, priced was {sent.reduce}")
+                raise AssertionError(f"{self.node.op} reduces by {how}, priced was {sent}")
             rows = self(c10d.all_reduce.default, rows, how, self.mesh[sent.axis].name)
             rows = self(c10d.wait_tensor.default, rows)
         return rows
@@ -287,3 +293,6 @@ _TABLE: dict[str, Callable[[Peers], list[fx.Node]]] = {
     "aten.nll_loss_backward.default": _nll_loss_backward,
     "aten.nll_loss2d_backward.default": _nll_loss_backward,
 }
+
+_JOINT: dict[tuple[str, str], Callable[[Peers], list[fx.Node]]] = {}
+"""By op and name of a joint factor."""

@@ -63,9 +63,8 @@ class Sends:
 
 def _exchanges(layout: Layout, mesh: Mesh, node: Node) -> Sends:
     """What an op sends while it runs."""
-    choice, inputs = layout.structure.ops[node.key], layout.pair(node)[0]
-    found = sent(layout.graph, node, choice, inputs, mesh)
-    steps = tuple(("all_reduce", each.axis, each.num_bytes, ns) for each, ns in found)
+    found = sent(layout.graph, node, layout.structure.ops[node.key], mesh)
+    steps = tuple((each.kind, each.axis, each.in_bytes, ns) for each, ns in found)
     return Sends(node.index, node.phase.value, steps)
 
 

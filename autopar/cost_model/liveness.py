@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 from autopar.cost_model.memory import states_per_param
 from autopar.dataflow import Group
-from autopar.exchange import exchange_axes, scratch_bytes
+from autopar.exchange import scratch_bytes
 from autopar.graph import Node, Phase, Ref, Role
 from autopar.layout import Layout
 from autopar.mesh import Mesh
 from autopar.options import Options
 from autopar.plan import Memory
-from autopar.reshard import local_bytes, local_shape
+from autopar.reshard import local_bytes
 from autopar.sharding import Sharding
 
 
@@ -102,13 +102,8 @@ def _intervals(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> list[
 
 def _scratch(layout: Layout, mesh: Mesh, node: Node) -> list[Interval]:
     """What an op holds for itself while it exchanges."""
-    choice = layout.structure.ops[node.key]
-    if not exchange_axes(node, choice):
-        return []
-    first = layout.graph.type_of(node.inputs[0])
-    local = local_shape(first, layout.graph.atoms, layout.pair(node)[0][0], mesh.sizes)
-    held = scratch_bytes(node, choice, first.dtype, local)
-    return [Interval(node.index, node.index, held, "transient")]
+    held = scratch_bytes(layout.graph, node, layout.structure.ops[node.key], mesh.sizes)
+    return [Interval(node.index, node.index, held, "transient")] if held else []
 
 
 def _copies(

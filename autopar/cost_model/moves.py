@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 
 from autopar.cost_model.collectives import collective_s
-from autopar.exchange import Exchange, exchange_axes, exchanges
+from autopar.exchange import Exchange, exchanges
 from autopar.graph import Atom, Graph, Node, TensorType
 from autopar.mesh import Device, Mesh
-from autopar.reshard import Collective, is_legal, local_bytes, local_shape, step
+from autopar.reshard import Collective, is_legal, local_bytes, step
 from autopar.sharding import Placement, R, Sharding
 
 NS = 1e9
@@ -48,21 +48,14 @@ def move_ns(
     return to_ns(collective_s(move.kind, in_bytes, out_bytes, mesh.axes[move.axis]) + copy_s)
 
 
-def sent(
-    graph: Graph, node: Node, choice: str, inputs: Sequence[Sharding], mesh: Mesh
-) -> tuple[tuple[Exchange, int], ...]:
-    """What an op sends while it runs on `inputs`, with the nanoseconds of each."""
-    if not exchange_axes(node, choice):
-        return ()
-    first = graph.type_of(node.inputs[0])
-    local = local_shape(first, graph.atoms, inputs[0], mesh.sizes)
-    return tuple(
-        (
-            each,
-            to_ns(collective_s("all_reduce", each.num_bytes, each.num_bytes, mesh.axes[each.axis])),
-        )
-        for each in exchanges(node, choice, first.dtype, local)
-    )
+def sent(graph: Graph, node: Node, choice: str, mesh: Mesh) -> tuple[tuple[Exchange, int], ...]:
+    """What an op sends while it runs, with the nanoseconds of each."""
+
+    def ns(each: Exchange) -> int:
+        axis = mesh.axes[each.axis]
+        return to_ns(collective_s(each.kind, each.in_bytes, each.out_bytes, axis))
+
+    return tuple((each, ns(each)) for each in exchanges(graph, node, choice, mesh.sizes))
 
 
 def _inner(tensor: TensorType, placement: Placement) -> bool:

@@ -115,7 +115,7 @@ def _compute(
         for c, label in enumerate(entry.labels):
             pair = (entry.inputs[c], entry.outputs[c])
             seconds = node_s(graph, entry.node, done, label, pair, mesh.sizes, cluster.device)
-            talk = sum(ns for _, ns in sent(graph, entry.node, label, entry.inputs[c], mesh))
+            talk = sum(ns for _, ns in sent(graph, entry.node, label, mesh))
             costs[key][c] += count * (to_ns(seconds) + talk)
     return tuple(costs.values())
 

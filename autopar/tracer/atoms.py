@@ -195,6 +195,23 @@ def _parts(tensors: _Tensors, ref: Ref, index: dict[int, int]) -> tuple[tuple[in
     )
 
 
+def _joint(name: str, members: Sequence[Factor]) -> Factor:
+    """The factor that stands where any of `members` stands."""
+
+    def merged(columns: Iterable[tuple[Slot | None, ...]]) -> tuple[Slot | None, ...]:
+        return tuple(next((s for s in c if s is not None), None) for c in columns)
+
+    return Factor(
+        name,
+        members[0].atom,
+        merged(zip(*(m.inputs for m in members), strict=True)),
+        merged(zip(*(m.outputs for m in members), strict=True)),
+        exchanged=True,
+        complete=True,
+        members=tuple(m.name for m in members),
+    )
+
+
 def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> Iterator[Factor]:
     """The factors of an op: the atoms of each letter, and where they are. A letter whose dims
     could not be made the same is whole, in each tensor by itself."""
@@ -221,13 +238,14 @@ def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> I
                     misfits.add(letter)
                     loose.append((letter, t, (d, p), actual[p]))
     count = len(node.inputs)
+    named: dict[str, Factor] = {}
     for (letter, k), places in slots.items():
         cells = leaves([op.cells[letter]])
         name = letter if len(cells) == 1 else f"{letter}.{k}"
         exchanged = letter in op.rule.exchanged
         # The positions along a dim that a rank holds are a range if its outermost atom is cut.
         whole = letter in op.rule.whole or letter in misfits or (exchanged and k > 0)
-        yield Factor(
+        factor = Factor(
             name,
             index[cells[k]],
             tuple(places[:count]),
@@ -236,6 +254,12 @@ def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> I
             exchanged=exchanged and not whole,
             complete=exchanged and op.rule.complete and not whole,
         )
+        if k == 0 and letter not in misfits:
+            named[letter] = factor
+        yield factor
+    for name, letters in op.rule.joint:
+        if set(letters) <= set(named):
+            yield _joint(name, [named[letter] for letter in letters])
     for t, (letter, tensor, slot, cell) in enumerate(loose):
         places = [slot if i == tensor else None for i in range(len(around))]
         inputs, outputs = tuple(places[:count]), tuple(places[count:])

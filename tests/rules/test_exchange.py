@@ -132,7 +132,10 @@ def computed(
     new_args, new_kwargs = substitute(args, kwargs, given)
     axes = tuple(MeshAxis(n, s) for n, s in zip(mesh.names, mesh.sizes, strict=True))
     dtype = inputs[0].dtype
-    peers = Peers(written, node, choice, axes, graph.atoms, shapes, dtype, new_args, new_kwargs)
+    sent = exchanges(graph, node, choice, mesh.sizes)
+    peers = Peers(
+        written, node, choice, axes, graph.atoms, shapes, dtype, sent, new_args, new_kwargs
+    )
     outputs = peers.emit()
     reduced = [n for n in written.nodes if n.target is c10d.all_reduce.default]
     written.output((*outputs, *reduced))
@@ -149,11 +152,11 @@ def computed(
         unshard([r[k] for r in results], node.outputs[o], graph.atoms, left[o], mesh)
         for k, o in enumerate(wanted)
     ]
-    sent = [
+    seen = [
         (n.args[1], n.args[2], x.nbytes)
         for n, x in zip(reduced, results[0][len(outputs) :], strict=True)
     ]
-    return whole, sent
+    return whole, seen
 
 
 @pytest.mark.parametrize("op", sorted(EXCHANGES))
@@ -164,7 +167,5 @@ def test_what_is_sent_is_what_is_priced(op: str) -> None:
     mesh = on_h100("2x2")[1]
     for choice in exchanging(graph, node, mesh):
         _, sent = computed(graph, node, choice, mesh, args, kwargs, inputs)
-        first = graph.input_types(node)[0]
-        local = local_shape(first, graph.atoms, shardings(node, choice)[0][0], mesh.sizes)
-        listed = exchanges(node, choice, first.dtype, local)
-        assert sent == [(each.reduce, mesh.names[each.axis], each.num_bytes) for each in listed]
+        listed = exchanges(graph, node, choice, mesh.sizes)
+        assert sent == [(each.reduce, mesh.names[each.axis], each.in_bytes) for each in listed]

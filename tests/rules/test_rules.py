@@ -207,6 +207,7 @@ def test_rules_print_and_parse_back(op: str) -> None:
         again = parse_rule(
             str(found),
             partial=found.partial,
+            joint=found.joint,
             mean=found.mean,
             complete=found.complete,
             view=found.view,
