@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 from torch import fx
@@ -26,8 +27,9 @@ LIMIT = 80 << 30
 
 
 def on_h100(mesh: str) -> tuple[Cluster, Mesh]:
-    """A mesh of H100s whose axes are the cluster's levels ("2x4")."""
-    cluster = parse_cluster(f"{mesh}xH100")
+    """A mesh of H100s whose axes are the cluster's levels ("2x4"); three axes are in one node."""
+    sizes = [int(size) for size in mesh.split("x")]
+    cluster = parse_cluster(f"{mesh if len(sizes) < 3 else prod(sizes)}xH100")
     return cluster, parse_mesh(mesh, cluster)
 
 

@@ -7,9 +7,8 @@
 
 A parameter's forward flow starts from its storage and has the kept state as one more sink; its
 backward flow starts from the kept state; its gradient's flow ends in its storage. An activation
-that its op may leave partial, or leaves whole on every rank, has a node of its own for the state it
-is saved in, which is likewise a sink forward and the source backward; any other is saved as its op
-leaves it.
+that crosses likewise has a node of its own for the state it is saved in, which is a sink forward
+and the source backward.
 """
 
 from __future__ import annotations
@@ -71,18 +70,15 @@ def price(
 def _saves(
     graph: Graph, mesh: Mesh, all_groups: Sequence[Group], table: Mapping[str, NodeClass]
 ) -> dict[str, tuple[Sharding, ...]]:
-    """Per class of activations that cross and may be partial, or are always whole, the states they
-    may be saved in: what their forward groups can bring them into, but not partial."""
+    """Per class of activations that cross, the states they may be saved in: what their forward
+    groups can bring them into, but not partial."""
     ends: dict[str, set[Sharding]] = {}
     roots: dict[str, Group] = {}
     for group in all_groups if mesh.axes else ():
         root = graph.nodes[group.root.node]
-        if not (group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP):
-            continue
-        source = _source_states(table[root.key], group)
-        whole = all(state.is_replicated for state in source)
-        if whole or any(state.has_partial for state in source):
+        if group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP:
             key = root_key(graph, group.root)
+            source = _source_states(table[root.key], group)
             asked = (s for _, wanted in _asked_states(graph, group, table) for s in wanted)
             ends.setdefault(key, set(source)).update(s for s in asked if s is not None)
             roots.setdefault(key, group)

@@ -1,0 +1,89 @@
+"""What a program really sends, and hands from forward to backward, seen on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from autopar.cost_model.collectives import received_bytes
+from autopar.graph import Graph
+from autopar.mesh import Mesh
+from autopar.plan import Structure
+from autopar.runtime import lockstep
+from autopar.runtime.program import Program
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A collective: its kind and mesh axis, and what rank 0 gives and gets."""
+
+    kind: str
+    axis: str
+    before: Tensor
+    after: Tensor
+
+
+@dataclass(frozen=True)
+class Step:
+    forward: list[Sent]
+    backward: list[Sent]
+    saved: list[Tensor]
+
+
+def observed(
+    program: Program,
+    mesh: Mesh,
+    graph: Graph,
+    structure: Structure,
+    tensors: Mapping[str, Tensor],
+) -> Step:
+    """The collectives of a step on `mesh` whose losses have tangent 1."""
+    step = lockstep._Step(mesh, graph, structure, 0.0)
+    given = step.split(program.forward_inputs, tensors)
+    forward = _sent(program.forward, mesh, given)
+    results = lockstep.run(program.forward, mesh, step.split(program.forward_inputs, tensors))
+    held = [dict(zip(program.forward_outputs, values, strict=True)) for values in results]
+    saved = [value for name, value in held[0].items() if name.startswith("saved:")]
+    assert program.backward is not None
+    loss = next(value for name, value in held[0].items() if name.startswith("loss:"))
+    inputs = [
+        [
+            torch.ones_like(loss) if name.startswith("tangent:") else values[name]
+            for name in program.backward_inputs
+        ]
+        for values in held
+    ]
+    return Step(forward, _sent(program.backward, mesh, inputs), saved)
+
+
+def _sent(gm: fx.GraphModule, mesh: Mesh, inputs: list[list[Tensor]]) -> list[Sent]:
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(gm.graph, copied)
+    nodes = [n for n in gm.graph.nodes if str(n.target).startswith("_c10d_functional.")]
+    nodes = [n for n in nodes if "wait" not in str(n.target)]
+    graph.output(tuple((copied[n.all_input_nodes[0]], copied[n]) for n in nodes))
+    (first, *_) = lockstep.run(fx.GraphModule(gm, graph), mesh, inputs)
+    return [Sent(_kind(n), str(n.args[-1]), *pair) for n, pair in zip(nodes, first, strict=True)]
+
+
+def _kind(node: fx.Node) -> str:
+    name = str(node.target).split(".")[1]
+    return name.replace("_into_tensor", "").replace("_tensor", "").replace("_single", "")
+
+
+def received(collectives: Sequence[Sent], mesh: Mesh) -> int:
+    """Bytes that each rank receives, over rings, but for single numbers."""
+    return sum(
+        received_bytes(
+            each.kind,
+            each.before.nbytes,
+            each.after.nbytes,
+            mesh.sizes[mesh.names.index(each.axis)],
+        )
+        for each in collectives
+        if each.before.numel() > 1
+    )
