@@ -54,7 +54,7 @@ def requirement(graph: Graph, use: Use, sharding: Sharding) -> Sharding | None:
     current: Sharding | None = sharding
     for index in reversed(use.chain):
         if current is not None:
-            current = pull_back(graph.nodes[index], current)
+            current = pull_back(graph, graph.nodes[index], current)
     return current
 
 

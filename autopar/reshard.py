@@ -3,7 +3,9 @@ emitted.
 
 A *state* is a sharding the tensor can be in. A `Collective` changes the placement on one mesh axis.
 Two axes on one atom nest: the outer one cuts it first, and only the innermost may be added or
-removed, so that every rank holds one contiguous piece of the atom at all times.
+removed, so that every rank holds one contiguous piece of the atom at all times. A dim that is cut
+into uneven chunks (`chunking`) is joined, from the innermost chunks on, before anything else is
+done with it; a gradient is cut in the opposite order.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from autopar.chunking import chunk_length, chunked_axes, chunked_dim, fits, largest
 from autopar.graph import Atom, Slot, TensorType, itemsize
 from autopar.sharding import P, Placement, R, S, Sharding
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice")
+_CHUNK_STEPS = ({"C", "R"}, {"C", "P"})
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,6 +31,11 @@ class Collective:
     axis: int
     source: Placement
     target: Placement
+
+    @property
+    def chunks(self) -> bool:
+        """Whether it joins or cuts chunks that may be uneven."""
+        return "C" in (self.source.kind, self.target.kind)
 
     def __str__(self) -> str:
         return f"{self.kind}@{self.axis} {self.source}->{self.target}"
@@ -45,19 +54,22 @@ def nesting(atom: Atom, axes: Sequence[int]) -> tuple[int, ...]:
 def is_legal(
     tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
 ) -> bool:
-    """Whether every sharded part divides evenly by the axes on it, and exists."""
+    """Whether every sharded part divides evenly by the axes on it, and exists; of a dim that is cut
+    into chunks, whether its other cuts go before (`chunking.fits`)."""
     ways: dict[Slot, int] = {}
     for axis, placement in enumerate(sharding):
         if placement.kind == "S":
             ways[placement.slot] = ways.get(placement.slot, 1) * sizes[axis]
     table = dict(tensor.slots())
-    return all(slot in table and atoms[table[slot]].size % n == 0 for slot, n in ways.items())
+    even = all(slot in table and atoms[table[slot]].size % n == 0 for slot, n in ways.items())
+    return even and fits(tensor, sharding)
 
 
 def local_part_sizes(
     tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """Per dim, the sizes of its parts on one rank. The sharding must be legal."""
+    """Per dim, the sizes of its parts on one rank, before any cut into chunks. The sharding must be
+    legal."""
     return tuple(
         tuple(
             atoms[atom].size // prod(sizes[k] for k in sharding.axes_on((dim, part)))
@@ -70,14 +82,20 @@ def local_part_sizes(
 def local_shape(
     tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
 ) -> tuple[int, ...]:
-    """The shape of one rank's piece. The sharding must be legal."""
-    return tuple(map(prod, local_part_sizes(tensor, atoms, sharding, sizes)))
+    """The shape of one rank's piece; of chunks that are uneven, of the largest. The sharding must
+    be legal."""
+    shape = tuple(map(prod, local_part_sizes(tensor, atoms, sharding, sizes)))
+    dim = chunked_dim(sharding)
+    if dim is None:
+        return shape
+    rows = largest(shape[dim], (sizes[k] for k in chunked_axes(sharding)))
+    return (*shape[:dim], rows, *shape[dim + 1 :])
 
 
 def local_bytes(
     tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
 ) -> int:
-    """Bytes of one rank's piece. The sharding must be legal."""
+    """Bytes of one rank's piece, the largest if they differ. The sharding must be legal."""
     return prod(local_shape(tensor, atoms, sharding, sizes)) * itemsize(tensor.dtype)
 
 
@@ -102,6 +120,8 @@ def collective(axis: int, source: Placement, target: Placement) -> Collective | 
     """The step that turns `source` into `target` on one axis; None where there is none."""
     if source == target or target == P:
         return None
+    if "C" in (source.kind, target.kind) and {source.kind, target.kind} not in _CHUNK_STEPS:
+        return None
     if source == P:
         kind = "all_reduce" if target == R else "reduce_scatter"
     elif source == R:
@@ -123,6 +143,8 @@ def step(
     if len(changed) != 1:
         return None
     (axis,) = changed
+    if not _leaves_chunks_alone(source, target, axis):
+        return None
     for sharding in (source, target):
         placement = sharding[axis]
         if placement.kind == "S":
@@ -130,6 +152,38 @@ def step(
             if nesting(atom, sharding.axes_on(placement.slot))[-1] != axis:
                 return None
     return collective(axis, source[axis], target[axis])
+
+
+def _leaves_chunks_alone(source: Sharding, target: Sharding, axis: int) -> bool:
+    """Whether a change on `axis` touches no other chunks than the innermost. Ranks hold chunks of
+    different sizes: beside joining and cutting them, only a sum can be made of them as they are."""
+    for sharding in (source, target):
+        chunks = chunked_axes(sharding)
+        if sharding[axis].kind == "C" and chunks[-1] != axis:
+            return False
+        if chunks and "C" not in (source[axis].kind, target[axis].kind):
+            return (source[axis], target[axis]) == (P, R)
+    return True
+
+
+def buffer_bytes(
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    source: Sharding,
+    target: Sharding,
+    move: Collective,
+    sizes: Sequence[int],
+) -> tuple[int, int]:
+    """Bytes of what one rank gives to and gets from `move` = step(source, target), the most of any
+    rank. Chunks travel padded to equal length."""
+    given, got = (local_bytes(tensor, atoms, state, sizes) for state in (source, target))
+    if not move.chunks or move.kind == "slice":
+        return given, got
+    gathers = move.kind == "all_gather"
+    joined, dim = (target, move.source.dim) if gathers else (source, move.target.dim)
+    rows, ways = local_shape(tensor, atoms, joined, sizes)[dim], sizes[move.axis]
+    piece = max(given, got) // rows * chunk_length(rows, ways)
+    return (piece, ways * piece) if gathers else (ways * piece, piece)
 
 
 def chunk_index(

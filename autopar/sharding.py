@@ -3,7 +3,9 @@
 A dim of a tensor is a product of *atoms* (`graph.Atom`), outermost first; the atoms of a dim are
 its *parts*. `S(2)` shards the first (outermost) part of dim 2, `S(2.1)` the second one: a hidden
 dim of 32 heads times 128 has parts (32, 128), and `S(2.1)` gives each rank a slice of every head.
-A dim with one part has only `S(2)`, DTensor's `Shard(2)`.
+A dim with one part has only `S(2)`, DTensor's `Shard(2)`. Both divide without a rest; `C(2)` cuts
+dim 2, whatever its parts, into chunks that need not be equal (`chunking`). Parameters are stored
+so, and nothing is computed so.
 """
 
 from __future__ import annotations
@@ -14,29 +16,34 @@ from dataclasses import dataclass
 from typing import Literal
 
 _SHARD = re.compile(r"^S\((\d+)(?:\.(\d+))?\)$")
+_CHUNK = re.compile(r"^C\((\d+)\)$")
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Placement:
-    """`R` replicated, `S(dim.part)` sharded, `P` partial (the whole is the sum over the axis)."""
+    """`R` replicated, `S(dim.part)` sharded, `C(dim)` cut into chunks, `P` partial (the whole is
+    the sum over the axis)."""
 
-    kind: Literal["R", "S", "P"]
+    kind: Literal["R", "S", "C", "P"]
     dim: int = -1
     part: int = 0
 
     def __str__(self) -> str:
-        if self.kind != "S":
+        if self.kind in "RP":
             return self.kind
-        return f"S({self.dim}.{self.part})" if self.part else f"S({self.dim})"
+        return f"{self.kind}({self.dim}.{self.part})" if self.part else f"{self.kind}({self.dim})"
 
     @staticmethod
     def parse(text: str) -> Placement:
         """The inverse of `str`; ValueError on anything else."""
         if text in ("R", "P"):
             return R if text == "R" else P
+        match = _CHUNK.match(text)
+        if match is not None:
+            return C(int(match[1]))
         match = _SHARD.match(text)
         if match is None:
-            raise ValueError(f"not a placement: {text!r} (R, P, S(dim) or S(dim.part))")
+            raise ValueError(f"not a placement: {text!r} (R, P, S(dim), S(dim.part) or C(dim))")
         return S(int(match[1]), int(match[2] or 0))
 
     @property
@@ -52,6 +59,11 @@ P = Placement("P")
 def S(dim: int, part: int = 0) -> Placement:
     """Sharded on part `part` of dim `dim`."""
     return Placement("S", dim, part)
+
+
+def C(dim: int) -> Placement:
+    """Cut into chunks of dim `dim`, which may be uneven."""
+    return Placement("C", dim)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import product
 from math import prod
 
-from autopar.graph import Atom, Node, Slot
-from autopar.sharding import P, Placement, R, S, Sharding
+from autopar.graph import Atom, Graph, Node, Slot
+from autopar.sharding import C, P, Placement, R, S, Sharding
 
 REPLICATE = "-"
 
@@ -89,12 +89,18 @@ def num_shards(node: Node, choice: str, sizes: Sequence[int]) -> int:
     return prod(size for option, size in pairs if option in sharded)
 
 
-def pull_back(view: Node, sharding: Sharding) -> Sharding | None:
+def pull_back(graph: Graph, view: Node, sharding: Sharding) -> Sharding | None:
     """The sharding of a view's input that leaves its output in `sharding` without communication;
-    None where there is none (a part that must stay whole is sharded)."""
+    None where there is none (a part that must stay whole is sharded, or a dim that the input does
+    not have as such is cut into chunks)."""
     placements: list[Placement] = []
     for placement in sharding:
-        if placement.kind == "S":
+        if placement.kind == "C":
+            dim = _same_dim(graph, view, placement.dim)
+            if dim is None:
+                return None
+            placements.append(C(dim))
+        elif placement.kind == "S":
             factor = next(f for f in view.factors if f.outputs[0] == placement.slot)
             if factor.whole:
                 return None
@@ -102,3 +108,14 @@ def pull_back(view: Node, sharding: Sharding) -> Sharding | None:
         else:
             placements.append(placement)
     return Sharding(tuple(placements))
+
+
+def _same_dim(graph: Graph, view: Node, dim: int) -> int | None:
+    """The dim of a view's input that is dim `dim` of its output, part by part."""
+    slots = [f.inputs[0] for f in view.factors if f.outputs[0] and f.outputs[0][0] == dim]
+    found = slots[0][0] if slots and slots[0] else -1
+    taken = graph.input_types(view)[0]
+    if found < 0 or taken.parts[found] != view.outputs[0].parts[dim]:
+        return None
+    whole = any(f.whole for f in view.factors if f.inputs[0] and f.inputs[0][0] == found)
+    return None if whole else found

@@ -13,9 +13,8 @@ from torch.fx.node import map_aggregate
 from autopar.codegen.doors import boxed_codegen
 from autopar.errors import PlanMismatchError
 from autopar.plan import MeshAxis
-from autopar.runtime.program import Program, local_chunk, local_position, piece_index
-
-aten = torch.ops.aten
+from autopar.runtime.program import Program
+from autopar.runtime.symbols import SYMBOLS, on_rank
 
 _GROUP_LAST = frozenset(
     getattr(torch.ops._c10d_functional, name).default
@@ -68,14 +67,10 @@ def _bound(
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        if node.target is local_chunk:
-            x, dim, length, axis = node.args
-            start = index[axis] * length
-            node.target, node.args = aten.slice.Tensor, (x, dim, start, start + length)
-        elif node.target is local_position:
-            indices, length, path = node.args
-            start = piece_index(path, index) * length
-            node.target, node.args = aten.sub.Scalar, (indices, start)
+        if node.target in SYMBOLS:
+            x, *behind = node.args
+            node.target, args = on_rank(node.target, behind, index)
+            node.args = (x, *args)
         elif node.target in _GROUP_LAST:
             node.args = (*node.args[:-1], groups[node.args[-1]])
         elif device is not None and device.type != "cpu":

@@ -20,7 +20,7 @@ from torch import fx
 
 from autopar.graph import Atom, Slot, TensorType
 from autopar.reshard import Collective, local_part_sizes
-from autopar.runtime.program import local_chunk
+from autopar.runtime.symbols import local_chunk
 from autopar.sharding import Sharding
 
 aten = torch.ops.aten

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
+from autopar.chunking import chunked_dim
 from autopar.codegen.exchange import Peers
 from autopar.codegen.localize import Shapes, localize
 from autopar.codegen.passes import apply_passes
@@ -24,7 +25,7 @@ from autopar.codegen.values import LocalGraph, Values
 from autopar.dataflow import Group, Use, groups
 from autopar.errors import PlanMismatchError
 from autopar.exchange import exchange_axes, exchanges
-from autopar.graph import OUTPUT_ROLES, Graph, Node, Phase, Ref, Role
+from autopar.graph import OUTPUT_ROLES, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.layout import Move, parse_layout
 from autopar.plan import Plan
 from autopar.reshard import local_shape
@@ -155,16 +156,21 @@ class _Generator:
     def _shapes(
         self, node: Node, inputs: Sequence[Sharding], outputs: Sequence[Sharding]
     ) -> Shapes:
-        atoms, sizes = self.graph.atoms, self.values.sizes
         types = self.graph.input_types(node)
         return Shapes(
             tuple(t.shape for t in types),
             tuple(t.shape for t in node.outputs),
-            tuple(local_shape(t, atoms, s, sizes) for t, s in zip(types, inputs, strict=True)),
-            tuple(
-                local_shape(t, atoms, s, sizes) for t, s in zip(node.outputs, outputs, strict=True)
-            ),
+            tuple(map(self._local_shape, types, inputs)),
+            tuple(map(self._local_shape, node.outputs, outputs)),
         )
+
+    def _local_shape(self, tensor: TensorType, sharding: Sharding) -> tuple[int, ...]:
+        """As a view is told it: of a dim in chunks, each rank knows its own size."""
+        shape = list(local_shape(tensor, self.graph.atoms, sharding, self.values.sizes))
+        dim = chunked_dim(sharding)
+        if dim is not None:
+            shape[dim] = -1
+        return tuple(shape)
 
     def _averaged_over(self, node: Node, output: int) -> int:
         """Over how many pieces an output was averaged one by one. The mean of each is partial once
@@ -199,7 +205,7 @@ class _Generator:
             wanted = self.layout.pair(node)[0][arg]
         states = [wanted]
         for view in reversed(use.chain):
-            before = pull_back(self.graph.nodes[view], states[0])
+            before = pull_back(self.graph, self.graph.nodes[view], states[0])
             if before is None:
                 raise PlanMismatchError(f"{node.key}: no sharding of {group.key} gives {wanted}")
             states.insert(0, before)

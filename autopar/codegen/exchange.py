@@ -22,7 +22,7 @@ from autopar.exchange import Exchange, exchange_axes, exchanged_dims
 from autopar.graph import Atom, Node
 from autopar.plan import MeshAxis
 from autopar.reshard import nesting
-from autopar.runtime.program import local_position
+from autopar.runtime.symbols import local_position
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

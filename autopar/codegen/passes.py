@@ -10,6 +10,7 @@ import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
 from autopar.codegen.doors import boxed_codegen
+from autopar.runtime.symbols import first_rows
 
 aten = torch.ops.aten
 Pass = Callable[[fx.GraphModule], fx.GraphModule]
@@ -18,7 +19,9 @@ MAX_IN_FLIGHT = 4
 """How many collectives whose results only leave the graph are under way: each holds its input."""
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default
-_LAYOUT = frozenset({aten.contiguous.default, aten.permute.default, aten.reshape.default})
+_LAYOUT = frozenset(
+    {aten.contiguous.default, aten.permute.default, aten.reshape.default, first_rows}
+)
 
 
 def drop_dead_code(gm: fx.GraphModule) -> fx.GraphModule:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from autopar.codegen.chunks import emit_chunks
 from autopar.codegen.collectives import Emitter, parts_of
 from autopar.codegen.routes import Tree, collective_of, path, tree
 from autopar.dataflow import Group
@@ -128,9 +129,12 @@ class Values:
         tensor = graph.type_of(group.root)
         collective = collective_of(move, tensor, graph.atoms, self.sizes, group.key)
         local = self.local[group.phase].graph
-        before, after = (parts_of(tensor, graph.atoms, s, self.sizes) for s in move)
-        axis = self.axes[collective.axis]
-        result = Emitter(local, axis.name, axis.size, before, after).emit(value, collective)
+        if collective.chunks:
+            result = emit_chunks(local, value, tensor, graph.atoms, self.axes, move, collective)
+        else:
+            before, after = (parts_of(tensor, graph.atoms, s, self.sizes) for s in move)
+            axis = self.axes[collective.axis]
+            result = Emitter(local, axis.name, axis.size, before, after).emit(value, collective)
         if collective.kind != "slice":
             return result
         if graph.nodes[group.root.node].role is not Role.OP:

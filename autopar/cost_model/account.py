@@ -20,7 +20,7 @@ from autopar.layout import Layout, Move, parse_layout
 from autopar.mesh import Cluster, Mesh
 from autopar.options import Options
 from autopar.plan import CollectiveTotal, Estimates, OpTotal, Structure
-from autopar.reshard import local_bytes, step
+from autopar.reshard import buffer_bytes, local_bytes, step
 
 
 def account(
@@ -100,7 +100,7 @@ def _moves(
         if move is None:
             raise PlanMismatchError(f"{group.key}: {source} -> {target} is not a single step")
         ns = move_ns(tensor, atoms, source, target, move, mesh, cluster.device)
-        num_bytes = local_bytes(tensor, atoms, source, mesh.sizes)
+        num_bytes, _ = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
         found.append((move.kind, move.axis, num_bytes, ns))
     return tuple(found)
 

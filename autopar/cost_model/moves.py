@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import product
 
+from autopar.chunking import is_padded
 from autopar.cost_model.collectives import collective_s
 from autopar.exchange import Exchange, exchanges
 from autopar.graph import Atom, Graph, Node, TensorType
 from autopar.mesh import Device, Mesh
-from autopar.reshard import Collective, is_legal, local_bytes, step
+from autopar.reshard import Collective, buffer_bytes, is_legal, step
 from autopar.sharding import Placement, R, Sharding
 
 NS = 1e9
@@ -33,17 +34,24 @@ def move_ns(
     """Nanoseconds of `move` = step(source, target) of one tensor.
 
     Collectives work on the leading dim: a gather along another one copies its output into place, a
-    scatter its input, an exchange both. A slice copies what it keeps.
+    scatter its input, an exchange both. A slice copies what it keeps. Chunks that are uneven are
+    copied to be padded; those of another than the leading dim are copied on both sides.
     """
-    in_bytes = local_bytes(tensor, atoms, source, mesh.sizes)
-    out_bytes = local_bytes(tensor, atoms, target, mesh.sizes)
+    in_bytes, out_bytes = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
     copied = 0
     if move.kind == "slice":
         copied = out_bytes
-    if move.kind in ("all_gather", "all_to_all") and _inner(tensor, move.source):
-        copied += out_bytes
-    if move.kind in ("reduce_scatter", "all_to_all") and _inner(tensor, move.target):
-        copied += in_bytes
+    elif move.chunks:
+        inner = any(_inner(tensor, p) for p in (move.source, move.target) if p.kind == "C")
+        if inner or is_padded(tensor, source, target, mesh.sizes):
+            copied += in_bytes
+        if inner:
+            copied += out_bytes
+    else:
+        if move.kind in ("all_gather", "all_to_all") and _inner(tensor, move.source):
+            copied += out_bytes
+        if move.kind in ("reduce_scatter", "all_to_all") and _inner(tensor, move.target):
+            copied += in_bytes
     copy_s = 2 * copied / device.memory_bytes_per_s
     return to_ns(collective_s(move.kind, in_bytes, out_bytes, mesh.axes[move.axis]) + copy_s)
 
@@ -82,7 +90,7 @@ def closure(
 
 
 def _canonical(placement: Placement) -> tuple[str, Placement]:
-    return {"R": "0", "S": "1", "P": "2"}[placement.kind], placement
+    return {"R": "0", "S": "1", "C": "2", "P": "3"}[placement.kind], placement
 
 
 def arcs(

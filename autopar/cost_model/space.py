@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
+from autopar.chunking import chunkable_dim, chunked_axes, chunked_dim, stored
 from autopar.dataflow import Group, Use, requirement
 from autopar.graph import Graph, Node, Role, TensorType
 from autopar.mesh import Mesh
@@ -35,19 +37,23 @@ class NodeClass:
 def classes(graph: Graph, mesh: Mesh, groups: Sequence[Group]) -> dict[str, NodeClass]:
     """Every class that takes a decision (no views, no gradients), in order of the first node.
 
-    A choice that asks for an input no root can be brought into is left out.
+    A choice that asks for an input no root can be brought into is left out, as is a parameter's if
+    no gradient can be.
     """
     members: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if not node.view and node.role is not Role.GRAD:
             members.setdefault(node.key, []).append(node)
     constant = _constants(graph)
+    owners = {node.target: node.key for node in graph.with_role(Role.PARAM)}
     uses: dict[str, dict[tuple[int, tuple[str, ...]], tuple[Use, TensorType]]] = {}
     for group in groups:
         tensor = graph.type_of(group.root)
         for use in group.uses:
             chain = tuple(graph.nodes[view].key for view in use.chain)
-            distinct = uses.setdefault(graph.nodes[use.node].key, {})
+            user = graph.nodes[use.node]
+            key = owners[user.target] if user.role is Role.GRAD else user.key
+            distinct = uses.setdefault(key, {})
             distinct.setdefault((use.arg, chain), (use, tensor))
     found: dict[str, NodeClass] = {}
     for key, nodes in members.items():
@@ -66,7 +72,7 @@ def _node_class(
     node = nodes[0]
     replicated = Sharding.replicated(len(mesh.axes))
     if node.role is Role.PARAM:
-        pairs = _parameter(graph, node.outputs[0], mesh)
+        pairs = _parameter(graph, node.outputs[0], mesh, reads)
         labels = tuple(f"{storage}{SEPARATOR}{kept}" for storage, kept in pairs)
         return NodeClass(node.key, node, len(nodes), labels, ((),) * len(pairs), pairs)
     if node.role is Role.DETACHED:
@@ -117,11 +123,7 @@ def _feasible(
     """The class with the choices whose inputs every root can be brought into."""
 
     def reachable(asked: tuple[Sharding, ...]) -> bool:
-        for use, tensor in reads:
-            needed = requirement(graph, use, asked[use.arg])
-            if needed is None or not is_legal(tensor, graph.atoms, needed, mesh.sizes):
-                return False
-        return True
+        return all(_reaches(graph, mesh, use, tensor, asked[use.arg]) for use, tensor in reads)
 
     kept = [c for c, asked in enumerate(inputs) if reachable(asked)]
     return NodeClass(
@@ -132,6 +134,12 @@ def _feasible(
         tuple(inputs[c] for c in kept),
         tuple(outputs[c] for c in kept),
     )
+
+
+def _reaches(graph: Graph, mesh: Mesh, use: Use, tensor: TensorType, wanted: Sharding) -> bool:
+    """Whether the root, of type `tensor`, can be brought into what gives the use `wanted`."""
+    needed = requirement(graph, use, wanted)
+    return needed is not None and is_legal(tensor, graph.atoms, needed, mesh.sizes)
 
 
 def _constants(graph: Graph) -> frozenset[int]:
@@ -152,13 +160,28 @@ def _expressible(graph: Graph, tensor: TensorType, mesh: Mesh) -> tuple[Sharding
     return tuple(s for s in found if all(p.kind == "R" or p.part == 0 for p in s))
 
 
+def _stored(graph: Graph, tensor: TensorType, mesh: Mesh) -> tuple[Sharding, ...]:
+    """How a parameter may be stored: in any state DTensor can say. A dim is cut into uneven chunks
+    only where the axis does not divide it, and only one dim is: it saves as much memory as
+    another, and the space stays as large as that of a parameter whose dims all divide."""
+    even = _expressible(graph, tensor, mesh)
+    dim = chunkable_dim(tensor, mesh.sizes)
+    dims = (None, *(d for d, parts in enumerate(tensor.parts) if parts))
+    per_axis = product(dims, repeat=len(mesh.axes))
+    found = (stored(tensor, graph.atoms, some, mesh.sizes) for some in per_axis)
+    uneven = (s for s in found if chunked_axes(s) and chunked_dim(s) == dim)
+    return (*even, *(s for s in uneven if is_legal(tensor, graph.atoms, s, mesh.sizes)))
+
+
 def _parameter(
-    graph: Graph, tensor: TensorType, mesh: Mesh
+    graph: Graph, tensor: TensorType, mesh: Mesh, gradients: Sequence[tuple[Use, TensorType]]
 ) -> tuple[tuple[Sharding, Sharding], ...]:
-    """(storage, kept) pairs: a parameter is stored in any state DTensor can say, and kept for
-    backward as it is stored or gathered over some of the axes."""
+    """(storage, kept) pairs: a parameter is kept for backward as it is stored or gathered over some
+    of the axes."""
     pairs: list[tuple[Sharding, Sharding]] = []
-    for storage in _expressible(graph, tensor, mesh):
+    for storage in _stored(graph, tensor, mesh):
+        if not all(_reaches(graph, mesh, use, kind, storage) for use, kind in gradients):
+            continue
         gathered: list[Sharding] = [storage]
         for state in gathered:
             for axis in range(len(mesh.axes)):

@@ -19,8 +19,9 @@ from autopar.errors import AutoparError
 from autopar.graph import OUTPUT_ROLES, Graph, Node, Role, TensorType
 from autopar.mesh import Mesh
 from autopar.plan import Structure
-from autopar.runtime.program import Program, local_chunk, local_position, piece_index
+from autopar.runtime.program import Program
 from autopar.runtime.shards import shard, unshard
+from autopar.runtime.symbols import SYMBOLS, on_rank
 from autopar.sharding import Sharding
 
 c10d = torch.ops._c10d_functional
@@ -89,10 +90,8 @@ def _call(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> lis
         return _by_group(collective, values[source], mesh, node.args[-1])
     if node.target is c10d.wait_tensor.default:
         return values[node.all_input_nodes[0]]
-    if node.target is local_chunk:
-        return _chunks(node, mesh, values)
-    if node.target is local_position:
-        return _positions(node, mesh, values)
+    if node.target in SYMBOLS:
+        return _on_ranks(node, mesh, values)
     done: dict[tuple[int, ...], Any] = {}
     results: list[Any] = []
     for rank in range(mesh.num_devices):
@@ -104,35 +103,19 @@ def _call(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> lis
     return results
 
 
-def _chunks(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> list[Any]:
+def _on_ranks(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> list[Any]:
     source: Any
-    dim: Any
-    length: Any
-    source, dim, length, axis = node.args
-    at = mesh.names.index(str(axis))
-    done: dict[tuple[int, int], Tensor] = {}
+    source, *behind = node.args
+    done: dict[tuple[int, str], Tensor] = {}
     results: list[Any] = []
     for rank in range(mesh.num_devices):
-        x, index = values[source][rank], mesh.coordinate(rank)[at]
-        if (id(x), index) not in done:
-            done[id(x), index] = x.narrow(dim, index * length, length)
-        results.append(done[id(x), index])
-    return results
-
-
-def _positions(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> list[Any]:
-    source: Any
-    length: Any
-    path: Any
-    source, length, path = node.args
-    done: dict[tuple[int, int], Tensor] = {}
-    results: list[Any] = []
-    for rank in range(mesh.num_devices):
-        index = piece_index(path, dict(zip(mesh.names, mesh.coordinate(rank), strict=True)))
+        index = dict(zip(mesh.names, mesh.coordinate(rank), strict=True))
+        op, args = on_rank(node.target, behind, index)
         x = values[source][rank]
-        if (id(x), index) not in done:
-            done[id(x), index] = x - index * length
-        results.append(done[id(x), index])
+        key = id(x), f"{op}{args}"
+        if key not in done:
+            done[key] = op(x, *args)
+        results.append(done[key])
     return results
 
 
@@ -280,7 +263,7 @@ class _Step:
         cut: dict[tuple[int, ...], Tensor] = {}
         for rank in range(self.mesh.num_devices):
             coordinate = self.mesh.coordinate(rank)
-            key = tuple(at for at, p in zip(coordinate, sharding, strict=True) if p.kind == "S")
+            key = tuple(at for at, p in zip(coordinate, sharding, strict=True) if p.kind != "R")
             if key not in cut:
                 cut[key] = shard(
                     tensor, node.outputs[0], self.graph.atoms, sharding, self.mesh, coordinate

@@ -1,17 +1,16 @@
 """The local graphs of a plan, the same for all ranks.
 
 Collectives in them are ops of `torch.ops._c10d_functional` whose group is the name of a mesh axis,
-and what depends on the rank is a `local_chunk` or a `local_position` along some. `codegen.bind`
-puts process groups and constants in their place for one rank; `lockstep` runs them as they are, for
-all ranks at once.
+and what depends on the rank is one of `symbols`. `codegen.bind` puts process groups and constants
+in their place for one rank; `lockstep` runs them as they are, for all ranks at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor, fx
+from torch import fx
 
 
 @dataclass(frozen=True)
@@ -33,23 +32,3 @@ class Program:
     backward_inputs: tuple[str, ...] = ()
     backward_outputs: tuple[str, ...] = ()
     detached_shardings: Mapping[int, str] = field(default_factory=dict[int, str])
-
-
-def local_chunk(x: Tensor, dim: int, length: int, axis: str) -> Tensor:
-    """The piece of `length` elements of `x` along `dim` that belongs to this rank's index on mesh
-    axis `axis`. A symbol in unbound graphs, which nothing calls."""
-    raise NotImplementedError(f"local_chunk along axis {axis!r} of a graph that is not bound")
-
-
-def local_position(indices: Tensor, length: int, path: Sequence[tuple[str, int]]) -> Tensor:
-    """`indices` into a dim, counted from where this rank's piece of `length` elements begins. The
-    dim is cut along the axes of `path`, (name, size) each, outermost first. A symbol, as above."""
-    raise NotImplementedError(f"local_position along axes {path} of a graph that is not bound")
-
-
-def piece_index(path: Sequence[tuple[str, int]], index: Mapping[str, int]) -> int:
-    """Which of the pieces of a dim cut along the axes of `path` the rank at `index` has."""
-    found = 0
-    for name, size in path:
-        found = found * size + index[name]
-    return found

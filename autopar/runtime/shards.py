@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import torch
 from torch import Tensor
 
+from autopar import chunking
+from autopar.chunking import chunked_axes, chunked_dim, without_chunks
 from autopar.errors import VerificationError
 from autopar.graph import Atom, TensorType
 from autopar.mesh import Mesh
-from autopar.reshard import chunk_index, local_part_sizes
+from autopar.reshard import chunk_index, local_part_sizes, local_shape
 from autopar.sharding import R, Sharding
 
 
@@ -34,7 +36,11 @@ def shard(
         return tensor
     split, place = _place(kind, atoms, sharding, mesh, coordinate)
     shape = tuple(map(prod, local_part_sizes(kind, atoms, sharding, mesh.sizes)))
-    return tensor.reshape(split)[_slices(place)].reshape(shape).clone()
+    piece = tensor.reshape(split)[_slices(place)].reshape(shape)
+    dim = chunked_dim(sharding)
+    if dim is not None:
+        piece = piece.narrow(dim, *_rows(shape[dim], sharding, mesh, coordinate))
+    return piece.clone(memory_format=torch.contiguous_format)
 
 
 def unshard(
@@ -57,15 +63,16 @@ def unshard(
         if placement.kind == "P":
             held = _sum(held, axis, mesh.sizes[axis])
     summed = Sharding(tuple(R if p.kind == "P" else p for p in sharding))
+    held, summed = _join(held, kind, atoms, summed, mesh, name), without_chunks(summed)
     sizes = local_part_sizes(kind, atoms, summed, mesh.sizes)
-    local_shape = tuple(map(prod, sizes))
+    expected = tuple(map(prod, sizes))
     split: tuple[int, ...] = ()
     first: dict[Place, Tensor] = {}
     for coordinate, piece in held.items():
         split, place = _place(kind, atoms, summed, mesh, coordinate)
-        if tuple(piece.shape) != local_shape:
+        if tuple(piece.shape) != expected:
             raise VerificationError(
-                f"{name} has shape {tuple(piece.shape)} at {coordinate}, not {local_shape}"
+                f"{name} has shape {tuple(piece.shape)} at {coordinate}, not {expected}"
             )
         seen = first.setdefault(place, piece)
         if seen is not piece and not _equal(seen, piece, tolerance):
@@ -74,6 +81,39 @@ def unshard(
     for place, piece in first.items():
         result[_slices(place)] = piece.reshape([size for parts in sizes for size in parts])
     return result.reshape(kind.shape)
+
+
+def _rows(size: int, sharding: Sharding, mesh: Mesh, coordinate: Sequence[int]) -> tuple[int, int]:
+    """(start, length) of the rows that a rank has of `size` cut into chunks."""
+    return chunking.held(size, [(mesh.sizes[k], coordinate[k]) for k in chunked_axes(sharding)])
+
+
+def _join(
+    pieces: Mapping[tuple[int, ...], Tensor],
+    kind: TensorType,
+    atoms: Sequence[Atom],
+    sharding: Sharding,
+    mesh: Mesh,
+    name: str,
+) -> dict[tuple[int, ...], Tensor]:
+    """Every rank with the chunks of all put together."""
+    found, dim = dict(pieces), chunked_dim(sharding)
+    if dim is None:
+        return found
+    shape = list(local_shape(kind, atoms, without_chunks(sharding), mesh.sizes))
+    size = shape[dim]
+    for coordinate, piece in found.items():
+        shape[dim] = _rows(size, sharding, mesh, coordinate)[1]
+        if list(piece.shape) != shape:
+            raise VerificationError(
+                f"{name} has shape {tuple(piece.shape)} at {coordinate}, not {tuple(shape)}"
+            )
+    for axis in reversed(chunked_axes(sharding)):
+        found = {
+            at: torch.cat([found[peer] for peer in _peers(at, axis, mesh.sizes[axis])], dim)
+            for at in found
+        }
+    return found
 
 
 Place = tuple[tuple[int, int], ...]
@@ -108,10 +148,12 @@ def _sum(
 ) -> dict[tuple[int, ...], Tensor]:
     """Every rank with the sum over `axis`."""
 
-    def group(coordinate: tuple[int, ...]) -> list[tuple[int, ...]]:
-        return [(*coordinate[:axis], i, *coordinate[axis + 1 :]) for i in range(size)]
+    return {at: torch.stack([held[peer] for peer in _peers(at, axis, size)]).sum(0) for at in held}
 
-    return {c: torch.stack([held[peer] for peer in group(c)]).sum(0) for c in held}
+
+def _peers(coordinate: tuple[int, ...], axis: int, size: int) -> list[tuple[int, ...]]:
+    """The coordinates that differ on `axis` alone, in order."""
+    return [(*coordinate[:axis], i, *coordinate[axis + 1 :]) for i in range(size)]
 
 
 def _equal(a: Tensor, b: Tensor, tolerance: float) -> bool:

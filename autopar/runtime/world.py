@@ -137,7 +137,7 @@ def placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:
     for placement in sharding:
         if placement.kind == "P":
             raise PlanError(f"{sharding} is partial: no tensor is stored so; plan again")
-        shard = placement.kind == "S"
+        shard = placement.kind in "SC"
         found.append(placement_types.Shard(placement.dim) if shard else placement_types.Replicate())
     return tuple(found)
 

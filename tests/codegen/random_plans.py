@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from autopar.cost_model.space import NodeClass, classes
 from autopar.dataflow import Group, groups, is_saved, requirement, root_key
@@ -151,7 +151,7 @@ class _Draw:
         found: dict[str, dict[str, None]] = {}
         for group in self.groups:
             tensor, source = self.graph.type_of(group.root), self._source(group)
-            parents = self._reached(tensor, source)
+            parents = self._reached(tensor, source, self._asked(group))
             moves = found.setdefault(group.key, {})
             for state in self._asked(group):
                 while state != source:
@@ -159,9 +159,13 @@ class _Draw:
                     state = parents[state]
         return {key: tuple(moves) for key, moves in found.items() if moves}
 
-    def _reached(self, tensor: TensorType, source: Sharding) -> Mapping[Sharding, Sharding]:
-        """Each state that steps lead to from `source`, and the one before it on a shortest way."""
+    def _reached(
+        self, tensor: TensorType, source: Sharding, asked: Sequence[Sharding] = ()
+    ) -> Mapping[Sharding, Sharding]:
+        """Each state that steps lead to from `source`, and the one before it on a shortest way.
+        Chunks are passed through only where something is asked for in them."""
         atoms, sizes = self.graph.atoms, self.mesh.sizes
+        chunks = sorted({p for state in asked for p in state if p.kind == "C"})
         parents: dict[Sharding, Sharding] = {}
         queue = deque([source])
         while queue:
@@ -169,7 +173,7 @@ class _Draw:
             heads = [
                 state.with_axis(axis, placement)
                 for axis, size in enumerate(sizes)
-                for placement in placements(tensor, atoms, size, partial=False)
+                for placement in (*placements(tensor, atoms, size, partial=False), *chunks)
             ]
             self.random.shuffle(heads)
             for head in heads:

@@ -14,8 +14,8 @@ from autopar.errors import PlanMismatchError, VerificationError
 from autopar.graph import Role
 from autopar.plan import Plan, Structure
 from autopar.runtime import lockstep
-from autopar.runtime.program import local_chunk
 from autopar.runtime.shards import shard, unshard
+from autopar.runtime.symbols import local_chunk
 from autopar.sharding import Sharding
 from autopar.tracer import trace
 from tests.codegen.meshes import mesh
