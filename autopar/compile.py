@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import gcd
 from typing import Any
 
@@ -213,6 +213,8 @@ class _Builder:
     request: _Request
     random: SharedRandom
     is_first: bool = True
+    storage: dict[str, str] = field(default_factory=dict[str, str])
+    """How the first program stores each parameter; the others must do the same."""
 
     def __call__(
         self,
@@ -261,7 +263,9 @@ class _Builder:
         cluster = self.request.cluster or parse_cluster(self.world.cluster)
         options = self.request.options
         if groups is not None:
-            options = replace(options, mesh=_mesh(groups.axes))
+            names = [node.target for node in traced.graph.with_role(Role.PARAM)]
+            pins = {name: self.storage[name] for name in names}
+            options = replace(options, mesh=_mesh(groups.axes), pins=pins)
 
         def work() -> bytes:
             return _search(traced.graph, cluster, options, progress).to_bytes()
@@ -288,6 +292,7 @@ class _Builder:
             program = bind(program, groups.names, axes, groups.coordinate, device)
             if self.is_first:
                 params.shard(self.model, groups, storage)
+                self.storage = {name: str(sharding) for name, sharding in storage.items()}
         return Executable(
             step=make_step(program, self.request.backend),
             plan=plan,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -10,7 +11,9 @@ class Options:
     """`mesh` is "auto" or a shape ("8x8", "dp=8,tp=8"). `optimizer` names one of
     `cost_model.memory.OPTIMIZERS` ("adamw", "sgd", ...): what it keeps per parameter counts against
     the memory limit, which defaults to the device's memory. `strict` turns the warning about an op
-    without a rule into an error. `max_axes` bounds the meshes that are searched.
+    without a rule into an error. `max_axes` bounds the meshes that are searched. `pins` gives the
+    storage of parameters, by name, as plans write it ("[S(0), R]"): they are stored so, and the
+    rest is planned around it.
     """
 
     mesh: str = "auto"
@@ -19,3 +22,4 @@ class Options:
     time_limit_s: float | None = None
     max_axes: int = 2
     strict: bool = False
+    pins: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -136,7 +136,7 @@ def test_memory_is_that_of_the_largest_piece() -> None:
 def storages(hidden: int, out: int, *sizes: int) -> set[str]:
     """How the weight of one layer may be stored."""
     graph = linear_step(12, hidden, out)
-    table = classes(graph, mesh(*sizes), groups(graph))
+    table = classes(graph, mesh(*sizes), groups(graph), {})
     (entry,) = (e for e in table.values() if e.node.role is Role.PARAM)
     return {label.partition("|")[0] for label in entry.labels}
 

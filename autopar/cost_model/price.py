@@ -40,9 +40,14 @@ def price(
     device; `usage_limit` is what the usages may add up to. InfeasibleError if an op has no choice
     at all."""
     all_groups = groups(graph)
-    table = classes(graph, mesh, all_groups)
+    table = classes(graph, mesh, all_groups, options.pins)
     for entry in table.values():
         if not entry.labels:
+            if entry.node.role is Role.PARAM:
+                raise InfeasibleError(
+                    f"the gradient of {entry.node.target} cannot be brought into the storage that "
+                    "is given for it"
+                )
             raise InfeasibleError(
                 f"{entry.node.op} in {entry.node.module or graph.name} can be computed on no "
                 f"sharding of mesh {mesh}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from autopar.chunking import chunkable_dim, chunked_axes, chunked_dim, stored
+from autopar.cost_model.pins import check_names, pinned
 from autopar.dataflow import Group, Use, requirement
 from autopar.graph import Graph, Node, Role, TensorType
 from autopar.mesh import Mesh
@@ -34,12 +35,15 @@ class NodeClass:
     outputs: tuple[tuple[Sharding, ...], ...]
 
 
-def classes(graph: Graph, mesh: Mesh, groups: Sequence[Group]) -> dict[str, NodeClass]:
+def classes(
+    graph: Graph, mesh: Mesh, groups: Sequence[Group], pins: Mapping[str, str]
+) -> dict[str, NodeClass]:
     """Every class that takes a decision (no views, no gradients), in order of the first node.
 
     A choice that asks for an input no root can be brought into is left out, as is a parameter's if
-    no gradient can be.
+    no gradient can be. `pins` are as in `Options`. InfeasibleError if they cannot be kept to.
     """
+    check_names(graph, pins)
     members: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if not node.view and node.role is not Role.GRAD:
@@ -58,7 +62,11 @@ def classes(graph: Graph, mesh: Mesh, groups: Sequence[Group]) -> dict[str, Node
     found: dict[str, NodeClass] = {}
     for key, nodes in members.items():
         reads = tuple(uses.get(key, {}).values())
-        found[key] = _node_class(graph, mesh, nodes, reads, nodes[0].index in constant)
+        if nodes[0].role is Role.PARAM:
+            given = pinned(nodes, graph.atoms, mesh, pins)
+            found[key] = _param_class(graph, mesh, nodes, reads, given)
+        else:
+            found[key] = _node_class(graph, mesh, nodes, reads, nodes[0].index in constant)
     return found
 
 
@@ -71,10 +79,6 @@ def _node_class(
 ) -> NodeClass:
     node = nodes[0]
     replicated = Sharding.replicated(len(mesh.axes))
-    if node.role is Role.PARAM:
-        pairs = _parameter(graph, node.outputs[0], mesh, reads)
-        labels = tuple(f"{storage}{SEPARATOR}{kept}" for storage, kept in pairs)
-        return NodeClass(node.key, node, len(nodes), labels, ((),) * len(pairs), pairs)
     if node.role is Role.DETACHED:
         asked = _expressible(graph, graph.type_of(node.inputs[0]), mesh)
         labels = tuple(map(str, asked))
@@ -173,13 +177,18 @@ def _stored(graph: Graph, tensor: TensorType, mesh: Mesh) -> tuple[Sharding, ...
     return (*even, *(s for s in uneven if is_legal(tensor, graph.atoms, s, mesh.sizes)))
 
 
-def _parameter(
-    graph: Graph, tensor: TensorType, mesh: Mesh, gradients: Sequence[tuple[Use, TensorType]]
-) -> tuple[tuple[Sharding, Sharding], ...]:
+def _param_class(
+    graph: Graph,
+    mesh: Mesh,
+    nodes: Sequence[Node],
+    gradients: Sequence[tuple[Use, TensorType]],
+    given: Sharding | None,
+) -> NodeClass:
     """(storage, kept) pairs: a parameter is kept for backward as it is stored or gathered over some
-    of the axes."""
+    of the axes. It is stored as `given`, if anything is."""
+    node, tensor = nodes[0], nodes[0].outputs[0]
     pairs: list[tuple[Sharding, Sharding]] = []
-    for storage in _stored(graph, tensor, mesh):
+    for storage in (given,) if given is not None else _stored(graph, tensor, mesh):
         if not all(_reaches(graph, mesh, use, kind, storage) for use, kind in gradients):
             continue
         gathered: list[Sharding] = [storage]
@@ -189,4 +198,5 @@ def _parameter(
                 if target not in gathered and step(tensor, graph.atoms, state, target):
                     gathered.append(target)
         pairs.extend((storage, kept) for kept in gathered)
-    return tuple(pairs)
+    labels = tuple(f"{storage}{SEPARATOR}{kept}" for storage, kept in pairs)
+    return NodeClass(node.key, node, len(nodes), labels, ((),) * len(pairs), tuple(pairs))

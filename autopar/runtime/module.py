@@ -162,7 +162,10 @@ class Runner:
             raise AutoparError(f"parameter {name} was replaced after autopar.compile")
         wanted = executable.storage[name]
         if param.placements != wanted:
-            param = param.redistribute(placements=wanted)
+            raise AutoparError(
+                f"parameter {name} is {param.placements} where its program needs {wanted}: it was "
+                "redistributed after autopar.compile"
+            )
         return param.to_local()
 
     def _other(self, name: str, leaves: list[Any]) -> Tensor:

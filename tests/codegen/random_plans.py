@@ -43,7 +43,7 @@ class _Draw:
         self.graph, self.mesh = graph, mesh
         self.random = random.Random(seed)
         self.groups = groups(graph)
-        self.classes = classes(graph, mesh, self.groups)
+        self.classes = classes(graph, mesh, self.groups, {})
         self.choice = {key: self._draw(e, e.labels) for key, e in self.classes.items()}
         self.saved: dict[str, Sharding] = {}
 

@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import msgspec
@@ -48,12 +49,12 @@ def llama(layers: int = 2) -> nn.Module:
     return LlamaForCausalLM(config)
 
 
-def slow_devices() -> Cluster:
-    """Four devices so slow, and links so fast, that it pays to divide all work."""
-    cpus = parse_cluster("4xcpu")
+def slow_devices(count: int = 4) -> Cluster:
+    """Devices so slow, and links so fast, that it pays to divide all work."""
+    cpus = parse_cluster(f"{count}xcpu")
     device = replace(cpus.device, flops_per_s=(("float32", 1e6),), launch_s=0.0)
     link = Link("fast", 1e12, 1e-9, "made up")
-    return replace(cpus, device=device, levels=(Level(4, link),))
+    return replace(cpus, device=device, levels=(Level(count, link),))
 
 
 def batch(step: int) -> dict[str, Tensor]:
@@ -116,6 +117,7 @@ def train(
         for p in model.parameters()
         if isinstance(p, DTensor)
     )
+    seen["uneven"] = sum("C(" in p.storage for p in model.plans[0].structure.params.values())
     seen["mesh"] = [axis.size for axis in model.plans[0].structure.mesh]
     return seen
 
@@ -157,9 +159,10 @@ def points(n: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
 def stored_plan(model: nn.Module, inputs: dict[str, Tensor], mesh: str, seed: int) -> autopar.Plan:
     """Random decisions for `model`, as a plan of its own."""
     traced = trace_for_training(model, (), inputs, Options())
-    found = random_plan(traced.graph, parse_mesh(mesh, parse_cluster("4xcpu")), seed)
+    cluster = parse_cluster(f"{prod(map(int, mesh.split('x')))}xcpu")
+    found = random_plan(traced.graph, parse_mesh(mesh, cluster), seed)
     structure = msgspec.structs.replace(
-        found.structure, fingerprint=fingerprint(traced.graph), cluster="4xcpu"
+        found.structure, fingerprint=fingerprint(traced.graph), cluster=cluster.name
     )
     return msgspec.structs.replace(found, structure=structure)
 

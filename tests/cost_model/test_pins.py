@@ -1,0 +1,56 @@
+"""Storage that is given is kept to, on every mesh and in every graph of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from autopar.cluster import parse_cluster
+from autopar.errors import InfeasibleError
+from autopar.options import Options
+from autopar.plan import Plan
+from autopar.search import search
+from tests.graphs import linear_step
+
+
+def planned(pins: Mapping[str, str], mesh: str = "3", hidden: int = 64) -> Plan:
+    """The plan of two layers on three devices, or as many as the mesh has."""
+    count = 6 if "x" in mesh else 3
+    return search(
+        linear_step(4096, hidden, 60, layers=2),
+        parse_cluster(f"{count}xH100"),
+        Options(mesh=mesh, pins=pins),
+        fingerprint="f",
+        torch_version="",
+        progress=lambda _: None,
+    )
+
+
+def storages(plan: Plan) -> dict[str, str]:
+    return {name: param.storage for name, param in plan.structure.params.items()}
+
+
+def test_what_is_not_given_is_chosen() -> None:
+    assert storages(planned({})) == {"w0": "[R]", "w1": "[R]"}
+    assert storages(planned({"w1": "[S(1)]"})) == {"w0": "[R]", "w1": "[S(1)]"}
+
+
+def test_a_shard_is_even_where_it_can_be() -> None:
+    assert storages(planned({"w0": "[S(0)]"}))["w0"] == "[C(0)]"
+    assert storages(planned({"w0": "[C(0)]"}, hidden=66))["w0"] == "[S(0)]"
+    assert storages(planned({"w0": "[S(1), S(0)]"}, "3x2"))["w0"] == "[C(1), S(0)]"
+
+
+@pytest.mark.parametrize(
+    ("pins", "words"),
+    [
+        ({"w7": "[R]"}, "the storage of w7 is given, and the model has no such parameter"),
+        ({"w0": "[R, R]"}, r"w0 of shape \[64, 64\] cannot be stored as \[R, R\] on mesh dp=3"),
+        ({"w0": "[S(2)]"}, "cannot be stored as"),
+        ({"w0": "[P]"}, "cannot be stored as"),
+    ],
+)
+def test_what_cannot_be_is_told(pins: Mapping[str, str], words: str) -> None:
+    with pytest.raises(InfeasibleError, match=words):
+        planned(pins)
