@@ -41,7 +41,8 @@ def largest(size: int, all_ways: Iterable[int]) -> int:
 
 def chunked_axes(sharding: Sharding) -> tuple[int, ...]:
     """The axes that cut a dim into chunks, outermost (fastest) first."""
-    return tuple(k for k in reversed(range(len(sharding.placements))) if sharding[k].kind == "C")
+    found = [k for k, placement in enumerate(sharding.placements) if placement.kind == "C"]
+    return tuple(reversed(found))
 
 
 def chunked_dim(sharding: Sharding) -> int | None:

@@ -70,11 +70,12 @@ def local_part_sizes(
 ) -> tuple[tuple[int, ...], ...]:
     """Per dim, the sizes of its parts on one rank, before any cut into chunks. The sharding must be
     legal."""
+    ways: dict[Slot, int] = {}
+    for placement, size in zip(sharding.placements, sizes, strict=True):
+        if placement.kind == "S":
+            ways[placement.slot] = ways.get(placement.slot, 1) * size
     return tuple(
-        tuple(
-            atoms[atom].size // prod(sizes[k] for k in sharding.axes_on((dim, part)))
-            for part, atom in enumerate(parts)
-        )
+        tuple(atoms[atom].size // ways.get((dim, part), 1) for part, atom in enumerate(parts))
         for dim, parts in enumerate(tensor.parts)
     )
 
@@ -139,7 +140,8 @@ def step(
 ) -> Collective | None:
     """The single collective from `source` to `target`, two legal states that differ on one axis;
     None if they differ on several, or if the axis is not innermost where it shards."""
-    changed = [k for k, (a, b) in enumerate(zip(source, target, strict=True)) if a != b]
+    pairs = zip(source.placements, target.placements, strict=True)
+    changed = [k for k, (a, b) in enumerate(pairs) if a != b]
     if len(changed) != 1:
         return None
     (axis,) = changed

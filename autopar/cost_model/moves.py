@@ -3,16 +3,15 @@ buffers out."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import product
+from collections.abc import Sequence
 
 from autopar.chunking import is_padded
 from autopar.cost_model.collectives import collective_s
 from autopar.exchange import Exchange, exchanges
 from autopar.graph import Atom, Graph, Node, TensorType
 from autopar.mesh import Device, Mesh
-from autopar.reshard import Collective, buffer_bytes, is_legal, step
-from autopar.sharding import Placement, R, Sharding
+from autopar.reshard import Collective, buffer_bytes
+from autopar.sharding import Placement, Sharding
 
 NS = 1e9
 
@@ -70,42 +69,3 @@ def _inner(tensor: TensorType, placement: Placement) -> bool:
     """Whether anything stands before the sharded part, so that its pieces are not contiguous."""
     first = next((slot for slot, _ in tensor.slots()), None)
     return placement.slot != first
-
-
-def closure(
-    tensor: TensorType,
-    atoms: Sequence[Atom],
-    ends: Iterable[Sharding],
-    sizes: Sequence[int],
-) -> tuple[Sharding, ...]:
-    """The states a tensor may pass through between `ends`: per axis what some end has there, or R.
-    Canonical order."""
-    per_axis: list[set[Placement]] = [{R} for _ in sizes]
-    for sharding in ends:
-        for axis, placement in enumerate(sharding):
-            per_axis[axis].add(placement)
-    ordered = (sorted(found, key=_canonical) for found in per_axis)
-    found = (Sharding(combination) for combination in product(*ordered))
-    return tuple(s for s in found if is_legal(tensor, atoms, s, sizes))
-
-
-def _canonical(placement: Placement) -> tuple[str, Placement]:
-    return {"R": "0", "S": "1", "C": "2", "P": "3"}[placement.kind], placement
-
-
-def arcs(
-    tensor: TensorType, atoms: Sequence[Atom], states: Sequence[Sharding]
-) -> tuple[tuple[int, int, Collective], ...]:
-    """(tail, head, step) of every single step between two of `states`, in order."""
-    number = {state: i for i, state in enumerate(states)}
-    found: list[tuple[int, int, Collective]] = []
-    for tail, source in enumerate(states):
-        for axis in range(len(source.placements)):
-            options = sorted({state[axis] for state in states}, key=_canonical)
-            for placement in options:
-                head = number.get(source.with_axis(axis, placement))
-                if head is not None and head != tail:
-                    move = step(tensor, atoms, source, states[head])
-                    if move is not None:
-                        found.append((tail, head, move))
-    return tuple(found)

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.cost_model.memory import states_per_param
-from autopar.cost_model.moves import arcs, closure, move_ns, sent, to_ns
+from autopar.cost_model.moves import sent, to_ns
+from autopar.cost_model.network import Networks, closure
 from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.work import node_s, traffic
 from autopar.dataflow import SAVED, Group, groups, is_saved, requirement, root_key
@@ -53,6 +54,7 @@ def price(
                 f"sharding of mesh {mesh}"
             )
     saves = _saves(graph, mesh, all_groups, table)
+    networks = Networks(graph.atoms, mesh, cluster.device)
     keys = (*table, *(SAVED + key for key in saves))
     return Problem(
         name=f"{graph.name} on {mesh}",
@@ -67,7 +69,7 @@ def price(
         ),
         usages=_usages(graph, mesh, options, all_groups, table, saves),
         intervals=((0, 1),) * len(keys),
-        flows=_flows(_Space(graph, cluster, mesh, table, saves, keys), all_groups),
+        flows=_flows(_Space(graph, networks, table, saves, keys), all_groups),
         usage_limit=usage_limit,
     )
 
@@ -160,8 +162,7 @@ class _Space:
     both as nodes of the problem."""
 
     graph: Graph
-    cluster: Cluster
-    mesh: Mesh
+    networks: Networks
     table: Mapping[str, NodeClass]
     saves: Mapping[str, tuple[Sharding, ...]]
     keys: Sequence[str]
@@ -180,7 +181,7 @@ def _flows(space: _Space, all_groups: Sequence[Group]) -> tuple[Flow, ...]:
 
 def _flow(space: _Space, group: Group, count: int) -> Flow:
     """The flow of `count` groups alike."""
-    graph, mesh, device = space.graph, space.mesh, space.cluster.device
+    graph = space.graph
     tensor, key = graph.type_of(group.root), root_key(graph, group.root)
     root = space.table[graph.nodes[group.root.node].key]
     maker, source = root.key, _source_states(root, group)
@@ -191,13 +192,8 @@ def _flow(space: _Space, group: Group, count: int) -> Flow:
         else:
             maker, source = SAVED + key, space.saves[key]
     ends = {*source, *(s for _, states in asked for s in states if s is not None)}
-    states = closure(tensor, graph.atoms, ends, mesh.sizes)
-    index = {state: i for i, state in enumerate(states)}
-    moves = arcs(tensor, graph.atoms, states)
-    costs = [
-        count * move_ns(tensor, graph.atoms, states[t], states[h], move, mesh, device)
-        for t, h, move in moves
-    ]
+    network = space.networks.between(tensor, ends)
+    index = {state: i for i, state in enumerate(network.states)}
     return Flow(
         key=group.key,
         source=space.number(maker),
@@ -209,10 +205,10 @@ def _flow(space: _Space, group: Group, count: int) -> Flow:
             )
             for user, wanted in asked
         ),
-        states=tuple(map(str, states)),
-        tails=np.array([t for t, _, _ in moves], np.int64),
-        heads=np.array([h for _, h, _ in moves], np.int64),
-        costs=np.array(costs, np.int64),
+        states=tuple(map(str, network.states)),
+        tails=network.tails,
+        heads=network.heads,
+        costs=count * network.costs,
     )
 
 
