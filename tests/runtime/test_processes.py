@@ -53,6 +53,12 @@ def test_other_batch_sizes_and_modes_make_programs_of_their_own(ranks: list[Any]
         assert seen["full state"]
 
 
+def test_nested_pieces_are_those_of_dtensor(ranks: list[Any]) -> None:
+    for rank in ranks:
+        assert rank["chunks"]["wrong"] == 0
+        assert rank["chunks"]["uneven"] > 5
+
+
 def test_dropout_is_that_of_rank_0_on_every_rank(ranks: list[Any]) -> None:
     for rank in ranks:
         assert rank["dropout"]["losses"] == pytest.approx(

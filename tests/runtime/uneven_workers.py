@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import autopar
-from autopar.chunking import chunked_axes, stored
-from autopar.graph import Atom, TensorType
-from autopar.mesh import Mesh
-from autopar.plan import MeshAxis
-from autopar.reshard import is_legal
-from autopar.runtime import world
-from autopar.runtime.shards import shard
-from tests.codegen.meshes import mesh
 from tests.runtime import workers
+from tests.runtime.chunk_workers import chunks
 
 VOCAB = 97
 LEAN: dict[str, Any] = {"cluster": "3xcpu", "memory_limit": 1_350_000}
@@ -36,29 +28,6 @@ def gpt2() -> nn.Module:
     return GPT2LMHeadModel(config)
 
 
-def chunks(*sizes: int) -> dict[str, Any]:
-    """How many tensors are cut by DTensor otherwise than by autopar, and how many are cut at all,
-    over every way to lay some on a mesh."""
-    on: Mesh = mesh(*sizes)
-    axes = [MeshAxis(axis.name, axis.size) for axis in on.axes]
-    groups = world.make_groups(axes, world.join(torch.device("cpu")))
-    seen = {"wrong": 0, "uneven": 0}
-    for shape in ((7, 5), (3, 10), (9, 1), (2, 13)):
-        atoms = tuple(Atom(size, str(size), True) for size in shape)
-        parts = tuple((k,) if size > 1 else () for k, size in enumerate(shape))
-        kind = TensorType("float32", shape, parts)
-        whole = torch.arange(shape[0] * shape[1], dtype=torch.float32).reshape(shape)
-        for dims in product((None, *(d for d in (0, 1) if parts[d])), repeat=len(sizes)):
-            sharding = stored(kind, atoms, dims, on.sizes)
-            if is_legal(kind, atoms, sharding, on.sizes):
-                places = world.param_placements(sharding)
-                theirs = distribute_tensor(whole, groups.params, places).to_local()
-                ours = shard(whole, kind, atoms, sharding, on, groups.coordinate)
-                seen["wrong"] += not torch.equal(theirs, ours)
-                seen["uneven"] += len(chunked_axes(sharding)) > 0
-    return seen
-
-
 def three() -> dict[str, Any]:
     """Training on three processes, under random decisions and under a plan for little memory."""
     torch.set_num_threads(1)
@@ -73,7 +42,7 @@ def three() -> dict[str, Any]:
 
 def shapes() -> dict[str, Any]:
     """A second program of a model, for a batch of 1 that leaves room to store otherwise."""
-    model: Any = autopar.compile(gpt2(), cluster=workers.slow_devices(3), mesh="3", optimizer="sgd")
+    model: Any = autopar.compile(gpt2(), **LEAN)
     losses: list[float] = []
     for rows in (8, 1):
         some = {name: tensor[:rows] for name, tensor in workers.batch(0).items()}

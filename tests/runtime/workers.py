@@ -25,6 +25,7 @@ from autopar.mesh import Cluster, Level, Link
 from autopar.meshes import parse_mesh
 from autopar.options import Options
 from tests.codegen.random_plans import random_plan
+from tests.runtime.chunk_workers import chunks
 
 STEPS = 10
 BATCH, LENGTH = 8, 16
@@ -239,6 +240,7 @@ def four() -> dict[str, Any]:
     return {
         "mistakes": mistakes(),
         "modes": other_shapes_and_modes(),
+        "chunks": chunks(2, 2),
         "dropout": dropout(),
         "gpt2": train(gpt2, adamw, cluster=slow_devices(), mesh="4"),
         "llama": train(llama, adamw, mesh="2x2"),
