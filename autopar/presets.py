@@ -140,7 +140,13 @@ LINKS: dict[str, Link] = {
         Link("InfiniBand HDR 200", 25e9, 4e-6, f"HDR: 200 Gb/s, one adapter per GPU; {_NCCL}"),
         Link("InfiniBand NDR 400", 50e9, 4e-6, f"NDR: 400 Gb/s, one adapter per GPU; {_NCCL}"),
         Link("Ethernet 100G", 12.5e9, 25e-6, "100GBASE: 100 Gb/s per node; latency: estimate, TCP"),
-        Link("gloo loopback", 1e9, 200e-6, "estimate: gloo over TCP within one machine"),
+        Link(
+            "gloo loopback",
+            0.4e9,
+            1e-3,
+            "measured: gloo over TCP within one machine, four processes on two cores that they "
+            "share; all-reduce of 16 B in 6.2 ms, of 4 MiB in 20 ms, of 16 MiB in 76 ms",
+        ),
     )
 }
 

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from benchmarks.resnet import ResNet
+
 
 def llama_8b(layers: int) -> nn.Module:
     """Llama-8B with `layers` layers instead of 32, in bfloat16."""
@@ -71,3 +73,50 @@ def tokens(vocab_size: int, batch: int, sequence: int, device: str) -> dict[str,
     else:
         words = torch.randint(0, vocab_size, (batch, sequence), generator=generator).to(device)
     return {"input_ids": words, "labels": words}
+
+
+def gpt2_small() -> nn.Module:
+    """GPT-2 of 3.7 million parameters, without dropout."""
+    config = GPT2Config(
+        vocab_size=2048,
+        n_positions=128,
+        n_embd=256,
+        n_layer=4,
+        n_head=4,
+        bos_token_id=0,
+        eos_token_id=0,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        use_cache=False,
+    )
+    return GPT2LMHeadModel(config)
+
+
+def llama_small() -> nn.Module:
+    """A Llama of 3.8 million parameters."""
+    config = LlamaConfig(
+        vocab_size=2048,
+        hidden_size=256,
+        intermediate_size=640,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        tie_word_embeddings=False,
+        use_cache=False,
+    )
+    return LlamaForCausalLM(config)
+
+
+def resnet_small() -> nn.Module:
+    """A ResNet of 0.7 million parameters for images of 32 x 32."""
+    return ResNet(width=32, blocks=(2, 2, 2), classes=10)
+
+
+def images(classes: int, batch: int, size: int) -> dict[str, Any]:
+    """`[batch, 3, size, size]` random images, and their labels."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randn(batch, 3, size, size, generator=generator)
+    labels = torch.randint(0, classes, (batch,), generator=generator)
+    return {"images": pixels, "labels": labels}

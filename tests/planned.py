@@ -12,6 +12,7 @@ import numpy as np
 from torch import fx
 
 from autopar.cluster import parse_cluster
+from autopar.codegen.bucketing import MEMBERS
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.graph import Graph
@@ -64,12 +65,13 @@ def plan_for(graph: Graph, mesh: str, pins: Mapping[str, str] | None = None) -> 
 
 
 def collectives(gm: fx.GraphModule | None) -> Counter[tuple[str, str]]:
-    """How many collectives of each kind a graph has on each axis."""
+    """How many collectives of each kind a graph has on each axis, where each tensor of a bucket
+    counts as one."""
     assert gm is not None
     found: Counter[tuple[str, str]] = Counter()
     for node in gm.graph.nodes:
         name = str(node.target)
         if name.startswith("_c10d_functional.") and "wait" not in name:
             kind = name.split(".")[1].replace("_into_tensor", "").replace("_tensor", "")
-            found[kind, node.args[-1]] += 1
+            found[kind, node.args[-1]] += node.meta.get(MEMBERS, 1)
     return found

@@ -18,7 +18,7 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
-from autopar.graph import Atom, Slot, TensorType
+from autopar.graph import Atom, Slot, TensorType, itemsize
 from autopar.reshard import Collective, local_part_sizes
 from autopar.runtime.symbols import local_chunk
 from autopar.sharding import Sharding
@@ -51,21 +51,40 @@ def parts_of(
     )
 
 
+SENT = "sent"
+"""Where the meta of a collective's node has its `Sent`, if it may share a bucket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What a collective that may share a bucket is given: the local shape, the dtype's name, and
+    how many bytes its larger side has. `leaves` tells a gradient on its way out of the graph from a
+    parameter on its way in."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+    leaves: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Emitter:
     """Appends to `graph` the nodes that take `x`, in parts `before`, to parts `after` over a mesh
-    axis called `axis`, of `num` ranks."""
+    axis called `axis`, of `num` ranks. `leaves` is as in `Sent`, None for what goes alone."""
 
     graph: fx.Graph
     axis: str
     num: int
     before: Parts
     after: Parts
+    dtype: str
+    leaves: bool | None = None
 
     def emit(self, x: fx.Node, move: Collective) -> fx.Node:
         """The result of `move`, which contains exactly one collective op (a slice has none)."""
         if move.kind == "all_reduce":
-            return self._wait(c10d.all_reduce.default, self._contiguous(x), "sum", self.axis)
+            x = self._contiguous(x)
+            return self._send(self.before.shape, c10d.all_reduce.default, x, "sum", self.axis)
         if move.kind == "reduce_scatter":
             return self._reduce_scatter(x, move.target.slot)
         if move.kind == "all_gather":
@@ -79,6 +98,16 @@ class Emitter:
 
     def _wait(self, target: Any, *args: Any) -> fx.Node:
         return self._call(c10d.wait_tensor.default, self._call(target, *args))
+
+    def _send(self, shape: Sequence[int], target: Any, *args: Any) -> fx.Node:
+        """The result of a collective that may share a bucket, whose input has `shape`."""
+        result = self._wait(target, *args)
+        if self.leaves is not None:
+            elements = max(prod(parts.shape) for parts in (self.before, self.after))
+            num_bytes = elements * itemsize(self.dtype)
+            sent = Sent(tuple(shape), self.dtype, num_bytes, self.leaves)
+            result.all_input_nodes[0].meta[SENT] = sent
+        return result
 
     def _contiguous(self, x: fx.Node) -> fx.Node:
         return self._call(aten.contiguous.default, x)
@@ -106,8 +135,8 @@ class Emitter:
         at = self.before.position(slot)
         lead, rest = prod(self.before.sizes[:at]), prod(self.before.sizes[at:])
         shape = self.before.shape
-        gathered = self._wait(
-            c10d.all_gather_into_tensor.default, self._contiguous(x), self.num, self.axis
+        gathered = self._send(
+            shape, c10d.all_gather_into_tensor.default, self._contiguous(x), self.num, self.axis
         )
         have = [self.num * shape[0], *shape[1:]]
         if lead > 1:
@@ -126,7 +155,7 @@ class Emitter:
             x, have = self._move_dim(self._reshape(x, have, split), split, 1, 0)
         want = [self.num * self.after.shape[0], *self.after.shape[1:]]
         x = self._contiguous(self._reshape(x, have, want))
-        return self._wait(c10d.reduce_scatter_tensor.default, x, "sum", self.num, self.axis)
+        return self._send(want, c10d.reduce_scatter_tensor.default, x, "sum", self.num, self.axis)
 
     def _all_to_all(self, x: fx.Node, source: Slot, target: Slot) -> fx.Node:
         """Part `target` is cut in as many pieces as there are ranks, which go to them; the pieces

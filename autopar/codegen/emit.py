@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from autopar.chunking import chunked_dim
+from autopar.codegen.bias import BIAS, adds_bias
 from autopar.codegen.exchange import Peers
 from autopar.codegen.localize import Shapes, localize
 from autopar.codegen.passes import apply_passes
@@ -151,7 +152,9 @@ class _Generator:
         args, kwargs = map_arg((source.args, source.kwargs), lambda _: next(given))
         shapes = self._shapes(node, inputs, outputs)
         target, args, kwargs = localize(source.target, args, kwargs, shapes)
-        return graph.call_function(target, args, kwargs)
+        made = graph.call_function(target, args, kwargs)
+        made.meta[BIAS] = adds_bias(node, shapes, self.graph.input_types(node))
+        return made
 
     def _shapes(
         self, node: Node, inputs: Sequence[Sharding], outputs: Sequence[Sharding]

@@ -9,7 +9,11 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
+from autopar.codegen.bias import fuse_bias
 from autopar.codegen.doors import boxed_codegen
+from autopar.codegen.gathers import bucket_gathers
+from autopar.codegen.gradients import bucket_gradients
+from autopar.codegen.tidy import tidy_views
 from autopar.runtime.symbols import first_rows
 
 aten = torch.ops.aten
@@ -81,7 +85,15 @@ def box(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-PASSES: tuple[Pass, ...] = (drop_dead_code, sink_waits, box)
+PASSES: tuple[Pass, ...] = (
+    drop_dead_code,
+    tidy_views,
+    fuse_bias,
+    bucket_gathers,
+    bucket_gradients,
+    sink_waits,
+    box,
+)
 
 
 def apply_passes(gm: fx.GraphModule) -> fx.GraphModule:

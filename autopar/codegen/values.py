@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from autopar.buckets import is_bucketed
 from autopar.codegen.chunks import emit_chunks
 from autopar.codegen.collectives import Emitter, parts_of
 from autopar.codegen.routes import Tree, collective_of, path, tree
@@ -134,7 +135,11 @@ class Values:
         else:
             before, after = (parts_of(tensor, graph.atoms, s, self.sizes) for s in move)
             axis = self.axes[collective.axis]
-            result = Emitter(local, axis.name, axis.size, before, after).emit(value, collective)
+            leaves = None
+            if is_bucketed(graph, group):
+                leaves = graph.nodes[group.root.node].role is not Role.PARAM
+            emitter = Emitter(local, axis.name, axis.size, before, after, tensor.dtype, leaves)
+            result = emitter.emit(value, collective)
         if collective.kind != "slice":
             return result
         if graph.nodes[group.root.node].role is not Role.OP:

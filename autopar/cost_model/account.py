@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.buckets import Sharing, is_bucketed, sharing
 from autopar.cost_model.liveness import peak_memory
 from autopar.cost_model.moves import move_ns, sent, to_ns
 from autopar.cost_model.work import flops, node_s, traffic
@@ -34,8 +35,9 @@ def account(
     layout = parse_layout(graph, structure)
     all_groups = groups(graph)
     compute = _compute_ns(layout, cluster, mesh, all_groups)
+    shares = sharing(graph)
     sends = tuple(
-        Sends(group.root.node, group.phase.value, _moves(layout, cluster, mesh, group))
+        Sends(group.root.node, group.phase.value, _moves(layout, cluster, mesh, group, shares))
         for group in all_groups
     ) + tuple(_exchanges(layout, mesh, graph.nodes[index]) for index in compute)
     compute_ns = sum(compute.values())
@@ -87,19 +89,20 @@ def _compute_ns(
 
 
 def _moves(
-    layout: Layout, cluster: Cluster, mesh: Mesh, group: Group
+    layout: Layout, cluster: Cluster, mesh: Mesh, group: Group, shares: Sharing
 ) -> tuple[tuple[str, int, int, int], ...]:
     """(kind, axis, local input bytes, ns) of every step of the group's route."""
     tensor = layout.graph.type_of(group.root)
     atoms = layout.graph.atoms
     route = layout.routes.get(group.key, ())
     _check_reached(layout, group, route)
+    shared = shares if is_bucketed(layout.graph, group) else None
     found: list[tuple[str, int, int, int]] = []
     for source, target in route:
         move = step(tensor, atoms, source, target)
         if move is None:
             raise PlanMismatchError(f"{group.key}: {source} -> {target} is not a single step")
-        ns = move_ns(tensor, atoms, source, target, move, mesh, cluster.device)
+        ns = move_ns(tensor, atoms, source, target, move, mesh, cluster.device, sharing=shared)
         num_bytes, _ = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
         found.append((move.kind, move.axis, num_bytes, ns))
     return tuple(found)

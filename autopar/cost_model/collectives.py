@@ -25,10 +25,13 @@ from autopar.mesh import Axis
 from autopar.reshard import KINDS
 
 
-def collective_s(kind: str, in_bytes: int, out_bytes: int, axis: Axis) -> float:
+def collective_s(
+    kind: str, in_bytes: int, out_bytes: int, axis: Axis, latency_share: float = 1.0
+) -> float:
     """Seconds of collective `kind` over `axis`, all of whose groups run it at once.
 
-    `in_bytes` and `out_bytes` are the bytes of one rank's input and output. The result is
+    `in_bytes` and `out_bytes` are the bytes of one rank's input and output; `latency_share` is the
+    part of the latency that falls to them, where others are in the same message. The result is
     continuous and never falls as the bytes grow. ValueError if `kind` is unknown or the bytes
     contradict it.
     """
@@ -36,7 +39,7 @@ def collective_s(kind: str, in_bytes: int, out_bytes: int, axis: Axis) -> float:
     whole = _whole_bytes(kind, in_bytes, out_bytes)
     if n == 1 or kind == "slice":
         return 0.0
-    latency_s = axis.link.latency_s
+    latency_s = latency_share * axis.link.latency_s
     bytes_per_s = axis.link.bytes_per_s if kind == "all_to_all" else axis.ring_bytes_per_s
     ring_s = (n - 1) * latency_s + (n - 1) / n * whole / bytes_per_s
     if kind != "all_reduce":

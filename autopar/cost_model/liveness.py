@@ -4,7 +4,8 @@ Parameters, their gradients and the optimizer's states are there all the time (g
 that accumulates keeps them through the forward phase). A tensor lives from the op that makes it to
 its last use in either phase; a redistributed copy from the first use that needs it to the last one.
 What is kept for backward, where that is not the tensor as it was made, lives from the first forward
-use to the last backward use. A step between two states holds both.
+use to the last backward use. A step between two states holds both. What buckets hold beside that
+(`in_flight`) is added to the peak.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.cost_model.in_flight import in_flight_bytes
 from autopar.cost_model.memory import states_per_param
 from autopar.dataflow import Group
 from autopar.exchange import scratch_bytes
@@ -52,7 +54,7 @@ def peak_memory(
         optimizer=optimizer,
         kept=at_peak["kept"],
         saved=at_peak["saved"],
-        transient=at_peak["transient"],
+        transient=at_peak["transient"] + in_flight_bytes(layout, mesh, all_groups),
     )
 
 

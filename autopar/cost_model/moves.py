@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autopar.buckets import BUCKET_BYTES, Sharing, can_share
 from autopar.chunking import is_padded
 from autopar.cost_model.collectives import collective_s
 from autopar.exchange import Exchange, exchanges
@@ -29,12 +30,16 @@ def move_ns(
     move: Collective,
     mesh: Mesh,
     device: Device,
+    *,
+    sharing: Sharing | None,
 ) -> int:
     """Nanoseconds of `move` = step(source, target) of one tensor.
 
     Collectives work on the leading dim: a gather along another one copies its output into place, a
     scatter its input, an exchange both. A slice copies what it keeps. Chunks that are uneven are
-    copied to be padded; those of another than the leading dim are copied on both sides.
+    copied to be padded; those of another than the leading dim are copied on both sides. What shares
+    a bucket (`sharing` is not None) bears a part of its latency and is copied into it, a gather out
+    of it too; chunks travel alone.
     """
     in_bytes, out_bytes = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
     copied = 0
@@ -51,8 +56,16 @@ def move_ns(
             copied += out_bytes
         if move.kind in ("reduce_scatter", "all_to_all") and _inner(tensor, move.target):
             copied += in_bytes
+    share = 1.0
+    larger = max(in_bytes, out_bytes)
+    if sharing and can_share(move) and larger < BUCKET_BYTES:
+        share = sharing.latency_share(larger)
+        copied += in_bytes
+        if move.kind == "all_gather" and not _inner(tensor, move.source):
+            copied += out_bytes
     copy_s = 2 * copied / device.memory_bytes_per_s
-    return to_ns(collective_s(move.kind, in_bytes, out_bytes, mesh.axes[move.axis]) + copy_s)
+    sent_s = collective_s(move.kind, in_bytes, out_bytes, mesh.axes[move.axis], share)
+    return to_ns(sent_s + copy_s)
 
 
 def sent(graph: Graph, node: Node, choice: str, mesh: Mesh) -> tuple[tuple[Exchange, int], ...]:

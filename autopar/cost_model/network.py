@@ -12,6 +12,7 @@ from itertools import product
 
 import numpy as np
 
+from autopar.buckets import Sharing
 from autopar.cost_model.moves import move_ns
 from autopar.graph import Atom, TensorType, itemsize
 from autopar.mesh import Device, Mesh
@@ -34,22 +35,23 @@ class Network:
 class Networks:
     """The networks of tensors made of `atoms` on a mesh."""
 
-    def __init__(self, atoms: Sequence[Atom], mesh: Mesh, device: Device) -> None:
-        self.atoms, self.mesh, self.device = atoms, mesh, device
+    def __init__(self, atoms: Sequence[Atom], mesh: Mesh, device: Device, sharing: Sharing) -> None:
+        self.atoms, self.mesh, self.device, self.sharing = atoms, mesh, device, sharing
         self._known: dict[object, Network] = {}
 
-    def between(self, tensor: TensorType, ends: Iterable[Sharding]) -> Network:
-        """The network of `tensor` between the states `ends`."""
+    def between(self, tensor: TensorType, ends: Iterable[Sharding], *, bucketed: bool) -> Network:
+        """The network of `tensor` between the states `ends`; `bucketed` as in `buckets`."""
         found = frozenset(ends)
         parts = tuple(
             tuple((self.atoms[a].size, self.atoms[a].in_param) for a in dim) for dim in tensor.parts
         )
-        kind = itemsize(tensor.dtype), parts, found
+        kind = itemsize(tensor.dtype), parts, found, bucketed
         if kind not in self._known:
-            self._known[kind] = self._make(tensor, found)
+            self._known[kind] = self._make(tensor, found, bucketed)
         return self._known[kind]
 
-    def _make(self, tensor: TensorType, ends: Iterable[Sharding]) -> Network:
+    def _make(self, tensor: TensorType, ends: Iterable[Sharding], bucketed: bool) -> Network:
+        sharing = self.sharing if bucketed else None
         states = closure(tensor, self.atoms, ends, self.mesh.sizes)
         number = {state: i for i, state in enumerate(states)}
         options = [_ordered({s[k] for s in states}) for k in range(len(self.mesh.axes))]
@@ -62,8 +64,9 @@ class Networks:
                     move = step(tensor, self.atoms, source, target) if head != tail else None
                     if move is not None:
                         ns = move_ns(
-                            tensor, self.atoms, source, target, move, self.mesh, self.device
-                        )
+                            tensor, self.atoms, source, target, move, self.mesh, self.device,
+                            sharing=sharing,
+                        )  # fmt: skip
                         found.append((tail, head, ns))
         columns = np.array(found, np.int64).reshape(-1, 3).T
         return Network(states, *(np.ascontiguousarray(column) for column in columns))

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from autopar.buckets import is_bucketed, sharing
 from autopar.cost_model.memory import states_per_param
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.network import Networks, closure
@@ -54,7 +55,7 @@ def price(
                 f"sharding of mesh {mesh}"
             )
     saves = _saves(graph, mesh, all_groups, table)
-    networks = Networks(graph.atoms, mesh, cluster.device)
+    networks = Networks(graph.atoms, mesh, cluster.device, sharing(graph))
     keys = (*table, *(SAVED + key for key in saves))
     return Problem(
         name=f"{graph.name} on {mesh}",
@@ -192,7 +193,7 @@ def _flow(space: _Space, group: Group, count: int) -> Flow:
         else:
             maker, source = SAVED + key, space.saves[key]
     ends = {*source, *(s for _, states in asked for s in states if s is not None)}
-    network = space.networks.between(tensor, ends)
+    network = space.networks.between(tensor, ends, bucketed=is_bucketed(graph, group))
     index = {state: i for i, state in enumerate(network.states)}
     return Flow(
         key=group.key,

@@ -13,6 +13,7 @@ from torch import fx
 
 from autopar.errors import AutoparError
 from autopar.runtime.doors import inductor
+from autopar.runtime.eager import reduce_in_place
 from autopar.runtime.function import Graph
 
 BACKENDS = ("eager", "inductor")
@@ -30,7 +31,7 @@ def choose(backend: str | None, device: torch.device) -> str:
 
 def prepare(gm: fx.GraphModule, backend: str) -> Graph:
     """`gm`, which takes its inputs as a list that it clears, as `backend` runs it."""
-    return gm if backend == "eager" else _Inductor(gm)
+    return reduce_in_place(gm) if backend == "eager" else _Inductor(gm)
 
 
 class _Inductor:

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
+from torch.distributed.tensor import DTensor
 
-from autopar.runtime.doors import keeps_graph
+from autopar.runtime.doors import dtensor_like, keeps_graph
 
 Graph = Callable[[list[Any]], Sequence[Any]]
 """A graph over local tensors; it may clear the list it is given."""
@@ -70,8 +71,9 @@ class Step:
     def __call__(
         self, params: Mapping[str, Tensor], others: Mapping[str, Tensor]
     ) -> dict[str, Tensor]:
-        """The results by name. `params` are local tensors by parameter name, which receive
-        gradients; `others` are buffers and inputs under their names in `forward_inputs`."""
+        """The results by name. `params` are parameters by name, plain or DTensors stored as the
+        program expects, which receive gradients of their kind; `others` are buffers and inputs
+        under their names in `forward_inputs`."""
         if self.backward is None or not torch.is_grad_enabled():
             values, _ = _run_forward(self, params, others)
         else:
@@ -87,6 +89,7 @@ class _Context(FunctionCtx):
     saved: list[Tensor] | None
     versions: list[int]
     blanks: dict[str, Tensor]
+    leaves: tuple[Tensor, ...]
 
 
 class _Differentiable(torch.autograd.Function):
@@ -97,6 +100,7 @@ class _Differentiable(torch.autograd.Function):
         params = dict(zip(step.params, leaves, strict=True))
         results, saved = _run_forward(step, params, others)
         ctx.step = step
+        ctx.leaves = leaves
         # A result's grad_fn leads to ctx: a saved tensor that is one would keep itself alive.
         ids = {id(result) for result in results}
         ctx.saved = [t.detach() if id(t) in ids else t for t in saved]
@@ -126,7 +130,8 @@ class _Differentiable(torch.autograd.Function):
         assert step.backward is not None
         grads = _run(step.backward, inputs)
         by_name = dict(zip((_rest(n) for n in step.backward_outputs), grads, strict=True))
-        return (None, None, *(by_name.get(name) for name in step.params))
+        leaves = zip(step.params, ctx.leaves, strict=True)
+        return (None, None, *(_like(by_name.get(name), leaf) for name, leaf in leaves))
 
 
 def _backward_inputs(ctx: _Context, given: Mapping[str, Tensor | None]) -> list[Any]:
@@ -163,7 +168,7 @@ def _run_forward(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """(results, saved), each in the order of `forward_outputs`."""
     inputs = [
-        params[_rest(name)].detach() if _kind(name) == "param" else others[name]
+        _local(params[_rest(name)]) if _kind(name) == "param" else others[name]
         for name in step.forward_inputs
     ]
     outputs = _run(step.forward, inputs)
@@ -172,6 +177,23 @@ def _run_forward(
     for name, value in zip(step.forward_outputs, outputs, strict=True):
         (saved if _kind(name) == "saved" else results).append(value)
     return results, saved
+
+
+def _local(param: Tensor) -> Tensor:
+    """This rank's piece. Without a step of its own in autograd's graph, which costs as much as many
+    a kernel."""
+    if not isinstance(param, DTensor):
+        return param.detach()
+    with torch.no_grad():
+        return param.to_local().detach()
+
+
+def _like(grad: Tensor | None, leaf: Tensor) -> Tensor | None:
+    """A local gradient as the DTensor that its parameter is."""
+    if grad is None or not isinstance(leaf, DTensor):
+        return grad
+    # Laid out as the parameter is, which is contiguous, autograd keeps it without a copy.
+    return dtensor_like(grad.contiguous(), leaf)
 
 
 def _run(graph: Graph, inputs: list[Any]) -> Sequence[Any]:

@@ -154,7 +154,7 @@ class Runner:
         return found
 
     def _param(self, executable: Executable, name: str) -> Tensor:
-        """The local piece, as the program stores it."""
+        """The parameter, as the program stores it."""
         param = self._tensor(name)
         if executable.groups is None:
             return param
@@ -166,7 +166,7 @@ class Runner:
                 f"parameter {name} is {param.placements} where its program needs {wanted}: it was "
                 "redistributed after autopar.compile"
             )
-        return param.to_local()
+        return param
 
     def _other(self, name: str, leaves: list[Any]) -> Tensor:
         kind, _, rest = name.partition(":")

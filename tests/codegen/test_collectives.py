@@ -66,7 +66,7 @@ def emitted(
     x = graph.placeholder("x")
     axis = on.axes[move.axis]
     before, after = (parts_of(kind, ATOMS, s, on.sizes) for s in (source, target))
-    graph.output((Emitter(graph, axis.name, axis.size, before, after).emit(x, move),))
+    graph.output((Emitter(graph, axis.name, axis.size, before, after, kind.dtype).emit(x, move),))
     return apply_passes(fx.GraphModule({}, graph))
 
 

@@ -9,10 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.buckets import BUCKET_BYTES, Sharing
 from autopar.cluster import parse_cluster
 from autopar.cost_model.account import account
+from autopar.cost_model.in_flight import in_flight_bytes
 from autopar.cost_model.price import price
+from autopar.dataflow import groups
 from autopar.errors import InfeasibleError, PlanMismatchError
+from autopar.layout import parse_layout
 from autopar.meshes import parse_mesh
 from autopar.options import Options
 from autopar.planning import make_structure
@@ -104,3 +108,32 @@ def replace_struct(structure, **changes):
     import msgspec
 
     return msgspec.structs.replace(structure, **changes)
+
+
+def test_one_way_for_all_parameters_costs_what_its_buckets_cost() -> None:
+    sizes = [1 << 20] * 10
+    shared = Sharing(sum(sizes), len(sizes))
+    assert sum(map(shared.latency_share, sizes)) == pytest.approx(1)
+    full = Sharing(BUCKET_BYTES, 1000)
+    assert full.latency_share(BUCKET_BYTES // 4) == pytest.approx(1 / 4)
+    assert full.latency_share(2 * BUCKET_BYTES) == 1
+    assert full.latency_share(0) == 1 / 1000
+
+
+def test_buckets_under_way_are_in_the_memory_bill() -> None:
+    graph = linear_step(8, 64, 64, layers=4)
+    cluster = parse_cluster("4xH100")
+    mesh = parse_mesh("4", cluster)
+    problem = price(graph, cluster, mesh, Options(), usage_limit=LIMIT)
+    bytes_of, most = 64 * 64 * 4, 0
+    for seed in range(3):
+        solution = random_solution(problem, seed)
+        structure = make_structure(
+            graph, cluster, mesh, Options(), problem, solution, fingerprint="f"
+        )
+        held = in_flight_bytes(parse_layout(graph, structure), mesh, groups(graph))
+        # Two buffers of at most all four weights, per kind and direction.
+        most = max(most, held)
+        assert held <= 2 * 4 * bytes_of * 4
+        assert account(graph, cluster, mesh, Options(), structure, LIMIT).memory.transient >= held
+    assert most > 0

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import fx
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from autopar.codegen.doors import boxed_codegen
 from autopar.errors import AutoparError
@@ -24,6 +26,21 @@ def test_the_default_store_is_the_one_of_the_process_group() -> None:
     finally:
         dist.destroy_process_group()
     assert store.num_keys() > 0
+
+
+def test_a_dtensor_like_another() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        like = distribute_tensor(torch.randn(4, 6), mesh, [Shard(1)])
+        local = torch.randn(4, 6)
+        made = doors.dtensor_like(local, like)
+        assert made.placements == like.placements and made.shape == like.shape
+        assert made.device_mesh == like.device_mesh and made.stride() == like.stride()
+        torch.testing.assert_close(made.full_tensor(), local, rtol=0, atol=0)
+        assert not made.requires_grad
+    finally:
+        dist.destroy_process_group()
 
 
 def test_trees() -> None:

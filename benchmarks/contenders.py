@@ -1,0 +1,189 @@
+"""The ways to train one model on several processes that `step_time` compares.
+
+Each takes a model, the same on every rank, and returns how a step computes its loss. DDP and
+fully_shard are handed this rank's slice of the batch, as their users do; the hand-written plan and
+autopar the whole of it, and what they do to take their part counts as theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.nn.parallel import DistributedDataParallel
+
+import autopar
+from autopar.runtime.module import CompiledModule
+
+Batch = dict[str, Tensor]
+Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+@dataclass
+class Contender:
+    """A model as one of the ways trains it, on this rank."""
+
+    name: str
+    module: nn.Module
+    batch: Batch
+    loss: Loss
+    is_local: bool
+
+    def __post_init__(self) -> None:
+        self.optimizer = optimizer(self.module.parameters())
+
+    def step(self) -> Tensor:
+        """One training step; the loss of what this rank was handed, before the step."""
+        self.optimizer.zero_grad()
+        loss = self.loss(self.module, self.batch)
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def global_loss(self) -> float:
+        """One step, and the loss of the whole batch."""
+        loss = self.step()
+        if self.is_local:
+            dist.all_reduce(loss)
+            loss /= dist.get_world_size()
+        return loss.item()
+
+
+def optimizer(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """AdamW in one fused call per kind of tensor: DTensors and plain ones do not mix in it."""
+    found = list(params)
+    kinds = (
+        [p for p in found if isinstance(p, DTensor)],
+        [p for p in found if not isinstance(p, DTensor)],
+    )
+    groups = [{"params": kind} for kind in kinds if kind]
+    return torch.optim.AdamW(groups, lr=1e-3, fused=True)
+
+
+def slice_of(batch: Batch) -> Batch:
+    """This rank's part of every tensor's dim 0."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    return {name: x.chunk(size)[rank].contiguous() for name, x in batch.items()}
+
+
+def data_parallel(model: nn.Module, batch: Batch, loss: Loss) -> Contender:
+    """DistributedDataParallel with its defaults."""
+    return Contender("DDP", DistributedDataParallel(model), slice_of(batch), loss, True)
+
+
+def sharded(blocks: Callable[[nn.Module], Iterable[nn.Module]]) -> Callable[..., Contender]:
+    """fully_shard of every block and of what is left, with its defaults."""
+
+    def make(model: nn.Module, batch: Batch, loss: Loss) -> Contender:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in blocks(model):
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return Contender("fully_shard", model, slice_of(batch), loss, True)
+
+    return make
+
+
+def by_hand(parallelize: Callable[[nn.Module, DeviceMesh], None]) -> Callable[..., Contender]:
+    """A plan of `parallelize_module` over all ranks."""
+
+    def make(model: nn.Module, batch: Batch, loss: Loss) -> Contender:
+        parallelize(model, init_device_mesh("cpu", (dist.get_world_size(),)))
+        return Contender("parallelize_module", model, batch, loss, False)
+
+    return make
+
+
+def planned(model: nn.Module, batch: Batch, loss: Loss) -> Contender:
+    """autopar with its defaults."""
+    return Contender("autopar", autopar.compile(model), batch, loss, False)
+
+
+def plan_of(contender: Contender) -> autopar.Plan:
+    """What autopar chose, once it has run."""
+    assert isinstance(contender.module, CompiledModule)
+    (found,) = contender.module.plans
+    return found
+
+
+class Conv1DParallel(ParallelStyle):
+    """transformers' Conv1D, whose weight is `[in, out]`: columns (out) or rows (in) over the mesh.
+
+    `parts` tensors that stand side by side in `out` (query, key, value) are each cut.
+    """
+
+    def __init__(self, *, columns: bool, parts: int = 1) -> None:
+        self.columns, self.parts = columns, parts
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return distribute_module(module, device_mesh, self._cut, self._take, self._give)
+
+    def _cut(self, name: str, module: Any, mesh: DeviceMesh) -> None:
+        weight, bias = module.weight.detach(), module.bias.detach()
+        if self.columns:
+            weight, bias = (self._by_rank(x, mesh.size()) for x in (weight, bias))
+        places = (Shard(1), Shard(0)) if self.columns else (Shard(0), Replicate())
+        for key, whole, place in zip(("weight", "bias"), (weight, bias), places, strict=True):
+            setattr(module, key, nn.Parameter(distribute_tensor(whole, mesh, [place])))
+
+    def _by_rank(self, x: Tensor, size: int) -> Tensor:
+        """The columns in the order of the ranks that get them."""
+        split = x.unflatten(-1, (self.parts, size, -1))
+        return split.transpose(-2, -3).flatten(-3).contiguous()
+
+    def _take(self, module: nn.Module, inputs: Any, mesh: DeviceMesh) -> Any:
+        place = Replicate() if self.columns else Shard(-1)
+        return (DTensor.from_local(inputs[0], mesh, [place], run_check=False),)
+
+    def _give(self, module: nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+        return output.to_local() if self.columns else output.full_tensor()
+
+
+def gpt2_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Megatron's plan: heads and the hidden dim of the MLP over the ranks, words too; logits are
+    gathered."""
+    body: Any = model.transformer
+    plan: dict[str, ParallelStyle] = {
+        "transformer.wte": RowwiseParallel(input_layouts=Replicate()),
+        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    for i, block in enumerate(body.h):
+        plan |= {
+            f"transformer.h.{i}.attn.c_attn": Conv1DParallel(columns=True, parts=3),
+            f"transformer.h.{i}.attn.c_proj": Conv1DParallel(columns=False),
+            f"transformer.h.{i}.mlp.c_fc": Conv1DParallel(columns=True),
+            f"transformer.h.{i}.mlp.c_proj": Conv1DParallel(columns=False),
+        }
+        block.attn.split_size //= mesh.size()
+    parallelize_module(model, mesh, plan)
+    model.lm_head.weight = body.wte.weight
+
+
+def llama_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:
+    """The plan of torch's tutorial on tensor parallelism, without sequence shards; logits are
+    gathered."""
+    body: Any = model.model
+    plan: dict[str, ParallelStyle] = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    for i in range(len(body.layers)):
+        layer = f"model.layers.{i}"
+        plan |= {f"{layer}.self_attn.{x}_proj": ColwiseParallel() for x in "qkv"}
+        plan |= {f"{layer}.mlp.{x}_proj": ColwiseParallel() for x in ("gate", "up")}
+        plan[f"{layer}.self_attn.o_proj"] = RowwiseParallel()
+        plan[f"{layer}.mlp.down_proj"] = RowwiseParallel()
+    parallelize_module(model, mesh, plan)
