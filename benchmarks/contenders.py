@@ -187,3 +187,9 @@ def llama_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:
         plan[f"{layer}.self_attn.o_proj"] = RowwiseParallel()
         plan[f"{layer}.mlp.down_proj"] = RowwiseParallel()
     parallelize_module(model, mesh, plan)
+
+
+def resnet_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:
+    """The head by columns. `parallelize_module` has no style for convolutions: every rank computes
+    them for the whole batch."""
+    parallelize_module(model, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})

@@ -93,7 +93,7 @@ def cases() -> dict[str, Case]:
             lambda: models.images(10, 16, 32),
             images,
             lambda model: (block for stage in model.stages for block in stage),
-            contenders.llama_by_hand,
+            contenders.resnet_by_hand,
         ),
     }
 
