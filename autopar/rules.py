@@ -10,11 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from autopar import rules_experts as experts
 from autopar import rules_index as index
+from autopar import rules_norm as norm
 from autopar import rules_ops as ops
 from autopar import rules_shape as shape
 from autopar.notation import Dims, Rule, parse_rule
 from autopar.rules_call import Call, RuleFunction, TensorShape, all_whole
+from autopar.rules_images import IMAGES
 
 __all__ = ["RULES", "Call", "TensorShape", "rule_for"]
 
@@ -94,6 +97,7 @@ _FAMILIES: tuple[tuple[str | RuleFunction, str], ...] = (
     (ops.reduction("mean"), "mean.dim"),
     (ops.reduction("mean", None), "mean"),
     (ops.reduction("count"), "count_nonzero.dim_IntList"),
+    (ops.histogram, "histc"),
     (
         ops.reduction("whole"),
         """all.dim all.dims amax amin any.dim any.dims argmax argmin max.dim min.dim
@@ -113,8 +117,10 @@ _FAMILIES: tuple[tuple[str | RuleFunction, str], ...] = (
     ),
     (ops.norm, "_fused_rms_norm native_layer_norm"),
     (ops.norm_backward, "_fused_rms_norm_backward native_layer_norm_backward"),
-    (ops.group_norm, "native_group_norm"),
-    (ops.group_norm_backward, "native_group_norm_backward"),
+    (norm.group_norm, "native_group_norm"),
+    (norm.group_norm_backward, "native_group_norm_backward"),
+    (norm.batch_norm, "_native_batch_norm_legit_no_training"),
+    (norm.batch_norm_backward, "native_batch_norm_backward"),
     (index.embedding, "embedding"),
     (index.embedding_backward, "embedding_dense_backward"),
     (ops.nll_loss, "nll_loss_forward nll_loss2d_forward"),
@@ -123,11 +129,7 @@ _FAMILIES: tuple[tuple[str | RuleFunction, str], ...] = (
     (index.scatter, "scatter.src scatter.value scatter_add"),
     (index.index_select, "index_select"),
     (index.index_add, "index_add"),
-    (ops.pooling("0"), "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward avg_pool2d"),
-    (ops.pooling("0"), "avg_pool2d_backward max_pool2d_with_indices_backward"),
-    (ops.pooling(), "max_pool2d_with_indices"),
-    (ops.convolution, "convolution"),
-    (ops.convolution_backward, "convolution_backward"),
+    *IMAGES,
 )
 
 
@@ -157,6 +159,9 @@ def _table() -> dict[str, str | RuleFunction]:
     for rule, names in families:
         for name in names.split():
             found[f"aten.{name}" if "." in name else f"aten.{name}.default"] = rule
+    for name in ("transformers.grouped_mm_fallback.default", "aten._grouped_mm.default"):
+        found[name] = experts.grouped_matmul
+    found["transformers.grouped_mm_fallback_backward.default"] = experts.grouped_matmul_backward
     found["autopar.sdpa.default"] = ops.attention
     found["autopar.sdpa_backward.default"] = ops.attention_backward
     return found

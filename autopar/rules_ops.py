@@ -62,6 +62,13 @@ def reduction(how: str, at: int | None = 1) -> RuleFunction:
     return function
 
 
+def histogram(call: Call) -> Rule:
+    """aten.histc(x, bins, min, max): counts add up, where the bins do not depend on the data."""
+    fixed = call.arg(2, "min", 0) != call.arg(3, "max", 0)
+    names = letters(len(call.shapes[0]))
+    return rule([singles(names)], [(("bin",),)], whole=("bin", *(() if fixed else names)))
+
+
 def along(at: int, joint: str = "", default: int = -1, *, exchanged: bool = False) -> RuleFunction:
     """The dim of argument `at` is whole or `exchanged`, the others parallel; all tensors have equal
     ranks. An output of another extent in that dim has a letter of its own."""
@@ -152,29 +159,6 @@ def unwanted_letters(call: Call, mask: Sequence[bool]) -> list[str]:
     return [a for k, (o, want) in pairs if not want for a in letters(len(o.shape), f"x{k}_")]
 
 
-def group_norm(call: Call) -> Rule:
-    """aten.native_group_norm(x, weight, bias, N, C, HxW, group, eps) -> (y, mean, rstd)."""
-    full = ("n", "c", *letters(len(call.out) - 2))
-    channel, statistics = singles("c"), singles("ng")
-    pairs = ((call.arg(0), singles(full)), (call.arg(1), channel), (call.arg(2), channel))
-    outputs = [singles(full), statistics, statistics]
-    return rule(place(call, *pairs), outputs, whole={*full, "g"} - {"n"})
-
-
-def group_norm_backward(call: Call) -> Rule:
-    """aten.native_group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, mask)."""
-    full = ("n", "c", *letters(len(call.shapes[1]) - 2))
-    channel, statistics = singles("c"), singles("ng")
-    dims = (singles(full), singles(full), statistics, statistics, channel)
-    mask = cast("tuple[bool, ...]", call.arg(9, "output_mask"))
-    return rule(
-        place(call, *((call.arg(k), d) for k, d in enumerate(dims))),
-        wanted(call, [singles(full), channel, channel], mask),
-        whole={*full, "g", *unwanted_letters(call, mask)} - {"n"},
-        partial=linear(call, (call.arg(0),)),
-    )
-
-
 def _loss_dims(shape: Sequence[int]) -> tuple[Dims, Dims]:
     """Dims of scores and of targets; the class dim, the second or only one, is `c`."""
     names = letters(len(shape) - 1)
@@ -207,77 +191,6 @@ def nll_loss_backward(call: Call) -> Rule:
         (call.arg(6), ()),
     )
     return rule(inputs, [scores], exchanged="c", partial=linear(call, (call.arg(0),)))
-
-
-def pooling(joint: str = "") -> RuleFunction:
-    """Batch and channels are parallel, the last two dims whole in every tensor."""
-
-    def function(call: Call) -> Rule:
-        names = letters(len(call.out) - 2)
-        marks = [(f"y{k}", f"x{k}") for k in range(len(call.inputs) + len(call.outputs))]
-        dims = [singles((*names, *mark)) for mark in marks]
-        split = len(call.inputs)
-        sets = [[call.arg(int(p)) for p in members] for members in joint.split()]
-        whole = [a for mark in marks for a in mark]
-        return rule(dims[:split], dims[split:], whole=whole, partial=linear(call, *sets))
-
-    return function
-
-
-def convolution(call: Call) -> Rule | None:
-    """aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding,
-    groups): the input channels are summed where no bias would be added more than once."""
-    dims = _convolution_dims(
-        call, 0, 1, transposed=bool(call.arg(6)), groups=call.integer(8, "groups", 1)
-    )
-    if dims is None:
-        return None
-    source, weight, result, whole = dims
-    pairs = ((call.arg(0), source), (call.arg(1), weight), (call.arg(2), (("o",),)))
-    if isinstance(call.arg(2), Ref):
-        whole |= {"c"}
-    return rule(place(call, *pairs), [result], whole=whole)
-
-
-def convolution_backward(call: Call) -> Rule | None:
-    """aten.convolution_backward(grad, x, weight, bias_sizes, stride, padding, dilation, transposed,
-    output_padding, groups, mask)."""
-    dims = _convolution_dims(
-        call, 1, 2, transposed=bool(call.arg(7)), groups=call.integer(9, "groups", 1)
-    )
-    if dims is None:
-        return None
-    source, weight, result, whole = dims
-    mask = cast("tuple[bool, ...]", call.arg(10, "output_mask"))
-    if mask[2]:
-        whole |= {"c"}
-    return rule(
-        place(call, (call.arg(0), result), (call.arg(1), source), (call.arg(2), weight)),
-        wanted(call, [source, weight, (("o",),)], mask),
-        whole=whole | set(unwanted_letters(call, mask)),
-        partial=linear(call, (call.arg(0),)),
-    )
-
-
-def _convolution_dims(
-    call: Call, at: int, weight_at: int, *, transposed: bool, groups: int
-) -> tuple[Dims, Dims, Dims, set[str]] | None:
-    space = len(call.shape(call.arg(weight_at))) - 2
-    if len(call.shape(call.arg(at))) != space + 2:
-        return None
-    spaces = [letters(space, mark) for mark in "ikj"]
-    whole = {a for names in spaces for a in names}
-    inside, outside = ("c", "o")
-    if groups > 1:
-        whole |= {"c", "o", "q"}
-        inside, outside = ("c", "q") if transposed else ("q", "o")
-    pair = (inside, outside) if transposed else (outside, inside)
-    return (
-        singles(("n", "c", *spaces[0])),
-        singles((*pair, *spaces[1])),
-        singles(("n", "o", *spaces[2])),
-        whole,
-    )
 
 
 def attention(call: Call) -> Rule:

@@ -130,15 +130,43 @@ def _repeat(call: _Call) -> Changes:
     return {(1, "repeats"): [b // a if a else 1 for a, b in zip(padded, result, strict=True)]}
 
 
-def _group_norm(at: int) -> Callable[[_Call], Changes]:
-    return lambda call: {(at, "N"): call.shapes.local_inputs[0][0]}
+def _group_norm(at: int, x: int, statistics: int | None) -> Callable[[_Call], Changes]:
+    """N, C and, behind HxW, the number of groups, which the statistics have one column each of:
+    outputs in forward, input `statistics` in backward."""
+
+    def changes(call: _Call) -> Changes:
+        shapes = call.shapes
+        batch, channels = shapes.local_inputs[x][:2]
+        columns = shapes.local_outputs[1] if statistics is None else shapes.local_inputs[statistics]
+        return {(at, "N"): batch, (at + 1, "C"): channels, (at + 3, "group"): columns[1]}
+
+    return changes
+
+
+def _groups(at: int, channels: int, weight: Shape) -> Changes:
+    """The groups of a convolution: `channels`, of x or, transposed, of the result, in groups of the
+    weight's second dim."""
+    return {(at, "groups"): channels // weight[1] if weight[1] else 1}
+
+
+def _convolution(call: _Call) -> Changes:
+    shapes = call.shapes
+    of = shapes.local_outputs[0] if call.arg(6, "transposed") else shapes.local_inputs[0]
+    return _groups(8, of[1], shapes.local_inputs[1])
 
 
 def _convolution_backward(call: _Call) -> Changes:
     """Bias has one element per channel of the gradient."""
-    if call.arg(3, "bias_sizes") is None:
-        return {}
-    return {(3, "bias_sizes"): [call.shapes.local_inputs[0][1]]}
+    grad, x, weight = call.shapes.local_inputs[:3]
+    of = grad if call.arg(7, "transposed") else x
+    changes = _groups(9, of[1], weight)
+    if call.arg(3, "bias_sizes") is not None:
+        changes[3, "bias_sizes"] = [grad[1]]
+    return changes
+
+
+def _upsample_backward(call: _Call) -> Changes:
+    return {(2, "input_size"): list(call.shapes.local_outputs[0])}
 
 
 _RESHAPES = frozenset(
@@ -168,7 +196,10 @@ _TABLE: dict[str, Callable[[_Call], Changes]] = {
     "aten.unsafe_split.Tensor": _split,
     "aten.split_with_sizes.default": _split_with_sizes,
     "aten.repeat.default": _repeat,
-    "aten.native_group_norm.default": _group_norm(3),
-    "aten.native_group_norm_backward.default": _group_norm(5),
+    "aten.native_group_norm.default": _group_norm(3, 0, None),
+    "aten.native_group_norm_backward.default": _group_norm(5, 1, 2),
+    "aten._upsample_bilinear2d_aa_backward.default": _upsample_backward,
+    "aten._upsample_bicubic2d_aa_backward.default": _upsample_backward,
+    "aten.convolution.default": _convolution,
     "aten.convolution_backward.default": _convolution_backward,
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from autopar.graph import Graph, Role
@@ -64,7 +65,8 @@ def trace(
     UnknownOpWarning. The model is left as it was.
     """
     found = _capture(model, args, kwargs or {})
-    _normalize(found.gm, found.tied)
+    with torch.autocast("cpu", enabled=False):
+        _normalize(found.gm, found.tied)
     graph = with_keys(with_rules(_snapshot(found, name or type(model).__name__), strict=strict))
     graph.check()
     placeholders = [

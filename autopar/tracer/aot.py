@@ -6,12 +6,15 @@ signatures relied on.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import Any
 
 import torch
 import torch.compiler
 from torch import fx, nn
+from torch._decomp import core_aten_decompositions
 from torch._functorch._aot_autograd.descriptors import (
     AOTInput,
     AOTOutput,
@@ -31,6 +34,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 from torch.fx.traceback import annotate, preserve_node_meta
 from torch.utils._pytree import (
@@ -60,7 +64,9 @@ __all__ = [
     "UnsupportedFakeTensorException",
     "annotate",
     "compiling",
+    "decomposition",
     "joint_graph",
+    "ops_of",
     "register_pytree_node",
     "tree_flatten",
     "tree_map",
@@ -92,3 +98,28 @@ def joint_graph(
     gm.graph.set_codegen(CodeGen())
     gm.recompile()
     return gm
+
+
+@cache
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    return dict(core_aten_decompositions())
+
+
+def decomposition(op: Any) -> Callable[..., Any] | None:
+    """What torch makes of an op out of others; None if it is left as it is."""
+    return _decompositions().get(op)
+
+
+def ops_of(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> fx.GraphModule | None:
+    """The ops that `function` calls on fake tensors; None where it returns NotImplemented."""
+    declined = False
+
+    def call(*given: torch.Tensor) -> Any:
+        nonlocal declined
+        result = function(*given)
+        declined = result is NotImplemented
+        return None if declined else result
+
+    with torch.no_grad():
+        gm = make_fx(call)(*tensors)
+    return None if declined else gm

@@ -10,7 +10,7 @@ from torch import fx
 
 aten = torch.ops.aten
 _NONE, _MEAN = 0, 1  # at::Reduction
-_META = ("custom", "partitioner_tag", "seq_nr", "stack_trace")
+META = ("custom", "partitioner_tag", "seq_nr", "stack_trace")
 
 
 def split_biased_matmuls(gm: fx.GraphModule) -> fx.GraphModule:
@@ -52,7 +52,7 @@ def _before(node: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx
     """A call in front of `node`, in its place in the model."""
     with node.graph.inserting_before(node):
         made = node.graph.call_function(target, args)
-    made.meta.update({key: node.meta[key] for key in _META if key in node.meta})
+    made.meta.update({key: node.meta[key] for key in META if key in node.meta})
     made.meta["val"] = value
     return made
 

@@ -4,7 +4,7 @@ rest of autopar speaks of."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,8 @@ from autopar.tracer.decompose import (
     split_dropouts,
     split_squared_errors,
 )
+from autopar.tracer.outputs import outputs_of, set_outputs
+from autopar.tracer.pieces import split_into_pieces
 
 aten = torch.ops.aten
 Pass = Callable[[fx.GraphModule], fx.GraphModule]
@@ -39,6 +41,7 @@ def passes(tied: dict[str, str]) -> tuple[Pass, ...]:
         split_biased_matmuls,
         split_dropouts,
         split_squared_errors,
+        split_into_pieces,
         merge_constants,
         drop_assertions,
         drop_dead_code,
@@ -52,19 +55,6 @@ def normalize(gm: fx.GraphModule, tied: dict[str, str]) -> fx.GraphModule:
     gm.graph.lint()
     gm.recompile()
     return gm
-
-
-def outputs_of(gm: fx.GraphModule) -> tuple[list[Any], list[Any]]:
-    """The items of the output node and their descriptors."""
-    output = gm.graph.output_node()
-    return list(output.args[0]), list(output.meta["desc"])  # pyright: ignore[reportArgumentType]
-
-
-def _set_outputs(gm: fx.GraphModule, pairs: Iterable[tuple[Any, Any]]) -> None:
-    output = gm.graph.output_node()
-    kept = list(pairs)
-    output.args = ([item for item, _ in kept],)
-    output.meta["desc"] = [desc for _, desc in kept]
 
 
 def _target(desc: Any) -> str:
@@ -101,7 +91,7 @@ def keep_known_outputs(gm: fx.GraphModule) -> fx.GraphModule:
         if not known:
             raise TraceError(f"the captured graph has an output autopar does not know: {desc!r}")
         kept.append((item, desc))
-    _set_outputs(gm, kept)
+    set_outputs(gm, kept)
     return gm
 
 
@@ -132,7 +122,7 @@ def merge_tied_parameters(gm: fx.GraphModule, tied: dict[str, str]) -> fx.GraphM
                 continue
             position[name] = len(kept)
         kept.append((item, desc))
-    _set_outputs(gm, kept)
+    set_outputs(gm, kept)
     return gm
 
 
@@ -148,7 +138,7 @@ def drop_output_copies(gm: fx.GraphModule) -> fx.GraphModule:
             if made_here and not item.kwargs:
                 returned.add(source)
                 pairs[index] = (source, desc)
-    _set_outputs(gm, pairs)
+    set_outputs(gm, pairs)
     return gm
 
 

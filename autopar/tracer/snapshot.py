@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch import fx
 
 from autopar.errors import TraceError
 from autopar.graph import Arg, Graph, Node, Phase, Ref, Role, TensorType
+from autopar.rules import Call, TensorShape
 from autopar.tracer import aot
 from autopar.tracer.capture import MODULE_KEY, Capture
-from autopar.tracer.normalize import outputs_of
+from autopar.tracer.outputs import outputs_of
 
 _BACKWARD_TAG = "is_backward"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -77,6 +78,26 @@ def snapshot(found: Capture, name: str) -> Graph:
     return Graph(name, tuple(nodes), ())
 
 
+def call_of(node: fx.Node) -> Call:
+    """The call of an op, not an item of a tuple, as rules see it."""
+    given: list[fx.Node] = []
+
+    def ref(source: fx.Node) -> Ref:
+        given.append(source)
+        return Ref(len(given) - 1)
+
+    args = tuple(_argument(a, ref) for a in node.args)
+    kwargs = tuple((k, _argument(v, ref)) for k, v in node.kwargs.items())
+    inputs = tuple(_shape(source.meta["val"]) for source in given)
+    outputs = tuple(map(_shape, _tensors(node.meta["val"])))
+    return Call(_op_name(node), args, kwargs, inputs, outputs)
+
+
+def _shape(tensor: torch.Tensor) -> TensorShape:
+    kind = _type(tensor)
+    return TensorShape(kind.shape, kind.dtype)
+
+
 def _role(found: Capture, node: fx.Node) -> tuple[Role, str]:
     """(role, target) of a node that is no output."""
     if node.op == "call_function":
@@ -124,15 +145,19 @@ def _arguments(
         source, position = node.args
         assert isinstance(source, fx.Node) and isinstance(position, int)
         return (Ref(index[source], _compact(source.meta["val"], position)), position), ()
-    args = tuple(_argument(a, index) for a in node.args)
-    return args, tuple((k, _argument(v, index)) for k, v in node.kwargs.items())
+
+    def ref(source: fx.Node) -> Ref:
+        return Ref(index[source])
+
+    args = tuple(_argument(a, ref) for a in node.args)
+    return args, tuple((k, _argument(v, ref)) for k, v in node.kwargs.items())
 
 
-def _argument(value: Any, index: Mapping[fx.Node, int]) -> Arg:
+def _argument(value: Any, ref: Callable[[fx.Node], Ref]) -> Arg:
     if isinstance(value, fx.Node):
-        return Ref(index[value])
+        return ref(value)
     if isinstance(value, list | tuple):
-        return tuple(_argument(v, index) for v in value)
+        return tuple(_argument(v, ref) for v in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value).removeprefix("torch.")

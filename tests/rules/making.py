@@ -34,6 +34,10 @@ def B(*shape: int) -> Made:
     return Made(shape, "bool")
 
 
+def H(*shape: int) -> Made:
+    return Made(shape, "float32")
+
+
 def C(*shape: int) -> Made:
     return Made(shape, "complex")
 
@@ -54,6 +58,8 @@ def _tensor(made: Made, generator: torch.Generator) -> Tensor:
         return torch.rand(made.shape, generator=generator) < 0.5
     if made.kind == "complex":
         return torch.randn(made.shape, generator=generator, dtype=torch.complex128)
+    if made.kind == "float32":
+        return torch.randn(made.shape, generator=generator)
     if made.kind == "unit":
         return 0.1 + 0.8 * torch.rand(made.shape, generator=generator, dtype=torch.float64)
     return torch.randn(made.shape, generator=generator, dtype=torch.float64)

@@ -1,34 +1,15 @@
-"""Arguments to prove every rule with: at least one sample per op of the table.
-
-A sample is what the op is called with; tensors are written `F(4, 6)` (normal), `U(4, 6)` (in
-[0.1, 0.9]), `I(4, 6, high=5)` (integers below `high`), `B(4, 6)` (booleans), `C(4, 6)` (complex),
-and made from a fixed seed. Sizes are small, even and odd, so that dims divide by 2, by 3, by both,
-and by neither.
-"""
+"""Arguments to prove every rule with: at least one sample per op of the table, here or in the
+other files of samples."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
+from tests.rules import samples_experts, samples_images  # noqa: F401 - more samples
 from tests.rules.making import B, C, F, I, U
+from tests.rules.sampling import SAMPLES, sample
 
-Sample = tuple[tuple[Any, ...], dict[str, Any]]
-SAMPLES: dict[str, list[Sample]] = {}
-
-
-def sample(ops: str, *args: Any, **kwargs: Any) -> None:
-    """Adds one call for each of `ops`, named without `aten.` and `.default`."""
-    for name in ops.split():
-        SAMPLES.setdefault(full_name(name), []).append((args, kwargs))
-
-
-def full_name(name: str) -> str:
-    if name == "getitem" or name.startswith("autopar."):
-        return name
-    return f"aten.{name}" if "." in name else f"aten.{name}.default"
-
+__all__ = ["SAMPLES"]
 
 # matrices
 sample("mm", F(4, 6), F(6, 9))
@@ -224,6 +205,8 @@ sample("sum mean", F(4, 6))
 sample("sum", B(4, 6))
 sample("sum.dim_IntList", I(4, 6, high=9), [1])
 sample("sum.dim_IntList", F(), [0])
+sample("histc", F(4, 6), 5, -2.0, 2.0)
+sample("histc", F(4, 6), 4)
 sample("count_nonzero.dim_IntList", I(4, 6, high=2), [1])
 sample("amax amin", F(4, 6, 3), [1], True)
 sample("amax amin", F(4, 6, 3))
@@ -261,12 +244,6 @@ sample("_fused_rms_norm", F(4, 6), [6], None, 1e-5)
 _RMS_BACKWARD = (F(4, 3, 6), F(4, 3, 6), [6], U(4, 3, 1))
 sample("_fused_rms_norm_backward", *_RMS_BACKWARD, F(6), [True, True])
 sample("_fused_rms_norm_backward", *_RMS_BACKWARD, None, [True, False])
-sample("native_group_norm", F(4, 6, 3), F(6), F(6), 4, 6, 3, 2, 1e-5)
-sample("native_group_norm", F(4, 6, 2, 2), None, None, 4, 6, 4, 3, 1e-5)
-_GN_BACKWARD = (F(4, 6, 3), F(4, 6, 3), F(4, 2), U(4, 2))
-sample("native_group_norm_backward", *_GN_BACKWARD, F(6), 4, 6, 3, 2, [True, True, True])
-sample("native_group_norm_backward", *_GN_BACKWARD, None, 4, 6, 3, 2, [True, False, False])
-
 # indices and losses
 sample("embedding", F(9, 6), I(4, 3, high=9))
 sample("embedding", F(9, 6), I(2, 3, 2, high=9), 0)
@@ -302,33 +279,6 @@ _PUT = "index_put _unsafe_index_put"
 sample(_PUT, F(9, 6), [I(4, 3, high=9)], F(4, 3, 6), True)
 sample(_PUT, F(4, 9, 6), [None, I(3, high=9)], F(3, 1), True)
 sample(_PUT, F(4, 9, 6), [I(2, high=4), None, I(2, high=6)], F(2, 9), True)
-
-# images
-sample("_adaptive_avg_pool2d", F(4, 6, 4, 4), [2, 1])
-sample("_adaptive_avg_pool2d_backward", F(4, 6, 2, 1), F(4, 6, 4, 4))
-sample("avg_pool2d", F(4, 6, 4, 4), [2, 2])
-sample(
-    "avg_pool2d_backward", F(4, 6, 2, 2), F(4, 6, 4, 4), [2, 2], [2, 2], [0, 0], False, True, None
-)
-sample("max_pool2d_with_indices", F(4, 6, 4, 4), [2, 2])
-_POOL = ([2, 2], [2, 2], [0, 0], [1, 1], False)
-sample(
-    "max_pool2d_with_indices_backward", F(4, 6, 2, 2), F(4, 6, 4, 4), *_POOL, I(4, 6, 2, 2, high=16)
-)
-_STRIDES = ([1, 1], [1, 1], [1, 1], False, [0, 0])
-sample("convolution", F(2, 4, 5, 5), F(6, 4, 3, 3), None, *_STRIDES, 1)
-sample("convolution", F(2, 4, 5, 5), F(6, 4, 3, 3), F(6), *_STRIDES, 1)
-sample("convolution", F(2, 4, 5, 5), F(6, 2, 3, 3), F(6), *_STRIDES, 2)
-sample("convolution", F(2, 4, 5), F(4, 6, 3), None, [2], [0], [1], True, [0], 1)
-for mask, groups, weight in (
-    ([True, True, True], 1, F(6, 4, 3, 3)),
-    ([True, True, False], 1, F(6, 4, 3, 3)),
-    ([False, True, True], 1, F(6, 4, 3, 3)),
-    ([True, True, True], 2, F(6, 2, 3, 3)),
-):
-    sample(
-        "convolution_backward", F(2, 6, 5, 5), F(2, 4, 5, 5), weight, [6], *_STRIDES, groups, mask
-    )
 
 # attention
 _QKV = (F(2, 4, 6, 4), F(2, 4, 3, 4), F(2, 4, 3, 6))

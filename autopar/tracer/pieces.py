@@ -1,0 +1,105 @@
+"""Ops written as others: what shards better in pieces, and what nobody has described as a whole.
+
+An op of `PIECES` becomes the ops of its function there. Any other op without a rule becomes what
+torch's core decompositions make of it, again and again, until every op has a rule or no
+decomposition is left.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from autopar.rules import rule_for
+from autopar.tracer import aot
+from autopar.tracer.decompose import META
+from autopar.tracer.pieces_norm import NORM_PIECES
+from autopar.tracer.snapshot import call_of
+
+Pieces = Callable[..., Any]
+"""An op as a function of its arguments that calls other ops; NotImplemented leaves it as it is."""
+
+PIECES: dict[Any, Pieces] = {**NORM_PIECES}
+
+
+def split_into_pieces(gm: fx.GraphModule) -> fx.GraphModule:
+    """Replace ops by their pieces, and ops without a rule by their decompositions."""
+    pending = [node for node in gm.graph.nodes if node.op == "call_function"]
+    while pending:
+        node = pending.pop()
+        if node.target is operator.getitem or not node.users:
+            continue
+        function = PIECES.get(node.target)
+        if function is None and rule_for(call_of(node)) is None:
+            function = aot.decomposition(node.target)
+        if function is not None:
+            pending += _replace(node, function)
+    return gm
+
+
+def _replace(node: fx.Node, function: Pieces) -> list[fx.Node]:
+    """Put the ops that `function` calls in the place of `node`; those ops. None where it declines,
+    or computes tensors of other types."""
+    sources = list(dict.fromkeys(node.all_input_nodes))
+    position = {source: i for i, source in enumerate(sources)}
+
+    def call(*tensors: Tensor) -> Any:
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: tensors[position[n]])
+        return function(*map(_own, args), **{name: _own(value) for name, value in kwargs.items()})
+
+    traced = aot.ops_of(call, [source.meta["val"] for source in sources])
+    if traced is None:
+        return []
+    results = traced.graph.output_node().args[0]
+    several = isinstance(node.meta["val"], tuple | list)
+    wanted = node.meta["val"] if several else (node.meta["val"],)
+    found = results if isinstance(results, tuple | list) else (results,)
+    if not _alike(found, wanted):
+        return []
+    copies = dict(zip(traced.graph.find_nodes(op="placeholder"), sources, strict=True))
+    made = _copy(node, traced, copies)
+    if several:
+        for user in list(node.users):
+            user.replace_all_uses_with(copies[found[user.args[1]]])
+            node.graph.erase_node(user)
+    else:
+        node.replace_all_uses_with(copies[found[0]])
+    node.graph.erase_node(node)
+    return made
+
+
+def _own(value: Any) -> Any:
+    """FX's lists cannot be changed; a function may change those it is given."""
+    return [_own(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _alike(found: Sequence[Any], wanted: Sequence[Any]) -> bool:
+    """Whether the results are of the types that the op's are; what is None is left out."""
+    pairs = [
+        (new.meta.get("val") if isinstance(new, fx.Node) else new, old)
+        for new, old in zip(found, wanted, strict=True)
+    ]
+    return all(
+        isinstance(new, Tensor) and new.shape == old.shape and new.dtype == old.dtype
+        for new, old in pairs
+        if isinstance(old, Tensor)
+    )
+
+
+def _copy(node: fx.Node, traced: fx.GraphModule, copies: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+    """The ops of `traced` in front of `node`, in its place in the model."""
+    made: list[fx.Node] = []
+    with node.graph.inserting_before(node):
+        for inner in traced.graph.nodes:
+            if inner.op in ("placeholder", "output"):
+                continue
+            copy = node.graph.node_copy(inner, copies.__getitem__)
+            copy.meta = {key: node.meta[key] for key in META if key in node.meta}
+            copy.meta["val"] = inner.meta["val"]
+            copies[inner] = copy
+            made.append(copy)
+    return made
