@@ -1,5 +1,6 @@
-"""What models of Hugging Face `transformers` need in order to be traced as they are: no cache, and
-attention that does not build a mask where there is nothing to mask."""
+"""What models of Hugging Face `transformers` need in order to be traced as they are: no cache,
+attention that does not build a mask where there is nothing to mask, and experts that compute their
+tokens in groups rather than in a loop over the experts that have some."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ _MASK_FREE_INPUTS = frozenset(
 )
 _NEEDS_MASK = ("sliding_window", "attention_chunk_size", "attn_logit_softcapping", "position_bias")
 
+_CHANGED = ("_attn_implementation", "_experts_implementation", "use_cache")
+
 
 @contextmanager
 def prepared(model: nn.Module) -> Generator[None, None, None]:
@@ -33,24 +36,22 @@ def prepared(model: nn.Module) -> Generator[None, None, None]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     configs = _configs(outermost)
-    before = [
-        (c, c._attn_implementation, c.use_cache if hasattr(c, "use_cache") else None)
-        for c in configs
-    ]
+    before = [{k: getattr(c, k) for k in _CHANGED if hasattr(c, k)} for c in configs]
     handles = [m.register_forward_pre_hook(_before_call, with_kwargs=True) for m in outermost]
     ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, transformers_attention)
     try:
         for config in configs:
             if hasattr(config, "use_cache"):
                 config.use_cache = False
+            if getattr(config, "_experts_implementation", None) == "eager":
+                config._experts_implementation = "grouped_mm"
         yield
     finally:
         for handle in handles:
             handle.remove()
-        for config, attention, use_cache in before:
-            config._attn_implementation = attention
-            if hasattr(config, "use_cache"):
-                config.use_cache = use_cache
+        for config, attributes in zip(configs, before, strict=True):
+            for name, value in attributes.items():
+                setattr(config, name, value)
         ALL_ATTENTION_FUNCTIONS._global_mapping.pop(IMPLEMENTATION, None)
 
 

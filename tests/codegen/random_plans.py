@@ -25,6 +25,8 @@ from autopar.plan import (
 from autopar.reshard import is_legal, placements, step
 from autopar.sharding import Sharding
 
+Space = tuple[tuple[Group, ...], dict[str, NodeClass]]
+
 REPLICATED_WEIGHT = 0.1
 """How likely replication is, where there is another choice."""
 
@@ -38,12 +40,23 @@ SAVED_ELSEWHERE = 0.5
 """How likely an activation is saved in another state than its op leaves it in."""
 
 
+_SPACES: dict[tuple[int, tuple[int, ...]], tuple[Graph, Space]] = {}
+
+
+def _space(graph: Graph, mesh: Mesh) -> Space:
+    """The groups and classes of `graph`, worked out once for all plans on meshes of one shape."""
+    key = id(graph), mesh.sizes
+    if key not in _SPACES:
+        found = groups(graph)
+        _SPACES[key] = graph, (found, classes(graph, mesh, found, {}))
+    return _SPACES[key][1]
+
+
 class _Draw:
     def __init__(self, graph: Graph, mesh: Mesh, seed: int) -> None:
         self.graph, self.mesh = graph, mesh
         self.random = random.Random(seed)
-        self.groups = groups(graph)
-        self.classes = classes(graph, mesh, self.groups, {})
+        self.groups, self.classes = _space(graph, mesh)
         self.choice = {key: self._draw(e, e.labels) for key, e in self.classes.items()}
         self.saved: dict[str, Sharding] = {}
 
@@ -151,24 +164,27 @@ class _Draw:
         found: dict[str, dict[str, None]] = {}
         for group in self.groups:
             tensor, source = self.graph.type_of(group.root), self._source(group)
-            parents = self._reached(tensor, source, self._asked(group))
+            asked = self._asked(group)
+            parents = self._reached(tensor, source, asked)
             moves = found.setdefault(group.key, {})
-            for state in self._asked(group):
+            for state in asked:
                 while state != source:
                     moves[f"{parents[state]} -> {state}"] = None
                     state = parents[state]
         return {key: tuple(moves) for key, moves in found.items() if moves}
 
     def _reached(
-        self, tensor: TensorType, source: Sharding, asked: Sequence[Sharding] = ()
+        self, tensor: TensorType, source: Sharding, asked: Sequence[Sharding] | None = None
     ) -> Mapping[Sharding, Sharding]:
-        """Each state that steps lead to from `source`, and the one before it on a shortest way.
-        Chunks are passed through only where something is asked for in them."""
+        """Each state that steps lead to from `source`, and the one before it on a shortest way; or
+        as many as it takes to find those `asked`. Chunks are passed through only where something
+        is asked for in them."""
         atoms, sizes = self.graph.atoms, self.mesh.sizes
-        chunks = sorted({p for state in asked for p in state if p.kind == "C"})
+        chunks = sorted({p for state in asked or () for p in state if p.kind == "C"})
+        missing = None if asked is None else set(asked) - {source}
         parents: dict[Sharding, Sharding] = {}
         queue = deque([source])
-        while queue:
+        while queue and (missing is None or missing):
             state = queue.popleft()
             heads = [
                 state.with_axis(axis, placement)
@@ -185,6 +201,8 @@ class _Draw:
                 ):
                     parents[head] = state
                     queue.append(head)
+                    if missing is not None:
+                        missing.discard(head)
         return parents
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from autopar.tracer import Traced, aot, trace
 from tests.zoo import ZOO
+from tests.zoo.exact import Exact
 
 MOVED = 0.1
 """How far parameters are moved: biases and scales of 0 and 1 would hide one that is used twice."""
@@ -51,18 +52,21 @@ def evaluated(name: str) -> ZooCase:
     """The model called `name` in inference, where norms have seen a batch before."""
     model, inputs = build(name)
     with torch.no_grad():
-        model.train()(**inputs)
+        with Exact():
+            model.train()(**inputs)
         return make_case(model.eval(), inputs)
 
 
 def make_case(model: nn.Module, inputs: dict[str, Any]) -> ZooCase:
     """What `model` makes of `inputs`, in autopar's words; the loss is the sum of all losses."""
-    traced = trace(model, (), inputs)
+    with Exact():
+        traced = trace(model, (), inputs)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
     tensors |= {f"buffer:{n}": b.clone() for n, b in model.named_buffers()}
     flat, _ = aot.tree_flatten(((), inputs))
     tensors |= {f"input:{i}": x for i, x in enumerate(flat)}
-    leaves, _ = aot.tree_flatten(model(**inputs))
+    with Exact():
+        leaves, _ = aot.tree_flatten(model(**inputs))
     state = dict(model.named_buffers())
     named: dict[str, Tensor] = {}
     for node in traced.graph.nodes:

@@ -25,7 +25,7 @@ BATCH, SEQ, VOCAB = 4, 8, 48
 
 _SHAPE: dict[str, Any] = {
     "hidden_size": 16,
-    "num_hidden_layers": 2,
+    "num_hidden_layers": 1,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 4,
@@ -59,7 +59,7 @@ def opt() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def gpt2() -> tuple[nn.Module, dict[str, Tensor]]:
     config = GPT2Config(
-        n_layer=2, n_embd=16, n_head=4, n_positions=16, vocab_size=VOCAB, attn_pdrop=0.0,
+        n_layer=1, n_embd=16, n_head=4, n_positions=16, vocab_size=VOCAB, attn_pdrop=0.0,
         resid_pdrop=0.0, embd_pdrop=0.0, bos_token_id=0, eos_token_id=0, use_cache=False,
     )  # fmt: skip
     return GPT2LMHeadModel(config), tokens()
@@ -75,11 +75,13 @@ def qwen() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def gemma() -> tuple[nn.Module, dict[str, Tensor]]:
     """Caps on scores and logits, and every other layer with a sliding window."""
-    return Gemma2ForCausalLM(Gemma2Config(**_SHAPE, sliding_window=4)), tokens()
+    config = Gemma2Config(**{**_SHAPE, "num_hidden_layers": 2}, sliding_window=4)
+    return Gemma2ForCausalLM(config), tokens()
 
 
 def mixtral() -> tuple[nn.Module, dict[str, Tensor]]:
     config = MixtralConfig(
-        **_SHAPE, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True
-    )
+        **_SHAPE, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True,
+        experts_implementation="eager",
+    )  # fmt: skip
     return MixtralForCausalLM(config), tokens()

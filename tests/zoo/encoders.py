@@ -19,7 +19,7 @@ from tests.zoo.decoders import BATCH, SEQ, VOCAB, tokens
 
 def bert() -> tuple[nn.Module, dict[str, Tensor]]:
     config = BertConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24,
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=24,
         vocab_size=VOCAB, max_position_embeddings=16, hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )  # fmt: skip
@@ -32,7 +32,7 @@ def bert() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def vit() -> tuple[nn.Module, dict[str, Tensor]]:
     config = ViTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=24,
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=4, intermediate_size=24,
         image_size=8, patch_size=4, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
         num_labels=6,
     )  # fmt: skip

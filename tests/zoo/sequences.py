@@ -49,12 +49,12 @@ class _Mixer(nn.Module):
 
 
 class Sequence(nn.Module):
-    """Two blocks over embeddings, and a loss of several terms; the embedding is the head."""
+    """A block over embeddings, and a loss of several terms; the embedding is the head."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(VOCAB, WIDTH)
-        self.blocks = nn.ModuleList(nn.ModuleList([_Attention(), _Mixer()]) for _ in range(2))
+        self.blocks = nn.ModuleList(nn.ModuleList([_Attention(), _Mixer()]) for _ in range(1))
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     def forward(self, ids: Tensor, target: Tensor, weight: Tensor) -> dict[str, Tensor]:
@@ -66,7 +66,9 @@ class Sequence(nn.Module):
         picked = logits.log_softmax(-1).gather(-1, target[..., None]).squeeze(-1)
         likelihood = -(picked * weight).sum() / weight.sum()
         order = logits.sort(-1).values[..., -2:].mean()
-        spread = F.kl_div(logits.log_softmax(-1), logits.flip(-1).softmax(-1).detach())
+        spread = F.kl_div(
+            logits.log_softmax(-1), logits.flip(-1).softmax(-1).detach(), reduction="batchmean"
+        )
         robust = F.huber_loss(x, x.roll(1, 1).detach(), delta=0.5)
         size = torch.where(x > 0, x, -0.5 * x).pow(2).mean().sqrt() + x.norm(dim=-1).mean()
         return {"loss": likelihood + 0.1 * (order + spread + robust + size), "logits": logits}

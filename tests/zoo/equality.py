@@ -1,9 +1,8 @@
-"""Every model of the zoo computes what eager computes, on every mesh, whatever the plan."""
+"""The comparison of a model under a plan with eager: outputs, new buffers and gradients."""
 
 from __future__ import annotations
 
-import pytest
-import torch
+from torch import Tensor
 
 from autopar.codegen import generate
 from autopar.mesh import Mesh
@@ -11,14 +10,10 @@ from autopar.plan import Plan
 from autopar.runtime.lockstep import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
-from tests.codegen.test_random_plans import difference
 from tests.planned import on_h100, plan_for
-from tests.zoo import ZOO
 from tests.zoo.cases import ZooCase, evaluated, trained
 
 MESHES = [(2,), (4,), (2, 2), (2, 4), (2, 2, 2)]
-SEEDS = 5
-TOLERANCE = 1e-9
 
 
 def assert_equal_to_eager(found: ZooCase, plan: Plan, on: Mesh) -> None:
@@ -31,26 +26,32 @@ def assert_equal_to_eager(found: ZooCase, plan: Plan, on: Mesh) -> None:
     assert step.gradients.keys() == found.gradients.keys()
     pairs = {key: (value, found.outputs[key]) for key, value in step.outputs.items()}
     pairs |= {key: (value, found.gradients[key]) for key, value in step.gradients.items()}
-    errors = {key: difference(*map(torch.Tensor.double, pair)) for key, pair in pairs.items()}
+    largest = max((x.abs().max().item() for x in found.gradients.values()), default=1.0)
+    errors = {key: _error(*pair, largest) for key, pair in pairs.items()}
     assert not {key: error for key, error in errors.items() if not error <= TOLERANCE}
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
-@pytest.mark.parametrize("name", ZOO)
-def test_any_plan(name: str, sizes: tuple[int, ...], seed: int) -> None:
+def _error(actual: Tensor, expected: Tensor, largest: float) -> float:
+    """The largest difference, relative to the largest magnitude; of a gradient that is 0 but for
+    rounding (of a bias under a norm), to a thousandth of the largest one of the model."""
+    assert actual.shape == expected.shape
+    scale = max(expected.double().abs().max().item(), largest / 1000)
+    return (actual.double() - expected.double()).abs().max().item() / scale
+
+
+def check_any_plan(name: str, sizes: tuple[int, ...], seed: int) -> None:
+    """A random plan computes what eager computes."""
     found, on = trained(name), mesh(*sizes)
     assert_equal_to_eager(found, random_plan(found.traced.graph, on, seed), on)
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
-@pytest.mark.parametrize("name", ZOO)
-def test_the_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
+def check_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
+    """The plan that the solver chooses computes what eager computes."""
     found, text = trained(name), "x".join(map(str, sizes))
     assert_equal_to_eager(found, plan_for(found.traced.graph, text), on_h100(text)[1])
 
 
-@pytest.mark.parametrize("name", ZOO)
-def test_inference(name: str) -> None:
-    found, on = evaluated(name), mesh(2, 2)
-    assert_equal_to_eager(found, random_plan(found.traced.graph, on, 0), on)
+def check_inference(name: str, sizes: tuple[int, ...], seed: int) -> None:
+    """A random plan of the graph without a backward part computes what eager computes."""
+    found, on = evaluated(name), mesh(*sizes)
+    assert_equal_to_eager(found, random_plan(found.traced.graph, on, seed), on)
