@@ -14,6 +14,7 @@ from tests.planned import on_h100, plan_for
 from tests.zoo.cases import ZooCase, evaluated, trained
 
 MESHES = [(2,), (4,), (2, 2), (2, 4), (2, 2, 2)]
+TOLERANCE = 1e-9
 
 
 def assert_equal_to_eager(found: ZooCase, plan: Plan, on: Mesh) -> None:
