@@ -28,16 +28,9 @@ LIMIT = 80 << 30
 
 
 def on_h100(mesh: str) -> tuple[Cluster, Mesh]:
-<<<<<<< HEAD
     """A mesh of H100s whose axes are the cluster's levels ("2x4"); three axes are in one node."""
     sizes = [int(size) for size in mesh.split("x")]
     cluster = parse_cluster(f"{mesh if len(sizes) < 3 else prod(sizes)}xH100")
-=======
-    """A mesh of H100s whose axes are the cluster's levels ("2x4"); of three axes, the last two are
-    inside of a node."""
-    outer, *inner = map(int, mesh.split("x"))
-    cluster = parse_cluster(f"{outer}x{prod(inner)}xH100" if inner else f"{outer}xH100")
->>>>>>> 89be950 (Every model of the zoo equals eager under random plans and the one chosen)
     return cluster, parse_mesh(mesh, cluster)
 
 
