@@ -16,6 +16,7 @@ from autopar import rules_norm as norm
 from autopar import rules_ops as ops
 from autopar import rules_shape as shape
 from autopar.notation import Dims, Rule, parse_rule
+from autopar.rules_algebra import ALGEBRA, SPECIAL
 from autopar.rules_call import Call, RuleFunction, TensorShape, all_whole
 from autopar.rules_images import IMAGES
 
@@ -130,6 +131,7 @@ _FAMILIES: tuple[tuple[str | RuleFunction, str], ...] = (
     (index.index_select, "index_select"),
     (index.index_add, "index_add"),
     *IMAGES,
+    *ALGEBRA,
 )
 
 
@@ -150,7 +152,7 @@ def _view_dtype(call: Call) -> Rule | None:
 def _table() -> dict[str, str | RuleFunction]:
     found: dict[str, str | RuleFunction] = {"getitem": shape.identity_view}
     families = (
-        (ops.pointwise(), _POINTWISE),
+        (ops.pointwise(), _POINTWISE + SPECIAL),
         *((ops.pointwise(joint), names) for joint, names in _LINEAR.items()),
         *_FAMILIES,
         (_addmm, "addmm baddbmm"),

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import torch
 
-from tests.rules import samples_experts, samples_images  # noqa: F401 - more samples
+from tests.rules import (  # noqa: F401 - more samples
+    samples_algebra,
+    samples_experts,
+    samples_images,
+)
 from tests.rules.making import B, C, F, I, U
 from tests.rules.sampling import SAMPLES, sample
 
