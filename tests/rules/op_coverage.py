@@ -66,6 +66,8 @@ def full_name(op: Any) -> str:
 def missing(op: Any) -> list[str]:
     """The ATen ops without a rule in the graph of an op's first sample; or why it has none."""
     dtype = next((d for d in _DTYPES if op.supports_dtype(d, "cpu")), None)
+    if dtype is None:
+        return ["no sample"]
     graded = op.supports_autograd and dtype is torch.float32
     sample = next(iter(op.sample_inputs("cpu", dtype, requires_grad=graded)), None)
     if sample is None:
