@@ -12,9 +12,6 @@ from tests.codegen.random_plans import random_plan
 from tests.zoo import ZOO
 from tests.zoo.cases import make_case
 
-TOLERANCE = 2**-4
-"""A few roundings of 2**-9 each, in sums of either sign."""
-
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet"])
 def test_autocast_to_bfloat16_is_eager_s(name: str) -> None:
@@ -28,10 +25,20 @@ def test_autocast_to_bfloat16_is_eager_s(name: str) -> None:
     assert all(n.outputs[0].dtype == "bfloat16" for n in products)
     plan = random_plan(graph, on, 0)
     program = generate(found.traced.gm, graph, plan)
-    step = train_step(program, on, graph, plan.structure, found.tensors, tolerance=TOLERANCE)
-    largest = max(x.abs().max() for x in found.gradients.values())
-    assert step.gradients.keys() == found.gradients.keys()
-    for parameter, expected in found.gradients.items():
-        actual = step.gradients[parameter]
-        assert actual.dtype == expected.dtype == torch.float32
-        assert (actual - expected).abs().max() <= TOLERANCE * largest, parameter
+    step = train_step(program, on, graph, plan.structure, found.tensors, tolerance=2**-4)
+    exact, _ = ZOO[name]()
+    exact.load_state_dict({n.partition(":")[2]: x for n, x in found.tensors.items() if _held(n)})
+    result = exact(**inputs)
+    result["loss"].backward()
+    parameters = dict(exact.named_parameters())
+    assert all(x.dtype == torch.float32 for x in step.gradients.values())
+    ours, eager_s = (
+        sum((x - parameters[n].grad).square().sum() for n, x in gradients.items())
+        for gradients in (step.gradients, found.gradients)
+    )
+    # As far from float32 as eager under autocast is: only the order of roundings differs.
+    assert ours < 1.5**2 * eager_s
+
+
+def _held(name: str) -> bool:
+    return name.startswith(("param:", "buffer:"))
