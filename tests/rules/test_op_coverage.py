@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.rules.op_coverage import database, full_name, missing, recorded, totals
 
-COVERED = 0
+COVERED = 588
 """How many ops were covered when this was last raised: `python -m tests.rules.op_coverage`."""
 
 EVERY = 30
