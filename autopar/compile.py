@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from math import gcd
 from typing import Any
@@ -25,8 +25,8 @@ from autopar.fingerprint import fingerprint
 from autopar.fit import check_cluster, check_fit, check_params, check_world
 from autopar.graph import OUTPUT_ROLES, Graph, Role
 from autopar.mesh import Cluster
-from autopar.options import Options
-from autopar.plan import MeshAxis, Plan
+from autopar.options import Options, make_options
+from autopar.plan import Plan, mesh_text
 from autopar.profile_file import Profile
 from autopar.runtime import backend as backends
 from autopar.runtime import params
@@ -39,11 +39,19 @@ from autopar.runtime.module import CompiledModule, Executable, Result, Runner, S
 from autopar.runtime.program import Program
 from autopar.runtime.progress import Progress
 from autopar.runtime.random import SharedRandom, draws
-from autopar.runtime.world import Groups, World, join, look, make_groups, param_placements
+from autopar.runtime.weights import Sources, find_sources
+from autopar.runtime.world import (
+    Groups,
+    World,
+    device_of,
+    join,
+    look,
+    make_groups,
+    param_placements,
+)
 from autopar.search import search, summary
 from autopar.sharding import Sharding
 from autopar.tracer import Traced, trace
-from autopar.units import parse_bytes
 from autopar.version import __version__
 
 _SERIAL = itertools.count()
@@ -62,12 +70,18 @@ def compile(
     time_limit: float | None = None,
     backend: str | None = None,
     strict: bool = False,
+    weights: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
 ) -> CompiledModule:
     """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
 
     Every rank is to call it, and to pass the same global batch later. Parameters become DTensors
     under their names, with the values of rank 0; with one process they stay as they are. The first
     call of the result plans; with `plan`, a Plan or the path of one, it applies that instead.
+
+    `weights`, a safetensors file or a directory of them, has the values of parameters and
+    persistent buffers; each rank reads its shards alone. With `seed`, what is on the meta device is
+    initialised as the model's modules do it (`runtime.initialise`).
 
     `cluster` ("2x8xH100", or a TOML file) describes the machines; without it, the devices at hand
     are taken. `profile`, made by `autopar profile`, replaces the ceilings of datasheets. `mesh`,
@@ -76,16 +90,18 @@ def compile(
     CUDA devices, eager on the CPU.
 
     PlanMismatchError if the processes are not as many as the plan or cluster has devices, if the
-    plan is for other parameters, or if ranks disagree; ClusterError if the device is unknown.
+    plan is for other parameters, or if ranks disagree; ClusterError if the device is unknown;
+    WeightsError, before anything is changed, if `weights` do not fit the model, or a parameter on
+    the meta device gets no values.
     """
     if isinstance(model, CompiledModule):
         raise AutoparError("the model is compiled already: give autopar.compile the plain model")
     params.check(model)
     stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
-    options = _options(mesh, optimizer, memory_limit, time_limit, strict)
+    options = make_options(mesh, optimizer, memory_limit, time_limit, strict)
     described = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     kind = described.device.kind if described else _kind(stored)
-    world = look(_device_of(model), kind)
+    world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)
     if stored is not None:
         check_world(stored.structure, world.size)
@@ -93,11 +109,13 @@ def compile(
     else:
         described = _described(described or world.cluster, profile)
         check_cluster(described, world.size)
-    world = join(_device_of(model), kind)
-    request = _Request(stored, described, options, chosen)
+    world = join(device_of(model), kind)
     agreement = _agreement(world)
+    with agreement.telling("the model and the plan"):
+        sources = find_sources(model, weights, seed)
+    request = _Request(stored, described, options, chosen, sources)
     agreement.agree("the model and the plan", request.facts(model))
-    params.replicate(model, world)
+    params.replicate(model, world, sources)
     builder = _Builder(model, world, request, SharedRandom(world.device))
     return CompiledModule(model, Runner(model, world, builder))
 
@@ -123,8 +141,8 @@ def plan(
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
-    options = _options(mesh, optimizer, memory_limit, time_limit, strict)
-    described = _described(cluster or look(_device_of(model)).cluster, profile)
+    options = make_options(mesh, optimizer, memory_limit, time_limit, strict)
+    described = _described(cluster or look(device_of(model)).cluster, profile)
     args, kwargs = split_inputs(inputs)
     return make(model, args, kwargs, described, options, progress or _silent)[1]
 
@@ -189,6 +207,7 @@ class _Request:
     cluster: Cluster | None
     options: Options
     backend: str
+    sources: Sources
 
     def facts(self, model: nn.Module) -> dict[str, str]:
         """What ranks compare before the parameters are handed out."""
@@ -200,6 +219,7 @@ class _Request:
             "plan": self.plan.digest if self.plan else "none",
             "cluster": self.cluster.name if self.cluster else "none",
             "backend": self.backend,
+            "weights": self.sources.digest,
             **{field.name: str(getattr(self.options, field.name)) for field in fields(Options)},
         }
 
@@ -241,12 +261,14 @@ class _Builder:
                 program = generate(traced.gm, traced.graph, plan)
             agreement.agree("the plan", {"plan": plan.digest})
             random = self._random(agreement, program)
-            executable = self._bind(traced, program, plan, groups, random)
+            with agreement.telling("the parameters as stored"):
+                executable = self._bind(traced, program, plan, groups, random)
+            agreement.agree("the parameters as stored", {})
         except BaseException:
             progress.close()
             raise
         self.is_first = False
-        name, mesh = plan.structure.model, _mesh(plan.structure.mesh)
+        name, mesh = plan.structure.model, mesh_text(plan.structure.mesh)
         progress.close(f"{name} on mesh {mesh}: {summary(plan)}; plan {plan.digest[:12]}")
         return executable
 
@@ -265,7 +287,7 @@ class _Builder:
         if groups is not None:
             names = [node.target for node in traced.graph.with_role(Role.PARAM)]
             pins = {name: self.storage[name] for name in names}
-            options = replace(options, mesh=_mesh(groups.axes), pins=pins)
+            options = replace(options, mesh=mesh_text(groups.axes), pins=pins)
 
         def work() -> bytes:
             return _search(traced.graph, cluster, options, progress).to_bytes()
@@ -291,7 +313,7 @@ class _Builder:
             groups = groups or make_groups(axes, self.world)
             program = bind(program, groups.names, axes, groups.coordinate, device)
             if self.is_first:
-                params.shard(self.model, groups, storage)
+                params.shard(self.model, groups, storage, self.request.sources)
                 self.storage = {name: str(sharding) for name, sharding in storage.items()}
         return Executable(
             step=make_step(program, self.request.backend),
@@ -332,31 +354,6 @@ def _agreement(world: World) -> Agreement:
     return Agreement(world.store or local_store(), world.rank, world.size, name=name)
 
 
-def _mesh(axes: Sequence[MeshAxis]) -> str:
-    """As `parse_mesh` reads it."""
-    return ",".join(f"{axis.name}={axis.size}" for axis in axes) or "1"
-
-
-def _options(
-    mesh: str,
-    optimizer: str,
-    memory_limit: int | str | None,
-    time_limit_s: float | None,
-    strict: bool,
-) -> Options:
-    try:
-        limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
-    except ValueError as error:
-        raise AutoparError(f"memory_limit: {error}") from error
-    return Options(
-        mesh=mesh,
-        optimizer=optimizer,
-        memory_limit_bytes=limit,
-        time_limit_s=time_limit_s,
-        strict=strict,
-    )
-
-
 def _described(cluster: Cluster | str, profile: Profile | str | os.PathLike[str] | None) -> Cluster:
     """The cluster, with the ceilings of the profile in place of datasheets."""
     found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -364,10 +361,6 @@ def _described(cluster: Cluster | str, profile: Profile | str | os.PathLike[str]
         return found
     measured = profile if isinstance(profile, Profile) else Profile.load(profile)
     return replace(found, device=device_from_profile(measured, found.device))
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    return next((param.device for param in model.parameters()), torch.device("cpu"))
 
 
 def _kind(plan: Plan | None) -> str | None:

@@ -42,6 +42,10 @@ class PlanMismatchError(AutoparError):
     exit_status = 5
 
 
+class WeightsError(AutoparError):
+    """A checkpoint does not fit the model, or a parameter cannot be initialised."""
+
+
 class VerificationError(AutoparError):
     """The compiled program does not compute what eager computes."""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from autopar.errors import PlanMismatchError
 from autopar.graph import Graph, Role
 from autopar.mesh import Cluster
-from autopar.plan import Structure
+from autopar.plan import Structure, mesh_text
 
 _SHOWN = 5
 
@@ -17,7 +17,7 @@ ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
 
 def check_world(structure: Structure, world_size: int) -> None:
     """PlanMismatchError if the plan is for another number of devices."""
-    mesh = ",".join(f"{axis.name}={axis.size}" for axis in structure.mesh) or "1"
+    mesh = mesh_text(structure.mesh)
     wanted = 1
     for axis in structure.mesh:
         wanted *= axis.size

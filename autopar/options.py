@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from autopar.errors import AutoparError
+from autopar.units import parse_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -23,3 +26,25 @@ class Options:
     max_axes: int = 2
     strict: bool = False
     pins: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def make_options(
+    mesh: str,
+    optimizer: str,
+    memory_limit: int | str | None,
+    time_limit_s: float | None,
+    strict: bool,
+) -> Options:
+    """Options from what users write: `memory_limit` in bytes, or as text such as "72GiB".
+    AutoparError if that has no unit."""
+    try:
+        limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
+    except ValueError as error:
+        raise AutoparError(f"memory_limit: {error}") from error
+    return Options(
+        mesh=mesh,
+        optimizer=optimizer,
+        memory_limit_bytes=limit,
+        time_limit_s=time_limit_s,
+        strict=strict,
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from math import prod
 from typing import Annotated
 
@@ -31,6 +32,11 @@ class MeshAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+
+
+def mesh_text(axes: Sequence[MeshAxis]) -> str:
+    """`dp=2,tp=4`, as `meshes.parse_mesh` reads it; 1 for a mesh without axes."""
+    return ",".join(f"{axis.name}={axis.size}" for axis in axes) or "1"
 
 
 class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -14,8 +14,11 @@ import torch
 from torch import Tensor, fx
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Placement
 from torch.fx.node import map_arg
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
@@ -26,6 +29,7 @@ __all__ = [
     "flatten",
     "inductor",
     "keeps_graph",
+    "local_slices",
     "local_store",
     "unflatten",
 ]
@@ -50,6 +54,14 @@ def dtensor_like(local: Tensor, like: DTensor) -> DTensor:
     """`local` as this rank's piece of a DTensor laid out as `like` is, whose local shape and
     strides it has. `DTensor.from_local` takes seven times as long, for every gradient."""
     return DTensor(local, copy(like._spec), requires_grad=False)
+
+
+def local_slices(
+    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[slice, ...]:
+    """Which rectangle of a tensor of `shape` this rank has of it as a DTensor, even or not."""
+    sizes, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:

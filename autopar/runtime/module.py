@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from autopar.plan import Plan
 from autopar.runtime.doors import TreeSpec, flatten, unflatten
 from autopar.runtime.function import Step
 from autopar.runtime.random import SharedRandom
+from autopar.runtime.saving import save_pretrained
 from autopar.runtime.world import Groups, World
 
 
@@ -211,6 +213,14 @@ class CompiledModule(nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self._model.load_state_dict(*args, **kwargs)
+
+    @property
+    def save_pretrained(self) -> Callable[..., None]:
+        """That of a model of `transformers`, to be called by all ranks: rank 0 writes the files,
+        with whole tensors, and `from_pretrained` reads them back. AttributeError for others."""
+        if not hasattr(self._model, "save_pretrained"):
+            raise AttributeError(f"{type(self._model).__name__} has no save_pretrained")
+        return partial(save_pretrained, self._model, self._runner.world)
 
     def train(self, mode: bool = True) -> CompiledModule:
         self._model.train(mode)

@@ -1,8 +1,10 @@
 """The parameters of a compiled model: replicated DTensors first, their sharded selves once planned.
 
 A parameter keeps its name and its ties. It keeps its identity too when it is sharded, by
-`torch.utils.swap_tensors`, so that an optimizer made in between stays valid. In a world of one,
-parameters stay as they are. Buffers stay plain tensors, equal on all ranks.
+`torch.utils.swap_tensors`, so that an optimizer made in between stays valid. One whose values come
+from a checkpoint or an initialisation stays on the meta device until then, and never exists whole
+on a rank that stores a shard of it. In a world of one, parameters are plain tensors. Buffers stay
+plain, equal on all ranks.
 """
 
 from __future__ import annotations
@@ -13,20 +15,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError
+from autopar.runtime.doors import local_slices
+from autopar.runtime.weights import Sources
 from autopar.runtime.world import Groups, World, param_placements
 from autopar.sharding import Sharding
 
 
 def check(model: nn.Module) -> None:
-    """AutoparError if a parameter cannot be handed out: no values yet, or distributed already."""
+    """AutoparError if a parameter cannot be handed out: lazy, or distributed already."""
     for name, param in model.named_parameters():
-        if nn.parameter.is_lazy(param) or param.is_meta:
+        if nn.parameter.is_lazy(param):
             raise AutoparError(
-                f"parameter {name} has no values yet: initialise the model before autopar.compile"
+                f"parameter {name} has no shape yet: call the model once before autopar.compile"
             )
         if isinstance(param, DTensor):
             raise AutoparError(
@@ -35,51 +39,77 @@ def check(model: nn.Module) -> None:
             )
 
 
-def replicate(model: nn.Module, world: World) -> None:
-    """Move the model to the device of `world`; with several ranks, make each parameter a replicated
-    DTensor with the values of rank 0, and each buffer equal to that of rank 0. A collective call.
+def replicate(model: nn.Module, world: World, sources: Sources) -> None:
+    """Move the model to the device of `world`. With several ranks, make each parameter a replicated
+    DTensor with the values of rank 0, or without values if `sources` has them, and each buffer
+    equal to that of rank 0. With one, all have their values. A collective call.
     """
-    model.to(world.device)
     mesh = world.device_mesh
-    if mesh is None:
-        return
-    places = list(_places(model))
     made: dict[int, nn.Parameter] = {}
-    for module, name, param in places:
+    for table, leaf, name, param in list(_places(model)):
         if id(param) not in made:
-            whole = distribute_tensor(param.detach().contiguous(), mesh, [Replicate()])
-            made[id(param)] = _parameter(whole, param)
-        module._parameters[name] = made[id(param)]
-    for buffer in model.buffers():
+            made[id(param)] = _ready(name, param, world, mesh, sources)
+        table[leaf] = made[id(param)]
+    buffers: dict[int, Tensor] = {}
+    for table, leaf, name, buffer in list(_buffers(model)):
         if isinstance(buffer, DTensor):
-            raise AutoparError("a buffer of the model is a DTensor: autopar.compile needs it plain")
-        dist.broadcast(buffer, src=0)
+            raise AutoparError(f"buffer {name} is a DTensor: autopar.compile needs it plain")
+        if id(buffer) not in buffers:
+            given = sources.whole(name, buffer) if name in sources else buffer
+            buffers[id(buffer)] = given.to(world.device)
+        table[leaf] = buffers[id(buffer)]
+    if mesh is not None:
+        for buffer in buffers.values():
+            dist.broadcast(buffer, src=0)
 
 
-def shard(model: nn.Module, groups: Groups, storage: Mapping[str, Sharding]) -> None:
+def _ready(
+    name: str, param: nn.Parameter, world: World, mesh: DeviceMesh | None, sources: Sources
+) -> nn.Parameter:
+    """The parameter as it is before a plan says how to store it."""
+    if mesh is None:
+        if name in sources:
+            value = sources.whole(name, param).to(world.device)
+            _swap(name, param, _parameter(value, param))
+        else:
+            param.data = param.data.to(world.device)
+        return param
+    if name in sources:
+        data = torch.empty_like(param, device="meta")
+    else:
+        data = param.detach().to(world.device).contiguous()
+        if data.data_ptr() == param.data_ptr():
+            data = data.clone()
+        dist.broadcast(data, src=0)
+    return _parameter(DTensor.from_local(data, mesh, [Replicate()], run_check=False), param)
+
+
+def shard(
+    model: nn.Module, groups: Groups, storage: Mapping[str, Sharding], sources: Sources
+) -> None:
     """Store each replicated parameter as `storage` says of its name, keeping its identity.
 
-    Every rank cuts its piece from the copy it holds: nothing is sent.
+    Every rank cuts its piece from the copy it holds, or gets it from `sources`: nothing is sent.
     """
     for name, param in model.named_parameters():
         if not isinstance(param, DTensor):
             raise AutoparError(f"parameter {name} was replaced after autopar.compile")
-        whole = param.to_local().detach()
         wanted = param_placements(storage[name])
-        piece = distribute_tensor(whole, groups.params, wanted, src_data_rank=None)
-        _swap(name, param, _parameter(_own_memory(piece, groups.params, wanted), param))
+        place = local_slices(param.shape, groups.params, wanted)
+        whole = param.to_local().detach()
+        if whole.is_meta:
+            piece = sources.read(name, place).to(groups.params.device_type)
+        else:
+            # A copy, so that the whole can be freed.
+            piece = whole[place].clone(memory_format=torch.contiguous_format)
+        _swap(name, param, _parameter(_from_local(piece, param, groups.params, wanted), param))
 
 
-def _own_memory(piece: DTensor, mesh: DeviceMesh, wanted: Sequence[Placement]) -> DTensor:
-    """The same DTensor over a copy of its local part, so that the whole can be freed."""
-    return DTensor.from_local(
-        piece.to_local().clone(memory_format=torch.contiguous_format),
-        mesh,
-        wanted,
-        run_check=False,
-        shape=piece.shape,
-        stride=piece.stride(),
-    )
+def _from_local(
+    piece: Tensor, like: Tensor, mesh: DeviceMesh, wanted: Sequence[Placement]
+) -> DTensor:
+    stride = torch.empty(like.shape, device="meta").stride()
+    return DTensor.from_local(piece, mesh, wanted, run_check=False, shape=like.shape, stride=stride)
 
 
 def _swap(name: str, param: Tensor, new: Tensor) -> None:
@@ -92,15 +122,26 @@ def _swap(name: str, param: Tensor, new: Tensor) -> None:
         ) from error
 
 
-def _parameter(data: DTensor, like: Tensor) -> nn.Parameter:
+def _parameter(data: Tensor, like: Tensor) -> nn.Parameter:
     new = nn.Parameter(data, requires_grad=like.requires_grad)
     vars(new).update(vars(like))
     return new
 
 
-def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Every place that holds a parameter; tied ones have several."""
-    for module in model.modules():
-        for name, param in module._parameters.items():
+def _places(
+    model: nn.Module,
+) -> Iterator[tuple[dict[str, nn.Parameter | None], str, str, nn.Parameter]]:
+    """Every place that holds a parameter, with the name there; tied ones have several, the first
+    of which is theirs."""
+    for path, module in model.named_modules():
+        for leaf, param in module._parameters.items():
             if param is not None:
-                yield module, name, param
+                yield module._parameters, leaf, f"{path}.{leaf}" if path else leaf, param
+
+
+def _buffers(model: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, str, Tensor]]:
+    """The same of buffers."""
+    for path, module in model.named_modules():
+        for leaf, buffer in module._buffers.items():
+            if buffer is not None:
+                yield module._buffers, leaf, f"{path}.{leaf}" if path else leaf, buffer

@@ -18,6 +18,7 @@ from itertools import pairwise
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.tensor import placement_types
@@ -53,6 +54,11 @@ class World:
         if self.device.type == "cpu" or num_nodes == 1 or rest:
             return f"{self.size}x{preset}"
         return f"{num_nodes}x{self.local_size}x{preset}"
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's parameters lie: the CPU if that is nowhere yet."""
+    return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
 
 
 def look(model_device: torch.device, kind: str | None = None) -> World:

@@ -249,7 +249,9 @@ def test_mistakes_are_told_before_work(net: Net, tmp_path: Path) -> None:
         autopar.compile(net, plan=tmp_path / "absent.json")
     with pytest.raises(ClusterError, match="nothing"):
         autopar.compile(net, cluster="8xnothing")
-    with pytest.raises(AutoparError, match=r"parameter 0\.weight has no values yet"):
+    with pytest.raises(
+        AutoparError, match=r"parameters without values, on the meta device: 0\.weight"
+    ):
         autopar.compile(nn.Sequential(nn.Linear(2, 2, device="meta")))
     with pytest.raises(AutoparError, match="memory_limit: '72' has no unit"):
         autopar.compile(net, memory_limit="72")
