@@ -36,7 +36,7 @@ def _node(node: Node) -> str:
         for f in node.factors
     )
     outputs = ", ".join(map(_tensor, node.outputs))
-    flags = f"{node.partial} {_flags(node.mean, node.view, node.has_rule)}"
+    flags = f"{node.partial} {_flags(node.mean, node.view, node.has_rule)}{node.handed}"
     return (
         f"{node.key} | {node.role.value} {node.phase.value} {node.target} | {node.op}"
         f"({_arg(node.args)}; {kwargs}) -> {outputs} | {factors} | {flags}"

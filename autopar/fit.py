@@ -70,9 +70,10 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
 
 
 def describe_inputs(graph: Graph) -> tuple[str, ...]:
-    """`0: int64[8, 128]` of every tensor input, as `Structure.inputs` has them."""
+    """`0: int64[8, 128]` of every tensor input, as `Structure.inputs` has them, and what ranks are
+    handed of it: `0: int64[8, 128] [S(0)] on 4`."""
     return tuple(
-        f"{node.target}: {node.outputs[0].dtype}{list(node.outputs[0].shape)}"
+        f"{node.target}: {node.outputs[0].dtype}{list(node.outputs[0].shape)} {node.handed}".strip()
         for node in graph.with_role(Role.INPUT)
     )
 

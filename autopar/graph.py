@@ -135,7 +135,8 @@ class Node:
     output partial; `mean` says a reduced factor averages instead of sums; a `view` computes
     nothing and shares its input's storage. `has_rule` is False for an op nobody has described: it
     runs replicated. `target` is the name of a parameter, buffer or input, or the position of an
-    output. For `Role.GRAD`, `target` is the parameter's name.
+    output. For `Role.GRAD`, `target` is the parameter's name. `handed` says what ranks are handed of
+    an input (`handed.Handed`), if that is not all of it.
     """
 
     index: int
@@ -156,6 +157,7 @@ class Node:
     view: bool = False
     has_rule: bool = True
     source_line: str = ""
+    handed: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from autopar.dataflow import Group, requirement, root_key
 from autopar.errors import PlanMismatchError
 from autopar.graph import Graph, Node, Phase, Ref, Role
+from autopar.handed import input_state
 from autopar.plan import Structure
 from autopar.sharding import Sharding
 from autopar.strategy import shardings
@@ -48,6 +49,9 @@ class Layout:
             return shardings(node, choice)
         if node.role is Role.DETACHED:
             return (Sharding.parse(self.structure.outputs[node.key]),), ()
+        if node.role is Role.INPUT:
+            sizes = tuple(axis.size for axis in self.structure.mesh)
+            return (), (input_state(node, self.graph.atoms, sizes),)
         whole = Sharding.replicated(self.num_axes)
         return (whole,) * len(node.inputs), (whole,) * len(node.outputs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autopar.dataflow import SAVED
+from autopar.fit import describe_inputs
 from autopar.graph import Graph, Role
 from autopar.mesh import Cluster, Mesh
 from autopar.options import Options
@@ -38,10 +39,7 @@ def make_structure(
         cluster=cluster.name,
         mesh=tuple(MeshAxis(axis.name, axis.size) for axis in mesh.axes),
         optimizer=options.optimizer,
-        inputs=tuple(
-            f"{node.target}: {node.outputs[0].dtype}{list(node.outputs[0].shape)}"
-            for node in graph.with_role(Role.INPUT)
-        ),
+        inputs=describe_inputs(graph),
         params=params,
         ops={key: label for key, label in chosen.items() if roles.get(key) is Role.OP},
         outputs={key: label for key, label in chosen.items() if roles.get(key) is Role.DETACHED},

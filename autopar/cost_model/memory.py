@@ -18,9 +18,15 @@ OPTIMIZERS: Mapping[str, int] = {
     "nadam": 2,
     "radam": 2,
     "adadelta": 2,
+    "rprop": 2,
+    "asgd": 1,
+    "muon": 1,
+    "adafactor": 0,
     "none": 0,
 }
-"""How many tensors of a parameter's size and dtype each optimizer of torch.optim keeps."""
+"""How many tensors of a parameter's size and dtype each optimizer of torch.optim keeps. What
+Adafactor keeps is one row and one column; Muon and Adafactor hold one whole parameter more while
+they step, and LBFGS, which is not listed, all of them whole."""
 
 
 def states_per_param(optimizer: str) -> int:

@@ -10,6 +10,7 @@ from autopar.chunking import chunkable_dim, chunked_axes, chunked_dim, stored
 from autopar.cost_model.pins import check_names, pinned
 from autopar.dataflow import Group, Use, requirement
 from autopar.graph import Graph, Node, Role, TensorType
+from autopar.handed import input_state
 from autopar.mesh import Mesh
 from autopar.reshard import is_legal, states, step
 from autopar.sharding import R, Sharding
@@ -93,10 +94,10 @@ def _node_class(
             ((),) * len(asked),
         )
     if node.role is not Role.OP:
-        label = (str(replicated),)
+        state = input_state(node, graph.atoms, mesh.sizes)
         inputs = ((replicated,) * len(node.inputs),)
         return NodeClass(
-            node.key, node, len(nodes), label, inputs, ((replicated,) * len(node.outputs),)
+            node.key, node, len(nodes), (str(state),), inputs, ((state,) * len(node.outputs),)
         )
     labels = choices(node, graph.atoms, mesh.sizes)
     if is_constant:

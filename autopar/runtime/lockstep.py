@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 
 from autopar.errors import AutoparError
 from autopar.graph import OUTPUT_ROLES, Graph, Node, Role, TensorType
+from autopar.handed import input_state
 from autopar.mesh import Mesh
 from autopar.plan import Structure
 from autopar.runtime.program import Program
@@ -240,25 +241,30 @@ class _Step:
     def __init__(self, mesh: Mesh, graph: Graph, structure: Structure, tolerance: float) -> None:
         self.mesh, self.graph, self.structure, self.tolerance = mesh, graph, structure, tolerance
         self.params = {node.target: node for node in graph.with_role(Role.PARAM)}
+        self.inputs = {node.target: node for node in graph.with_role(Role.INPUT)}
         self.leaving = {
             f"{node.role.value}:{node.target}": node for node in graph.with_role(*OUTPUT_ROLES)
         }
 
     def split(self, names: Sequence[str], tensors: Mapping[str, Tensor]) -> list[list[Tensor]]:
-        """Per rank, the inputs called `names`: shards of parameters, everything else whole. Ranks
-        that hold the same shard share the tensor."""
+        """Per rank, the inputs called `names`: shards of parameters and of inputs that are handed
+        out in pieces, everything else whole. Ranks that hold the same shard share the tensor."""
         found: list[list[Tensor]] = [[] for _ in range(self.mesh.num_devices)]
         for name in names:
             kind, _, target = name.partition(":")
             shards: list[Tensor] = [tensors[name]] * self.mesh.num_devices
             if kind == "param":
-                shards = self._shards(self.params[target], tensors[name])
+                storage = Sharding.parse(self.structure.params[target].storage)
+                shards = self._shards(self.params[target], storage, tensors[name])
+            elif kind == "input":
+                node = self.inputs[target]
+                state = input_state(node, self.graph.atoms, self.mesh.sizes)
+                shards = self._shards(node, state, tensors[name])
             for inputs, piece in zip(found, shards, strict=True):
                 inputs.append(piece)
         return found
 
-    def _shards(self, node: Node, tensor: Tensor) -> list[Tensor]:
-        sharding = Sharding.parse(self.structure.params[node.target].storage)
+    def _shards(self, node: Node, sharding: Sharding, tensor: Tensor) -> list[Tensor]:
         found: list[Tensor] = []
         cut: dict[tuple[int, ...], Tensor] = {}
         for rank in range(self.mesh.num_devices):

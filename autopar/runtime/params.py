@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError
 from autopar.runtime.doors import local_slices
+from autopar.runtime.optimizers import mark
 from autopar.runtime.weights import Sources
 from autopar.runtime.world import Groups, World, param_placements
 from autopar.sharding import Sharding
@@ -103,6 +104,7 @@ def shard(
             # A copy, so that the whole can be freed.
             piece = whole[place].clone(memory_format=torch.contiguous_format)
         _swap(name, param, _parameter(_from_local(piece, param, groups.params, wanted), param))
+        mark(param)
 
 
 def _from_local(

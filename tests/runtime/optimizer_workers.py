@@ -1,0 +1,103 @@
+"""Every optimizer of torch, on shards and on whole tensors: what the processes of
+`test_optimizers.py` do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
+from torch.optim import Optimizer
+
+from autopar.errors import AutoparError
+from autopar.runtime.optimizers import mark
+
+Spec = tuple[tuple[int, ...], tuple[Placement, ...]]
+MATRICES: tuple[Spec, ...] = (
+    ((8, 6), (Shard(0), Replicate())),
+    ((6, 8), (Shard(0), Shard(1))),
+    ((8, 6), (Shard(0), Shard(0))),
+    ((5, 3), (Shard(0), Replicate())),
+)
+VECTORS: tuple[Spec, ...] = (
+    ((7,), (Replicate(), Replicate())),
+    ((5,), (Shard(0), Shard(0))),
+)
+
+
+def kinds() -> list[type[Optimizer]]:
+    found = (x for x in vars(optim).values() if inspect.isclass(x) and issubclass(x, Optimizer))
+    return sorted({x for x in found if x is not Optimizer}, key=lambda x: x.__name__)
+
+
+def variants(kind: type[Optimizer]) -> Iterator[dict[str, Any]]:
+    names = inspect.signature(kind).parameters
+    base: dict[str, Any] = {"momentum": 0.9} if kind is optim.SGD else {}
+    if kind is optim.LBFGS:
+        base = {"max_iter": 3, "line_search_fn": "strong_wolfe"}
+    yield base
+    for name in ("foreach", "fused"):
+        if name in names and kind is not optim.Adafactor:
+            yield base | {name: True}
+
+
+def distances(kind: type[Optimizer], options: dict[str, Any]) -> float:
+    """Three steps on shards and on whole tensors: how far they end apart."""
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    specs = MATRICES if kind is optim.Muon else MATRICES + VECTORS
+    whole = [torch.randn(shape) for shape, _ in specs]
+    ours = [
+        nn.Parameter(distribute_tensor(w.clone(), mesh, places))
+        for w, (_, places) in zip(whole, specs, strict=True)
+    ]
+    theirs = [nn.Parameter(w.clone()) for w in whole]
+    for param in ours:
+        mark(param)
+    make: Any = kind
+    steps: list[Optimizer] = [make(params, **options) for params in (ours, theirs)]
+    for k in range(3):
+        for optimizer, params in zip(steps, (ours, theirs), strict=True):
+            optimizer.step(_closure(optimizer, params, k))
+    for param in ours:
+        for value in steps[0].state.get(param, {}).values():
+            if isinstance(value, Tensor) and value.shape == param.shape and value.dim():
+                assert isinstance(value, DTensor) and value.placements == param.placements
+    return max(
+        float((p.full_tensor() - q).abs().max() / q.abs().max())
+        for p, q in zip(ours, theirs, strict=True)
+    )
+
+
+def _closure(optimizer: Optimizer, params: list[nn.Parameter], k: int) -> Callable[[], Tensor]:
+    def loss() -> Tensor:
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for i, param in enumerate(params):
+            value = param.full_tensor() if isinstance(param, DTensor) else param
+            slope = 1 + torch.arange(value.numel()).reshape(value.shape)
+            total = total + (slope * (value - 0.1 * (i + k)) ** 2).mean()
+        total.backward()
+        return total
+
+    return loss
+
+
+def every_optimizer() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    seen: dict[str, Any] = {}
+    for kind in kinds():
+        for options in variants(kind):
+            name = f"{kind.__name__} {' '.join(options)}".strip()
+            try:
+                seen[name] = distances(kind, options)
+            except AutoparError as error:
+                seen[name] = str(error)
+    torch.distributed.destroy_process_group()
+    return seen

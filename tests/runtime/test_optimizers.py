@@ -1,0 +1,34 @@
+"""Every optimizer of torch steps on shards, even and uneven, as on whole tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from autopar.cost_model.memory import OPTIMIZERS
+from autopar.runtime.optimizers import BY_TENSOR, ELEMENTWISE, TOGETHER, UNABLE
+from tests.runtime.optimizer_workers import kinds
+from tests.runtime.spawn import spawn
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[Any]:
+    return spawn("tests.runtime.optimizer_workers.every_optimizer", 4)
+
+
+def test_there_is_a_way_for_every_class_of_torch() -> None:
+    assert set(kinds()) == ELEMENTWISE | BY_TENSOR | TOGETHER | UNABLE
+    planned = {kind.__name__.lower() for kind in ELEMENTWISE | BY_TENSOR}
+    assert planned <= set(OPTIMIZERS)
+
+
+def test_shards_end_where_whole_tensors_do(ranks: list[Any]) -> None:
+    for rank in ranks:
+        unable = {name: seen for name, seen in rank.items() if isinstance(seen, str)}
+        assert list(unable) == ["SparseAdam"]
+        assert "SparseAdam needs sparse gradients" in unable["SparseAdam"]
+        far = {name: seen for name, seen in rank.items() if name not in unable and seen > 1e-6}
+        assert not far
