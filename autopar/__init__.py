@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from autopar.compile import compile, plan
     from autopar.cost_model.measured import profile
     from autopar.plan import Plan
+    from autopar.runtime.data import dataloader
     from autopar.runtime.meta import on_meta
     from autopar.verify import verify
 
@@ -27,10 +28,11 @@ _EXPORTS = {
     "Plan": "autopar.plan",
     "verify": "autopar.verify",
     "profile": "autopar.cost_model.measured",
+    "dataloader": "autopar.runtime.data",
     "on_meta": "autopar.runtime.meta",
 }
 
-__all__ = ["Plan", "__version__", "compile", "on_meta", "plan", "profile", "verify"]
+__all__ = ["Plan", "__version__", "compile", "dataloader", "on_meta", "plan", "profile", "verify"]
 
 
 def __getattr__(name: str) -> object:

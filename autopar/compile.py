@@ -24,6 +24,7 @@ from autopar.errors import AutoparError, ClusterError, InfeasibleError
 from autopar.fingerprint import fingerprint
 from autopar.fit import check_cluster, check_fit, check_params, check_world
 from autopar.graph import OUTPUT_ROLES, Graph, Role
+from autopar.handed import with_handed
 from autopar.mesh import Cluster
 from autopar.options import Options, make_options
 from autopar.plan import Plan, mesh_text
@@ -31,10 +32,11 @@ from autopar.profile_file import Profile
 from autopar.runtime import backend as backends
 from autopar.runtime import params
 from autopar.runtime.agreement import Agreement
-from autopar.runtime.binding import detached_places, make_step
+from autopar.runtime.binding import detached_places, input_pieces, make_step
 from autopar.runtime.building import split_inputs
 from autopar.runtime.digests import digest_params, digest_values, param_types
 from autopar.runtime.doors import flatten, local_store
+from autopar.runtime.inputs import Inputs, check_inputs
 from autopar.runtime.module import CompiledModule, Executable, Result, Runner, Signature
 from autopar.runtime.program import Program
 from autopar.runtime.progress import Progress
@@ -72,12 +74,16 @@ def compile(
     strict: bool = False,
     weights: str | os.PathLike[str] | None = None,
     seed: int | None = None,
+    inputs: Inputs = "global",
 ) -> CompiledModule:
     """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
 
-    Every rank is to call it, and to pass the same global batch later. Parameters become DTensors
-    under their names, with the values of rank 0; with one process they stay as they are. The first
-    call of the result plans; with `plan`, a Plan or the path of one, it applies that instead.
+    Every rank is to call it. Parameters become DTensors under their names, with the values of rank
+    0; with one process they stay as they are. The first call of the result plans; with `plan`, a
+    Plan or the path of one, it applies that instead.
+
+    With `inputs="global"` every rank passes the same global batch; with "local" each passes its
+    piece of it along dim 0, in order of rank. A mapping says which of them for each argument.
 
     `weights`, a safetensors file or a directory of them, has the values of parameters and
     persistent buffers; each rank reads its shards alone. With `seed`, what is on the meta device is
@@ -97,6 +103,7 @@ def compile(
     if isinstance(model, CompiledModule):
         raise AutoparError("the model is compiled already: give autopar.compile the plain model")
     params.check(model)
+    check_inputs(inputs, model)
     stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
     options = make_options(mesh, optimizer, memory_limit, time_limit, strict)
     described = parse_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -117,7 +124,7 @@ def compile(
     agreement.agree("the model and the plan", request.facts(model))
     params.replicate(model, world, sources)
     builder = _Builder(model, world, request, SharedRandom(world.device))
-    return CompiledModule(model, Runner(model, world, builder))
+    return CompiledModule(model, Runner(model, world, builder, inputs))
 
 
 def plan(
@@ -249,6 +256,8 @@ class _Builder:
             with agreement.telling("what to compile"):
                 progress.phase("trace")
                 traced = trace_for_training(self.model, args, kwargs, self.request.options)
+                handed = {str(i): text for i, text in enumerate(signature.handed)}
+                traced = replace(traced, graph=with_handed(traced.graph, handed))
                 mark = fingerprint(traced.graph)
                 stored = self._stored(traced, mark)
                 values = digest_values(flatten((args, kwargs))[0])
@@ -320,6 +329,7 @@ class _Builder:
             plan=plan,
             groups=groups,
             storage={name: param_placements(sharding) for name, sharding in storage.items()},
+            pieces=input_pieces(traced.graph, axes),
             results=_results(traced),
             out_spec=traced.out_spec,
             detached=detached_places(traced.graph, program, groups),

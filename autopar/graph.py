@@ -135,8 +135,8 @@ class Node:
     output partial; `mean` says a reduced factor averages instead of sums; a `view` computes
     nothing and shares its input's storage. `has_rule` is False for an op nobody has described: it
     runs replicated. `target` is the name of a parameter, buffer or input, or the position of an
-    output. For `Role.GRAD`, `target` is the parameter's name. `handed` says what ranks are handed of
-    an input (`handed.Handed`), if that is not all of it.
+    output. For `Role.GRAD`, `target` is the parameter's name. `handed` says what ranks are handed
+    of an input (`handed.Handed`), if that is not all of it.
     """
 
     index: int

@@ -9,6 +9,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import PlanError
 from autopar.graph import Atom, Graph, Role, TensorType
+from autopar.handed import input_state
+from autopar.plan import MeshAxis
 from autopar.reshard import nesting
 from autopar.runtime.backend import prepare
 from autopar.runtime.function import Step
@@ -27,6 +29,17 @@ def make_step(program: Program, backend: str) -> Step:
         forward_outputs=program.forward_outputs,
         backward_inputs=program.backward_inputs,
         backward_outputs=program.backward_outputs,
+    )
+
+
+def input_pieces(graph: Graph, axes: Sequence[MeshAxis]) -> frozenset[str]:
+    """The inputs, by their names in `Program.forward_inputs`, that a program on a mesh of `axes`
+    takes in the pieces that ranks are handed."""
+    sizes = tuple(axis.size for axis in axes)
+    return frozenset(
+        f"input:{node.target}"
+        for node in graph.with_role(Role.INPUT)
+        if not input_state(node, graph.atoms, sizes).is_replicated
     )
 
 

@@ -32,10 +32,10 @@ def digest_params(model: nn.Module) -> str:
 
 
 def digest_values(leaves: Iterable[Any]) -> str:
-    """A hash of the values of the tensors among `leaves`."""
+    """A hash of the values of the tensors among `leaves`; of those on meta there are none."""
     digest = hashlib.blake2b(digest_size=8)
     for leaf in leaves:
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, Tensor) and not leaf.is_meta:
             flat = leaf.detach().to("cpu").contiguous().reshape(-1)
             digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

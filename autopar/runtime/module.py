@@ -18,6 +18,7 @@ from autopar.errors import AutoparError
 from autopar.plan import Plan
 from autopar.runtime.doors import TreeSpec, flatten, unflatten
 from autopar.runtime.function import Step
+from autopar.runtime.inputs import Inputs, Piece, take_inputs
 from autopar.runtime.random import SharedRandom
 from autopar.runtime.saving import save_pretrained
 from autopar.runtime.world import Groups, World
@@ -27,6 +28,7 @@ class Signature(NamedTuple):
     """What a program was made for: a call that differs in any of it needs another one."""
 
     inputs: tuple[str, ...]
+    handed: tuple[str, ...]
     spec: TreeSpec
     modules: tuple[int, ...]
     training: tuple[bool, ...]
@@ -54,13 +56,15 @@ class Result(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Executable:
     """A program bound to this rank. `storage` has DTensor's placements of each parameter on
-    `groups.params`; `detached` the mesh and placements of each detached result, by its name;
+    `groups.params`; `pieces` the inputs that it takes in the pieces that ranks are handed, by name
+    ("input:0"); `detached` the mesh and placements of each detached result, by its name;
     `random` is what it draws random numbers from, if it must not be the default generator."""
 
     step: Step
     plan: Plan
     groups: Groups | None
     storage: Mapping[str, tuple[Placement, ...]]
+    pieces: frozenset[str]
     results: tuple[Result, ...]
     out_spec: TreeSpec
     detached: Mapping[str, tuple[DeviceMesh, tuple[Placement, ...]]]
@@ -68,8 +72,9 @@ class Executable:
 
 
 Build = Callable[[tuple[Any, ...], dict[str, Any], Signature, "Groups | None"], Executable]
-"""Makes a program for a call. The groups are those of the programs made before, whose mesh it must
-share; None for the first, at which the model's parameters are to be sharded."""
+"""Makes a program for a call; an input of which ranks hold pieces is a meta tensor of the whole's
+shape. The groups are those of the programs made before, whose mesh it must share; None for the
+first, at which the model's parameters are to be sharded."""
 
 
 @dataclass
@@ -79,19 +84,17 @@ class Runner:
     model: nn.Module
     world: World
     build: Build
+    inputs: Inputs = "global"
     made: dict[str, list[tuple[Signature, Executable]]] = field(default_factory=dict)
     groups: Groups | None = None
     places: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # The order of keywords means nothing, and must not make another program.
-        given, spec = flatten((args, dict(sorted(kwargs.items()))))
-        leaves = [self._input(i, leaf) for i, leaf in enumerate(given)]
-        executable = self._executable(leaves, spec)
+        leaves, executable = self.prepare(args, kwargs)
         step = executable.step
         params = {name: self._param(executable, name) for name in step.params}
         others = {
-            name: self._other(name, leaves)
+            name: self._other(executable, name, leaves)
             for name in step.forward_inputs
             if not name.startswith("param:")
         }
@@ -108,15 +111,14 @@ class Runner:
         """The plans of the programs made so far."""
         return tuple(executable.plan for same in self.made.values() for _, executable in same)
 
-    def _input(self, index: int, leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
-            return leaf
-        if isinstance(leaf, DTensor):
-            raise AutoparError(
-                f"tensor {index} of the model's inputs is a DTensor: every rank is to pass the "
-                "whole batch as plain tensors"
-            )
-        return leaf.to(self.world.device, non_blocking=True)
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], Executable]:
+        """The leaves of a call, and the program for it, made if there is none yet."""
+        # The order of keywords means nothing, and must not make another program.
+        kwargs = dict(sorted(kwargs.items()))
+        leaves = take_inputs(self.model, self.inputs, self.world, args, kwargs)
+        return leaves, self._executable(leaves, flatten((args, kwargs))[1])
 
     def _executable(self, leaves: list[Any], spec: TreeSpec) -> Executable:
         signature = self._signature(leaves, spec)
@@ -124,7 +126,8 @@ class Runner:
         for known, executable in same:
             if known == signature:
                 return executable
-        args, kwargs = unflatten(leaves, spec)
+        stand_ins = [leaf.stand_in() if isinstance(leaf, Piece) else leaf for leaf in leaves]
+        args, kwargs = unflatten(stand_ins, spec)
         executable = self.build(args, kwargs, signature, self.groups)
         self.groups = executable.groups
         self.places = {
@@ -137,6 +140,7 @@ class Runner:
     def _signature(self, leaves: list[Any], spec: TreeSpec) -> Signature:
         return Signature(
             inputs=tuple(map(describe, leaves)),
+            handed=tuple(leaf.handed if isinstance(leaf, Piece) else "" for leaf in leaves),
             spec=spec,
             modules=tuple(map(id, self.model.modules())),
             training=tuple(module.training for module in self.model.modules()),
@@ -170,9 +174,12 @@ class Runner:
             )
         return param
 
-    def _other(self, name: str, leaves: list[Any]) -> Tensor:
+    def _other(self, executable: Executable, name: str, leaves: list[Any]) -> Tensor:
         kind, _, rest = name.partition(":")
-        return leaves[int(rest)] if kind == "input" else self._tensor(rest)
+        if kind != "input":
+            return self._tensor(rest)
+        piece: Piece = leaves[int(rest)]
+        return piece.local if name in executable.pieces else piece.whole()
 
 
 class CompiledModule(nn.Module):
@@ -213,6 +220,11 @@ class CompiledModule(nn.Module):
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self._model.load_state_dict(*args, **kwargs)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> None:
+        """Make the program for a call like this one, and store the parameters as it says, without
+        running it: before a checkpoint is loaded, say. All ranks are to call it."""
+        self._runner.prepare(args, kwargs)
 
     @property
     def save_pretrained(self) -> Callable[..., None]:
@@ -255,8 +267,8 @@ class CompiledModule(nn.Module):
 
 def describe(leaf: Any) -> str:
     """`float32[8, 16]` of a tensor, the value of a constant, the type of anything else."""
-    if isinstance(leaf, Tensor):
-        return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}"
+    if isinstance(leaf, Piece):
+        return leaf.describe()
     if leaf is None or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
         return repr(leaf)
     return type(leaf).__qualname__

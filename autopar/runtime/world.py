@@ -61,20 +61,24 @@ def device_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
 
 
+def place_of_process() -> tuple[int, int]:
+    """(rank, world size), as the process group or torchrun's environment say."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    if _under_torchrun():
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return 0, 1
+
+
 def look(model_device: torch.device, kind: str | None = None) -> World:
     """The world as the environment tells it, without joining it.
 
     `kind` is "cpu" or "cuda" if a cluster or a plan says so. ClusterError if there is no such
     device here.
     """
-    if dist.is_initialized():
-        rank, size = dist.get_rank(), dist.get_world_size()
-        if "nccl" not in dist.get_backend_config():
-            kind = "cpu"
-    elif _under_torchrun():
-        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    else:
-        rank, size = 0, 1
+    rank, size = place_of_process()
+    if dist.is_initialized() and "nccl" not in dist.get_backend_config():
+        kind = "cpu"
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if size > 1 else 1
     return World(rank, size, local_size, _device(model_device, kind, rank, size))
 
