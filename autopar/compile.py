@@ -114,16 +114,16 @@ def compile(
         check_world(stored.structure, world.size)
         check_params(stored.structure, param_types(model))
     else:
-        described = _described(described or world.cluster, profile)
+        described = describe_cluster(described or world.cluster, profile)
         check_cluster(described, world.size)
     world = join(device_of(model), kind)
-    agreement = _agreement(world)
+    agreement = make_agreement(world)
     with agreement.telling("the model and the plan"):
         sources = find_sources(model, weights, seed)
-    request = _Request(stored, described, options, chosen, sources)
+    request = Request(stored, described, options, chosen, sources)
     agreement.agree("the model and the plan", request.facts(model))
     params.replicate(model, world, sources)
-    builder = _Builder(model, world, request, SharedRandom(world.device))
+    builder = Builder(model, world, request, SharedRandom(world.device))
     return CompiledModule(model, Runner(model, world, builder, inputs))
 
 
@@ -149,7 +149,7 @@ def plan(
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
     options = make_options(mesh, optimizer, memory_limit, time_limit, strict)
-    described = _described(cluster or look(device_of(model)).cluster, profile)
+    described = describe_cluster(cluster or look(device_of(model)).cluster, profile)
     args, kwargs = split_inputs(inputs)
     return make(model, args, kwargs, described, options, progress or _silent)[1]
 
@@ -207,14 +207,16 @@ def _undivided(graph: Graph, num_devices: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Request:
+class Request:
     """What the user asked `compile` for."""
 
     plan: Plan | None
     cluster: Cluster | None
     options: Options
     backend: str
-    sources: Sources
+    sources: Sources = field(default_factory=Sources)
+    plain: bool = False
+    """Parameters stay as they are, whole on every rank: `options.pins` must say so."""
 
     def facts(self, model: nn.Module) -> dict[str, str]:
         """What ranks compare before the parameters are handed out."""
@@ -232,12 +234,12 @@ class _Request:
 
 
 @dataclass(slots=True)
-class _Builder:
+class Builder:
     """Makes the program for a call, on all ranks together."""
 
     model: nn.Module
     world: World
-    request: _Request
+    request: Request
     random: SharedRandom
     is_first: bool = True
     storage: dict[str, str] = field(default_factory=dict[str, str])
@@ -250,7 +252,7 @@ class _Builder:
         signature: Signature,
         groups: Groups | None,
     ) -> Executable:
-        agreement = _agreement(self.world)
+        agreement = make_agreement(self.world)
         progress = Progress(quiet=self.world.rank != 0)
         try:
             with agreement.telling("what to compile"):
@@ -293,7 +295,9 @@ class _Builder:
     ) -> Plan:
         cluster = self.request.cluster or parse_cluster(self.world.cluster)
         options = self.request.options
-        if groups is not None:
+        if groups is not None and self.request.plain:
+            options = replace(options, mesh=mesh_text(groups.axes))
+        elif groups is not None:
             names = [node.target for node in traced.graph.with_role(Role.PARAM)]
             pins = {name: self.storage[name] for name in names}
             options = replace(options, mesh=mesh_text(groups.axes), pins=pins)
@@ -321,9 +325,11 @@ class _Builder:
         else:
             groups = groups or make_groups(axes, self.world)
             program = bind(program, groups.names, axes, groups.coordinate, device)
-            if self.is_first:
+            if self.is_first and not self.request.plain:
                 params.shard(self.model, groups, storage, self.request.sources)
                 self.storage = {name: str(sharding) for name, sharding in storage.items()}
+        if self.request.plain:
+            storage = {}
         return Executable(
             step=make_step(program, self.request.backend),
             plan=plan,
@@ -357,14 +363,16 @@ def _results(traced: Traced) -> tuple[Result, ...]:
     return tuple(found)
 
 
-def _agreement(world: World) -> Agreement:
+def make_agreement(world: World) -> Agreement:
     """A new agreement; a world of one agrees with itself."""
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     name = f"{restart}/{next(_SERIAL)}"
     return Agreement(world.store or local_store(), world.rank, world.size, name=name)
 
 
-def _described(cluster: Cluster | str, profile: Profile | str | os.PathLike[str] | None) -> Cluster:
+def describe_cluster(
+    cluster: Cluster | str, profile: Profile | str | os.PathLike[str] | None
+) -> Cluster:
     """The cluster, with the ceilings of the profile in place of datasheets."""
     found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if profile is None:

@@ -15,8 +15,8 @@ class Options:
     `cost_model.memory.OPTIMIZERS` ("adamw", "sgd", ...): what it keeps per parameter counts against
     the memory limit, which defaults to the device's memory. `strict` turns the warning about an op
     without a rule into an error. `max_axes` bounds the meshes that are searched. `pins` gives the
-    storage of parameters, by name, as plans write it ("[S(0), R]"): they are stored so, and the
-    rest is planned around it.
+    storage of parameters, by name, as plans write it ("[S(0), R]"), or "R" for whole on any mesh:
+    they are stored so, and the rest is planned around it.
     """
 
     mesh: str = "auto"
@@ -34,6 +34,7 @@ def make_options(
     memory_limit: int | str | None,
     time_limit_s: float | None,
     strict: bool,
+    pins: Mapping[str, str] | None = None,
 ) -> Options:
     """Options from what users write: `memory_limit` in bytes, or as text such as "72GiB".
     AutoparError if that has no unit."""
@@ -47,4 +48,5 @@ def make_options(
         memory_limit_bytes=limit,
         time_limit_s=time_limit_s,
         strict=strict,
+        pins=pins or {},
     )

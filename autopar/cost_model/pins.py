@@ -1,7 +1,8 @@
 """Parameters whose storage is given, and not for the planner to choose.
 
 A pin says in what shards DTensor lays a parameter: what was `S(0)` in one graph of a model is
-`C(0)` in another one where dim 0 is made of other parts, and means the same pieces.
+`C(0)` in another one where dim 0 is made of other parts, and means the same pieces. `R` alone is
+whole on every rank of any mesh.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from autopar.errors import InfeasibleError
 from autopar.graph import Atom, Graph, Node, Role
 from autopar.mesh import Mesh
 from autopar.reshard import is_legal
-from autopar.sharding import Sharding
+from autopar.sharding import R, Sharding
 
 
 def check_names(graph: Graph, pins: Mapping[str, str]) -> None:
@@ -46,6 +47,8 @@ def pinned(
 
 
 def _storage(node: Node, atoms: Sequence[Atom], mesh: Mesh, text: str) -> Sharding:
+    if text == str(R):
+        return Sharding.replicated(len(mesh.axes))
     wanted, tensor = Sharding.parse(text), node.outputs[0]
     dims = tuple(None if p.kind == "R" else p.dim for p in wanted)
     possible = (

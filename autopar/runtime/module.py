@@ -55,10 +55,14 @@ class Result(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Executable:
-    """A program bound to this rank. `storage` has DTensor's placements of each parameter on
-    `groups.params`; `pieces` the inputs that it takes in the pieces that ranks are handed, by name
-    ("input:0"); `detached` the mesh and placements of each detached result, by its name;
-    `random` is what it draws random numbers from, if it must not be the default generator."""
+    """A program bound to this rank.
+
+    `storage` has DTensor's placements of each parameter on `groups.params`, but for those that are
+    plain tensors, whole on every rank; `pieces` the inputs that the program takes in the pieces
+    that ranks are handed, by name ("input:0"); `detached` the mesh and placements of each detached
+    result, by its name; `random` is what it draws random numbers from, if it must not be the
+    default generator.
+    """
 
     step: Step
     plan: Plan
@@ -162,7 +166,7 @@ class Runner:
     def _param(self, executable: Executable, name: str) -> Tensor:
         """The parameter, as the program stores it."""
         param = self._tensor(name)
-        if executable.groups is None:
+        if executable.groups is None or name not in executable.storage:
             return param
         if not isinstance(param, DTensor):
             raise AutoparError(f"parameter {name} was replaced after autopar.compile")
@@ -191,6 +195,9 @@ class CompiledModule(nn.Module):
     scalar, equal on every rank; results that autopar returns without gradient are DTensors (plain
     tensors with one device). Hooks of the model are part of the program.
     """
+
+    _is_accelerate_prepared = True
+    """What accelerate asks before it wraps a model in DDP."""
 
     __slots__ = ("_model", "_runner")
     # In slots, since __dict__ is the model's: that is what keeps names, modes and attributes one.

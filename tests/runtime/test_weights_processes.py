@@ -15,9 +15,10 @@ from tests.runtime import weights_workers
 from tests.runtime.spawn import spawn
 from tests.runtime.workers import llama
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(450)]
 
 TOLERANCE = 1e-5
+TIME_LIMIT_S = 420
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[Any]:
-    return spawn("tests.runtime.weights_workers.four", 4)
+    return spawn("tests.runtime.weights_workers.four", 4, timeout_s=TIME_LIMIT_S)
 
 
 def test_each_rank_reads_its_shards_and_no_more(ranks: list[Any]) -> None:
@@ -74,7 +75,7 @@ def test_a_batch_in_pieces_is_the_whole_batch(ranks: list[Any]) -> None:
     described = "0: float32[8, 16]"
     for seen in (rank["pieces"] for rank in ranks):
         ways = {name: value for name, value in seen.items() if isinstance(value, float)}
-        assert len(ways) == 8 and max(ways.values()) < TOLERANCE
+        assert len(ways) == 7 and max(ways.values()) < TOLERANCE
         assert seen["local on 2x2 input"] == f"{described} [S(0)] on 4"
         assert seen["2-D input"] == f"{described} [S(0), R] on 2x2"
         assert seen["replicated input"] == described

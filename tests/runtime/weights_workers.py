@@ -151,7 +151,6 @@ def handed_in_pieces() -> dict[str, Any]:
 
     ways: dict[str, tuple[Any, str, tuple[Tensor, ...]]] = {
         "local on 2x2": ("local", "2x2", (x, y)),
-        "local on 4": ("local", "4", (x, y)),
         "mapping": ({"x": "local"}, "2x2", (x, points()[1])),
         "1-D": ("global", "2x2", dtensors(line, Shard(0))),
         "2-D": ("global", "2x2", dtensors(mesh, Shard(0), Replicate())),
@@ -189,7 +188,7 @@ def random() -> dict[str, Any]:
     """Dropout with a fixed seed, twice, by ranks whose own generators differ."""
     losses: list[list[float]] = []
     for seed in (7, 7, 8):
-        model = autopar.compile(net(0.5), cluster=slow_devices(), mesh="2x2")
+        model = autopar.compile(net(0.5), cluster=slow_devices(), mesh="4")
         torch.manual_seed(seed + 100 * RANK)
         losses.append([float(model(*points())["loss"]) for _ in range(2)])
     return {"losses": losses}

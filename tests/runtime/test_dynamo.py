@@ -1,0 +1,59 @@
+"""`torch.compile(model, backend="autopar")`, found by its entry point, trains as eager does."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autopar.dynamo import backend
+from autopar.errors import AutoparError
+from tests.runtime import dynamo_workers
+from tests.runtime.spawn import ROOT, spawn
+
+TOLERANCE = 1e-5
+
+
+def check(seen: dict[str, Any]) -> None:
+    assert seen["loss"] < TOLERANCE and seen["param"] < TOLERANCE
+    assert seen["calls"] == [3.0, 3.0]
+    assert seen["plain"]
+
+
+def test_one_process() -> None:
+    check(dynamo_workers.train(backend))
+
+
+@pytest.mark.processes
+def test_two_processes_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry point as an installed autopar has it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    points = project["entry-points"]["torch_dynamo_backends"]
+    installed = tmp_path / "autopar-0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: autopar\nVersion: 0\n")
+    lines = "\n".join(f"{name} = {target}" for name, target in points.items())
+    (installed / "entry_points.txt").write_text(f"[torch_dynamo_backends]\n{lines}\n")
+    paths = [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    for seen in spawn("tests.runtime.dynamo_workers.by_name", 2):
+        assert isinstance(seen, dict)
+        check(seen)
+
+
+def test_a_graph_after_a_break_is_an_error() -> None:
+    """Its inputs are what a graph before it computed, and have gradients."""
+    model: Any = torch.compile(nn.Linear(3, 3), backend=backend)
+    with pytest.raises(AutoparError, match="broke the model into several graphs"):
+        model(torch.randn(2, 3, requires_grad=True))
+
+
+def test_an_option_that_there_is_not() -> None:
+    model = torch.compile(nn.Linear(2, 2), backend=backend, options={"meshes": "2"})
+    with pytest.raises(Exception, match="no option 'meshes': autopar takes backend, cluster"):
+        model(torch.randn(1, 2))
