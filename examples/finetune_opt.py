@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
-from transformers import AutoConfig, OPTConfig, OPTForCausalLM
+from transformers import OPTConfig, OPTForCausalLM
 
 import autopar
 
@@ -48,11 +48,10 @@ class Sources(Dataset[dict[str, torch.Tensor]]):
 
 
 def finetune(args: argparse.Namespace) -> list[float]:
-    config = AutoConfig.from_pretrained(args.model) if args.model else TINY
+    config = OPTConfig.from_pretrained(args.model) if args.model else TINY
     with torch.device("meta"):
         model = OPTForCausalLM(config)
-    source = {"weights": args.model} if args.model else {"seed": 0}
-    net = autopar.compile(model, inputs="local", plan=args.plan, **source)
+    net = autopar.compile(model, inputs="local", plan=args.plan, weights=args.model, seed=0)
     optimizer = torch.optim.AdamW(net.parameters(), lr=args.lr)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, args.steps)
     loader = autopar.dataloader(

@@ -41,7 +41,8 @@ def train(steps: int, batch: int, folder: str) -> list[float]:
         output_dir=folder, max_steps=steps, learning_rate=1e-3, seed=1,
         per_device_train_batch_size=batch // int(os.environ.get("WORLD_SIZE", "1")),
         dataloader_drop_last=True, logging_steps=1, save_strategy="no", report_to="none",
-        disable_tqdm=True, dataloader_pin_memory=False, use_cpu=not torch.cuda.is_available(),
+        disable_tqdm=True, remove_unused_columns=False, dataloader_pin_memory=False,
+        use_cpu=not torch.cuda.is_available(),
     )  # fmt: skip
     trainer = AutoparTrainer(model=net, args=arguments, train_dataset=Sources(64))
     trainer.train()

@@ -60,7 +60,7 @@ def local_slices(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[slice, ...]:
     """Which rectangle of a tensor of `shape` this rank has of it as a DTensor, even or not."""
-    sizes, offsets = compute_local_shape_and_global_offset(shape, mesh, placements)
+    sizes, offsets = compute_local_shape_and_global_offset(tuple(shape), mesh, placements)
     return tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -31,7 +32,8 @@ def on_meta() -> Generator[None, None, None]:
             known[_TWIN] = made
         return known[_TWIN]
 
-    handle = register_module_parameter_registration_hook(to_meta)
+    hook: Any = to_meta
+    handle = register_module_parameter_registration_hook(hook)
     try:
         yield
     finally:

@@ -103,7 +103,7 @@ class _Stepping:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments of a step (the optimizer is the first), whose closure finds the parameters
         as it knows them."""
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        optimizer, closure = self.optimizer, _closure(args, kwargs)
         if closure is None:
             return args, kwargs
 
@@ -114,7 +114,7 @@ class _Stepping:
             finally:
                 self.enter()
 
-        return (args[0], called), {}
+        return (optimizer, called), {}
 
     @torch.no_grad()
     def enter(self) -> None:
@@ -197,12 +197,12 @@ class _ByTensor(_Stepping):
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The closure is called first of all: each parameter's step needs its gradients."""
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        optimizer, closure = self.optimizer, _closure(args, kwargs)
         if closure is None:
             return args, kwargs
         with torch.enable_grad():
             loss = closure()
-        return (args[0], lambda: loss), {}
+        return (optimizer, lambda: loss), {}
 
     @torch.no_grad()
     def enter(self) -> None:
@@ -224,6 +224,11 @@ class _ByTensor(_Stepping):
         lists, self.lists = self.lists, []
         self.leave()
         self.lists = lists
+
+
+def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """That of a step's arguments, of which the optimizer is the first."""
+    return args[1] if len(args) > 1 else kwargs.get("closure")
 
 
 def _inner_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:

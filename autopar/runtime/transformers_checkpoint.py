@@ -56,7 +56,7 @@ def renamed(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, Lazy]:
 
 def ignorable(model: nn.Module, stored: Mapping[str, Lazy]) -> frozenset[str]:
     """The names that the model says a checkpoint may have in vain, of those of a checkpoint."""
-    patterns = list(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())
+    patterns: list[str] = [*(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())]
     # Checkpoints of older versions store the frequencies of rotary embeddings in every layer.
     patterns.append(r"rotary_emb\.inv_freq$")
     return frozenset(key for key in stored if any(re.search(p, key) for p in patterns))

@@ -107,7 +107,7 @@ def _checkpoint(
 ) -> Checkpoint:
     """The checkpoint at `path`, under the first names of the tensors of `model`."""
     stored: Mapping[str, Lazy] = open_checkpoint(path)
-    unexpected_is_fine: Sequence[str] = ()
+    unexpected_is_fine: frozenset[str] = frozenset()
     library = sys.modules.get("transformers.modeling_utils")
     if library is not None and isinstance(model, library.PreTrainedModel):
         from autopar.runtime.transformers_checkpoint import ignorable, renamed
