@@ -261,7 +261,9 @@ class CompiledModule(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CompiledModule:
         for name, tensor in (*self.named_parameters(), *self.named_buffers()):
-            probe = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+            # What has no values yet will have them on the device of the rank.
+            device = self._runner.world.device if tensor.is_meta else tensor.device
+            probe = torch.empty(0, dtype=tensor.dtype, device=device)
             changed = fn(probe)
             if (changed.dtype, changed.device) != (probe.dtype, probe.device):
                 raise AutoparError(
