@@ -155,7 +155,8 @@ class Conv1DParallel(ParallelStyle):
 def gpt2_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:
     """Megatron's plan: heads and the hidden dim of the MLP over the ranks, words too; logits are
     gathered."""
-    body: Any = model.transformer
+    whole: Any = model
+    body = whole.transformer
     plan: dict[str, ParallelStyle] = {
         "transformer.wte": RowwiseParallel(input_layouts=Replicate()),
         "lm_head": ColwiseParallel(output_layouts=Replicate()),
@@ -169,7 +170,7 @@ def gpt2_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:
         }
         block.attn.split_size //= mesh.size()
     parallelize_module(model, mesh, plan)
-    model.lm_head.weight = body.wte.weight
+    whole.lm_head.weight = body.wte.weight
 
 
 def llama_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -67,7 +67,9 @@ def _replace(node: fx.Node, function: Pieces) -> list[fx.Node]:
     made = _copy(node, traced, copies)
     if several:
         for user in list(node.users):
-            user.replace_all_uses_with(copies[found[user.args[1]]])
+            _, which = user.args
+            assert isinstance(which, int)
+            user.replace_all_uses_with(copies[found[which]])
             node.graph.erase_node(user)
     else:
         node.replace_all_uses_with(copies[found[0]])

@@ -27,9 +27,9 @@ def _moments(x: Tensor, dims: Sequence[int], correction: float) -> tuple[Tensor,
     count = 1
     for dim in dims:
         count *= x.shape[dim]
-    mean = x.sum(dims, keepdim=True) / count
+    mean = x.sum([*dims], keepdim=True) / count
     distance = x - mean
-    return (distance * distance).sum(dims, keepdim=True) / max(0, count - correction), mean
+    return (distance * distance).sum([*dims], keepdim=True) / max(0, count - correction), mean
 
 
 def batch_norm(
