@@ -46,6 +46,7 @@ def test_each_rank_reads_its_shards_and_no_more(ranks: list[Any]) -> None:
         assert seen["names"]
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 def test_a_checkpoint_loads_on_other_meshes_and_world_sizes(ranks: list[Any], folder: Path) -> None:
     seen = [rank["load"] for rank in ranks]
     seen += spawn("tests.runtime.weights_workers.two", 2)
