@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from autopar import moe
 from autopar.graph import Graph, Node, itemsize
 from autopar.reshard import local_shape
 from autopar.strategy import shardings
@@ -33,6 +34,8 @@ EXCHANGES: dict[str, tuple[str, ...]] = {
     "aten.nll_loss2d_forward.default": (),
     "aten.nll_loss_backward.default": (),
     "aten.nll_loss2d_backward.default": (),
+    moe.FORWARD: (),
+    moe.BACKWARD: (),
 }
 """Per op with exchanged factors, how it reduces its rows, in order."""
 
@@ -73,7 +76,17 @@ class JointCall:
     outputs: tuple[Local, ...]
 
 
-JOINT: dict[tuple[str, str], Callable[[JointCall], tuple[Exchange, ...]]] = {}
+def _experts(call: JointCall) -> tuple[Exchange, ...]:
+    tensors = [(t.dtype, t.shape) for t in call.inputs]
+    return tuple(
+        Exchange("all_to_all", call.axis, num_bytes, num_bytes)
+        for num_bytes in moe.message_bytes(call.node, tensors, call.size)
+    )
+
+
+JOINT: dict[tuple[str, str], Callable[[JointCall], tuple[Exchange, ...]]] = {
+    (op, "exchange"): _experts for op in sorted(moe.OPS)
+}
 """Per op and name of a joint factor, what it sends."""
 
 
@@ -104,7 +117,7 @@ def exchanges(graph: Graph, node: Node, choice: str, sizes: Sequence[int]) -> tu
     for axis in axes:
         if options[axis] in joint:
             call = JointCall(node, axis, sizes[axis], inputs, outputs)
-            found.extend(JOINT[node.op, options[axis]](call))
+            found.extend(JOINT[node.op, joint_name(options[axis])](call))
     rows = tuple(axis for axis in reversed(axes) if options[axis] not in joint)
     num_bytes = _row_bytes(node, inputs[0])
     found.extend(
@@ -113,6 +126,11 @@ def exchanges(graph: Graph, node: Node, choice: str, sizes: Sequence[int]) -> tu
         for axis in rows
     )
     return tuple(found)
+
+
+def joint_name(option: str) -> str:
+    """The name that a rule gave a joint factor: "exchange" of "exchange.1"."""
+    return option.partition(".")[0]
 
 
 def _row_bytes(node: Node, first: Local) -> int:
@@ -124,7 +142,7 @@ def _row_bytes(node: Node, first: Local) -> int:
 
 def exchanged_dims(node: Node) -> frozenset[int]:
     """The dims of the first input that exchanged factors stand in."""
-    slots = (f.inputs[0] for f in node.factors if f.exchanged)
+    slots = (f.inputs[0] for f in node.factors if f.exchanged and not f.members)
     return frozenset(slot[0] for slot in slots if slot is not None)
 
 
@@ -134,8 +152,10 @@ def row_itemsize(dtype: str) -> int:
 
 
 def scratch_bytes(graph: Graph, node: Node, choice: str, sizes: Sequence[int]) -> int:
-    """Bytes that an op holds besides its inputs and outputs while it reduces rows: the first input
-    in the dtype of sums, once."""
+    """Bytes that an op holds besides its inputs and outputs: experts what they make on the way,
+    others the first input in the dtype of sums, once, while they reduce rows."""
+    if node.op in moe.OPS:
+        return moe.inner_bytes(graph, node, choice, sizes)
     if not exchange_axes(node, choice) or not EXCHANGES[node.op]:
         return 0
     tensor = graph.type_of(node.inputs[0])

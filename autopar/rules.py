@@ -2,7 +2,7 @@
 
 To add an op, write one line here and a sample of its arguments in `tests/rules/samples.py`; the
 test there proves the rule by running it. Where the line depends on shapes or arguments, it names a
-function of `rules_shape.py`, `rules_ops.py` or `rules_index.py`.
+function of one of the files `rules_*.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import replace
 from math import prod
 
 from autopar import rules_experts as experts
+from autopar import rules_grouped as grouped
 from autopar import rules_index as index
 from autopar import rules_norm as norm
 from autopar import rules_ops as ops
@@ -162,10 +163,12 @@ def _table() -> dict[str, str | RuleFunction]:
         for name in names.split():
             found[f"aten.{name}" if "." in name else f"aten.{name}.default"] = rule
     for name in ("transformers.grouped_mm_fallback.default", "aten._grouped_mm.default"):
-        found[name] = experts.grouped_matmul
-    found["transformers.grouped_mm_fallback_backward.default"] = experts.grouped_matmul_backward
+        found[name] = grouped.grouped_matmul
+    found["transformers.grouped_mm_fallback_backward.default"] = grouped.grouped_matmul_backward
     found["autopar.sdpa.default"] = ops.attention
     found["autopar.sdpa_backward.default"] = ops.attention_backward
+    found["autopar.experts.default"] = experts.experts
+    found["autopar.experts_backward.default"] = experts.experts_backward
     return found
 
 

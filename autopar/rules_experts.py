@@ -1,39 +1,40 @@
-"""Rules of matrix products in groups of rows, one group per expert."""
+"""What a layer of experts (`runtime/experts.py`) can shard: its tokens, its experts, the width of
+its experts; and tokens and experts at once on one axis."""
 
 from __future__ import annotations
 
-from autopar.notation import Rule
-from autopar.rules_call import Call, linear, place, rule, singles
+from autopar.notation import Dims, Rule
+from autopar.rules_call import Call, place, rule, singles
 
-_ENDS = (("x",),)
+_WHOLE = ("d", "k", "g")
+_JOINT = (("exchange", ("n", "e")),)
+_TOKENS, _CHOICES = singles("nd"), singles("nk")
+_WEIGHTS: tuple[Dims, ...] = (singles("egid"), singles("edi"), singles("egi"))
+"""Of up, down and up_bias."""
 
 
-def grouped_matmul(call: Call) -> Rule:
-    """transformers.grouped_mm_fallback(rows, weights, ends) and aten._grouped_mm(a, b, ends): rows
-    sorted by expert, times the weights of each. The ends of the groups are counts of rows of the
-    whole, which a part of the rows would not fit. In the backward of the weights both factors have
-    rows, and the product one matrix per expert."""
-    left, right = (len(call.shape(call.arg(k))) for k in (0, 1))
-    first, second, result = {
-        (2, 3): ("tk", "ekn", "tn"),
-        (3, 2): ("emk", "kt", "mt"),
-        (2, 2): ("mt", "tn", "emn"),
-        (3, 3): ("emk", "ekn", "emn"),
-    }[left, right]
-    pairs = ((call.arg(0), singles(first)), (call.arg(1), singles(second)))
-    sets = ((call.arg(0),), (call.arg(1),))
-    whole = "" if (left, right) == (3, 3) else "tex"
+def experts(call: Call) -> Rule:
+    """autopar.experts(x, chosen, weights, up, down, up_bias, gate, may_skip) -> y. A rank that has
+    some of the experts, or a part of each, makes a summand of y."""
+    inputs = (_TOKENS, _CHOICES, _CHOICES, *_WEIGHTS)
     return rule(
-        place(call, *pairs, (call.arg(2), _ENDS)),
-        [singles(result)],
-        whole=whole,
-        partial=linear(call, *sets),
+        place(call, *zip(call.args, inputs, strict=False)),
+        (_TOKENS,),
+        whole=_WHOLE,
+        exchanged=("e",),
+        joint=_JOINT,
     )
 
 
-def grouped_matmul_backward(call: Call) -> Rule:
-    """transformers.grouped_mm_fallback_backward(rows, weights, ends, grad)."""
-    rows, weights = singles("tk"), singles("ekn")
-    dims = (rows, weights, _ENDS, singles("tn"))
-    inputs = place(call, *zip((call.arg(k) for k in range(4)), dims, strict=True))
-    return rule(inputs, [rows, weights], whole="tex", partial=linear(call, (call.arg(3),)))
+def experts_backward(call: Call) -> Rule:
+    """autopar.experts_backward(grad, x, chosen, weights, up, down, up_bias, gate, may_skip) ->
+    gradients of x, weights, up, down and up_bias; the last is empty where there is none."""
+    inputs = (_TOKENS, _TOKENS, _CHOICES, _CHOICES, *_WEIGHTS)
+    bias = _WEIGHTS[2] if len(call.outputs[4].shape) == 3 else singles("z")
+    return rule(
+        place(call, *zip(call.args, inputs, strict=False)),
+        (_TOKENS, _CHOICES, *_WEIGHTS[:2], bias),
+        whole=_WHOLE,
+        exchanged=("e",),
+        joint=_JOINT,
+    )

@@ -7,11 +7,11 @@ mesh axis, joined by commas: `"b,n"`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 from math import prod
 
-from autopar.graph import Atom, Graph, Node, Slot
+from autopar.graph import Atom, Factor, Graph, Node, Slot
 from autopar.sharding import C, P, Placement, R, S, Sharding
 
 REPLICATE = "-"
@@ -32,21 +32,36 @@ def axis_options(node: Node, atoms: Sequence[Atom], size: int) -> tuple[str, ...
 
 def choices(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[str, ...]:
     """Every choice of `node` on axes of `sizes` whose factors divide evenly, in canonical order. A
-    joint factor is used on one axis, and then none of its members on another."""
+    joint factor is used on one axis, and another axis then shards of its members only what is
+    computed without exchange: the tokens of a layer of experts, not the experts."""
     found: list[str] = []
-    atom_of = {f.name: atoms[f.atom] for f in node.factors}
-    members = {f.name: f.members for f in node.factors if f.members}
+    factors = {f.name: f for f in node.factors}
+    cut = {f.name: f.members or (f.name,) for f in node.factors}
     for options in product(*(axis_options(node, atoms, size) for size in sizes)):
-        taken = [name for option in options for name in members.get(option, ())]
-        if len(taken) > len(set(taken)) or set(taken) & set(options):
+        if not _joint_once(factors, options):
             continue
-        ways = {name: 1 for name in options if name in atom_of}
-        for name, size in zip(options, sizes, strict=True):
-            if name in ways:
-                ways[name] *= size
-        if all(atom_of[name].size % n == 0 for name, n in ways.items()):
+        ways: dict[str, int] = {}
+        for option, size in zip(options, sizes, strict=True):
+            for name in cut.get(option, ()):
+                ways[name] = ways.get(name, 1) * size
+        if all(atoms[factors[name].atom].size % n == 0 for name, n in ways.items()):
             found.append(",".join(options))
     return tuple(found)
+
+
+def _joint_once(factors: Mapping[str, Factor], options: Sequence[str]) -> bool:
+    """Whether no exchanged factor is cut twice where it is a member of a joint one, and no two
+    joint factors are used."""
+    joint = [factors[name] for name in options if name in factors and factors[name].members]
+    if len(joint) > 1:
+        return False
+    bound = {name for f in joint for name in f.members if not _parallel(factors[name])}
+    return not bound & set(options)
+
+
+def _parallel(factor: Factor) -> bool:
+    """Whether each rank computes its part of the factor for itself."""
+    return not (factor.whole or factor.exchanged)
 
 
 def shardings(node: Node, choice: str) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
@@ -87,6 +102,13 @@ def num_shards(node: Node, choice: str, sizes: Sequence[int]) -> int:
     sharded = {f.name for f in node.factors}
     pairs = zip(choice.split(","), sizes, strict=True) if choice else ()
     return prod(size for option, size in pairs if option in sharded)
+
+
+def joint_axes(node: Node, choice: str) -> tuple[int, ...]:
+    """The mesh axes on which `choice` uses a joint factor."""
+    names = {f.name for f in node.factors if f.members}
+    options = choice.split(",") if names and choice else ()
+    return tuple(axis for axis, option in enumerate(options) if option in names)
 
 
 def pull_back(graph: Graph, view: Node, sharding: Sharding) -> Sharding | None:

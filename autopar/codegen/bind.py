@@ -15,6 +15,7 @@ from autopar.errors import PlanMismatchError
 from autopar.plan import MeshAxis
 from autopar.runtime.program import Program
 from autopar.runtime.symbols import SYMBOLS, on_rank
+from autopar.runtime.talk import TALKS
 
 _GROUP_LAST = frozenset(
     getattr(torch.ops._c10d_functional, name).default
@@ -71,7 +72,7 @@ def _bound(
             x, *behind = node.args
             node.target, args = on_rank(node.target, behind, index)
             node.args = (x, *args)
-        elif node.target in _GROUP_LAST:
+        elif node.target in _GROUP_LAST or node.target in TALKS:
             node.args = (*node.args[:-1], groups[node.args[-1]])
         elif device is not None and device.type != "cpu":
             node.args, node.kwargs = _on(node.args, device), _on(node.kwargs, device)

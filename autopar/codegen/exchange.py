@@ -17,8 +17,10 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
+from autopar import moe
+from autopar.codegen.experts import experts, experts_exchange
 from autopar.codegen.localize import Shapes
-from autopar.exchange import Exchange, exchange_axes, exchanged_dims
+from autopar.exchange import Exchange, exchange_axes, exchanged_dims, joint_name
 from autopar.graph import Atom, Node
 from autopar.plan import MeshAxis
 from autopar.reshard import nesting
@@ -70,8 +72,17 @@ class Peers:
     def _writer(self) -> Callable[[Peers], list[fx.Node]]:
         for factor in self.node.factors:
             if factor.members and factor.name in self.choice.split(","):
-                return _JOINT[self.node.op, factor.name]
+                return _JOINT[self.node.op, joint_name(factor.name)]
         return _TABLE[self.node.op]
+
+    def takes_part(self, kind: str, times: int) -> str:
+        """The mesh axis along which an op that talks for itself sends `times` collectives of
+        `kind`: all that it was priced for."""
+        found, self._sent = self._sent, []
+        axes = {each.axis for each in found}
+        if [each.kind for each in found] != [kind] * times or len(axes) != 1:
+            raise AssertionError(f"{self.node.op} sends {times} of {kind}, priced was {found}")
+        return self.mesh[axes.pop()].name
 
     def reduced(self, rows: fx.Node, how: str) -> fx.Node:
         """One value per row, reduced over the axes that share the rows."""
@@ -86,7 +97,7 @@ class Peers:
     def local(self, indices: fx.Node, length: int) -> tuple[fx.Node, fx.Node]:
         """Indices into the exchanged dim, counted from the first of the `length` that this rank
         has, and whether each is among them."""
-        (factor,) = {f.name: f for f in self.node.factors if f.exchanged}.values()
+        (factor,) = (f for f in self.node.factors if f.exchanged and not f.members)
         axes = nesting(self.atoms[factor.atom], exchange_axes(self.node, self.choice))
         path = tuple((self.mesh[axis].name, self.mesh[axis].size) for axis in axes)
         at = self(local_position, indices, length, path)
@@ -292,7 +303,11 @@ _TABLE: dict[str, Callable[[Peers], list[fx.Node]]] = {
     "aten.nll_loss2d_forward.default": _nll_loss,
     "aten.nll_loss_backward.default": _nll_loss_backward,
     "aten.nll_loss2d_backward.default": _nll_loss_backward,
+    moe.FORWARD: experts,
+    moe.BACKWARD: experts,
 }
 
-_JOINT: dict[tuple[str, str], Callable[[Peers], list[fx.Node]]] = {}
+_JOINT: dict[tuple[str, str], Callable[[Peers], list[fx.Node]]] = {
+    (op, "exchange"): experts_exchange for op in sorted(moe.OPS)
+}
 """By op and name of a joint factor."""

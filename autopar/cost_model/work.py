@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from autopar import moe
 from autopar.cost_model.compute import op_s
 from autopar.dataflow import Group, root_of
 from autopar.graph import Graph, Node, Phase, Ref, Role
@@ -29,7 +30,7 @@ _ATTENTION = {"autopar.sdpa.default": 4.0, "autopar.sdpa_backward.default": 10.0
 """FLOPs per (batch, head, query, key, head dim): two matmuls forward, five backward (the scores are
 computed again), as Dao et al., "FlashAttention" (2022), count them."""
 
-_UNFUSED = _CONTRACTIONS | set(_ATTENTION) | {
+_UNFUSED = _CONTRACTIONS | set(_ATTENTION) | moe.OPS | {
     "aten.embedding.default", "aten.embedding_dense_backward.default",
     "aten.convolution.default", "aten.convolution_backward.default",
 }  # fmt: skip
@@ -84,7 +85,8 @@ def flops(node: Node, graph: Graph) -> float:
     """Floating-point operations of the whole (unsharded) op.
 
     A contraction does two per point of its factors (one multiplication, one addition); attention as
-    in `_ATTENTION`, half of it where the mask is causal; anything else one per output element.
+    in `_ATTENTION`, half of it where the mask is causal; experts as in `moe`; anything else one per
+    output element.
     """
     if node.op in _CONTRACTIONS:
         return 2.0 * prod(graph.atoms[f.atom].size for f in node.factors)
@@ -93,6 +95,8 @@ def flops(node: Node, graph: Graph) -> float:
         query, key = (graph.type_of(node.inputs[offset + i]).shape for i in range(2))
         causal = 0.5 if True in node.args else 1.0
         return _ATTENTION[node.op] * causal * prod(query) * key[-2]
+    if node.op in moe.OPS:
+        return moe.flops(node, graph)
     return _EPILOGUE_FLOPS * sum(prod(tensor.shape) for tensor in node.outputs)
 
 
@@ -117,6 +121,8 @@ def node_s(
         )
         if touched
     )
+    if node.op in moe.OPS:
+        moved += 2 * moe.inner_bytes(graph, node, choice, sizes)
     if is_fusible(node):
         if not moved:
             return 0.0

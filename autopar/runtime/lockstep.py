@@ -23,6 +23,7 @@ from autopar.plan import Structure
 from autopar.runtime.program import Program
 from autopar.runtime.shards import shard, unshard
 from autopar.runtime.symbols import SYMBOLS, on_rank
+from autopar.runtime.talk import TALKS, together
 from autopar.sharding import Sharding
 
 c10d = torch.ops._c10d_functional
@@ -91,6 +92,8 @@ def _call(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> lis
         return _by_group(collective, values[source], mesh, node.args[-1])
     if node.target is c10d.wait_tensor.default:
         return values[node.all_input_nodes[0]]
+    if node.target in TALKS:
+        return _talked(node, mesh, values)
     if node.target in SYMBOLS:
         return _on_ranks(node, mesh, values)
     done: dict[tuple[int, ...], Any] = {}
@@ -120,21 +123,33 @@ def _on_ranks(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) ->
     return results
 
 
+def _talked(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> list[Any]:
+    """An op whose ranks along an axis talk to one another."""
+    *args, axis = node.args
+
+    def run(ranks: list[tuple[Any, ...]]) -> list[Any]:
+        return together([TALKS[node.target](*given) for given in ranks])
+
+    given = [tuple(_at(args, values, rank)) for rank in range(mesh.num_devices)]
+    return _by_group(run, given, mesh, axis, lambda given: tuple(map(id, given)))
+
+
 def _by_group(
-    collective: Callable[[list[Tensor]], list[Tensor]],
-    pieces: Sequence[Tensor],
+    collective: Callable[[list[Any]], list[Any]],
+    pieces: Sequence[Any],
     mesh: Mesh,
     axis: Any,
-) -> list[Tensor]:
-    """`collective` on the ranks of each group along the axis."""
+    identity: Callable[[Any], Any] = id,
+) -> list[Any]:
+    """`collective` on the ranks of each group along the axis; once, where groups hold the same."""
     at = mesh.names.index(axis)
     results: list[Any] = [None] * mesh.num_devices
-    done: dict[tuple[int, ...], list[Tensor]] = {}
+    done: dict[tuple[Any, ...], list[Any]] = {}
     for rank in range(mesh.num_devices):
         if results[rank] is None:
             group = mesh.group(rank, at)
             given = [pieces[peer] for peer in group]
-            key = tuple(map(id, given))
+            key = tuple(map(identity, given))
             if key not in done:
                 done[key] = collective(given)
             for peer, result in zip(group, done[key], strict=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from math import prod
 
 from autopar.graph import Atom, Factor, Graph, Node, Ref, Role, Slot, TensorType
@@ -238,7 +238,7 @@ def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> I
                     misfits.add(letter)
                     loose.append((letter, t, (d, p), actual[p]))
     count = len(node.inputs)
-    named: dict[str, Factor] = {}
+    named: dict[str, list[Factor]] = {}
     for (letter, k), places in slots.items():
         cells = leaves([op.cells[letter]])
         name = letter if len(cells) == 1 else f"{letter}.{k}"
@@ -254,12 +254,14 @@ def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> I
             exchanged=exchanged and not whole,
             complete=exchanged and op.rule.complete and not whole,
         )
-        if k == 0 and letter not in misfits:
-            named[letter] = factor
+        # The atoms of a parallel letter are as good as one another; of others only the outermost.
+        if letter not in misfits and (k == 0 or not (whole or exchanged)):
+            named.setdefault(letter, []).append(factor)
         yield factor
     for name, letters in op.rule.joint:
-        if set(letters) <= set(named):
-            yield _joint(name, [named[letter] for letter in letters])
+        ways = product(*(named.get(letter, ()) for letter in letters))
+        for k, members in enumerate(ways):
+            yield _joint(f"{name}.{k}" if k else name, members)
     for t, (letter, tensor, slot, cell) in enumerate(loose):
         places = [slot if i == tensor else None for i in range(len(around))]
         inputs, outputs = tuple(places[:count]), tuple(places[count:])

@@ -1,0 +1,46 @@
+"""A layer of experts among peers: of which a rank has some of the experts, and all of the tokens or
+some of them."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import fx
+
+import autopar.runtime.experts_exchange  # noqa: F401 - defines the ops
+from autopar import moe
+
+if TYPE_CHECKING:
+    from autopar.codegen.exchange import Peers
+
+_MESSAGES = 3
+
+
+def experts(p: Peers) -> list[fx.Node]:
+    """All tokens are here: those of other ranks' experts are skipped, and add nothing."""
+    at = moe.first_input(p.node)
+    here, _ = p.local(p.args[at + 1], p.shapes.local_inputs[at + 3][0])
+    *args, _ = p.args
+    args[at + 1] = here
+    return _outputs(p, p(_op(p), *args, True))
+
+
+def experts_exchange(p: Peers) -> list[fx.Node]:
+    """Tokens go to the ranks that have their experts."""
+    *args, _ = p.args
+    axis = p.takes_part("all_to_all", _MESSAGES)
+    ways = next(each.size for each in p.mesh if each.name == axis)
+    return _outputs(p, p(_op(p, "_exchange"), *args, ways, axis))
+
+
+def _op(p: Peers, variant: str = "") -> Any:
+    backward = "" if p.node.op == moe.FORWARD else "_backward"
+    return getattr(torch.ops.autopar, f"experts{variant}{backward}").default
+
+
+def _outputs(p: Peers, found: fx.Node) -> list[fx.Node]:
+    if p.node.op == moe.FORWARD:
+        return [found]
+    return [p(operator.getitem, found, k) for k in range(len(p.node.outputs))]

@@ -1,0 +1,70 @@
+"""Ops whose ranks send one another what depends on the data, written once for both ways to run.
+
+Such an op is a generator: it yields a `Message`, an all-to-all of rows, and is sent what came from
+the peers, until it returns. `with_group` runs it on one rank of a process group; `together` runs
+those of all ranks of a group in one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed  # defines the ops of _c10d_functional
+from torch import Tensor
+
+c10d = torch.ops._c10d_functional
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """`rows`, of which `sent[r]` rows go to rank r of the group, in order; `received[r]` rows come
+    from it."""
+
+    rows: Tensor
+    sent: Sequence[int]
+    received: Sequence[int]
+
+
+Talk = Generator[Message, Tensor, Any]
+
+TALKS: dict[Any, Callable[..., Talk]] = {}
+"""By op: the generator of its arguments but the last, which names a process group, or in unbound
+graphs a mesh axis."""
+
+
+def with_group(talk: Talk, group: str) -> Any:
+    """What the op returns on this rank of the process group called `group`."""
+    try:
+        message = next(talk)
+        while True:
+            got = c10d.all_to_all_single(
+                message.rows, list(message.received), list(message.sent), group
+            )
+            message = talk.send(c10d.wait_tensor(got))
+    except StopIteration as done:
+        return done.value
+
+
+def together(talks: Sequence[Talk]) -> list[Any]:
+    """What the op returns on each rank of a group."""
+    messages = [_next(talk, None) for talk in talks]
+    while all(isinstance(message, Message) for message in messages):
+        pieces = [message.rows.split(list(message.sent)) for message in messages]
+        messages = [
+            _next(talk, torch.cat([sent[rank] for sent in pieces]))
+            for rank, talk in enumerate(talks)
+        ]
+    if any(isinstance(message, Message) for message in messages):
+        raise AssertionError("some ranks of a group go on talking when others are done")
+    return messages
+
+
+def _next(talk: Talk, answer: Tensor | None) -> Any:
+    """The next message, or what the op returns."""
+    try:
+        return next(talk) if answer is None else talk.send(answer)
+    except StopIteration as done:
+        return done.value
