@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from autopar.plan import Plan
     from autopar.runtime.data import dataloader
     from autopar.runtime.meta import on_meta
+    from autopar.tracer.experts import experts
     from autopar.verify import verify
 
 _EXPORTS = {
@@ -30,9 +31,20 @@ _EXPORTS = {
     "profile": "autopar.cost_model.measured",
     "dataloader": "autopar.runtime.data",
     "on_meta": "autopar.runtime.meta",
+    "experts": "autopar.tracer.experts",
 }
 
-__all__ = ["Plan", "__version__", "compile", "dataloader", "on_meta", "plan", "profile", "verify"]
+__all__ = [
+    "Plan",
+    "__version__",
+    "compile",
+    "dataloader",
+    "experts",
+    "on_meta",
+    "plan",
+    "profile",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> object:

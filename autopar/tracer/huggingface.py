@@ -1,6 +1,5 @@
 """What models of Hugging Face `transformers` need in order to be traced as they are: no cache,
-attention that does not build a mask where there is nothing to mask, and experts that compute their
-tokens in groups rather than in a loop over the experts that have some."""
+attention that does not build a mask where there is nothing to mask, and experts as one op."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from autopar.tracer.attention import transformers_attention
+from autopar.tracer.experts import TransformersExperts
 
 IMPLEMENTATION = "autopar"
 
@@ -43,9 +43,8 @@ def prepared(model: nn.Module) -> Generator[None, None, None]:
         for config in configs:
             if hasattr(config, "use_cache"):
                 config.use_cache = False
-            if getattr(config, "_experts_implementation", None) == "eager":
-                config._experts_implementation = "grouped_mm"
-        yield
+        with _experts_as_one_op(outermost, configs):
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -53,6 +52,21 @@ def prepared(model: nn.Module) -> Generator[None, None, None]:
             for name, value in attributes.items():
                 setattr(config, name, value)
         ALL_ATTENTION_FUNCTIONS._global_mapping.pop(IMPLEMENTATION, None)
+
+
+@contextmanager
+def _experts_as_one_op(models: list[Any], configs: list[Any]) -> Generator[None, None, None]:
+    library = sys.modules.get("transformers.integrations.moe")
+    if library is None:
+        yield
+        return
+    library.ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, TransformersExperts(models))
+    try:
+        for config in configs:
+            config._experts_implementation = IMPLEMENTATION
+        yield
+    finally:
+        library.ALL_EXPERTS_FUNCTIONS._global_mapping.pop(IMPLEMENTATION, None)
 
 
 def _outermost(model: nn.Module) -> list[Any]:
