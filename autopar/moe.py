@@ -17,7 +17,7 @@ from autopar.strategy import joint_axes, num_shards, shardings
 FORWARD, BACKWARD = "autopar.experts.default", "autopar.experts_backward.default"
 OPS = frozenset({FORWARD, BACKWARD})
 
-_COUNT_BYTES = 8
+_COUNT_BYTES = 4
 Shape = tuple[int, ...]
 
 

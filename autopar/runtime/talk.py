@@ -52,14 +52,16 @@ def together(talks: Sequence[Talk]) -> list[Any]:
     """What the op returns on each rank of a group."""
     messages = [_next(talk, None) for talk in talks]
     while all(isinstance(message, Message) for message in messages):
-        pieces = [message.rows.split(list(message.sent)) for message in messages]
-        messages = [
-            _next(talk, torch.cat([sent[rank] for sent in pieces]))
-            for rank, talk in enumerate(talks)
-        ]
+        messages = [_next(t, got) for t, got in zip(talks, exchanged(messages), strict=True)]
     if any(isinstance(message, Message) for message in messages):
         raise AssertionError("some ranks of a group go on talking when others are done")
     return messages
+
+
+def exchanged(messages: Sequence[Message]) -> list[Tensor]:
+    """What each rank gets, of the messages of all ranks of a group."""
+    pieces = [message.rows.split(list(message.sent)) for message in messages]
+    return [torch.cat([sent[rank] for sent in pieces]) for rank in range(len(messages))]
 
 
 def _next(talk: Talk, answer: Tensor | None) -> Any:

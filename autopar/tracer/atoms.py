@@ -195,7 +195,7 @@ def _parts(tensors: _Tensors, ref: Ref, index: dict[int, int]) -> tuple[tuple[in
     )
 
 
-def _joint(name: str, members: Sequence[Factor]) -> Factor:
+def joint_factor(name: str, members: Sequence[Factor]) -> Factor:
     """The factor that stands where any of `members` stands."""
 
     def merged(columns: Iterable[tuple[Slot | None, ...]]) -> tuple[Slot | None, ...]:
@@ -261,7 +261,7 @@ def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> I
     for name, letters in op.rule.joint:
         ways = product(*(named.get(letter, ()) for letter in letters))
         for k, members in enumerate(ways):
-            yield _joint(f"{name}.{k}" if k else name, members)
+            yield joint_factor(f"{name}.{k}" if k else name, members)
     for t, (letter, tensor, slot, cell) in enumerate(loose):
         places = [slot if i == tensor else None for i in range(len(around))]
         inputs, outputs = tuple(places[:count]), tuple(places[count:])

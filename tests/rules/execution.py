@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import autopar.runtime.attention  # noqa: F401 - registers the attention ops
+import autopar.runtime.attention
+import autopar.runtime.experts  # noqa: F401 - both register ops
 from autopar.codegen.localize import Shapes, localize
 from autopar.graph import Arg, Ref
 from autopar.notation import Dims, Rule

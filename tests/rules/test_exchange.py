@@ -3,13 +3,14 @@ and they send what `autopar.exchange` says, no more."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any
 
 import pytest
 from torch import Tensor, fx
 
+from autopar import moe
 from autopar.codegen.exchange import Peers
 from autopar.codegen.localize import Shapes
 from autopar.exchange import EXCHANGES, exchange_axes, exchanges
@@ -19,9 +20,11 @@ from autopar.notation import Dims, Rule
 from autopar.plan import MeshAxis
 from autopar.reshard import local_shape
 from autopar.rules import RULES, Call, TensorShape
+from autopar.runtime import talk
 from autopar.runtime.lockstep import c10d, run
 from autopar.runtime.shards import shard, unshard
-from autopar.strategy import choices, shardings
+from autopar.strategy import choices, joint_axes, shardings
+from autopar.tracer.atoms import joint_factor
 from tests.planned import on_h100
 from tests.rules.execution import assert_equal, call_op, letter_sizes, resolve, snapshot, substitute
 from tests.rules.samples import SAMPLES
@@ -77,11 +80,13 @@ def one_op(call: Call, rule: Rule) -> tuple[Graph, Node]:
         )
         for letter, atom in number.items()
     )
+    named = {factor.name: factor for factor in factors}
+    joint = (joint_factor(name, [named[a] for a in members]) for name, members in rule.joint)
     node = Node(
         len(held), "op", call.op, Role.OP, Phase.FORWARD, call.args, call.kwargs,
         inputs=tuple(Ref(k) for k in range(len(held))),
         outputs=tuple(typed(t, dims) for t, dims in zip(call.outputs, rule.outputs, strict=True)),
-        factors=factors,
+        factors=(*factors, *joint),
     )  # fmt: skip
     return Graph("one op", (*held, node), atoms), node
 
@@ -166,6 +171,44 @@ def test_what_is_sent_is_what_is_priced(op: str) -> None:
     graph, node = one_op(call, ruled(call))
     mesh = on_h100("2x2")[1]
     for choice in exchanging(graph, node, mesh):
+        if joint_axes(node, choice):
+            continue
         _, sent = computed(graph, node, choice, mesh, args, kwargs, inputs)
         listed = exchanges(graph, node, choice, mesh.sizes)
         assert sent == [(each.reduce, mesh.names[each.axis], each.in_bytes) for each in listed]
+
+
+@pytest.mark.parametrize(("op", "index"), [(op, k) for op in sorted(moe.OPS) for k in range(3)])
+def test_messages_are_as_large_as_priced(
+    op: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a rank sends is, up to what comes back, the same for any routing; over all ranks all
+    of it is."""
+    heard: list[list[int]] = []
+    exchanged = talk.exchanged
+
+    def listen(messages: Sequence[talk.Message]) -> list[Tensor]:
+        heard.append([message.rows.nbytes for message in messages])
+        return exchanged(messages)
+
+    monkeypatch.setattr(talk, "exchanged", listen)
+    args, kwargs = made(op, index)
+    call, inputs = snapshot(op, args, kwargs)
+    graph, node = one_op(call, ruled(call))
+    mesh = on_h100("2x2")[1]
+    tried = 0
+    for choice in exchanging(graph, node, mesh):
+        if joint_axes(node, choice):
+            heard.clear()
+            computed(graph, node, choice, mesh, args, kwargs, inputs)
+            listed = exchanges(graph, node, choice, mesh.sizes)
+            assert {each.kind for each in listed} == {"all_to_all"}
+            # One entry per group of ranks whose inputs differ, one after the other.
+            groups = len(heard) // len(listed)
+            for k, each in enumerate(listed):
+                sent = [n for group in heard[k :: len(listed)] for n in group]
+                assert sum(sent) == groups * mesh.sizes[each.axis] * each.in_bytes
+                assert each.in_bytes == each.out_bytes
+                assert k == 2 or set(sent) == {each.in_bytes}
+            tried += 1
+    assert tried == 6
