@@ -20,7 +20,7 @@ def ranks() -> list[Any]:
 
 
 @pytest.mark.timeout(TIME_LIMIT_S + 30)
-@pytest.mark.parametrize("case", ["gpt2", "llama", "random"])
+@pytest.mark.parametrize("case", ["gpt2", "llama", "random", "mixtral"])
 def test_training_equals_one_process(ranks: list[Any], case: str) -> None:
     for seen in (rank[case] for rank in ranks):
         assert seen["loss"] < TOLERANCE
@@ -30,7 +30,7 @@ def test_training_equals_one_process(ranks: list[Any], case: str) -> None:
 
 
 @pytest.mark.timeout(TIME_LIMIT_S + 30)
-@pytest.mark.parametrize("case", ["gpt2", "llama", "random"])
+@pytest.mark.parametrize("case", ["gpt2", "llama", "random", "mixtral"])
 def test_names_ties_and_identity_stay(ranks: list[Any], case: str) -> None:
     for seen in (rank[case] for rank in ranks):
         assert seen["same objects"] and seen["same names"] and seen["tied"]

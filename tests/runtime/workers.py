@@ -14,17 +14,26 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.tensor import DTensor
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 import autopar
 from autopar.cluster import parse_cluster
 from autopar.compile import trace_for_training
 from autopar.errors import AutoparError
 from autopar.fingerprint import fingerprint
+from autopar.graph import Graph
 from autopar.mesh import Cluster, Level, Link
 from autopar.meshes import parse_mesh
 from autopar.options import Options
 from tests.codegen.random_plans import random_plan
+from tests.planned import plan_for
 from tests.runtime.chunk_workers import chunks
 
 STEPS = 10
@@ -48,6 +57,16 @@ def llama(layers: int = 2) -> nn.Module:
         num_key_value_heads=2, vocab_size=96, max_position_embeddings=LENGTH, use_cache=False,
     )  # fmt: skip
     return LlamaForCausalLM(config)
+
+
+def mixtral() -> nn.Module:
+    torch.manual_seed(0)
+    config = MixtralConfig(
+        num_hidden_layers=1, hidden_size=32, intermediate_size=64, num_attention_heads=4,
+        num_key_value_heads=4, num_local_experts=8, vocab_size=96,
+        max_position_embeddings=LENGTH, use_cache=False,
+    )  # fmt: skip
+    return MixtralForCausalLM(config)
 
 
 def slow_devices(count: int = 4) -> Cluster:
@@ -162,8 +181,19 @@ def stored_plan(model: nn.Module, inputs: dict[str, Tensor], mesh: str, seed: in
     traced = trace_for_training(model, (), inputs, Options())
     cluster = parse_cluster(f"{prod(map(int, mesh.split('x')))}xcpu")
     found = random_plan(traced.graph, parse_mesh(mesh, cluster), seed)
+    return _as_stored(found, traced.graph, cluster)
+
+
+def exchanging_plan(model: nn.Module, inputs: dict[str, Tensor], mesh: str) -> autopar.Plan:
+    """The best plan for `model` that sends tokens to their experts."""
+    traced = trace_for_training(model, (), inputs, Options())
+    found = plan_for(traced.graph, mesh, {".*:experts.*": "exchange"})
+    return _as_stored(found, traced.graph, parse_cluster(f"{mesh}xcpu"))
+
+
+def _as_stored(found: autopar.Plan, graph: Graph, cluster: Cluster) -> autopar.Plan:
     structure = msgspec.structs.replace(
-        found.structure, fingerprint=fingerprint(traced.graph), cluster=cluster.name
+        found.structure, fingerprint=fingerprint(graph), cluster=cluster.name
     )
     return msgspec.structs.replace(found, structure=structure)
 
@@ -245,4 +275,5 @@ def four() -> dict[str, Any]:
         "gpt2": train(gpt2, adamw, cluster=slow_devices(), mesh="4"),
         "llama": train(llama, adamw, mesh="2x2"),
         "random": train(lambda: llama(1), sgd, 2, plan=plan),
+        "mixtral": train(mixtral, sgd, 3, plan=exchanging_plan(mixtral(), batch(0), "4")),
     }
