@@ -51,9 +51,7 @@ def inner_bytes(graph: Graph, node: Node, choice: str, sizes: Sequence[int]) -> 
     return values * itemsize(x.dtype)
 
 
-def message_bytes(
-    node: Node, tensors: Sequence[tuple[str, Shape]], ways: int
-) -> tuple[int, ...]:
+def message_bytes(node: Node, tensors: Sequence[tuple[str, Shape]], ways: int) -> tuple[int, ...]:
     """Bytes on one rank of each all-to-all of the joint factor "exchange", in order: how many rows
     go to each expert, the rows to the experts, what comes back. `tensors` are the local inputs, as
     (dtype, shape); `ways` ranks have as many experts each."""

@@ -6,9 +6,9 @@ as the sum of what they make of it, by `weights` [N, K]:
     y[n] = sum over k of weights[n, k] * expert(chosen[n, k], x[n])
     expert(e, x) = down[e] @ gate(up[e] @ x + up_bias[e])
 
-with `up` [E, G, I, D], `down` [E, D, I], `up_bias` [E, G, I] or None, and a gate as in `gates`: G is
-2 where it has something to let through, otherwise 1. With `may_skip`, what is chosen may lie outside
-of 0..E-1 and adds nothing; without, the host need not ask how many rows there are.
+with `up` [E, G, I, D], `down` [E, D, I], `up_bias` [E, G, I] or None, and a gate as in `gates`: G
+is 2 where it has something to let through, otherwise 1. With `may_skip`, what is chosen may lie
+outside of 0..E-1 and adds nothing; without, the host need not ask how many rows there are.
 
 No token is dropped. A *slot* is one of the N * K choices; the rows of slots are sorted by expert.
 Backward computes up and the gate again: what they make, K * G * I values a token, is not kept.
@@ -39,6 +39,7 @@ class Routing:
 
 
 def route(chosen: Tensor, num_experts: int, *, may_skip: bool) -> Routing:
+    """The routing of `chosen` [N, K] to `num_experts` experts; see the module for `may_skip`."""
     flat = chosen.flatten()
     if may_skip:
         flat = torch.where((flat >= 0) & (flat < num_experts), flat, num_experts)
@@ -197,6 +198,7 @@ def _(x: Tensor, *_rest: Any) -> Tensor:
 def fake_gradients(
     x: Tensor, weights: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What the backward ops return, as tensors without values."""
     count, gates, inner, width = up.shape
     if _interleaved(up):
         of_up = up.new_empty(count, inner, gates, width).transpose(1, 2)

@@ -75,7 +75,8 @@ class TransformersExperts:
         }
 
     def __call__(self, module: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """[N, D] of tokens `x` [N, D], the experts of each (`chosen` [N, K]) and their `weights`."""
+        """[N, D] of tokens `x` [N, D], the experts each goes to (`chosen` [N, K]) and their
+        `weights` [N, K]."""
         gate = self._gates.get(module)
         if gate is None:
             from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -85,10 +86,8 @@ class TransformersExperts:
         result = x.dtype
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
-            given = (x, up, down, up_bias, down_bias)
-            x, up, down, up_bias, down_bias = (  # pyright: ignore[reportAssignmentType]
-                None if t is None else t.to(dtype) for t in given
-            )
+            x, up, down = (t.to(dtype) for t in (x, up, down))
+            up_bias, down_bias = (None if t is None else t.to(dtype) for t in (up_bias, down_bias))
         return _call(x, chosen, weights, up, down, up_bias, down_bias, gate).to(result)
 
 

@@ -27,8 +27,8 @@ from tests.codegen.models import Case, make_case
 from tests.planned import on_h100, plan_for
 
 VOCAB = 32
-OWN = dict(rtol=1e-9, atol=1e-12)
-FLOAT32_INSIDE = dict(rtol=1e-5, atol=1e-7)
+OWN = {"rtol": 1e-9, "atol": 1e-12}
+FLOAT32_INSIDE = {"rtol": 1e-5, "atol": 1e-7}
 """Models of transformers take their routers' softmax, and the loss, in float32."""
 
 
@@ -45,8 +45,10 @@ class Own(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         weights, chosen = self.router(x).softmax(-1).topk(2, -1)
-        biases = dict(up_bias=self.up_bias, down_bias=self.down_bias)
-        y = autopar.experts(x, chosen, weights, self.up, self.down, "gelu", **biases)
+        y = autopar.experts(
+            x, chosen, weights, self.up, self.down, "gelu",
+            up_bias=self.up_bias, down_bias=self.down_bias,
+        )  # fmt: skip
         return (x + y).square().mean()
 
 
@@ -54,10 +56,10 @@ def own() -> tuple[nn.Module, dict[str, Any]]:
     return Own().double(), {"x": torch.randn(16, 8, dtype=torch.float64)}
 
 
-SMALL: dict[str, Any] = dict(
-    num_hidden_layers=1, hidden_size=16, num_attention_heads=4, num_key_value_heads=2,
-    vocab_size=VOCAB, max_position_embeddings=16, use_cache=False, pad_token_id=0,
-)  # fmt: skip
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": VOCAB, "max_position_embeddings": 16, "use_cache": False, "pad_token_id": 0,
+}  # fmt: skip
 
 
 def mixtral() -> tuple[nn.Module, dict[str, Any]]:
