@@ -53,7 +53,7 @@ def reduction(how: str, at: int | None = 1) -> RuleFunction:
             [names],
             [result] * len(call.outputs),
             whole=[names[d][0] for d in gone if rank] if how == "whole" else (),
-            exchanged=[names[d][0] for d in gone] if how == "exchanged" else (),
+            exchanged=[names[d][0] for d in gone if rank] if how == "exchanged" else (),
             complete=how == "exchanged",
             partial=linear(call, (Ref(0),)) if how in ("sum", "mean") else (),
             mean=how == "mean",
