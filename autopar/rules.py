@@ -86,7 +86,8 @@ _FAMILIES: tuple[tuple[str | RuleFunction, str], ...] = (
     (index.index_put, "index_put _unsafe_index_put"),
     (
         shape.new_tensor,
-        "empty_like full_like new_empty new_full new_ones new_zeros zeros_like",
+        """empty_like full_like new_empty new_empty_strided new_full new_ones new_zeros
+        zeros_like""",
     ),
     (
         all_whole,

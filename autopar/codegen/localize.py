@@ -165,6 +165,17 @@ def _convolution_backward(call: _Call) -> Changes:
     return changes
 
 
+def _new_empty_strided(call: _Call) -> Changes:
+    """Dims in the same order in memory, without the gaps that a part would have."""
+    shape = call.shapes.local_outputs[0]
+    asked = call.arg(2, "stride")
+    strides, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda d: (asked[d], -d)):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return {(1, "size"): list(shape), (2, "stride"): strides}
+
+
 def _upsample_backward(call: _Call) -> Changes:
     return {(2, "input_size"): list(call.shapes.local_outputs[0])}
 
@@ -187,6 +198,7 @@ _TABLE: dict[str, Callable[[_Call], Changes]] = {
     "aten.new_ones.default": _output_shape(1, "size"),
     "aten.new_empty.default": _output_shape(1, "size"),
     "aten.new_full.default": _output_shape(1, "size"),
+    "aten.new_empty_strided.default": _new_empty_strided,
     "aten.slice.Tensor": _slice,
     "aten.slice_backward.default": _slice_backward,
     "aten.slice_scatter.default": _slice_scatter,
