@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from transformers import (
     GptOssConfig,
     GptOssForCausalLM,
-    MixtralConfig,
-    MixtralForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
 )
@@ -21,7 +19,8 @@ from transformers import (
 import autopar
 from autopar import moe
 from autopar.codegen import generate
-from autopar.runtime import lockstep
+from autopar.exchange import exchanges
+from autopar.runtime import lockstep, talk
 from autopar.strategy import choices
 from tests.codegen.models import Case, make_case
 from tests.planned import on_h100, plan_for
@@ -62,14 +61,6 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def mixtral() -> tuple[nn.Module, dict[str, Any]]:
-    """With the loss that balances the router."""
-    config = MixtralConfig(
-        **SMALL, intermediate_size=12, num_local_experts=4, output_router_logits=True
-    )
-    return _in_float64(MixtralForCausalLM(config))
-
-
 def qwen2_moe() -> tuple[nn.Module, dict[str, Any]]:
     """With an expert that every token goes to."""
     config = Qwen2MoeConfig(
@@ -95,7 +86,7 @@ def _in_float64(model: Any) -> tuple[nn.Module, dict[str, Any]]:
 
 
 MODELS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
-    "own": own, "mixtral": mixtral, "qwen2_moe": qwen2_moe, "gpt_oss": gpt_oss,
+    "own": own, "qwen2_moe": qwen2_moe, "gpt_oss": gpt_oss,
 }  # fmt: skip
 
 
@@ -146,12 +137,6 @@ def test_a_layer_of_ones_own(mesh: str, choice: str) -> None:
 @pytest.mark.parametrize(
     ("name", "mesh", "choice"),
     [
-        ("mixtral", "2", "n.0"),
-        ("mixtral", "2", "e"),
-        ("mixtral", "2", "i"),
-        ("mixtral", "2", "exchange"),
-        ("mixtral", "2", "exchange.1"),
-        ("mixtral", "2x2", "n.0,exchange"),
         ("qwen2_moe", "2", "exchange"),
         ("gpt_oss", "2", "i"),
         ("gpt_oss", "2", "exchange"),
@@ -161,11 +146,30 @@ def test_models_of_transformers(name: str, mesh: str, choice: str) -> None:
     assert check(name, mesh, choice) == {choice}
 
 
-@pytest.mark.parametrize(
-    ("name", "mesh"), [("mixtral", "2"), ("mixtral", "4"), ("mixtral", "2x2"), ("qwen2_moe", "4")]
-)
-def test_under_the_plan_chosen(name: str, mesh: str) -> None:
-    check(name, mesh, None)
+def test_under_the_plan_chosen() -> None:
+    check("qwen2_moe", "4", None)
+
+
+def test_a_step_sends_the_messages_that_are_priced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first rank on each line of an axis: its rows, whatever the router makes of them."""
+    heard: list[tuple[int, int]] = []
+    exchanged = talk.exchanged
+
+    def listen(messages: Sequence[talk.Message]) -> list[Tensor]:
+        heard.append((len(messages), sum(message.rows.nbytes for message in messages)))
+        return exchanged(messages)
+
+    monkeypatch.setattr(talk, "exchanged", listen)
+    check("own", "2x2", "n,exchange")
+    graph = case("own").traced.graph
+    priced = [
+        (2, 2 * each.in_bytes)
+        for node in graph.nodes
+        if node.op in moe.OPS
+        for each in exchanges(graph, node, "n,exchange", (2, 2))
+        for _ in range(2)
+    ]
+    assert sorted(heard) == sorted(priced)
 
 
 def test_a_joint_factor_takes_its_members_along() -> None:

@@ -19,6 +19,7 @@ ZOO: Mapping[str, Callable[[], Made]] = {
     "qwen": decoders.qwen,
     "gemma": decoders.gemma,
     "mixtral": decoders.mixtral,
+    "grouped": decoders.grouped,
     "bert": encoders.bert,
     "vit": encoders.vit,
     "t5": encoders.t5,

@@ -79,9 +79,14 @@ def gemma() -> tuple[nn.Module, dict[str, Tensor]]:
     return Gemma2ForCausalLM(config), tokens()
 
 
-def mixtral() -> tuple[nn.Module, dict[str, Tensor]]:
+def mixtral(activation: str = "silu") -> tuple[nn.Module, dict[str, Tensor]]:
     config = MixtralConfig(
         **_SHAPE, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True,
-        experts_implementation="eager",
+        experts_implementation="eager", hidden_act=activation,
     )  # fmt: skip
     return MixtralForCausalLM(config), tokens()
+
+
+def grouped() -> tuple[nn.Module, dict[str, Tensor]]:
+    """Experts whose gate autopar does not know, computed by the grouped matmuls of the library."""
+    return mixtral("mish")

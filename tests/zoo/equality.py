@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import Tensor
 
 from autopar.codegen import generate
@@ -46,10 +48,15 @@ def check_any_plan(name: str, sizes: tuple[int, ...], seed: int) -> None:
     assert_equal_to_eager(found, random_plan(found.traced.graph, on, seed), on)
 
 
-def check_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
-    """The plan that the solver chooses computes what eager computes."""
+def check_plan_chosen(
+    name: str, sizes: tuple[int, ...], pins: Mapping[str, str] | None = None
+) -> Plan:
+    """The plan that the solver chooses, among those with the decisions `pins`, computes what eager
+    computes."""
     found, text = trained(name), "x".join(map(str, sizes))
-    assert_equal_to_eager(found, plan_for(found.traced.graph, text), on_h100(text)[1])
+    plan = plan_for(found.traced.graph, text, pins)
+    assert_equal_to_eager(found, plan, on_h100(text)[1])
+    return plan
 
 
 def check_inference(name: str, sizes: tuple[int, ...], seed: int) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from autopar import moe
+from tests.zoo.cases import trained
 from tests.zoo.equality import MESHES, check_any_plan, check_inference, check_plan_chosen
 
 NAMES = ("opt", "gpt2", "llama", "mixtral")
-VARIANTS = ("qwen", "gemma")
+VARIANTS = ("qwen", "gemma", "grouped")
 """Near relatives of other models, with one random plan a mesh instead of five."""
 
 PLANS = [(name, seed) for name in NAMES for seed in range(5)] + [(name, 0) for name in VARIANTS]
@@ -23,6 +25,25 @@ def test_any_plan(name: str, sizes: tuple[int, ...], seed: int) -> None:
 @pytest.mark.parametrize("name", NAMES + VARIANTS)
 def test_the_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
     check_plan_chosen(name, sizes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "choice"),
+    [
+        ((2,), "e"),
+        ((2,), "exchange"),
+        ((4,), "exchange.1"),
+        ((2, 2), "n.0,exchange"),
+        ((2, 4), "n.0,exchange.1"),
+        ((2, 2, 2), "n.0,exchange,i"),
+    ],
+)
+def test_experts_by_hand(sizes: tuple[int, ...], choice: str) -> None:
+    """Experts on one axis, beside tokens or parts of each expert on others: "exchange" sends the
+    tokens of rows of the batch to them, "exchange.1" those of pieces of the sequence."""
+    plan = check_plan_chosen("mixtral", sizes, {r".*:(forward|backward):experts.*": choice})
+    layers = [node for node in trained("mixtral").traced.graph.nodes if node.op in moe.OPS]
+    assert [plan.structure.ops[node.key] for node in layers] == [choice] * 2
 
 
 @pytest.mark.parametrize("name", NAMES + VARIANTS)

@@ -1,0 +1,62 @@
+"""Layers of experts of `transformers` are traced as one op, whatever model they are of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from autopar import moe
+from autopar.tracer import trace
+from tests.zoo import ZOO
+
+_SMALL: dict[str, Any] = {
+    "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 32, "max_position_embeddings": 16, "pad_token_id": 0, "eos_token_id": 1,
+    "num_experts_per_tok": 2,
+}  # fmt: skip
+
+MODELS: dict[str, dict[str, Any]] = {
+    "Qwen3Moe": {"head_dim": 4, "moe_intermediate_size": 12, "num_experts": 4},
+    "Olmoe": {"intermediate_size": 12, "num_experts": 4},
+    "DeepseekV3": {
+        "moe_intermediate_size": 12, "n_routed_experts": 4, "n_group": 2, "topk_group": 1,
+        "first_k_dense_replace": 0, "q_lora_rank": None, "kv_lora_rank": 8, "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4, "v_head_dim": 4,
+    },
+}  # fmt: skip
+
+
+def built(name: str) -> nn.Module:
+    config = getattr(transformers, f"{name}Config")(**_SMALL, **MODELS[name])
+    return getattr(transformers, f"{name}ForCausalLM")(config)
+
+
+def experts_in(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
+    """The ops that compute experts, in order."""
+    nodes = trace(model, (), inputs).graph.nodes
+    return [node.op for node in nodes if node.op in moe.OPS or "grouped_mm" in node.op]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_experts_are_one_op(name: str) -> None:
+    ids = torch.zeros(2, 8, dtype=torch.int64)
+    assert experts_in(built(name), {"input_ids": ids, "labels": ids}) == [moe.FORWARD, moe.BACKWARD]
+
+
+def test_a_gate_that_is_not_known_is_left_to_the_library() -> None:
+    model, inputs = ZOO["grouped"]()
+    found = experts_in(model, inputs)
+    assert found
+    assert not moe.OPS & set(found)
+
+
+def test_the_model_is_as_before() -> None:
+    model, inputs = ZOO["mixtral"]()
+    assert experts_in(model, inputs) == [moe.FORWARD, moe.BACKWARD]
+    assert model.config._experts_implementation == "eager"
+    assert "autopar" not in ALL_EXPERTS_FUNCTIONS
