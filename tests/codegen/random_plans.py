@@ -5,6 +5,7 @@ the few shardings that pay."""
 from __future__ import annotations
 
 import random
+import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -31,9 +32,13 @@ REPLICATED_WEIGHT = 0.1
 """How likely replication is, where there is another choice."""
 
 
-def random_plan(graph: Graph, mesh: Mesh, seed: int) -> Plan:
-    """A plan for `graph` on `mesh`: every choice drawn at random, the same for the same seed."""
-    return _Draw(graph, mesh, seed).plan()
+def random_plan(graph: Graph, mesh: Mesh, seed: int, pins: Mapping[str, str] | None = None) -> Plan:
+    """A plan for `graph` on `mesh`: every choice drawn at random, the same for the same seed. Nodes
+    whose key matches a pattern of `pins` have its choice instead."""
+    draw = _Draw(graph, mesh, seed)
+    for pattern, label in (pins or {}).items():
+        draw.pin(pattern, label)
+    return draw.plan()
 
 
 SAVED_ELSEWHERE = 0.5
@@ -67,6 +72,13 @@ class _Draw:
         if idle and (not others or self.random.random() < REPLICATED_WEIGHT):
             return idle[0]
         return self.random.choice(others)
+
+    def pin(self, pattern: str, label: str) -> None:
+        found = [entry for key, entry in self.classes.items() if re.fullmatch(pattern, key)]
+        assert found, f"{pattern} matches no node"
+        for entry in found:
+            assert label in entry.labels, f"{entry.key} has no {label}: {entry.labels}"
+            self.choice[entry.key] = label
 
     def plan(self) -> Plan:
         self._repair()

@@ -42,21 +42,20 @@ def _error(actual: Tensor, expected: Tensor, largest: float) -> float:
     return (actual.double() - expected.double()).abs().max().item() / scale
 
 
-def check_any_plan(name: str, sizes: tuple[int, ...], seed: int) -> None:
-    """A random plan computes what eager computes."""
-    found, on = trained(name), mesh(*sizes)
-    assert_equal_to_eager(found, random_plan(found.traced.graph, on, seed), on)
-
-
-def check_plan_chosen(
-    name: str, sizes: tuple[int, ...], pins: Mapping[str, str] | None = None
+def check_any_plan(
+    name: str, sizes: tuple[int, ...], seed: int, pins: Mapping[str, str] | None = None
 ) -> Plan:
-    """The plan that the solver chooses, among those with the decisions `pins`, computes what eager
-    computes."""
-    found, text = trained(name), "x".join(map(str, sizes))
-    plan = plan_for(found.traced.graph, text, pins)
-    assert_equal_to_eager(found, plan, on_h100(text)[1])
+    """A random plan, but for the choices `pins`, computes what eager computes; the plan."""
+    found, on = trained(name), mesh(*sizes)
+    plan = random_plan(found.traced.graph, on, seed, pins)
+    assert_equal_to_eager(found, plan, on)
     return plan
+
+
+def check_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
+    """The plan that the solver chooses computes what eager computes."""
+    found, text = trained(name), "x".join(map(str, sizes))
+    assert_equal_to_eager(found, plan_for(found.traced.graph, text), on_h100(text)[1])
 
 
 def check_inference(name: str, sizes: tuple[int, ...], seed: int) -> None:

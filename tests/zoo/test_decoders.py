@@ -9,10 +9,12 @@ from tests.zoo.cases import trained
 from tests.zoo.equality import MESHES, check_any_plan, check_inference, check_plan_chosen
 
 NAMES = ("opt", "gpt2", "llama", "mixtral")
-VARIANTS = ("qwen", "gemma", "grouped")
+VARIANTS = ("qwen", "gemma")
 """Near relatives of other models, with one random plan a mesh instead of five."""
 
-PLANS = [(name, seed) for name in NAMES for seed in range(5)] + [(name, 0) for name in VARIANTS]
+PLANS = [(name, seed) for name in NAMES for seed in range(5)] + [
+    (name, 0) for name in (*VARIANTS, "grouped")
+]
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
@@ -41,7 +43,7 @@ def test_the_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
 def test_experts_by_hand(sizes: tuple[int, ...], choice: str) -> None:
     """Experts on one axis, beside tokens or parts of each expert on others: "exchange" sends the
     tokens of rows of the batch to them, "exchange.1" those of pieces of the sequence."""
-    plan = check_plan_chosen("mixtral", sizes, {r".*:(forward|backward):experts.*": choice})
+    plan = check_any_plan("mixtral", sizes, 0, {r".*:(forward|backward):experts.*": choice})
     layers = [node for node in trained("mixtral").traced.graph.nodes if node.op in moe.OPS]
     assert [plan.structure.ops[node.key] for node in layers] == [choice] * 2
 
