@@ -17,8 +17,11 @@ from tools.check_torch_doors import private_uses
 
 ROOT = Path(__file__).resolve().parents[1]
 KNOW_TORCH = {
-    "autopar/compile.py", "autopar/dynamo.py", "autopar/verify.py", "autopar/cost_model/measured.py",
-}  # fmt: skip
+    "autopar/compile.py",
+    "autopar/cost_model/measured.py",
+    "autopar/dynamo.py",
+    "autopar/verify.py",
+}
 TORCH_FREE = sorted(
     path
     for pattern in ("*.py", "solver/**/*.py", "cost_model/**/*.py", "report/**/*.py")
