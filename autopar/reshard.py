@@ -19,7 +19,7 @@ from autopar.chunking import chunk_length, chunked_axes, chunked_dim, fits, larg
 from autopar.graph import Atom, Slot, TensorType, itemsize
 from autopar.sharding import P, Placement, R, S, Sharding
 
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "slice")
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "slice")
 _CHUNK_STEPS = ({"C", "R"}, {"C", "P"})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+from autopar.attention import QUERIES, RING
 from autopar.graph import Arg, Ref
 from autopar.notation import Dim, Dims, Rule
 from autopar.rules_call import (
@@ -194,31 +195,52 @@ def nll_loss_backward(call: Call) -> Rule:
 
 
 def attention(call: Call) -> Rule:
-    """autopar.sdpa(q, k, v, mask, is_causal, scale) -> (out, lse). Query rows are parallel unless
-    the mask is causal; grouped heads share a key-value head: q has (kv g), k and v have kv."""
-    q, k, v, out, lse, sizes, whole = _attention_dims(call, 0, causal=bool(call.arg(4)))
+    """autopar.sdpa(q, k, v, mask, is_causal, scale) -> (out, lse). Query rows are parallel; under a
+    causal mask the op must know which ones it has. Grouped heads share a key-value head: q has
+    (kv g), k and v have kv. Without a mask tensor keys and values may go round a ring."""
+    q, k, v, out, lse, sizes, whole = _attention_dims(call, 0)
     mask = _mask_dims(call, call.arg(3), q, k)
     inputs = place(call, *zip(call.args, (q, k, v, mask), strict=False))
-    return rule(inputs, [out, lse], whole=whole, sizes=sizes)
+    causal = bool(call.arg(4))
+    exchanged, joint = _sequence(call, call.arg(3), q=0, causal=causal)
+    return rule(inputs, [out, lse], whole=whole, sizes=sizes, exchanged=exchanged, joint=joint)
 
 
 def attention_backward(call: Call) -> Rule:
     """autopar.sdpa_backward(grad, q, k, v, out, lse, mask, is_causal, scale) -> (dq, dk, dv)."""
-    q, k, v, out, lse, sizes, whole = _attention_dims(call, 1, causal=bool(call.arg(7)))
+    q, k, v, out, lse, sizes, whole = _attention_dims(call, 1)
     mask = _mask_dims(call, call.arg(6), q, k)
     inputs = place(call, *zip(call.args, (out, q, k, v, out, lse, mask), strict=False))
-    partial = linear(call, (call.arg(0),))
-    return rule(inputs, [q, k, v], whole=whole, sizes=sizes, partial=partial)
+    exchanged, joint = _sequence(call, call.arg(6), q=1, causal=bool(call.arg(7)))
+    return rule(
+        inputs,
+        [q, k, v],
+        whole=whole,
+        sizes=sizes,
+        exchanged=exchanged,
+        joint=joint,
+        partial=linear(call, (call.arg(0),)),
+    )
+
+
+def _sequence(
+    call: Call, mask: Arg, *, q: int, causal: bool
+) -> tuple[tuple[str, ...], tuple[tuple[str, tuple[str, ...]], ...]]:
+    """(exchanged letters, joint factors) of attention whose queries are input `q`. A causal ring
+    has as many keys as queries: each block of keys is then before, at or after that of queries."""
+    square = call.shapes[q][2] == call.shapes[q + 1][2]
+    ring = not isinstance(mask, Ref) and (square or not causal)
+    return (QUERIES,) if causal else (), ((RING, (QUERIES, "t")),) if ring else ()
 
 
 def _attention_dims(
-    call: Call, at: int, *, causal: bool
+    call: Call, at: int
 ) -> tuple[Dims, Dims, Dims, Dims, Dims, dict[str, int], set[str]]:
     heads, groups = call.shapes[at][1], call.shapes[at + 1][1]
     head: Dim = ("h",) if heads == groups else ("kv", "g")
     shared: Dim = head[:1]
     sizes = {} if heads == groups else {"kv": groups, "g": heads // groups}
-    whole = {"t", "d", "e", *("s" if causal else "")}
+    whole = {"t", "d", "e"}
     return (
         (("b",), head, ("s",), ("d",)),
         (("b",), shared, ("t",), ("d",)),

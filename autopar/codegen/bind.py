@@ -72,7 +72,7 @@ def _bound(
             x, *behind = node.args
             node.target, args = on_rank(node.target, behind, index)
             node.args = (x, *args)
-        elif node.target in _GROUP_LAST or node.target in TALKS:
+        if node.target in _GROUP_LAST or node.target in TALKS:
             node.args = (*node.args[:-1], groups[node.args[-1]])
         elif device is not None and device.type != "cpu":
             node.args, node.kwargs = _on(node.args, device), _on(node.kwargs, device)

@@ -18,13 +18,15 @@ import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
 from autopar import moe
+from autopar.attention import BACKWARD, FORWARD, RING
 from autopar.codegen.experts import experts, experts_exchange
 from autopar.codegen.localize import Shapes
+from autopar.codegen.ring import attention_rows, attention_rows_backward, ring, ring_backward
 from autopar.exchange import Exchange, exchange_axes, exchanged_dims, joint_name
 from autopar.graph import Atom, Node
 from autopar.plan import MeshAxis
 from autopar.reshard import nesting
-from autopar.runtime.symbols import local_position
+from autopar.runtime.symbols import local_position, permute
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -93,6 +95,14 @@ class Peers:
             rows = self(c10d.all_reduce.default, rows, how, self.mesh[sent.axis].name)
             rows = self(c10d.wait_tensor.default, rows)
         return rows
+
+    def permuted(self, x: fx.Node, length: int) -> fx.Node:
+        """What the rank before has for `x`, a list of `length` elements; to be waited for."""
+        sent = self._sent.pop(0)
+        if sent.kind != "permute":
+            raise AssertionError(f"{self.node.op} passes {x} on, priced was {sent}")
+        axis = self.mesh[sent.axis]
+        return self(permute, x, length, axis.size, axis.name)
 
     def local(self, indices: fx.Node, length: int) -> tuple[fx.Node, fx.Node]:
         """Indices into the exchanged dim, counted from the first of the `length` that this rank
@@ -305,9 +315,13 @@ _TABLE: dict[str, Callable[[Peers], list[fx.Node]]] = {
     "aten.nll_loss2d_backward.default": _nll_loss_backward,
     moe.FORWARD: experts,
     moe.BACKWARD: experts,
+    FORWARD: attention_rows,
+    BACKWARD: attention_rows_backward,
 }
 
 _JOINT: dict[tuple[str, str], Callable[[Peers], list[fx.Node]]] = {
-    (op, "exchange"): experts_exchange for op in sorted(moe.OPS)
+    **{(op, "exchange"): experts_exchange for op in sorted(moe.OPS)},
+    (FORWARD, RING): ring,
+    (BACKWARD, RING): ring_backward,
 }
 """By op and name of a joint factor."""

@@ -39,7 +39,7 @@ def account(
     sends = tuple(
         Sends(group.root.node, group.phase.value, _moves(layout, cluster, mesh, group, shares))
         for group in all_groups
-    ) + tuple(_exchanges(layout, mesh, graph.nodes[index]) for index in compute)
+    ) + tuple(_exchanges(layout, mesh, graph.nodes[index], ns) for index, ns in compute.items())
     compute_ns = sum(compute.values())
     communication_ns = sum(ns for each in sends for _, _, _, ns in each.steps)
     return Estimates(
@@ -63,9 +63,9 @@ class Sends:
     steps: tuple[tuple[str, int, int, int], ...]
 
 
-def _exchanges(layout: Layout, mesh: Mesh, node: Node) -> Sends:
+def _exchanges(layout: Layout, mesh: Mesh, node: Node, compute_ns: int) -> Sends:
     """What an op sends while it runs."""
-    found = sent(layout.graph, node, layout.structure.ops[node.key], mesh)
+    found = sent(layout.graph, node, layout.structure.ops[node.key], mesh, compute_ns)
     steps = tuple((each.kind, each.axis, each.in_bytes, ns) for each, ns in found)
     return Sends(node.index, node.phase.value, steps)
 

@@ -9,10 +9,12 @@ and B the bytes of the unsharded side of the local tensor:
     all_to_all      pairwise exchange   (n - 1) a + (n - 1)/n B / b
     all_reduce      ring              2 (n - 1) a + 2 (n - 1)/n B / b
     all_reduce      tree         2 ceil(log2 n) a + 2 B / b
+    permute         to the next             a + B / b
     slice           local                       0
 
 Rings (and trees) over several nodes go through all adapters of a node at once, b is then
-`Axis.ring_bytes_per_s`; what an exchange sends to other nodes passes each device's own adapter.
+`Axis.ring_bytes_per_s`; what an exchange or a permutation sends to other nodes passes each device's
+own adapter.
 The all-reduce takes the faster of its two. The tree is the pipelined double binary tree of
 Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
 (2009), which NCCL uses. The adding up inside a reduction and the launch of the kernel are not in
@@ -40,6 +42,8 @@ def collective_s(
     if n == 1 or kind == "slice":
         return 0.0
     latency_s = latency_share * axis.link.latency_s
+    if kind == "permute":
+        return latency_s + whole / axis.link.bytes_per_s
     bytes_per_s = axis.link.bytes_per_s if kind == "all_to_all" else axis.ring_bytes_per_s
     ring_s = (n - 1) * latency_s + (n - 1) / n * whole / bytes_per_s
     if kind != "all_reduce":
@@ -56,6 +60,8 @@ def received_bytes(kind: str, in_bytes: int, out_bytes: int, n: int) -> int:
     whole = _whole_bytes(kind, in_bytes, out_bytes)
     if kind == "slice":
         return 0
+    if kind == "permute":
+        return whole if n > 1 else 0
     passes = 2 if kind == "all_reduce" else 1
     return -(-passes * (n - 1) * whole // n)
 
@@ -66,7 +72,7 @@ def _whole_bytes(kind: str, in_bytes: int, out_bytes: int) -> int:
     if in_bytes < 0 or out_bytes < 0:
         raise ValueError(f"{kind}: negative bytes ({in_bytes} in, {out_bytes} out)")
     match kind:
-        case "all_reduce":
+        case "all_reduce" | "permute":
             plausible = in_bytes == out_bytes
         case "all_gather":
             plausible = in_bytes <= out_bytes

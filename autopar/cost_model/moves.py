@@ -68,12 +68,16 @@ def move_ns(
     return to_ns(sent_s + copy_s)
 
 
-def sent(graph: Graph, node: Node, choice: str, mesh: Mesh) -> tuple[tuple[Exchange, int], ...]:
-    """What an op sends while it runs, with the nanoseconds of each."""
+def sent(
+    graph: Graph, node: Node, choice: str, mesh: Mesh, compute_ns: int
+) -> tuple[tuple[Exchange, int], ...]:
+    """What an op of `compute_ns` sends while it runs, with the nanoseconds of each by which the op
+    takes longer: what does not hide behind the compute that runs meanwhile."""
 
     def ns(each: Exchange) -> int:
         axis = mesh.axes[each.axis]
-        return to_ns(collective_s(each.kind, each.in_bytes, each.out_bytes, axis))
+        whole = to_ns(collective_s(each.kind, each.in_bytes, each.out_bytes, axis))
+        return max(0, whole - round(each.behind * compute_ns))
 
     return tuple((each, ns(each)) for each in exchanges(graph, node, choice, mesh.sizes))
 

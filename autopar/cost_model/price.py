@@ -118,9 +118,9 @@ def _compute(
         entry = table[key]
         for c, label in enumerate(entry.labels):
             pair = (entry.inputs[c], entry.outputs[c])
-            seconds = node_s(graph, entry.node, done, label, pair, mesh.sizes, cluster.device)
-            talk = sum(ns for _, ns in sent(graph, entry.node, label, mesh))
-            costs[key][c] += count * (to_ns(seconds) + talk)
+            ns = to_ns(node_s(graph, entry.node, done, label, pair, mesh.sizes, cluster.device))
+            talk = sum(longer for _, longer in sent(graph, entry.node, label, mesh, ns))
+            costs[key][c] += count * (ns + talk)
     return tuple(costs.values())
 
 

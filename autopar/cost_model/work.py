@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from math import prod
 
 from autopar import moe
+from autopar.cost_model.attention import FLOPS as ATTENTION_FLOPS
+from autopar.cost_model.attention import attention_flops, attention_s
 from autopar.cost_model.compute import op_s
 from autopar.dataflow import Group, root_of
 from autopar.graph import Graph, Node, Phase, Ref, Role
@@ -26,11 +28,7 @@ _CONTRACTIONS = {
     "aten.bmm.default",
     "aten.baddbmm.default",
 }
-_ATTENTION = {"autopar.sdpa.default": 4.0, "autopar.sdpa_backward.default": 10.0}
-"""FLOPs per (batch, head, query, key, head dim): two matmuls forward, five backward (the scores are
-computed again), as Dao et al., "FlashAttention" (2022), count them."""
-
-_UNFUSED = _CONTRACTIONS | set(_ATTENTION) | moe.OPS | {
+_UNFUSED = _CONTRACTIONS | set(ATTENTION_FLOPS) | moe.OPS | {
     "aten.embedding.default", "aten.embedding_dense_backward.default",
     "aten.convolution.default", "aten.convolution_backward.default",
 }  # fmt: skip
@@ -84,17 +82,13 @@ def _writes(graph: Graph, node: Node, users: set[int]) -> bool:
 def flops(node: Node, graph: Graph) -> float:
     """Floating-point operations of the whole (unsharded) op.
 
-    A contraction does two per point of its factors (one multiplication, one addition); attention as
-    in `_ATTENTION`, half of it where the mask is causal; experts as in `moe`; anything else one per
-    output element.
+    A contraction does two per point of its factors (one multiplication, one addition); attention
+    as `attention_flops` says, experts as in `moe`; anything else one per output element.
     """
     if node.op in _CONTRACTIONS:
         return 2.0 * prod(graph.atoms[f.atom].size for f in node.factors)
-    if node.op in _ATTENTION:
-        offset = 0 if node.op == "autopar.sdpa.default" else 1
-        query, key = (graph.type_of(node.inputs[offset + i]).shape for i in range(2))
-        causal = 0.5 if True in node.args else 1.0
-        return _ATTENTION[node.op] * causal * prod(query) * key[-2]
+    if node.op in ATTENTION_FLOPS:
+        return attention_flops(node, graph)
     if node.op in moe.OPS:
         return moe.flops(node, graph)
     return _EPILOGUE_FLOPS * sum(prod(tensor.shape) for tensor in node.outputs)
@@ -128,5 +122,7 @@ def node_s(
             return 0.0
         launch_s = device.launch_s if any(work.writes) else 0.0
         return op_s(0.0, moved, "float32", device) - device.launch_s + launch_s
+    if node.op in ATTENTION_FLOPS:
+        return attention_s(graph, node, choice, shardings, sizes, moved, device)
     dtype = graph.type_of(node.inputs[0]).dtype if node.inputs else "float32"
     return op_s(flops(node, graph) / num_shards(node, choice, sizes), moved, dtype, device)

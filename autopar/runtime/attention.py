@@ -45,8 +45,8 @@ def sdpa(
             *_strided(q, k, v), 0.0, is_causal, False, scale=scale
         )[:2]
     else:
-        out, lse = _forward(q, k, v, mask, is_causal, scale)
-    return _by_position(out), lse.contiguous()
+        out, lse = forward_formulas(q, k, v, mask, 0 if is_causal else None, scale)
+    return by_position(out), lse.contiguous()
 
 
 @torch.library.custom_op(
@@ -94,8 +94,9 @@ def sdpa_backward(
             scale=scale,
         )
     else:
-        dq, dk, dv = _backward(grad_out, q, k, v, out, lse, mask, is_causal, scale)
-    return _by_position(dq), _by_position(dk), _by_position(dv)
+        past = 0 if is_causal else None
+        dq, dk, dv = backward_formulas(grad_out, q, k, v, out, lse, mask, past, scale)
+    return by_position(dq), by_position(dk), by_position(dv)
 
 
 def _flash_cpu(q: Tensor, v: Tensor, mask: Tensor | None) -> bool:
@@ -130,7 +131,7 @@ def _strided(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(t if t.stride(-1) == 1 else t.contiguous() for t in tensors)
 
 
-def _by_position(x: Tensor) -> Tensor:
+def by_position(x: Tensor) -> Tensor:
     """The same tensor [B, H, S, D], in memory as [B, S, H, D]."""
     return x.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -153,11 +154,12 @@ def _computed(*tensors: Tensor) -> list[Tensor]:
     return [t.to(dtype) for t in tensors]
 
 
-def _scores(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float) -> Tensor:
-    """[B, Hkv, G, S, T] of grouped queries [B, Hkv, G, S, D] and keys [B, Hkv, 1, T, D]."""
+def _scores(q: Tensor, k: Tensor, mask: Tensor | None, past: int | None, scale: float) -> Tensor:
+    """[B, Hkv, G, S, T] of grouped queries [B, Hkv, G, S, D] and keys [B, Hkv, 1, T, D]. Row s
+    attends to columns 0..past + s, or to all."""
     scores = (q @ k.transpose(-1, -2)) * scale
-    if is_causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    if past is not None:
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1 + past)
         scores = scores.masked_fill(future, -math.inf)
     if mask is not None:
         full = (q.shape[0], q.shape[1] * q.shape[2], q.shape[3], k.shape[3])
@@ -175,19 +177,20 @@ def _weights(scores: Tensor, lse: Tensor) -> Tensor:
     return torch.exp(scores - lse.masked_fill(empty, 0).unsqueeze(-1))
 
 
-def _forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+def forward_formulas(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, past: int | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
+    """(attention, lse), where row s attends to columns 0..past + s, or to all."""
     shape, dtype = q.shape, q.dtype
     q, k, v = _computed(q, k, v)
     q, k, v = q.unflatten(1, (k.shape[1], -1)), k.unsqueeze(2), v.unsqueeze(2)
-    scores = _scores(q, k, mask, is_causal, _scale(scale, shape[-1]))
+    scores = _scores(q, k, mask, past, _scale(scale, shape[-1]))
     lse = torch.logsumexp(scores, -1)
     out = _weights(scores, lse) @ v
     return out.flatten(1, 2).to(dtype), lse.flatten(1, 2)
 
 
-def _backward(
+def backward_formulas(
     grad_out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -195,14 +198,15 @@ def _backward(
     out: Tensor,
     lse: Tensor,
     mask: Tensor | None,
-    is_causal: bool,
+    past: int | None,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of queries, keys and values, under the same mask."""
     dtype, factor, heads = q.dtype, _scale(scale, q.shape[-1]), k.shape[1]
     q, k, v, grad_out, out = _computed(q, k, v, grad_out, out)
     q, grad_out, out, lse = (x.unflatten(1, (heads, -1)) for x in (q, grad_out, out, lse))
     k, v = k.unsqueeze(2), v.unsqueeze(2)
-    weights = _weights(_scores(q, k, mask, is_causal, factor), lse)
+    weights = _weights(_scores(q, k, mask, past, factor), lse)
     dv = (weights.transpose(-1, -2) @ grad_out).sum(2)
     delta = (grad_out * out).sum(-1, keepdim=True)
     dscores = weights * (grad_out @ v.transpose(-1, -2) - delta) * factor
@@ -215,7 +219,8 @@ def _scale(scale: float | None, head_dim: int) -> float:
     return head_dim**-0.5 if scale is None else scale
 
 
-def _like_by_position(x: Tensor, last: int) -> Tensor:
+def like_by_position(x: Tensor, last: int) -> Tensor:
+    """An empty tensor like `x` [B, H, S, D] but for its last dim, in memory as [B, S, H, D]."""
     batch, heads, length = x.shape[:3]
     return x.new_empty((batch, length, heads, last)).transpose(1, 2)
 
@@ -225,14 +230,14 @@ def _(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return _like_by_position(q, v.shape[-1]), q.new_empty(q.shape[:-1], dtype=dtype)
+    return like_by_position(q, v.shape[-1]), q.new_empty(q.shape[:-1], dtype=dtype)
 
 
 @sdpa_backward.register_fake
 def _(
     grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(_like_by_position(x, x.shape[-1]) for x in (q, k, v))  # pyright: ignore[reportReturnType]
+    return tuple(like_by_position(x, x.shape[-1]) for x in (q, k, v))  # pyright: ignore[reportReturnType]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -22,7 +22,7 @@ from autopar.mesh import Mesh
 from autopar.plan import Structure
 from autopar.runtime.program import Program
 from autopar.runtime.shards import shard, unshard
-from autopar.runtime.symbols import SYMBOLS, on_rank
+from autopar.runtime.symbols import SYMBOLS, on_rank, permute
 from autopar.runtime.talk import TALKS, together
 from autopar.sharding import Sharding
 
@@ -108,17 +108,16 @@ def _call(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> lis
 
 
 def _on_ranks(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> list[Any]:
-    source: Any
-    source, *behind = node.args
-    done: dict[tuple[int, str], Tensor] = {}
+    done: dict[tuple[Any, ...], Any] = {}
     results: list[Any] = []
     for rank in range(mesh.num_devices):
         index = dict(zip(mesh.names, mesh.coordinate(rank), strict=True))
-        op, args = on_rank(node.target, behind, index)
-        x = values[source][rank]
-        key = id(x), f"{op}{args}"
+        x, *behind = node.args
+        op, unresolved = on_rank(node.target, behind, index)
+        given = tuple(id(values[source][rank]) for source in node.all_input_nodes)
+        key = given, f"{op}{unresolved}"
         if key not in done:
-            done[key] = op(x, *args)
+            done[key] = op(*_at((x, *unresolved), values, rank))
         results.append(done[key])
     return results
 
@@ -178,11 +177,16 @@ def _all_to_all(pieces: list[Tensor]) -> list[Tensor]:
     return [torch.cat([chunks[k] for chunks in sent]) for k in range(len(pieces))]
 
 
+def _permute(pieces: list[Tensor]) -> list[Tensor]:
+    return [pieces[-1], *pieces[:-1]]
+
+
 _COLLECTIVES: Mapping[Any, Callable[[list[Tensor]], list[Tensor]]] = {
     c10d.all_gather_into_tensor.default: _all_gather,
     c10d.all_reduce.default: _all_reduce,
     c10d.reduce_scatter_tensor.default: _reduce_scatter,
     c10d.all_to_all_single.default: _all_to_all,
+    permute: _permute,
 }
 
 

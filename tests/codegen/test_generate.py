@@ -15,7 +15,7 @@ from autopar.graph import Role
 from autopar.plan import Plan, Structure
 from autopar.runtime import lockstep
 from autopar.runtime.shards import shard, unshard
-from autopar.runtime.symbols import local_chunk
+from autopar.runtime.symbols import local_chunk, permute
 from autopar.sharding import Sharding
 from autopar.tracer import trace
 from tests.codegen.meshes import mesh
@@ -131,6 +131,9 @@ def test_bind_leaves_no_symbol_and_the_program_as_it_was() -> None:
                     assert new.target is torch.ops.aten.slice.Tensor
                     assert new.args[1:] == (dim, index * length, (index + 1) * length)
                     starts.add(index)
+                elif old.target is permute:
+                    assert new.target is torch.ops._c10d_functional.all_to_all_single.default
+                    assert new.args[-1] == groups[old.args[-1]]
                 elif old.args and old.args[-1] in groups:
                     assert new.args[-1] == groups[old.args[-1]]
                     assert new.target is old.target

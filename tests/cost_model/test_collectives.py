@@ -25,6 +25,7 @@ def local_bytes(kind: str, whole: int, n: int) -> tuple[int, int]:
         "all_gather": (shard, whole),
         "reduce_scatter": (whole, shard),
         "all_to_all": (whole, whole),
+        "permute": (whole, whole),
         "slice": (whole, shard),
     }[kind]
 
@@ -45,6 +46,7 @@ def received(kind: str, whole: int, n: int) -> int:
         ("all_to_all", 8 * 10**9, 7 * 2e-6 + 7e9 / 100e9),
         ("all_reduce", 8 * 10**9, 14 * 2e-6 + 14e9 / 100e9),
         ("all_reduce", 8000, 6 * 2e-6 + 16000 / 100e9),
+        ("permute", 10**9, 2e-6 + 1e9 / 100e9),
         ("slice", 8 * 10**9, 0.0),
     ],
 )

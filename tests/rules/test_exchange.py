@@ -23,6 +23,7 @@ from autopar.rules import RULES, Call, TensorShape
 from autopar.runtime import talk
 from autopar.runtime.lockstep import c10d, run
 from autopar.runtime.shards import shard, unshard
+from autopar.runtime.symbols import permute
 from autopar.strategy import choices, joint_axes, shardings
 from autopar.tracer.atoms import joint_factor
 from tests.planned import on_h100
@@ -35,7 +36,7 @@ CASES = [
     pytest.param(op, index, mesh, id=f"{op}-{index}-{mesh}")
     for op in sorted(EXCHANGES)
     for index in range(len(SAMPLES[op]))
-    for mesh in MESHES
+    for mesh in (*MESHES, *(["4"] if "sdpa" in op else []))
 ]
 
 
@@ -44,7 +45,7 @@ def test_every_op_with_an_exchanged_letter_is_in_the_list() -> None:
     for op in RULES:
         for index in range(len(SAMPLES[op])):
             call, _ = snapshot(op, *made(op, index))
-            if ruled(call).exchanged:
+            if ruled(call).exchanged or ruled(call).joint:
                 found.add(op)
     assert found == set(EXCHANGES)
 
@@ -118,7 +119,7 @@ def computed(
     kwargs: dict[str, Any],
     inputs: list[Tensor],
 ) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
-    """The op's outputs, put together from all ranks, and (how, axis, bytes) of each all-reduce."""
+    """The op's outputs, put together from all ranks, and (kind, axis, bytes) of what it sends."""
     asked, left = shardings(node, choice)
     types = graph.input_types(node)
     shapes = Shapes(
@@ -142,8 +143,8 @@ def computed(
         written, node, choice, axes, graph.atoms, shapes, dtype, sent, new_args, new_kwargs
     )
     outputs = peers.emit()
-    reduced = [n for n in written.nodes if n.target is c10d.all_reduce.default]
-    written.output((*outputs, *reduced))
+    sending = [n for n in written.nodes if n.target in (c10d.all_reduce.default, permute)]
+    written.output((*outputs, *sending))
     pieces = [
         [
             shard(x, t, graph.atoms, s, mesh, mesh.coordinate(rank))
@@ -158,8 +159,8 @@ def computed(
         for k, o in enumerate(wanted)
     ]
     seen = [
-        (n.args[1], n.args[2], x.nbytes)
-        for n, x in zip(reduced, results[0][len(outputs) :], strict=True)
+        ("permute" if n.target is permute else n.args[1], n.args[-1], x.nbytes)
+        for n, x in zip(sending, results[0][len(outputs) :], strict=True)
     ]
     return whole, seen
 
@@ -175,7 +176,9 @@ def test_what_is_sent_is_what_is_priced(op: str) -> None:
             continue
         _, sent = computed(graph, node, choice, mesh, args, kwargs, inputs)
         listed = exchanges(graph, node, choice, mesh.sizes)
-        assert sent == [(each.reduce, mesh.names[each.axis], each.in_bytes) for each in listed]
+        assert sent == [
+            (each.reduce or each.kind, mesh.names[each.axis], each.in_bytes) for each in listed
+        ]
 
 
 @pytest.mark.parametrize(("op", "index"), [(op, k) for op in sorted(moe.OPS) for k in range(3)])

@@ -103,7 +103,7 @@ X, Y, Z = Ref(0), Ref(1), Ref(2)
             (X, Y, Z, None, True, None),
             [(2, 2, 6, 4)] * 3,
             [(2, 2, 6, 4), (2, 2, 6)],
-            "b h s! d!, b h t! d!, b h t! e! -> b h s! e!, b h s!",
+            "b h s@ d!, b h t! d!, b h t! e! -> b h s@ e!, b h s@",
         ),
     ],
 )

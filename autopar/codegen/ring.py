@@ -1,0 +1,180 @@
+"""Attention of a piece of the sequence: of queries with all keys, and of queries, keys and values
+that are cut alike, where keys and values go round a ring.
+
+After "Ring Attention with Blockwise Transformers" (arXiv:2310.01889). In step k a rank has the keys
+and values of the rank k places before it. It passes them on before it computes with them, so that
+the next ones come meanwhile; what the blocks give is merged by lse. Backward starts from the merged
+result. There the gradients of a block of keys are added up along the way: from the second rank that
+has the block on, each adds its part and passes the sum on behind the block, until the last one
+sends it home.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from operator import getitem
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed  # defines the ops of _c10d_functional
+from torch import fx
+
+from autopar.attention import RING, is_causal
+from autopar.reshard import nesting
+from autopar.runtime.symbols import Cuts, Piece, attention_piece, attention_piece_backward
+
+if TYPE_CHECKING:
+    from autopar.codegen.exchange import Peers
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+_SEQUENCE = 2
+
+
+def attention_rows(p: Peers) -> list[fx.Node]:
+    """Causal attention of this rank's queries with all keys."""
+    q, k, v, mask, _, scale = p.args
+    return _outputs(p, p(attention_piece, q, k, v, mask, scale, *_rows(p, 0)), 2)
+
+
+def attention_rows_backward(p: Peers) -> list[fx.Node]:
+    """Its backward: what these queries add to the gradients of all keys and values."""
+    grad, q, k, v, out, lse, mask, _, scale = p.args
+    given = grad, q, k, v, out, lse, mask, scale
+    return _outputs(p, p(attention_piece_backward, *given, *_rows(p, 1)), 3)
+
+
+def _rows(p: Peers, query: int) -> tuple[Piece, Piece]:
+    """The piece that input `query`, the queries, is, and all keys."""
+    (factor,) = (f for f in p.node.factors if f.exchanged and not f.members)
+    axes = [k for k, option in enumerate(p.choice.split(",")) if option == factor.name]
+    cuts = _cuts(p, nesting(p.atoms[factor.atom], axes))
+    length = p.shapes.local_inputs[query][_SEQUENCE]
+    return (length, cuts, 0), (p.shapes.inputs[query + 1][_SEQUENCE], (), 0)
+
+
+def _cuts(p: Peers, axes: tuple[int, ...]) -> Cuts:
+    return tuple((p.mesh[axis].name, p.mesh[axis].size) for axis in axes)
+
+
+def _outputs(p: Peers, call: fx.Node, count: int) -> list[fx.Node]:
+    return [p(getitem, call, k) for k in range(count)]
+
+
+def ring(p: Peers) -> list[fx.Node]:
+    """Attention of this rank's queries with the keys and values of all ranks of the axis."""
+    q, k, v, _, _, scale = p.args
+    way = _Ring.of(p, 0)
+    block = way.packed(k, v)
+    out: Any = None
+    lse: Any = None
+    for step in range(way.size):
+        coming = way.passed_on(block) if step < way.size - 1 else None
+        more, more_lse = way.attend(step, q, *way.unpacked(block), scale)
+        if step == 0:
+            out, lse = p.cast(more, p.sums_in), more_lse
+        else:
+            total = p(aten.logaddexp.default, lse, more_lse)
+            weights = [
+                p(aten.unsqueeze.default, p(aten.exp.default, p(aten.sub.Tensor, own, total)), -1)
+                for own in (lse, more_lse)
+            ]
+            out = p(
+                aten.add.Tensor,
+                p(aten.mul.Tensor, out, weights[0]),
+                p(aten.mul.Tensor, more, weights[1]),
+            )
+            lse = total
+        if coming is not None:
+            block = p(c10d.wait_tensor.default, coming)
+    return [p.cast(out, p.dtype, given=p.sums_in), lse]
+
+
+def ring_backward(p: Peers) -> list[fx.Node]:
+    """The gradients of this rank's queries, keys and values."""
+    grad, q, k, v, out, lse, _, _, scale = p.args
+    way = _Ring.of(p, 1)
+    block = way.packed(k, v)
+    own: Any = None
+    dq: Any = None
+    behind: fx.Node | None = None
+    for step in range(way.size):
+        coming = way.passed_on(block) if step < way.size - 1 else None
+        columns = way.unpacked(block)
+        more, dk, dv = way.differentiate(step, grad, q, *columns, out, lse, scale)
+        dq = p.cast(more, p.sums_in) if dq is None else p(aten.add.Tensor, dq, more)
+        part = way.packed(dk, dv)
+        if step == 0:
+            own = part
+        else:
+            if behind is not None:
+                part = p(aten.add.Tensor, part, p(c10d.wait_tensor.default, behind))
+            behind = way.passed_on(part)
+        if coming is not None:
+            block = p(c10d.wait_tensor.default, coming)
+    home = p(c10d.wait_tensor.default, behind)
+    return [
+        p.cast(dq, p.dtype, given=p.sums_in),
+        *way.unpacked(p(aten.add.Tensor, own, home)),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """The nodes of a ring over one axis. A block is keys and values in one list, which is sent as a
+    whole; `shapes` are those of its two parts."""
+
+    p: Peers
+    causal: bool
+    axis: str
+    size: int
+    length: int
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+
+    @staticmethod
+    def of(p: Peers, query: int) -> _Ring:
+        """The ring of the attention whose input `query` is the queries."""
+        axis = p.mesh[p.choice.split(",").index(RING)]
+        q, k, v = p.shapes.local_inputs[query : query + 3]
+        return _Ring(p, is_causal(p.node), axis.name, axis.size, q[_SEQUENCE], (k, v))
+
+    def packed(self, k: Any, v: Any) -> fx.Node:
+        """Position by position, as attention lays its tensors out."""
+        p = self.p
+        rows = (p(aten.transpose.int, x, 1, _SEQUENCE) for x in (k, v))
+        return p(aten.cat.default, [p(aten.reshape.default, x, [-1]) for x in rows])
+
+    def unpacked(self, block: fx.Node) -> list[fx.Node]:
+        found: list[fx.Node] = []
+        start = 0
+        for batch, heads, length, last in self.shapes:
+            end = start + batch * heads * length * last
+            part = self.p(aten.slice.Tensor, block, 0, start, end)
+            rows = self.p(aten.view.default, part, [batch, length, heads, last])
+            found.append(self.p(aten.transpose.int, rows, 1, _SEQUENCE))
+            start = end
+        return found
+
+    def passed_on(self, block: fx.Node) -> fx.Node:
+        """What comes while `block` goes to the next rank, to be waited for."""
+        return self.p.permuted(block, sum(map(prod, self.shapes)))
+
+    def attend(self, step: int, q: Any, k: fx.Node, v: fx.Node, scale: Any) -> list[fx.Node]:
+        if self.causal:
+            call = self.p(attention_piece, q, k, v, None, scale, *self._pieces(step))
+        else:
+            call = self.p(torch.ops.autopar.sdpa.default, q, k, v, None, False, scale)
+        return _outputs(self.p, call, 2)
+
+    def differentiate(self, step: int, *args: Any) -> list[fx.Node]:
+        *given, scale = args
+        if self.causal:
+            call = self.p(attention_piece_backward, *given, None, scale, *self._pieces(step))
+        else:
+            call = self.p(torch.ops.autopar.sdpa_backward.default, *given, None, False, scale)
+        return _outputs(self.p, call, 3)
+
+    def _pieces(self, step: int) -> tuple[Piece, Piece]:
+        cuts = ((self.axis, self.size),)
+        return (self.length, cuts, 0), (self.length, cuts, step)
