@@ -22,6 +22,7 @@ from autopar.options import Options
 from autopar.plan import SCHEMA_VERSION, Plan, Provenance
 from autopar.planning import make_structure
 from autopar.problem import FORBIDDEN, Problem
+from autopar.runtime.symbols import permute
 from autopar.solver import solve
 
 LIMIT = 80 << 30
@@ -70,8 +71,17 @@ def collectives(gm: fx.GraphModule | None) -> Counter[tuple[str, str]]:
     assert gm is not None
     found: Counter[tuple[str, str]] = Counter()
     for node in gm.graph.nodes:
-        name = str(node.target)
-        if name.startswith("_c10d_functional.") and "wait" not in name:
-            kind = name.split(".")[1].replace("_into_tensor", "").replace("_tensor", "")
+        if kind := kind_of(node):
             found[kind, node.args[-1]] += node.meta.get(MEMBERS, 1)
     return found
+
+
+def kind_of(node: fx.Node) -> str:
+    """The kind of a collective, as `reshard.KINDS` has it; empty for any other node."""
+    if node.target is permute:
+        return "permute"
+    name = str(node.target)
+    if not name.startswith("_c10d_functional.") or "wait" in name:
+        return ""
+    kind = name.split(".")[1]
+    return kind.replace("_into_tensor", "").replace("_tensor", "").replace("_single", "")

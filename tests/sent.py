@@ -14,6 +14,7 @@ from autopar.mesh import Mesh
 from autopar.plan import Structure
 from autopar.runtime import lockstep
 from autopar.runtime.program import Program
+from tests.planned import kind_of
 
 
 @dataclass(frozen=True)
@@ -63,16 +64,10 @@ def _sent(gm: fx.GraphModule, mesh: Mesh, inputs: list[list[Tensor]]) -> list[Se
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
     graph.graph_copy(gm.graph, copied)
-    nodes = [n for n in gm.graph.nodes if str(n.target).startswith("_c10d_functional.")]
-    nodes = [n for n in nodes if "wait" not in str(n.target)]
+    nodes = [n for n in gm.graph.nodes if kind_of(n)]
     graph.output(tuple((copied[n.all_input_nodes[0]], copied[n]) for n in nodes))
     (first, *_) = lockstep.run(fx.GraphModule(gm, graph), mesh, inputs)
-    return [Sent(_kind(n), str(n.args[-1]), *pair) for n, pair in zip(nodes, first, strict=True)]
-
-
-def _kind(node: fx.Node) -> str:
-    name = str(node.target).split(".")[1]
-    return name.replace("_into_tensor", "").replace("_tensor", "").replace("_single", "")
+    return [Sent(kind_of(n), str(n.args[-1]), *pair) for n, pair in zip(nodes, first, strict=True)]
 
 
 def received(collectives: Sequence[Sent], mesh: Mesh) -> int:
