@@ -12,14 +12,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from autopar.attention import FORWARD
 from autopar.codegen import generate
 from autopar.runtime.lockstep import train_step
+from tests.codegen import models
 from tests.codegen.models import Case, make_case
 from tests.codegen.test_random_plans import difference
 from tests.planned import on_h100, plan_for
 from tests.sent import Sent, observed
 
-BATCH, SEQ, HIDDEN, KEYS, LAYERS = 2, 16, 32, 16, 2
+BATCH, SEQ, HIDDEN, KEYS, LAYERS = 2, 24, 32, 16, 2
 X, K = (BATCH * SEQ * width * 4 for width in (HIDDEN, KEYS))
 """Bytes of the hidden states, of the queries and of what attention gives; of the keys or values."""
 
@@ -113,36 +115,104 @@ FORMS = {
 }  # fmt: skip
 
 
-@cache
-def llama() -> Case:
+def and_tensor(attention: str) -> dict[str, str]:
+    """The sequence on the first axis, heads and the inner dim of the MLP on the second."""
+    return {
+        STORED: "[R, R]|[R, R]",
+        **{pattern: f"{label},-" for pattern, label in (ENDS | NORMS).items()},
+        rf"{ATTENTION}:.*sdpa.*": f"{attention},kv",
+        rf"{LAYER}\.mlp:(forward|backward):mul\.\d": "d1,d2",
+        rf"{ATTENTION}\.[qkv]_proj:forward:mm\.0": "m.1,n.0",
+        rf"{LAYER}\.mlp\.(gate|up)_proj:forward:mm\.0": "m.1,n",
+        rf"{ATTENTION}\.o_proj:forward:mm\.0": "m.1,k.0",
+        rf"{LAYER}\.mlp\.down_proj:forward:mm\.0": "m.1,k",
+        rf"{ATTENTION}\.[qkv]_proj:backward:mm\.0": "k.1,m.0",
+        rf"{LAYER}\.mlp\.(gate|up)_proj:backward:mm\.0": "k.1,m",
+        rf"{ATTENTION}\.[qkv]_proj:backward:mm\.1": "m.1,k.0",
+        rf"{LAYER}\.mlp\.(gate|up)_proj:backward:mm\.1": "m.1,k",
+        rf"saved:{ATTENTION}:forward:add\.1": "[S(2), S(1)]",
+        rf"saved:{ATTENTION}\.v_proj:forward:mm\.0": "[S(0.1), S(1)]",
+    }
+
+
+@pytest.mark.parametrize(
+    ("attention", "forward", "backward"),
+    [
+        ("s", [("all_gather", K // 4)] * 2,
+         [*[("all_gather", K // 4)] * 2, *[("reduce_scatter", K // 2)] * 2]),
+        ("ring", [("permute", 2 * K // 4)], [("permute", 2 * K // 4)] * 2),
+    ],
+)  # fmt: skip
+def test_context_beside_tensor_parallelism(
+    attention: str, forward: list[tuple[str, int]], backward: list[tuple[str, int]]
+) -> None:
+    """Each rank sends the keys and values of its own heads, along the axis of the sequence, among
+    the gradients of weights."""
+    case, mesh = llama(), on_h100("2x2")[1]
+    plan = plan_for(case.traced.graph, "2x2", and_tensor(attention))
+    program = generate(case.traced.gm, case.traced.graph, plan)
+    step = observed(program, mesh, case.traced.graph, plan.structure, case.tensors)
+    for collectives, expected in ((step.forward, forward), (step.backward, backward)):
+        found = sends(collectives, mesh.names[0])
+        assert {each: found[each] for each in expected} == Counter(expected * LAYERS)
+    gathered = sends([*step.forward, *step.backward], mesh.names[0])["all_gather", K // 4]
+    assert gathered == (4 * LAYERS if attention == "s" else 0)
+    check_equal(case, "2x2", and_tensor(attention))
+
+
+def model(num_layers: int) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        num_hidden_layers=LAYERS, hidden_size=HIDDEN, intermediate_size=48,
+        num_hidden_layers=num_layers, hidden_size=HIDDEN, intermediate_size=48,
         num_attention_heads=8, num_key_value_heads=4, vocab_size=48, use_cache=False,
     )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+@cache
+def llama() -> Case:
+    network = model(LAYERS)
     ids = torch.randint(0, 48, (BATCH, SEQ))
-    return make_case(LlamaForCausalLM(config), {"input_ids": ids, "labels": ids})
+    return make_case(network, {"input_ids": ids, "labels": ids})
+
+
+def padded() -> Case:
+    network = model(1)
+    ids = torch.randint(0, 48, (BATCH, SEQ))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    return make_case(
+        network,
+        {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)},
+    )
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_form(name: str) -> None:
-    form, case = FORMS[name], llama()
+    check_form(FORMS[name], llama())
+
+
+def check_form(form: Form, case: Case) -> None:
+    """The form sends along the first axis what it says, and its step is eager's."""
     mesh = on_h100(form.mesh)[1]
     plan = plan_for(case.traced.graph, form.mesh, form.pins)
     program = generate(case.traced.gm, case.traced.graph, plan)
     step = observed(program, mesh, case.traced.graph, plan.structure, case.tensors)
-    assert sends(step.forward) == Counter(list(form.forward) * LAYERS)
-    assert sends(step.backward) == Counter(list(form.backward) * LAYERS)
+    name = mesh.names[0]
+    assert sends(step.forward, name) == Counter(list(form.forward) * LAYERS)
+    assert sends(step.backward, name) == Counter(list(form.backward) * LAYERS)
     found = train_step(
         program, mesh, case.traced.graph, plan.structure, case.tensors, tolerance=1e-5
     )
     check(case, found.outputs["loss:0"], found.gradients)
 
 
-def sends(collectives: Sequence[Sent]) -> Counter[tuple[str, int]]:
-    """By kind and bytes given, without the gradients of parameters."""
+def sends(collectives: Sequence[Sent], axis: str) -> Counter[tuple[str, int]]:
+    """By kind and bytes given along `axis`, without the gradients of parameters."""
     return Counter(
-        (each.kind, each.before.nbytes) for each in collectives if each.kind != "all_reduce"
+        (each.kind, each.before.nbytes)
+        for each in collectives
+        if each.axis == axis and each.kind != "all_reduce"
     )
 
 
@@ -151,3 +221,26 @@ def check(case: Case, loss: torch.Tensor, gradients: Mapping[str, torch.Tensor])
     assert gradients.keys() == case.gradients.keys()
     worst = {n: difference(gradients[n], each) for n, each in case.gradients.items()}
     assert max(worst.values()) < 1e-5, worst
+
+
+def test_a_sequence_cut_by_two_axes_under_a_causal_mask() -> None:
+    """GPT-2, whose positions are a parameter: what nests how is seen from the values."""
+    case = models.case("gpt2")
+    pins = {r"transformer\.h\.\*\.attn:.*sdpa.*": "s,s"}
+    check_equal(case, "2x2", pins)
+
+
+def test_queries_on_shards_under_a_mask_that_the_model_makes() -> None:
+    """Padding gives attention a mask of four dims, cut as the queries are."""
+    case = padded()
+    assert any(node.op == FORWARD and len(node.inputs) == 4 for node in case.traced.graph.nodes)
+    check_equal(case, "2", {rf"{ATTENTION}:.*sdpa.*": "s"})
+
+
+def check_equal(case: Case, on: str, pins: Mapping[str, str]) -> None:
+    plan = plan_for(case.traced.graph, on, pins)
+    program = generate(case.traced.gm, case.traced.graph, plan)
+    found = train_step(
+        program, on_h100(on)[1], case.traced.graph, plan.structure, case.tensors, tolerance=1e-5
+    )
+    check(case, found.outputs["loss:0"], found.gradients)
