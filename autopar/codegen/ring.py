@@ -145,16 +145,16 @@ class _Ring:
         rows = (p(aten.transpose.int, x, 1, _SEQUENCE) for x in (k, v))
         return p(aten.cat.default, [p(aten.reshape.default, x, [-1]) for x in rows])
 
-    def unpacked(self, block: fx.Node) -> list[fx.Node]:
-        found: list[fx.Node] = []
-        start = 0
-        for batch, heads, length, last in self.shapes:
-            end = start + batch * heads * length * last
-            part = self.p(aten.slice.Tensor, block, 0, start, end)
-            rows = self.p(aten.view.default, part, [batch, length, heads, last])
-            found.append(self.p(aten.transpose.int, rows, 1, _SEQUENCE))
-            start = end
-        return found
+    def unpacked(self, block: fx.Node) -> tuple[fx.Node, fx.Node]:
+        first, second = self.shapes
+        return self._part(block, 0, first), self._part(block, prod(first), second)
+
+    def _part(self, block: fx.Node, start: int, shape: tuple[int, ...]) -> fx.Node:
+        """The tensor of `shape` that begins at `start` of a block."""
+        batch, heads, length, last = shape
+        part = self.p(aten.slice.Tensor, block, 0, start, start + prod(shape))
+        rows = self.p(aten.view.default, part, [batch, length, heads, last])
+        return self.p(aten.transpose.int, rows, 1, _SEQUENCE)
 
     def passed_on(self, block: fx.Node) -> fx.Node:
         """What comes while `block` goes to the next rank, to be waited for."""
