@@ -46,18 +46,22 @@ def observed(
     given = step.split(program.forward_inputs, tensors)
     forward = _sent(program.forward, mesh, given)
     results = lockstep.run(program.forward, mesh, step.split(program.forward_inputs, tensors))
-    held = [dict(zip(program.forward_outputs, values, strict=True)) for values in results]
-    saved = [value for name, value in held[0].items() if name.startswith("saved:")]
+    names = program.forward_outputs
+    saved = [v for n, v in zip(names, results[0], strict=True) if n.startswith("saved:")]
     assert program.backward is not None
+    inputs = backward_inputs(program, results)
+    return Step(forward, _sent(program.backward, mesh, inputs), saved)
+
+
+def backward_inputs(program: Program, results: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
+    """What backward is given on each rank, where forward gave `results`, and losses tangent 1."""
+    held = [dict(zip(program.forward_outputs, values, strict=True)) for values in results]
     loss = next(value for name, value in held[0].items() if name.startswith("loss:"))
-    inputs = [
-        [
-            torch.ones_like(loss) if name.startswith("tangent:") else values[name]
-            for name in program.backward_inputs
-        ]
+    tangent = torch.ones_like(loss)
+    return [
+        [tangent if name.startswith("tangent:") else values[name] for name in program.backward_inputs]
         for values in held
     ]
-    return Step(forward, _sent(program.backward, mesh, inputs), saved)
 
 
 def _sent(gm: fx.GraphModule, mesh: Mesh, inputs: list[list[Tensor]]) -> list[Sent]:

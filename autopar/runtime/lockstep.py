@@ -178,7 +178,7 @@ def _all_to_all(pieces: list[Tensor]) -> list[Tensor]:
 
 
 def _permute(pieces: list[Tensor]) -> list[Tensor]:
-    return [pieces[-1], *pieces[:-1]]
+    return [piece.clone() for piece in (pieces[-1], *pieces[:-1])]
 
 
 _COLLECTIVES: Mapping[Any, Callable[[list[Tensor]], list[Tensor]]] = {

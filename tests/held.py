@@ -1,0 +1,48 @@
+"""How much memory a program holds while all its ranks run in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Held(TorchDispatchMode):
+    """Watches what ops make: `largest` has the bytes of the largest tensor, `peak` the most bytes
+    that were held at a time. What an op needs for itself alone is not seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+        self.peak = 0
+        self._live: dict[int, tuple[StorageWeakRef, int]] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor):
+                storage = value.untyped_storage()
+                self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                self.largest = max(self.largest, storage.nbytes())
+        self._live = {k: held for k, held in self._live.items() if not held[0].expired()}
+        self.peak = max(self.peak, sum(num_bytes for _, num_bytes in self._live.values()))
+        return result
+
+
+class HandedOver(list[Tensor]):
+    """Tensors that are there for whoever takes them, once."""
+
+    def __getitem__(self, position: Any) -> Any:
+        value = super().__getitem__(position)
+        self[position] = None  # pyright: ignore[reportArgumentType]
+        return value

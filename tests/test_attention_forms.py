@@ -1,0 +1,221 @@
+"""Attention on pieces of the sequence, alone between pointwise ops: each form, with and without
+a mask, sends exactly the bytes of its formula, keeps shards alone for backward and computes what
+eager does, to the last gradient.
+
+Queries, keys and values are made of parameters on shards, so that all that is sent is theirs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.attention import BACKWARD, FORWARD, RING
+from autopar.codegen import generate
+from autopar.plan import Plan
+from autopar.runtime import lockstep
+from autopar.tracer import Traced, trace
+from tests.codegen.test_random_plans import difference
+from tests.held import HandedOver, Held
+from tests.planned import on_h100, plan_for
+from tests.sent import Sent, backward_inputs, observed, received
+
+BATCH, HEADS, GROUPS, SEQ, HEAD_DIM = 2, 8, 4, 24, 6
+N = 4
+Q = 8 * BATCH * HEADS * SEQ * HEAD_DIM
+KV = 2 * 8 * BATCH * GROUPS * SEQ * HEAD_DIM
+LSE = Q // HEAD_DIM
+"""Bytes of the queries (and of the result), of keys and values together, of the lse."""
+
+
+class Attention(nn.Module):
+    def __init__(self, kind: str, keys: int = SEQ) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        for name, heads, length in (("q", HEADS, SEQ), ("k", GROUPS, keys), ("v", GROUPS, keys)):
+            shape = BATCH, length, heads, HEAD_DIM
+            value = torch.randn(shape, generator=generator, dtype=torch.float64)
+            self.register_parameter(name, nn.Parameter(value.transpose(1, 2)))
+        self.kind = kind
+
+    def forward(self, mask: Tensor | None = None) -> Tensor:
+        out = nn.functional.scaled_dot_product_attention(
+            2 * self.q, 2 * self.k, 2 * self.v, attn_mask=mask,
+            is_causal=self.kind == "causal", enable_gqa=True,
+        )  # fmt: skip
+        return torch.tanh(out).sum()
+
+
+def inputs(kind: str) -> tuple[Tensor, ...]:
+    """Row 3 attends to nothing at all, row 9 to nothing of the first piece."""
+    if kind != "masked":
+        return ()
+    mask = torch.rand(BATCH, 1, SEQ, SEQ, generator=torch.Generator().manual_seed(1)) > 0.3
+    mask[:, :, 3] = False
+    mask[0, :, 9, : SEQ // 2] = False
+    return (mask,)
+
+
+@cache
+def traced(kind: str, keys: int = SEQ) -> Traced:
+    return trace(Attention(kind, keys), inputs(kind))
+
+
+@dataclass(frozen=True)
+class Form:
+    """The choice of attention and how its result is saved; bytes that each rank gets, forward and
+    backward."""
+
+    choice: str
+    out: str
+    forward: float
+    backward: float
+
+
+A2A = (N - 1) / N / N
+GATHERED = (N - 1) / N
+STEPS = N - 1
+FORMS = {
+    "heads by all-to-all": Form(
+        "kv", "[S(1)]", A2A * (2 * Q + KV), A2A * (3 * Q + 2 * KV)
+    ),
+    "gathered": Form("s", "[S(2)]", GATHERED * KV, GATHERED * 2 * KV),
+    "ring": Form("ring", "[S(2)]", STEPS * KV / N, STEPS * 2 * KV / N),
+}
+
+
+def pins(form: Form) -> dict[str, str]:
+    return {
+        r"param:.*": "[S(2)]|[S(2)]",
+        r":(forward|backward):sdpa(_backward)?\.0": form.choice,
+        r":(forward|backward):(mul|tanh|tanh_backward)\.\d": "d2",
+        r":forward:sum\.0": "d2",
+        r"saved::forward:sdpa\.0\.0": form.out,
+        r"saved::forward:(mul|tanh)\.\d": "[S(2)]",
+    }
+
+
+CASES = [
+    (name, kind)
+    for name in FORMS
+    for kind in ("full", "causal", "masked")
+    if (name, kind) != ("ring", "masked")
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_form_sends_and_keeps_what_its_formulas_say(name: str, kind: str) -> None:
+    form, case, mesh = FORMS[name], traced(kind), on_h100(str(N))[1]
+    plan = plan_for(case.graph, str(N), pins(form))
+    program = generate(case.gm, case.graph, plan)
+    step = observed(program, mesh, case.graph, plan.structure, tensors(kind))
+    assert received(step.forward, mesh) == form.forward
+    assert received(step.backward, mesh) == form.backward
+    assert priced(plan) == {"forward": emitted(step.forward), "backward": emitted(step.backward)}
+    kept = [value for value in step.saved if value.dtype != torch.bool]
+    # The result of tanh is as large as that of attention.
+    assert sum(value.nbytes for value in kept) == (3 * Q + KV + LSE) // N
+    check_equal(plan, str(N), kind, SEQ)
+
+
+@pytest.mark.parametrize(
+    ("kind", "on", "choice", "keys"),
+    [
+        ("causal", "2x2", "s,s", SEQ),
+        ("causal", "3", "ring", SEQ),
+        ("full", "2", "ring", SEQ),
+        ("causal", "2x2", "kv,ring", SEQ),
+        ("full", "2x2", "ring,b", SEQ),
+        ("masked", "2x2", "s,g", SEQ),
+        ("causal", "2x2", "s,s", SEQ // 2),
+        ("causal", "2x2", "s,s", 2 * SEQ),
+        ("full", "4", "ring", SEQ // 2),
+        ("full", "4", "ring", 2 * SEQ),
+    ],
+)
+def test_forms_together_and_with_other_keys_than_queries(
+    kind: str, on: str, choice: str, keys: int
+) -> None:
+    chosen = {r":(forward|backward):sdpa(_backward)?\.0": choice}
+    check_equal(plan_for(traced(kind, keys).graph, on, chosen), on, kind, keys)
+
+
+@pytest.mark.parametrize(("kind", "keys"), [("masked", SEQ), ("causal", SEQ // 2)])
+def test_where_no_ring_is_offered(kind: str, keys: int) -> None:
+    """A mask has columns that do not go round; under a causal one blocks of keys must lie as those
+    of queries do."""
+    ops = [node for node in traced(kind, keys).graph.nodes if node.op in (FORWARD, BACKWARD)]
+    assert len(ops) == 2
+    assert not any(factor.name == RING for node in ops for factor in node.factors)
+
+
+@pytest.mark.parametrize("kind", ["full", "causal"])
+def test_a_ring_holds_shards_alone(kind: str) -> None:
+    """Twice the ranks halve all that a rank holds, of which no tensor is larger than its shard of
+    the queries; what is priced covers it."""
+    shards = {n: held(FORMS["ring"], kind, n) for n in (N, 2 * N)}
+    for n, (largest, peak, limit) in shards.items():
+        assert largest == max(Q, KV) // n
+        assert peak <= limit
+    assert 2 * shards[2 * N][1] <= shards[N][1] + 64
+    assert held(FORMS["gathered"], kind, N)[0] >= KV // 2
+
+
+def held(form: Form, kind: str, n: int) -> tuple[int, int, int]:
+    """(largest tensor, most held at a time, what that was priced) in bytes on each of `n` ranks,
+    without parameters and their gradients."""
+    case, mesh = traced(kind), on_h100(str(n))[1]
+    plan = plan_for(case.graph, str(n), pins(form))
+    program = generate(case.gm, case.graph, plan)
+    given = lockstep._Step(mesh, case.graph, plan.structure, 0.0).split(
+        program.forward_inputs, tensors(kind)
+    )
+    assert program.backward is not None
+    with Held() as watched:
+        results = lockstep.run(program.forward, mesh, given)
+        inputs = [HandedOver(each) for each in backward_inputs(program, results)]
+        del results
+        lockstep.run(program.backward, mesh, inputs)
+    memory = plan.estimates.memory
+    return watched.largest, watched.peak // n, memory.saved + memory.kept + memory.transient
+
+
+def priced(plan: Plan) -> dict[str, Counter[str]]:
+    """By phase and kind, the bytes that each rank gives to collectives."""
+    found: dict[str, Counter[str]] = {"forward": Counter(), "backward": Counter()}
+    for each in plan.estimates.collectives:
+        if each.kind != "slice":
+            found[each.phase][each.kind] += each.num_bytes
+    return found
+
+
+def emitted(collectives: Sequence[Sent]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for each in collectives:
+        found[each.kind] += each.before.nbytes
+    return found
+
+
+def tensors(kind: str, keys: int = SEQ) -> dict[str, Tensor]:
+    parameters = {f"param:{n}": p.detach() for n, p in Attention(kind, keys).named_parameters()}
+    return parameters | {f"input:{i}": x for i, x in enumerate(inputs(kind))}
+
+
+def check_equal(plan: Plan, on: str, kind: str, keys: int) -> None:
+    case, mesh, model = traced(kind, keys), on_h100(on)[1], Attention(kind, keys)
+    program = generate(case.gm, case.graph, plan)
+    found = lockstep.train_step(
+        program, mesh, case.graph, plan.structure, tensors(kind, keys)
+    )
+    loss = model(*inputs(kind))
+    loss.backward()
+    assert difference(found.outputs["loss:0"], loss.detach()) < 1e-12
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert difference(found.gradients[name], parameter.grad) < 1e-9, name
