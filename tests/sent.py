@@ -59,7 +59,10 @@ def backward_inputs(program: Program, results: Sequence[Sequence[Tensor]]) -> li
     loss = next(value for name, value in held[0].items() if name.startswith("loss:"))
     tangent = torch.ones_like(loss)
     return [
-        [tangent if name.startswith("tangent:") else values[name] for name in program.backward_inputs]
+        [
+            tangent if name.startswith("tangent:") else values[name]
+            for name in program.backward_inputs
+        ]
         for values in held
     ]
 

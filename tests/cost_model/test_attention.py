@@ -1,0 +1,63 @@
+"""Attention is priced for the rank that has most of it, and a ring for what it cannot hide."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.attention import BACKWARD, FORWARD, last_share
+from autopar.cost_model.moves import sent
+from autopar.cost_model.price import price
+from autopar.graph import Graph, Node
+from autopar.options import Options
+from tests.planned import LIMIT, on_h100
+from tests.test_long_sequences import graph
+
+LONG, SHORT = 1 << 17, 1 << 10
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(24, 24), (24, 12), (24, 48), (24, 7)])
+@pytest.mark.parametrize("ways", [1, 2, 3, 4])
+def test_the_last_piece_of_the_rows_has_most_scores(queries: int, keys: int, ways: int) -> None:
+    scores = [min(row + 1, keys) for row in range(queries)]
+    length = queries // ways
+    pieces = [sum(scores[k : k + length]) for k in range(0, queries, length)]
+    assert last_share(queries, keys, ways) == max(pieces) / sum(pieces)
+
+
+@pytest.mark.parametrize(
+    ("causal", "share"), [(False, 1 / 8), (True, 15 / 64)], ids=["full", "causal"]
+)
+@pytest.mark.parametrize("op", [FORWARD, BACKWARD])
+def test_pieces_cost_what_the_busiest_rank_computes(op: str, causal: bool, share: float) -> None:
+    """15/64 for the last of 8 causal pieces; a share of 1/8 goes to heads, whatever the mask."""
+    costs = priced(graph(8, 8, causal, LONG), op)
+    assert costs["s"] / costs["-"] == pytest.approx(share, rel=0.04)
+    assert costs["ring"] / costs["-"] == pytest.approx(share, rel=0.06)
+    assert costs["h"] / costs["-"] == pytest.approx(1 / 8, rel=0.04)
+
+
+def priced(traced: Graph, op: str) -> dict[str, float]:
+    cluster, mesh = on_h100("8")
+    problem = price(traced, cluster, mesh, Options(), usage_limit=LIMIT)
+    at = problem.keys.index(the(traced, op).key)
+    return dict(zip(problem.labels[at], map(float, problem.costs[at]), strict=True))
+
+
+def the(traced: Graph, op: str) -> Node:
+    (node,) = (node for node in traced.nodes if node.op == op)
+    return node
+
+
+def test_a_ring_costs_what_it_cannot_hide() -> None:
+    """Behind long blocks all but the last transfer of gradients; behind nothing, all of them."""
+    mesh = on_h100("8")[1]
+    traced = graph(8, 8, False, LONG)
+    forward, backward = (the(traced, op) for op in (FORWARD, BACKWARD))
+    second = 10**9
+    assert [ns for _, ns in sent(traced, forward, "ring", mesh, second)] == [0] * 7
+    *hidden, home = (ns for _, ns in sent(traced, backward, "ring", mesh, second))
+    assert hidden == [0] * 13
+    assert home > 0
+    shown = [ns for _, ns in sent(traced, backward, "ring", mesh, 0)]
+    assert len(shown) == 14
+    assert min(shown) == home
