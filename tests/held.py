@@ -7,11 +7,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.overrides import TorchFunctionMode
 
 
-class Held(TorchDispatchMode):
+class Held(TorchFunctionMode):
     """Watches what ops make: `largest` has the bytes of the largest tensor, `peak` the most bytes
     that were held at a time. What an op needs for itself alone is not seen."""
 
@@ -21,7 +20,7 @@ class Held(TorchDispatchMode):
         self.peak = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
 
-    def __torch_dispatch__(
+    def __torch_function__(
         self,
         func: Any,
         types: Sequence[type],
@@ -29,7 +28,7 @@ class Held(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for value in tree_leaves(result):
+        for value in result if isinstance(result, list | tuple) else (result,):
             if isinstance(value, Tensor):
                 storage = value.untyped_storage()
                 self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
