@@ -22,6 +22,9 @@ from tests.sent import observed, received
 
 B, S, R = 16, 32, 64
 X, W, Y = (8 * size for size in (B * S, S * R, B * R))
+SCALE = 8
+"""Bytes of the gradient of the scale, which shares a message with that of W where both are
+all-reduced; alone it is not counted."""
 
 
 class Product(nn.Module):
@@ -62,7 +65,7 @@ def ring(n: int, *terms: tuple[int, float]) -> Fraction:
 SCHEMES = {
     "data parallel": Scheme(
         "4", "m", "[S(0)]", "[R]", "[S(0)]", "[R]", "[S(0)]",
-        Fraction(0), 2 * ring(4, (W, 1)), Fraction(X + Y, 4) + W,
+        Fraction(0), 2 * ring(4, (W + SCALE, 1)), Fraction(X + Y, 4) + W,
     ),
     "ZeRO-3": Scheme(
         "4", "m", "[S(0)]", "[S(0)]", "[S(0)]", "[S(0)]", "[S(0)]",
@@ -93,7 +96,7 @@ SCHEMES = {
     ),
     "data x tensor": Scheme(
         "2x4", "m,n", "[S(0), R]", "[R, S(1)]", "[S(0), S(1)]", "[R, S(1)]", "[S(0), R]",
-        Fraction(0), 2 * ring(4, (X, 2)) + 2 * ring(2, (W, 4)),
+        Fraction(0), 2 * ring(4, (X, 2)) + 2 * ring(2, (W, 4), (SCALE, 1)),
         Fraction(X, 2) + Fraction(Y, 8) + Fraction(W, 4),
     ),
 }  # fmt: skip
