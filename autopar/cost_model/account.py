@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.buckets import Sharing, is_bucketed, sharing
+from autopar.cost_model.flops import flops
 from autopar.cost_model.liveness import peak_memory
 from autopar.cost_model.moves import move_ns, sent, to_ns
-from autopar.cost_model.work import flops, node_s, traffic
+from autopar.cost_model.work import node_s, traffic
 from autopar.dataflow import Group, groups, is_saved
 from autopar.errors import PlanMismatchError
 from autopar.graph import Graph, Node

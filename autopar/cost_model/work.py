@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from autopar import moe
 from autopar.cost_model.attention import FLOPS as ATTENTION_FLOPS
-from autopar.cost_model.attention import attention_flops, attention_s
+from autopar.cost_model.attention import attention_s
 from autopar.cost_model.compute import op_s
+from autopar.cost_model.flops import CONTRACTIONS, flops
 from autopar.dataflow import Group, root_of
 from autopar.graph import Graph, Node, Phase, Ref, Role
 from autopar.mesh import Device
@@ -22,17 +22,7 @@ from autopar.reshard import local_bytes
 from autopar.sharding import Sharding
 from autopar.strategy import num_shards
 
-_CONTRACTIONS = {
-    "aten.mm.default",
-    "aten.addmm.default",
-    "aten.bmm.default",
-    "aten.baddbmm.default",
-}
-_UNFUSED = _CONTRACTIONS | set(ATTENTION_FLOPS) | moe.OPS | {
-    "aten.embedding.default", "aten.embedding_dense_backward.default",
-    "aten.convolution.default", "aten.convolution_backward.default",
-}  # fmt: skip
-_EPILOGUE_FLOPS = 1.0
+_UNFUSED = CONTRACTIONS | {"aten.embedding.default", "aten.embedding_dense_backward.default"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +67,6 @@ def _writes(graph: Graph, node: Node, users: set[int]) -> bool:
         return True
     others = (graph.nodes[index] for index in users)
     return any(not is_fusible(user) or user.phase is not node.phase for user in others)
-
-
-def flops(node: Node, graph: Graph) -> float:
-    """Floating-point operations of the whole (unsharded) op.
-
-    A contraction does two per point of its factors (one multiplication, one addition); attention
-    as `attention_flops` says, experts as in `moe`; anything else one per output element.
-    """
-    if node.op in _CONTRACTIONS:
-        return 2.0 * prod(graph.atoms[f.atom].size for f in node.factors)
-    if node.op in ATTENTION_FLOPS:
-        return attention_flops(node, graph)
-    if node.op in moe.OPS:
-        return moe.flops(node, graph)
-    return _EPILOGUE_FLOPS * sum(prod(tensor.shape) for tensor in node.outputs)
 
 
 def node_s(

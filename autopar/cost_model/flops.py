@@ -1,0 +1,70 @@
+"""Floating-point operations of whole (unsharded) ops.
+
+Two per multiplication and addition. A contraction has its own count; every other op is taken to do
+one operation per element that it makes, which its memory traffic hides on any device.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from autopar import moe
+from autopar.cost_model.attention import FLOPS as ATTENTION_FLOPS
+from autopar.cost_model.attention import attention_flops
+from autopar.graph import Graph, Node, Ref
+
+_PRODUCTS = frozenset(
+    f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "dot")
+)
+_GROUPED = {
+    "aten._grouped_mm.default": 1,
+    "transformers.grouped_mm_fallback.default": 1,
+    "transformers.grouped_mm_fallback_backward.default": 2,
+}
+"""Products of rows with the matrix of their group, and how many."""
+
+_CONVOLUTION = "aten.convolution.default"
+_CONVOLUTION_BACKWARD = "aten.convolution_backward.default"
+
+CONTRACTIONS = (
+    _PRODUCTS | set(_GROUPED) | {_CONVOLUTION, _CONVOLUTION_BACKWARD} | set(ATTENTION_FLOPS)
+) | moe.OPS
+"""Ops whose arithmetic may take longer than their memory traffic."""
+
+
+def flops(node: Node, graph: Graph) -> float:
+    """What `node` does on all devices together."""
+    if node.op in _PRODUCTS:
+        return 2.0 * prod(graph.atoms[f.atom].size for f in node.factors)
+    if node.op in _GROUPED:
+        return 2.0 * _GROUPED[node.op] * _grouped_points(node, graph)
+    if node.op in (_CONVOLUTION, _CONVOLUTION_BACKWARD):
+        return _convolution(node, graph)
+    if node.op in ATTENTION_FLOPS:
+        return attention_flops(node, graph)
+    if node.op in moe.OPS:
+        return moe.flops(node, graph)
+    return float(sum(prod(tensor.shape) for tensor in node.outputs))
+
+
+def _grouped_points(node: Node, graph: Graph) -> int:
+    """Every row (or column) meets the matrix of one group alone, unless both have groups."""
+    left, right = (graph.type_of(ref).shape for ref in node.inputs[:2])
+    return prod(left[-2:] if len(right) == 2 else left) * right[-1]
+
+
+def _convolution(node: Node, graph: Graph) -> float:
+    """A product with each weight at every pixel of the side that has the strides' fewer: the result
+    or, transposed, the input. Backward does it once per gradient that is wanted."""
+    forward = node.op == _CONVOLUTION
+    types = graph.input_types(node)
+    if forward:
+        x, weight, result, transposed, times = *types[:2], node.outputs[0], node.args[6], 1
+    else:
+        result, x, weight = types[:3]
+        mask = node.args[10]
+        assert isinstance(mask, tuple)
+        transposed, times = node.args[7], sum(map(bool, mask[:2]))
+    assert not isinstance(transposed, Ref)
+    side = x if transposed else result
+    return 2.0 * times * side.shape[0] * prod(side.shape[2:]) * prod(weight.shape)
