@@ -16,7 +16,11 @@ unit of its key or a quantity in quotes:
 
     [[levels]]
     size = 8
-    link = {name = "switch", bytes_per_s = "400GB/s", latency_s = "2us", source = "measured"}
+    link.name = "switch"
+    link.bytes_per_s = "400GB/s"
+    link.latency_s = "2us"                # of each step of a collective
+    link.start_s = "14us"                 # of any collective
+    link.source = "measured"
 
     [host]
     memory_bytes = "256GiB"
@@ -87,7 +91,9 @@ def cluster_to_toml(cluster: Cluster) -> str:
     lines += [f"flops_per_s = {{{flops}}}"]
     lines += _pairs(device, "memory_bytes", "memory_bytes_per_s", "launch_s", "source")
     for level in cluster.levels:
-        link = ", ".join(_pairs(level.link, "name", "bytes_per_s", "latency_s", "source"))
+        link = ", ".join(
+            _pairs(level.link, "name", "bytes_per_s", "latency_s", "start_s", "source")
+        )
         lines += ["", "[[levels]]", f"size = {level.size}", f"link = {{{link}}}"]
     lines += ["", "[host]", *_pairs(host, "memory_bytes", "bytes_per_s", "latency_s", "source")]
     return "\n".join(lines) + "\n"
@@ -113,6 +119,7 @@ class _LinkTable(_File):
     name: str | None = None
     bytes_per_s: Figure | None = None
     latency_s: Figure | None = None
+    start_s: Figure | None = None
     source: str | None = None
 
 
@@ -214,7 +221,11 @@ def _levels(tables: list[_LevelTable], system: System | None, where: str) -> tup
             base = None
             if given.preset is not None:
                 base = _preset_link(_preset(given.preset, LINKS, "link", here, {}).name, below)
-            readers = {"bytes_per_s": parse_bytes_per_s, "latency_s": parse_seconds}
+            readers = {
+                "bytes_per_s": parse_bytes_per_s,
+                "latency_s": parse_seconds,
+                "start_s": parse_seconds,
+            }
             link = _merge(given, base, Link, readers, f"{here}.link")
         levels.append(Level(table.size, link))
     return tuple(levels)
@@ -316,6 +327,7 @@ def _checked(cluster: Cluster, where: str) -> Cluster:
         positive[f"levels[{k}].size"] = level.size
         positive[f"levels[{k}].link.bytes_per_s"] = level.link.bytes_per_s
         not_negative[f"levels[{k}].link.latency_s"] = level.link.latency_s
+        not_negative[f"levels[{k}].link.start_s"] = level.link.start_s
     for key, value in positive.items():
         if not (isfinite(value) and value > 0):
             _refuse(where, key, f"{value}: it must be more than 0")

@@ -30,11 +30,13 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """What one device can send (and receive) at once through a level of the cluster."""
+    """What one device can send (and receive) at once through a level of the cluster. A collective
+    takes `start_s` however little it sends and to whom, and `latency_s` for each of its steps."""
 
     name: str
     bytes_per_s: float
     latency_s: float
+    start_s: float
     source: str
 
 

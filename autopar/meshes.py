@@ -88,9 +88,10 @@ def _axis(name: str, size: int, stride: int, cluster: Cluster) -> Axis:
     return Axis(name, size, link, shared if inner else 1, inner)
 
 
-def _signature(axis: Axis) -> tuple[int, float, float, float, str]:
+def _signature(axis: Axis) -> tuple[int, float, float, float, float, str]:
     link = axis.link
-    return axis.size, link.bytes_per_s, axis.ring_bytes_per_s, link.latency_s, link.name
+    rates = (link.bytes_per_s, axis.ring_bytes_per_s)
+    return axis.size, *rates, link.latency_s, link.start_s, link.name
 
 
 def _factorizations(n: int, num_factors: int) -> Iterator[tuple[int, ...]]:

@@ -17,7 +17,23 @@ from autopar.mesh import Device, Host, Link
 _LAUNCH_S = 5e-6
 """Host time to launch one CUDA kernel from C++: 3 to 8 us on current servers; an estimate."""
 
-_NCCL = "latency of a ring step, protocol LL128, in NCCL's tuning table (src/graph/tuning.cc)"
+_NCCL = (
+    "latency of a ring step and of its start, protocol LL128, in NCCL's tuning table "
+    "(src/graph/tuning.cc)"
+)
+_START_S = 14e-6
+
+
+def _per_direction(device: str, both_ways: str) -> str:
+    return f"{device} datasheet: {both_ways}, half per direction; {_NCCL}"
+
+
+def _lanes(rate: str) -> str:
+    return f"{rate}, 16 lanes, 128b/130b; {_NCCL}"
+
+
+def _adapters(rate: str) -> str:
+    return f"{rate}, one adapter per GPU; {_NCCL}"
 
 
 def _gpu(
@@ -129,23 +145,29 @@ ALIASES: dict[str, str] = {"A100-80G": "A100", "V100-32G": "V100", "H100-80G": "
 LINKS: dict[str, Link] = {
     link.name: link
     for link in (
-        Link("NVLink 2", 150e9, 1.9e-6, f"V100 datasheet: 300 GB/s, half per direction; {_NCCL}"),
-        Link("NVLink 3", 300e9, 1.9e-6, f"A100 datasheet: 600 GB/s, half per direction; {_NCCL}"),
-        Link("NVLink 4", 450e9, 1.9e-6, f"H100 datasheet: 900 GB/s, half per direction; {_NCCL}"),
+        Link("NVLink 2", 150e9, 1.9e-6, _START_S, _per_direction("V100", "300 GB/s")),
+        Link("NVLink 3", 300e9, 1.9e-6, _START_S, _per_direction("A100", "600 GB/s")),
+        Link("NVLink 4", 450e9, 1.9e-6, _START_S, _per_direction("H100", "900 GB/s")),
+        Link("NVLink 5", 900e9, 1.9e-6, _START_S, _per_direction("DGX B200", "1.8 TB/s")),
+        Link("PCIe 4 x16", 31.5e9, 2.5e-6, _START_S, _lanes("PCIe 4.0: 16 GT/s")),
+        Link("PCIe 5 x16", 63.0e9, 2.5e-6, _START_S, _lanes("PCIe 5.0: 32 GT/s")),
+        Link("InfiniBand HDR 200", 25e9, 4e-6, _START_S, _adapters("HDR: 200 Gb/s")),
+        Link("InfiniBand NDR 400", 50e9, 4e-6, _START_S, _adapters("NDR: 400 Gb/s")),
         Link(
-            "NVLink 5", 900e9, 1.9e-6, f"DGX B200 datasheet: 1.8 TB/s, half per direction; {_NCCL}"
+            "Ethernet 100G",
+            12.5e9,
+            25e-6,
+            _START_S,
+            "100GBASE: 100 Gb/s per node; latency: estimate, TCP; start: as the other links",
         ),
-        Link("PCIe 4 x16", 31.5e9, 2.5e-6, f"PCIe 4.0: 16 GT/s, 16 lanes, 128b/130b; {_NCCL}"),
-        Link("PCIe 5 x16", 63.0e9, 2.5e-6, f"PCIe 5.0: 32 GT/s, 16 lanes, 128b/130b; {_NCCL}"),
-        Link("InfiniBand HDR 200", 25e9, 4e-6, f"HDR: 200 Gb/s, one adapter per GPU; {_NCCL}"),
-        Link("InfiniBand NDR 400", 50e9, 4e-6, f"NDR: 400 Gb/s, one adapter per GPU; {_NCCL}"),
-        Link("Ethernet 100G", 12.5e9, 25e-6, "100GBASE: 100 Gb/s per node; latency: estimate, TCP"),
         Link(
             "gloo loopback",
-            0.4e9,
-            1e-3,
+            0.8e9,
+            0.5e-3,
+            1.5e-3,
             "measured: gloo over TCP within one machine, four processes on two cores that they "
-            "share; all-reduce of 16 B in 6.2 ms, of 4 MiB in 20 ms, of 16 MiB in 76 ms",
+            "share; all-reduce of 16 B in 3.3 ms, of 1 MiB in 7.1 ms, of 4 MiB in 11 ms, in pairs "
+            "of processes 2.8, 3.3 and 8.5 ms",
         ),
     )
 }

@@ -144,5 +144,5 @@ def _lowest_dtype(graph: Graph) -> str:
 
 def _mesh(structure: Structure) -> Mesh:
     """The plan's mesh; its links matter to prices alone."""
-    link = Link("none", 0.0, 0.0, "simulated")
+    link = Link("none", 0.0, 0.0, 0.0, "simulated")
     return Mesh(tuple(Axis(axis.name, axis.size, link) for axis in structure.mesh))

@@ -1,8 +1,9 @@
-"""Seconds and bytes of one collective on one mesh axis: latency + bytes / bandwidth.
+"""Seconds and bytes of one collective on one mesh axis: start + latency + bytes / bandwidth.
 
 The formulas are those of Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 Operations in MPICH" (2005), with n ranks, latency a per step, bandwidth b per device and direction,
-and B the bytes of the unsharded side of the local tensor:
+and B the bytes of the unsharded side of the local tensor; every collective but a slice takes the
+link's `start_s` on top:
 
     all_gather      ring                (n - 1) a + (n - 1)/n B / b
     reduce_scatter  ring                (n - 1) a + (n - 1)/n B / b
@@ -17,8 +18,7 @@ Rings (and trees) over several nodes go through all adapters of a node at once, 
 own adapter.
 The all-reduce takes the faster of its two. The tree is the pipelined double binary tree of
 Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
-(2009), which NCCL uses. The adding up inside a reduction and the launch of the kernel are not in
-these figures.
+(2009), which NCCL uses. The adding up inside a reduction is not in these figures.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ def collective_s(
     """Seconds of collective `kind` over `axis`, all of whose groups run it at once.
 
     `in_bytes` and `out_bytes` are the bytes of one rank's input and output; `latency_share` is the
-    part of the latency that falls to them, where others are in the same message. The result is
-    continuous and never falls as the bytes grow. ValueError if `kind` is unknown or the bytes
+    part of start and latency that falls to them, where others are in the same message. The result
+    is continuous and never falls as the bytes grow. ValueError if `kind` is unknown or the bytes
     contradict it.
     """
     n = axis.size
     whole = _whole_bytes(kind, in_bytes, out_bytes)
     if n == 1 or kind == "slice":
         return 0.0
-    latency_s = latency_share * axis.link.latency_s
+    latency_s, start_s = (latency_share * s for s in (axis.link.latency_s, axis.link.start_s))
     if kind == "permute":
-        return latency_s + whole / axis.link.bytes_per_s
+        return start_s + latency_s + whole / axis.link.bytes_per_s
     bytes_per_s = axis.link.bytes_per_s if kind == "all_to_all" else axis.ring_bytes_per_s
     ring_s = (n - 1) * latency_s + (n - 1) / n * whole / bytes_per_s
     if kind != "all_reduce":
-        return ring_s
+        return start_s + ring_s
     tree_s = 2 * _log2_ceil(n) * latency_s + 2 * whole / bytes_per_s
-    return min(2 * ring_s, tree_s)
+    return start_s + min(2 * ring_s, tree_s)
 
 
 def received_bytes(kind: str, in_bytes: int, out_bytes: int, n: int) -> int:

@@ -85,7 +85,11 @@ size = 2
 
 [[levels]]
 size = 8
-link = {name = "switch", bytes_per_s = "400GB/s", latency_s = 2e-6, source = "measured"}
+link.name = "switch"
+link.bytes_per_s = "400GB/s"
+link.latency_s = 2e-6
+link.start_s = "14us"
+link.source = "measured"
 
 [host]
 memory_bytes = "64GiB"
@@ -105,7 +109,7 @@ def test_a_file_overrides_presets(tmp_path: Path) -> None:
     assert cluster.levels == (
         Level(3, LINKS["InfiniBand HDR 200"]),
         Level(2, LINKS["InfiniBand NDR 400"]),
-        Level(8, Link("switch", 400e9, 2e-6, "measured")),
+        Level(8, Link("switch", 400e9, 2e-6, 14e-6, "measured")),
     )
     assert cluster.host.memory_bytes == 64 * 2**30
     assert cluster.host.bytes_per_s == parse_cluster("H100").host.bytes_per_s
@@ -148,7 +152,10 @@ LEVEL = "[[levels]]\nsize = 2\n"
         ('device = "H100"\n[[levels]]\nsize = 0', r"levels\[0\].size is 0"),
         ('device = "H100"\n' + LEVEL * 3, r"levels\[0\] has no link"),
         ('device = "H100"\n' + LEVEL + 'link = "NVLnk 4"', r"levels\[0\]: .*mean NVLink 4"),
-        ('device = "H100"\n' + LEVEL + "link = {bytes_per_s = 1}", "link lacks name, latency_s"),
+        (
+            'device = "H100"\n' + LEVEL + "link = {bytes_per_s = 1}",
+            "link lacks name, latency_s, start_s",
+        ),
         (
             'device = "H100"\n' + LEVEL + 'link = {preset = "NVLink 4", bytes_per_s = "450GB"}',
             r"levels\[0\].link.bytes_per_s: '450GB'.*25GB/s",
@@ -213,7 +220,14 @@ clusters = st.builds(
         st.builds(
             Level,
             size=st.integers(1, 64),
-            link=st.builds(Link, name=texts, bytes_per_s=positive, latency_s=seconds, source=texts),
+            link=st.builds(
+                Link,
+                name=texts,
+                bytes_per_s=positive,
+                latency_s=seconds,
+                start_s=seconds,
+                source=texts,
+            ),
         ),
         min_size=1,
         max_size=3,

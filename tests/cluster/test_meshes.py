@@ -93,7 +93,7 @@ def build(levels: list[tuple[int, int]]) -> Cluster:
     """Levels of (size, bandwidth) around an H100."""
     base = parse_cluster("H100")
     built = tuple(
-        Level(size, Link(f"link {k}", float(speed), 1e-6, "test"))
+        Level(size, Link(f"link {k}", float(speed), 1e-6, 1e-6, "test"))
         for k, (size, speed) in enumerate(levels)
     )
     return Cluster("test", base.device, built, base.host)

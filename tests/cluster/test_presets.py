@@ -38,7 +38,7 @@ def test_links_are_sourced() -> None:
     assert set(LINKS) >= SHARED_LINKS
     for name, link in LINKS.items():
         assert link.name == name and link.source
-        assert link.bytes_per_s > 0 and link.latency_s > 0
+        assert link.bytes_per_s > 0 and link.latency_s > 0 and link.start_s > 0
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name != "cpu"])

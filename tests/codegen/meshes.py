@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autopar.mesh import Axis, Link, Mesh
 
-_LINK = Link("none", 1.0, 0.0, "tests")
+_LINK = Link("none", 1.0, 0.0, 0.0, "tests")
 
 
 def mesh(*sizes: int) -> Mesh:

@@ -10,7 +10,7 @@ from autopar.cost_model.collectives import collective_s, received_bytes
 from autopar.mesh import Axis, Link
 from autopar.reshard import KINDS
 
-LINK = Link("test", 100e9, 2e-6, "test")
+LINK = Link("test", 100e9, 2e-6, 10e-6, "test")
 
 
 def axis(size: int, link: Link = LINK) -> Axis:
@@ -51,13 +51,14 @@ def received(kind: str, whole: int, n: int) -> int:
     ],
 )
 def test_formulas_on_eight_ranks(kind: str, whole: int, expected_s: float) -> None:
-    assert seconds(kind, whole, 8) == pytest.approx(expected_s, rel=1e-12)
+    start_s = 0.0 if kind == "slice" else LINK.start_s
+    assert seconds(kind, whole, 8) == pytest.approx(start_s + expected_s, rel=1e-12)
 
 
 def test_ring_and_tree_take_turns() -> None:
     """With n = 8 they cost the same where 8 a = B / (4 b): the price has no jump there."""
     even = round(4 * 8 * LINK.latency_s * LINK.bytes_per_s)
-    tree_s = 6 * LINK.latency_s + 2 * even / LINK.bytes_per_s
+    tree_s = LINK.start_s + 6 * LINK.latency_s + 2 * even / LINK.bytes_per_s
     assert seconds("all_reduce", even, 8) == pytest.approx(tree_s, rel=1e-12)
     step = 800
     below = seconds("all_reduce", even, 8) - seconds("all_reduce", even - step, 8)
@@ -81,6 +82,7 @@ links = st.builds(
     name=st.just("test"),
     bytes_per_s=st.floats(1e8, 1e12),
     latency_s=st.floats(0, 1e-3),
+    start_s=st.floats(0, 1e-3),
     source=st.just("test"),
 )
 

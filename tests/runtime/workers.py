@@ -73,7 +73,7 @@ def slow_devices(count: int = 4) -> Cluster:
     """Devices so slow, and links so fast, that it pays to divide all work."""
     cpus = parse_cluster(f"{count}xcpu")
     device = replace(cpus.device, flops_per_s=(("float32", 1e6),), launch_s=0.0)
-    link = Link("fast", 1e12, 1e-9, "made up")
+    link = Link("fast", 1e12, 1e-9, 0.0, "made up")
     return replace(cpus, device=device, levels=(Level(count, link),))
 
 
