@@ -51,7 +51,7 @@ def candidate_meshes(cluster: Cluster, max_axes: int = 2) -> tuple[Mesh, ...]:
         raise ClusterError(f"a mesh search takes 1 to {len(_NAMES) - 1} axes, not {max_axes}")
     if cluster.num_devices == 1:
         return (Mesh(()),)
-    found: dict[tuple[tuple[int, float, float, float, str], ...], Mesh] = {}
+    found: dict[tuple[tuple[int, float, float, float, float, str], ...], Mesh] = {}
     for num_axes in range(1, max_axes + 1):
         for sizes in _factorizations(cluster.num_devices, num_axes):
             mesh = _lay(_NAMES[num_axes], sizes, cluster)
