@@ -29,12 +29,15 @@ from autopar.runtime.verify import (
     Step,
     differences,
     eager_step,
+    seeded,
     tangents,
     whole_tensors,
 )
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from autopar.tracer import Traced
 
 
 def verify(
@@ -79,6 +82,27 @@ def compare(
         model, args, kwargs = cast(copy.deepcopy(model), args, kwargs, dtype)
         traced = trace_for_training(model, args, kwargs, Options())
         plan = _in_dtype_of(plan, traced.graph)
+    return compare_traced(
+        traced, plan, model, args, kwargs, seed=seed, tolerance=tolerance, progress=progress
+    )
+
+
+def compare_traced(
+    traced: Traced,
+    plan: Plan,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    seed: int = 0,
+    tolerance: float | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """`compare` for a model that was traced for (args, kwargs), and a plan that fits the graph.
+
+    Both steps draw their random numbers, if any, from a generator that starts from `seed`; the
+    caller's is left as it was.
+    """
     graph = traced.graph
     program = generate(traced.gm, graph, plan)
     lowest = _lowest_dtype(graph)
@@ -87,17 +111,19 @@ def compare(
     device = next((tensor.device for tensor in tensors.values()), None)
     directions = tangents(graph, seed, device)
     progress("running the model")
-    eager = eager_step(model, args, kwargs, graph, directions)
+    with seeded(seed):
+        eager = eager_step(model, args, kwargs, graph, directions)
     progress(f"running {plan.world_size} ranks")
-    result = train_step(
-        program,
-        _mesh(plan.structure),
-        graph,
-        plan.structure,
-        tensors,
-        directions,
-        tolerance=allowed,
-    )
+    with seeded(seed):
+        result = train_step(
+            program,
+            _mesh(plan.structure),
+            graph,
+            plan.structure,
+            tensors,
+            directions,
+            tolerance=allowed,
+        )
     return Report(
         model=plan.structure.model,
         plan=plan.digest,

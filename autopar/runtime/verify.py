@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,14 @@ def tangents(graph: Graph, seed: int, device: torch.device | None) -> dict[int, 
             direction = torch.randn(kind.shape, generator=generator, dtype=torch.float64)
         found[int(node.target)] = direction.to(device, getattr(torch, kind.dtype))
     return found
+
+
+@contextmanager
+def seeded(seed: int) -> Generator[None, None, None]:
+    """Inside, random numbers are those that follow `seed`; outside, as if none were drawn."""
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
 
 
 def eager_step(

@@ -1,0 +1,85 @@
+"""Whether a drawn model computes on every mesh, under any plan, what it computes alone."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hypothesis import reject
+from torch import nn
+
+from autopar.errors import UnknownOpWarning
+from autopar.runtime.verify import Step, differences, eager_step, seeded, tangents
+from autopar.tracer import Traced, trace
+from autopar.verify import compare_traced
+from tests.codegen.meshes import mesh
+from tests.codegen.random_plans import random_plan
+from tests.fuzz.programs import Program
+from tests.planned import plan_for
+
+TOLERANCE = 1e-9
+NUDGE = 1e-12
+ILL_CONDITIONED = 1e-8
+"""A model whose results move this far when what goes in moves by `NUDGE` amplifies rounding: what
+differs there proves nothing."""
+
+
+@dataclass(frozen=True)
+class On:
+    """A mesh of `sizes`, and the seed of a random plan; without one, the plan chosen."""
+
+    sizes: tuple[int, ...]
+    seed: int | None = field(default=None)
+
+
+def check(program: Program, places: Sequence[On]) -> Traced:
+    """AssertionError or VerificationError where a step on one of `places` is not eager's."""
+    model, args = program.build()
+    traced = traced_model(model, args)
+    if not is_sound(model, args, traced):
+        reject()
+    for place in places:
+        check_plan(traced, model, args, place)
+    return traced
+
+
+def traced_model(model: nn.Module, args: tuple[Any, ...]) -> Traced:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UnknownOpWarning)
+        return trace(model, args)
+
+
+def check_plan(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: On) -> None:
+    if place.seed is None:
+        plan = plan_for(traced.graph, "x".join(map(str, place.sizes)))
+    else:
+        plan = random_plan(traced.graph, mesh(*place.sizes), place.seed)
+    compare_traced(traced, plan, model, args, {}, tolerance=TOLERANCE).check()
+
+
+def is_sound(model: nn.Module, args: tuple[Any, ...], traced: Traced) -> bool:
+    """Whether eager can differentiate the model, and its results are finite and well-conditioned"""
+    nudged = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for state in (*nudged.parameters(), *nudged.buffers()):
+            noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
+            state.mul_(1 + NUDGE * noise)
+    try:
+        first, second = (_eager(each, args, traced) for each in (model, nudged))
+    except RuntimeError as error:
+        if "modified by an inplace operation" in str(error):
+            return False
+        raise
+    values = (*first.outputs.values(), *first.gradients.values())
+    finite = all(bool(x.isfinite().all()) for x in values)
+    return finite and all(d.relative <= ILL_CONDITIONED for d in differences(second, first))
+
+
+def _eager(model: nn.Module, args: tuple[Any, ...], traced: Traced) -> Step:
+    with seeded(0):
+        return eager_step(model, args, {}, traced.graph, tangents(traced.graph, 0, None))

@@ -1,0 +1,39 @@
+"""Models nobody wrote compute on several meshes what they compute alone.
+
+`make fuzz` draws more of them (FUZZ_MODELS, from number FUZZ_FIRST on), and makes those that fail
+as small as it can.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, seed, settings
+
+from tests.fuzz.checking import On, check
+from tests.fuzz.models import places, programs
+from tests.fuzz.programs import Program
+
+MODELS = int(os.environ.get("FUZZ_MODELS", "25"))
+FIRST = int(os.environ.get("FUZZ_FIRST", "0"))
+PHASES = [Phase.generate, Phase.shrink] if "FUZZ_MODELS" in os.environ else [Phase.generate]
+
+
+@pytest.mark.parametrize("number", range(FIRST, FIRST + MODELS))
+def test_a_drawn_model_equals_eager(number: int) -> None:
+    """One example for each number: hypothesis would draw most of several alike."""
+
+    @seed(number)
+    @settings(
+        max_examples=1,
+        database=None,
+        phases=PHASES,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(program=programs(), on=places())
+    def example(program: Program, on: list[On]) -> None:
+        note(repr(program))
+        check(program, on)
+
+    example()
