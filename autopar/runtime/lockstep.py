@@ -215,7 +215,7 @@ def train_step(
     by position of the output; 1 where a loss has none. VerificationError if ranks that should hold
     the same differ by more than `tolerance` (relative).
     """
-    step = _Step(mesh, graph, structure, tolerance)
+    step = _Step(mesh, graph, structure, tolerance, program.detached_shardings)
     with torch.no_grad():
         forward = step.split(program.forward_inputs, tensors)
         results = run(program.forward, mesh, forward)
@@ -257,8 +257,16 @@ def _tangent(given: dict[int, Tensor], name: str, outputs: Mapping[str, Tensor])
 class _Step:
     """How whole tensors and those of ranks relate, for the inputs and outputs of a program."""
 
-    def __init__(self, mesh: Mesh, graph: Graph, structure: Structure, tolerance: float) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        graph: Graph,
+        structure: Structure,
+        tolerance: float,
+        detached: Mapping[int, str],
+    ) -> None:
         self.mesh, self.graph, self.structure, self.tolerance = mesh, graph, structure, tolerance
+        self.detached = detached
         self.params = {node.target: node for node in graph.with_role(Role.PARAM)}
         self.inputs = {node.target: node for node in graph.with_role(Role.INPUT)}
         self.leaving = {
@@ -304,7 +312,7 @@ class _Step:
         if node.role is Role.GRAD:
             sharding = Sharding.parse(self.structure.params[node.target].storage)
         elif node.role is Role.DETACHED:
-            sharding = Sharding.parse(self.structure.outputs[node.key])
+            sharding = Sharding.parse(self.detached[int(node.target)])
         return unshard(
             pieces, kind, self.graph.atoms, sharding, self.mesh,
             tolerance=self.tolerance, name=name,

@@ -1,0 +1,369 @@
+"""Faults in the rewriter: collectives, values, arguments, exchanges, passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from autopar.codegen import emit, exchange, localize, passes, values
+from autopar.codegen.collectives import Emitter
+from autopar.codegen.emit import _Generator
+from autopar.codegen.exchange import Peers
+from autopar.codegen.values import LocalGraph, Values
+from autopar.dataflow import Group
+from autopar.graph import Node, Phase, Role
+from autopar.reshard import Collective
+from autopar.sharding import Sharding
+from tests.codegen.test_collectives import test_every_step
+from tests.codegen.test_passes import test_wait_and_layout_sink_to_the_first_use
+from tests.faults.table import by_test, exchanged, fault, verified
+
+aten, c10d = torch.ops.aten, torch.ops._c10d_functional
+Patch = pytest.MonkeyPatch
+
+
+def instead(
+    patch: Patch, kind: str, write: Callable[[Emitter, fx.Node, Collective], fx.Node]
+) -> None:
+    """`write` stands for the emitter of steps of `kind`."""
+    original = Emitter.emit
+
+    def emitted(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
+        return write(self, x, move) if move.kind == kind else original(self, x, move)
+
+    patch.setattr(Emitter, "emit", emitted)
+
+
+def reduced(self: Emitter, x: fx.Node, how: str, axis: str) -> fx.Node:
+    return self._wait(c10d.all_reduce.default, self._contiguous(x), how, axis)
+
+
+@fault(verified("data parallel"))
+def all_reduce_left_out(patch: Patch) -> None:
+    instead(patch, "all_reduce", lambda self, x, move: self._contiguous(x))
+
+
+@fault(verified("data parallel"))
+def all_reduce_twice(patch: Patch) -> None:
+    instead(
+        patch,
+        "all_reduce",
+        lambda self, x, move: reduced(self, reduced(self, x, "sum", self.axis), "sum", self.axis),
+    )
+
+
+@fault(verified("data parallel"))
+def largest_for_the_sum(patch: Patch) -> None:
+    instead(patch, "all_reduce", lambda self, x, move: reduced(self, x, "max", self.axis))
+
+
+@fault(verified("tensor parallel"))
+def all_reduce_over_the_other_axis(patch: Patch) -> None:
+    other = {"dp": "tp", "tp": "dp"}
+    instead(
+        patch,
+        "all_reduce",
+        lambda self, x, move: reduced(self, x, "sum", other.get(self.axis, self.axis)),
+    )
+
+
+@fault(by_test(test_every_step, "b c", (2, 2)))
+def gather_over_the_other_axis(patch: Patch) -> None:
+    other = {"ax0": "ax1", "ax1": "ax0"}
+
+    def gathered(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
+        twin = Emitter(self.graph, other[self.axis], self.num, self.before, self.after)
+        return twin._all_gather(x, move.source.slot)
+
+    instead(patch, "all_gather", gathered)
+
+
+@fault(verified("zero"))
+def scatter_of_the_pieces_in_reverse(patch: Patch) -> None:
+    def scattered(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
+        dim, length = move.target.dim, self.after.shape[move.target.dim]
+        turned = self._call(aten.roll.default, x, [length], [dim])
+        return self._reduce_scatter(turned, move.target.slot)
+
+    instead(patch, "reduce_scatter", scattered)
+
+
+@fault(by_test(test_every_step, "b c", (2,)))
+def gather_that_is_not_laid_out(patch: Patch) -> None:
+    def gathered(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
+        wide = self._wait(
+            c10d.all_gather_into_tensor.default, self._contiguous(x), self.num, self.axis
+        )
+        return self._call(aten.reshape.default, wide, list(self.after.shape))
+
+    instead(patch, "all_gather", gathered)
+
+
+@fault(by_test(test_every_step, "d (b c) a", (2,)))
+def exchange_with_its_pieces_in_reverse(patch: Patch) -> None:
+    def exchanged_pieces(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
+        dim = move.target.dim
+        length = self.before.shape[dim] // self.num
+        turned = self._call(aten.roll.default, x, [length], [dim])
+        return self._all_to_all(turned, move.source.slot, move.target.slot)
+
+    instead(patch, "all_to_all", exchanged_pieces)
+
+
+@fault(verified("layers"))
+def shard_that_begins_one_row_late(patch: Patch) -> None:
+    def late(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
+        dim = move.target.dim
+        return self._slice(self._call(aten.roll.default, x, [-1], [dim]), move.target.slot)
+
+    instead(patch, "slice", late)
+
+
+@fault(by_test(test_every_step, "(c a)", (2,)))
+def slice_of_the_dim_for_one_of_its_parts(patch: Patch) -> None:
+    def outer(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
+        return self._slice(x, (move.target.dim, 0))
+
+    instead(patch, "slice", outer)
+
+
+@fault(verified("data parallel"))
+def mean_never_divided(patch: Patch) -> None:
+    patch.setattr(_Generator, "_averaged_over", lambda self, node, output: 1)
+
+
+@fault(verified("data parallel"))
+def mean_divided_twice(patch: Patch) -> None:
+    original = _Generator._averaged_over
+    patch.setattr(
+        _Generator,
+        "_averaged_over",
+        lambda self, node, output: original(self, node, output) ** 2,
+    )
+
+
+@fault(verified("saved"))
+def activation_saved_before_it_is_reduced(patch: Patch) -> None:
+    """What is handed to backward is the value as its op left it, whatever it should be kept in."""
+    original = Values._save
+
+    def saved(self: Values, group: Group) -> fx.Node:
+        found = original(self, group)
+        forward = self.local[Phase.FORWARD]
+        made = forward.values[group.root, self.made_in(group.root)]
+        wanted, have = self.layout.source(group), self.made_in(group.root)
+        if have.has_partial and wanted.is_replicated:
+            forward.outputs[list(forward.outputs)[-1]] = made
+        return found
+
+    patch.setattr(Values, "_save", saved)
+
+
+@fault(verified("layers"))
+def partial_sum_for_the_whole(patch: Patch) -> None:
+    """A use that asks for the whole is given what another use asked for, a summand."""
+    original = Values.value
+
+    def shared(self: Values, group: Group, state: Sharding) -> fx.Node:
+        have = self.local[group.phase].values
+        for (root, held), value in have.items():
+            alike = all(a == b or (a.kind, b.kind) == ("P", "R") for a, b in zip(held, state))
+            if root == group.root and alike:
+                return value
+        return original(self, group, state)
+
+    patch.setattr(Values, "value", shared)
+
+
+@fault(verified("layers"), silent=False)
+def transposition_forgotten_in_backward(patch: Patch) -> None:
+    original = _Generator._view
+
+    def viewed(self: Any, graph: fx.Graph, index: int, value: Any, before: Any, after: Any) -> Any:
+        node = self.graph.nodes[index]
+        square = len(set(node.outputs[0].shape)) == 1
+        if node.op == "aten.t.default" and square and graph is self.values.local[
+            Phase.BACKWARD
+        ].graph:
+            return value
+        return original(self, graph, index, value, before, after)
+
+    patch.setattr(_Generator, "_view", viewed)
+
+
+@fault(verified("zero"), silent=False)
+def gradient_left_as_the_parameter_is_kept(patch: Patch) -> None:
+    original = _Generator._argument
+
+    def argument(self: Any, node: Node, arg: int) -> fx.Node:
+        if node.role is not Role.GRAD:
+            return original(self, node, arg)
+        group, _ = self.use_of[node.index, arg]
+        return self.values.value(group, self.values.made_in(group.root))
+
+    patch.setattr(_Generator, "_argument", argument)
+
+
+@fault(verified("states"))
+def buffer_updated_with_a_summand(patch: Patch) -> None:
+    """A new value of a buffer leaves the graph before it is reduced."""
+    original = _Generator._argument
+
+    def argument(self: Any, node: Node, arg: int) -> fx.Node:
+        group, use = self.use_of[node.index, arg]
+        made = self.values.made_in(group.root)
+        if node.role is Role.MUTATION and not use.chain and made.has_partial:
+            return self.values.value(group, made)
+        return original(self, node, arg)
+
+    patch.setattr(_Generator, "_argument", argument)
+
+
+@fault(verified("tensor parallel"))
+def loss_counted_by_every_rank(patch: Patch) -> None:
+    """The tangent of the loss grows with the number of ranks."""
+    original = LocalGraph.placeholder
+
+    def placed(self: LocalGraph, name: str) -> fx.Node:
+        found = original(self, name)
+        if not name.startswith("tangent:"):
+            return found
+        return self.graph.call_function(aten.mul.Scalar, (found, 2.0))
+
+    patch.setattr(LocalGraph, "placeholder", placed)
+
+
+@fault(verified("states"), silent=False)
+def output_in_another_sharding_than_said(patch: Patch) -> None:
+    original = _Generator._program
+
+    def program(self: Any) -> Any:
+        found = original(self)
+        for position, text in found.detached_shardings.items():
+            whole = Sharding.replicated(len(self.values.sizes))
+            other = whole.with_axis(0, Sharding.parse("[S(0)]")[0])
+            found.detached_shardings[position] = str(other if text == str(whole) else whole)
+        return found
+
+    patch.setattr(_Generator, "_program", program)
+
+
+@fault(verified("attention"), silent=False)
+def bounds_of_a_slice_left_as_traced(patch: Patch) -> None:
+    patch.delitem(localize._TABLE, "aten.slice.Tensor")
+    patch.delitem(localize._TABLE, "aten.split_with_sizes.default", raising=False)
+    patch.delitem(localize._TABLE, "aten.split.Tensor")
+
+
+@fault(verified("vocabulary"))
+def one_row_too_many_is_looked_up(patch: Patch) -> None:
+    original = Peers.local
+
+    def local(self: Peers, indices: fx.Node, length: int) -> Any:
+        at, _ = original(self, indices, length)
+        inside = self(
+            aten.logical_and.default,
+            self(aten.ge.Scalar, at, 0),
+            self(aten.le.Scalar, at, length),
+        )
+        return at, inside
+
+    patch.setattr(Peers, "local", local)
+
+
+@fault(verified("vocabulary"))
+def rows_of_other_ranks_not_masked(patch: Patch) -> None:
+    def embedding(p: Peers) -> list[fx.Node]:
+        weight, indices = p.args[:2]
+        rows = p.shapes.local_inputs[0][0]
+        at, _ = p.local(indices, rows)
+        return [p(aten.embedding.default, weight, p(aten.clamp.default, at, 0, rows - 1))]
+
+    patch.setitem(exchange._TABLE, "aten.embedding.default", embedding)
+
+
+@fault(verified("vocabulary"))
+def ignored_targets_counted(patch: Patch) -> None:
+    original = exchange._own_targets
+    patch.setattr(
+        exchange, "_own_targets", lambda p, target, _, classes: original(p, target, -7, classes)
+    )
+
+
+def not_sent(patch: Patch, left_out: str) -> None:
+    """Rows that should be reduced by `left_out` stay those of the rank."""
+    original = Peers.reduced
+
+    def kept(self: Peers, rows: fx.Node, how: str) -> fx.Node:
+        if how != left_out:
+            return original(self, rows, how)
+        for _ in exchange.exchange_axes(self.node, self.choice):
+            self._sent.pop(0)
+        return rows
+
+    patch.setattr(Peers, "reduced", kept)
+
+
+@fault(verified("vocabulary"))
+def largest_score_of_the_rank_alone(patch: Patch) -> None:
+    not_sent(patch, "max")
+
+
+@fault(exchanged("aten.native_layer_norm.default", "3"))
+def sums_of_the_rank_alone(patch: Patch) -> None:
+    not_sent(patch, "sum")
+
+
+@fault(verified("vocabulary"))
+def pieces_of_a_table_nested_the_other_way(patch: Patch) -> None:
+    patch.setattr(exchange, "nesting", lambda atom, axes: tuple(sorted(axes)))
+
+
+@fault(exchanged("aten._fused_rms_norm_backward.default", "2"))
+def gradient_of_a_norm_without_its_mean(patch: Patch) -> None:
+    original = exchange._mean
+
+    def halved(p: Peers, x: fx.Node, dims: list[int]) -> fx.Node:
+        return p(aten.mul.Scalar, original(p, x, dims), 0.5)
+
+    patch.setattr(exchange, "_mean", halved)
+
+
+@fault(by_test(test_wait_and_layout_sink_to_the_first_use))
+def waits_left_out(patch: Patch) -> None:
+    def without_waits(gm: fx.GraphModule) -> fx.GraphModule:
+        for node in gm.graph.find_nodes(op="call_function", target=c10d.wait_tensor.default):
+            node.replace_all_uses_with(node.all_input_nodes[0])
+            gm.graph.erase_node(node)
+        return gm
+
+    patch.setattr(passes, "PASSES", (*passes.PASSES, without_waits))
+
+
+@fault(verified("states"), silent=False)
+def output_of_an_op_taken_for_another(patch: Patch) -> None:
+    """Of what an op returns, always the first tensor is taken."""
+    original = emit._tensor_positions
+
+    def first(source: fx.Node) -> list[int] | None:
+        found = original(source)
+        return found if found is None else [0] * len(found)
+
+    patch.setattr(emit, "_tensor_positions", first)
+
+
+@fault(verified("layers"))
+def parameter_gathered_from_its_kept_state(patch: Patch) -> None:
+    """Steps of a route read their arcs backwards in the tree."""
+    original = values.path
+
+    def shortened(parents: Any, source: Sharding, target: Sharding) -> Any:
+        found = original(parents, source, target)
+        return tuple(m for m in found if not any(p.kind == "P" for p in m.source)) or found[-1:]
+
+    patch.setattr(values, "path", shortened)
+

@@ -1,0 +1,73 @@
+"""Faults in what the tracer makes of a model, and in the atoms of its dims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from autopar.tracer import aot, capture, decompose, normalize
+from tests.faults.table import by_test, fault, retraced
+from tests.tracer.test_trace import test_frozen_parameters_have_no_gradient
+
+aten = torch.ops.aten
+Patch = pytest.MonkeyPatch
+
+
+@fault(retraced("vocabulary"))
+def gradient_of_a_tied_weight_taken_once(patch: Patch) -> None:
+    """Of the gradients that a parameter of two names has, the first is returned."""
+    original = normalize.merge_tied_parameters
+
+    def first(gm: fx.GraphModule, tied: dict[str, str]) -> fx.GraphModule:
+        found = original(gm, tied)
+        for node in gm.graph.nodes:
+            if node.target is aten.add.Tensor and node.meta.get("is_gradient_acc"):
+                if node.users and all(user.op == "output" for user in node.users):
+                    node.replace_all_uses_with(node.args[0])
+        return found
+
+    patch.setattr(normalize, "merge_tied_parameters", first)
+
+
+@fault(by_test(test_frozen_parameters_have_no_gradient))
+def frozen_parameter_given_a_gradient(patch: Patch) -> None:
+    def trained(x: Tensor, mode: aot.FakeTensorMode) -> Tensor:
+        with mode:
+            fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
+            return nn.Parameter(fake, True) if isinstance(x, nn.Parameter) else fake
+
+    patch.setattr(capture, "fake_tensor", trained)
+
+
+@fault(retraced("vocabulary"))
+def mean_loss_whose_gradient_is_a_sum(patch: Patch) -> None:
+    patch.setattr(
+        normalize, "_split_backward", lambda gm, node: node.update_arg(4, normalize._SUM)
+    )
+
+
+@fault(retraced("states"))
+def dropout_that_does_not_scale(patch: Patch) -> None:
+    original = decompose._before
+
+    def unscaled(node: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+        if target is aten.mul.Tensor and isinstance(args[1], float):
+            args = (args[0], 1.0)
+        return original(node, target, args, value)
+
+    patch.setattr(decompose, "_before", unscaled)
+
+
+@fault(retraced("layers"))
+def bias_lost_when_a_product_is_split(patch: Patch) -> None:
+    original = decompose._before
+
+    def without_bias(node: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:
+        if target is aten.add.Tensor:
+            args = (args[0], 0)
+        return original(node, target, args, value)
+
+    patch.setattr(decompose, "_before", without_bias)
