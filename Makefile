@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.autopar-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check pytest format bench clean
+.PHONY: help setup demo test check pytest fuzz format bench clean
 
 help:
 	@echo "make demo    plan, then train a small GPT-2 on four processes, and compare with one"
 	@echo "make test    static checks, then the tests"
 	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, torch doors"
 	@echo "make pytest  tests only (PYTEST_ARGS='-k rules' narrows them)"
+	@echo "make fuzz    200 random models on three meshes each (FUZZ_MODELS, FUZZ_FIRST)"
 	@echo "make format  let ruff format and fix"
 	@echo "make bench   plan-time benchmarks"
 	@echo "make clean   remove the virtual environment and what the tools leave behind"
@@ -41,6 +42,14 @@ check: $(STAMP)
 # Without a restart: xdist's loadfile may wait for ever on a worker that replaces a dead one.
 pytest: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
+
+FUZZ_MODELS ?= 200
+FUZZ_FIRST ?= 0
+
+# What fails is made as small as it can be, which may take minutes.
+fuzz: $(STAMP)
+	FUZZ_MODELS=$(FUZZ_MODELS) FUZZ_FIRST=$(FUZZ_FIRST) $(BIN)/python -m pytest tests/fuzz -v \
+		-n $(WORKERS) --dist worksteal --max-worker-restart 0 --timeout 0 $(PYTEST_ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .

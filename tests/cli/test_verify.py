@@ -205,3 +205,20 @@ def test_failed_check_names_the_worst() -> None:
     report = Report("Net", "", 2, "float32", 1e-5, 0, differences(found, eager))
     with pytest.raises(VerificationError, match=r"6 of 7 .* gradient of w6 \(by 6\).* and 1 more"):
         report.check()
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(self.layer(x), 0.5).square().mean()
+
+
+def test_both_sides_draw_the_same_random_numbers() -> None:
+    model, inputs = Dropped(), (torch.randn(8, 8),)
+    plan = autopar.plan(model, inputs, cluster="2xcpu")
+    before = torch.get_rng_state()
+    autopar.verify(plan, model, inputs)
+    assert torch.equal(torch.get_rng_state(), before)

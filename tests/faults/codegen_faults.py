@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,125 +9,17 @@ import torch
 from torch import fx
 
 from autopar.codegen import emit, exchange, localize, passes, values
-from autopar.codegen.collectives import Emitter
 from autopar.codegen.emit import _Generator
 from autopar.codegen.exchange import Peers
 from autopar.codegen.values import LocalGraph, Values
 from autopar.dataflow import Group
 from autopar.graph import Node, Phase, Role
-from autopar.reshard import Collective
 from autopar.sharding import Sharding
-from tests.codegen.test_collectives import test_every_step
 from tests.codegen.test_passes import test_wait_and_layout_sink_to_the_first_use
 from tests.faults.table import by_test, exchanged, fault, verified
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 Patch = pytest.MonkeyPatch
-
-
-def instead(
-    patch: Patch, kind: str, write: Callable[[Emitter, fx.Node, Collective], fx.Node]
-) -> None:
-    """`write` stands for the emitter of steps of `kind`."""
-    original = Emitter.emit
-
-    def emitted(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
-        return write(self, x, move) if move.kind == kind else original(self, x, move)
-
-    patch.setattr(Emitter, "emit", emitted)
-
-
-def reduced(self: Emitter, x: fx.Node, how: str, axis: str) -> fx.Node:
-    return self._wait(c10d.all_reduce.default, self._contiguous(x), how, axis)
-
-
-@fault(verified("data parallel"))
-def all_reduce_left_out(patch: Patch) -> None:
-    instead(patch, "all_reduce", lambda self, x, move: self._contiguous(x))
-
-
-@fault(verified("data parallel"))
-def all_reduce_twice(patch: Patch) -> None:
-    instead(
-        patch,
-        "all_reduce",
-        lambda self, x, move: reduced(self, reduced(self, x, "sum", self.axis), "sum", self.axis),
-    )
-
-
-@fault(verified("data parallel"))
-def largest_for_the_sum(patch: Patch) -> None:
-    instead(patch, "all_reduce", lambda self, x, move: reduced(self, x, "max", self.axis))
-
-
-@fault(verified("tensor parallel"))
-def all_reduce_over_the_other_axis(patch: Patch) -> None:
-    other = {"dp": "tp", "tp": "dp"}
-    instead(
-        patch,
-        "all_reduce",
-        lambda self, x, move: reduced(self, x, "sum", other.get(self.axis, self.axis)),
-    )
-
-
-@fault(by_test(test_every_step, "b c", (2, 2)))
-def gather_over_the_other_axis(patch: Patch) -> None:
-    other = {"ax0": "ax1", "ax1": "ax0"}
-
-    def gathered(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
-        twin = Emitter(self.graph, other[self.axis], self.num, self.before, self.after)
-        return twin._all_gather(x, move.source.slot)
-
-    instead(patch, "all_gather", gathered)
-
-
-@fault(verified("zero"))
-def scatter_of_the_pieces_in_reverse(patch: Patch) -> None:
-    def scattered(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
-        dim, length = move.target.dim, self.after.shape[move.target.dim]
-        turned = self._call(aten.roll.default, x, [length], [dim])
-        return self._reduce_scatter(turned, move.target.slot)
-
-    instead(patch, "reduce_scatter", scattered)
-
-
-@fault(by_test(test_every_step, "b c", (2,)))
-def gather_that_is_not_laid_out(patch: Patch) -> None:
-    def gathered(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
-        wide = self._wait(
-            c10d.all_gather_into_tensor.default, self._contiguous(x), self.num, self.axis
-        )
-        return self._call(aten.reshape.default, wide, list(self.after.shape))
-
-    instead(patch, "all_gather", gathered)
-
-
-@fault(by_test(test_every_step, "d (b c) a", (2,)))
-def exchange_with_its_pieces_in_reverse(patch: Patch) -> None:
-    def exchanged_pieces(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
-        dim = move.target.dim
-        length = self.before.shape[dim] // self.num
-        turned = self._call(aten.roll.default, x, [length], [dim])
-        return self._all_to_all(turned, move.source.slot, move.target.slot)
-
-    instead(patch, "all_to_all", exchanged_pieces)
-
-
-@fault(verified("layers"))
-def shard_that_begins_one_row_late(patch: Patch) -> None:
-    def late(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
-        dim = move.target.dim
-        return self._slice(self._call(aten.roll.default, x, [-1], [dim]), move.target.slot)
-
-    instead(patch, "slice", late)
-
-
-@fault(by_test(test_every_step, "(c a)", (2,)))
-def slice_of_the_dim_for_one_of_its_parts(patch: Patch) -> None:
-    def outer(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
-        return self._slice(x, (move.target.dim, 0))
-
-    instead(patch, "slice", outer)
 
 
 @fault(verified("data parallel"))
@@ -186,9 +77,11 @@ def transposition_forgotten_in_backward(patch: Patch) -> None:
     def viewed(self: Any, graph: fx.Graph, index: int, value: Any, before: Any, after: Any) -> Any:
         node = self.graph.nodes[index]
         square = len(set(node.outputs[0].shape)) == 1
-        if node.op == "aten.t.default" and square and graph is self.values.local[
-            Phase.BACKWARD
-        ].graph:
+        if (
+            node.op == "aten.t.default"
+            and square
+            and graph is self.values.local[Phase.BACKWARD].graph
+        ):
             return value
         return original(self, graph, index, value, before, after)
 
@@ -356,9 +249,8 @@ def output_of_an_op_taken_for_another(patch: Patch) -> None:
     patch.setattr(emit, "_tensor_positions", first)
 
 
-@fault(verified("layers"))
-def parameter_gathered_from_its_kept_state(patch: Patch) -> None:
-    """Steps of a route read their arcs backwards in the tree."""
+@fault(verified("attention"))
+def route_without_its_reductions(patch: Patch) -> None:
     original = values.path
 
     def shortened(parents: Any, source: Sharding, target: Sharding) -> Any:
@@ -366,4 +258,3 @@ def parameter_gathered_from_its_kept_state(patch: Patch) -> None:
         return tuple(m for m in found if not any(p.kind == "P" for p in m.source)) or found[-1:]
 
     patch.setattr(values, "path", shortened)
-

@@ -1,17 +1,20 @@
-"""Faults in what surrounds the graphs: placement of parameters, binding, prices."""
+"""Faults in what surrounds the graphs: where parameters lie, what a rank's piece is, prices."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from autopar.codegen import bind
+from autopar import chunking
 from autopar.cost_model import account
-from autopar.runtime import world
-from tests.codegen.test_generate import test_bind_leaves_no_symbol_and_the_program_as_it_was
+from autopar.runtime import random, symbols, world
+from tests.codegen.test_chunks import test_every_step
 from tests.cost_model.test_price import test_the_bill_of_any_plan_is_what_the_problem_says
-from tests.faults.table import by_test, fault
+from tests.faults.table import by_test, fault, verified
+from tests.runtime.test_helpers import test_random_numbers_have_a_state_of_their_own
 from tests.runtime.test_world import test_placements_of_parameters_are_in_reversed_order
 
 Patch = pytest.MonkeyPatch
@@ -19,27 +22,57 @@ Patch = pytest.MonkeyPatch
 
 @fault(by_test(test_placements_of_parameters_are_in_reversed_order))
 def parameters_cut_by_the_slow_axis_first(patch: Patch) -> None:
-    patch.setattr(
-        "tests.runtime.test_world.param_placements", lambda s: tuple(world.placements(s))
-    )
+    patch.setattr("tests.runtime.test_world.param_placements", world.placements)
 
 
-@fault(by_test(test_bind_leaves_no_symbol_and_the_program_as_it_was))
-def rank_bound_to_the_piece_of_another(patch: Patch) -> None:
-    original: Any = bind.__globals__["on_rank"]
+@fault(by_test(test_random_numbers_have_a_state_of_their_own))
+def random_numbers_that_repeat(patch: Patch) -> None:
+    """The state after a step is not kept: every step draws the same."""
+    original = random.SharedRandom.drawn_from
 
-    def shifted(symbol: Any, args: Any, index: Any) -> Any:
-        return original(symbol, args, {name: at + 1 for name, at in index.items()})
+    @contextmanager
+    def again(self: random.SharedRandom) -> Generator[None, None, None]:
+        before = self._state
+        with original(self):
+            yield
+        self._state = before
 
-    patch.setitem(bind.__globals__, "on_rank", shifted)
+    patch.setattr(random.SharedRandom, "drawn_from", again)
+
+
+def resolved(patch: Patch, symbol: Any, change: Callable[[tuple[Any, ...]], Any]) -> None:
+    """The arguments of what `symbol` is on a rank go through `change`."""
+    original = symbols._ON_A_RANK[symbol]
+
+    def changed(*args: Any) -> Any:
+        op, found = original(*args)
+        return op, change(found)
+
+    patch.setitem(symbols._ON_A_RANK, symbol, changed)
+
+
+@fault(verified("vocabulary"))
+def positions_counted_from_one_row_further(patch: Patch) -> None:
+    resolved(patch, symbols.local_position, lambda args: (args[0] + 1,))
+
+
+@fault(verified("layers"))
+def every_rank_takes_the_first_piece(patch: Patch) -> None:
+    resolved(patch, symbols.local_chunk, lambda args: (args[0], 0, args[2] - args[1]))
+
+
+@fault(by_test(test_every_step, "a", (2,)), silent=False)
+def uneven_chunks_rounded_down(patch: Patch) -> None:
+    patch.setattr(symbols, "chunk_length", lambda size, ways: size // ways)
+
+
+@fault(by_test(test_every_step, "(h w) c", (2, 3)), silent=False)
+def rows_of_chunks_counted_by_all_cuts_but_one(patch: Patch) -> None:
+    original = chunking.held
+    patch.setattr(symbols, "held", lambda size, cuts: original(size, list(cuts)[:1]))
 
 
 @fault(by_test(test_the_bill_of_any_plan_is_what_the_problem_says, seed=1, mesh="2x2"))
-def bill_that_leaves_copies_out(patch: Patch) -> None:
+def bill_that_leaves_some_out(patch: Patch) -> None:
     original = account.move_ns
-
-    def cheaper(*args: Any) -> int:
-        return original(*args) * 9 // 10
-
-    patch.setattr(account, "move_ns", cheaper)
-
+    patch.setattr(account, "move_ns", lambda *args: original(*args) * 9 // 10)

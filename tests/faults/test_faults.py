@@ -6,7 +6,13 @@ from __future__ import annotations
 import pytest
 
 from autopar.errors import VerificationError
-from tests.faults import codegen_faults, rule_faults, runtime_faults, tracer_faults  # noqa: F401
+from tests.faults import (  # noqa: F401 - they enter themselves
+    codegen_faults,
+    collective_faults,
+    rule_faults,
+    runtime_faults,
+    tracer_faults,
+)
 from tests.faults.table import FAULTS
 
 DETECTORS = {str(fault.detector): fault.detector for fault in FAULTS.values()}

@@ -24,9 +24,9 @@ def gradient_of_a_tied_weight_taken_once(patch: Patch) -> None:
     def first(gm: fx.GraphModule, tied: dict[str, str]) -> fx.GraphModule:
         found = original(gm, tied)
         for node in gm.graph.nodes:
-            if node.target is aten.add.Tensor and node.meta.get("is_gradient_acc"):
-                if node.users and all(user.op == "output" for user in node.users):
-                    node.replace_all_uses_with(node.args[0])
+            added = node.target is aten.add.Tensor and node.meta.get("is_gradient_acc")
+            if added and any(user.op == "output" for user in node.users):
+                node.replace_all_uses_with(node.args[0])
         return found
 
     patch.setattr(normalize, "merge_tied_parameters", first)
@@ -44,9 +44,7 @@ def frozen_parameter_given_a_gradient(patch: Patch) -> None:
 
 @fault(retraced("vocabulary"))
 def mean_loss_whose_gradient_is_a_sum(patch: Patch) -> None:
-    patch.setattr(
-        normalize, "_split_backward", lambda gm, node: node.update_arg(4, normalize._SUM)
-    )
+    patch.setattr(normalize, "_split_backward", lambda gm, node: node.update_arg(4, normalize._SUM))
 
 
 @fault(retraced("states"))

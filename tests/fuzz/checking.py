@@ -67,6 +67,8 @@ def is_sound(model: nn.Module, args: tuple[Any, ...], traced: Traced) -> bool:
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for state in (*nudged.parameters(), *nudged.buffers()):
+            if not state.is_floating_point():
+                continue
             noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
             state.mul_(1 + NUDGE * noise)
     try:

@@ -145,18 +145,18 @@ class Drawing:
         if alike and self.chance(35):
             if self.chance(50):
                 return self.pick(alike)
-            return self._state(f"self.{self.fresh('p')} = {self.pick(alike)}")
+            return self.state(f"self.{self.fresh('p')} = {self.pick(alike)}")
         if turned and self.chance(50):
             return self.pick(turned)
         kind = "frozen" if self.chance(12) else "param"
-        return self._state(f"self.{self.fresh('p')} = {kind}({', '.join(map(str, shape))})")
+        return self.state(f"self.{self.fresh('p')} = {kind}({', '.join(map(str, shape))})")
 
     def buffer(self, *shape: int) -> str:
         name = self.fresh("b")
         made = f"floats({', '.join(map(str, shape))})"
-        return self._state(f'self.register_buffer("{name}", {made})', f"self.{name}")
+        return self.state(f'self.register_buffer("{name}", {made})', f"self.{name}")
 
-    def _state(self, line: str, name: str = "") -> str:
+    def state(self, line: str, name: str = "") -> str:
         exec(line, self.env)
         self.init.append(line)
         return name or line.partition(" = ")[0]
@@ -190,7 +190,9 @@ class Drawing:
         body(inner)
         last = inner.names(lambda x: x.is_floating_point() and x.shape == self[name].shape)[0]
         rest = [k for k in inner.unused() if k not in (last, "v0")]
-        total = " + ".join(["v0", *([last] if last != "v0" else []), *(f"{k}.mean()" for k in rest)])
+        total = " + ".join(
+            ["v0", *([last] if last != "v0" else []), *(f"{k}.mean()" for k in rest)]
+        )
         source = class_source(label, inner.init, ["v0"], [*inner.lines, f"return {total}"])
         self.blocks += [*inner.blocks, source]
         for text in (*inner.blocks, source):
@@ -198,7 +200,7 @@ class Drawing:
         shared = self.chance(25)
         attribute = f"self.{self.fresh('m')}"
         made = 1 if shared else calls
-        self._state(f"{attribute} = nn.ModuleList({label}() for _ in range({made}))")
+        self.state(f"{attribute} = nn.ModuleList({label}() for _ in range({made}))")
         for k in range(calls):
             name = self.emit(f"{attribute}[{0 if shared else k}]({name})")
             self.used.add(name)

@@ -6,13 +6,13 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from autopar.runtime.verify import seeded
-from tests.fuzz import ops_layers, ops_math, ops_shape
+from tests.fuzz import ops_layers, ops_math, ops_shape, ops_state
 from tests.fuzz.checking import On
 from tests.fuzz.drawing import SIZES, Draw, Drawing
 from tests.fuzz.programs import Program
 
 MAX_OPS = 12
-FAMILIES = (ops_math.OPS, ops_math.OPS, ops_shape.OPS, ops_layers.OPS, ops_layers.OPS)
+FAMILIES = (ops_math.OPS, ops_math.OPS, ops_shape.OPS, ops_layers.OPS, ops_state.OPS)
 
 
 @st.composite

@@ -1,10 +1,10 @@
-"""Draws of layers: norms, softmax, embeddings, losses, attention, convolutions, and what has state:
-in-place ops, buffers, dropout, repeated blocks."""
+"""Draws of layers: norms, softmax, embeddings, losses, attention, convolutions, whole blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from tests.fuzz import ops_math, ops_shape, ops_state
 from tests.fuzz.drawing import Drawing
 
 Op = Callable[[Drawing], None]
@@ -83,9 +83,7 @@ def distance(d: Drawing) -> None:
 
 def binary_cross_entropy(d: Drawing) -> None:
     name = d.value(1)
-    d.emit(
-        f"F.binary_cross_entropy_with_logits({name}, torch.sigmoid({d.buffer(*d.shape(name))}))"
-    )
+    d.emit(f"F.binary_cross_entropy_with_logits({name}, torch.sigmoid({d.buffer(*d.shape(name))}))")
 
 
 def attention(d: Drawing) -> None:
@@ -95,8 +93,8 @@ def attention(d: Drawing) -> None:
     heads, shared, size = d.pick(((2, 2, 2), (4, 2, 2), (4, 4, 1), (3, 3, 2), (6, 3, 2), (2, 1, 4)))
 
     def projected(count: int) -> str:
-        weight = d.parameter(count * size, width)
-        return f"F.linear({name}, {weight}).reshape({batch}, {length}, {count}, {size}).transpose(1, 2)"
+        flat = f"F.linear({name}, {d.parameter(count * size, width)})"
+        return f"{flat}.reshape({batch}, {length}, {count}, {size}).transpose(1, 2)"
 
     q, k, v = (d.emit(projected(n)) for n in (heads, shared, shared))
     d.used |= {q, k, v}
@@ -128,84 +126,25 @@ def convolution(d: Drawing) -> None:
         d.emit(f"F.conv_transpose{space}d({name}, {weight}, None{strided}, padding={kernel // 2})")
 
 
+POOLINGS = (
+    "avg_pool2d({}, 2)", "max_pool2d({}, 2)", "adaptive_avg_pool2d({}, 1)",
+    "avg_pool2d({}, 2, stride=1, padding=1)", "max_pool2d({}, 2, stride=1)",
+)  # fmt: skip
+
+
 def pooling(d: Drawing) -> None:
     name = d.value(4, 4, lambda x: x.dim() == 4 and min(x.shape[2:]) > 1)
     if name is None:
         return
-    how = d.pick(("avg_pool2d({}, 2)", "max_pool2d({}, 2)", "adaptive_avg_pool2d({}, 1)",
-                  "avg_pool2d({}, 2, stride=1, padding=1)", "max_pool2d({}, 2, stride=1)"))  # fmt: skip
+    how = d.pick(POOLINGS)
     d.emit(f"F.{how.format(name)}")
-
-
-IN_PLACE = (
-    "{0}.add_({1})", "{0}.mul_({1})", "{0}.sub_({1}, alpha=0.5)", "{0}.mul_(0.5)",
-    "{0}.masked_fill_({1} > 0, 0.2)", "{0}.clamp_(-1, 1)", "{0}.add_(1)", "{0}.neg_()",
-    "{0} *= {1}", "{0} += {1}",
-)  # fmt: skip
-
-LAST = ("{0}.relu_()", "{0}.tanh_()", "{0}.sigmoid_()", "F.relu({0}, inplace=True)")
-
-
-def in_place(d: Drawing) -> None:
-    """Changes of a copy, of all of it or through a view."""
-    name = d.value(1)
-    other = d.operand(name)
-    copy = d.emit(f"{name}.{d.pick(('clone()', 'mul(1.5)', 'add(0.5)'))}")
-    size = d.shape(copy)[0]
-    for _ in range(d.number(1, 3)):
-        how = d.number(0, 4)
-        if how < 3:
-            d.run(d.pick(IN_PLACE).format(copy, other))
-        elif how == 3:
-            at = d.pick(("0", f"{size - 1}:", "::2", f":{size // 2 or 1}"))
-            value = d.pick(("0.5", f"{copy}[{at}] * 2", f"{copy}[{at}].detach().sin()"))
-            d.run(f"{copy}[{at}] = {value}")
-        else:
-            view = d.pick((f"{copy}.select(-1, 0)", f"{copy}.narrow(0, 0, 1)", f"{copy}.flatten()"))
-            d.run(f"{view}.{d.pick(('mul_(0.5)', 'add_(0.25)', 'zero_()'))}")
-    if d.chance(30):
-        d.run(d.pick(LAST).format(copy))
-    d.used.discard(copy)
-
-
-def assigned(d: Drawing) -> None:
-    """A fresh tensor filled piece by piece."""
-    name = d.value(1, 3)
-    count = d.pick((2, 3))
-    made = d.emit(f"{name}.new_zeros({[count, *d.shape(name)]})")
-    for k in range(count):
-        value = name if k == 0 else d.pick((f"{name} * {k + 1}", f"torch.tanh({name})"))
-        d.run(f"{made}[{k}] = {value}")
-    d.used.discard(made)
-
-
-def buffer(d: Drawing) -> None:
-    """A buffer is read, and changed before or after that."""
-    name = d.value(0, 3)
-    held = d.buffer(*d.shape(name))
-    change = d.pick(
-        (f"{held}.mul_(0.9).add_({name}.detach(), alpha=0.1)", f"{held}.copy_({name}.detach())",
-         f"{held}.add_(1)", f"{held} += {name}.detach() * 0.1")
-    )  # fmt: skip
-    if d.chance(50):
-        d.run(change)
-        d.emit(f"{name} * {held}")
-    else:
-        d.emit(f"{name} + {held}")
-        d.run(change)
-
-
-def dropout(d: Drawing) -> None:
-    d.emit(f"F.dropout({d.value()}, {d.pick((0.5, 0.1))})")
 
 
 def blocks(d: Drawing) -> None:
     """Layers of one class: their ops take one decision."""
-    from tests.fuzz import ops_math, ops_shape
-
     if d.scope:
         return
-    inside = (*ops_math.OPS, *ops_shape.OPS, softmax, layer_norm, in_place, linear_pair)
+    inside = (*ops_math.OPS, *ops_shape.OPS, softmax, layer_norm, ops_state.in_place, linear_pair)
 
     def body(inner: Drawing) -> None:
         for _ in range(inner.number(1, 4)):
@@ -225,6 +164,5 @@ def linear_pair(d: Drawing) -> None:
 OPS: tuple[Op, ...] = (
     softmax, softmax, layer_norm, layer_norm, group_norm, batch_norm, embedding, embedding,
     cross_entropy, cross_entropy, distance, binary_cross_entropy, attention, attention,
-    convolution, convolution, pooling, in_place, in_place, in_place, assigned, buffer, buffer,
-    dropout, blocks, blocks, linear_pair,
+    convolution, convolution, pooling, blocks, blocks, blocks, linear_pair,
 )  # fmt: skip

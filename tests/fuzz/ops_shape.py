@@ -44,8 +44,7 @@ def refold(d: Drawing) -> None:
 
 
 def flat(d: Drawing) -> None:
-    d.emit(f"{d.value(1)}.{d.pick(('flatten()', 'flatten(0, -1)', 'view_as_strided()'))}"
-           .replace("view_as_strided()", "reshape(-1)"))  # fmt: skip
+    d.emit(f"{d.value(1)}.{d.pick(('flatten()', 'flatten(0, -1)', 'reshape(-1)'))}")
 
 
 def unsqueeze(d: Drawing) -> None:
