@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
 
 import pytest
 import torch
 from torch import fx
 
+from autopar.codegen.bucketing import Bucket
+from autopar.codegen.bucketing import _rows as rows
 from autopar.codegen.collectives import Emitter
 from autopar.reshard import Collective
 from tests.codegen.test_collectives import test_every_step
@@ -67,7 +72,7 @@ def gather_over_the_other_axis(patch: Patch) -> None:
     other = {"ax0": "ax1", "ax1": "ax0"}
 
     def gathered(self: Emitter, x: fx.Node, move: Collective) -> fx.Node:
-        twin = Emitter(self.graph, other[self.axis], self.num, self.before, self.after)
+        twin = replace(self, axis=other[self.axis])
         return twin._all_gather(x, move.source.slot)
 
     instead(patch, "all_gather", gathered)
@@ -120,3 +125,27 @@ def slice_of_the_dim_for_one_of_its_parts(patch: Patch) -> None:
         return self._slice(x, (move.target.dim, 0))
 
     instead(patch, "slice", outer)
+
+
+@fault(verified("data parallel"))
+def tensors_of_a_bucket_mixed_up(patch: Patch) -> None:
+    """Two gradients of one shape come back under each other's name."""
+    original = Bucket.pieces
+
+    def mixed(self: Bucket, graph: fx.Graph, landed: fx.Node) -> Any:
+        found = original(self, graph, landed)
+        for one, other in combinations(found, 2):
+            if found[one].shape == found[other].shape:
+                return found | {one: found[other], other: found[one]}
+        return found
+
+    patch.setattr(Bucket, "pieces", mixed)
+
+
+@fault(verified("zero"), silent=False)
+def bucket_that_counts_its_ranks_wrong(patch: Patch) -> None:
+    """What is scattered goes to ranks by position in the buffer, not tensor by tensor."""
+    patch.setattr(
+        "autopar.codegen.bucketing._rows",
+        lambda node: (1, 1) if "reduce_scatter" in str(node.target) else rows(node),
+    )

@@ -75,4 +75,8 @@ def rows_of_chunks_counted_by_all_cuts_but_one(patch: Patch) -> None:
 @fault(by_test(test_the_bill_of_any_plan_is_what_the_problem_says, seed=1, mesh="2x2"))
 def bill_that_leaves_some_out(patch: Patch) -> None:
     original = account.move_ns
-    patch.setattr(account, "move_ns", lambda *args: original(*args) * 9 // 10)
+
+    def cheaper(*args: Any, **kwargs: Any) -> int:
+        return original(*args, **kwargs) * 9 // 10
+
+    patch.setattr(account, "move_ns", cheaper)

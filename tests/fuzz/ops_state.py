@@ -113,15 +113,24 @@ def positions(d: Drawing) -> None:
     row = f"torch.arange({size}, dtype=torch.float64)"
     square = f"torch.arange({size})[None, :] <= torch.arange({size})[:, None]"
     if d[name].dim() > 1 and d.shape(name)[-2] == size and d.chance(60):
-        how = d.pick((f"{name}.masked_fill(~({square}), -2.0)",
-                      f"{name} + torch.eye({size}, dtype=torch.float64)",
-                      f"torch.where({square}, {name}, 0.0)",
-                      f"{name} * torch.ones({size}, {size}, dtype=torch.float64).tril()"))  # fmt: skip
+        how = d.pick(
+            (
+                f"{name}.masked_fill(~({square}), -2.0)",
+                f"{name} + torch.eye({size}, dtype=torch.float64)",
+                f"torch.where({square}, {name}, 0.0)",
+                f"{name} * torch.ones({size}, {size}, dtype=torch.float64).tril()",
+            )
+        )
     else:
-        how = d.pick((f"{name} * torch.cos({row})", f"{name} + {row} / {size}",
-                      f"{name}.masked_fill({row} > {size // 2}, 0.5)",
-                      f"{name} + torch.full(({size},), 0.5, dtype=torch.float64)",
-                      f"{name} * torch.linspace(0, 1, {size}, dtype=torch.float64)"))  # fmt: skip
+        how = d.pick(
+            (
+                f"{name} * torch.cos({row})",
+                f"{name} + {row} / {size}",
+                f"{name}.masked_fill({row} > {size // 2}, 0.5)",
+                f"{name} + torch.full(({size},), 0.5, dtype=torch.float64)",
+                f"{name} * torch.linspace(0, 1, {size}, dtype=torch.float64)",
+            )
+        )
     d.emit(how)
 
 
