@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autopar.chunking import chunked_dim
 from autopar.dataflow import Group
 from autopar.graph import Graph, Role
 from autopar.reshard import Collective
+from autopar.sharding import Sharding
 
 BUCKET_BYTES = 25 << 20
 """How large a bucket grows, counted on the side that is not sharded; a larger tensor goes alone.
@@ -26,9 +28,10 @@ KINDS = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 """The collectives that can share a message."""
 
 
-def can_share(move: Collective) -> bool:
-    """Whether a step can share a message: chunks, which may be uneven, travel alone."""
-    return move.kind in KINDS and not move.chunks
+def can_share(move: Collective, source: Sharding) -> bool:
+    """Whether a step from `source` can share a message: chunks, which may be uneven, travel alone,
+    also where they only are summed."""
+    return move.kind in KINDS and not move.chunks and chunked_dim(source) is None
 
 
 def is_bucketed(graph: Graph, group: Group) -> bool:

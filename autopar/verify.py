@@ -24,6 +24,7 @@ from autopar.plan import Param, Plan, Structure
 from autopar.runtime.building import cast, split_inputs
 from autopar.runtime.comparison import Report
 from autopar.runtime.lockstep import train_step
+from autopar.runtime.program import Program
 from autopar.runtime.verify import (
     TOLERANCES,
     Step,
@@ -36,8 +37,6 @@ from autopar.runtime.verify import (
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from autopar.tracer import Traced
 
 
 def verify(
@@ -82,13 +81,22 @@ def compare(
         model, args, kwargs = cast(copy.deepcopy(model), args, kwargs, dtype)
         traced = trace_for_training(model, args, kwargs, Options())
         plan = _in_dtype_of(plan, traced.graph)
-    return compare_traced(
-        traced, plan, model, args, kwargs, seed=seed, tolerance=tolerance, progress=progress
+    return compare_program(
+        generate(traced.gm, traced.graph, plan),
+        traced.graph,
+        plan,
+        model,
+        args,
+        kwargs,
+        seed=seed,
+        tolerance=tolerance,
+        progress=progress,
     )
 
 
-def compare_traced(
-    traced: Traced,
+def compare_program(
+    program: Program,
+    graph: Graph,
     plan: Plan,
     model: nn.Module,
     args: tuple[Any, ...],
@@ -98,13 +106,11 @@ def compare_traced(
     tolerance: float | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """`compare` for a model that was traced for (args, kwargs), and a plan that fits the graph.
+    """`compare` for what `plan` was made into, `graph` being the model traced for (args, kwargs).
 
     Both steps draw their random numbers, if any, from a generator that starts from `seed`; the
     caller's is left as it was.
     """
-    graph = traced.graph
-    program = generate(traced.gm, graph, plan)
     lowest = _lowest_dtype(graph)
     allowed = TOLERANCES[lowest] if tolerance is None else tolerance
     tensors = whole_tensors(model, args, kwargs)

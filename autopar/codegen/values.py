@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from autopar.buckets import is_bucketed
+from autopar.buckets import can_share, is_bucketed
 from autopar.codegen.chunks import emit_chunks
 from autopar.codegen.collectives import Emitter, parts_of
 from autopar.codegen.routes import Tree, collective_of, path, tree
@@ -136,7 +136,7 @@ class Values:
             before, after = (parts_of(tensor, graph.atoms, s, self.sizes) for s in move)
             axis = self.axes[collective.axis]
             leaves = None
-            if is_bucketed(graph, group):
+            if is_bucketed(graph, group) and can_share(collective, move.source):
                 leaves = graph.nodes[group.root.node].role is not Role.PARAM
             emitter = Emitter(local, axis.name, axis.size, before, after, tensor.dtype, leaves)
             result = emitter.emit(value, collective)

@@ -31,7 +31,7 @@ def in_flight_bytes(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> 
         enters = graph.nodes[group.root.node].role is Role.PARAM
         for source, target in layout.routes.get(group.key, ()):
             move = step(tensor, graph.atoms, source, target)
-            if move is not None and can_share(move):
+            if move is not None and can_share(move, source):
                 larger = max(
                     local_bytes(tensor, graph.atoms, state, mesh.sizes)
                     for state in (source, target)

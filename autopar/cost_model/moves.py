@@ -58,7 +58,7 @@ def move_ns(
             copied += in_bytes
     share = 1.0
     larger = max(in_bytes, out_bytes)
-    if sharing and can_share(move) and larger < BUCKET_BYTES:
+    if sharing and can_share(move, source) and larger < BUCKET_BYTES:
         share = sharing.latency_share(larger)
         copied += in_bytes
         if move.kind == "all_gather" and not _inner(tensor, move.source):

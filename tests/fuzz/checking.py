@@ -5,19 +5,22 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from hypothesis import reject
 from torch import nn
 
+from autopar.codegen import generate
 from autopar.errors import UnknownOpWarning
-from autopar.runtime.verify import Step, differences, eager_step, seeded, tangents
+from autopar.plan import Plan
+from autopar.runtime.program import Program as Step
+from autopar.runtime.verify import differences, eager_step, seeded, tangents
 from autopar.tracer import Traced, trace
-from autopar.verify import compare_traced
+from autopar.verify import compare_program
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
+from tests.fuzz.drawn import SENT, Drawn, On, facts_of_model, facts_of_plan
 from tests.fuzz.programs import Program
 from tests.planned import plan_for
 
@@ -28,23 +31,17 @@ ILL_CONDITIONED = 1e-8
 differs there proves nothing."""
 
 
-@dataclass(frozen=True)
-class On:
-    """A mesh of `sizes`, and the seed of a random plan; without one, the plan chosen."""
-
-    sizes: tuple[int, ...]
-    seed: int | None = field(default=None)
-
-
-def check(program: Program, places: Sequence[On]) -> Traced:
+def check(program: Program, places: Sequence[On]) -> Drawn:
     """AssertionError or VerificationError where a step on one of `places` is not eager's."""
     model, args = program.build()
     traced = traced_model(model, args)
     if not is_sound(model, args, traced):
         reject()
-    for place in places:
-        check_plan(traced, model, args, place)
-    return traced
+    plans = [check_plan(traced, model, args, place) for place in places]
+    # What is sent nowhere is what eager computes, whatever the compiler does.
+    if not any(facts & SENT for facts in plans):
+        reject()
+    return Drawn(facts_of_model(program, traced, places), plans)
 
 
 def traced_model(model: nn.Module, args: tuple[Any, ...]) -> Traced:
@@ -53,12 +50,21 @@ def traced_model(model: nn.Module, args: tuple[Any, ...]) -> Traced:
         return trace(model, args)
 
 
-def check_plan(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: On) -> None:
+def check_plan(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: On) -> set[str]:
+    """What the plan did."""
     if place.seed is None:
         plan = plan_for(traced.graph, "x".join(map(str, place.sizes)))
     else:
         plan = random_plan(traced.graph, mesh(*place.sizes), place.seed)
-    compare_traced(traced, plan, model, args, {}, tolerance=TOLERANCE).check()
+    return facts_of_plan(plan, run(traced, model, args, plan), place)
+
+
+def run(traced: Traced, model: nn.Module, args: tuple[Any, ...], plan: Plan) -> Step:
+    """What `plan` is made into; VerificationError if it is not equal to eager."""
+    graph = traced.graph
+    step = generate(traced.gm, graph, plan)
+    compare_program(step, graph, plan, model, args, {}, tolerance=TOLERANCE).check()
+    return step
 
 
 def is_sound(model: nn.Module, args: tuple[Any, ...], traced: Traced) -> bool:
@@ -82,6 +88,6 @@ def is_sound(model: nn.Module, args: tuple[Any, ...], traced: Traced) -> bool:
     return finite and all(d.relative <= ILL_CONDITIONED for d in differences(second, first))
 
 
-def _eager(model: nn.Module, args: tuple[Any, ...], traced: Traced) -> Step:
+def _eager(model: nn.Module, args: tuple[Any, ...], traced: Traced) -> Any:
     with seeded(0):
         return eager_step(model, args, {}, traced.graph, tangents(traced.graph, 0, None))

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from autopar.runtime.verify import seeded
 from tests.fuzz import ops_layers, ops_math, ops_shape, ops_state
-from tests.fuzz.checking import On
 from tests.fuzz.drawing import SIZES, Draw, Drawing
+from tests.fuzz.drawn import On
 from tests.fuzz.programs import Program
 
 MAX_OPS = 12

@@ -1,5 +1,38 @@
-"""Models that the fuzzer found wanting, as small as they could be made."""
+"""Models that the fuzzer found wanting, as small as they could be made, and what the plans that
+showed it decided."""
 
 from __future__ import annotations
 
-REGRESSIONS: dict[str, str] = {}
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Found:
+    source: str
+    mesh: str
+    pins: Mapping[str, str]
+
+
+REGRESSIONS = {
+    "uneven chunks are summed in a bucket": Found(
+        """
+class Drawn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bias = param(1)
+        self.weight = param(1, 9, 3)
+    def forward(self, x):
+        return F.conv1d(x, self.weight, self.bias, padding=1).sum()
+
+def inputs():
+    return (floats(9, 9, 5),)
+""",
+        "2x3",
+        {
+            "param:weight": "[C(1), R]|[C(1), R]",
+            "param:bias": "[R, R]|[R, R]",
+            r":backward:convolution_backward\.0": "-,n",
+        },
+    ),
+}
