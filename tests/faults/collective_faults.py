@@ -127,7 +127,7 @@ def slice_of_the_dim_for_one_of_its_parts(patch: Patch) -> None:
     instead(patch, "slice", outer)
 
 
-@fault(verified("data parallel"))
+@fault(verified("zero"))
 def tensors_of_a_bucket_mixed_up(patch: Patch) -> None:
     """Two gradients of one shape come back under each other's name."""
     original = Bucket.pieces

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -13,9 +15,11 @@ from torch import nn
 
 from autopar.codegen import generate
 from autopar.errors import UnknownOpWarning
+from autopar.handed import Handed, with_handed
 from autopar.plan import Plan
 from autopar.runtime.program import Program as Step
 from autopar.runtime.verify import differences, eager_step, seeded, tangents
+from autopar.sharding import Sharding
 from autopar.tracer import Traced, trace
 from autopar.verify import compare_program
 from tests.codegen.meshes import mesh
@@ -52,11 +56,15 @@ def traced_model(model: nn.Module, args: tuple[Any, ...]) -> Traced:
 
 def check_plan(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: On) -> set[str]:
     """What the plan did."""
+    if place.local:
+        handed = Handed(Sharding.parse("[S(0)]"), (prod(place.sizes),))
+        rows = {str(i): str(handed) for i in range(len(args))}
+        traced = replace(traced, graph=with_handed(traced.graph, rows))
     if place.seed is None:
         plan = plan_for(traced.graph, "x".join(map(str, place.sizes)))
     else:
         plan = random_plan(traced.graph, mesh(*place.sizes), place.seed)
-    return facts_of_plan(plan, run(traced, model, args, plan), place)
+    return facts_of_plan(traced.graph, plan, run(traced, model, args, plan), place)
 
 
 def run(traced: Traced, model: nn.Module, args: tuple[Any, ...], plan: Plan) -> Step:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.fuzz.drawn import AT_LEAST
+from tests.fuzz.drawn import OF_MODELS, OF_PLANS
 
 ENOUGH = 100
 """Of fewer models, shares say little."""
@@ -26,15 +26,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     ]
     if len(drawn) < ENOUGH:
         return
+    models = [model for model, _ in drawn]
     plans = [plan for _, plans in drawn for plan in plans]
-    reporter.section(f"{len(drawn)} models under {len(plans)} plans")
-    models = Counter(fact for model, _ in drawn for fact in model)
-    planned = Counter(fact for plan in plans for fact in plan)
-    for fact, share in AT_LEAST.items():
-        count, of, what = models[fact], len(drawn), "models"
-        if fact in planned or not count:
-            count, of, what = planned[fact], len(plans), "plans"
-        missed = count < share * of
-        reporter.line(f"{count:5} {what:6} {fact}{', too few' if missed else ''}", red=missed)
-        if missed:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    reporter.section(f"{len(models)} models under {len(plans)} plans")
+    for every, shares in ((models, OF_MODELS), (plans, OF_PLANS)):
+        counts = Counter(fact for facts in every for fact in facts)
+        for fact, share in shares.items():
+            missed = counts[fact] < share * len(every)
+            reporter.line(f"{counts[fact]:5} {fact}{', too few' if missed else ''}", red=missed)
+            if missed:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED

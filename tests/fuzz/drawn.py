@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from autopar.graph import Graph, Role
+from autopar.handed import input_state
 from autopar.plan import Plan
 from autopar.runtime.program import Program as Step
 from autopar.tracer import Traced
@@ -24,7 +25,7 @@ WRITTEN = {
 }
 """What is seen in a program's text."""
 
-AT_LEAST = {
+OF_MODELS = {
     "uneven sizes": 0.6,
     "layers alike": 0.1,
     "one layer called again": 0.02,
@@ -37,24 +38,30 @@ AT_LEAST = {
     "integer inputs": 0.1,
     "dropout": 0.1,
     "inference": 0.01,
+}
+"""The share of models that each must be true of: a fuzzer that draws nothing hard finds nothing."""
+
+OF_PLANS = {
     "sharded ops": 0.9,
     "sharded parameters": 0.5,
     "uneven shards": 0.1,
     "partial sums passed on": 0.05,
     "any collective": 0.8,
     "plans chosen": 0.03,
+    "inputs in pieces": 0.05,
     **dict.fromkeys(sorted(SENT), 0.1),
 }
-"""The share of models, or of plans, that each must be true of: a fuzzer that draws nothing hard
-finds nothing."""
+"""The same of plans."""
 
 
 @dataclass(frozen=True)
 class On:
-    """A mesh of `sizes`, and the seed of a random plan; without one, the plan chosen."""
+    """A mesh of `sizes`, and the seed of a random plan; without one, the plan chosen. With `local`,
+    every rank is handed its own rows of those inputs that can be divided so."""
 
     sizes: tuple[int, ...]
-    seed: int | None = field(default=None)
+    seed: int | None = None
+    local: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,7 +95,7 @@ def _sizes(graph: Graph) -> set[int]:
     return {size for node in graph.nodes for kind in node.outputs for size in kind.shape}
 
 
-def facts_of_plan(plan: Plan, step: Step, place: On) -> set[str]:
+def facts_of_plan(graph: Graph, plan: Plan, step: Step, place: On) -> set[str]:
     structure = plan.structure
     sent = [collectives(gm) for gm in (step.forward, step.backward) if gm is not None]
     kinds = {kind for graph in sent for kind, _ in graph}
@@ -100,5 +107,9 @@ def facts_of_plan(plan: Plan, step: Step, place: On) -> set[str]:
         "partial sums passed on": any("+" in choice for choice in structure.ops.values()),
         "any collective": bool(kinds),
         "plans chosen": place.seed is None,
+        "inputs in pieces": any(
+            not input_state(node, graph.atoms, place.sizes).is_replicated
+            for node in graph.with_role(Role.INPUT)
+        ),
     }
     return kinds | {name for name, true in found.items() if true}

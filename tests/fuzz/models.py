@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import assume
 from hypothesis import strategies as st
 
@@ -67,9 +69,10 @@ MESHES = ((2,), (3,), (2, 2), (4,), (2, 3), (2, 2, 2))
 
 @st.composite
 def places(draw: Draw) -> list[On]:
-    """Three meshes, each with a random plan, and sometimes one with the plan chosen."""
+    """Three meshes, each with a random plan, and sometimes one with the plan chosen; on some, ranks
+    are handed rows of their own."""
     meshes = draw(st.lists(st.sampled_from(MESHES), min_size=3, max_size=3, unique=True))
     found = [On(sizes, draw(st.integers(0, 1000))) for sizes in meshes]
     if draw(st.integers(0, 5)) == 5:
         found.append(On(draw(st.sampled_from([(2,), (2, 2)]))))
-    return found
+    return [replace(on, local=draw(st.integers(0, 2)) == 2) for on in found]

@@ -1,0 +1,90 @@
+"""Dropout of a compiled model: the mask of one device, in pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from autopar.codegen import generate
+from autopar.graph import Role
+from autopar.runtime.lockstep import run
+from autopar.runtime.random import draws
+from autopar.runtime.verify import seeded, whole_tensors
+from autopar.tracer import Traced, trace
+from autopar.verify import compare_program
+from tests.planned import on_h100, plan_for
+
+ROWS, WIDTH = 8, 6
+
+
+class Dropped(nn.Module):
+    """Ones of which half are dropped, as they are and times a weight."""
+
+    def __init__(self, again: bool = False) -> None:
+        super().__init__()
+        self.again = again
+        self.weight = nn.Parameter(torch.randn(WIDTH, WIDTH, dtype=torch.float64))
+
+    def body(self, x: Tensor) -> Tensor:
+        return torch.tanh(F.dropout(x @ self.weight, 0.5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = checkpoint(self.body, x, use_reentrant=False) if self.again else self.body(x)
+        return y.square().mean(), F.dropout(x, 0.5).detach()
+
+
+X = torch.ones(ROWS, WIDTH, dtype=torch.float64)
+ROWS_ON_THE_SLOW_AXIS = {
+    r":forward:mm\.0": "m,-",
+    r":forward:mul\.\d|:forward:tanh\.0": "d0,-",
+    r"detached:1": "[S(0), R]",
+}
+
+
+@pytest.fixture(scope="module")
+def traced() -> Traced:
+    return trace(Dropped(), (X,))
+
+
+def held(traced: Traced, seed: int) -> list[Tensor]:
+    """What each of 2 x 2 ranks holds of the ones that were not dropped: rows, by the slow axis."""
+    plan = plan_for(traced.graph, "2x2", ROWS_ON_THE_SLOW_AXIS)
+    program = generate(traced.gm, traced.graph, plan)
+    assert draws(program.forward)
+    (node,) = traced.graph.with_role(Role.DETACHED)
+    assert program.detached_shardings[int(node.target)] == "[S(0), R]"
+    given = whole_tensors(Dropped(), (X,), {})
+    with seeded(seed), torch.no_grad():
+        ranks = [[given[name] for name in program.forward_inputs] for _ in range(4)]
+        results = run(program.forward, on_h100("2x2")[1], ranks)
+    at = program.forward_outputs.index(f"detached:{node.target}")
+    return [result[at] for result in results]
+
+
+def test_replicas_drop_the_same_and_shards_do_not(traced: Traced) -> None:
+    first, replica, second, other = held(traced, 0)
+    assert torch.equal(first, replica)
+    assert torch.equal(second, other)
+    assert first.shape == (ROWS // 2, WIDTH)
+    assert not torch.equal(first, second)
+    assert set(torch.cat([first, second]).flatten().tolist()) == {0.0, 2.0}
+
+
+def test_a_seed_repeats_what_is_dropped_and_another_does_not(traced: Traced) -> None:
+    assert all(map(torch.equal, held(traced, 0), held(traced, 0)))
+    assert not all(map(torch.equal, held(traced, 0), held(traced, 1)))
+
+
+@pytest.mark.parametrize("mesh", ["2", "2x2"])
+def test_what_a_model_recomputes_has_the_mask_of_its_forward(mesh: str) -> None:
+    """Under `torch.utils.checkpoint` eager draws again what it drew; here it is drawn once."""
+    model = Dropped(again=True)
+    traced = trace(model, (X,))
+    drawn = [node for node in traced.graph.nodes if node.op == "aten.native_dropout.default"]
+    assert len(drawn) == 2
+    plan = plan_for(traced.graph, mesh, {r":forward:mm\.0": "m" if mesh == "2" else "m,n"})
+    program = generate(traced.gm, traced.graph, plan)
+    compare_program(program, traced.graph, plan, model, (X,), {}, tolerance=1e-9).check()
