@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import pytest
 
 from autopar import chunking
 from autopar.cost_model import account
-from autopar.runtime import random, symbols, world
+from autopar.runtime import initialise, random, symbols, world
 from tests.codegen.test_chunks import test_every_step
 from tests.cost_model.test_price import test_the_bill_of_any_plan_is_what_the_problem_says
 from tests.faults.table import by_test, fault, verified
 from tests.runtime.test_helpers import test_random_numbers_have_a_state_of_their_own
+from tests.runtime.test_weights import test_a_seed_decides_by_name_alone
 from tests.runtime.test_world import test_placements_of_parameters_are_in_reversed_order
 
 Patch = pytest.MonkeyPatch
@@ -38,6 +40,20 @@ def random_numbers_that_repeat(patch: Patch) -> None:
         self._state = before
 
     patch.setattr(random.SharedRandom, "drawn_from", again)
+
+
+@fault(by_test(test_a_seed_decides_by_name_alone))
+def initial_values_by_order_of_reading(patch: Patch) -> None:
+    """The seed of a parameter moves on with every one that is read."""
+    original = initialise._seeded
+    read = count()
+    patch.setattr(initialise, "_seeded", lambda seed, name: original(seed + next(read), name))
+
+
+@fault(by_test(test_a_seed_decides_by_name_alone))
+def initial_values_alike_under_every_name(patch: Patch) -> None:
+    original = initialise._seeded
+    patch.setattr(initialise, "_seeded", lambda seed, name: original(seed, ""))
 
 
 def resolved(patch: Patch, symbol: Any, change: Callable[[tuple[Any, ...]], Any]) -> None:
@@ -64,6 +80,23 @@ def every_rank_takes_the_first_piece(patch: Patch) -> None:
 @fault(by_test(test_every_step, "a", (2,)), silent=False)
 def uneven_chunks_rounded_down(patch: Patch) -> None:
     patch.setattr(symbols, "chunk_length", lambda size, ways: size // ways)
+
+
+def padded_in_front(patch: Patch, symbol: Any) -> None:
+    def turned(args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return ([*args[0][:-2], args[0][-1], args[0][-2]],) if args else args
+
+    resolved(patch, symbol, turned)
+
+
+@fault(by_test(test_every_step, "a", (2,)))
+def zeros_before_a_chunk_that_is_gathered(patch: Patch) -> None:
+    padded_in_front(patch, symbols.padded_piece)
+
+
+@fault(by_test(test_every_step, "c a", (4,)))
+def zeros_before_chunks_that_are_scattered(patch: Patch) -> None:
+    padded_in_front(patch, symbols.padded_whole)
 
 
 @fault(by_test(test_every_step, "(h w) c", (2, 3)), silent=False)

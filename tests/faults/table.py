@@ -61,7 +61,8 @@ def by_test(function: Callable[..., object], *args: Any, **kwargs: Any) -> Detec
     inner = getattr(function, "hypothesis", None)
     call = function if inner is None else inner.inner_test
     given = ", ".join([*map(str, args), *(f"{k}={v}" for k, v in kwargs.items())])
-    name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}({given})"
+    name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+    name += f"({given})" if given else ""
     return Detector(name, lambda: call(*args, **kwargs))
 
 

@@ -1,0 +1,47 @@
+"""All faults, as a page of the documentation."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from tests.faults import (
+    codegen_faults,
+    collective_faults,
+    rule_faults,
+    runtime_faults,
+    tracer_faults,
+)
+from tests.faults.table import FAULTS
+
+FILES: tuple[ModuleType, ...] = (
+    rule_faults,
+    tracer_faults,
+    codegen_faults,
+    collective_faults,
+    runtime_faults,
+)
+
+HEAD = """# Faults that are noticed
+
+`tests/faults` breaks the compiler on purpose, one thing at a time, and fails if the detector named
+here stays content, or is not content without the fault. `autopar verify` on a model (those of
+`tests/faults/cases.py`) compares with eager under several plans; the other detectors are tests.
+*Silent* faults leave every shape as it is: nothing but wrong numbers would come of them.
+
+This page is written by `python -m tests.faults > docs/faults.md`.
+"""
+
+
+def page() -> str:
+    lines = [HEAD]
+    for file in FILES:
+        assert file.__doc__ is not None
+        title = file.__doc__.partition("\n")[0].rstrip(".")
+        lines += [f"## {title}", "", "| Fault | Silent | Noticed by |", "| --- | --- | --- |"]
+        for name, fault in FAULTS.items():
+            if fault.inject.__module__ == file.__name__:
+                text = name.replace("_", " ")
+                lines.append(f"| {text} | {'yes' if fault.silent else ''} | {fault.detector} |")
+        lines.append("")
+    lines.append(f"{len(FAULTS)} faults, {sum(f.silent for f in FAULTS.values())} of them silent.")
+    return "\n".join(lines) + "\n"
