@@ -96,7 +96,11 @@ class Piece:
         """The member's result, contiguous."""
         if self.bounds is None:
             return self.landed
-        part = self.graph.call_function(aten.slice.Tensor, (self.landed, 1, *self.bounds))
+        start, end = self.bounds
+        part = self.graph.call_function(aten.slice.Tensor, (self.landed, 1, start, end))
+        if end - start == 1:
+            # Of a single column reshape makes a view, which some kernels read as if it had no gaps.
+            part = self.graph.call_function(aten.contiguous.default, (part,))
         return self.graph.call_function(aten.reshape.default, (part, list(self.shape)))
 
 

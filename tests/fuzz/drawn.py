@@ -15,7 +15,7 @@ from autopar.tracer import Traced
 from tests.fuzz.programs import Program
 from tests.planned import collectives
 
-SENT = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all"}
+SENT = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all_single"}
 
 WRITTEN = {
     "in-place ops": r"\.\w*[a-z]_\(|\] = |inplace=True|^\s+\w+ [+*]= ",

@@ -15,6 +15,26 @@ class Found:
 
 
 REGRESSIONS = {
+    "one element of a rank comes out of a bucket": Found(
+        """
+class Drawn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = param(2)
+        self.bias = param(6, 2)
+    def forward(self, x):
+        return F.group_norm(x, 1, self.weight).square().mean() + self.bias.sum()
+
+def inputs():
+    return (floats(7, 2, 2),)
+""",
+        "2",
+        {
+            "param:.*": "[S(0)]|[S(0)]",
+            r":forward:native_group_norm\.0": "-",
+            r":forward:sum\.0": "-",
+        },
+    ),
     "uneven chunks are summed in a bucket": Found(
         """
 class Drawn(nn.Module):
