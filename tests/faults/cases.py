@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import autopar
 from autopar.codegen import generate
 from autopar.plan import Plan
 from autopar.runtime.verify import seeded
@@ -81,6 +82,21 @@ class Attention(nn.Module):
         return (x + self.out(y.transpose(1, 2).flatten(2))).softmax(1).square().sum()
 
 
+class Experts(nn.Module):
+    """Tokens that go to two of four experts each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 4)
+        self.up = nn.Parameter(torch.randn(4, 12, WIDTH))
+        self.down = nn.Parameter(torch.randn(4, WIDTH, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(2, -1)
+        y = autopar.experts(x, chosen, weights, self.up, self.down, "gelu")
+        return (x + y).square().mean()
+
+
 class States(nn.Module):
     """Buffers that follow what is seen, dropout, a frozen scale, outputs beside the loss."""
 
@@ -118,6 +134,10 @@ def vocabulary() -> tuple[nn.Module, tuple[Any, ...]]:
 
 def attention() -> tuple[nn.Module, tuple[Any, ...]]:
     return Attention(), (floats(4, 6, WIDTH),)
+
+
+def experts() -> tuple[nn.Module, tuple[Any, ...]]:
+    return Experts(), (floats(16, WIDTH),)
 
 
 def states() -> tuple[nn.Module, tuple[Any, ...]]:
@@ -212,6 +232,13 @@ CASES: dict[str, Case] = {
                 },
             )
             for mesh in ("2", "2x2")
+        ],
+    ),
+    "experts": Case(
+        experts,
+        [
+            (mesh, {r":(forward|backward):experts.*": choice})
+            for mesh, choice in (("2", "exchange"), ("2x2", "n,exchange"))
         ],
     ),
     "layers": Case(layers, random=SPREAD),

@@ -7,6 +7,7 @@ from types import ModuleType
 from tests.faults import (
     codegen_faults,
     collective_faults,
+    expert_faults,
     rule_faults,
     runtime_faults,
     tracer_faults,
@@ -18,6 +19,7 @@ FILES: tuple[ModuleType, ...] = (
     tracer_faults,
     codegen_faults,
     collective_faults,
+    expert_faults,
     runtime_faults,
 )
 
