@@ -3,7 +3,7 @@ would hide in, made once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -97,6 +97,19 @@ class Experts(nn.Module):
         return (x + y).square().mean()
 
 
+class Sequence(nn.Module):
+    """Causal attention alone, of queries with keys that fewer heads share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name, heads in (("q", 4), ("k", 2), ("v", 2)):
+            self.register_parameter(name, nn.Parameter(torch.randn(2, heads, 8, 2)))
+
+    def forward(self) -> Tensor:
+        given = 2 * self.q, 2 * self.k, 2 * self.v
+        return F.scaled_dot_product_attention(*given, is_causal=True, enable_gqa=True).tanh().sum()
+
+
 class States(nn.Module):
     """Buffers that follow what is seen, dropout, a frozen scale, outputs beside the loss."""
 
@@ -140,6 +153,10 @@ def experts() -> tuple[nn.Module, tuple[Any, ...]]:
     return Experts(), (floats(16, WIDTH),)
 
 
+def sequence() -> tuple[nn.Module, tuple[Any, ...]]:
+    return Sequence(), ()
+
+
 def states() -> tuple[nn.Module, tuple[Any, ...]]:
     return States(), (floats(WIDTH, WIDTH),)
 
@@ -150,8 +167,8 @@ class Case:
     ones by mesh and seed."""
 
     build: Callable[[], tuple[nn.Module, tuple[Any, ...]]]
-    pinned: Sequence[tuple[str, Mapping[str, str]]] = ()
-    random: Sequence[tuple[tuple[int, ...], int]] = field(default=())
+    pinned: Iterable[tuple[str, Mapping[str, str]]] = ()
+    random: Iterable[tuple[tuple[int, ...], int]] = field(default=())
 
 
 SPREAD = [((2,), 0), ((2,), 1), ((2, 2), 2), ((4,), 3), ((2, 2), 4), ((2, 2), 5), ((2,), 6)]
@@ -241,6 +258,8 @@ CASES: dict[str, Case] = {
             for mesh, choice in (("2", "exchange"), ("2x2", "n,exchange"))
         ],
     ),
+    "ring": Case(sequence, [("4", {r":(forward|backward):sdpa(_backward)?\.0": "ring"})]),
+    "rows": Case(sequence, [("2x2", {r":(forward|backward):sdpa(_backward)?\.0": "s,s"})]),
     "layers": Case(layers, random=SPREAD),
     "attention": Case(attention, random=SPREAD),
     "states": Case(states, random=SPREAD),

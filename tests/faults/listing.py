@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from tests.faults import (
+    attention_faults,
     codegen_faults,
     collective_faults,
     expert_faults,
@@ -19,6 +20,7 @@ FILES: tuple[ModuleType, ...] = (
     tracer_faults,
     codegen_faults,
     collective_faults,
+    attention_faults,
     expert_faults,
     runtime_faults,
 )

@@ -34,8 +34,8 @@ def test_a_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_there_are_enough_of_them() -> None:
-    assert len(FAULTS) >= 70
-    assert sum(fault.silent for fault in FAULTS.values()) >= 50
+    assert len(FAULTS) >= 80
+    assert sum(fault.silent for fault in FAULTS.values()) >= 65
 
 
 def test_the_page_lists_them() -> None:
