@@ -36,6 +36,10 @@ from autopar.strategy import pull_back
 
 aten = torch.ops.aten
 
+ONE_LAYOUT = (aten.native_batch_norm_backward.default,)
+"""Ops whose CPU kernel reads all tensors in the layout of one of them: where a dim is cut down to
+size 1, layouts that look alike are not."""
+
 
 def generate(gm: fx.GraphModule, graph: Graph, plan: Plan) -> Program:
     """The local graphs of `plan` for the joint graph `gm`, of which `graph` is the snapshot.
@@ -148,6 +152,8 @@ class _Generator:
         outputs: Sequence[Sharding],
     ) -> fx.Node:
         """`node` on local tensors in the shardings `inputs`, which leaves `outputs`."""
+        if source.target in ONE_LAYOUT:
+            arguments = [graph.call_function(aten.contiguous.default, (x,)) for x in arguments]
         given = iter(arguments)
         args, kwargs = map_arg((source.args, source.kwargs), lambda _: next(given))
         shapes = self._shapes(node, inputs, outputs)

@@ -15,6 +15,22 @@ class Found:
 
 
 REGRESSIONS = {
+    "batch norm of a width cut down to 1": Found(
+        """
+class Drawn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = param(6, 5)
+    def forward(self, x):
+        y = F.linear(x, self.weight).reshape(5, 5, 3, 2).transpose(1, 2)
+        return F.batch_norm(y, None, None, None, None, True, 0.1, 0.01).square().mean() + y.sum()
+
+def inputs():
+    return (floats(5, 5, 5),)
+""",
+        "2",
+        {r":backward:native_batch_norm_backward\.0": "d1", r":backward:(div|pow|mul)\.[01]": "-"},
+    ),
     "one element of a rank comes out of a bucket": Found(
         """
 class Drawn(nn.Module):
