@@ -24,13 +24,13 @@ def adds_bias(node: Node, shapes: Shapes, inputs: Sequence[TensorType]) -> bool:
     return len(matrix) == 2 and row == matrix[1:] and inputs[0].dtype == inputs[1].dtype
 
 
-def fuse_bias(gm: fx.GraphModule) -> fx.GraphModule:
+def fuse_bias(graph: fx.Graph) -> fx.Graph:
     """mm and the addition of a bias, which planning tells apart, as one addmm."""
-    for node in gm.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+    for node in graph.find_nodes(op="call_function", target=aten.add.Tensor):
         if not node.meta.get(BIAS):
             continue
         product, bias = node.args
         if product.target is aten.mm.default and len(product.users) == 1:
             node.target, node.args = aten.addmm.default, (bias, *product.args)
-            gm.graph.erase_node(product)
-    return gm
+            graph.erase_node(product)
+    return graph

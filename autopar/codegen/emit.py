@@ -105,7 +105,7 @@ class _Generator:
 
     def _module(self, local: LocalGraph, outputs: Sequence[str]) -> fx.GraphModule:
         local.graph.output(tuple(local.outputs[name] for name in outputs))
-        return apply_passes(fx.GraphModule(self.gm, local.graph))
+        return fx.GraphModule(self.gm, apply_passes(local.graph))
 
     def _op(self, node: Node) -> None:
         source, graph = self.fx_nodes[node.index], self.values.local[node.phase].graph

@@ -7,12 +7,12 @@ from torch import fx
 from autopar.codegen.bucketing import WAIT, Bucket, Piece, sent_by
 
 
-def bucket_gathers(gm: fx.GraphModule) -> fx.GraphModule:
+def bucket_gathers(graph: fx.Graph) -> fx.Graph:
     """Join the gathers of parameters, in the order of their first use. A bucket is issued when the
     one before it is waited for, so that it is under way while that one is computed with."""
-    if not any(_enters(node) for node in gm.graph.nodes):
-        return gm
-    return fx.GraphModule(gm, _Rewriter(gm.graph).run())
+    if not any(_enters(node) for node in graph.nodes):
+        return graph
+    return _Rewriter(graph).run()
 
 
 def _enters(node: fx.Node) -> bool:

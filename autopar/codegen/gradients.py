@@ -10,13 +10,13 @@ MAX_UNDER_WAY = 2
 """How many full buckets are under way: each holds its input and its result."""
 
 
-def bucket_gradients(gm: fx.GraphModule) -> fx.GraphModule:
+def bucket_gradients(graph: fx.Graph) -> fx.Graph:
     """Join the collectives of gradients on their way out of the graph, in the order in which they
     become ready. A bucket is issued once it is full, and waited for when `MAX_UNDER_WAY` further
     ones have been issued, or at the end."""
-    if not any(_leaves(node) for node in gm.graph.nodes):
-        return gm
-    return fx.GraphModule(gm, _Rewriter(gm.graph).run())
+    if not any(_leaves(node) for node in graph.nodes):
+        return graph
+    return _Rewriter(graph).run()
 
 
 def _leaves(node: fx.Node) -> bool:

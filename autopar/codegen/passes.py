@@ -1,4 +1,4 @@
-"""Passes over a local graph, each a function `gm -> gm`. To add one, write it and enter it in
+"""Passes over a local graph, each a function `graph -> graph`. To add one, write it and enter it in
 `PASSES`."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autopar.codegen.tidy import tidy_views
 from autopar.runtime.symbols import first_rows
 
 aten = torch.ops.aten
-Pass = Callable[[fx.GraphModule], fx.GraphModule]
+Pass = Callable[[fx.Graph], fx.Graph]
 
 MAX_IN_FLIGHT = 4
 """How many collectives whose results only leave the graph are under way: each holds its input."""
@@ -28,22 +28,22 @@ _LAYOUT = frozenset(
 )
 
 
-def drop_dead_code(gm: fx.GraphModule) -> fx.GraphModule:
+def drop_dead_code(graph: fx.Graph) -> fx.Graph:
     """Drop every op whose result is not used; inputs stay. So do collectives go: none of the ranks
     uses theirs (an op may take an argument only to know that it is there)."""
-    gm.graph.eliminate_dead_code(lambda node: node.is_impure() and not _is_collective(node))
-    return gm
+    graph.eliminate_dead_code(lambda node: node.is_impure() and not _is_collective(node))
+    return graph
 
 
 def _is_collective(node: fx.Node) -> bool:
     return str(node.target).startswith("_c10d_functional.")
 
 
-def sink_waits(gm: fx.GraphModule) -> fx.GraphModule:
+def sink_waits(graph: fx.Graph) -> fx.Graph:
     """Move each wait, with the copies that lay out what has come, to right before its first use, so
     that compute between there and the collective hides it. What only leaves the graph is waited for
     when `MAX_IN_FLIGHT` further ones have been issued."""
-    nodes = list(gm.graph.nodes)
+    nodes = list(graph.nodes)
     order = {node: i for i, node in enumerate(nodes)}
     leaving: list[list[fx.Node]] = []
     for node in nodes:
@@ -56,11 +56,11 @@ def sink_waits(gm: fx.GraphModule) -> fx.GraphModule:
             continue
         _move(moved, first)
     issued = [moved[0].all_input_nodes[0] for moved in leaving]
-    output = gm.graph.output_node()
+    output = graph.output_node()
     for k, moved in enumerate(leaving):
         later = k + MAX_IN_FLIGHT
         _move(moved, issued[later] if later < len(issued) else output)
-    return gm
+    return graph
 
 
 def _laid_out(wait: fx.Node) -> list[fx.Node]:
@@ -79,10 +79,10 @@ def _move(nodes: list[fx.Node], before: fx.Node) -> None:
         before.prepend(node)
 
 
-def box(gm: fx.GraphModule) -> fx.GraphModule:
+def box(graph: fx.Graph) -> fx.Graph:
     """The code takes its inputs as one list, which it clears."""
-    gm.graph.set_codegen(boxed_codegen())
-    return gm
+    graph.set_codegen(boxed_codegen())
+    return graph
 
 
 PASSES: tuple[Pass, ...] = (
@@ -96,10 +96,9 @@ PASSES: tuple[Pass, ...] = (
 )
 
 
-def apply_passes(gm: fx.GraphModule) -> fx.GraphModule:
-    """`gm` after every pass, checked after each."""
+def apply_passes(graph: fx.Graph) -> fx.Graph:
+    """`graph` after every pass, checked after each."""
     for step in PASSES:
-        gm = step(gm)
-        gm.graph.lint()
-    gm.recompile()
-    return gm
+        graph = step(graph)
+        graph.lint()
+    return graph

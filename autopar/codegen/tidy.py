@@ -12,10 +12,10 @@ _IDENTITIES = frozenset({aten.detach.default, aten.alias.default})
 _SWAPS = frozenset({aten.t.default, aten.transpose.int})
 
 
-def tidy_views(gm: fx.GraphModule) -> fx.GraphModule:
+def tidy_views(graph: fx.Graph) -> fx.Graph:
     """Read through what passes a tensor on as it is, through a reshape that is reshaped again, and
     through a transposition that is undone."""
-    for node in gm.graph.nodes:
+    for node in graph.nodes:
         if node.op != "call_function":
             continue
         while node.target is aten.reshape.default and node.args[0].target is aten.reshape.default:
@@ -23,8 +23,8 @@ def tidy_views(gm: fx.GraphModule) -> fx.GraphModule:
         same = _same_as(node)
         if same is not None:
             node.replace_all_uses_with(same, delete_user_cb=lambda user: user.op != "output")
-    gm.graph.eliminate_dead_code()
-    return gm
+    graph.eliminate_dead_code()
+    return graph
 
 
 def _same_as(node: fx.Node) -> fx.Node | None:

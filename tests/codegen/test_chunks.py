@@ -91,7 +91,7 @@ def test_every_step(name: str, sizes: Sequence[int]) -> None:
         result = emit_chunks(graph, x, kind, ATOMS, axes, move, found)
         sent = [node.args[0] for node in graph.nodes if node.target in COMMUNICATING]
         graph.output((result, *sent))
-        gm = apply_passes(fx.GraphModule({}, graph))
+        gm = fx.GraphModule({}, apply_passes(graph))
         given = pieces(whole, kind, move, found, on)
         ran = lockstep.run(gm, on, [[piece] for piece in given])
         assert len(sent) == (found.kind != "slice")

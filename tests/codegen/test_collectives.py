@@ -67,7 +67,7 @@ def emitted(
     axis = on.axes[move.axis]
     before, after = (parts_of(kind, ATOMS, s, on.sizes) for s in (source, target))
     graph.output((Emitter(graph, axis.name, axis.size, before, after, kind.dtype).emit(x, move),))
-    return apply_passes(fx.GraphModule({}, graph))
+    return fx.GraphModule({}, apply_passes(graph))
 
 
 def names(gm: fx.GraphModule) -> list[str]:

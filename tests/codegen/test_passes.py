@@ -27,7 +27,7 @@ def test_wait_and_layout_sink_to_the_first_use() -> None:
     total = graph.call_function(aten.reshape.default, (reduced(graph, x, "r"), [2, 2]))
     other = graph.call_function(aten.neg.default, (x,))
     graph.output((graph.call_function(aten.mul.Tensor, (total, other)),))
-    gm = apply_passes(fx.GraphModule({}, graph))
+    gm = fx.GraphModule({}, apply_passes(graph))
     assert called(gm) == ["r", "neg_default", "r_wait", "reshape_default", "mul_tensor"]
 
 
@@ -36,7 +36,7 @@ def test_few_results_that_only_leave_the_graph_are_under_way() -> None:
     x = graph.placeholder("x")
     count = MAX_IN_FLIGHT + 2
     graph.output(tuple(reduced(graph, x, f"r{k}") for k in range(count)))
-    order = called(apply_passes(fx.GraphModule({}, graph)))
+    order = called(fx.GraphModule({}, apply_passes(graph)))
     for k in range(count):
         under_way = [
             i
@@ -53,6 +53,6 @@ def test_dead_code_goes_and_inputs_stay() -> None:
     graph.placeholder("unused")
     graph.call_function(aten.neg.default, (x,))
     graph.output((x,))
-    gm = apply_passes(fx.GraphModule({}, graph))
+    gm = fx.GraphModule({}, apply_passes(graph))
     assert called(gm) == []
     assert len(gm.graph.find_nodes(op="placeholder")) == 2
