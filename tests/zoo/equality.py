@@ -12,8 +12,8 @@ from autopar.plan import Plan
 from autopar.runtime.lockstep import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
-from tests.planned import on_h100, plan_for
-from tests.zoo.cases import ZooCase, evaluated, trained
+from tests.zoo.cases import ZooCase
+from tests.zoo.chosen import chosen_plan
 
 MESHES = [(2,), (4,), (2, 2), (2, 4), (2, 2, 2)]
 TOLERANCE = 1e-9
@@ -43,22 +43,18 @@ def _error(actual: Tensor, expected: Tensor, largest: float) -> float:
 
 
 def check_any_plan(
-    name: str, sizes: tuple[int, ...], seed: int, pins: Mapping[str, str] | None = None
+    found: ZooCase, sizes: tuple[int, ...], seed: int, pins: Mapping[str, str] | None = None
 ) -> Plan:
     """A random plan, but for the choices `pins`, computes what eager computes; the plan."""
-    found, on = trained(name), mesh(*sizes)
+    on = mesh(*sizes)
     plan = random_plan(found.traced.graph, on, seed, pins)
     assert_equal_to_eager(found, plan, on)
     return plan
 
 
-def check_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
-    """The plan that the solver chooses computes what eager computes."""
-    found, text = trained(name), "x".join(map(str, sizes))
-    assert_equal_to_eager(found, plan_for(found.traced.graph, text), on_h100(text)[1])
-
-
-def check_inference(name: str, sizes: tuple[int, ...], seed: int) -> None:
-    """A random plan of the graph without a backward part computes what eager computes."""
-    found, on = evaluated(name), mesh(*sizes)
-    assert_equal_to_eager(found, random_plan(found.traced.graph, on, seed), on)
+def check_plan_chosen(found: ZooCase, sizes: tuple[int, ...]) -> None:
+    """The plan that is chosen shards work over every axis, and computes what eager computes."""
+    plan, on = chosen_plan(found.traced.graph, sizes)
+    options = [label.split(",") for label in plan.structure.ops.values()]
+    assert all(any(axis != "-" for axis in column) for column in zip(*options, strict=True))
+    assert_equal_to_eager(found, plan, on)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autopar import moe
-from tests.zoo.cases import trained
-from tests.zoo.equality import MESHES, check_any_plan, check_inference, check_plan_chosen
+from tests.zoo.cases import evaluated, trained
+from tests.zoo.equality import MESHES, check_any_plan, check_plan_chosen
 
 NAMES = ("opt", "gpt2", "llama", "mixtral")
 VARIANTS = ("qwen", "gemma")
@@ -20,13 +20,13 @@ PLANS = [(name, seed) for name in NAMES for seed in range(5)] + [
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize(("name", "seed"), PLANS)
 def test_any_plan(name: str, sizes: tuple[int, ...], seed: int) -> None:
-    check_any_plan(name, sizes, seed)
+    check_any_plan(trained(name), sizes, seed)
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize("name", NAMES + VARIANTS)
 def test_the_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
-    check_plan_chosen(name, sizes)
+    check_plan_chosen(trained(name), sizes)
 
 
 @pytest.mark.parametrize(
@@ -43,11 +43,18 @@ def test_the_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
 def test_experts_by_hand(sizes: tuple[int, ...], choice: str) -> None:
     """Experts on one axis, beside tokens or parts of each expert on others: "exchange" sends the
     tokens of rows of the batch to them, "exchange.1" those of pieces of the sequence."""
-    plan = check_any_plan("mixtral", sizes, 0, {r".*:(forward|backward):experts.*": choice})
+    plan = check_any_plan(trained("mixtral"), sizes, 0, {r".*:(forward|backward):experts.*": choice})
     layers = [node for node in trained("mixtral").traced.graph.nodes if node.op in moe.OPS]
     assert [plan.structure.ops[node.key] for node in layers] == [choice] * 2
 
 
-@pytest.mark.parametrize("name", NAMES + VARIANTS)
-def test_inference(name: str) -> None:
-    check_inference(name, (2, 2), 0)
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize(("name", "seed"), PLANS)
+def test_any_plan_of_inference(name: str, sizes: tuple[int, ...], seed: int) -> None:
+    check_any_plan(evaluated(name), sizes, seed)
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plan_chosen_for_inference(name: str, sizes: tuple[int, ...]) -> None:
+    check_plan_chosen(evaluated(name), sizes)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.zoo.equality import MESHES, check_any_plan, check_inference, check_plan_chosen
+from tests.zoo.cases import evaluated, trained
+from tests.zoo.equality import MESHES, check_any_plan, check_plan_chosen
 
 NAMES = ("bert", "vit", "t5")
 VARIANTS = ("t5_encoder",)
@@ -16,15 +17,22 @@ PLANS = [(name, seed) for name in NAMES for seed in range(5)] + [(name, 0) for n
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize(("name", "seed"), PLANS)
 def test_any_plan(name: str, sizes: tuple[int, ...], seed: int) -> None:
-    check_any_plan(name, sizes, seed)
+    check_any_plan(trained(name), sizes, seed)
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize("name", NAMES + VARIANTS)
 def test_the_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
-    check_plan_chosen(name, sizes)
+    check_plan_chosen(trained(name), sizes)
 
 
-@pytest.mark.parametrize("name", NAMES + VARIANTS)
-def test_inference(name: str) -> None:
-    check_inference(name, (2, 2), 0)
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize(("name", "seed"), PLANS)
+def test_any_plan_of_inference(name: str, sizes: tuple[int, ...], seed: int) -> None:
+    check_any_plan(evaluated(name), sizes, seed)
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plan_chosen_for_inference(name: str, sizes: tuple[int, ...]) -> None:
+    check_plan_chosen(evaluated(name), sizes)
