@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 
 from autopar.chunking import chunked_dim
 from autopar.codegen.bias import BIAS, adds_bias
+from autopar.codegen.doors import unwritten
 from autopar.codegen.exchange import Peers
 from autopar.codegen.localize import Shapes, localize
 from autopar.codegen.passes import apply_passes
@@ -105,7 +106,7 @@ class _Generator:
 
     def _module(self, local: LocalGraph, outputs: Sequence[str]) -> fx.GraphModule:
         local.graph.output(tuple(local.outputs[name] for name in outputs))
-        return fx.GraphModule(self.gm, apply_passes(local.graph))
+        return unwritten(self.gm, apply_passes(local.graph))
 
     def _op(self, node: Node) -> None:
         source, graph = self.fx_nodes[node.index], self.values.local[node.phase].graph

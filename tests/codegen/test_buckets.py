@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import fx
 
+from autopar.buckets import can_share
 from autopar.codegen import bucketing, gradients
 from autopar.codegen.bias import BIAS, fuse_bias
 from autopar.codegen.bucketing import MEMBERS, Bucket
@@ -15,8 +16,10 @@ from autopar.codegen.collectives import SENT, Sent
 from autopar.codegen.gathers import bucket_gathers
 from autopar.codegen.gradients import bucket_gradients
 from autopar.codegen.tidy import tidy_views
+from autopar.reshard import Collective
 from autopar.runtime import lockstep
 from autopar.runtime.eager import reduce_in_place
+from autopar.sharding import P, R, Sharding
 from tests.codegen.meshes import mesh
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
@@ -203,3 +206,11 @@ def test_only_a_buffer_of_its_own_is_reduced_in_place() -> None:
     for count, op in ((5, "all_reduce_"), (1, "all_reduce")):
         graph = bucket_gradients(many(c10d.all_reduce.default, leaves=True, count=count))
         assert op in names(reduce_in_place(fx.GraphModule({}, graph)))
+
+
+def test_what_is_in_chunks_travels_alone() -> None:
+    """Ranks hold chunks of different sizes: a bucket of them has no layout of its own."""
+    total = Collective("all_reduce", 1, P, R)
+    for cut, shared in (("S(0)", True), ("C(0)", False)):
+        states = (Sharding.parse(f"[{cut}, {placement}]") for placement in "PR")
+        assert can_share(*states, total) is shared

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
-from autopar.codegen.doors import boxed_codegen
+from autopar.codegen.doors import boxed_codegen, unwritten
 
 
 def test_boxed_code_clears_its_list() -> None:
@@ -32,3 +34,14 @@ def test_functional_collectives_take_the_group_last() -> None:
     for name, arguments in expected.items():
         schema = getattr(ops, name).default._schema
         assert [argument.name for argument in schema.arguments] == arguments
+
+
+def test_code_is_written_when_it_is_asked_for() -> None:
+    graph = fx.Graph()
+    graph.output((graph.call_function(torch.ops.aten.neg.default, (graph.placeholder("x"),)),))
+    root = fx.GraphModule({}, fx.Graph())
+    with patch.object(fx.Graph, "python_code", side_effect=AssertionError("written")):
+        gm = unwritten(root, graph)
+    assert isinstance(gm, fx.GraphModule)
+    assert "aten.neg" in gm.code
+    assert gm(torch.ones(1))[0].item() == -1
