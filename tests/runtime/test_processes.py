@@ -16,7 +16,7 @@ TIME_LIMIT_S = 420
 
 @pytest.fixture(scope="module")
 def ranks() -> list[Any]:
-    return spawn("tests.runtime.workers.four", 4, timeout_s=TIME_LIMIT_S)
+    return spawn("tests.runtime.breadth_workers.four", 4, timeout_s=TIME_LIMIT_S)
 
 
 @pytest.mark.timeout(TIME_LIMIT_S + 30)
@@ -96,3 +96,19 @@ def test_a_plan_that_does_not_exist_is_an_error_everywhere(ranks: list[Any]) -> 
 
 def test_the_right_call_works_after_wrong_ones(ranks: list[Any]) -> None:
     assert {rank["mistakes"]["right after wrong"] for rank in ranks} == {"no error"}
+
+
+@pytest.mark.parametrize("case", ["opt", "opt at random", "resnet", "resnet at random"])
+def test_losses_gradients_and_buffers_are_those_of_one_process(ranks: list[Any], case: str) -> None:
+    for seen in (rank[case] for rank in ranks):
+        assert max(seen[name] for name in ("loss", "grad", "buffer", "eval")) < TOLERANCE
+        assert seen["sharded"] > 3
+        assert seen["buffers"] > 10 or "opt" in case
+
+
+def test_calls_of_every_sort_accumulate_gradients(ranks: list[Any]) -> None:
+    for seen in (rank["calls"] for rank in ranks):
+        assert max(seen[name] for name in ("loss", "grad", "buffer", "hidden")) < TOLERANCE
+        assert seen["rest"] == [8, True, None]
+        assert seen["programs"] == 2
+        assert seen["autocast"] < 2**-7

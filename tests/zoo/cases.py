@@ -58,16 +58,19 @@ def evaluated(name: str) -> ZooCase:
         return make_case(model.eval(), inputs)
 
 
-def make_case(model: nn.Module, inputs: dict[str, Any], *, exact: bool = True) -> ZooCase:
-    """What `model` makes of `inputs`, in autopar's words; the loss is the sum of all losses."""
+def make_case(
+    model: nn.Module, inputs: dict[str, Any], args: tuple[Any, ...] = (), *, exact: bool = True
+) -> ZooCase:
+    """What `model` makes of `args` and `inputs`, in autopar's words; the loss is the sum of all
+    losses."""
     with Exact() if exact else nullcontext():
-        traced = trace(model, (), inputs)
+        traced = trace(model, args, inputs)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
     tensors |= {f"buffer:{n}": b.clone() for n, b in model.named_buffers()}
-    flat, _ = aot.tree_flatten(((), inputs))
+    flat, _ = aot.tree_flatten((args, inputs))
     tensors |= {f"input:{i}": x for i, x in enumerate(flat)}
     with Exact() if exact else nullcontext():
-        leaves, _ = aot.tree_flatten(model(**inputs))
+        leaves, _ = aot.tree_flatten(model(*args, **inputs))
     state = dict(model.named_buffers())
     named: dict[str, Tensor] = {}
     for node in traced.graph.nodes:

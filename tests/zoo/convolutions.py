@@ -50,7 +50,7 @@ class ResNet(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-def _images() -> dict[str, Tensor]:
+def images() -> dict[str, Tensor]:
     return {
         "images": torch.randn(BATCH, 3, SIZE, SIZE),
         "labels": torch.randint(CLASSES, (BATCH,)),
@@ -58,7 +58,7 @@ def _images() -> dict[str, Tensor]:
 
 
 def resnet() -> tuple[nn.Module, dict[str, Tensor]]:
-    return ResNet(), _images()
+    return ResNet(), images()
 
 
 class UNet(nn.Module):
@@ -115,4 +115,4 @@ class Mobile(nn.Module):
 
 
 def mobile() -> tuple[nn.Module, dict[str, Tensor]]:
-    return Mobile(), _images()
+    return Mobile(), images()

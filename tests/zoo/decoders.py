@@ -47,7 +47,7 @@ def tokens() -> dict[str, Tensor]:
 def opt() -> tuple[nn.Module, dict[str, Tensor]]:
     """Padded on the right, as a batch of sentences is."""
     config = OPTConfig(
-        hidden_size=16, num_hidden_layers=2, num_attention_heads=4, ffn_dim=24, vocab_size=VOCAB,
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=4, ffn_dim=24, vocab_size=VOCAB,
         max_position_embeddings=16, word_embed_proj_dim=16, dropout=0.0, use_cache=False,
         pad_token_id=1,
     )  # fmt: skip

@@ -27,9 +27,9 @@ def test_the_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
-@pytest.mark.parametrize(("name", "seed"), PLANS)
-def test_any_plan_of_inference(name: str, sizes: tuple[int, ...], seed: int) -> None:
-    check_any_plan(evaluated(name), sizes, seed)
+@pytest.mark.parametrize("name", NAMES)
+def test_any_plan_of_inference(name: str, sizes: tuple[int, ...]) -> None:
+    check_any_plan(evaluated(name), sizes, 0)
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
