@@ -33,12 +33,17 @@ def build(name: str) -> tuple[nn.Module, dict[str, Any]]:
     """A model of the zoo in float64, and its inputs."""
     torch.manual_seed(0)
     model, inputs = ZOO[name]()
+    doubled = {k: x.double() if x.is_floating_point() else x for k, x in inputs.items()}
+    return moved(model), doubled
+
+
+def moved(model: nn.Module) -> nn.Module:
+    """`model` in float64, with none of its parameters where it was initialised."""
     model.double()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += MOVED * torch.randn_like(parameter)
-    doubled = {k: x.double() if x.is_floating_point() else x for k, x in inputs.items()}
-    return model, doubled
+    return model
 
 
 @cache

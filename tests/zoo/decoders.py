@@ -23,7 +23,7 @@ from transformers import (
 
 BATCH, SEQ, VOCAB = 4, 8, 48
 
-_SHAPE: dict[str, Any] = {
+SHAPE: dict[str, Any] = {
     "hidden_size": 16,
     "num_hidden_layers": 1,
     "num_attention_heads": 4,
@@ -66,22 +66,22 @@ def gpt2() -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def llama() -> tuple[nn.Module, dict[str, Tensor]]:
-    return LlamaForCausalLM(LlamaConfig(**_SHAPE)), tokens()
+    return LlamaForCausalLM(LlamaConfig(**SHAPE)), tokens()
 
 
 def qwen() -> tuple[nn.Module, dict[str, Tensor]]:
-    return Qwen3ForCausalLM(Qwen3Config(**_SHAPE)), tokens()
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE)), tokens()
 
 
 def gemma() -> tuple[nn.Module, dict[str, Tensor]]:
     """Caps on scores and logits, and every other layer with a sliding window."""
-    config = Gemma2Config(**{**_SHAPE, "num_hidden_layers": 2}, sliding_window=4)
+    config = Gemma2Config(**{**SHAPE, "num_hidden_layers": 2}, sliding_window=4)
     return Gemma2ForCausalLM(config), tokens()
 
 
 def mixtral(activation: str = "silu") -> tuple[nn.Module, dict[str, Tensor]]:
     config = MixtralConfig(
-        **_SHAPE, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True,
+        **SHAPE, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True,
         experts_implementation="eager", hidden_act=activation,
     )  # fmt: skip
     return MixtralForCausalLM(config), tokens()
