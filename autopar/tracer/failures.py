@@ -20,16 +20,28 @@ _DATA_DEPENDENT_CURE = (
     "index) decides what it computes: compute both sides and choose with torch.where, or move the "
     "decision out of the model"
 )
+_AVERAGE_CURE = (
+    "with momentum=None its running statistics are the average of all batches so far, whose number "
+    "is known only when the model runs: give it a momentum, such as 0.1"
+)
 _CURE = "call the model on these inputs without autopar first; if that works, rewrite this line"
 
 
 def trace_error(error: Exception, paths: dict[nn.Module, str]) -> TraceError:
     """`error`, raised while the modules of `paths` were traced, as a TraceError."""
     module, place = _where(error, paths)
-    cure = _DATA_DEPENDENT_CURE if _is_data_dependent(error) else _CURE
+    cure = _CURE
+    if _is_data_dependent(error):
+        averages = any(path == module and _averages(found) for found, path in paths.items())
+        cure = _AVERAGE_CURE if averages else _DATA_DEPENDENT_CURE
     name = f"module {module!r}" if module else "the model"
     at = f" at {place}" if place else ""
     return TraceError(f"cannot capture {name}{at}: {type(error).__name__}: {error}\n  {cure}")
+
+
+def _averages(module: nn.Module) -> bool:
+    """Whether a norm's running statistics are averages of all batches so far."""
+    return getattr(module, "num_batches_tracked", None) is not None and module.momentum is None
 
 
 def _is_data_dependent(error: BaseException | None) -> bool:

@@ -71,3 +71,23 @@ def test_a_joint_graph_has_descriptors_tags_and_labels() -> None:
     assert {n.meta["partitioner_tag"] for n in ops} == {"is_forward", "is_backward"}
     assert all(n.meta["custom"] == {"mark": "here"} for n in ops)
     assert all(isinstance(n.meta["val"], torch.Tensor) for n in ops)
+
+
+def test_decompositions_are_of_ops_into_others() -> None:
+    assert aot.decomposition(torch.ops.aten.mm.default) is None
+    silu = aot.decomposition(torch.ops.aten.silu_backward.default)
+    assert silu is not None
+    x = torch.linspace(-2, 2, 5, dtype=torch.float64)
+    expected = torch.ops.aten.silu_backward.default(x.cos(), x)
+    torch.testing.assert_close(silu(x.cos(), x), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_ops_of_a_function_on_fakes_are_a_graph_with_values() -> None:
+    with aot.FakeTensorMode():
+        x = torch.empty(2, 3)
+    gm = aot.ops_of(lambda x: (x.exp(), None), [x])
+    assert gm is not None
+    (op,) = (node for node in gm.graph.nodes if node.op == "call_function")
+    assert op.target is torch.ops.aten.exp.default and op.meta["val"].shape == (2, 3)
+    assert gm.graph.output_node().args[0] == (op, None)
+    assert aot.ops_of(lambda _: NotImplemented, [x]) is None

@@ -103,6 +103,14 @@ def test_control_flow_on_data_names_module_line_and_cure() -> None:
     assert "torch.where" in text
 
 
+def test_a_norm_that_averages_all_batches_is_named_with_the_cure() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
+    with pytest.raises(TraceError, match=r"module '1'.*\n.*with momentum=None.*give it a momentum"):
+        trace(model, (torch.randn(5, 3),))
+    model.eval()
+    assert trace(model, (torch.randn(5, 3),)).graph.nodes
+
+
 def test_inputs_that_require_grad_are_refused() -> None:
     with pytest.raises(TraceError, match="tensor 0 of the model's inputs requires grad"):
         trace(mlp(), (torch.randn(2, 8, requires_grad=True),))
