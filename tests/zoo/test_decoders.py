@@ -43,7 +43,9 @@ def test_the_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
 def test_experts_by_hand(sizes: tuple[int, ...], choice: str) -> None:
     """Experts on one axis, beside tokens or parts of each expert on others: "exchange" sends the
     tokens of rows of the batch to them, "exchange.1" those of pieces of the sequence."""
-    plan = check_any_plan(trained("mixtral"), sizes, 0, {r".*:(forward|backward):experts.*": choice})
+    plan = check_any_plan(
+        trained("mixtral"), sizes, 0, {r".*:(forward|backward):experts.*": choice}
+    )
     layers = [node for node in trained("mixtral").traced.graph.nodes if node.op in moe.OPS]
     assert [plan.structure.ops[node.key] for node in layers] == [choice] * 2
 
