@@ -29,7 +29,7 @@ def slow(sizes: Sequence[int]) -> tuple[Cluster, Mesh]:
     found = parse_cluster(f"{prod(sizes)}xH100")
     rates = (("float32", 1e9), ("float64", 1e9))
     device = replace(found.device, flops_per_s=rates, memory_bytes_per_s=1e10, launch_s=0.0)
-    link = Link("fast", 1e10, 1e-9, "made up")
+    link = Link("fast", 1e10, 1e-9, 0.0, "made up")
     cluster = replace(found, device=device, levels=(Level(prod(sizes), link),))
     return cluster, parse_mesh("x".join(map(str, sizes)), cluster)
 
