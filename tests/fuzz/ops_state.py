@@ -49,11 +49,12 @@ def assigned(d: Drawing) -> None:
 def written(d: Drawing) -> None:
     """Rows written, or added to, by number."""
     name = d.value(1, 3)
-    copy = d.emit(f"{name}.clone()")
     count = d.pick((1, 2, 3))
     rest = list(d.shape(name))[1:]
     at = d.integers(d.shape(name)[0], count)
     rows = d.value(1, 4, lambda x: list(x.shape) == [count, *rest]) or d.parameter(count, *rest)
+    # Drawn last, since eager refuses to write rows that are those written to.
+    copy = d.emit(f"{name}.clone()")
     how = d.pick(
         (
             "{copy}.index_add_(0, {at}, {rows})",
