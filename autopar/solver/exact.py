@@ -29,8 +29,11 @@ from autopar.solver.search import SAME_COST, Clock, Progress, Search
 from autopar.solver.tiebreak import break_ties, restrict
 
 _MAX_ROUNDS = 500
-_LARGEST_COST = 2**40
+_LARGEST_COST = 2**38
 """Costs beyond this would set the scale of all others: what no plan can use is forbidden first."""
+
+_TOLERANCE = 1e-6
+"""How far HiGHS's bound may be off, in its own scale: its tolerance for feasible and integer."""
 
 
 def search(problem: Problem, clock: Clock, progress: Progress) -> Search:
@@ -80,7 +83,8 @@ def _relax(state: Search, model: Model, started: float) -> tuple[Highs, Answer]:
     program = express(model)
     highs = Highs(
         {
-            "mip_abs_gap": (1 - 2 * SAME_COST) * model.cost_scale,
+            # With the tolerance of the bound on top still less than the one to the next cost.
+            "mip_abs_gap": 0.5 * model.cost_scale,
             # Diving has found good plans, and the program is already small: both only cost time.
             "mip_heuristic_effort": 0.0,
             "mip_allow_restart": False,
@@ -145,7 +149,7 @@ def _solve_integer(state: Search, model: Model, highs: Highs, duals: DualBound |
             break
         if answer.outcome is Outcome.FAILED and state.evaluation is None:
             raise SolverError(f"HiGHS failed on the integer program: {answer.detail}")
-        _raise_bound(state, answer.bound / model.cost_scale)
+        _raise_bound(state, (answer.bound - _TOLERANCE) / model.cost_scale)
         if not len(answer.values):
             break
         choice = rounded(model, answer.values)

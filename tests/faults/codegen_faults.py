@@ -228,11 +228,11 @@ def gradient_of_a_norm_without_its_mean(patch: Patch) -> None:
 
 @fault(by_test(test_wait_and_layout_sink_to_the_first_use))
 def waits_left_out(patch: Patch) -> None:
-    def without_waits(gm: fx.GraphModule) -> fx.GraphModule:
-        for node in gm.graph.find_nodes(op="call_function", target=c10d.wait_tensor.default):
+    def without_waits(graph: fx.Graph) -> fx.Graph:
+        for node in graph.find_nodes(op="call_function", target=c10d.wait_tensor.default):
             node.replace_all_uses_with(node.all_input_nodes[0])
-            gm.graph.erase_node(node)
-        return gm
+            graph.erase_node(node)
+        return graph
 
     patch.setattr(passes, "PASSES", (*passes.PASSES, without_waits))
 
