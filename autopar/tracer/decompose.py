@@ -29,16 +29,23 @@ def split_biased_matmuls(gm: fx.GraphModule) -> fx.GraphModule:
 
 def split_dropouts(gm: fx.GraphModule) -> fx.GraphModule:
     """native_dropout as drawing a mask and multiplying by it. The mask depends on nothing, so that
-    every rank can draw all of it, the one that a single device draws, and use its part."""
+    every rank can draw all of it, the one that a single device draws, and use its part. Numbers are
+    drawn in the order of memory, which is that of a tensor with the dims of x as x has them there.
+    """
     for node in gm.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         x, p, train = node.args
         if not (train and 0 < p < 1):
             continue
         result, mask = node.meta["val"]
-        ones = _before(node, aten.ones.default, (list(result.shape),), result)
+        order = sorted(range(mask.dim()), key=lambda dim: -mask.stride(dim))
+        there = (result.permute(order), mask.permute(order))
+        ones = _before(node, aten.ones.default, (list(there[0].shape),), there[0])
         ones.kwargs = {"dtype": result.dtype, "device": result.device}
-        drawn = _before(node, aten.native_dropout.default, (ones, p, True), (result, mask))
-        kept = _before(node, operator.getitem, (drawn, 1), mask)
+        drawn = _before(node, aten.native_dropout.default, (ones, p, True), there)
+        kept = _before(node, operator.getitem, (drawn, 1), there[1])
+        if order != sorted(order):
+            back = [order.index(dim) for dim in range(mask.dim())]
+            kept = _before(node, aten.permute.default, (kept, back), mask)
         masked = _before(node, aten.mul.Tensor, (x, kept), result)
         scaled = _before(node, aten.mul.Tensor, (masked, 1 / (1 - p)), result)
         for user in list(node.users):

@@ -15,6 +15,22 @@ class Found:
 
 
 REGRESSIONS = {
+    "dropout of a tensor whose dims are turned in memory": Found(
+        """
+class Drawn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = param(6, 5)
+    def forward(self, x):
+        y = F.linear(x, self.weight).reshape(5, 4, 3, 2).transpose(1, 2)
+        return (F.dropout(y, 0.5) * y.cumsum(1)).sum()
+
+def inputs():
+    return (floats(5, 4, 5),)
+""",
+        "5",
+        {r":forward:mul\.1": "d0"},
+    ),
     "batch norm of a width cut down to 1": Found(
         """
 class Drawn(nn.Module):
