@@ -41,6 +41,8 @@ class Contender:
     batch: Batch
     loss: Loss
     is_local: bool
+    tells_loss: bool = False
+    """Whether a step works out the loss of the whole batch on every rank, where `loss` is local."""
 
     def __post_init__(self) -> None:
         self.optimizer = optimizer(self.module.parameters())
@@ -49,6 +51,8 @@ class Contender:
         """One training step; the loss of what this rank was handed, before the step."""
         self.optimizer.zero_grad()
         loss = self.loss(self.module, self.batch)
+        if self.tells_loss:
+            dist.all_reduce(loss.detach().clone())
         loss.backward()
         self.optimizer.step()
         return loss.detach()
@@ -82,6 +86,12 @@ def slice_of(batch: Batch) -> Batch:
 def data_parallel(model: nn.Module, batch: Batch, loss: Loss) -> Contender:
     """DistributedDataParallel with its defaults."""
     return Contender("DDP", DistributedDataParallel(model), slice_of(batch), loss, True)
+
+
+def data_parallel_telling(model: nn.Module, batch: Batch, loss: Loss) -> Contender:
+    """The same with the loss of the whole batch on every rank, as autopar gives it."""
+    ours = DistributedDataParallel(model)
+    return Contender("DDP, loss reduced", ours, slice_of(batch), loss, True, True)
 
 
 def sharded(blocks: Callable[[nn.Module], Iterable[nn.Module]]) -> Callable[..., Contender]:
