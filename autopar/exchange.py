@@ -18,7 +18,7 @@ from autopar import moe
 from autopar.attention import BACKWARD, FORWARD, RING, is_causal
 from autopar.graph import Graph, Node, itemsize
 from autopar.reshard import local_shape
-from autopar.strategy import shardings
+from autopar.strategy import joint_axes, shardings
 
 EXCHANGES: dict[str, tuple[str, ...]] = {
     "aten._log_softmax.default": ("max", "sum"),
@@ -191,11 +191,10 @@ def _joint_calls(
     graph: Graph, node: Node, choice: str, sizes: Sequence[int]
 ) -> list[tuple[str, JointCall]]:
     """The joint factors that `choice` shards, by name, with what they are called on."""
-    names = {f.name for f in node.factors if f.members}
-    options = choice.split(",") if names and choice else ()
-    axes = [axis for axis, option in enumerate(options) if option in names]
+    axes = joint_axes(node, choice)
     if not axes:
         return []
+    options = choice.split(",")
     inputs, outputs = (
         tuple(
             Local(t.dtype, local_shape(t, graph.atoms, s, sizes))

@@ -1,32 +1,19 @@
-"""Language models compute what eager computes, on every mesh, whatever the plan."""
+"""Language models, and layers of experts in them by hand."""
 
 from __future__ import annotations
 
 import pytest
 
 from autopar import moe
-from tests.zoo.cases import evaluated, trained
-from tests.zoo.equality import MESHES, check_any_plan, check_plan_chosen
-
-NAMES = ("opt", "gpt2", "llama", "mixtral")
-VARIANTS = ("qwen", "gemma")
-"""Near relatives of other models, with one random plan a mesh instead of five."""
-
-PLANS = [(name, seed) for name in NAMES for seed in range(5)] + [
-    (name, 0) for name in (*VARIANTS, "grouped")
-]
-CHOSEN = [(name, sizes) for name in NAMES for sizes in MESHES] + [(v, (2, 2)) for v in VARIANTS]
+from tests.zoo.cases import trained
+from tests.zoo.equality import check_any_plan
+from tests.zoo.every import EveryPlan
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
-@pytest.mark.parametrize(("name", "seed"), PLANS)
-def test_any_plan(name: str, sizes: tuple[int, ...], seed: int) -> None:
-    check_any_plan(trained(name), sizes, seed)
-
-
-@pytest.mark.parametrize(("name", "sizes"), CHOSEN, ids=str)
-def test_the_plan_chosen(name: str, sizes: tuple[int, ...]) -> None:
-    check_plan_chosen(trained(name), sizes)
+class TestDecoders(EveryPlan):
+    names = ("opt", "gpt2", "llama", "mixtral")
+    variants = ("qwen", "gemma")
+    drawn = ("grouped",)
 
 
 @pytest.mark.parametrize(
@@ -48,15 +35,3 @@ def test_experts_by_hand(sizes: tuple[int, ...], choice: str) -> None:
     )
     layers = [node for node in trained("mixtral").traced.graph.nodes if node.op in moe.OPS]
     assert [plan.structure.ops[node.key] for node in layers] == [choice] * 2
-
-
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_any_plan_of_inference(name: str, sizes: tuple[int, ...]) -> None:
-    check_any_plan(evaluated(name), sizes, 0)
-
-
-@pytest.mark.parametrize("sizes", MESHES[:-1], ids=str)
-@pytest.mark.parametrize("name", NAMES)
-def test_the_plan_chosen_for_inference(name: str, sizes: tuple[int, ...]) -> None:
-    check_plan_chosen(evaluated(name), sizes)

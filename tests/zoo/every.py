@@ -1,0 +1,59 @@
+"""What each model of the zoo is put to, on every mesh, whatever the plan."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from tests.zoo.cases import evaluated, trained
+from tests.zoo.equality import MESHES, check_any_plan, check_plan_chosen
+
+SEEDS = range(5)
+VARIANTS_MESH = (2, 2)
+
+
+class EveryPlan:
+    """Computes what eager computes, trained and evaluated. Base of the tests in a file of their
+    own, so that files can run side by side.
+
+    `variants` are near relatives of other models, and `drawn` what no solver is to choose for: they
+    have one random plan a mesh instead of five, variants the one chosen on two axes alone. In
+    inference there is one random plan a mesh too, and none is chosen on three axes.
+    """
+
+    names: ClassVar[tuple[str, ...]] = ()
+    variants: ClassVar[tuple[str, ...]] = ()
+    drawn: ClassVar[tuple[str, ...]] = ()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        fewer = (*self.variants, *self.drawn)
+        seeds = [(n, seed) for n in self.names for seed in SEEDS] + [(n, 0) for n in fewer]
+        match metafunc.function.__name__:
+            case "test_any_plan":
+                found = [(n, sizes, seed) for n, seed in seeds for sizes in MESHES]
+                metafunc.parametrize(("name", "sizes", "seed"), found, ids=str)
+            case "test_the_plan_chosen":
+                chosen = [(n, sizes) for n in self.names for sizes in MESHES]
+                chosen += [(n, VARIANTS_MESH) for n in self.variants]
+                metafunc.parametrize(("name", "sizes"), chosen, ids=str)
+            case "test_any_plan_of_inference":
+                evaluations = [(n, sizes) for n in self.names for sizes in MESHES]
+                metafunc.parametrize(("name", "sizes"), evaluations, ids=str)
+            case "test_the_plan_chosen_for_inference":
+                evaluations = [(n, sizes) for n in self.names for sizes in MESHES[:-1]]
+                metafunc.parametrize(("name", "sizes"), evaluations, ids=str)
+            case _:
+                pass
+
+    def test_any_plan(self, name: str, sizes: tuple[int, ...], seed: int) -> None:
+        check_any_plan(trained(name), sizes, seed)
+
+    def test_the_plan_chosen(self, name: str, sizes: tuple[int, ...]) -> None:
+        check_plan_chosen(trained(name), sizes)
+
+    def test_any_plan_of_inference(self, name: str, sizes: tuple[int, ...]) -> None:
+        check_any_plan(evaluated(name), sizes, 0)
+
+    def test_the_plan_chosen_for_inference(self, name: str, sizes: tuple[int, ...]) -> None:
+        check_plan_chosen(evaluated(name), sizes)
