@@ -1,0 +1,116 @@
+"""Cost tables of edges, each kept once, with what was worked out of it.
+
+Problems of real models repeat the same few thousand tables over tens of thousands of edges. A
+table goes by its number; every operation is remembered by the numbers (and masks) it was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from autopar.problem import FORBIDDEN, IntArray
+
+BoolArray = npt.NDArray[np.bool_]
+Key = tuple[str, int, object]
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class Tables:
+    """Distinct tables by number; entries are costs, `FORBIDDEN` where a pair is not allowed."""
+
+    by_number: list[IntArray] = field(default_factory=list[IntArray])
+    _numbers: dict[tuple[tuple[int, ...], bytes], int] = field(
+        default_factory=dict[tuple[tuple[int, ...], bytes], int]
+    )
+    _known: dict[Key, object] = field(default_factory=dict[Key, object])
+
+    def __getitem__(self, number: int) -> IntArray:
+        return self.by_number[number]
+
+    def add(self, table: IntArray) -> int:
+        """The number of `table`."""
+        table = np.ascontiguousarray(table)
+        key = (table.shape, table.tobytes())
+        number = self._numbers.get(key)
+        if number is None:
+            number = len(self.by_number)
+            self._numbers[key] = number
+            self.by_number.append(table)
+        return number
+
+    def transposed(self, number: int) -> int:
+        """The same costs with rows and columns exchanged."""
+        return self._remember(("transposed", number, None), lambda: self.add(self[number].T))
+
+    def possible_rows(self, number: int) -> BoolArray | None:
+        """Which rows have an entry that is allowed; None when all have."""
+
+        def work_out() -> BoolArray | None:
+            possible: BoolArray = (self[number] < FORBIDDEN).any(axis=1)
+            return None if possible.all() else possible
+
+        return self._remember(("possible", number, None), work_out)
+
+    def rows(self, number: int, picked: IntArray) -> int:
+        """The table made of the rows `picked`."""
+        key = ("rows", number, picked.tobytes())
+        return self._remember(key, lambda: self.add(self[number][picked]))
+
+    def sum(self, first: int, second: int) -> int:
+        """The costs of both."""
+
+        def work_out() -> int:
+            return self.add(added(self[first], self[second]))
+
+        return self._remember(("sum", min(first, second), max(first, second)), work_out)
+
+    def column_of_row(self, number: int) -> IntArray | None:
+        """Where every row has one entry that is allowed: its column; else None."""
+
+        def work_out() -> IntArray | None:
+            allowed = self[number] < FORBIDDEN
+            return allowed.argmax(axis=1) if (allowed.sum(axis=1) == 1).all() else None
+
+        return self._remember(("column", number, None), work_out)
+
+    def parts(self, number: int) -> tuple[IntArray, IntArray] | None:
+        """`(a, b)` where the table is `a[row] + b[column]`; else None."""
+
+        def work_out() -> tuple[IntArray, IntArray] | None:
+            table = self[number]
+            if (table >= FORBIDDEN).any():
+                return None
+            a, b = table[:, 0], table[0] - table[0, 0]
+            return (a, b) if np.array_equal(a[:, None] + b[None, :], table) else None
+
+        return self._remember(("parts", number, None), work_out)
+
+    def excess(self, number: int) -> IntArray:
+        """At `[a, b]`, the most that row `a` costs above row `b`, `FORBIDDEN` if it can be allowed
+        where `a` is not."""
+
+        def work_out() -> IntArray:
+            table = self[number]
+            more = table[:, None, :] - table[None, :, :]
+            more = np.where(table[None, :, :] >= FORBIDDEN, -FORBIDDEN, more)
+            forbidden = (table[:, None, :] >= FORBIDDEN) & (table[None, :, :] < FORBIDDEN)
+            return np.where(forbidden, FORBIDDEN, more).max(axis=2)
+
+        return self._remember(("excess", number, None), work_out)
+
+    def _remember(self, key: Key, work_out: Callable[[], Value]) -> Value:
+        if key not in self._known:
+            self._known[key] = work_out()
+        return self._known[key]  # pyright: ignore[reportReturnType]
+
+
+def added(a: IntArray, b: IntArray) -> IntArray:
+    """The sum, `FORBIDDEN` where either is. The caller sees to it that allowed sums stay below."""
+    forbidden = (a >= FORBIDDEN) | (b >= FORBIDDEN)
+    return np.where(forbidden, FORBIDDEN, np.where(forbidden, 0, a) + np.where(forbidden, 0, b))
