@@ -13,8 +13,12 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from autopar.problem import IntArray
+from autopar.problem import FORBIDDEN, IntArray
 from autopar.solver.large.core import FloatArray
+from autopar.solver.large.tables import BoolArray
+
+HUB = 64
+"""Nodes with more edges than this do not bring their neighbours into a tree."""
 
 # Minima may be taken in any order: no figure is a NaN, and the sign of a zero means nothing.
 _compiled = numba.njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
@@ -23,6 +27,8 @@ _compiled = numba.njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
 @_compiled
 def sweep(
     upward: bool,
+    order: IntArray,
+    is_free: BoolArray,
     first: IntArray,
     theta: FloatArray,
     source: IntArray,
@@ -36,41 +42,51 @@ def sweep(
     target_message: IntArray,
     message: FloatArray,
     choice: IntArray,
+    margin: FloatArray,
 ) -> float:
-    """One pass of sequential reweighted message passing (TRW-S), from the first node to the last
-    or back; returns the lower bound that `message` then proves on the sum of `theta` and tables.
+    """One pass of sequential reweighted message passing (TRW-S) over the free nodes, in `order`
+    (ascending) or back; all others keep their `choice`. Returns the lower bound that `message`
+    then proves on the sum of `theta` and tables, as far as free nodes have a part in it.
 
     `message` moves cost between edges and nodes: edge `e` costs `table - m_source - m_target`, its
-    ends that much more. `choice` is replaced by the plan read off on the way.
+    ends that much more. The choices of free nodes are replaced by the plan read off on the way,
+    `margin` says how much dearer each node's second choice was.
     """
-    num_nodes = len(first) - 1
     widest = 0
-    for i in range(num_nodes):
+    for i in order:
         widest = max(widest, first[i + 1] - first[i])
     own = np.empty(widest)
     score = np.empty(widest)
     bound = 0.0
-    for step in range(num_nodes):
-        i = step if upward else num_nodes - 1 - step
+    for step in range(len(order)):
+        i = order[step] if upward else order[len(order) - 1 - step]
         begin, size = first[i], first[i + 1] - first[i]
         middle = near_first[i] + near_split[i]
         for c in range(size):
             own[c] = theta[begin + c]
             score[c] = theta[begin + c]
-        num_later = 0
+        num_later, num_earlier = 0, 0
         for at in range(near_first[i], near_first[i + 1]):
             e = near_edge[at]
             is_target = at < middle
             base = target_message[e] if is_target else source_message[e]
             other = source[e] if is_target else target[e]
             num_other = first[other + 1] - first[other]
+            costs = table[e]
+            taken = choice[other]
+            if not is_free[other]:
+                for c in range(size):
+                    at_pair = costs + (taken * size + c if is_target else c * num_other + taken)
+                    own[c] += pool[at_pair]
+                    score[c] += pool[at_pair]
+                continue
             if is_target != upward:
                 num_later += 1
                 for c in range(size):
                     own[c] += message[base + c]
                     score[c] += message[base + c]
                 continue
-            costs = table[e]
+            num_earlier += 1
             if is_target:
                 there = source_message[e]
                 for c in range(size):
@@ -80,7 +96,7 @@ def sweep(
                     row = costs + d * size
                     for c in range(size):
                         message[base + c] = min(message[base + c], pool[row + c] - less)
-                row = costs + choice[other] * size
+                row = costs + taken * size
                 for c in range(size):
                     score[c] += pool[row + c]
             else:
@@ -91,29 +107,72 @@ def sweep(
                     for d in range(num_other):
                         best = min(best, pool[row + d] - message[there + d])
                     message[base + c] = best
-                    score[c] += pool[row + choice[other]]
+                    score[c] += pool[row + taken]
             for c in range(size):
                 own[c] += message[base + c]
-        best, chosen = score[0], 0
+        best, chosen, second = score[0], 0, np.inf
         least = own[0]
         for c in range(1, size):
             least = min(least, own[c])
             if score[c] < best:
-                best, chosen = score[c], c
+                best, chosen, second = score[c], c, best
+            elif score[c] < second:
+                second = score[c]
         choice[i] = chosen
-        num_earlier = near_first[i + 1] - near_first[i] - num_later
+        margin[i] = second - best
         share = 1.0 / max(num_later, num_earlier, 1)
         bound += least * (1.0 - share * num_later)
         if num_later == 0:
             continue
         for at in range(near_first[i], near_first[i + 1]):
             is_target = at < middle
-            if is_target != upward:
-                e = near_edge[at]
+            e = near_edge[at]
+            if is_target != upward and is_free[source[e] + target[e] - i]:
                 base = target_message[e] if is_target else source_message[e]
                 for c in range(size):
                     message[base + c] -= share * own[c]
     return bound
+
+
+@_compiled
+def least(
+    first: IntArray,
+    theta: IntArray,
+    source: IntArray,
+    target: IntArray,
+    table: IntArray,
+    pool: IntArray,
+    bits: int,
+    source_message: IntArray,
+    target_message: IntArray,
+    message: IntArray,
+) -> tuple[IntArray, IntArray]:
+    """The least of every node and of every edge after `message`, in units of `2**-bits`."""
+    num_nodes = len(first) - 1
+    own = theta.copy()
+    of_edges = np.empty(len(source), dtype=np.int64)
+    for e in range(len(source)):
+        a, b = first[source[e]], first[target[e]]
+        rows = first[source[e] + 1] - a
+        columns = first[target[e] + 1] - b
+        best = np.int64(FORBIDDEN)
+        for c in range(rows):
+            own[a + c] += message[source_message[e] + c]
+            for d in range(columns):
+                cost = pool[table[e] + c * columns + d]
+                if cost < FORBIDDEN:
+                    left = message[source_message[e] + c] + message[target_message[e] + d]
+                    best = min(best, (cost << bits) - left)
+        for d in range(columns):
+            own[b + d] += message[target_message[e] + d]
+        of_edges[e] = best
+    of_nodes = np.empty(num_nodes, dtype=np.int64)
+    for i in range(num_nodes):
+        best = own[first[i]]
+        for c in range(first[i] + 1, first[i + 1]):
+            best = min(best, own[c])
+        of_nodes[i] = best
+    return of_nodes, of_edges
 
 
 @_compiled
@@ -168,8 +227,6 @@ def set_choice(
 def move_trees(
     num_moves: int,
     most_nodes: int,
-    walled: bool,
-    most_loss: float,
     seed: int,
     limit: int,
     first: IntArray,
@@ -195,9 +252,9 @@ def move_trees(
     """Moves random trees of up to `most_nodes` nodes to their best choices, all else as it is.
 
     A move minimises cost plus one of `factors` times the price of memory (both per label); it is
-    exact on the tree. With `walled`, it is taken back where memory then exceeds `limit` (and rose),
-    or where cost plus price rises by more than `most_loss`, scaled at random. Returns the next seed
-    and the change of cost.
+    exact on the tree. It is taken back where more than `limit` is then in use, or where cost plus
+    price is higher than before; as long as more than `limit` is in use, where the peak is. Returns
+    the next seed and the change of cost.
     """
     num_nodes = len(first) - 1
     state = np.uint64(seed)
@@ -251,7 +308,7 @@ def move_trees(
             link[count] = via
             parent[count] = position[source[via] + target[via] - i] if via >= 0 else -1
             count += 1
-            if near_first[i + 1] - near_first[i] > 64 and count > 1 and most_nodes < 64:
+            if near_first[i + 1] - near_first[i] > HUB and count > 1:
                 continue
             for at in range(near_first[i], near_first[i + 1]):
                 e = near_edge[at]
@@ -334,7 +391,6 @@ def move_trees(
             new = root
             if k > 0:
                 new = best_child[k * widest + choice[members[parent[k]]]]
-            # Costs of edges change with either end; count each edge once, at its later member.
             if new != old[k]:
                 changed += 1
                 set_choice(
@@ -352,6 +408,7 @@ def move_trees(
                     e = near_edge[at]
                     other = source[e] + target[e] - i
                     inner = position[other]
+                    # Between two members, an edge is counted at the later one.
                     if inner > k or (inner < 0 and new == old[k]):
                         continue
                     a = source[e]
@@ -364,16 +421,11 @@ def move_trees(
                         after = pool[table[e] + choice[other] * width + new]
                         past = pool[table[e] + was_other * width + old[k]]
                     cost_change += after - past
-            keep = True
-            if walled:
-                state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-                draw = state >> np.uint64(33)
-                fraction = np.float64(draw) / 2147483648.0
-                allowed = most_loss * -np.log(fraction + 1e-12)
-                peak = tree[root_of_peak]
-                keep = not (peak > limit and peak > before)
-                if before <= limit:
-                    keep = keep and cost_change + loss <= allowed
+            peak = tree[root_of_peak]
+            if before > limit:
+                keep = peak <= before
+            else:
+                keep = peak <= limit and cost_change + loss <= 0.0
             if keep:
                 total += cost_change
             else:

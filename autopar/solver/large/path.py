@@ -1,0 +1,213 @@
+"""The large path: a bound and plans for problems without flows that are too big for the program.
+
+The problem is contracted and laid out in arrays. Then, in rounds of fixed length, one thread raises
+the bound (`ascent`) while another makes plans under the prices and messages of the round before:
+dives over everything until a plan keeps the limit, from then on dives over parts of it (a stretch
+of the program's order, or what is near a node), and moves of trees. The clock can only end the
+rounds, so without a limit the answer depends on the problem alone.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.problem import FORBIDDEN, IntArray, Problem
+from autopar.solver.large.ascent import Ascent, Guide, certify
+from autopar.solver.large.contract import contract
+from autopar.solver.large.core import Core, FloatArray, lay_out
+from autopar.solver.large.memory import Memory
+from autopar.solver.large.plans import Dive, Plan, Planner
+from autopar.solver.large.tables import BoolArray
+from autopar.solver.search import Clock, Progress
+
+_FIRST_STEPS = 100
+_STEPS = 100
+_TRIALS = 40
+_ROUNDS = 20
+_FIRST_DIVES = 12
+_DEARER = 0.002
+_PARTS = (0.01, 0.03, 0.1, 0.3)
+_LEAST_PART = 20
+_FACTORS = (0.7, 0.9, 1.0, 1.1)
+_DIVES = (
+    Dive(0.1, 2, 0.0003),
+    Dive(0.3, 1, 0.0003),
+    Dive(0.1, 2, 0.003),
+    Dive(0.3, 1, 0.0),
+)
+_WALKED_FACTORS = np.array([0.0, 0.5, 1.0, 1.0, 2.0])
+_MOVES = 1000
+_TREE = 40
+
+
+@dataclass(slots=True)
+class LargeAnswer:
+    """A choice per node of the problem (empty if no plan was found) and a proven lower bound.
+    `possible` is false when no plan is allowed, whatever memory it takes."""
+
+    choice: tuple[int, ...]
+    bound: int
+    possible: bool
+    statistics: dict[str, int | float | str]
+
+
+def search_large(problem: Problem, clock: Clock, progress: Progress) -> LargeAnswer:
+    """Works on `problem` (without flows) for as long as the clock allows."""
+    contracted = contract(problem)
+    if not contracted.possible:
+        return LargeAnswer((), 0, possible=False, statistics={})
+    core = lay_out(problem, contracted)
+    statistics: dict[str, int | float | str] = {
+        "core_nodes": core.num_nodes,
+        "core_edges": len(core.source),
+        "core_choices": len(core.cost),
+        "times": core.num_times,
+    }
+    progress(f"contracted from {len(problem.keys)} nodes to {core.num_nodes}")
+    if not core.num_nodes:
+        fits = not core.num_times or int(core.base.max()) <= core.limit
+        choice = contracted.lift({}) if fits else ()
+        return LargeAnswer(choice, core.fixed_cost, possible=True, statistics=statistics)
+    work = _Work(core, clock, progress)
+    work.run()
+    statistics |= {"rounds": work.rounds}
+    choice: tuple[int, ...] = ()
+    if work.best is not None:
+        taken = work.best.choice.tolist()
+        choice = contracted.lift(dict(zip(contracted.nodes, taken, strict=True)))
+    return LargeAnswer(choice, work.bound, possible=True, statistics=statistics)
+
+
+class _Work:
+    def __init__(self, core: Core, clock: Clock, progress: Progress) -> None:
+        self.core = core
+        self.clock = clock
+        self.progress = progress
+        self.memory = Memory(core)
+        self.ascent = Ascent(core, self.memory)
+        self.planner = Planner(core, self.memory)
+        self.best: Plan | None = None
+        self.bound = core.fixed_cost
+        self.rounds = 0
+        self._guide = self.ascent.best
+        self._dearer: FloatArray = np.zeros(core.num_times)
+
+    def run(self) -> None:
+        """All rounds, or as many as there is time for."""
+        self._raise_bound(_FIRST_STEPS)
+        self._take_guide()
+        with ThreadPoolExecutor(1) as pool:
+            while not self._finished():
+                self.rounds += 1
+                raising = pool.submit(self._raise_bound, _STEPS)
+                self._make_plans()
+                raising.result()
+                self._take_guide()
+
+    def _finished(self) -> bool:
+        if self.clock.limit_s is None and self.rounds >= _ROUNDS:
+            return True
+        proven = self.best is not None and self._cost(self.best) <= self.bound
+        return proven or self.clock.expired
+
+    def _cost(self, plan: Plan) -> int:
+        return plan.cost + self.core.fixed_cost
+
+    def _raise_bound(self, steps: int) -> None:
+        for _ in range(steps):
+            if self.ascent.settled or self.clock.expired:
+                return
+            self.ascent.advance()
+
+    def _take_guide(self) -> None:
+        guide = self.ascent.best
+        if guide is not self._guide:
+            self._guide = guide
+            self.bound = max(self.bound, certify(self.core, self.memory, guide))
+        cost = f"{self._cost(self.best)}" if self.best is not None else "none"
+        self.progress(f"round {self.rounds}: plan {cost}, bound {self.bound}")
+
+    def _make_plans(self) -> None:
+        if self.best is None:
+            self._find_plan()
+        else:
+            for _ in range(_TRIALS):
+                if self.clock.expired:
+                    return
+                self._change_part(self.best)
+        if self.best is not None and not self.clock.expired:
+            prices = self.memory.prices(self._guide.multipliers)
+            walked = self.planner.walk(self.best, prices, _WALKED_FACTORS, _MOVES, _TREE)
+            self._offer(walked)
+            polished = self.planner.walk(walked, np.zeros_like(prices), np.zeros(1), _MOVES, _TREE)
+            self._offer(polished)
+
+    def _offer(self, plan: Plan) -> None:
+        if plan.fits and plan.cost < FORBIDDEN:
+            if self.best is None or plan.cost < self.best.cost:
+                self.best = plan
+
+    def _find_plan(self) -> None:
+        """Dives over everything, at prices that rise where the last plan took too much."""
+        core = self.core
+        everything = np.ones(core.num_nodes, dtype=np.bool_)
+        start = np.zeros(core.num_nodes, dtype=np.int64)
+        for _ in range(_FIRST_DIVES):
+            multipliers = self._guide.multipliers + self._dearer
+            plans = self.planner.dive(start, everything, self._guide, multipliers, _DIVES[0])
+            for plan in plans:
+                self._offer(plan)
+            last = plans[-1]
+            if not last.fits or last.cost >= FORBIDDEN:
+                prices = self.memory.prices(multipliers)
+                self._offer(self.planner.walk(last, prices, _WALKED_FACTORS * 4, _MOVES, _TREE))
+            if self.best is not None or self.clock.expired:
+                return
+            over = np.maximum(last.excess, 0.0)
+            square = float(over @ over)
+            if square > 0:
+                worth = _DEARER * self._guide.unit * float(over.max()) / square
+                self._dearer = 1.1 * self._dearer + worth / max(1, core.limit) * over
+
+    def _change_part(self, plan: Plan) -> None:
+        draw = self.planner.random
+        size = max(_LEAST_PART, int(self.core.num_nodes * draw.choice(_PARTS)))
+        factor = float(draw.choice(_FACTORS))
+        how = _DIVES[int(draw.integers(len(_DIVES)))]
+        part = self._some_nodes(min(size, self.core.num_nodes))
+        multipliers = self._guide.multipliers * factor
+        for found in self.planner.dive(plan.choice, part, self._guide, multipliers, how):
+            self._offer(found)
+
+    def _some_nodes(self, size: int) -> BoolArray:
+        """A stretch of `size` nodes in order, or as many around one."""
+        core, draw = self.core, self.planner.random
+        picked = np.zeros(core.num_nodes, dtype=np.bool_)
+        if draw.random() < 0.5:
+            begin = int(draw.integers(core.num_nodes - size + 1))
+            picked[begin : begin + size] = True
+            return picked
+        found = [int(draw.integers(core.num_nodes))]
+        picked[found[0]] = True
+        for node in found:
+            for other in self._neighbours(node):
+                if len(found) < size and not picked[other]:
+                    picked[other] = True
+                    found.append(other)
+            if len(found) >= size:
+                break
+        return picked
+
+    def _neighbours(self, node: int) -> list[int]:
+        """Up to 20 of the neighbours of `node`, in random order."""
+        core = self.core
+        edges = core.near_edge[core.near_first[node] : core.near_first[node + 1]]
+        others: IntArray = core.source[edges] + core.target[edges] - node
+        self.planner.random.shuffle(others)
+        return others[:20].tolist()
+
+
+__all__ = ["Guide", "LargeAnswer", "search_large"]
