@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from autopar.errors import AutoparError, AutoparWarning
+from autopar.solve_command import solve
+from autopar.terminal import spoken_progress
 from autopar.units import parse_bytes
 from autopar.version import __version__
 
@@ -182,7 +184,7 @@ def plan(
 
     described = None if cluster is None else parse_cluster(cluster)
     measured = None if profile_file is None else Profile.load(profile_file)
-    with _progress() as progress:
+    with spoken_progress() as progress:
         progress("importing the target")
         function = load_target(target)
         from autopar.compile import plan as make_plan
@@ -247,7 +249,7 @@ def verify(
     from autopar.target import load_target
 
     loaded = Plan.load(file)
-    with _progress() as progress:
+    with spoken_progress() as progress:
         progress("importing the target")
         function = load_target(target)
         from autopar.runtime.building import build
@@ -278,7 +280,7 @@ def profile(out: str | None, device: str | None, quick: bool, debug: bool) -> No
     """Measure matmuls, attention, pointwise ops and copies on the device at hand."""
     from autopar.cost_model.measured import profile as measure
 
-    with _progress() as progress:
+    with spoken_progress() as progress:
         found = measure(device, quick=quick, progress=progress)
     for gap in found.left_out:
         click.echo(f"autopar: left out: {gap.entry}: {gap.reason}", err=True)
@@ -321,19 +323,7 @@ def _emit(
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
-@contextmanager
-def _progress() -> Generator[Callable[[str], None]]:
-    """A function that shows what is being done, on standard error; silent without a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    from autopar.report.names import clean
-
-    with Console(stderr=True).status("") as status:
-        yield lambda text: status.update(Text(clean(text)))
+main.add_command(solve)
 
 
 if __name__ == "__main__":

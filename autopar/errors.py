@@ -32,6 +32,10 @@ class SolverError(AutoparError):
     """The solver failed, or ended without any plan."""
 
 
+class ProblemFileError(AutoparError):
+    """A problem file cannot be read, or what it says is not a problem."""
+
+
 class PlanError(AutoparError):
     """A plan file is malformed, damaged or of an unknown version."""
 

@@ -16,6 +16,10 @@ from autopar.solver.memory import least_usage_conflict
 from autopar.solver.reductions import reduce
 from autopar.solver.search import SAME_COST, Clock, Progress, Search
 
+LARGE = "message passing"
+MAX_ENTRIES = 20_000
+"""Entries in the tables of edges that the integer program takes."""
+
 SOLVER = f"HiGHS {highspy.Highs().version()}"
 
 
@@ -38,6 +42,8 @@ def solve(
     if conflict is not None:
         reason = f"the smallest choices alone need {conflict.needed} at time {conflict.time}"
         return _infeasible({}, conflict, reason)
+    if is_large(problem):
+        return _solve_large(problem, clock, progress or _silent)
     reduced, lift = reduce(problem)
     state = search(reduced, clock, progress or _silent)
     if state.infeasible:
@@ -47,6 +53,32 @@ def solve(
             Status.LIMIT, bound=_whole(state.bound), solver=SOLVER, statistics=state.statistics
         )
     return _finish(problem, state, lift(state.choice))
+
+
+def is_large(problem: Problem) -> bool:
+    """Whether `problem` goes to the large path: no flows, and tables beyond an integer program."""
+    return not problem.flows and sum(edge.cost.size for edge in problem.edges) > MAX_ENTRIES
+
+
+def _solve_large(problem: Problem, clock: Clock, progress: Progress) -> Solution:
+    # numba takes a second to import, and problems of autopar's own do not need it.
+    from autopar.solver.large.path import search_large
+
+    answer = search_large(problem, clock, progress)
+    if answer.choice:
+        final = evaluate(problem, answer.choice)
+        if not final.feasible:
+            raise SolverError(f"problem {problem.name}: the plan is not allowed: {final.violation}")
+        bound = min(answer.bound, final.objective)
+        status = Status.OPTIMAL if bound == final.objective else Status.FEASIBLE
+        return Solution(
+            status, answer.choice, final.arcs, final.objective, bound, LARGE, answer.statistics
+        )
+    if not answer.possible:
+        return _infeasible(answer.statistics, None, "no combination of choices is allowed")
+    return Solution(
+        Status.LIMIT, bound=answer.bound, solver=LARGE, statistics=answer.statistics
+    )
 
 
 def _finish(problem: Problem, state: Search, choice: tuple[int, ...]) -> Solution:
