@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -71,4 +73,29 @@ def problems(draw: st.DrawFn) -> Problem:
         edges=tuple(edges),
         flows=tuple(flows),
         usage_limit=None if limit is None else limit * grain,
+    )
+
+
+@st.composite
+def chained_problems(draw: st.DrawFn, max_nodes: int = MAX_NODES) -> Problem:
+    """Problems without flows in which choices follow from others', and some take no memory."""
+    problem = replace(draw(problems()), flows=())
+    count = min(max_nodes, len(problem.keys))
+    counts = [len(costs) for costs in problem.costs[:count]]
+    edges = [e for e in problem.edges if max(e.source, e.target) < count]
+    for a in range(count - 1):
+        column = _ints(draw, counts[a], 0, counts[a + 1] - 1)
+        allowed = np.arange(counts[a + 1])[None, :] == column[:, None]
+        if draw(st.booleans()):
+            edges.append(Edge(a, a + 1, np.where(allowed, 1, FORBIDDEN)))
+    silent = [draw(st.booleans()) for _ in range(count)]
+    spans = [(0, 0) if s else span for s, span in zip(silent, problem.intervals, strict=False)]
+    return replace(
+        problem,
+        keys=problem.keys[:count],
+        labels=problem.labels[:count],
+        costs=problem.costs[:count],
+        usages=problem.usages[:count],
+        intervals=tuple(spans),
+        edges=tuple(edges),
     )

@@ -21,7 +21,7 @@ from autopar.problem import IntArray
 from autopar.solver.large import kernels
 from autopar.solver.large.core import Core, FloatArray
 from autopar.solver.large.memory import Memory
-from autopar.solver.large.tables import BoolArray
+from autopar.solver.reductions.tables import BoolArray
 
 _FIRST_STEP = 0.1
 _LEAST_STEP = 1e-6

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.problem import FORBIDDEN, IntArray, Problem
-from autopar.solver.large.contract import Contracted
+from autopar.solver.reductions.contract import Contracted, takes_memory
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -131,19 +131,20 @@ class _Items:
 def _items(problem: Problem, contracted: Contracted, place: dict[int, int]) -> _Items:
     times = maximal_times(problem)
     span = np.searchsorted(times, np.array(problem.intervals, dtype=np.int64).reshape(-1, 2))
-    choices, leader = _led(contracted)
+    led = contracted.led()
     base = np.zeros(len(times) + 1, dtype=np.int64)
     merged: dict[tuple[int, int, int], IntArray] = {}
     for node, (start, stop) in enumerate(span.tolist()):
-        if start >= stop:
+        if not takes_memory(problem, node) or start >= stop:
             continue
-        usage = problem.usages[node][choices[node]]
+        leader, choices = led[node]
+        usage = np.atleast_1d(problem.usages[node][choices])
         least = int(usage.min())
         base[start] += least
         base[stop] -= least
         usage = usage - least
         if usage.any():
-            key = (place[leader[node]], start, stop)
+            key = (place[leader], start, stop)
             merged[key] = merged[key] + usage if key in merged else usage
     keys = sorted(merged)
     node, start, stop = np.array(keys, dtype=np.int64).reshape(-1, 3).T
@@ -168,18 +169,3 @@ def maximal_times(problem: Problem) -> IntArray:
     following = np.searchsorted(starts, stops, side="left")
     # The newest start before a stop; a start that another one follows first is not maximal.
     return starts[np.unique(following[following > 0] - 1)]
-
-
-def _led(contracted: Contracted) -> tuple[list[IntArray], list[int]]:
-    """Per node of the problem, its choice for each choice of the node that decides it, and which
-    that is (-1 where nothing is left to decide)."""
-    choices = list(contracted.kept)
-    leader = list(range(len(choices)))
-    for follower in reversed(contracted.followers):
-        if follower.leader < 0:
-            leader[follower.node] = -1
-            choices[follower.node] = follower.choices
-        else:
-            leader[follower.node] = leader[follower.leader]
-            choices[follower.node] = follower.choices[choices[follower.leader]]
-    return choices, leader

@@ -15,7 +15,7 @@ import numpy as np
 
 from autopar.problem import FORBIDDEN, IntArray
 from autopar.solver.large.core import FloatArray
-from autopar.solver.large.tables import BoolArray
+from autopar.solver.reductions.tables import BoolArray
 
 HUB = 64
 """Nodes with more edges than this do not bring their neighbours into a tree."""

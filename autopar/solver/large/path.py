@@ -16,11 +16,11 @@ import numpy as np
 
 from autopar.problem import FORBIDDEN, IntArray, Problem
 from autopar.solver.large.ascent import Ascent, Guide, certify
-from autopar.solver.large.contract import contract
+from autopar.solver.reductions.contract import contract
 from autopar.solver.large.core import Core, FloatArray, lay_out
 from autopar.solver.large.memory import Memory
 from autopar.solver.large.plans import Dive, Plan, Planner
-from autopar.solver.large.tables import BoolArray
+from autopar.solver.reductions.tables import BoolArray
 from autopar.solver.search import Clock, Progress
 
 _FIRST_STEPS = 100

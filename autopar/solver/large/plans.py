@@ -16,7 +16,7 @@ from autopar.solver.large import kernels
 from autopar.solver.large.ascent import Guide, moved, run_sweep
 from autopar.solver.large.core import Core, FloatArray
 from autopar.solver.large.memory import Memory
-from autopar.solver.large.tables import BoolArray
+from autopar.solver.reductions.tables import BoolArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
