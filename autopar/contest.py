@@ -126,7 +126,9 @@ class ContestFile:
         usages, limit, rounded = self._usages()
         counts = [len(costs) for costs in nodes.costs]
         times = sorted({time for span in nodes.intervals for time in span})
-        place = {time: at for at, time in enumerate(times)}
+        # Only the order of times matters; where they do not fit, their ranks stand for them.
+        fits = times[-1] < FORBIDDEN
+        place = {time: time if fits else at for at, time in enumerate(times)}
         problem = Problem(
             name=self._stated.name or "contest",
             keys=tuple(f"n{i:07d}" for i in range(len(counts))),

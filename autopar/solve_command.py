@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from autopar.contest import ContestFile, Stated
     from autopar.problem import Solution
 
+_KEPT_BACK_S = 1.5
+"""Time for what comes before and after the solver: starting Python, writing the answer."""
+
 
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
@@ -66,14 +69,19 @@ def _solve(
 
     for forbid in (True, False):
         stated = file.state(forbid=forbid)
-        left = None if time_limit is None else max(0.0, time_limit - (monotonic() - started))
+        left = None
+        if time_limit is not None:
+            kept_back = min(_KEPT_BACK_S, time_limit / 2)
+            left = max(0.0, time_limit - kept_back - (monotonic() - started))
         solution = solve_problem(stated.problem, time_limit_s=left, progress=progress)
         if solution.choice:
             return solution, stated
         if solution.status is Status.LIMIT:
+            bound = stated.lower_bound(solution.bound)
+            tried = "" if time_limit is None else f" within {time_limit:g} s"
             raise SolverError(
-                f"{path}: no solution was found within {time_limit:g} s; no solution costs less "
-                f"than {stated.lower_bound(solution.bound)}. Raise --time-limit"
+                f"{path}: no solution was found{tried}, and none was proven impossible. No "
+                f"solution costs less than {bound}. Raise --time-limit"
             )
         if solution.conflict is not None or file.not_allowed_above() is None:
             break

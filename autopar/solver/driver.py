@@ -75,10 +75,8 @@ def _solve_large(problem: Problem, clock: Clock, progress: Progress) -> Solution
             status, answer.choice, final.arcs, final.objective, bound, LARGE, answer.statistics
         )
     if not answer.possible:
-        return _infeasible(answer.statistics, None, "no combination of choices is allowed")
-    return Solution(
-        Status.LIMIT, bound=answer.bound, solver=LARGE, statistics=answer.statistics
-    )
+        return _infeasible(answer.statistics, answer.conflict, answer.reason)
+    return Solution(Status.LIMIT, bound=answer.bound, solver=LARGE, statistics=answer.statistics)
 
 
 def _finish(problem: Problem, state: Search, choice: tuple[int, ...]) -> Solution:

@@ -30,6 +30,7 @@ _PATIENCE = 20
 _PROGRESS = 1e-4
 _AVERAGE = 0.7
 _SWEEPS = 2
+_HELD = 10
 _COST_BITS = 50
 _MULTIPLIER_BITS = 61
 
@@ -72,6 +73,23 @@ class Ascent:
 
     def advance(self) -> None:
         """One step of the prices, after sweeps that let the messages follow."""
+        bound = self._sweep()
+        excess = self.memory.excess(self.plan)
+        if self._average is None:
+            self._average = excess
+        self._average = _AVERAGE * self._average + (1 - _AVERAGE) * excess
+        self._judge(bound)
+        self._multipliers = moved(
+            self._multipliers, self._average, self._step * self.best.unit, self.core.limit
+        )
+
+    def hold(self, multipliers: FloatArray) -> None:
+        """Raises the bound at these prices, for a few sweeps."""
+        self._multipliers = multipliers
+        for _ in range(_HELD):
+            self._judge(self._sweep())
+
+    def _sweep(self) -> float:
         core = self.core
         theta = self._cost + self.memory.prices(self._multipliers)
         bound = 0.0
@@ -81,15 +99,7 @@ class Ascent:
                     core, upward, self._order, self._free, theta, self._message, self.plan,
                     self._margin,
                 )  # fmt: skip
-        bound += float(self._multipliers @ (core.base - core.limit))
-        excess = self.memory.excess(self.plan)
-        if self._average is None:
-            self._average = excess
-        self._average = _AVERAGE * self._average + (1 - _AVERAGE) * excess
-        self._judge(bound)
-        self._multipliers = moved(
-            self._multipliers, self._average, self._step * self.best.unit, core.limit
-        )
+        return bound + float(self._multipliers @ (core.base - core.limit))
 
     def _judge(self, bound: float) -> None:
         best = self.best
@@ -124,9 +134,7 @@ def run_sweep(
     )  # fmt: skip
 
 
-def moved(
-    multipliers: FloatArray, excess: FloatArray, worth: float, limit: int
-) -> FloatArray:
+def moved(multipliers: FloatArray, excess: FloatArray, worth: float, limit: int) -> FloatArray:
     """The multipliers after a step along `excess` that raises a linear bound by `worth`."""
     usable = np.where((multipliers <= 0) & (excess < 0), 0.0, excess)
     square = float(usable @ usable)

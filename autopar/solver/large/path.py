@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.problem import FORBIDDEN, IntArray, Problem
-from autopar.solver.large.ascent import Ascent, Guide, certify
-from autopar.solver.reductions.contract import contract
-from autopar.solver.large.core import Core, FloatArray, lay_out
+from autopar.problem import FORBIDDEN, Conflict, IntArray, Problem
+from autopar.solver.large.ascent import Ascent, certify
+from autopar.solver.large.core import Core, FloatArray, lay_out, maximal_times
+from autopar.solver.large.infeasible import Shortage, find_shortage
 from autopar.solver.large.memory import Memory
 from autopar.solver.large.plans import Dive, Plan, Planner
+from autopar.solver.memory import peak_conflict
+from autopar.solver.reductions.contract import contract
 from autopar.solver.reductions.tables import BoolArray
 from autopar.solver.search import Clock, Progress
 
@@ -27,6 +29,8 @@ _FIRST_STEPS = 100
 _STEPS = 100
 _TRIALS = 40
 _ROUNDS = 20
+_DOUBTS = (2, 8)
+"""Rounds without a plan after which a proof is looked for that there is none."""
 _FIRST_DIVES = 12
 _DEARER = 0.002
 _PARTS = (0.01, 0.03, 0.1, 0.3)
@@ -46,19 +50,22 @@ _TREE = 40
 @dataclass(slots=True)
 class LargeAnswer:
     """A choice per node of the problem (empty if no plan was found) and a proven lower bound.
-    `possible` is false when no plan is allowed, whatever memory it takes."""
+    `possible` is false when no plan is allowed; then `conflict` and `reason` say why."""
 
     choice: tuple[int, ...]
     bound: int
-    possible: bool
     statistics: dict[str, int | float | str]
+    possible: bool = True
+    conflict: Conflict | None = None
+    reason: str = ""
 
 
 def search_large(problem: Problem, clock: Clock, progress: Progress) -> LargeAnswer:
     """Works on `problem` (without flows) for as long as the clock allows."""
     contracted = contract(problem)
     if not contracted.possible:
-        return LargeAnswer((), 0, possible=False, statistics={})
+        reason = "no combination of choices is allowed, whatever memory it takes"
+        return LargeAnswer((), 0, {}, possible=False, reason=reason)
     core = lay_out(problem, contracted)
     statistics: dict[str, int | float | str] = {
         "core_nodes": core.num_nodes,
@@ -67,18 +74,40 @@ def search_large(problem: Problem, clock: Clock, progress: Progress) -> LargeAns
         "times": core.num_times,
     }
     progress(f"contracted from {len(problem.keys)} nodes to {core.num_nodes}")
+    if core.num_times and int(core.base.max()) > core.limit:
+        worst = int(core.base.argmax())
+        shortage = Shortage((worst,), (int(core.base[worst]),))
+        return _impossible(problem, shortage, statistics)
     if not core.num_nodes:
-        fits = not core.num_times or int(core.base.max()) <= core.limit
-        choice = contracted.lift({}) if fits else ()
-        return LargeAnswer(choice, core.fixed_cost, possible=True, statistics=statistics)
+        return LargeAnswer(contracted.lift({}), core.fixed_cost, statistics)
     work = _Work(core, clock, progress)
     work.run()
     statistics |= {"rounds": work.rounds}
+    if work.shortage is not None:
+        return _impossible(problem, work.shortage, statistics)
     choice: tuple[int, ...] = ()
     if work.best is not None:
         taken = work.best.choice.tolist()
         choice = contracted.lift(dict(zip(contracted.nodes, taken, strict=True)))
-    return LargeAnswer(choice, work.bound, possible=True, statistics=statistics)
+    return LargeAnswer(choice, work.bound, statistics)
+
+
+def _impossible(
+    problem: Problem, shortage: Shortage, statistics: dict[str, int | float | str]
+) -> LargeAnswer:
+    """The answer that says at which times the limit cannot be kept."""
+    assert problem.usage_limit is not None
+    times = maximal_times(problem)[list(shortage.times)].tolist()
+    worst = max(range(len(times)), key=lambda i: shortage.needed[i])
+    needed, limit = shortage.needed[worst], problem.usage_limit
+    leanest = [int(usages.argmin()) for usages in problem.usages]
+    conflict = peak_conflict(problem, leanest, times[worst], needed)
+    if needed > limit:
+        reason = f"at least {needed} is needed at time {times[worst]}, the limit is {limit}"
+    else:
+        named = ", ".join(map(str, times))
+        reason = f"the limit of {limit} cannot be kept at all of the times {named}"
+    return LargeAnswer((), 0, statistics, possible=False, conflict=conflict, reason=reason)
 
 
 class _Work:
@@ -92,6 +121,7 @@ class _Work:
         self.best: Plan | None = None
         self.bound = core.fixed_cost
         self.rounds = 0
+        self.shortage: Shortage | None = None
         self._guide = self.ascent.best
         self._dearer: FloatArray = np.zeros(core.num_times)
 
@@ -106,8 +136,12 @@ class _Work:
                 self._make_plans()
                 raising.result()
                 self._take_guide()
+                if self.best is None and self.rounds in _DOUBTS:
+                    self.shortage = find_shortage(self.core, self.memory, self.clock)
 
     def _finished(self) -> bool:
+        if self.shortage is not None:
+            return True
         if self.clock.limit_s is None and self.rounds >= _ROUNDS:
             return True
         proven = self.best is not None and self._cost(self.best) <= self.bound
@@ -208,6 +242,3 @@ class _Work:
         others: IntArray = core.source[edges] + core.target[edges] - node
         self.planner.random.shuffle(others)
         return others[:20].tolist()
-
-
-__all__ = ["Guide", "LargeAnswer", "search_large"]

@@ -10,7 +10,7 @@ for one is best for all. `exact_blocks` finds those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
