@@ -55,7 +55,7 @@ class Ascent:
         counts = np.diff(core.first)
         size = int((counts[core.source] + counts[core.target]).sum())
         everything = np.arange(core.num_nodes)
-        self.best = Guide(np.zeros(core.num_times), np.zeros(size), float("-inf"), 0.0)
+        self.best: Guide = Guide(np.zeros(core.num_times), np.zeros(size), float("-inf"), 0.0)
         self.plan = np.zeros(core.num_nodes, dtype=np.int64)
         self._order, self._free = everything, np.ones(core.num_nodes, dtype=np.bool_)
         self._margin = np.zeros(core.num_nodes)

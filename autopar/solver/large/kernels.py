@@ -135,6 +135,77 @@ def sweep(
 
 
 @_compiled
+def price_labels(
+    order: IntArray,
+    first: IntArray,
+    so_far: FloatArray,
+    node_item: IntArray,
+    item_start: IntArray,
+    item_stop: IntArray,
+    item_first: IntArray,
+    item_usage: IntArray,
+    priced: FloatArray,
+) -> None:
+    """Sets `priced` for the labels of the nodes in `order` to what they pay for memory; `so_far[t]`
+    is the sum of prices before time `t`."""
+    for i in order:
+        begin, size = first[i], first[i + 1] - first[i]
+        for c in range(size):
+            priced[begin + c] = 0.0
+        for m in range(node_item[i], node_item[i + 1]):
+            price = so_far[item_stop[m]] - so_far[item_start[m]]
+            if price > 0.0:
+                for c in range(size):
+                    priced[begin + c] += price * item_usage[item_first[m] + c]
+
+
+@_compiled
+def in_use(
+    choice: IntArray,
+    base: IntArray,
+    item_node: IntArray,
+    item_start: IntArray,
+    item_stop: IntArray,
+    item_first: IntArray,
+    item_usage: IntArray,
+) -> IntArray:
+    """Bytes in use at each time."""
+    change = np.zeros(len(base) + 1, dtype=np.int64)
+    for m in range(len(item_node)):
+        used = item_usage[item_first[m] + choice[item_node[m]]]
+        change[item_start[m]] += used
+        change[item_stop[m]] -= used
+    used = 0
+    for t in range(len(base)):
+        used += change[t]
+        change[t] = used + base[t]
+    return change[: len(base)]
+
+
+@_compiled
+def cost_of(
+    choice: IntArray,
+    first: IntArray,
+    cost: IntArray,
+    source: IntArray,
+    target: IntArray,
+    table: IntArray,
+    pool: IntArray,
+) -> int:
+    """What a plan costs; `FORBIDDEN` where a pair of its choices is not allowed."""
+    total = np.int64(0)
+    for i in range(len(first) - 1):
+        total += cost[first[i] + choice[i]]
+    for e in range(len(source)):
+        columns = first[target[e] + 1] - first[target[e]]
+        pair = pool[table[e] + choice[source[e]] * columns + choice[target[e]]]
+        if pair >= FORBIDDEN:
+            return np.int64(FORBIDDEN)
+        total += pair
+    return total
+
+
+@_compiled
 def least(
     first: IntArray,
     theta: IntArray,

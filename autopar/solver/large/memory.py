@@ -1,10 +1,11 @@
-"""Memory over time: what a plan of the core has in use, and what a price per time adds to labels."""
+"""Memory over time: what a plan has in use, and what a price per time adds to labels."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from autopar.problem import IntArray
+from autopar.solver.large import kernels
 from autopar.solver.large.core import Core, FloatArray
 
 
@@ -18,28 +19,33 @@ class Memory:
         within = np.arange(int(counts.sum())) - np.repeat(ends - counts, counts)
         self._item = np.repeat(np.arange(len(counts)), counts)
         self._label = within + np.repeat(core.first[core.item_node], counts)
-        self._usage = core.item_usage.astype(np.float64)
 
     def in_use(self, choice: IntArray) -> IntArray:
         """Bytes in use at each time."""
         core = self.core
-        taken = core.item_usage[core.item_first + choice[core.item_node]]
-        change = np.zeros(core.num_times + 1, dtype=np.int64)
-        np.add.at(change, core.item_start, taken)
-        np.subtract.at(change, core.item_stop, taken)
-        return core.base + np.cumsum(change)[:-1]
+        return kernels.in_use(
+            choice, core.base, core.item_node, core.item_start, core.item_stop, core.item_first,
+            core.item_usage,
+        )  # fmt: skip
 
     def excess(self, choice: IntArray) -> FloatArray:
         """How far each time is above the limit, as a part of it; empty without a limit."""
         return (self.in_use(choice) - self.core.limit) / max(1, self.core.limit)
 
-    def prices(self, multipliers: FloatArray) -> FloatArray:
-        """Per label, what it pays for memory at a price per byte and time."""
+    def prices(
+        self, multipliers: FloatArray, order: IntArray | None = None, out: FloatArray | None = None
+    ) -> FloatArray:
+        """Per label, what it pays for memory at a price per byte and time; with `order`, only the
+        labels of these nodes are set (in `out`)."""
         core = self.core
         so_far = np.concatenate([[0.0], np.cumsum(multipliers)])
-        of_item = so_far[core.item_stop] - so_far[core.item_start]
-        weights = self._usage * of_item[self._item]
-        return np.bincount(self._label, weights=weights, minlength=len(core.cost))
+        priced = np.zeros(len(core.cost)) if out is None else out
+        kernels.price_labels(
+            np.arange(core.num_nodes) if order is None else order, core.first, so_far,
+            core.node_item, core.item_start, core.item_stop, core.item_first, core.item_usage,
+            priced,
+        )  # fmt: skip
+        return priced
 
     def floors(self, multipliers: IntArray, shift: int, most: int) -> IntArray:
         """`prices` of integer multipliers in exact arithmetic, divided by `2**shift` and rounded

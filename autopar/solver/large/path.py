@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.problem import FORBIDDEN, Conflict, IntArray, Problem
-from autopar.solver.large.ascent import Ascent, certify
+from autopar.solver.large.ascent import Ascent, Guide, certify
 from autopar.solver.large.core import Core, FloatArray, lay_out, maximal_times
 from autopar.solver.large.infeasible import Shortage, find_shortage
 from autopar.solver.large.memory import Memory
@@ -27,8 +27,10 @@ from autopar.solver.search import Clock, Progress
 
 _FIRST_STEPS = 100
 _STEPS = 100
-_TRIALS = 40
+_TRIALS = 100
 _ROUNDS = 20
+_IDLE_ROUNDS = 60
+"""Rounds in which neither plan nor bound gets better, after which nothing more is expected."""
 _DOUBTS = (2, 8)
 """Rounds without a plan after which a proof is looked for that there is none."""
 _FIRST_DIVES = 12
@@ -121,8 +123,9 @@ class _Work:
         self.best: Plan | None = None
         self.bound = core.fixed_cost
         self.rounds = 0
+        self._last_gain = 0
         self.shortage: Shortage | None = None
-        self._guide = self.ascent.best
+        self._guide: Guide = self.ascent.best
         self._dearer: FloatArray = np.zeros(core.num_times)
 
     def run(self) -> None:
@@ -144,6 +147,8 @@ class _Work:
             return True
         if self.clock.limit_s is None and self.rounds >= _ROUNDS:
             return True
+        if self.rounds - self._last_gain > _IDLE_ROUNDS:
+            return True
         proven = self.best is not None and self._cost(self.best) <= self.bound
         return proven or self.clock.expired
 
@@ -160,7 +165,10 @@ class _Work:
         guide = self.ascent.best
         if guide is not self._guide:
             self._guide = guide
-            self.bound = max(self.bound, certify(self.core, self.memory, guide))
+            bound = certify(self.core, self.memory, guide)
+            if bound > self.bound:
+                self.bound = bound
+                self._last_gain = self.rounds
         cost = f"{self._cost(self.best)}" if self.best is not None else "none"
         self.progress(f"round {self.rounds}: plan {cost}, bound {self.bound}")
 
@@ -180,9 +188,10 @@ class _Work:
             self._offer(polished)
 
     def _offer(self, plan: Plan) -> None:
-        if plan.fits and plan.cost < FORBIDDEN:
-            if self.best is None or plan.cost < self.best.cost:
-                self.best = plan
+        cheaper = self.best is None or plan.cost < self.best.cost
+        if plan.fits and plan.cost < FORBIDDEN and cheaper:
+            self.best = plan
+            self._last_gain = self.rounds
 
     def _find_plan(self) -> None:
         """Dives over everything, at prices that rise where the last plan took too much."""

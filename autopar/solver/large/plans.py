@@ -54,16 +54,17 @@ class Planner:
         self.memory = memory
         self.random = np.random.default_rng(seed)
         self._cost = core.cost.astype(np.float64)
-        self._counts = np.diff(core.first)
+        self._priced = np.zeros(len(core.cost))
         self._margin = np.zeros(core.num_nodes)
         self._seed = seed + 1
 
     def price(self, choice: IntArray) -> Plan:
         """`choice` as a plan."""
         core = self.core
-        pairs = core.table + choice[core.source] * self._counts[core.target] + choice[core.target]
-        cost = sum(core.cost[core.first[:-1] + choice].tolist()) + sum(core.pool[pairs].tolist())
-        return Plan(choice, cost, self.memory.excess(choice))
+        cost = kernels.cost_of(
+            choice, core.first, core.cost, core.source, core.target, core.table, core.pool
+        )
+        return Plan(choice, int(cost), self.memory.excess(choice))
 
     def dive(
         self, start: IntArray, free: BoolArray, guide: Guide, multipliers: FloatArray, how: Dive
@@ -75,7 +76,7 @@ class Planner:
         on_the_way: Plan | None = None
         order = np.flatnonzero(free)
         while True:
-            theta = self._cost + self.memory.prices(multipliers)
+            theta = self._cost + self.memory.prices(multipliers, order, self._priced)
             for _ in range(how.sweeps):
                 for upward in (False, True):
                     run_sweep(core, upward, order, free, theta, message, choice, self._margin)

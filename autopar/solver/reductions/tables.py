@@ -52,7 +52,7 @@ class Tables:
         """Which rows have an entry that is allowed; None when all have."""
 
         def work_out() -> BoolArray | None:
-            possible: BoolArray = (self[number] < FORBIDDEN).any(axis=1)
+            possible: BoolArray = np.any(self[number] < FORBIDDEN, axis=1)
             return None if possible.all() else possible
 
         return self._remember(("possible", number, None), work_out)
