@@ -33,6 +33,8 @@ _IDLE_ROUNDS = 60
 """Rounds in which neither plan nor bound gets better, after which nothing more is expected."""
 _DOUBTS = (2, 8)
 """Rounds without a plan after which a proof is looked for that there is none."""
+_CYCLE, _FRESH_AT = 5, 2
+"""In every cycle of rounds, the plan being changed is the best one, then from a round on a new one."""
 _FIRST_DIVES = 12
 _DEARER = 0.002
 _PARTS = (0.01, 0.03, 0.1, 0.3)
@@ -121,6 +123,7 @@ class _Work:
         self.ascent = Ascent(core, self.memory)
         self.planner = Planner(core, self.memory)
         self.best: Plan | None = None
+        self._current: Plan | None = None
         self.bound = core.fixed_cost
         self.rounds = 0
         self._last_gain = 0
@@ -175,21 +178,40 @@ class _Work:
     def _make_plans(self) -> None:
         if self.best is None:
             self._find_plan()
-        else:
-            for _ in range(_TRIALS):
-                if self.clock.expired:
-                    return
-                self._change_part(self.best)
-        if self.best is not None and not self.clock.expired:
-            prices = self.memory.prices(self._guide.multipliers)
-            walked = self.planner.walk(self.best, prices, _WALKED_FACTORS, _MOVES, _TREE)
-            self._offer(walked)
-            polished = self.planner.walk(walked, np.zeros_like(prices), np.zeros(1), _MOVES, _TREE)
-            self._offer(polished)
+            self._current = self.best
+        elif self.rounds % _CYCLE == _FRESH_AT:
+            self._current = self._fresh_plan() or self.best
+        elif self.rounds % _CYCLE == 0:
+            self._current = self.best
+        if self._current is None:
+            return
+        for _ in range(_TRIALS):
+            if self.clock.expired:
+                return
+            self._change_part(self._current)
+        prices = self.memory.prices(self._guide.multipliers)
+        walked = self.planner.walk(self._current, prices, _WALKED_FACTORS, _MOVES, _TREE)
+        self._offer(walked)
+        self._offer(self.planner.walk(walked, np.zeros_like(prices), np.zeros(1), _MOVES, _TREE))
+
+    def _fresh_plan(self) -> Plan | None:
+        """A plan that owes nothing to the best one, made under the prices of now."""
+        core = self.core
+        everything = np.ones(core.num_nodes, dtype=np.bool_)
+        start = np.zeros(core.num_nodes, dtype=np.int64)
+        multipliers = self._guide.multipliers + self._dearer
+        plans = self.planner.dive(start, everything, self._guide, multipliers, _DIVES[0])
+        for plan in plans:
+            self._offer(plan)
+        good = [plan for plan in plans if plan.fits and plan.cost < FORBIDDEN]
+        return min(good, key=lambda plan: plan.cost, default=None)
 
     def _offer(self, plan: Plan) -> None:
-        cheaper = self.best is None or plan.cost < self.best.cost
-        if plan.fits and plan.cost < FORBIDDEN and cheaper:
+        if not plan.fits or plan.cost >= FORBIDDEN:
+            return
+        if self._current is None or plan.cost < self._current.cost:
+            self._current = plan
+        if self.best is None or plan.cost < self.best.cost:
             self.best = plan
             self._last_gain = self.rounds
 
