@@ -59,7 +59,8 @@ class Ascent:
         self.plan = np.zeros(core.num_nodes, dtype=np.int64)
         self._order, self._free = everything, np.ones(core.num_nodes, dtype=np.bool_)
         self._margin = np.zeros(core.num_nodes)
-        self._multipliers, self._message = self.best.multipliers, self.best.message.copy()
+        self._multipliers: FloatArray = self.best.multipliers
+        self._message: FloatArray = self.best.message.copy()
         self._cost = core.cost.astype(np.float64)
         self._average: FloatArray | None = None
         self._least_unit = float(np.median(core.cost[core.cost > 0])) if core.cost.any() else 1.0

@@ -1,12 +1,13 @@
-"""The compiled inner loops: message passing for the bound, moves of whole trees for plans.
+"""The compiled inner loops on messages and plans; those that move trees are in `trees`.
 
 numba compiles each once per machine and keeps the result on disk. Nothing here reads a clock or a
 random source of its own, and no sum is reassociated: the same arguments give the same answer.
 """
 
-# numba has no types of its own.
+# numba has no types of its own, and inside compiled functions numpy's scalars are Python's.
 # pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none
-# pyright: reportUntypedFunctionDecorator=none
+# pyright: reportUntypedFunctionDecorator=none, reportUnknownVariableType=none
+# pyright: reportReturnType=none, reportArgumentType=none
 
 from __future__ import annotations
 
@@ -17,14 +18,60 @@ from autopar.problem import FORBIDDEN, IntArray
 from autopar.solver.large.core import FloatArray
 from autopar.solver.reductions.tables import BoolArray
 
-HUB = 64
-"""Nodes with more edges than this do not bring their neighbours into a tree."""
-
 # Minima may be taken in any order: no figure is a NaN, and the sign of a zero means nothing.
-_compiled = numba.njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
+compiled = numba.njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
 
 
-@_compiled
+@compiled
+def hear_from_source(
+    message: FloatArray,
+    base: int,
+    size: int,
+    there: int,
+    num_other: int,
+    costs: int,
+    pool: FloatArray,
+    taken: int,
+    score: FloatArray,
+) -> None:
+    """The target's message of an edge: the least of each column, and what the choice `taken` of the
+    source costs."""
+    for c in range(size):
+        message[base + c] = np.inf
+    for d in range(num_other):
+        less = message[there + d]
+        row = costs + d * size
+        for c in range(size):
+            message[base + c] = min(message[base + c], pool[row + c] - less)
+    row = costs + taken * size
+    for c in range(size):
+        score[c] += pool[row + c]
+
+
+@compiled
+def hear_from_target(
+    message: FloatArray,
+    base: int,
+    size: int,
+    there: int,
+    num_other: int,
+    costs: int,
+    pool: FloatArray,
+    taken: int,
+    score: FloatArray,
+) -> None:
+    """The source's message of an edge: the least of each row, and what the choice `taken` of the
+    target costs."""
+    for c in range(size):
+        row = costs + c * num_other
+        best = np.inf
+        for d in range(num_other):
+            best = min(best, pool[row + d] - message[there + d])
+        message[base + c] = best
+        score[c] += pool[row + taken]
+
+
+@compiled
 def sweep(
     upward: bool,
     order: IntArray,
@@ -88,26 +135,13 @@ def sweep(
                 continue
             num_earlier += 1
             if is_target:
-                there = source_message[e]
-                for c in range(size):
-                    message[base + c] = np.inf
-                for d in range(num_other):
-                    less = message[there + d]
-                    row = costs + d * size
-                    for c in range(size):
-                        message[base + c] = min(message[base + c], pool[row + c] - less)
-                row = costs + taken * size
-                for c in range(size):
-                    score[c] += pool[row + c]
+                hear_from_source(
+                    message, base, size, source_message[e], num_other, costs, pool, taken, score
+                )
             else:
-                there = target_message[e]
-                for c in range(size):
-                    row = costs + c * num_other
-                    best = np.inf
-                    for d in range(num_other):
-                        best = min(best, pool[row + d] - message[there + d])
-                    message[base + c] = best
-                    score[c] += pool[row + taken]
+                hear_from_target(
+                    message, base, size, target_message[e], num_other, costs, pool, taken, score
+                )
             for c in range(size):
                 own[c] += message[base + c]
         best, chosen, second = score[0], 0, np.inf
@@ -134,7 +168,7 @@ def sweep(
     return bound
 
 
-@_compiled
+@compiled
 def price_labels(
     order: IntArray,
     first: IntArray,
@@ -159,7 +193,7 @@ def price_labels(
                     priced[begin + c] += price * item_usage[item_first[m] + c]
 
 
-@_compiled
+@compiled
 def in_use(
     choice: IntArray,
     base: IntArray,
@@ -182,7 +216,7 @@ def in_use(
     return change[: len(base)]
 
 
-@_compiled
+@compiled
 def cost_of(
     choice: IntArray,
     first: IntArray,
@@ -205,7 +239,7 @@ def cost_of(
     return total
 
 
-@_compiled
+@compiled
 def least(
     first: IntArray,
     theta: IntArray,
@@ -244,275 +278,3 @@ def least(
             best = min(best, own[c])
         of_nodes[i] = best
     return of_nodes, of_edges
-
-
-@_compiled
-def add_usage(tree: IntArray, size: int, start: int, stop: int, amount: int) -> None:
-    """Adds `amount` at the times `start <= t < stop` of a segment tree of maxima.
-
-    `tree[v]` is what was added to all of the span of `v`, `tree[2 size + v]` the largest sum in it.
-    """
-    left, right = start + size, stop + size
-    while left < right:
-        if left & 1:
-            tree[left] += amount
-            tree[2 * size + left] += amount
-            left += 1
-        if right & 1:
-            right -= 1
-            tree[right] += amount
-            tree[2 * size + right] += amount
-        left >>= 1
-        right >>= 1
-    for end in (start + size, stop - 1 + size):
-        v = end >> 1
-        while v:
-            higher = max(tree[2 * size + 2 * v], tree[2 * size + 2 * v + 1])
-            tree[2 * size + v] = tree[v] + higher
-            v >>= 1
-
-
-@_compiled
-def set_choice(
-    node: int,
-    chosen: int,
-    choice: IntArray,
-    node_item: IntArray,
-    item_start: IntArray,
-    item_stop: IntArray,
-    item_first: IntArray,
-    item_usage: IntArray,
-    tree: IntArray,
-    size: int,
-) -> None:
-    """`node` takes `chosen`; the memory in use follows."""
-    old = choice[node]
-    for m in range(node_item[node], node_item[node + 1]):
-        more = item_usage[item_first[m] + chosen] - item_usage[item_first[m] + old]
-        if more != 0:
-            add_usage(tree, size, item_start[m], item_stop[m], more)
-    choice[node] = chosen
-
-
-@_compiled
-def move_trees(
-    num_moves: int,
-    most_nodes: int,
-    seed: int,
-    limit: int,
-    first: IntArray,
-    theta: FloatArray,
-    price: FloatArray,
-    source: IntArray,
-    target: IntArray,
-    table: IntArray,
-    pool: FloatArray,
-    near_first: IntArray,
-    near_split: IntArray,
-    near_edge: IntArray,
-    node_item: IntArray,
-    item_start: IntArray,
-    item_stop: IntArray,
-    item_first: IntArray,
-    item_usage: IntArray,
-    tree: IntArray,
-    size: int,
-    choice: IntArray,
-    factors: FloatArray,
-) -> tuple[int, float]:
-    """Moves random trees of up to `most_nodes` nodes to their best choices, all else as it is.
-
-    A move minimises cost plus one of `factors` times the price of memory (both per label); it is
-    exact on the tree. It is taken back where more than `limit` is then in use, or where cost plus
-    price is higher than before; as long as more than `limit` is in use, where the peak is. Returns
-    the next seed and the change of cost.
-    """
-    num_nodes = len(first) - 1
-    state = np.uint64(seed)
-    position = np.full(num_nodes, -1, dtype=np.int64)
-    touched = np.zeros(num_nodes, dtype=np.int64)
-    members = np.empty(most_nodes, dtype=np.int64)
-    parent = np.empty(most_nodes, dtype=np.int64)
-    link = np.empty(most_nodes, dtype=np.int64)
-    old = np.empty(most_nodes, dtype=np.int64)
-    offset = np.empty(most_nodes + 1, dtype=np.int64)
-    queue = np.empty(num_nodes, dtype=np.int64)
-    widest = 0
-    for i in range(num_nodes):
-        widest = max(widest, first[i + 1] - first[i])
-    sums = np.empty(most_nodes * widest)
-    best_child = np.empty(most_nodes * widest, dtype=np.int64)
-    total = 0.0
-    root_of_peak = 2 * size + 1
-    for _ in range(num_moves):
-        state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-        draw = state >> np.uint64(33)
-        start = np.int64(draw % np.uint64(num_nodes))
-        state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-        draw = state >> np.uint64(33)
-        factor = factors[np.int64(draw % np.uint64(len(factors)))]
-        # Grow the tree: a node joins when it has one neighbour in it.
-        count = 0
-        queue_len = 1
-        queue[0] = start
-        touched[start] = 1
-        while queue_len > 0 and count < most_nodes:
-            state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-            draw = state >> np.uint64(33)
-            pick = np.int64(draw % np.uint64(queue_len))
-            i = queue[pick]
-            queue_len -= 1
-            queue[pick] = queue[queue_len]
-            inside, via = 0, -1
-            for at in range(near_first[i], near_first[i + 1]):
-                e = near_edge[at]
-                other = source[e] + target[e] - i
-                if position[other] >= 0:
-                    inside += 1
-                    via = e
-            if inside > 1:
-                touched[i] = 2
-                continue
-            touched[i] = 2
-            position[i] = count
-            members[count] = i
-            link[count] = via
-            parent[count] = position[source[via] + target[via] - i] if via >= 0 else -1
-            count += 1
-            if near_first[i + 1] - near_first[i] > HUB and count > 1:
-                continue
-            for at in range(near_first[i], near_first[i + 1]):
-                e = near_edge[at]
-                other = source[e] + target[e] - i
-                if touched[other] == 0 and queue_len < num_nodes:
-                    touched[other] = 1
-                    queue[queue_len] = other
-                    queue_len += 1
-        # Costs of each choice with all outside as it is.
-        offset[0] = 0
-        for k in range(count):
-            i = members[k]
-            begin, width = first[i], first[i + 1] - first[i]
-            offset[k + 1] = offset[k] + width
-            to = offset[k]
-            for c in range(width):
-                sums[to + c] = theta[begin + c] + factor * price[begin + c]
-            middle = near_first[i] + near_split[i]
-            for at in range(near_first[i], near_first[i + 1]):
-                e = near_edge[at]
-                other = source[e] + target[e] - i
-                if position[other] >= 0:
-                    continue
-                if at < middle:
-                    row = table[e] + choice[other] * width
-                    for c in range(width):
-                        sums[to + c] += pool[row + c]
-                else:
-                    across = first[other + 1] - first[other]
-                    row = table[e] + choice[other]
-                    for c in range(width):
-                        sums[to + c] += pool[row + c * across]
-        # From the leaves to the root, and back.
-        for k in range(count - 1, 0, -1):
-            i = members[k]
-            e = link[k]
-            p = parent[k]
-            width = offset[k + 1] - offset[k]
-            to = offset[p]
-            above = offset[p + 1] - to
-            own = offset[k]
-            costs = table[e]
-            if target[e] == i:
-                for d in range(above):
-                    row = costs + d * width
-                    best, at_best = pool[row] + sums[own], 0
-                    for c in range(1, width):
-                        value = pool[row + c] + sums[own + c]
-                        if value < best:
-                            best, at_best = value, c
-                    sums[to + d] += best
-                    best_child[k * widest + d] = at_best
-            else:
-                for d in range(above):
-                    row = costs + d
-                    best, at_best = pool[row] + sums[own], 0
-                    for c in range(1, width):
-                        value = pool[row + c * above] + sums[own + c]
-                        if value < best:
-                            best, at_best = value, c
-                    sums[to + d] += best
-                    best_child[k * widest + d] = at_best
-        # The sums of inner nodes now hold their subtrees; compare at the root only.
-        root = 0
-        here = choice[members[0]]
-        for c in range(offset[1]):
-            if sums[c] < sums[root]:
-                root = c
-        if not sums[root] < sums[here]:
-            root = here
-        before = tree[root_of_peak]
-        loss = 0.0
-        cost_change = 0.0
-        changed = 0
-        for k in range(count):
-            i = members[k]
-            old[k] = choice[i]
-        for k in range(count):
-            i = members[k]
-            new = root
-            if k > 0:
-                new = best_child[k * widest + choice[members[parent[k]]]]
-            if new != old[k]:
-                changed += 1
-                set_choice(
-                    i, new, choice, node_item, item_start, item_stop, item_first, item_usage,
-                    tree, size,
-                )  # fmt: skip
-        if changed:
-            for k in range(count):
-                i = members[k]
-                new = choice[i]
-                begin = first[i]
-                cost_change += theta[begin + new] - theta[begin + old[k]]
-                loss += price[begin + new] - price[begin + old[k]]
-                for at in range(near_first[i], near_first[i + 1]):
-                    e = near_edge[at]
-                    other = source[e] + target[e] - i
-                    inner = position[other]
-                    # Between two members, an edge is counted at the later one.
-                    if inner > k or (inner < 0 and new == old[k]):
-                        continue
-                    a = source[e]
-                    width = first[target[e] + 1] - first[target[e]]
-                    was_other = choice[other] if inner < 0 else old[inner]
-                    if a == i:
-                        after = pool[table[e] + new * width + choice[other]]
-                        past = pool[table[e] + old[k] * width + was_other]
-                    else:
-                        after = pool[table[e] + choice[other] * width + new]
-                        past = pool[table[e] + was_other * width + old[k]]
-                    cost_change += after - past
-            peak = tree[root_of_peak]
-            if before > limit:
-                keep = peak <= before
-            else:
-                keep = peak <= limit and cost_change + loss <= 0.0
-            if keep:
-                total += cost_change
-            else:
-                for k in range(count):
-                    i = members[k]
-                    if choice[i] != old[k]:
-                        set_choice(
-                            i, old[k], choice, node_item, item_start, item_stop, item_first,
-                            item_usage, tree, size,
-                        )  # fmt: skip
-        for k in range(count):
-            i = members[k]
-            position[i] = -1
-            touched[i] = 0
-            for at in range(near_first[i], near_first[i + 1]):
-                e = near_edge[at]
-                touched[source[e]] = 0
-                touched[target[e]] = 0
-    return np.int64(state >> np.uint64(2)), total

@@ -34,7 +34,7 @@ _IDLE_ROUNDS = 60
 _DOUBTS = (2, 8)
 """Rounds without a plan after which a proof is looked for that there is none."""
 _CYCLE, _FRESH_AT = 5, 2
-"""In every cycle of rounds, the plan being changed is the best one, then from a round on a new one."""
+"""Of every cycle of rounds, the first change the best plan, those from the second on a new one."""
 _FIRST_DIVES = 12
 _DEARER = 0.002
 _PARTS = (0.01, 0.03, 0.1, 0.3)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.problem import IntArray
-from autopar.solver.large import kernels
+from autopar.solver.large import kernels, trees
 from autopar.solver.large.ascent import Guide, moved, run_sweep
 from autopar.solver.large.core import Core, FloatArray
 from autopar.solver.large.memory import Memory
@@ -56,7 +56,7 @@ class Planner:
         self._cost = core.cost.astype(np.float64)
         self._priced = np.zeros(len(core.cost))
         self._margin = np.zeros(core.num_nodes)
-        self._seed = seed + 1
+        self._state = np.array([seed + 1])
 
     def price(self, choice: IntArray) -> Plan:
         """`choice` as a plan."""
@@ -102,10 +102,10 @@ class Planner:
         core = self.core
         choice = plan.choice.copy()
         tree, size = self.memory.peak_tree(choice)
-        self._seed, _ = kernels.move_trees(
-            moves, most_nodes, self._seed, core.limit if core.num_times else 0, core.first,
+        trees.move_trees(
+            moves, most_nodes, self._state, core.limit if core.num_times else 0, core.first,
             self._cost, prices, core.source, core.target, core.table, core.float_pool,
-            core.near_first, core.near_split, core.near_edge, core.node_item, core.item_start,
+            core.near_first, core.near_edge, core.node_item, core.item_start,
             core.item_stop, core.item_first, core.item_usage, tree, size, choice, factors,
         )  # fmt: skip
         return self.price(choice)
