@@ -25,7 +25,7 @@ from autopar.solver.reductions.contract import contract
 from autopar.solver.reductions.tables import BoolArray
 from autopar.solver.search import Clock, Progress
 
-_FIRST_STEPS = 100
+_FIRST_STEPS = 200
 _STEPS = 100
 _TRIALS = 100
 _ROUNDS = 20
@@ -35,10 +35,12 @@ _DOUBTS = (2, 8)
 """Rounds without a plan after which a proof is looked for that there is none."""
 _CYCLE, _FRESH_AT = 5, 2
 """Of every cycle of rounds, the first change the best plan, those from the second on a new one."""
+_FRESH_FACTORS = (0.98, 1.0, 1.02, 1.05, 1.1, 1.2)
 _FIRST_DIVES = 12
 _DEARER = 0.002
 _PARTS = (0.01, 0.03, 0.1, 0.3)
 _LEAST_PART = 20
+_NOISE = (0.5, 1.5)
 _FACTORS = (0.7, 0.9, 1.0, 1.1)
 _DIVES = (
     Dive(0.1, 2, 0.0003),
@@ -195,15 +197,20 @@ class _Work:
         self._offer(self.planner.walk(walked, np.zeros_like(prices), np.zeros(1), _MOVES, _TREE))
 
     def _fresh_plan(self) -> Plan | None:
-        """A plan that owes nothing to the best one, made under the prices of now."""
+        """The cheapest of some plans that owe nothing to the best one, made under the prices of
+        now, which rise a little from one to the next."""
         core = self.core
         everything = np.ones(core.num_nodes, dtype=np.bool_)
         start = np.zeros(core.num_nodes, dtype=np.int64)
-        multipliers = self._guide.multipliers + self._dearer
-        plans = self.planner.dive(start, everything, self._guide, multipliers, _DIVES[0])
-        for plan in plans:
+        found: list[Plan] = []
+        for dearer in _FRESH_FACTORS:
+            if self.clock.expired:
+                break
+            multipliers = self._guide.multipliers * dearer
+            found += self.planner.dive(start, everything, self._guide, multipliers, _DIVES[0])
+        good = [plan for plan in found if plan.fits and plan.cost < FORBIDDEN]
+        for plan in good:
             self._offer(plan)
-        good = [plan for plan in plans if plan.fits and plan.cost < FORBIDDEN]
         return min(good, key=lambda plan: plan.cost, default=None)
 
     def _offer(self, plan: Plan) -> None:
@@ -240,7 +247,9 @@ class _Work:
     def _change_part(self, plan: Plan) -> None:
         draw = self.planner.random
         size = max(_LEAST_PART, int(self.core.num_nodes * draw.choice(_PARTS)))
-        factor = float(draw.choice(_FACTORS))
+        factor = draw.choice(_FACTORS)
+        if draw.random() < 0.5:
+            factor = factor * draw.uniform(*_NOISE, self.core.num_times)
         how = _DIVES[int(draw.integers(len(_DIVES)))]
         part = self._some_nodes(min(size, self.core.num_nodes))
         multipliers = self._guide.multipliers * factor

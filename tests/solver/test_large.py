@@ -1,0 +1,212 @@
+"""The large path against the oracle: plans that are what they say, bounds and proofs that hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from time import monotonic
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from autopar.problem import FORBIDDEN, Edge, IntArray, Problem, Status
+from autopar.solver import driver, evaluate, solve
+from autopar.solver.large import path
+from autopar.solver.large.ascent import Ascent, Guide, certify
+from autopar.solver.large.core import Core, lay_out, maximal_times
+from autopar.solver.large.infeasible import find_shortage
+from autopar.solver.large.memory import Memory
+from autopar.solver.large.plans import Planner
+from autopar.solver.memory import live_sets
+from autopar.solver.reductions.contract import contract
+from autopar.solver.search import Clock
+
+from .bruteforce import Best, solve_by_enumeration
+from .random_problems import chained_problems
+
+SETTINGS = settings(max_examples=60, deadline=None)
+
+
+def core_of(problem: Problem) -> Core:
+    contracted = contract(problem)
+    assume(contracted.possible and contracted.nodes)
+    return lay_out(problem, contracted)
+
+
+@pytest.fixture(autouse=True)
+def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path, "_ROUNDS", 3)
+    monkeypatch.setattr(path, "_TRIALS", 10)
+    monkeypatch.setattr(path, "_MOVES", 50)
+    monkeypatch.setattr(driver, "MAX_ENTRIES", -1)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "MAX_ENTRIES", -1)
+
+
+@SETTINGS
+@given(chained_problems())
+def test_answers_hold(problem: Problem) -> None:
+    best = solve_by_enumeration(problem)
+    solution = solve(problem)
+    if solution.choice:
+        evaluation = evaluate(problem, solution.choice)
+        assert evaluation.feasible
+        assert best.objective is not None
+        assert solution.bound <= best.objective <= solution.objective == evaluation.objective
+        if solution.status is Status.OPTIMAL:
+            assert solution.objective == best.objective
+    elif solution.status is Status.INFEASIBLE:
+        assert best.objective is None
+        assert solution.statistics["reason"]
+        if best.least_peak is not None:
+            assert solution.conflict is not None
+            check_conflict(problem, best, solution.conflict.needed)
+    else:
+        assert best.objective is None or solution.bound <= best.objective
+
+
+def check_conflict(problem: Problem, best: Best, needed: int) -> None:
+    assert problem.usage_limit is not None
+    assert best.least_peak is not None
+    assert best.least_peak > problem.usage_limit
+    assert needed <= best.least_peak
+
+
+def test_most_small_problems_are_solved() -> None:
+    """The path is a heuristic: on small problems it should nearly always be right."""
+    right = 0
+    for seed in range(20):
+        problem = ladder(9, 3, seed, limit=14)
+        best = solve_by_enumeration(problem).objective
+        solution = solve(problem)
+        if best is None:
+            assert not solution.choice
+            right += 1
+        elif solution.choice:
+            right += solution.objective == best
+    assert right >= 18
+
+
+@SETTINGS
+@given(chained_problems(), st.integers(0, 2**32 - 1))
+def test_any_prices_and_messages_bound(problem: Problem, seed: int) -> None:
+    best = solve_by_enumeration(problem).objective
+    assume(best is not None)
+    core = core_of(problem)
+    memory = Memory(core)
+    random = np.random.default_rng(seed)
+    ascent = Ascent(core, memory)
+    for _ in range(3):
+        ascent.advance()
+    guide = ascent.best
+    assert certify(core, memory, guide) <= best
+    size = float(max(1, best)) * random.choice([1e-9, 0.01, 1.0, 1e6])
+    wild = Guide(
+        random.uniform(0, size, core.num_times),
+        random.uniform(-size, size, len(guide.message)),
+        0.0,
+        1.0,
+    )
+    assert certify(core, memory, wild) <= best
+
+
+def test_the_bound_of_a_chain_is_exact() -> None:
+    """Message passing is exact on trees; a limit that does not bind costs nothing."""
+    problem = replace(ladder(8, 3, 1, limit=10_000), edges=ladder(8, 3, 1, limit=0).edges[:7:2])
+    solution = solve(problem)
+    assert solution.status is Status.OPTIMAL
+    assert solution.objective == solve_by_enumeration(problem).objective
+
+
+@SETTINGS
+@given(chained_problems())
+def test_memory_of_the_core_is_that_of_the_problem(problem: Problem) -> None:
+    assert maximal_times(problem).tolist() == (
+        [] if problem.usage_limit is None else [time for time, _ in live_sets(problem)]
+    )
+    contracted = contract(problem)
+    assume(contracted.possible and contracted.nodes)
+    core = lay_out(problem, contracted)
+    choice = np.array([len(contracted.costs[i]) - 1 for i in contracted.nodes], dtype=np.int64)
+    lifted = contracted.lift(dict(zip(contracted.nodes, choice.tolist(), strict=True)))
+    there = evaluate(problem, lifted)
+    if core.num_times:
+        assert int(Memory(core).in_use(choice).max()) == there.peak
+        tree, size = Memory(core).peak_tree(choice)
+        assert int(tree[2 * size + 1]) == there.peak
+    plan = Planner(core, Memory(core)).price(choice)
+    if plan.cost < FORBIDDEN:
+        assert plan.cost + core.fixed_cost == there.objective
+    else:
+        assert "forbidden" in there.violation
+
+
+def test_moves_of_trees_keep_the_limit_and_lower_the_cost() -> None:
+    problem = ladder(40, 4, 3, limit=60)
+    core = core_of(problem)
+    memory = Memory(core)
+    planner = Planner(core, memory)
+    leanest = planner.price(np.full(core.num_nodes, 3, dtype=np.int64))
+    assert leanest.fits
+    nothing, once = np.zeros(len(core.cost)), np.zeros(1)
+    moved = planner.walk(leanest, nothing, once, 500, 8)
+    assert moved.fits
+    assert moved.cost < leanest.cost
+    again = planner.walk(moved, nothing, once, 500, 8)
+    assert again.cost <= moved.cost
+
+
+def test_a_shortage_at_two_times_together() -> None:
+    """Each time alone could keep the limit; a node that is small early is large late."""
+    swap = np.array([[0, FORBIDDEN], [FORBIDDEN, 0]])
+    problem = Problem(
+        name="two times",
+        keys=("early", "late"),
+        labels=(("a", "b"),) * 2,
+        costs=(np.array([0, 0]),) * 2,
+        usages=(np.array([1, 5]), np.array([5, 1])),
+        intervals=((0, 1), (1, 2)),
+        edges=(Edge(0, 1, swap),),
+        usage_limit=2,
+    )
+    core = core_of(problem)
+    shortage = find_shortage(core, Memory(core), Clock(None))
+    assert shortage is not None
+    assert shortage.times == (0, 1)
+    assert shortage.needed == (1, 1)
+    solution = solve(problem)
+    assert solution.status is Status.INFEASIBLE
+    assert "cannot be kept at all of the times 0, 1" in str(solution.statistics["reason"])
+
+
+def test_determinism_and_time() -> None:
+    problem = ladder(60, 5, 5, limit=80)
+    first, second = solve(problem), solve(problem)
+    assert first.choice == second.choice
+    assert first.bound == second.bound
+    started = monotonic()
+    limited = solve(problem, time_limit_s=0.2)
+    assert monotonic() - started < 2
+    assert limited.bound <= first.objective
+
+
+def ladder(count: int, choices: int, seed: int, limit: int) -> Problem:
+    """Nodes tied to the next two, each live for three steps; later choices are smaller."""
+    random = np.random.default_rng(seed)
+    pairs = [(i, j) for i in range(count) for j in (i + 1, i + 2) if j < count]
+    shape = (choices, choices)
+    tables: list[IntArray] = [random.integers(0, 50, shape) for _ in pairs]
+    return Problem(
+        name="ladder",
+        keys=tuple(f"n{i}" for i in range(count)),
+        labels=(tuple(map(str, range(choices))),) * count,
+        costs=tuple(np.sort(random.integers(0, 99, choices)) for _ in range(count)),
+        usages=(np.arange(choices, 0, -1) ** 2,) * count,
+        intervals=tuple((i, i + 3) for i in range(count)),
+        edges=tuple(Edge(i, j, table) for (i, j), table in zip(pairs, tables, strict=True)),
+        usage_limit=limit,
+    )
