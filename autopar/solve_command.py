@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from autopar.contest import ContestFile, Stated
     from autopar.problem import Solution
 
-_KEPT_BACK_S = 1.5
+_KEPT_BACK_S = 2.0
 """Time for what comes before and after the solver: starting Python, writing the answer."""
 
 
@@ -71,7 +71,7 @@ def _solve(
         stated = file.state(forbid=forbid)
         left = None
         if time_limit is not None:
-            kept_back = min(_KEPT_BACK_S, time_limit / 2)
+            kept_back = min(_KEPT_BACK_S + time_limit / 100, time_limit / 2)
             left = max(0.0, time_limit - kept_back - (monotonic() - started))
         solution = solve_problem(stated.problem, time_limit_s=left, progress=progress)
         if solution.choice:

@@ -7,7 +7,7 @@ from time import monotonic
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.problem import FORBIDDEN, Edge, IntArray, Problem, Status
@@ -30,7 +30,8 @@ SETTINGS = settings(max_examples=25, deadline=None)
 
 def core_of(problem: Problem) -> Core:
     contracted = contract(problem)
-    assume(contracted.possible and contracted.nodes)
+    assert contracted.possible
+    assert contracted.nodes
     return lay_out(problem, contracted)
 
 
@@ -79,7 +80,7 @@ def test_small_problems_with_little_room() -> None:
     all, it stays within 6 % of the optimum (4 % were measured)."""
     total, least = 0, 0
     for seed in range(8):
-        problem = ladder(9, 3, seed, limit=14)
+        problem = ladder(7, 3, seed, limit=14)
         best = solve_by_enumeration(problem).objective
         assert best is not None
         least += best
@@ -88,10 +89,11 @@ def test_small_problems_with_little_room() -> None:
 
 
 @SETTINGS
-@given(chained_problems(), st.integers(0, 2**32 - 1))
-def test_any_prices_and_messages_bound(problem: Problem, seed: int) -> None:
+@given(st.data(), st.integers(0, 2**32 - 1))
+def test_any_prices_and_messages_bound(data: st.DataObject, seed: int) -> None:
+    problem = data.draw(ladders())
     best = solve_by_enumeration(problem).objective
-    assume(best is not None)
+    assert best is not None
     core = core_of(problem)
     memory = Memory(core)
     random = np.random.default_rng(seed)
@@ -119,13 +121,15 @@ def test_the_bound_of_a_chain_is_exact() -> None:
 
 
 @SETTINGS
-@given(chained_problems())
-def test_memory_of_the_core_is_that_of_the_problem(problem: Problem) -> None:
+@given(st.data())
+def test_memory_of_the_core_is_that_of_the_problem(data: st.DataObject) -> None:
+    problem = data.draw(ladders() | chained_problems())
     assert maximal_times(problem).tolist() == (
         [] if problem.usage_limit is None else [time for time, _ in live_sets(problem)]
     )
     contracted = contract(problem)
-    assume(contracted.possible and contracted.nodes)
+    if not contracted.possible or not contracted.nodes:
+        return
     core = lay_out(problem, contracted)
     choice = np.array([len(contracted.costs[i]) - 1 for i in contracted.nodes], dtype=np.int64)
     lifted = contracted.lift(dict(zip(contracted.nodes, choice.tolist(), strict=True)))
@@ -205,4 +209,10 @@ def ladder(count: int, choices: int, seed: int, limit: int) -> Problem:
         intervals=tuple((i, i + 3) for i in range(count)),
         edges=tuple(Edge(i, j, table) for (i, j), table in zip(pairs, tables, strict=True)),
         usage_limit=limit,
+    )
+
+
+def ladders() -> st.SearchStrategy[Problem]:
+    return st.builds(
+        ladder, st.integers(2, 5), st.integers(2, 3), st.integers(0, 999), st.integers(12, 30)
     )

@@ -33,6 +33,7 @@ _SWEEPS = 2
 _HELD = 10
 _COST_BITS = 50
 _MULTIPLIER_BITS = 61
+_MOST_PAID = 2.0**50
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,10 +147,12 @@ def moved(multipliers: FloatArray, excess: FloatArray, worth: float, limit: int)
 
 def certify(core: Core, memory: Memory, guide: Guide) -> int:
     """The lower bound that `guide` proves, in exact arithmetic, with what settled nodes cost."""
-    bits = max(0, _COST_BITS - int(core.too_much).bit_length())
+    # Any prices of at least 0 prove a bound; those too large for integers are brought down.
     total = float(guide.multipliers.sum())
-    fine = max(bits, _MULTIPLIER_BITS - max(0, int(total) + 1).bit_length())
-    multipliers = np.floor(guide.multipliers * 2.0**fine).astype(np.int64)
+    multipliers = guide.multipliers * min(1.0, _MOST_PAID / max(total, 1.0))
+    fine = _MULTIPLIER_BITS - int(min(total, _MOST_PAID) + 1).bit_length()
+    bits = max(0, min(fine, _COST_BITS - int(core.too_much).bit_length()))
+    multipliers = np.floor(multipliers * 2.0**fine).astype(np.int64)
     most = int(core.too_much) << (bits + 2)
     theta = (core.cost << bits) + memory.floors(multipliers, fine - bits, most)
     largest = 2.0 ** (_COST_BITS + 5)

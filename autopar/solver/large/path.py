@@ -31,6 +31,8 @@ _TRIALS = 100
 _ROUNDS = 20
 _IDLE_ROUNDS = 60
 """Rounds in which neither plan nor bound gets better, after which nothing more is expected."""
+_THREADED_ENTRIES = 200_000
+"""Entries in tables below which two threads would only take turns at the interpreter."""
 _DOUBTS = (2, 8)
 """Rounds without a plan after which a proof is looked for that there is none."""
 _CYCLE, _FRESH_AT = 5, 2
@@ -140,9 +142,13 @@ class _Work:
         with ThreadPoolExecutor(1) as pool:
             while not self._finished():
                 self.rounds += 1
-                raising = pool.submit(self._raise_bound, _STEPS)
-                self._make_plans()
-                raising.result()
+                if len(self.core.pool) < _THREADED_ENTRIES:
+                    self._raise_bound(_STEPS)
+                    self._make_plans()
+                else:
+                    raising = pool.submit(self._raise_bound, _STEPS)
+                    self._make_plans()
+                    raising.result()
                 self._take_guide()
                 if self.best is None and self.rounds in _DOUBTS:
                     self.shortage = find_shortage(self.core, self.memory, self.clock)
