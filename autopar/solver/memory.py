@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
-from autopar.problem import Conflict, Problem
+import numpy as np
+
+from autopar.problem import Conflict, IntArray, Problem
 
 _NUM_NAMED = 5
 
@@ -40,12 +43,31 @@ def least_usage_conflict(problem: Problem) -> Conflict | None:
     if problem.usage_limit is None:
         return None
     least = [int(usages.min()) for usages in problem.usages]
-    worst: Conflict | None = None
-    for time, nodes in live_sets(problem):
-        needed = sum(least[i] for i in nodes)
-        if needed > problem.usage_limit and (worst is None or needed > worst.needed):
-            worst = _conflict(problem, time, needed, nodes, least)
-    return worst
+    times = maximal_times(problem)
+    spans = np.searchsorted(times, np.array(problem.intervals, dtype=np.int64).reshape(-1, 2))
+    change = [0] * (len(times) + 1)
+    for used, (start, stop) in zip(least, spans.tolist(), strict=True):
+        if start < stop:
+            change[start] += used
+            change[stop] -= used
+    needed = list(accumulate(change))[:-1]
+    worst = max(range(len(needed)), key=needed.__getitem__, default=None)
+    if worst is None or needed[worst] <= problem.usage_limit:
+        return None
+    time = int(times[worst])
+    live = [i for i, (start, stop) in enumerate(problem.intervals) if start <= time < stop]
+    return _conflict(problem, time, needed[worst], live, least)
+
+
+def maximal_times(problem: Problem) -> IntArray:
+    """The times at which a maximal set of nodes is live, ascending; none without a limit."""
+    if problem.usage_limit is None:
+        return np.empty(0, dtype=np.int64)
+    spans = np.array([s for s in problem.intervals if s[0] < s[1]], dtype=np.int64).reshape(-1, 2)
+    starts, stops = np.unique(spans[:, 0]), np.unique(spans[:, 1])
+    following = np.searchsorted(starts, stops, side="left")
+    # The newest start before a stop; a start that another one follows first is not maximal.
+    return starts[np.unique(following[following > 0] - 1)]
 
 
 def peak_conflict(problem: Problem, choice: Sequence[int], time: int, needed: int) -> Conflict:

@@ -14,11 +14,11 @@ from autopar.problem import FORBIDDEN, Edge, IntArray, Problem, Status
 from autopar.solver import driver, evaluate, solve
 from autopar.solver.large import path
 from autopar.solver.large.ascent import Ascent, Guide, certify
-from autopar.solver.large.core import Core, lay_out, maximal_times
+from autopar.solver.large.core import Core, lay_out
 from autopar.solver.large.infeasible import find_shortage
 from autopar.solver.large.memory import Memory
 from autopar.solver.large.plans import Planner
-from autopar.solver.memory import live_sets
+from autopar.solver.memory import live_sets, maximal_times
 from autopar.solver.reductions.contract import contract
 from autopar.solver.search import Clock
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.problem import FORBIDDEN, IntArray, Problem
+from autopar.solver.memory import maximal_times
 from autopar.solver.reductions.contract import Contracted, takes_memory
 
 FloatArray = npt.NDArray[np.float64]
@@ -158,14 +159,3 @@ def _items(problem: Problem, contracted: Contracted, place: dict[int, int]) -> _
         usage=np.concatenate([np.empty(0, dtype=np.int64), *usages]),
         base=np.cumsum(base)[:-1],
     )
-
-
-def maximal_times(problem: Problem) -> IntArray:
-    """The times at which a maximal set of nodes is live, ascending; none without a limit."""
-    if problem.usage_limit is None:
-        return np.empty(0, dtype=np.int64)
-    spans = np.array([s for s in problem.intervals if s[0] < s[1]], dtype=np.int64).reshape(-1, 2)
-    starts, stops = np.unique(spans[:, 0]), np.unique(spans[:, 1])
-    following = np.searchsorted(starts, stops, side="left")
-    # The newest start before a stop; a start that another one follows first is not maximal.
-    return starts[np.unique(following[following > 0] - 1)]

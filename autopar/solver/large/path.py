@@ -16,11 +16,11 @@ import numpy as np
 
 from autopar.problem import FORBIDDEN, Conflict, IntArray, Problem
 from autopar.solver.large.ascent import Ascent, Guide, certify
-from autopar.solver.large.core import Core, FloatArray, lay_out, maximal_times
+from autopar.solver.large.core import Core, FloatArray, lay_out
 from autopar.solver.large.infeasible import Shortage, find_shortage
 from autopar.solver.large.memory import Memory
 from autopar.solver.large.plans import Dive, Plan, Planner
-from autopar.solver.memory import peak_conflict
+from autopar.solver.memory import maximal_times, peak_conflict
 from autopar.solver.reductions.contract import contract
 from autopar.solver.reductions.tables import BoolArray
 from autopar.solver.search import Clock, Progress
@@ -70,7 +70,9 @@ class LargeAnswer:
 
 def search_large(problem: Problem, clock: Clock, progress: Progress) -> LargeAnswer:
     """Works on `problem` (without flows) for as long as the clock allows."""
-    contracted = contract(problem)
+    contracted = contract(problem, clock=clock)
+    if clock.expired:
+        return LargeAnswer((), 0, {})
     if not contracted.possible:
         reason = "no combination of choices is allowed, whatever memory it takes"
         return LargeAnswer((), 0, {}, possible=False, reason=reason)

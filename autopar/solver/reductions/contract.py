@@ -18,11 +18,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 
 import numpy as np
 
 from autopar.problem import FORBIDDEN, IntArray, Problem
 from autopar.solver.reductions.tables import Tables, added
+from autopar.solver.search import Clock
+
+_STEPS_PER_LOOK = 256
 
 
 class Scope(Enum):
@@ -84,11 +88,16 @@ class Contracted:
 
 
 def contract(
-    problem: Problem, scope: Scope = Scope.ALL, *, follow: bool = True, eliminate: bool = True
+    problem: Problem,
+    scope: Scope = Scope.ALL,
+    *,
+    follow: bool = True,
+    eliminate: bool = True,
+    clock: Clock | None = None,
 ) -> Contracted:
-    """`problem` contracted until nothing more can be done."""
+    """`problem` contracted until nothing more can be done, or (still exact) the time is up."""
     work = _Work(problem, scope, follow=follow, eliminate=eliminate)
-    work.run()
+    work.run(clock or Clock(None))
     return work.result
 
 
@@ -100,22 +109,22 @@ def takes_memory(problem: Problem, node: int) -> bool:
 
 class _Work:
     def __init__(self, problem: Problem, scope: Scope, *, follow: bool, eliminate: bool) -> None:
-        count = len(problem.keys)
+        num_nodes = len(problem.keys)
         self.problem = problem
         self.scope = scope
         self.follow = follow
         self.eliminate = eliminate
         self.result = Contracted(
             tables=Tables(),
-            nodes=list(range(count)),
+            nodes=list(range(num_nodes)),
             costs=[np.minimum(costs, FORBIDDEN) for costs in problem.costs],
             kept=[np.arange(len(costs)) for costs in problem.costs],
-            near=[{} for _ in range(count)],
-            takes_memory=[takes_memory(problem, node) for node in range(count)],
+            near=[{} for _ in range(num_nodes)],
+            takes_memory=[takes_memory(problem, node) for node in range(num_nodes)],
             decided=[],
         )
-        self.alive = [True] * count
-        self._changed = deque(range(count))
+        self.alive = [True] * num_nodes
+        self._changed = deque(range(num_nodes))
         self._dirty: deque[tuple[int, int]] = deque()
         self._queued: set[tuple[int, int]] = set()
         for edge in problem.edges:
@@ -125,10 +134,14 @@ class _Work:
                 number = self.result.tables.add(np.minimum(edge.cost, FORBIDDEN))
                 self._join(edge.source, edge.target, number)
 
-    def run(self) -> None:
+    def run(self, clock: Clock) -> None:
         """Looks at every node and edge whose costs or neighbours are new, until none are."""
         result = self.result
-        while result.possible and (self._changed or self._dirty):
+        for step in count():
+            if not result.possible or not (self._changed or self._dirty):
+                break
+            if step % _STEPS_PER_LOOK == 0 and clock.expired:
+                break
             if self._changed:
                 node = self._changed.popleft()
                 if self.alive[node]:
