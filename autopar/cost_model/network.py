@@ -14,10 +14,11 @@ import numpy as np
 
 from autopar.buckets import Sharing
 from autopar.cost_model.moves import move_ns
+from autopar.cost_model.steps import Steps
 from autopar.graph import Atom, TensorType, itemsize
 from autopar.mesh import Device, Mesh
 from autopar.problem import IntArray
-from autopar.reshard import is_legal, step
+from autopar.reshard import Collective, is_legal
 from autopar.sharding import Placement, R, Sharding
 
 
@@ -51,25 +52,39 @@ class Networks:
         return self._known[kind]
 
     def _make(self, tensor: TensorType, ends: Iterable[Sharding], bucketed: bool) -> Network:
-        sharing = self.sharing if bucketed else None
         states = closure(tensor, self.atoms, ends, self.mesh.sizes)
-        number = {state: i for i, state in enumerate(states)}
-        options = [_ordered({s[k] for s in states}) for k in range(len(self.mesh.axes))]
-        found: list[tuple[int, int, int]] = []
-        for tail, source in enumerate(states):
-            for axis, placements in enumerate(options):
-                for placement in placements:
-                    target = source.with_axis(axis, placement)
-                    head = number.get(target, tail)
-                    move = step(tensor, self.atoms, source, target) if head != tail else None
-                    if move is not None:
-                        ns = move_ns(
-                            tensor, self.atoms, source, target, move, self.mesh, self.device,
-                            sharing=sharing,
-                        )  # fmt: skip
-                        found.append((tail, head, ns))
-        columns = np.array(found, np.int64).reshape(-1, 3).T
-        return Network(states, *(np.ascontiguousarray(column) for column in columns))
+        steps = Steps(tensor, self.atoms, states, self.mesh.sizes)
+        sharing = self.sharing if bucketed else None
+        found: list[IntArray] = []
+        for move, pairs in steps:
+            costs = self._costs(tensor, steps, move, pairs, sharing)
+            found.append(np.stack([pairs[:, 0], pairs[:, 1], costs], axis=1))
+        arcs = np.concatenate([np.empty((0, 3), np.int64), *found])
+        order = np.lexsort((arcs[:, 1], arcs[:, 0]))
+        return Network(states, *(np.ascontiguousarray(column) for column in arcs[order].T))
+
+    def _costs(
+        self,
+        tensor: TensorType,
+        steps: Steps,
+        move: Collective,
+        pairs: IntArray,
+        sharing: Sharing | None,
+    ) -> IntArray:
+        """Nanoseconds of `move` between each of `pairs`. It depends on how many bytes are held
+        before and after, and where chunks are cut on the states themselves."""
+        states, held = steps.states, steps.held
+        chunks = np.where(steps.chunked[pairs].any(axis=1), np.arange(len(pairs)), -1)
+        kinds = np.concatenate([held[pairs], chunks[:, None]], axis=1)
+        _, first, kind = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+        prices = [
+            move_ns(
+                tensor, self.atoms, states[tail], states[head], move, self.mesh, self.device,
+                sharing=sharing,
+            )
+            for tail, head in pairs[first].tolist()
+        ]  # fmt: skip
+        return np.array(prices, np.int64)[kind.ravel()]
 
 
 def closure(

@@ -1,0 +1,88 @@
+"""Every step between the states of one tensor, found many at a time.
+
+`reshard.step` says of two states whether one collective leads from one to the other. Between
+hundreds of states there are tens of thousands of pairs that differ on one axis, so that the same
+rule is applied here to arrays: per mesh axis and pair of placements there, to all states that are
+alike elsewhere. Where chunks are cut, which is rare, `reshard.step` itself is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from autopar.chunking import chunked_axes
+from autopar.graph import Atom, TensorType
+from autopar.problem import IntArray
+from autopar.reshard import Collective, collective, local_bytes, nesting, step
+from autopar.sharding import Placement, Sharding
+
+
+class Steps:
+    """The steps between `states` of `tensor`; iterating gives each collective with the pairs
+    (number of the state before, of the state after) that it joins, an array of two columns.
+
+    `held[i]` is what one rank holds in state `i`, in bytes; `chunked[i]` says whether a dim is cut
+    into chunks there.
+    """
+
+    def __init__(
+        self,
+        tensor: TensorType,
+        atoms: Sequence[Atom],
+        states: Sequence[Sharding],
+        sizes: Sequence[int],
+    ) -> None:
+        self.tensor, self.atoms, self.states = tensor, atoms, states
+        self.held = np.array([local_bytes(tensor, atoms, s, sizes) for s in states], np.int64)
+        self.chunked = np.array([bool(chunked_axes(s)) for s in states], np.bool_)
+        self._options = [list(dict.fromkeys(s[k] for s in states)) for k in range(len(sizes))]
+        self._places = self._at()
+
+    def __iter__(self) -> Iterator[tuple[Collective, IntArray]]:
+        for axis, options in enumerate(self._options):
+            free = self._is_free(axis)
+            places = np.moveaxis(self._places, axis, 0)
+            for a, source in enumerate(options):
+                for b, target in enumerate(options):
+                    move = collective(axis, source, target)
+                    if move is None:
+                        continue
+                    pairs = np.stack([places[a].ravel(), places[b].ravel()], axis=1)
+                    pairs = pairs[(pairs >= 0).all(axis=1)]
+                    pairs = pairs[self._is_step(pairs, free)]
+                    if len(pairs):
+                        yield move, pairs
+
+    def _at(self) -> IntArray:
+        """The number of the state with given placements (by their place in the options), or -1."""
+        number = [{p: i for i, p in enumerate(options)} for options in self._options]
+        found = np.full([len(options) for options in self._options], -1, np.int64)
+        for i, state in enumerate(self.states):
+            found[tuple(number[k][p] for k, p in enumerate(state))] = i
+        return found
+
+    def _is_free(self, axis: int) -> npt.NDArray[np.bool_]:
+        """Of every state, whether what `axis` does there can be added or removed: it shards
+        nothing, or is the innermost of the axes that shard its part."""
+        innermost: dict[tuple[Placement, tuple[int, ...]], bool] = {}
+        found: list[bool] = []
+        for state in self.states:
+            placement = state[axis]
+            axes = state.axes_on(placement.slot) if placement.kind == "S" else ()
+            if (placement, axes) not in innermost:
+                innermost[placement, axes] = not axes or self._nests(placement, axes)[-1] == axis
+            found.append(innermost[placement, axes])
+        return np.array(found, np.bool_)
+
+    def _nests(self, placement: Placement, axes: tuple[int, ...]) -> tuple[int, ...]:
+        return nesting(self.atoms[self.tensor.parts[placement.dim][placement.part]], axes)
+
+    def _is_step(self, pairs: IntArray, free: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        found = free[pairs].all(axis=1)
+        for i in np.flatnonzero(self.chunked[pairs].any(axis=1)).tolist():
+            tail, head = pairs[i].tolist()
+            found[i] = step(self.tensor, self.atoms, self.states[tail], self.states[head])
+        return found
