@@ -19,6 +19,8 @@ from autopar.problem import IntArray
 from autopar.reshard import Collective, collective, local_bytes, nesting, step
 from autopar.sharding import Placement, Sharding
 
+BoolArray = npt.NDArray[np.bool_]
+
 
 class Steps:
     """The steps between `states` of `tensor`; iterating gives each collective with the pairs
@@ -64,7 +66,7 @@ class Steps:
             found[tuple(number[k][p] for k, p in enumerate(state))] = i
         return found
 
-    def _is_free(self, axis: int) -> npt.NDArray[np.bool_]:
+    def _is_free(self, axis: int) -> BoolArray:
         """Of every state, whether what `axis` does there can be added or removed: it shards
         nothing, or is the innermost of the axes that shard its part."""
         innermost: dict[tuple[Placement, tuple[int, ...]], bool] = {}
@@ -80,9 +82,11 @@ class Steps:
     def _nests(self, placement: Placement, axes: tuple[int, ...]) -> tuple[int, ...]:
         return nesting(self.atoms[self.tensor.parts[placement.dim][placement.part]], axes)
 
-    def _is_step(self, pairs: IntArray, free: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        found = free[pairs].all(axis=1)
-        for i in np.flatnonzero(self.chunked[pairs].any(axis=1)).tolist():
+    def _is_step(self, pairs: IntArray, free: BoolArray) -> BoolArray:
+        found: BoolArray = np.all(free[pairs], axis=1)
+        asked: BoolArray = np.any(self.chunked[pairs], axis=1)
+        for i in np.flatnonzero(asked).tolist():
             tail, head = pairs[i].tolist()
-            found[i] = step(self.tensor, self.atoms, self.states[tail], self.states[head])
+            move = step(self.tensor, self.atoms, self.states[tail], self.states[head])
+            found[i] = move is not None
         return found

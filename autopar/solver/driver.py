@@ -20,6 +20,9 @@ LARGE = "message passing"
 MAX_ENTRIES = 20_000
 """Entries in the tables of edges that the integer program takes."""
 
+MAX_CHOICES = 8_000
+"""Choices that the integer program takes, with flows: models on two axes have about 5,000."""
+
 SOLVER = f"HiGHS {highspy.Highs().version()}"
 
 
@@ -28,10 +31,11 @@ def solve(
 ) -> Solution:
     """The cheapest plan of `problem`, with what is proven about it.
 
-    Without `time_limit_s` the answer is `OPTIMAL` or `INFEASIBLE` and depends on the problem alone;
-    with it, the best plan in hand when the time is up is `FEASIBLE` with its bound, or `LIMIT` when
-    there is none. Ties go to the lowest tie weight (`ties`). `progress` is told of new plans and
-    bounds. SolverError: the problem is malformed, or HiGHS failed or contradicts the evaluation.
+    Without `time_limit_s` the answer depends on the problem alone and is `OPTIMAL`, `INFEASIBLE`
+    or, of problems beyond `MAX_CHOICES` or `MAX_ENTRIES`, `FEASIBLE` with its bound. With it, the
+    best plan in hand when the time is up is `FEASIBLE`, and `LIMIT` says that there is none. Ties
+    go to the lowest tie weight (`ties`). `progress` is told of new plans and bounds. SolverError:
+    the problem is malformed, or HiGHS failed or contradicts the evaluation.
 
     `statistics` holds the size of the program as HiGHS got it, CPU seconds by phase, branch and
     bound nodes, `reason` when infeasible, and `fault` when HiGHS said something that is not so.
@@ -45,7 +49,7 @@ def solve(
     if is_large(problem):
         return _solve_large(problem, clock, progress or _silent)
     reduced, lift = reduce(problem)
-    state = search(reduced, clock, progress or _silent)
+    state = _search(reduced, clock, progress or _silent)
     if state.infeasible:
         return _infeasible(state.statistics, *explain(problem, clock))
     if state.evaluation is None:
@@ -55,13 +59,21 @@ def solve(
     return _finish(problem, state, lift(state.choice))
 
 
+def _search(problem: Problem, clock: Clock, progress: Progress) -> Search:
+    if sum(map(len, problem.costs)) <= MAX_CHOICES:
+        return search(problem, clock, progress)
+    # numba takes a moment to import, and problems on one or two axes do not need it.
+    from autopar.solver.focus.path import search_focused
+
+    return search_focused(problem, clock, progress)
+
+
 def is_large(problem: Problem) -> bool:
     """Whether `problem` goes to the large path: no flows, and tables beyond an integer program."""
     return not problem.flows and sum(edge.cost.size for edge in problem.edges) > MAX_ENTRIES
 
 
 def _solve_large(problem: Problem, clock: Clock, progress: Progress) -> Solution:
-    # numba takes a second to import, and problems of autopar's own do not need it.
     from autopar.solver.large.path import search_large
 
     answer = search_large(problem, clock, progress)

@@ -27,6 +27,7 @@ from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import FloatArray, Model, build
 from autopar.solver.search import SAME_COST, Clock, Progress, Search
 from autopar.solver.tiebreak import break_ties, restrict
+from autopar.solver.ways import Ways, any_way
 
 _MAX_ROUNDS = 500
 _LARGEST_COST = 2**38
@@ -36,8 +37,8 @@ _TOLERANCE = 1e-6
 """How far HiGHS's bound may be off, in its own scale: its tolerance for feasible and integer."""
 
 
-def search(problem: Problem, clock: Clock, progress: Progress) -> Search:
-    """Solves `problem` as far as the clock allows."""
+def search(problem: Problem, clock: Clock, progress: Progress, ways: Ways = any_way) -> Search:
+    """Solves `problem` as far as the clock allows, with flows on `ways`."""
     state = Search(problem, Evaluator(problem), clock, progress)
     if clock.limit_s is not None or largest_cost(problem) > _LARGEST_COST:
         _descend(state, None)
@@ -45,17 +46,17 @@ def search(problem: Problem, clock: Clock, progress: Progress) -> Search:
         if state.evaluation is not None:
             problem = forbid_above(problem, state.evaluation.objective)
         largest = largest_cost(problem)
-        _solve(state, problem)
+        _solve(state, problem, ways)
         if state.evaluation is None or state.proven or clock.expired or largest <= _LARGEST_COST:
             return state
         if largest_cost(forbid_above(problem, state.evaluation.objective)) == largest:
             return state
 
 
-def _solve(state: Search, problem: Problem) -> None:
+def _solve(state: Search, problem: Problem, ways: Ways) -> None:
     """All steps, on a `problem` that may forbid more than the one of `state`."""
     started = process_time()
-    model = build(problem)
+    model = build(problem, ways=ways)
     state.raise_bound(least_cost(model))
     if any((columns < 0).all() for columns in model.choices):
         state.infeasible = True
@@ -118,7 +119,8 @@ def _read_relaxation(state: Search, model: Model, highs: Highs, answer: Answer) 
         raise SolverError(f"HiGHS failed on the relaxation: {answer.detail}")
     if not len(answer.row_duals):
         return None
-    duals = dual_bound(model, answer.row_duals / model.cost_scale)
+    state.relaxation = model, answer.row_duals / model.cost_scale
+    duals = dual_bound(model, state.relaxation[1])
     state.raise_bound(duals.value)
     if answer.outcome is not Outcome.OPTIMAL:
         return duals

@@ -20,8 +20,8 @@ caller compares each flow's cost with the exact one and asks for integer `y` whe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,11 +29,31 @@ import numpy.typing as npt
 from autopar.problem import FORBIDDEN, Edge, Flow, IntArray, Problem
 from autopar.solver.distances import all_distances
 from autopar.solver.memory import live_sets
+from autopar.solver.ways import Ways, any_way
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
 
 _LARGEST_COST_BITS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The row of the memory that is live at `time`: bytes times `scale`."""
+
+    time: int
+    row: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _FlowParts:
+    """Columns that bear cost, those of them that several commodities share, rows per commodity and
+    state."""
+
+    priced: IntArray
+    shared: IntArray
+    balances: tuple[IntArray, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +64,8 @@ class Model:
     powers of two: its tolerances are absolute and made for figures near one. `choices[i][c]` is the
     column of a choice (-1: it has none), row `i` the one that takes exactly one of them. `flows[f]`
     are the columns of flow `f` that bear a cost, `shared[f]` those of them that must be integer for
-    the flow to be exact.
+    the flow to be exact, `balances[f][k][p]` the row of commodity `k` (in the order of
+    `distinct_sinks`) at state `p` (-1: there is none).
     """
 
     cost: IntArray
@@ -57,6 +78,8 @@ class Model:
     choices: tuple[IntArray, ...]
     flows: tuple[IntArray, ...]
     shared: tuple[IntArray, ...]
+    balances: tuple[tuple[IntArray, ...], ...]
+    limits: tuple[Limit, ...]
 
     @property
     def cost_scale(self) -> float:
@@ -108,8 +131,8 @@ class _Builder:
         self.entries.append((rows, columns, np.broadcast_to(np.float64(value), rows.shape)))
 
 
-def build(problem: Problem, *, excess: bool = False) -> Model:
-    """The model of `problem`, with rows for memory when it has a limit.
+def build(problem: Problem, *, excess: bool = False, ways: Ways = any_way) -> Model:
+    """The model of `problem`, with rows for memory when it has a limit; flows take `ways`.
 
     With `excess`, the objective is how far the worst memory row is broken and nothing else; what
     the nodes cost is left out.
@@ -118,17 +141,16 @@ def build(problem: Problem, *, excess: bool = False) -> Model:
     choices = _add_choices(builder, problem)
     for edge in problem.edges:
         _add_edge(builder, edge, choices)
-    priced: list[IntArray] = []
-    shared: list[IntArray] = []
-    for flow, distance in zip(problem.flows, all_distances(problem.flows), strict=True):
-        flow_priced, flow_shared = _add_flow(builder, flow, distance, choices)
-        priced.append(flow_priced)
-        shared.append(flow_shared)
+    flows = [
+        _add_flow(builder, flow, distance, choices, ways)
+        for flow, distance in zip(problem.flows, all_distances(problem.flows), strict=True)
+    ]
+    limits: list[Limit] = []
     if problem.usage_limit is not None:
-        _add_memory(builder, problem, choices, problem.usage_limit, excess)
+        limits = _add_memory(builder, problem, choices, problem.usage_limit, excess)
     if excess:
         builder.costs = [np.zeros(builder.num_columns - 1, dtype=np.int64), np.ones(1, np.int64)]
-    return _finish(builder, choices, priced, shared)
+    return _finish(builder, choices, flows, limits)
 
 
 def _add_choices(builder: _Builder, problem: Problem) -> tuple[IntArray, ...]:
@@ -168,16 +190,16 @@ def _add_choice_entries(
 
 
 def _add_flow(
-    builder: _Builder, flow: Flow, distance: IntArray, choices: Sequence[IntArray]
-) -> tuple[IntArray, IntArray]:
-    """Returns the columns that bear cost, and those among them that several commodities share."""
+    builder: _Builder,
+    flow: Flow,
+    distance: IntArray,
+    choices: Sequence[IntArray],
+    ways: Ways,
+) -> _FlowParts:
     sinks = distinct_sinks(flow)
-    direct = _direct_arcs(flow, distance)
     source_states = _states(flow.source_state, choices[flow.source])
     asked = [_states(state, choices[node]) for node, state in sinks]
-    usable = [_usable_arcs(flow, direct, distance, source_states, states) for states in asked]
-    if len(sinks) == 1:
-        usable = [_shortest_arcs(flow, usable[0], distance, source_states, asked[0])]
+    usable = ways(flow, distance, source_states, asked)
     users = np.zeros(len(flow.costs), dtype=np.int64)
     for arcs in usable:
         users[arcs] += 1
@@ -186,6 +208,7 @@ def _add_flow(
     bearing = np.zeros(len(flow.costs), dtype=np.int64)
     bearing[shared_arcs] = shared
     priced = [shared]
+    of_states: list[IntArray] = []
     for (node, state), arcs in zip(sinks, usable, strict=True):
         is_shared = users[arcs] > 1
         moves = builder.add_columns(np.where(is_shared, 0, flow.costs[arcs]))
@@ -194,6 +217,7 @@ def _add_flow(
         builder.add_entries(links, bearing[arcs[is_shared]], 1.0)
         builder.add_entries(links, moves[is_shared], -1.0)
         rows = builder.add_rows(len(flow.states), 0.0, 0.0)
+        of_states.append(rows)
         builder.add_entries(rows[flow.tails[arcs]], moves, 1.0)
         builder.add_entries(rows[flow.heads[arcs]], moves, -1.0)
         _add_choice_entries(builder, rows, flow.source_state, choices[flow.source], -1.0)
@@ -201,7 +225,7 @@ def _add_flow(
         if (state[choices[node] >= 0] < 0).any():
             dumps = builder.add_columns(np.zeros(len(source_states), dtype=np.int64))
             builder.add_entries(rows[source_states], dumps, 1.0)
-    return np.concatenate(priced), shared
+    return _FlowParts(np.concatenate(priced), shared, tuple(of_states))
 
 
 def distinct_sinks(flow: Flow) -> list[tuple[int, IntArray]]:
@@ -216,52 +240,23 @@ def _states(states: IntArray, columns: IntArray) -> IntArray:
     return present[present >= 0]
 
 
-def _direct_arcs(flow: Flow, distance: IntArray) -> IntArray:
-    """The arcs than which no way between their ends is cheaper, the first of equal ones."""
-    ends = flow.tails * len(flow.states) + flow.heads
-    best = (flow.costs < FORBIDDEN) & (flow.costs == distance[flow.tails, flow.heads])
-    best &= flow.tails != flow.heads
-    arcs = np.flatnonzero(best)
-    return np.sort(arcs[np.unique(ends[arcs], return_index=True)[1]])
-
-
-def _usable_arcs(
-    flow: Flow, arcs: IntArray, distance: IntArray, sources: IntArray, targets: IntArray
-) -> IntArray:
-    """The arcs that lie on a way from one of `sources` to one of `targets`."""
-    ahead: BoolArray = np.any(distance[sources] < FORBIDDEN, axis=0)
-    behind: BoolArray = np.any(distance[:, targets] < FORBIDDEN, axis=1)
-    return arcs[ahead[flow.tails[arcs]] & behind[flow.heads[arcs]]]
-
-
-def _shortest_arcs(
-    flow: Flow, arcs: IntArray, distance: IntArray, sources: IntArray, targets: IntArray
-) -> IntArray:
-    """The arcs that lie on a shortest way from one of `sources` to one of `targets`."""
-    there = distance[np.ix_(sources, targets)]
-    needed = np.zeros(len(arcs), dtype=np.bool_)
-    for source, lengths in zip(sources, there, strict=True):
-        upto = distance[source, flow.tails[arcs]] + flow.costs[arcs]
-        by_arc = upto[:, None] + distance[np.ix_(flow.heads[arcs], targets)]
-        needed |= ((by_arc == lengths) & (lengths < FORBIDDEN)).any(axis=1)
-    return arcs[needed]
-
-
 def _add_memory(
     builder: _Builder, problem: Problem, choices: Sequence[IntArray], limit: int, excess: bool
-) -> None:
+) -> list[Limit]:
     least = [int(usages.min()) for usages in problem.usages]
     spread = [int(usages.max()) - low for usages, low in zip(problem.usages, least, strict=True)]
-    binding: list[tuple[int, tuple[int, ...]]] = []
-    for _, nodes in live_sets(problem):
+    binding: list[tuple[int, int, tuple[int, ...]]] = []
+    for time, nodes in live_sets(problem):
         room = limit - sum(least[i] for i in nodes)
         if sum(spread[i] for i in nodes) > room:
-            binding.append((room, nodes))
-    most = max((sum(spread[i] for i in nodes) - room for room, nodes in binding), default=1)
+            binding.append((time, room, nodes))
+    most = max((sum(spread[i] for i in nodes) - room for _, room, nodes in binding), default=1)
     excess_column = builder.add_columns(np.ones(1, dtype=np.int64)) if excess else None
-    for room, nodes in binding:
+    found: list[Limit] = []
+    for time, room, nodes in binding:
         scale = 2.0 ** -max(spread[i] for i in nodes).bit_length()
         row = builder.add_rows(1, -np.inf, room * scale)
+        found.append(Limit(time, int(row[0]), scale))
         for i in nodes:
             more = problem.usages[i] - least[i]
             there = (more > 0) & (choices[i] >= 0)
@@ -270,13 +265,14 @@ def _add_memory(
             )
         if excess_column is not None:
             builder.add_entries(row, excess_column, -most * scale)
+    return found
 
 
 def _finish(
     builder: _Builder,
     choices: tuple[IntArray, ...],
-    priced: Iterable[IntArray],
-    shared: Iterable[IntArray],
+    flows: Sequence[_FlowParts],
+    limits: Sequence[Limit],
 ) -> Model:
     rows, columns, values = (np.concatenate(part) for part in zip(*builder.entries, strict=True))
     order = np.lexsort((columns, rows))
@@ -292,6 +288,7 @@ def _finish(
     used[rows] = True
     used |= (lower > 0) | (upper < 0)
     counts = np.bincount(rows, minlength=builder.num_rows)[used]
+    place = np.where(used, np.cumsum(used) - 1, -1)
     integer = np.zeros(builder.num_columns, dtype=np.bool_)
     for column in choices:
         integer[column[column >= 0]] = True
@@ -304,6 +301,8 @@ def _finish(
         row_lower=lower[used],
         row_upper=upper[used],
         choices=choices,
-        flows=tuple(priced),
-        shared=tuple(shared),
+        flows=tuple(parts.priced for parts in flows),
+        shared=tuple(parts.shared for parts in flows),
+        balances=tuple(tuple(place[rows] for rows in parts.balances) for parts in flows),
+        limits=tuple(replace(limit, row=int(place[limit.row])) for limit in limits),
     )

@@ -8,6 +8,7 @@ from time import monotonic
 
 from autopar.problem import Problem
 from autopar.solver.evaluate import Evaluation, Evaluator
+from autopar.solver.ilp import FloatArray, Model
 
 Progress = Callable[[str], None]
 
@@ -36,7 +37,8 @@ class Clock:
 
 @dataclass(slots=True)
 class Search:
-    """`bound` is below every plan's cost; `choice` is empty until there is a feasible plan."""
+    """`bound` is below every plan's cost; `choice` is empty until there is a feasible plan.
+    `relaxation` is the model that was relaxed last, with its row duals in units of the cost."""
 
     problem: Problem
     evaluator: Evaluator
@@ -46,6 +48,7 @@ class Search:
     choice: tuple[int, ...] = ()
     evaluation: Evaluation | None = None
     infeasible: bool = False
+    relaxation: tuple[Model, FloatArray] | None = None
     statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
 
     @property
@@ -64,6 +67,13 @@ class Search:
         if evaluation.feasible and (best is None or evaluation.objective < best.objective):
             self.choice, self.evaluation = choice, evaluation
             self.progress(f"plan of cost {evaluation.objective}, bound {self.bound:.0f}")
+
+    def prefer(self, choice: tuple[int, ...], evaluation: Evaluation) -> None:
+        """Keeps a feasible plan also when it costs what the best one does: ties are broken."""
+        best = self.evaluation
+        if best is not None and evaluation.feasible and evaluation.objective == best.objective:
+            self.choice, self.evaluation = choice, evaluation
+        self.offer(choice, evaluation)
 
     def raise_bound(self, bound: float) -> None:
         """Takes a better lower bound."""

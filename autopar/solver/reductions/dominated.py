@@ -14,13 +14,13 @@ The plan that the solver looks for, cheapest and of these of lowest weight, uses
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 
 from autopar.problem import FORBIDDEN, IntArray, Problem
 from autopar.solver.distances import all_distances
+from autopar.solver.reductions.keep import keep_choices
 from autopar.solver.ties import tie_weights
 
 
@@ -43,7 +43,7 @@ def drop_dominated(
         beats = (more < 0) | ((more == 0) & (rank[:, None] < rank[None, :]))
         beats &= allowed[:, None] & _uses_no_more(problem, node)
         kept.append(np.flatnonzero(allowed & ~beats.any(axis=0)))
-    return _keep(problem, kept), lambda choice: tuple(
+    return keep_choices(problem, kept), lambda choice: tuple(
         int(kept[node][c]) for node, c in enumerate(choice)
     )
 
@@ -103,26 +103,3 @@ def _plus(a: IntArray, b: IntArray) -> IntArray:
     """The sum; `FORBIDDEN` stays, and what falls below `-FORBIDDEN` is brought back to it."""
     total = np.where((a >= FORBIDDEN) | (b >= FORBIDDEN), FORBIDDEN, a + b)
     return np.clip(total, -FORBIDDEN, FORBIDDEN)
-
-
-def _keep(problem: Problem, kept: list[IntArray]) -> Problem:
-    return replace(
-        problem,
-        labels=tuple(
-            tuple(labels[int(c)] for c in some)
-            for labels, some in zip(problem.labels, kept, strict=True)
-        ),
-        costs=tuple(costs[some] for costs, some in zip(problem.costs, kept, strict=True)),
-        usages=tuple(usages[some] for usages, some in zip(problem.usages, kept, strict=True)),
-        edges=tuple(
-            replace(e, cost=e.cost[np.ix_(kept[e.source], kept[e.target])]) for e in problem.edges
-        ),
-        flows=tuple(
-            replace(
-                flow,
-                source_state=flow.source_state[kept[flow.source]],
-                sinks=tuple(replace(s, state=s.state[kept[s.node]]) for s in flow.sinks),
-            )
-            for flow in problem.flows
-        ),
-    )

@@ -1,0 +1,140 @@
+"""The focused path against the oracle: optimal plans, and bounds that hold for every choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.problem import FORBIDDEN, Problem, Status
+from autopar.solver import driver, evaluate, solve
+from autopar.solver.distances import all_distances
+from autopar.solver.focus import path
+from autopar.solver.focus.passing import Passing
+from autopar.solver.focus.potentials import Potential, no_potentials
+from autopar.solver.focus.relays import relay
+from autopar.solver.ilp import distinct_sinks
+from autopar.solver.memory import maximal_times
+from autopar.solver.reductions import reduce
+from autopar.solver.search import Clock
+
+from .bruteforce import solve_by_enumeration
+from .making import flow, problem
+from .random_problems import problems
+from .synthetic import transformer
+
+SETTINGS = settings(max_examples=150, deadline=None)
+
+
+@pytest.fixture(autouse=True)
+def small_masters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The focused path for problems of any size, with masters that have to grow."""
+    monkeypatch.setattr(driver, "MAX_CHOICES", -1)
+    monkeypatch.setattr(path, "_FIRST_CHOICES", 2)
+    monkeypatch.setattr(path, "_MORE_CHOICES", 2)
+    monkeypatch.setattr(path, "_FEW_CHOICES", 3)
+
+
+@SETTINGS
+@given(problems())
+def test_answers_hold(stated: Problem) -> None:
+    best = solve_by_enumeration(stated)
+    solution = solve(stated)
+    if best.objective is None:
+        assert solution.status is Status.INFEASIBLE
+        return
+    assert solution.choice
+    evaluation = evaluate(stated, solution.choice)
+    assert evaluation.feasible
+    assert solution.bound <= best.objective <= solution.objective == evaluation.objective
+    assert solution.objective - solution.bound <= path.TOLERANCE * solution.objective
+    if solution.status is Status.OPTIMAL:
+        assert solution.objective == best.objective
+
+
+@SETTINGS
+@given(problems(), st.integers(0, 2**32 - 1))
+def test_any_prices_bound_every_choice(stated: Problem, seed: int) -> None:
+    """Potentials and memory prices are made up: what is proven must hold all the same."""
+    stated, _ = reduce(stated)
+    draw = np.random.default_rng(seed)
+    made_up = tuple(
+        tuple(
+            Potential(draw.uniform(-20, 20, len(f.states)), draw.uniform(-20, 20, len(f.states)))
+            for _ in distinct_sinks(f)
+        )
+        for f in stated.flows
+    )
+    relayed = relay(stated, all_distances(stated.flows), made_up)
+    if relayed is None:
+        assert solve_by_enumeration(stated).objective is None
+        return
+    byte_price = float(draw.uniform(0, 2e-9))
+    passing = Passing(relayed, np.full(len(maximal_times(stated)), byte_price))
+    bound, at_least = passing.settle(Clock(None)), passing.at_least()
+    best = solve_by_enumeration(stated)
+    if best.objective is None:
+        return
+    assert bound <= best.objective
+    for choice in best.choices:
+        for node, c in enumerate(choice):
+            assert at_least[node][c] <= best.objective * (1 + 1e-9) + 1e-6
+
+
+def test_two_commodities_that_part_late_cost_what_they_cost() -> None:
+    """From state 0 both sinks want others (2 and 3), which state 1 is near to."""
+    shared = flow(
+        0, [0], [(1, [2]), (2, [3])], [(0, 1, 10), (1, 2, 1), (1, 3, 1), (0, 2, 10), (0, 3, 10)], 4
+    )
+    stated = problem([[0], [0], [0]], flows=[shared])
+    relayed = relay(stated, all_distances(stated.flows), no_potentials(stated))
+    assert relayed is not None
+    assert Passing(relayed, np.zeros(0)).settle(Clock(None)) == 12
+
+
+def test_three_commodities_share_the_cost_of_an_arc() -> None:
+    shared = flow(0, [0], [(1, [1]), (2, [1]), (3, [1])], [(0, 1, 9)], 2)
+    stated = problem([[0]] * 4, flows=[shared])
+    relayed = relay(stated, all_distances(stated.flows), no_potentials(stated))
+    assert relayed is not None
+    assert Passing(relayed, np.zeros(0)).settle(Clock(None)) == 9
+
+
+def test_three_axes_are_solved_to_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without the integer program on everything."""
+    stated = transformer(1, (2, 2, 2))
+    monkeypatch.setattr(path, "_FIRST_CHOICES", 300)
+    monkeypatch.setattr(path, "_MORE_CHOICES", 300)
+    monkeypatch.setattr(path, "_FEW_CHOICES", 1_000)
+    focused = solve(stated)
+    monkeypatch.setattr(driver, "MAX_CHOICES", 10**9)
+    whole = solve(stated)
+    assert focused.status is whole.status is Status.OPTIMAL
+    assert focused.objective == whole.objective
+    assert focused.statistics["rounds"]
+
+
+def test_choices_that_are_out_are_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A choice whose bound is above the best plan is in no plan as cheap."""
+    monkeypatch.setattr(driver, "MAX_CHOICES", 10**9)
+    stated = transformer(1, (4,))
+    stated, _ = reduce(stated)
+    relayed = relay(stated, all_distances(stated.flows), no_potentials(stated))
+    assert relayed is not None
+    passing = Passing(relayed, np.zeros(len(maximal_times(stated))))
+    passing.settle(Clock(None))
+    best = solve(stated)
+    out = 0
+    for node, bounds in enumerate(passing.at_least()):
+        for c in np.flatnonzero(bounds > best.objective):
+            costs = list(stated.costs)
+            costs[node] = np.where(np.arange(len(costs[node])) == c, costs[node], FORBIDDEN)
+            held = solve(replace(stated, costs=tuple(costs)))
+            assert held.status is Status.INFEASIBLE or held.objective > best.objective
+            out += 1
+            if out > 5:
+                return
+    assert out
