@@ -77,12 +77,13 @@ class Networks:
         chunks = np.where(steps.chunked[pairs].any(axis=1), np.arange(len(pairs)), -1)
         kinds = np.concatenate([held[pairs], chunks[:, None]], axis=1)
         _, first, kind = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+        ends: list[list[int]] = pairs[first].tolist()
         prices = [
             move_ns(
                 tensor, self.atoms, states[tail], states[head], move, self.mesh, self.device,
                 sharing=sharing,
             )
-            for tail, head in pairs[first].tolist()
+            for tail, head in ends
         ]  # fmt: skip
         return np.array(prices, np.int64)[kind.ravel()]
 

@@ -86,7 +86,8 @@ class Steps:
         found: BoolArray = np.all(free[pairs], axis=1)
         asked: BoolArray = np.any(self.chunked[pairs], axis=1)
         for i in np.flatnonzero(asked).tolist():
-            tail, head = pairs[i].tolist()
+            ends: list[int] = pairs[i].tolist()
+            tail, head = ends
             move = step(self.tensor, self.atoms, self.states[tail], self.states[head])
             found[i] = move is not None
         return found
