@@ -74,7 +74,7 @@ def test_any_prices_bound_every_choice(stated: Problem, seed: int) -> None:
         return
     byte_price = float(draw.uniform(0, 2e-9))
     passing = Passing(relayed, np.full(len(maximal_times(stated)), byte_price))
-    bound, at_least = passing.settle(Clock(None)), passing.at_least()
+    bound, at_least = passing.settle(Clock(None), 100), passing.at_least()
     best = solve_by_enumeration(stated)
     if best.objective is None:
         return
@@ -92,7 +92,7 @@ def test_two_commodities_that_part_late_cost_what_they_cost() -> None:
     stated = problem([[0], [0], [0]], flows=[shared])
     relayed = relay(stated, all_distances(stated.flows), no_potentials(stated))
     assert relayed is not None
-    assert Passing(relayed, np.zeros(0)).settle(Clock(None)) == 12
+    assert Passing(relayed, np.zeros(0)).settle(Clock(None), 100) == 12
 
 
 def test_three_commodities_share_the_cost_of_an_arc() -> None:
@@ -100,7 +100,7 @@ def test_three_commodities_share_the_cost_of_an_arc() -> None:
     stated = problem([[0]] * 4, flows=[shared])
     relayed = relay(stated, all_distances(stated.flows), no_potentials(stated))
     assert relayed is not None
-    assert Passing(relayed, np.zeros(0)).settle(Clock(None)) == 9
+    assert Passing(relayed, np.zeros(0)).settle(Clock(None), 100) == 9
 
 
 def test_three_axes_are_solved_to_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def test_choices_that_are_out_are_out(monkeypatch: pytest.MonkeyPatch) -> None:
     relayed = relay(stated, all_distances(stated.flows), no_potentials(stated))
     assert relayed is not None
     passing = Passing(relayed, np.zeros(len(maximal_times(stated))))
-    passing.settle(Clock(None))
+    passing.settle(Clock(None), 100)
     best = solve(stated)
     out = 0
     for node, bounds in enumerate(passing.at_least()):

@@ -18,8 +18,7 @@ from autopar.solver.large.memory import Memory
 from autopar.solver.memory import maximal_times
 from autopar.solver.search import Clock
 
-_SWEEPS = 10
-_MOST_ROUNDS = 24
+_SWEEPS_PER_LOOK = 10
 _PROGRESS = 1e-4
 
 
@@ -34,14 +33,15 @@ class Passing:
         self._message = relayed.message
         self._theta = self.core.cost + self.memory.prices(multipliers)
 
-    def settle(self, clock: Clock) -> int:
-        """Sweeps until the bound rises no more; returns it, as far as exact arithmetic proves."""
+    def settle(self, clock: Clock, most_sweeps: int) -> int:
+        """Sweeps until the bound rises no more, or `most_sweeps` are done; returns the bound, as
+        far as exact arithmetic proves it."""
         core = self.core
         order, free = np.arange(core.num_nodes), np.ones(core.num_nodes, dtype=np.bool_)
         plan, margin = np.zeros(core.num_nodes, dtype=np.int64), np.zeros(core.num_nodes)
         bound = last = float("-inf")
-        for _ in range(_MOST_ROUNDS):
-            for _ in range(_SWEEPS):
+        for _ in range(0, most_sweeps, _SWEEPS_PER_LOOK):
+            for _ in range(_SWEEPS_PER_LOOK):
                 for upward in (True, False):
                     bound = run_sweep(
                         core, upward, order, free, self._theta, self._message, plan, margin

@@ -14,8 +14,9 @@ which one after the other would not pay, and to stop with a bound.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
-import numpy.typing as npt
 
 from autopar.problem import IntArray, Problem
 from autopar.solver import exact
@@ -24,6 +25,7 @@ from autopar.solver.evaluate import Evaluator
 from autopar.solver.focus.passing import Passing, memory_prices, unpriced
 from autopar.solver.focus.potentials import no_potentials, potentials
 from autopar.solver.focus.relays import relay
+from autopar.solver.ilp import FloatArray
 from autopar.solver.reductions.keep import keep_choices
 from autopar.solver.search import Clock, Progress, Search
 from autopar.solver.ways import shortest_ways
@@ -34,11 +36,10 @@ TOLERANCE = 0.01
 _ROUNDS = 12
 _FIRST_CHOICES = 2_000
 _MORE_CHOICES = 1_000
-_FEW_CHOICES = 6_000
+_FEW_CHOICES = 4_000
+_FIRST_SWEEPS, _SWEEPS = 30, 240
 _ROUNDING = 1e-9
 """How far a bound in floating point may be off, as a part of it: sums of a few thousand terms."""
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 def search_focused(problem: Problem, clock: Clock, progress: Progress) -> Search:
@@ -53,15 +54,17 @@ def search_focused(problem: Problem, clock: Clock, progress: Progress) -> Search
 
 
 class _Work:
+    """`problem` is what is left of the one to be solved: `left[i]` are the choices of node `i` that
+    may be in a plan as good as the best one, by their places in the first problem. `kept[i]` are
+    those of the master, by their places in `left[i]`."""
+
     def __init__(self, problem: Problem, clock: Clock, progress: Progress) -> None:
         self.problem = problem
         self.state = Search(problem, Evaluator(problem), clock, progress)
         self.distances = all_distances(problem.flows)
-        self.open: list[BoolArray] = [np.ones(len(c), dtype=np.bool_) for c in problem.costs]
-        self.kept: list[IntArray] = []
-        self._at_least: list[npt.NDArray[np.float64]] = [
-            np.full(len(c), -np.inf) for c in problem.costs
-        ]
+        self.left: list[IntArray] = [np.arange(len(c)) for c in problem.costs]
+        self.kept: list[IntArray] = [np.array([int(u.argmin())]) for u in problem.usages]
+        self._at_least: list[FloatArray] = [np.full(len(c), -np.inf) for c in problem.costs]
         self._done = False
 
     def begin(self) -> None:
@@ -70,8 +73,7 @@ class _Work:
         if relayed is None:
             self.state.infeasible = self._done = True
             return
-        self._learn(Passing(relayed, unpriced(self.problem)))
-        self.kept = [np.array([int(u.argmin())]) for u in self.problem.usages]
+        self._learn(Passing(relayed, unpriced(self.problem)), _FIRST_SWEEPS)
         self._grow(_FIRST_CHOICES)
 
     def round(self, number: int) -> None:
@@ -81,7 +83,7 @@ class _Work:
         found = exact.search(master, state.clock, state.progress, shortest_ways)
         state.statistics |= found.statistics | {"rounds": number + 1}
         if found.choice:
-            chosen = tuple(int(some[c]) for some, c in zip(self.kept, found.choice, strict=True))
+            chosen = self._chosen(self.kept, found.choice)
             state.offer(chosen, state.evaluator(chosen))
         if found.relaxation is None or found.infeasible:
             grown = self._grow(sum(map(len, self.kept)))
@@ -92,36 +94,49 @@ class _Work:
         prices = potentials(self.problem, self.kept, model, row_duals, self.distances)
         relayed = relay(self.problem, self.distances, prices)
         assert relayed is not None, "what is possible by itself does not depend on prices"
-        self._learn(Passing(relayed, memory_prices(self.problem, model, row_duals)))
-        state.progress(f"round {number + 1}: gap {self._gap():.4%}, {self._num_open()} choices")
-        if not state.proven and not state.clock.expired:
-            self._close_or_grow()
+        self._learn(Passing(relayed, memory_prices(self.problem, model, row_duals)), _SWEEPS)
+        num_left = sum(map(len, self.left))
+        state.progress(f"round {number + 1}: gap {self._gap():.4%}, {num_left} choices left")
+        if not self.finished():
+            self._close_or_grow(num_left)
 
     def finished(self) -> bool:
         """Whether nothing more is to be done."""
         return self._done or self.state.proven or self.state.clock.expired
 
-    def _learn(self, passing: Passing) -> None:
+    def _chosen(self, kept: Sequence[IntArray], choice: tuple[int, ...]) -> tuple[int, ...]:
+        """The choice of the first problem that is `choice` of the one with `kept` alone."""
+        return tuple(
+            int(left[some[c]]) for left, some, c in zip(self.left, kept, choice, strict=True)
+        )
+
+    def _learn(self, passing: Passing, most_sweeps: int) -> None:
+        """Takes the bounds of `passing`, and leaves out the choices that they exclude."""
         state = self.state
-        state.raise_bound(passing.settle(state.clock))
+        state.raise_bound(passing.settle(state.clock, most_sweeps))
         for i, bounds in enumerate(passing.at_least()):
             self._at_least[i] = np.maximum(self._at_least[i], bounds)
-        if state.evaluation is not None:
-            most = state.evaluation.objective * (1 + _ROUNDING)
-            self.open = [
-                there & (bounds <= most)
-                for there, bounds in zip(self.open, self._at_least, strict=True)
-            ]
+        best = state.evaluation
+        if best is None:
+            return
+        most = best.objective * (1 + _ROUNDING)
+        still = [np.flatnonzero(bounds <= most) for bounds in self._at_least]
+        if not all(map(len, still)):
+            state.raise_bound(float(best.objective))
+            return
+        self.problem = keep_choices(self.problem, still)
+        self.kept = [
+            np.flatnonzero(np.isin(some, kept)) for some, kept in zip(still, self.kept, strict=True)
+        ]
+        self.left = [left[some] for left, some in zip(self.left, still, strict=True)]
+        self._at_least = [b[some] for b, some in zip(self._at_least, still, strict=True)]
 
     def _gap(self) -> float:
         best = self.state.evaluation
         return self.state.gap / best.objective if best and best.objective else float("inf")
 
-    def _num_open(self) -> int:
-        return sum(int(there.sum()) for there in self.open)
-
-    def _close_or_grow(self) -> None:
-        if self.state.evaluation is not None and self._num_open() <= _FEW_CHOICES:
+    def _close_or_grow(self, num_left: int) -> None:
+        if self.state.evaluation is not None and num_left <= _FEW_CHOICES:
             self._close()
         elif self._gap() <= TOLERANCE:
             self._done = True
@@ -129,27 +144,23 @@ class _Work:
             self._close()
 
     def _close(self) -> None:
-        """Solves the problem with what is left of it: no other choice is in a better plan."""
+        """Solves what is left of the problem: no better plan has any other choice."""
         state = self.state
-        left = [np.flatnonzero(there) for there in self.open]
-        assert state.evaluation is not None
-        if all(map(len, left)):
-            found = exact.search(keep_choices(self.problem, left), state.clock, state.progress)
-            state.statistics |= found.statistics
-            if found.choice:
-                chosen = tuple(int(some[c]) for some, c in zip(left, found.choice, strict=True))
-                state.prefer(chosen, state.evaluator(chosen))
+        found = exact.search(self.problem, state.clock, state.progress)
+        state.statistics |= found.statistics
+        if found.choice:
+            chosen = self._chosen([np.arange(len(some)) for some in self.left], found.choice)
+            state.prefer(chosen, state.evaluator(chosen))
+        if state.evaluation is not None:
             state.raise_bound(min(found.bound, float(state.evaluation.objective)))
-        else:
-            state.raise_bound(float(state.evaluation.objective))
         self._done = True
 
     def _grow(self, count: int) -> bool:
-        """Adds the `count` open choices of the lowest bounds to the master, if any are left."""
+        """Adds the `count` choices of the lowest bounds to the master, if any are left."""
         fresh: list[tuple[float, int, int]] = []
-        for i, (there, kept) in enumerate(zip(self.open, self.kept, strict=True)):
-            new = np.setdiff1d(np.flatnonzero(there), kept)
-            fresh += [(float(self._at_least[i][c]), i, int(c)) for c in new]
+        for i, (bounds, kept) in enumerate(zip(self._at_least, self.kept, strict=True)):
+            new = np.setdiff1d(np.flatnonzero(bounds < np.inf), kept)
+            fresh += [(float(bounds[c]), i, int(c)) for c in new]
         more: list[list[int]] = [[] for _ in self.kept]
         for _, i, c in sorted(fresh)[:count]:
             more[i].append(c)
