@@ -12,11 +12,11 @@ from autopar.units import parse_bytes
 @dataclass(frozen=True, slots=True)
 class Options:
     """`mesh` is "auto" or a shape ("8x8", "dp=8,tp=8"). `optimizer` names one of
-    `cost_model.memory.OPTIMIZERS` ("adamw", "sgd", ...): what it keeps per parameter counts against
-    the memory limit, which defaults to the device's memory. `strict` turns the warning about an op
-    without a rule into an error. `max_axes` bounds the meshes that are searched. `pins` gives the
-    storage of parameters, by name, as plans write it ("[S(0), R]"), or "R" for whole on any mesh:
-    they are stored so, and the rest is planned around it.
+    `cost_model.optimizer.OPTIMIZERS` ("adamw", "sgd", ...): its step counts, and what it keeps per
+    parameter counts against the memory limit, which defaults to the device's memory. `strict` turns
+    the warning about an op without a rule into an error. `max_axes` bounds the meshes that are
+    searched. `pins` gives the storage of parameters, by name, as plans write it ("[S(0), R]"), or
+    "R" for whole on any mesh: they are stored so, and the rest is planned around it.
     """
 
     mesh: str = "auto"

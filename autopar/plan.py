@@ -20,7 +20,7 @@ from autopar.errors import PlanError
 from autopar.graph import itemsize
 from autopar.sharding import Sharding
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MAX_TENSOR_BYTES = 2**60
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -99,7 +99,8 @@ class CollectiveTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All nodes of one key: how many there are, compute time of all, module pattern, op."""
+    """All nodes of one key: how many there are, compute time of all, module pattern, op. A
+    parameter's has the optimizer's time."""
 
     module: str
     op: str
@@ -108,14 +109,17 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compute_ns: Count
     communication_ns: Count
     saved_bytes: Count
+    optimizer_ns: Count
 
 
 class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a step is predicted to take on each device; `flops` is what all of them do together."""
+    """What a step is predicted to take on each device: forward and backward, what they send, and
+    the optimizer; `flops` is what all devices compute together."""
 
     step_ns: Count
     compute_ns: Count
     communication_ns: Count
+    optimizer_ns: Count
     flops: Count
     memory: Memory
     memory_limit: Count

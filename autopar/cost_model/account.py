@@ -14,15 +14,17 @@ from autopar.buckets import Sharing, is_bucketed, sharing
 from autopar.cost_model.flops import flops
 from autopar.cost_model.liveness import peak_memory
 from autopar.cost_model.moves import move_ns, sent, to_ns
+from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.work import node_s, traffic
 from autopar.dataflow import Group, groups, is_saved
 from autopar.errors import PlanMismatchError
-from autopar.graph import Graph, Node
+from autopar.graph import Graph, Node, Role
 from autopar.layout import Layout, Move, parse_layout
 from autopar.mesh import Cluster, Mesh
 from autopar.options import Options
 from autopar.plan import CollectiveTotal, Estimates, OpTotal, Structure
 from autopar.reshard import buffer_bytes, local_bytes, step
+from autopar.sharding import Sharding
 
 
 def account(
@@ -43,15 +45,18 @@ def account(
     ) + tuple(_exchanges(layout, mesh, graph.nodes[index], ns) for index, ns in compute.items())
     compute_ns = sum(compute.values())
     communication_ns = sum(ns for each in sends for _, _, _, ns in each.steps)
+    updates = _updates(layout, cluster, mesh, options)
+    optimizer_ns = sum(updates.values())
     return Estimates(
-        step_ns=compute_ns + communication_ns,
+        step_ns=compute_ns + communication_ns + optimizer_ns,
         compute_ns=compute_ns,
         communication_ns=communication_ns,
+        optimizer_ns=optimizer_ns,
         flops=round(sum(flops(graph.nodes[index], graph) for index in compute)),
         memory=peak_memory(layout, mesh, all_groups, options),
         memory_limit=limit,
         collectives=_collectives(mesh, sends),
-        ops=_op_totals(layout, mesh, all_groups, compute, sends),
+        ops=_op_totals(layout, mesh, all_groups, compute, sends, updates),
     )
 
 
@@ -86,6 +91,21 @@ def _compute_ns(
                 node_s(graph, node, done, choice, pair, mesh.sizes, cluster.device)
             )
         found[index] = cached[kind]
+    return found
+
+
+def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> dict[int, int]:
+    """The optimizer's nanoseconds for each parameter that has a gradient, by its node."""
+    graph, optimizer = layout.graph, find_optimizer(options.optimizer)
+    trained = {node.target for node in graph.with_role(Role.GRAD)}
+    found: dict[int, int] = {}
+    for node in graph.with_role(Role.PARAM):
+        if node.target in trained:
+            storage = Sharding.parse(layout.structure.params[node.target].storage)
+            tensor = node.outputs[0]
+            found[node.index] = to_ns(
+                update_s(optimizer, tensor, graph.atoms, storage, mesh, cluster.device)
+            )
     return found
 
 
@@ -136,10 +156,11 @@ def _op_totals(
     all_groups: Sequence[Group],
     compute: Mapping[int, int],
     sends: Sequence[Sends],
+    updates: Mapping[int, int],
 ) -> dict[str, OpTotal]:
     """Per key; a redistribution is charged to the key of the tensor's maker."""
     graph = layout.graph
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
     example: dict[str, Node] = {}
     for index, ns in compute.items():
         node = graph.nodes[index]
@@ -150,6 +171,10 @@ def _op_totals(
         node = graph.nodes[each.node]
         example.setdefault(node.key, node)
         sums[node.key][2] += sum(ns for _, _, _, ns in each.steps)
+    for index, ns in updates.items():
+        node = graph.nodes[index]
+        example.setdefault(node.key, node)
+        sums[node.key][4] += ns
     for group in all_groups:
         if is_saved(graph, group):
             node = graph.nodes[group.root.node]
@@ -163,9 +188,10 @@ def _op_totals(
             compute_ns=compute_ns,
             communication_ns=communication_ns,
             saved_bytes=saved,
+            optimizer_ns=optimizer_ns,
         )
-        for key, (count, compute_ns, communication_ns, saved) in sums.items()
-        if count or communication_ns
+        for key, (count, compute_ns, communication_ns, saved, optimizer_ns) in sums.items()
+        if count or communication_ns or optimizer_ns
     }
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.cost_model.in_flight import in_flight_bytes
-from autopar.cost_model.memory import states_per_param
+from autopar.cost_model.optimizer import find_optimizer
 from autopar.dataflow import Group
 from autopar.exchange import scratch_bytes
 from autopar.graph import Node, Phase, Ref, Role
@@ -47,7 +47,7 @@ def peak_memory(
         storage = Sharding.parse(layout.structure.params[node.target].storage)
         held = local_bytes(node.outputs[0], layout.graph.atoms, storage, mesh.sizes)
         params += held
-        optimizer += states_per_param(options.optimizer) * held
+        optimizer += find_optimizer(options.optimizer).states * held
     return Memory(
         params=params,
         gradients=params,

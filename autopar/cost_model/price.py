@@ -1,9 +1,10 @@
 """From a graph, a cluster and a mesh to the `Problem` whose solution is the plan.
 
-    node costs     compute time of the choice, times the nodes of the class        (`work`)
+    node costs     compute time of the choice, times the nodes of the class        (`work`);
+                   of a parameter's, its share of the optimizer's step             (`optimizer`)
     flows          one per class of groups: redistributions of its tensor          (`moves`)
     usages         parameters, gradients, optimizer states, kept copies; activations saved for
-                   backward, in the sharding their op leaves them in               (`memory`)
+                   backward, in the sharding their op leaves them in               (`optimizer`)
 
 A parameter's forward flow starts from its storage and has the kept state as one more sink; its
 backward flow starts from the kept state; its gradient's flow ends in its storage. An activation
@@ -20,9 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.buckets import is_bucketed, sharing
-from autopar.cost_model.memory import states_per_param
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.network import Networks, closure
+from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.work import node_s, traffic
 from autopar.dataflow import SAVED, Group, groups, is_saved, requirement, root_key
@@ -65,7 +66,7 @@ def price(
             *(tuple(map(str, states)) for states in saves.values()),
         ),
         costs=(
-            *_compute(graph, cluster, mesh, all_groups, table),
+            *_compute(graph, cluster, mesh, options, all_groups, table),
             *(np.zeros(len(states), np.int64) for states in saves.values()),
         ),
         usages=_usages(graph, mesh, options, all_groups, table, saves),
@@ -106,11 +107,12 @@ def _compute(
     graph: Graph,
     cluster: Cluster,
     mesh: Mesh,
+    options: Options,
     all_groups: Sequence[Group],
     table: Mapping[str, NodeClass],
 ) -> tuple[IntArray, ...]:
     """Compute time of every choice of every class, and of what its op sends, summed over the nodes
-    of the class."""
+    of the class; the optimizer's time of parameters that are trained."""
     work = traffic(graph, all_groups)
     kinds = Counter((graph.nodes[index].key, done) for index, done in work.items())
     costs = {key: np.zeros(len(entry.labels), np.int64) for key, entry in table.items()}
@@ -121,6 +123,14 @@ def _compute(
             ns = to_ns(node_s(graph, entry.node, done, label, pair, mesh.sizes, cluster.device))
             talk = sum(longer for _, longer in sent(graph, entry.node, label, mesh, ns))
             costs[key][c] += count * (ns + talk)
+    trained = {node.target for node in graph.with_role(Role.GRAD)}
+    kinds = Counter(node.key for node in graph.with_role(Role.PARAM) if node.target in trained)
+    optimizer = find_optimizer(options.optimizer)
+    for key, count in kinds.items():
+        tensor = table[key].node.outputs[0]
+        for c, (storage, _) in enumerate(table[key].outputs):
+            seconds = update_s(optimizer, tensor, graph.atoms, storage, mesh, cluster.device)
+            costs[key][c] += count * to_ns(seconds)
     return tuple(costs.values())
 
 
@@ -135,7 +145,7 @@ def _usages(
     """Bytes per device of every choice: what is there when the forward phase ends."""
     usages = {key: np.zeros(len(entry.labels), np.int64) for key, entry in table.items()}
     usages |= {SAVED + key: np.zeros(len(states), np.int64) for key, states in saves.items()}
-    copies = 2 + states_per_param(options.optimizer)
+    copies = 2 + find_optimizer(options.optimizer).states
     for key, entry in table.items():
         if entry.node.role is Role.PARAM:
             tensor = entry.node.outputs[0]

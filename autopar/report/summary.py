@@ -33,12 +33,13 @@ class Block:
     forward_ns: int
     backward_ns: int
     communication_ns: int
+    optimizer_ns: int
     saved_bytes: int
     parts: tuple[Block, ...] = ()
 
     @property
     def total_ns(self) -> int:
-        return self.forward_ns + self.backward_ns + self.communication_ns
+        return self.forward_ns + self.backward_ns + self.communication_ns + self.optimizer_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Summary:
     step_ns: int
     compute_ns: int
     communication_ns: int
+    optimizer_ns: int
     flops: int
     status: str
     objective_ns: int
@@ -100,6 +102,7 @@ def summarize(plan: Plan) -> Summary:
         step_ns=estimates.step_ns,
         compute_ns=estimates.compute_ns,
         communication_ns=estimates.communication_ns,
+        optimizer_ns=estimates.optimizer_ns,
         flops=estimates.flops,
         status=provenance.status,
         objective_ns=provenance.objective_ns,
@@ -150,6 +153,7 @@ def _block(module: str, ops: Sequence[OpTotal], parts: Mapping[str, Sequence[OpT
         forward_ns=forward,
         backward_ns=sum(op.compute_ns for op in ops) - forward,
         communication_ns=sum(op.communication_ns for op in ops),
+        optimizer_ns=sum(op.optimizer_ns for op in ops),
         saved_bytes=sum(op.saved_bytes for op in ops),
         parts=_costliest_first(_block(name, some, {}) for name, some in parts.items() if name),
     )

@@ -52,7 +52,8 @@ def _head(summary: Summary) -> RenderableType:
     grid.add_row(
         "step",
         f"{_time(summary.step_ns)}: compute {_time(summary.compute_ns)}, "
-        f"communication {_time(summary.communication_ns)}",
+        f"communication {_time(summary.communication_ns)}, "
+        f"optimizer {_time(summary.optimizer_ns)}",
     )
     grid.add_row("memory", f"{format_bytes(peak)} of {format_bytes(limit)}{_percent(peak, limit)}")
     proof = _name(summary.status, "green" if summary.status == "optimal" else "yellow")
@@ -71,13 +72,15 @@ def _head(summary: Summary) -> RenderableType:
 
 
 def _blocks(blocks: Sequence[Block]) -> RenderableType:
-    table = _table(("module",), ("count", "forward", "backward", "communication", "saved"))
+    figures = ("count", "forward", "backward", "communication", "optimizer", "saved")
+    table = _table(("module",), figures)
     rows = [row for block in blocks for row in (("", block), *(("  ", p) for p in block.parts))]
     for indent, block in rows[:MAX_ROWS]:
         table.add_row(
             Text(indent).append_text(_name(block.module)),
             str(block.count),
-            *map(_time, (block.forward_ns, block.backward_ns, block.communication_ns)),
+            *map(_time, (block.forward_ns, block.backward_ns)),
+            *map(_time, (block.communication_ns, block.optimizer_ns)),
             format_bytes(block.saved_bytes),
             style="dim" if indent else "",
         )

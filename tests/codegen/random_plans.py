@@ -224,6 +224,6 @@ def as_plan(structure: Structure) -> Plan:
     return Plan(
         SCHEMA_VERSION,
         structure,
-        Estimates(0, 0, 0, 0, memory, 0, (), {}),
+        Estimates(0, 0, 0, 0, 0, memory, 0, (), {}),
         Provenance("", "", "", "", 0, 0, 0),
     )
