@@ -11,7 +11,7 @@ from autopar.cost_model.collectives import collective_s
 from autopar.exchange import Exchange, exchanges
 from autopar.graph import Atom, Graph, Node, TensorType
 from autopar.mesh import Device, Mesh
-from autopar.reshard import Collective, buffer_bytes
+from autopar.reshard import Collective, buffer_bytes, local_part_sizes
 from autopar.sharding import Placement, Sharding
 
 NS = 1e9
@@ -35,33 +35,36 @@ def move_ns(
 ) -> int:
     """Nanoseconds of `move` = step(source, target) of one tensor.
 
-    Collectives work on the leading dim: a gather along another one copies its output into place, a
-    scatter its input, an exchange both. A slice copies what it keeps. Chunks that are uneven are
-    copied to be padded; those of another than the leading dim are copied on both sides. What shares
-    a bucket (`sharing` is not None) bears a part of its latency and is copied into it, a gather out
-    of it too; chunks travel alone.
+    Collectives work on the leading dim: a gather along one behind others, of which a rank has more
+    than one row, copies its output into place, a scatter its input, an exchange both. A slice
+    copies what it keeps. Chunks that are uneven are copied to be padded; those of another than the
+    leading dim are copied on both sides. What shares a bucket (`sharing` is not None) bears a part
+    of its latency and is copied into it, a gather out of it too; chunks travel alone.
     """
     in_bytes, out_bytes = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
     copied = 0
+    gathers = move.source.kind == "S"
+    after = source if move.kind == "all_gather" else target
+    in_place = gathers and _lead(tensor, atoms, after, move.source, mesh) == 1
     if move.kind == "slice":
         copied = out_bytes
     elif move.chunks:
-        inner = any(_inner(tensor, p) for p in (move.source, move.target) if p.kind == "C")
+        inner = any(p.dim > 0 for p in (move.source, move.target) if p.kind == "C")
         if inner or is_padded(tensor, source, target, mesh.sizes):
             copied += in_bytes
         if inner:
             copied += out_bytes
     else:
-        if move.kind in ("all_gather", "all_to_all") and _inner(tensor, move.source):
+        if gathers and not in_place:
             copied += out_bytes
-        if move.kind in ("reduce_scatter", "all_to_all") and _inner(tensor, move.target):
+        if move.target.kind == "S" and _lead(tensor, atoms, source, move.target, mesh) > 1:
             copied += in_bytes
     share = 1.0
     larger = max(in_bytes, out_bytes)
     if sharing and can_share(move, source) and larger < BUCKET_BYTES:
         share = sharing.latency_share(larger)
         copied += in_bytes
-        if move.kind == "all_gather" and not _inner(tensor, move.source):
+        if move.kind == "all_gather" and in_place:
             copied += out_bytes
     copy_s = 2 * copied / device.memory_bytes_per_s
     sent_s = collective_s(move.kind, in_bytes, out_bytes, mesh.axes[move.axis], share)
@@ -82,7 +85,15 @@ def sent(
     return tuple((each, ns(each)) for each in exchanges(graph, node, choice, mesh.sizes))
 
 
-def _inner(tensor: TensorType, placement: Placement) -> bool:
-    """Whether anything stands before the sharded part, so that its pieces are not contiguous."""
-    first = next((slot for slot, _ in tensor.slots()), None)
-    return placement.slot != first
+def _lead(
+    tensor: TensorType, atoms: Sequence[Atom], state: Sharding, placement: Placement, mesh: Mesh
+) -> int:
+    """How many pieces a rank in `state` has along all that stands before the part that `placement`
+    shards: with more than one, those of a rank are not contiguous in the whole."""
+    found = 1
+    for dim, parts in enumerate(local_part_sizes(tensor, atoms, state, mesh.sizes)):
+        for part, size in enumerate(parts):
+            if (dim, part) == placement.slot:
+                return found
+            found *= size
+    return found

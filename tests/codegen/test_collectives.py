@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -11,9 +12,12 @@ from torch import Tensor, fx
 
 from autopar.codegen.collectives import Emitter, parts_of
 from autopar.codegen.passes import apply_passes
+from autopar.cost_model.collectives import collective_s
+from autopar.cost_model.moves import move_ns, to_ns
 from autopar.graph import Atom, TensorType
 from autopar.mesh import Mesh
-from autopar.reshard import Collective, local_shape, states, step
+from autopar.presets import DEVICES
+from autopar.reshard import Collective, local_bytes, local_shape, states, step
 from autopar.runtime import lockstep
 from autopar.runtime.shards import shard, unshard
 from autopar.sharding import R, Sharding
@@ -140,3 +144,18 @@ def test_no_layout_op_without_need(name: str, source: str, target: str, expected
     assert move is not None
     gm = emitted(kind, *states_, move, on)
     assert " ".join(names(gm)) == expected
+
+
+@pytest.mark.parametrize("sizes", MESHES, ids=str)
+@pytest.mark.parametrize("name", TYPES)
+def test_the_copies_priced_are_those_emitted(name: str, sizes: Sequence[int]) -> None:
+    kind, on = TYPES[name], mesh(*sizes)
+    slow = replace(DEVICES["cpu"], memory_bytes_per_s=1e3)
+    for source, target, move in steps(kind, on):
+        if move.kind != "slice":
+            given, got = (local_bytes(kind, ATOMS, s, on.sizes) for s in (source, target))
+            copies = names(emitted(kind, source, target, move, on)).count("permute")
+            sent_s = collective_s(move.kind, given, got, on.axes[move.axis])
+            expected = to_ns(sent_s + 2 * copies * max(given, got) / 1e3)
+            found = move_ns(kind, ATOMS, source, target, move, on, slow, sharing=None)
+            assert found == expected, (source, target)
