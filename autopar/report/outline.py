@@ -1,0 +1,110 @@
+"""A plan in plain text, for review and for golden tests: parameters, activations, collectives.
+
+Equal blocks are one line each. An activation is listed where it leaves a module: how its op leaves
+it, and behind an arrow the states it is brought into. Both are of the tensor as its op makes it,
+axes in the order of `summary.on_axes`; `S(0.1)` is the second part of dim 0, the sequence where
+batch and sequence are one dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.dataflow import Group, groups, root_key
+from autopar.graph import Graph, Phase, Role
+from autopar.layout import parse_layout
+from autopar.plan import Plan, mesh_text
+from autopar.report.names import pattern
+from autopar.report.summary import WHOLE_MODEL, on_axes, summarize
+from autopar.sharding import Sharding
+from autopar.units import format_bytes, format_seconds
+
+Row = tuple[str, ...]
+
+
+def outline(graph: Graph, plan: Plan) -> str:
+    """The text of `plan`, which is for `graph`; it ends in a newline."""
+    estimates = plan.estimates
+    step = ", ".join(
+        f"{name} {format_seconds(ns / 1e9)}"
+        for name, ns in (
+            ("compute", estimates.compute_ns),
+            ("communication", estimates.communication_ns),
+            ("optimizer", estimates.optimizer_ns),
+        )
+    )
+    lines = [
+        f"{plan.structure.model} on {plan.structure.cluster}: {mesh_text(plan.structure.mesh)}",
+        *plan.structure.inputs,
+        f"step {format_seconds(estimates.step_ns / 1e9)}: {step}; {plan.provenance.status}",
+        f"memory {format_bytes(estimates.memory.total)}",
+    ]
+    for title, rows in (
+        ("parameters, as stored", _params(plan)),
+        ("activations, as made -> as used", _activations(graph, plan)),
+        ("collectives, with local bytes", _collectives(plan)),
+    ):
+        lines += ["", title, *_columns(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _params(plan: Plan) -> list[Row]:
+    found = sorted(summarize(plan).params, key=lambda group: group.name)
+    return [
+        (p.name, p.storage if p.kept == p.storage else f"{p.storage}, for backward {p.kept}")
+        for p in found
+    ]
+
+
+def _activations(graph: Graph, plan: Plan) -> list[Row]:
+    layout = parse_layout(graph, plan.structure)
+    fed = _fed(graph)
+    states: dict[str, tuple[str, str, list[Sharding]]] = {}
+    for group in groups(graph):
+        root = graph.nodes[group.root.node]
+        if root.index in fed and group.phase is Phase.FORWARD and _leaves(graph, group):
+            made = layout.source(group)
+            name = f"{pattern(root.module) or WHOLE_MODEL}: {_short(root.op)}"
+            row = name, on_axes(made, plan.structure.mesh), list[Sharding]()
+            reached = states.setdefault(root_key(graph, group.root), row)[2]
+            reached.extend(s for s in layout.asked(group) if s not in (made, *reached))
+    return [
+        (name, " -> ".join((made, *(on_axes(s, plan.structure.mesh) for s in reached))))
+        for name, made, reached in states.values()
+    ]
+
+
+def _short(op: str) -> str:
+    """`mm` of `aten.mm.default`."""
+    return "".join(op.split(".")[1:2]) or op
+
+
+def _fed(graph: Graph) -> frozenset[int]:
+    """Forward ops that depend on an input or a parameter: no tables of positions, no masks."""
+    found = {node.index for node in graph.with_role(Role.INPUT, Role.PARAM)}
+    for node in graph.with_role(Role.OP):
+        if any(ref.node in found for ref in node.inputs):
+            found.add(node.index)
+    ops = (node for node in graph.with_role(Role.OP) if node.phase is Phase.FORWARD)
+    return frozenset(node.index for node in ops if node.index in found)
+
+
+def _leaves(graph: Graph, group: Group) -> bool:
+    """Whether another module than the one that makes the group's tensor uses it."""
+    module = graph.nodes[group.root.node].module
+    return any(graph.nodes[use.node].module != module for use in group.uses)
+
+
+def _collectives(plan: Plan) -> list[Row]:
+    order = {phase.value: k for k, phase in enumerate(Phase)}
+    found = sorted(plan.estimates.collectives, key=lambda c: (order[c.phase], c.axis, c.kind))
+    return [(c.phase, c.kind, c.axis, str(c.count), format_bytes(c.num_bytes)) for c in found]
+
+
+def _columns(rows: Sequence[Row]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  "
+        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
