@@ -27,9 +27,11 @@ peak over the limit."""
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The best plan found on one mesh."""
+    """The best plan found on one mesh, and the problem that it solves: the one stated, with what
+    temporaries need set aside."""
 
     mesh: Mesh
+    problem: Problem
     structure: Structure
     estimates: Estimates
     solution: Solution
@@ -88,7 +90,22 @@ def solve_mesh(
     """
     limit = options.memory_limit_bytes or cluster.device.memory_bytes
     stated = price(graph, cluster, mesh, options, usage_limit=limit)
-    solution = _solve(stated, mesh, options, progress)
+    return fit(graph, cluster, mesh, options, stated, limit, fingerprint, progress)
+
+
+def fit(
+    graph: Graph,
+    cluster: Cluster,
+    mesh: Mesh,
+    options: Options,
+    stated: Problem,
+    limit: int,
+    fingerprint: str,
+    progress: Callable[[str], None],
+) -> Candidate:
+    """The best plan of `stated`, the problem of `graph` on `mesh` or a part of it, whose peak is at
+    most `limit` bytes."""
+    problem, solution = stated, _solve(stated, mesh, options, progress)
     if solution.status is Status.INFEASIBLE:
         raise InfeasibleError(f"mesh {mesh or 'of one device'}: {describe_conflict(solution)}")
     bound = solution.bound
@@ -104,7 +121,7 @@ def solve_mesh(
             )
         excess = estimates.memory.total - limit
         if excess <= 0:
-            return Candidate(mesh, structure, estimates, _bounded(solution, bound))
+            return Candidate(mesh, problem, structure, estimates, _bounded(solution, bound))
         progress(f"{mesh}: temporaries exceed the memory limit; solving again with less")
         counted = sum(int(u[c]) for u, c in zip(stated.usages, solution.choice, strict=True))
         leaner = _leaner(stated, counted - excess, counted, mesh, options, progress)
@@ -116,7 +133,7 @@ def solve_mesh(
                 f"{format_bytes(estimates.memory.transient)} of it is temporary. Raise "
                 "--memory-limit, use more devices, or lower the batch"
             )
-        solution = leaner
+        problem, solution = leaner
     raise AssertionError("the loop ends in a plan or an error")
 
 
@@ -136,14 +153,15 @@ def _leaner(
     mesh: Mesh,
     options: Options,
     progress: Callable[[str], None],
-) -> Solution | None:
-    """The best plan that holds at most `allowance`, or else as little as any; None if that is no
-    less than `counted`, what the plan in hand holds. Leaner plans may have other temporaries: that
-    one breaks the limit does not mean that all do."""
+) -> tuple[Problem, Solution] | None:
+    """The problem of the best plan that holds at most `allowance`, or else as little as any,
+    and that plan; None if that is no less than `counted`, what the plan in hand holds. Leaner plans
+    may have other temporaries: that one breaks the limit does not mean that all do."""
     while allowance < counted:
-        solution = _solve(replace(stated, usage_limit=allowance), mesh, options, progress)
+        problem = replace(stated, usage_limit=allowance)
+        solution = _solve(problem, mesh, options, progress)
         if solution.status is not Status.INFEASIBLE:
-            return solution
+            return problem, solution
         if solution.conflict is None:
             return None
         allowance = max(allowance + 1, solution.conflict.needed)

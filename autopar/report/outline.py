@@ -8,18 +8,15 @@ batch and sequence are one dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from autopar.dataflow import Group, groups, root_key
 from autopar.graph import Graph, Phase, Role
 from autopar.layout import parse_layout
 from autopar.plan import Plan, mesh_text
+from autopar.report.columns import Row, columns
 from autopar.report.names import pattern
 from autopar.report.summary import WHOLE_MODEL, on_axes, summarize
 from autopar.sharding import Sharding
 from autopar.units import format_bytes, format_seconds
-
-Row = tuple[str, ...]
 
 
 def outline(graph: Graph, plan: Plan) -> str:
@@ -44,7 +41,7 @@ def outline(graph: Graph, plan: Plan) -> str:
         ("activations, as made -> as used", _activations(graph, plan)),
         ("collectives, with local bytes", _collectives(plan)),
     ):
-        lines += ["", title, *_columns(rows)]
+        lines += ["", title, *columns(rows)]
     return "\n".join(lines) + "\n"
 
 
@@ -99,12 +96,3 @@ def _collectives(plan: Plan) -> list[Row]:
     order = {phase.value: k for k, phase in enumerate(Phase)}
     found = sorted(plan.estimates.collectives, key=lambda c: (order[c.phase], c.axis, c.kind))
     return [(c.phase, c.kind, c.axis, str(c.count), format_bytes(c.num_bytes)) for c in found]
-
-
-def _columns(rows: Sequence[Row]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  "
-        + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]

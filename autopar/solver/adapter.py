@@ -198,6 +198,14 @@ class Highs(pulp.HiGHS):
         rows = np.arange(len(self._rows[0]), dtype=np.int32)
         self._highs.changeRowsBounds(len(rows), rows, *self._rows)  # pyright: ignore[reportAttributeAccessIssue]
 
+    def basis(self) -> highspy.HighsBasis:
+        """The basis of the last run, for `start_from`."""
+        return self._highs.getBasis()
+
+    def start_from(self, basis: highspy.HighsBasis) -> None:
+        """Where `solve_warm` is to start."""
+        self._highs.setBasis(basis)
+
     def limit_slack(
         self, rows: npt.NDArray[np.int64], at_upper: BoolArray, slack: FloatArray
     ) -> None:

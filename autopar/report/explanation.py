@@ -1,0 +1,73 @@
+"""Explanations as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.explanation import Alternative, Benefit, Explanation
+from autopar.plan import MeshAxis
+from autopar.problem import Status
+from autopar.report.columns import Row, columns
+from autopar.report.summary import on_axes
+from autopar.sharding import Sharding
+from autopar.units import format_seconds
+
+
+def alternatives_text(explanation: Explanation) -> str:
+    """The step with each alternative of a tensor, beside what the plan takes."""
+    mesh = [MeshAxis(axis.name, axis.size) for axis in explanation.mesh.axes]
+    step_ns = explanation.step_ns
+    rows = [
+        (_state(found.sharding, mesh), *_figures(found, step_ns))
+        for found in explanation.alternatives
+    ]
+    return "\n".join((f"{explanation.subject}: {_time(step_ns)}", *columns(rows))) + "\n"
+
+
+def benefits_text(benefits: Sequence[Benefit]) -> str:
+    """The step before and after each change; the estimate is that of `Benefit`."""
+    rows = [
+        (
+            each.change,
+            _time(each.step_ns),
+            _more(each.step_ns - each.before_ns, each.before_ns),
+            f"estimate {_time(each.estimate_ns)}",
+        )
+        for each in benefits
+    ]
+    return "\n".join((f"now: {_time(benefits[0].before_ns)}", *columns(rows))) + "\n"
+
+
+def _state(text: str, mesh: Sequence[MeshAxis]) -> str:
+    """A sharding with the names of its axes; the labels of other decisions as they are."""
+    try:
+        return on_axes(Sharding.parse(text), mesh)
+    except ValueError:
+        return text
+
+
+def _figures(found: Alternative, step_ns: int) -> Row:
+    if found.is_chosen:
+        return _time(step_ns), "chosen"
+    if found.status is Status.INFEASIBLE:
+        return "", "does not fit in memory"
+    if found.step_ns is None:
+        more = _more(found.bound_ns - step_ns, step_ns)
+        return _time(found.bound_ns), f"at least {more}"
+    more = _more(found.step_ns - step_ns, step_ns)
+    if found.status is Status.OPTIMAL:
+        return _time(found.step_ns), more
+    return _time(found.step_ns), f"{more}, at least {_more(found.bound_ns - step_ns, step_ns)}"
+
+
+def _more(ns: int, of_ns: int) -> str:
+    """`+1.5 ms (+2 %)`"""
+    if ns == 0:
+        return "the same"
+    sign = "+" if ns > 0 else "-"
+    share = 100 * abs(ns) / of_ns if of_ns else 0.0
+    return f"{sign}{_time(abs(ns))} ({sign}{share:.3g} %)"
+
+
+def _time(ns: int) -> str:
+    return format_seconds(ns / 1e9)

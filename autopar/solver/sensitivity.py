@@ -1,0 +1,96 @@
+"""Plans with fewer choices, and other memory limits, judged from one relaxation.
+
+The relaxation of a problem is solved once. With some choices taken out, the simplex method goes on
+from its last basis and takes few steps; the duals then prove a bound on all plans without those
+choices (`bounds`), and the rounded values are a plan, mostly one that costs no more than the bound.
+Every question starts from the same basis, so that no answer depends on those before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+
+import numpy as np
+
+from autopar.errors import SolverError
+from autopar.problem import Problem, Solution, Status
+from autopar.solver.adapter import Highs, Outcome
+from autopar.solver.bounds import dual_bound
+from autopar.solver.dive import rounded
+from autopar.solver.evaluate import Evaluator
+from autopar.solver.express import express
+from autopar.solver.ilp import BoolArray, build
+from autopar.solver.search import SAME_COST
+
+SOLVER = "relaxation"
+
+
+@dataclass(frozen=True, slots=True)
+class Restriction:
+    """What is known of the plans that take only some choices: none costs less than `bound`, and
+    `solution` is one of them, or None where the relaxation, rounded, is no plan."""
+
+    bound: int
+    solution: Solution | None
+
+
+class Sensitivity:
+    """Answers about variations of `problem`, which must have a solution. SolverError if HiGHS gives
+    no duals."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._model = build(problem)
+        self._highs = Highs()
+        answer = self._highs.relax(express(self._model))
+        if answer.outcome is not Outcome.OPTIMAL or not len(answer.row_duals):
+            raise SolverError(f"HiGHS gives no duals of the relaxation: {answer.detail}")
+        self._row_duals = answer.row_duals / self._model.cost_scale
+        self._basis = self._highs.basis()
+        self._evaluator = Evaluator(problem)
+        self.bound = _whole(dual_bound(self._model, self._row_duals).value)
+
+    def with_only(self, allowed: Mapping[int, BoolArray]) -> Restriction | None:
+        """What is known where each of these nodes takes one of its `allowed` choices; None where
+        the relaxation finds that impossible."""
+        model, highs = self._model, self._highs
+        absent = np.zeros(model.num_columns, np.bool_)
+        for node, left in allowed.items():
+            columns = model.choices[node]
+            if not (columns[left] >= 0).any():
+                return None
+            absent[columns[~left & (columns >= 0)]] = True
+        highs.free()
+        highs.start_from(self._basis)
+        highs.fix(np.flatnonzero(absent), 0.0)
+        answer = highs.solve_warm()
+        if answer.outcome is Outcome.INFEASIBLE:
+            return None
+        if answer.outcome is not Outcome.OPTIMAL or not len(answer.row_duals):
+            raise SolverError(f"HiGHS failed on the relaxation: {answer.detail}")
+        proven = _whole(dual_bound(model, answer.row_duals / model.cost_scale, absent).value)
+        bound = max(self.bound, proven)
+        choice = rounded(model, np.where(absent, -1.0, answer.values))
+        found = self._evaluator(choice)
+        if not found.feasible:
+            return Restriction(bound, None)
+        bound = min(bound, found.objective)
+        status = Status.OPTIMAL if bound == found.objective else Status.FEASIBLE
+        solution = Solution(status, choice, found.arcs, found.objective, bound, SOLVER)
+        return Restriction(bound, solution)
+
+    def bound_with_limit(self, usage_limit: int) -> int:
+        """What no plan costs less than under another limit of usages: by the duals as they are,
+        or anew where the limit has come not to bind at all."""
+        other = replace(self.problem, usage_limit=usage_limit)
+        model = build(other)
+        if model.num_rows != self._model.num_rows:
+            return Sensitivity(other).bound
+        return _whole(dual_bound(model, self._row_duals).value)
+
+
+def _whole(bound: float) -> int:
+    """The smallest integer cost that a lower bound leaves possible."""
+    return ceil(bound - SAME_COST)
