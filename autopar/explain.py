@@ -9,7 +9,7 @@ aside.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -169,7 +169,7 @@ class Explainer:
         if node is not None and node.role is Role.INPUT:
             return f"input {node.target}, as it is used", self._uses(node)
         if node is not None and node.role is Role.OP:
-            module = pattern(node.module) or "(model)"
+            module = node.module or "(model)"
             number = self.best.problem.keys.index(node.key)
             labels = self.best.problem.labels[number]
             made = [str(shardings(node, label)[1][0]) for label in labels]
@@ -185,18 +185,24 @@ class Explainer:
         if node is None:
             return f"decision {key}", _alike(number, labels)
         stored = [label.partition("|")[0] for label in labels]
-        return f"{pattern(node.target)}, as it is stored", _alike(number, stored)
+        return f"{node.target}, as it is stored", _alike(number, stored)
 
     def _node(self, name: str) -> Node | None:
-        """The parameter, the input, or the last forward op of the module called `name`."""
-        wanted = pattern(name)
-        for node in self.graph.with_role(Role.PARAM, Role.INPUT):
-            called = f"input:{node.target}" if node.role is Role.INPUT else pattern(node.target)
-            if called == wanted or (node.role is Role.INPUT and called == name):
+        """The parameter, the input, or the last forward op of the module called `name`; of equal
+        blocks, if `name` is a pattern or that block itself is not in the graph, any."""
+        found = self._named(name, lambda text: text)
+        return found or self._named(pattern(name), pattern)
+
+    def _named(self, name: str, as_called: Callable[[str], str]) -> Node | None:
+        for node in self.graph.with_role(Role.PARAM):
+            if as_called(node.target) == name:
+                return node
+        for node in self.graph.with_role(Role.INPUT):
+            if f"input:{node.target}" == name:
                 return node
         last: Node | None = None
         for node in self.graph.with_role(Role.OP):
-            inside = f"{pattern(node.module)}.".startswith(f"{wanted}.")
+            inside = f"{as_called(node.module)}.".startswith(f"{name}.")
             if inside and node.phase is Phase.FORWARD and not node.view:
                 last = node
         return last

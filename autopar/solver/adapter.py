@@ -203,7 +203,8 @@ class Highs(pulp.HiGHS):
         return self._highs.getBasis()
 
     def start_from(self, basis: highspy.HighsBasis) -> None:
-        """Where `solve_warm` is to start."""
+        """Where `solve_warm` is to start; all else that is left of earlier runs is forgotten."""
+        self._highs.clearSolver()
         self._highs.setBasis(basis)
 
     def limit_slack(

@@ -1,0 +1,192 @@
+"""Explanations against problems in which the alternative was fixed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from torch import nn
+
+from autopar.cluster import parse_cluster
+from autopar.errors import AutoparError
+from autopar.explain import Explainer, explain
+from autopar.explanation import Alternative, Benefit, Explanation
+from autopar.graph import Graph
+from autopar.meshes import parse_mesh
+from autopar.options import Options
+from autopar.problem import Status
+from autopar.report.explanation import alternatives_text, benefits_text
+from autopar.search import Candidate, solve_mesh
+from autopar.solver import solve
+from autopar.tracer import trace
+from tests.graphs import linear_step
+from tests.planned import pinned
+
+CLUSTER = parse_cluster("2x4xH100")
+MESH = "2x4"
+TIGHT = 20 << 20
+
+
+@cache
+def graph() -> Graph:
+    return linear_step(256, 1024, 1024, layers=3)
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+def best(options: Options) -> Candidate:
+    mesh = parse_mesh(options.mesh, CLUSTER)
+    return solve_mesh(graph(), CLUSTER, mesh, options, "", quiet)
+
+
+@cache
+def roomy() -> Explainer:
+    return explain(graph(), CLUSTER, Options(mesh=MESH))
+
+
+@cache
+def tight() -> Explainer:
+    return explain(graph(), CLUSTER, Options(mesh=MESH, memory_limit_bytes=TIGHT))
+
+
+def test_alternatives_of_a_parameter_cost_what_its_pins_cost() -> None:
+    found = roomy().alternatives("w1", solves=100)
+    (chosen,) = (each for each in found.alternatives if each.is_chosen)
+    assert chosen.sharding == roomy().best.structure.params["w1"].storage
+    assert chosen.step_ns == found.step_ns == roomy().best.estimates.step_ns
+    assert len(found.alternatives) > 5
+    for each in found.alternatives:
+        pinned_plan = best(Options(mesh=MESH, pins={"w1": each.sharding}))
+        assert each.status is Status.OPTIMAL
+        assert each.step_ns == each.bound_ns == pinned_plan.solution.objective
+
+
+def test_where_memory_binds_alternatives_keep_to_it() -> None:
+    problem, found = tight().best.problem, tight().alternatives("w1", solves=100)
+    labels = problem.labels[problem.keys.index("param:w1")]
+    assert {a.status for a in found.alternatives} >= {Status.OPTIMAL, Status.INFEASIBLE}
+    for each in found.alternatives:
+        storing = [text for text in labels if text.startswith(f"{each.sharding}|")]
+        fixed = [solve(pinned(problem, {"param:w1": text})) for text in storing]
+        fitting = [each.objective for each in fixed if each.choice]
+        if each.status is Status.OPTIMAL:
+            assert each.step_ns == min(fitting)
+        elif each.step_ns is not None:
+            assert each.bound_ns <= min(fitting) <= each.step_ns
+
+
+@pytest.mark.parametrize("key", ["forward.1", "dgrad.1", "saved:forward.0"])
+def test_alternatives_of_a_decision_cost_what_a_solve_says(key: str) -> None:
+    explainer = roomy()
+    problem = explainer.best.problem
+    found = explainer.alternatives(key, solves=100)
+    assert sorted(a.sharding for a in found.alternatives) == sorted(
+        problem.labels[problem.keys.index(key)]
+    )
+    assert [a.is_chosen for a in found.alternatives].count(True) == 1
+    steps = [a.step_ns for a in found.alternatives]
+    assert steps == sorted(steps) and steps[0] == found.step_ns
+    for each in found.alternatives:
+        fixed = solve(pinned(problem, {key.replace(".", r"\."): each.sharding}))
+        assert each.step_ns == fixed.objective
+
+
+def test_without_solves_alternatives_are_bounded() -> None:
+    for key in ("param:w0", "forward.2", "wgrad.1"):
+        exact = {a.sharding: a for a in roomy().alternatives(key, solves=1000).alternatives}
+        for each in roomy().alternatives(key, solves=0).alternatives:
+            step_ns = exact[each.sharding].step_ns
+            assert step_ns is not None
+            assert each.bound_ns <= step_ns
+            assert each.step_ns is None or each.step_ns >= step_ns
+
+
+def test_an_answer_does_not_depend_on_those_before() -> None:
+    explainer = explain(graph(), CLUSTER, Options(mesh=MESH))
+    first = explainer.alternatives("w2", solves=0)
+    explainer.alternatives("forward.2", solves=0)
+    assert explainer.alternatives("w2", solves=0) == first
+    assert first == roomy().alternatives("w2", solves=0)
+
+
+def test_inputs_are_fixed_where_they_are_used() -> None:
+    found = roomy().alternatives("input:x", solves=100)
+    problem = roomy().best.problem
+    node = problem.keys.index("forward.0")
+    flow = next(f for f in problem.flows if f.key == "input:x@forward")
+    (sink,) = flow.sinks
+    assert {a.sharding for a in found.alternatives} == {flow.states[s] for s in sink.state}
+    for each in found.alternatives:
+        asks = sink.state == flow.states.index(each.sharding)
+        labels = [text for text, ok in zip(problem.labels[node], asks, strict=True) if ok]
+        steps = [solve(pinned(problem, {r"forward\.0": text})).objective for text in labels]
+        assert each.step_ns == min(steps)
+
+
+def test_more_memory_never_costs_more_and_is_worth_something_where_it_binds() -> None:
+    binding = [tight().more_memory(more) for more in (0, 1 << 20, 4 << 20, 1 << 30)]
+    assert [b.step_ns for b in binding] == sorted((b.step_ns for b in binding), reverse=True)
+    assert binding[0].gain_ns == 0 < binding[-1].gain_ns
+    assert binding[-1].step_ns == roomy().best.solution.objective
+    assert all(b.estimate_ns <= b.step_ns for b in binding)
+    assert roomy().more_memory().gain_ns == 0
+
+
+@pytest.mark.parametrize("times", [2.0, 0.5])
+def test_another_link_is_priced_anew(times: float) -> None:
+    outer = CLUSTER.levels[0]
+    link = replace(outer.link, bytes_per_s=times * outer.link.bytes_per_s)
+    other = replace(CLUSTER, levels=(replace(outer, link=link), *CLUSTER.levels[1:]))
+    wanted = solve_mesh(graph(), other, parse_mesh(MESH, other), Options(mesh=MESH), "", quiet)
+    for found in (roomy().faster_link(outer.link.name, times), roomy().faster_axis("dp", times)):
+        assert found.step_ns == wanted.solution.objective <= found.estimate_ns
+        assert found.gain_ns * (times - 1) >= 0
+    inner = roomy().faster_axis("tp", times)
+    assert inner.gain_ns * (times - 1) > 0 and inner.step_ns <= inner.estimate_ns
+
+
+def test_names_that_are_not_there() -> None:
+    for ask in (roomy().alternatives, roomy().faster_axis, roomy().faster_link):
+        with pytest.raises(AutoparError, match=r"there is no .* 'nothing'"):
+            ask("nothing")
+
+
+def test_modules_go_by_the_last_of_their_ops() -> None:
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Sequential(nn.Linear(64, 32)))
+    traced = trace(nn.Sequential(model), (torch.zeros(16, 32),), {})
+    explainer = explain(traced.graph, parse_cluster("4xH100"), Options(mesh="4"))
+    outer, inner = explainer.alternatives("0.2"), explainer.alternatives("0.2.0")
+    assert outer.alternatives == inner.alternatives
+    assert {a.sharding for a in inner.alternatives} >= {"[R]", "[S(0)]", "[S(1)]"}
+    assert explainer.alternatives("0.0").subject != inner.subject
+    assert explainer.alternatives("0.0.weight").subject.startswith("0.0.weight")
+
+
+def test_text() -> None:
+    mesh = parse_mesh(MESH, CLUSTER)
+    found = (
+        Alternative("[S(0), S(1)]", True, 10**7, 10**7, Status.OPTIMAL),
+        Alternative("[R, R]", False, 11 * 10**6, 11 * 10**6, Status.OPTIMAL),
+        Alternative("[S(0), R]", False, 13 * 10**6, 12 * 10**6, Status.FEASIBLE),
+        Alternative("[R, S(0)]", False, None, 12 * 10**6, Status.LIMIT),
+        Alternative("[R, S(1)]", False, None, 10**7, Status.INFEASIBLE),
+    )
+    assert_expected_inline(
+        alternatives_text(Explanation("w, as it is stored", mesh, 10**7, found))
+        + benefits_text([Benefit("1 GiB more", 10**7, 8 * 10**6, 9 * 10**6, 9 * 10**6)]),
+        """\
+w, as it is stored: 10 ms
+  [S(1) on tp, S(0) on dp]  10 ms  chosen
+  replicated                11 ms  +1 ms (+10 %)
+  [S(0) on dp]              13 ms  +3 ms (+30 %), at least +2 ms (+20 %)
+  [S(0) on tp]              12 ms  at least +2 ms (+20 %)
+  [S(1) on tp]                     does not fit in memory
+now: 10 ms
+  1 GiB more  9 ms  -1 ms (-10 %)  estimate 8 ms
+""",
+    )
