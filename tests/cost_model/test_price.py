@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.buckets import BUCKET_BYTES, Sharing
@@ -16,12 +16,15 @@ from autopar.cost_model.in_flight import in_flight_bytes
 from autopar.cost_model.price import price
 from autopar.dataflow import groups
 from autopar.errors import InfeasibleError, PlanMismatchError
+from autopar.graph import Phase, Role
 from autopar.layout import parse_layout
 from autopar.meshes import parse_mesh
 from autopar.options import Options
 from autopar.planning import make_structure
 from autopar.problem import Problem
+from autopar.reshard import local_bytes
 from autopar.search import search, solve_mesh
+from autopar.sharding import Sharding
 from autopar.solver import solve
 from tests.graphs import linear_step
 
@@ -61,6 +64,38 @@ def test_the_bill_of_any_plan_is_what_the_problem_says(seed: int, mesh: str) -> 
     )
     bill = account(graph, cluster, layout, options, structure, LIMIT)
     assert (bill.compute_ns + bill.optimizer_ns, bill.communication_ns) == (costs, moves)
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 50), mesh=st.sampled_from(["4", "2x4"]))
+def test_what_a_problem_counts_is_held_when_the_forward_phase_ends(seed: int, mesh: str) -> None:
+    graph = linear_step(64, 32, 16, layers=3)
+    cluster = parse_cluster(f"{mesh}xH100")
+    layout_mesh = parse_mesh(mesh, cluster)
+    problem = price(graph, cluster, layout_mesh, Options(), usage_limit=LIMIT)
+    solution = random_solution(problem, seed)
+    structure = make_structure(
+        graph, cluster, layout_mesh, Options(), problem, solution, fingerprint="f"
+    )
+    counted = sum(int(u[c]) for u, c in zip(problem.usages, solution.choice, strict=True))
+    layout = parse_layout(graph, structure)
+    held = 0
+    for node in graph.with_role(Role.PARAM):
+        param, tensor = structure.params[node.target], node.outputs[0]
+        stored, kept = (
+            local_bytes(tensor, graph.atoms, Sharding.parse(text), layout_mesh.sizes)
+            for text in (param.storage, param.kept)
+        )
+        # Itself, its gradient and AdamW's two states.
+        held += 4 * stored + (kept if param.kept != param.storage else 0)
+    for group in groups(graph):
+        is_op = graph.nodes[group.root.node].role is Role.OP
+        if group.crosses and group.phase is Phase.FORWARD and is_op:
+            tensor, state = graph.type_of(group.root), layout.kept(group.root)
+            held += local_bytes(tensor, graph.atoms, state, layout_mesh.sizes)
+    assert counted == held
+    peak = account(graph, cluster, layout_mesh, Options(), structure, LIMIT).memory
+    assert peak.total >= held
 
 
 def test_a_small_model_on_a_slow_link_is_replicated() -> None:
