@@ -94,12 +94,14 @@ class Problem:
 
 
 class Status(StrEnum):
-    """What is known of a solution. `FEASIBLE` comes with a gap, `LIMIT` without any solution."""
+    """What is known of a solution. `FEASIBLE` comes with a gap, `LIMIT` without any solution,
+    `BEATEN` with a bound: no solution is below the cutoff."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
     INFEASIBLE = "infeasible"
     LIMIT = "limit"
+    BEATEN = "beaten"
 
 
 @dataclass(frozen=True, slots=True)

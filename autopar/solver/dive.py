@@ -44,7 +44,7 @@ def dive(state: Search, model: Model, highs: Highs, values: FloatArray) -> None:
     for order in (_largest_value_first, _least_usage_first):
         _dive(state, model, highs, values, order)
         highs.free()
-        if state.proven:
+        if state.settled:
             return
 
 

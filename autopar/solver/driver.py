@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from math import ceil, isfinite
+from math import ceil, inf, isfinite
 
 import highspy
 import numpy as np
 
 from autopar.errors import SolverError
 from autopar.problem import Conflict, Problem, Solution, Status
-from autopar.solver.evaluate import evaluate
+from autopar.solver.evaluate import Evaluator, evaluate
 from autopar.solver.exact import search
 from autopar.solver.infeasible import explain
 from autopar.solver.memory import least_usage_conflict
@@ -27,7 +27,11 @@ SOLVER = f"HiGHS {highspy.Highs().version()}"
 
 
 def solve(
-    problem: Problem, *, time_limit_s: float | None = None, progress: Progress | None = None
+    problem: Problem,
+    *,
+    time_limit_s: float | None = None,
+    progress: Progress | None = None,
+    cutoff: int | None = None,
 ) -> Solution:
     """The cheapest plan of `problem`, with what is proven about it.
 
@@ -36,6 +40,8 @@ def solve(
     best plan in hand when the time is up is `FEASIBLE`, and `LIMIT` says that there is none. Ties
     go to the lowest tie weight (`ties`). `progress` is told of new plans and bounds. SolverError:
     the problem is malformed, or HiGHS failed or contradicts the evaluation.
+
+    Where no plan costs less than `cutoff`, the answer may be `BEATEN`, with a bound that says so.
 
     `statistics` holds the size of the program as HiGHS got it, CPU seconds by phase, branch and
     bound nodes, `reason` when infeasible, and `fault` when HiGHS said something that is not so.
@@ -49,9 +55,13 @@ def solve(
     if is_large(problem):
         return _solve_large(problem, clock, progress or _silent)
     reduced, lift = reduce(problem)
-    state = _search(reduced, clock, progress or _silent)
+    state = _search(reduced, clock, progress or _silent, cutoff)
     if state.infeasible:
         return _infeasible(state.statistics, *explain(problem, clock))
+    if state.beaten:
+        return Solution(
+            Status.BEATEN, bound=_whole(state.bound), solver=SOLVER, statistics=state.statistics
+        )
     if state.evaluation is None:
         return Solution(
             Status.LIMIT, bound=_whole(state.bound), solver=SOLVER, statistics=state.statistics
@@ -59,13 +69,20 @@ def solve(
     return _finish(problem, state, lift(state.choice))
 
 
-def _search(problem: Problem, clock: Clock, progress: Progress) -> Search:
-    if sum(map(len, problem.costs)) <= MAX_CHOICES:
+def _search(problem: Problem, clock: Clock, progress: Progress, cutoff: int | None) -> Search:
+    is_small = sum(map(len, problem.costs)) <= MAX_CHOICES
+    if is_small and cutoff is None:
         return search(problem, clock, progress)
-    # numba takes a moment to import, and problems on one or two axes do not need it.
-    from autopar.solver.focus.path import search_focused
+    # numba takes a moment to import, and a single problem on one or two axes does not need it.
+    from autopar.solver.focus.path import quick_bound, search_focused
 
-    return search_focused(problem, clock, progress)
+    if not is_small:
+        return search_focused(problem, clock, progress, inf if cutoff is None else cutoff)
+    assert cutoff is not None
+    bound = quick_bound(problem, clock)
+    if bound >= cutoff:
+        return Search(problem, Evaluator(problem), clock, progress, bound, cutoff=cutoff)
+    return search(problem, clock, progress, cutoff=cutoff)
 
 
 def is_large(problem: Problem) -> bool:

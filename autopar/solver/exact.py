@@ -37,9 +37,16 @@ _TOLERANCE = 1e-6
 """How far HiGHS's bound may be off, in its own scale: its tolerance for feasible and integer."""
 
 
-def search(problem: Problem, clock: Clock, progress: Progress, ways: Ways = any_way) -> Search:
-    """Solves `problem` as far as the clock allows, with flows on `ways`."""
-    state = Search(problem, Evaluator(problem), clock, progress)
+def search(
+    problem: Problem,
+    clock: Clock,
+    progress: Progress,
+    ways: Ways = any_way,
+    cutoff: float = float("inf"),
+) -> Search:
+    """Solves `problem` as far as the clock allows, with flows on `ways`, or until it is known that
+    no plan costs less than `cutoff`."""
+    state = Search(problem, Evaluator(problem), clock, progress, cutoff=cutoff)
     if clock.limit_s is not None or largest_cost(problem) > _LARGEST_COST:
         _descend(state, None)
     while True:
@@ -47,7 +54,7 @@ def search(problem: Problem, clock: Clock, progress: Progress, ways: Ways = any_
             problem = forbid_above(problem, state.evaluation.objective)
         largest = largest_cost(problem)
         _solve(state, problem, ways)
-        if state.evaluation is None or state.proven or clock.expired or largest <= _LARGEST_COST:
+        if state.evaluation is None or state.settled or clock.expired or largest <= _LARGEST_COST:
             return state
         if largest_cost(forbid_above(problem, state.evaluation.objective)) == largest:
             return state
@@ -65,7 +72,7 @@ def _solve(state: Search, problem: Problem, ways: Ways) -> None:
     duals = _read_relaxation(state, model, highs, answer)
     if state.infeasible:
         return
-    if not state.proven and answer.outcome is Outcome.OPTIMAL:
+    if not state.settled and answer.outcome is Outcome.OPTIMAL:
         _solve_integer(state, model, highs, duals)
     if state.proven and duals is not None and not state.clock.expired:
         break_ties(state, model, highs, duals)
@@ -127,9 +134,9 @@ def _read_relaxation(state: Search, model: Model, highs: Highs, answer: Answer) 
     choice = rounded(model, answer.values)
     state.statistics["lp_fractional"] = num_fractional(model, answer.values)
     state.offer(choice, state.evaluator(choice))
-    if not state.proven:
+    if not state.settled:
         dive(state, model, highs, answer.values)
-    if not state.proven:
+    if not state.settled:
         _descend(state, state.choice or choice)
     state.statistics["dive_cpu_s"] = process_time() - started
     return duals
@@ -157,7 +164,7 @@ def _solve_integer(state: Search, model: Model, highs: Highs, duals: DualBound |
         choice = rounded(model, answer.values)
         evaluation = state.evaluator(choice)
         state.offer(choice, evaluation)
-        if state.proven or answer.outcome is not Outcome.OPTIMAL:
+        if state.settled or answer.outcome is not Outcome.OPTIMAL:
             break
         if not evaluation.feasible:
             highs.add_limit(*_cover(state.problem, model, choice, evaluation))

@@ -38,7 +38,8 @@ class Clock:
 @dataclass(slots=True)
 class Search:
     """`bound` is below every plan's cost; `choice` is empty until there is a feasible plan.
-    `relaxation` is the model that was relaxed last, with its row duals in units of the cost."""
+    `relaxation` is the model that was relaxed last, with its row duals in units of the cost. Plans
+    that cost `cutoff` or more are of no interest."""
 
     problem: Problem
     evaluator: Evaluator
@@ -49,6 +50,7 @@ class Search:
     evaluation: Evaluation | None = None
     infeasible: bool = False
     relaxation: tuple[Model, FloatArray] | None = None
+    cutoff: float = float("inf")
     statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
 
     @property
@@ -60,6 +62,16 @@ class Search:
     def proven(self) -> bool:
         """Whether no plan can be cheaper than the best one known."""
         return self.gap < 1 - SAME_COST
+
+    @property
+    def beaten(self) -> bool:
+        """Whether no plan can cost less than the cutoff."""
+        return self.bound - SAME_COST > self.cutoff - 1
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to look for."""
+        return self.proven or self.beaten
 
     def offer(self, choice: tuple[int, ...], evaluation: Evaluation) -> None:
         """Keeps a feasible plan when it is the cheapest so far."""

@@ -138,3 +138,30 @@ def test_choices_that_are_out_are_out(monkeypatch: pytest.MonkeyPatch) -> None:
             if out > 5:
                 return
     assert out
+
+
+@SETTINGS
+@given(problems(), st.integers(-3, 3), st.booleans())
+def test_a_cutoff_beats_only_what_it_must(stated: Problem, above: int, small: bool) -> None:
+    best = solve_by_enumeration(stated)
+    cutoff = (best.objective or 0) + above
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "MAX_CHOICES", 10**9 if small else -1)
+        solution = solve(stated, cutoff=cutoff)
+    if solution.status is Status.BEATEN:
+        assert best.objective is None or cutoff <= solution.bound <= best.objective
+    elif best.objective is None:
+        assert solution.status is Status.INFEASIBLE
+    else:
+        assert solution.bound <= best.objective <= solution.objective
+        assert not small or above > 0 or solution.objective == best.objective
+
+
+def test_a_dominated_problem_is_cut_off_early() -> None:
+    stated = transformer(1, (4,))
+    best = solve(stated).objective
+    beaten = solve(stated, cutoff=best // 2)
+    assert beaten.status is Status.BEATEN
+    assert best // 2 <= beaten.bound <= best
+    assert "variables" not in beaten.statistics, "no program was needed"
+    assert solve(stated, cutoff=best + 1).objective == best
