@@ -155,6 +155,20 @@ def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None
 @click.option("--optimizer", default="adamw", show_default=True, help="Whose states count.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS")
 @click.option("--strict", is_flag=True, help="An op without a sharding rule is an error.")
+@click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="PATTERN=SHARDING",
+    help="Keep to it, as in '*.down_proj.weight=S(1) on tp'; may be given several times.",
+)
+@click.option(
+    "--forbid",
+    multiple=True,
+    metavar="AXIS:PATTERN",
+    help="Shard nothing there on the axis, as in tp:lm_head; may be given several times.",
+)
+@click.option("--strategy", default="", help="ddp, fsdp, megatron, 2d, 2.5d or 3d; default: any.")
 @click.option("-o", "--output", metavar="FILE", help="Write the plan there.")
 @_common
 def plan(
@@ -167,6 +181,9 @@ def plan(
     optimizer: str,
     time_limit: float | None,
     strict: bool,
+    pins: tuple[str, ...],
+    forbid: tuple[str, ...],
+    strategy: str,
     output: str | None,
     as_json: bool,
     width: int | None,
@@ -179,9 +196,11 @@ def plan(
     memory for the weights nor a GPU is needed.
     """
     from autopar.cluster import parse_cluster
+    from autopar.options import make_options
     from autopar.profile_file import Profile
     from autopar.target import load_target
 
+    make_options(mesh, optimizer, memory_limit, time_limit, strict, pins, forbid, strategy)
     described = None if cluster is None else parse_cluster(cluster)
     measured = None if profile_file is None else Profile.load(profile_file)
     with spoken_progress() as progress:
@@ -201,6 +220,9 @@ def plan(
             memory_limit=memory_limit,
             time_limit=time_limit,
             strict=strict,
+            pins=pins,
+            forbid=forbid,
+            strategy=strategy,
             progress=progress,
         )
     if output is not None:

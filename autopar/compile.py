@@ -7,11 +7,10 @@ before the program sends anything.
 
 from __future__ import annotations
 
-import itertools
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from math import gcd
 from typing import Any
 
 import torch
@@ -19,25 +18,40 @@ from torch import nn
 
 from autopar.cluster import parse_cluster
 from autopar.codegen import bind, generate
+from autopar.constraints import Forbidden, Pins
 from autopar.cost_model.measured import device_from_profile
-from autopar.errors import AutoparError, ClusterError, InfeasibleError
+from autopar.errors import (
+    AutoparError,
+    ConstraintError,
+    InfeasibleError,
+    NotImposedWarning,
+)
 from autopar.fingerprint import fingerprint
-from autopar.fit import check_cluster, check_fit, check_params, check_world
-from autopar.graph import OUTPUT_ROLES, Graph, Role
+from autopar.fit import (
+    check_cluster,
+    check_fit,
+    check_params,
+    check_world,
+    planned_kind,
+    undivided_batch,
+)
+from autopar.graph import Graph, Role
 from autopar.handed import with_handed
+from autopar.matching import settle
 from autopar.mesh import Cluster
 from autopar.options import Options, make_options
 from autopar.plan import Plan, mesh_text
 from autopar.profile_file import Profile
 from autopar.runtime import backend as backends
 from autopar.runtime import params
-from autopar.runtime.agreement import Agreement
-from autopar.runtime.binding import detached_places, input_pieces, make_step
+from autopar.runtime.agreement import Agreement, make_agreement
+from autopar.runtime.aliases import aliases
+from autopar.runtime.binding import detached_places, input_pieces, make_step, results
 from autopar.runtime.building import split_inputs
 from autopar.runtime.digests import digest_params, digest_values, param_types
-from autopar.runtime.doors import flatten, local_store
+from autopar.runtime.doors import flatten
 from autopar.runtime.inputs import Inputs, check_inputs
-from autopar.runtime.module import CompiledModule, Executable, Result, Runner, Signature
+from autopar.runtime.module import CompiledModule, Executable, Runner, Signature
 from autopar.runtime.program import Program
 from autopar.runtime.progress import Progress
 from autopar.runtime.random import SharedRandom, draws
@@ -56,7 +70,6 @@ from autopar.sharding import Sharding
 from autopar.tracer import Traced, trace
 from autopar.version import __version__
 
-_SERIAL = itertools.count()
 _BATCH = "batch (all ranks must be handed the same global one)"
 
 
@@ -75,6 +88,9 @@ def compile(
     weights: str | os.PathLike[str] | None = None,
     seed: int | None = None,
     inputs: Inputs = "global",
+    pins: Pins = (),
+    forbid: Forbidden = (),
+    strategy: str = "",
 ) -> CompiledModule:
     """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
 
@@ -92,7 +108,8 @@ def compile(
     `cluster` ("2x8xH100", or a TOML file) describes the machines; without it, the devices at hand
     are taken. `profile`, made by `autopar profile`, replaces the ceilings of datasheets. `mesh`,
     `optimizer`, `memory_limit` (bytes, or text such as "72GiB"), `time_limit` in seconds and
-    `strict` are as in `Options`. `backend` is "eager" or "inductor"; the default is inductor on
+    `strict` are as in `Options`. `pins`, `forbid` and `strategy` say what the plan must be like
+    (docs/constraints.md). `backend` is "eager" or "inductor"; the default is inductor on
     CUDA devices, eager on the CPU.
 
     PlanMismatchError if the processes are not as many as the plan or cluster has devices, if the
@@ -105,9 +122,11 @@ def compile(
     params.check(model)
     check_inputs(inputs, model)
     stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
-    options = make_options(mesh, optimizer, memory_limit, time_limit, strict)
+    options = make_options(
+        mesh, optimizer, memory_limit, time_limit, strict, pins, forbid, strategy
+    )
     described = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    kind = described.device.kind if described else _kind(stored)
+    kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)
     if stored is not None:
@@ -138,6 +157,9 @@ def plan(
     memory_limit: int | str | None = None,
     time_limit: float | None = None,
     strict: bool = False,
+    pins: Pins = (),
+    forbid: Forbidden = (),
+    strategy: str = "",
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The best plan for training `model` on `inputs`: a tensor, a tuple of arguments or a mapping
@@ -148,10 +170,12 @@ def plan(
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
-    options = make_options(mesh, optimizer, memory_limit, time_limit, strict)
+    options = make_options(
+        mesh, optimizer, memory_limit, time_limit, strict, pins, forbid, strategy
+    )
     described = describe_cluster(cluster or look(device_of(model)).cluster, profile)
     args, kwargs = split_inputs(inputs)
-    return make(model, args, kwargs, described, options, progress or _silent)[1]
+    return make(model, args, kwargs, described, options, progress or (lambda _: None))[1]
 
 
 def make(
@@ -165,6 +189,7 @@ def make(
     """The model as a graph, and the best plan for it."""
     progress("tracing the model")
     traced = trace_for_training(model, args, kwargs, options)
+    options = _settled(traced, model, args, kwargs, options)
     return traced, _search(traced.graph, cluster, options, progress)
 
 
@@ -176,6 +201,18 @@ def trace_for_training(
     trained = any(param.requires_grad for param in model.parameters())
     with torch.inference_mode(False), torch.set_grad_enabled(trained):
         return trace(model, args, kwargs, strict=options.strict, name=type(model).__name__)
+
+
+def _settled(
+    traced: Traced,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+) -> Options:
+    """`options` with constraints that speak of what `traced` has."""
+    known = aliases(model, args, kwargs, traced.out_spec, len(traced.outputs))
+    return replace(options, constraints=settle(traced.graph, options.constraints, known))
 
 
 def _search(
@@ -191,19 +228,7 @@ def _search(
             progress=progress,
         )
     except InfeasibleError as error:
-        raise InfeasibleError(f"{error}{_undivided(graph, cluster.num_devices)}") from error
-
-
-def _undivided(graph: Graph, num_devices: int) -> str:
-    """A sentence on a batch that the devices cannot share."""
-    for node in graph.with_role(Role.INPUT):
-        shape = node.outputs[0].shape
-        if len(shape) > 1 and num_devices > 1 and gcd(shape[0], num_devices) < num_devices:
-            return (
-                f". The batch cannot be spread over all devices: dim 0 of input {node.target} is "
-                f"{shape[0]}, which {num_devices} does not divide"
-            )
-    return ""
+        raise InfeasibleError(f"{error}{undivided_batch(graph, cluster.num_devices)}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +241,7 @@ class Request:
     backend: str
     sources: Sources = field(default_factory=Sources)
     plain: bool = False
-    """Parameters stay as they are, whole on every rank: `options.pins` must say so."""
+    """Parameters stay as they are, whole on every rank: `options` must say so."""
 
     def facts(self, model: nn.Module) -> dict[str, str]:
         """What ranks compare before the parameters are handed out."""
@@ -266,7 +291,7 @@ class Builder:
             facts = {"graph of the model": mark, _BATCH: values}
             agreement.agree("what to compile", facts | signature.facts())
             progress.phase("plan")
-            plan = stored or self._plan(agreement, traced, groups, progress)
+            plan = stored or self._plan(agreement, traced, args, kwargs, groups, progress)
             with agreement.telling("the plan"):
                 progress.phase("rewrite")
                 program = generate(traced.gm, traced.graph, plan)
@@ -291,19 +316,31 @@ class Builder:
         return plan if plan is not None and plan.structure.fingerprint == mark else None
 
     def _plan(
-        self, agreement: Agreement, traced: Traced, groups: Groups | None, progress: Progress
+        self,
+        agreement: Agreement,
+        traced: Traced,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        groups: Groups | None,
+        progress: Progress,
     ) -> Plan:
         cluster = self.request.cluster or parse_cluster(self.world.cluster)
-        options = self.request.options
-        if groups is not None and self.request.plain:
-            options = replace(options, mesh=mesh_text(groups.axes))
-        elif groups is not None:
+        asked = least = self.request.options
+        if groups is not None:
             names = [node.target for node in traced.graph.with_role(Role.PARAM)]
-            pins = {name: self.storage[name] for name in names}
-            options = replace(options, mesh=mesh_text(groups.axes), pins=pins)
+            stored = {n: "R" if self.request.plain else self.storage[n] for n in names}
+            least = asked.for_stored(mesh_text(groups.axes), stored)
 
         def work() -> bytes:
-            return _search(traced.graph, cluster, options, progress).to_bytes()
+            try:
+                options = asked if groups is None else asked.joined(least)
+                options = _settled(traced, self.model, args, kwargs, options)
+                return _search(traced.graph, cluster, options, progress).to_bytes()
+            except (ConstraintError, InfeasibleError) as error:
+                if groups is None or not asked.asked:
+                    raise
+                warnings.warn(NotImposedWarning(str(error)), stacklevel=2)
+                return _search(traced.graph, cluster, least, progress).to_bytes()
 
         return Plan.from_bytes(agreement.share("plan", work))
 
@@ -336,7 +373,7 @@ class Builder:
             groups=groups,
             storage={name: param_placements(sharding) for name, sharding in storage.items()},
             pieces=input_pieces(traced.graph, axes),
-            results=_results(traced),
+            results=results(traced.graph, ((leaf.item, leaf.value) for leaf in traced.outputs)),
             out_spec=traced.out_spec,
             detached=detached_places(traced.graph, program, groups),
             random=random,
@@ -350,26 +387,6 @@ class Builder:
         return self.random
 
 
-def _results(traced: Traced) -> tuple[Result, ...]:
-    """The leaves of the model's output, under the names that the program gives them."""
-    returned = [node for node in traced.graph.nodes if node.role in OUTPUT_ROLES]
-    found: list[Result] = []
-    for leaf in traced.outputs:
-        if leaf.item is None:
-            found.append(Result(None, leaf.value))
-        else:
-            node = returned[leaf.item]
-            found.append(Result(f"{node.role.value}:{node.target}"))
-    return tuple(found)
-
-
-def make_agreement(world: World) -> Agreement:
-    """A new agreement; a world of one agrees with itself."""
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    name = f"{restart}/{next(_SERIAL)}"
-    return Agreement(world.store or local_store(), world.rank, world.size, name=name)
-
-
 def describe_cluster(
     cluster: Cluster | str, profile: Profile | str | os.PathLike[str] | None
 ) -> Cluster:
@@ -379,17 +396,3 @@ def describe_cluster(
         return found
     measured = profile if isinstance(profile, Profile) else Profile.load(profile)
     return replace(found, device=device_from_profile(measured, found.device))
-
-
-def _kind(plan: Plan | None) -> str | None:
-    """The kind of device a plan is for; None if its cluster was described in a file."""
-    if plan is None:
-        return None
-    try:
-        return parse_cluster(plan.structure.cluster).device.kind
-    except ClusterError:
-        return None
-
-
-def _silent(_: str) -> None:
-    return

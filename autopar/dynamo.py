@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,18 +24,21 @@ from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.cluster import parse_cluster
-from autopar.compile import Builder, Request, describe_cluster, make_agreement
+from autopar.compile import Builder, Request, describe_cluster
+from autopar.constraints import Constraint
 from autopar.errors import AutoparError
 from autopar.fit import check_cluster
 from autopar.options import make_options
 from autopar.runtime import backend as backends
+from autopar.runtime.agreement import make_agreement
 from autopar.runtime.module import Runner
 from autopar.runtime.random import SharedRandom
 from autopar.runtime.world import device_of, join, look
 from autopar.tracer.labels import labelled
 
 _OPTIONS = (
-    "backend", "cluster", "memory_limit", "mesh", "optimizer", "profile", "strict", "time_limit",
+    "backend", "cluster", "forbid", "memory_limit", "mesh", "optimizer", "pins", "profile",
+    "strategy", "strict", "time_limit",
 )  # fmt: skip
 _STATE = re.compile(r"\['([^']+)'\]")
 
@@ -125,15 +129,19 @@ class _Compiled:
 
     def _runner(self) -> Runner:
         asked, flat = self.options, self.flat
-        pins = {name: "R" for name, _ in flat.named_parameters()}
         options = make_options(
             asked.get("mesh", "auto"),
             asked.get("optimizer", "adamw"),
             asked.get("memory_limit"),
             asked.get("time_limit"),
             asked.get("strict", False),
-            pins,
+            asked.get("pins", ()),
+            asked.get("forbid", ()),
+            asked.get("strategy", ""),
         )
+        if any(True for _ in flat.parameters()):
+            whole = Constraint.parse("param:* = R", "parameters whole, as torch.compile has them")
+            options = replace(options, constraints=(whole, *options.constraints))
         given = asked.get("cluster")
         cluster = parse_cluster(given) if isinstance(given, str) else given
         kind = cluster.device.kind if cluster else None

@@ -22,6 +22,14 @@ class ClusterError(AutoparError):
     """A cluster, mesh, device or profile description is not valid."""
 
 
+class ConstraintError(AutoparError):
+    """A pin, a forbidden axis or a strategy cannot be read, or speaks of what is not there."""
+
+
+class UnsuitedMeshError(ConstraintError):
+    """A mesh on which a constraint means nothing: it lacks an axis that is named."""
+
+
 class InfeasibleError(AutoparError):
     """No plan meets the limits."""
 
@@ -58,6 +66,10 @@ class VerificationError(AutoparError):
 
 class AutoparWarning(UserWarning):
     """Base of autopar's warnings."""
+
+
+class NotImposedWarning(AutoparWarning):
+    """A program for inputs of another shape cannot keep to what the user asked of the plan."""
 
 
 class UnknownOpWarning(AutoparWarning):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import gcd
 
-from autopar.errors import PlanMismatchError
+from autopar.cluster import parse_cluster
+from autopar.errors import ClusterError, PlanMismatchError
 from autopar.graph import Graph, Role
 from autopar.mesh import Cluster
-from autopar.plan import Structure, mesh_text
+from autopar.plan import Plan, Structure, mesh_text
 
 _SHOWN = 5
 
@@ -67,6 +69,28 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
             f"{fingerprint} of the model)"
         ]
     _refuse(structure, differences)
+
+
+def planned_kind(plan: Plan | None) -> str | None:
+    """The kind of device a plan is for; None if its cluster was described in a file."""
+    if plan is None:
+        return None
+    try:
+        return parse_cluster(plan.structure.cluster).device.kind
+    except ClusterError:
+        return None
+
+
+def undivided_batch(graph: Graph, num_devices: int) -> str:
+    """A sentence on a batch that the devices cannot share."""
+    for node in graph.with_role(Role.INPUT):
+        shape = node.outputs[0].shape
+        if len(shape) > 1 and num_devices > 1 and gcd(shape[0], num_devices) < num_devices:
+            return (
+                f". The batch cannot be spread over all devices: dim 0 of input {node.target} is "
+                f"{shape[0]}, which {num_devices} does not divide"
+            )
+    return ""
 
 
 def describe_inputs(graph: Graph) -> tuple[str, ...]:

@@ -40,12 +40,15 @@ def parse_mesh(text: str, cluster: Cluster) -> Mesh:
     return _lay(names, sizes, cluster)
 
 
-def candidate_meshes(cluster: Cluster, max_axes: int = 2) -> tuple[Mesh, ...]:
+def candidate_meshes(
+    cluster: Cluster, max_axes: int = 2, *, in_order: bool = False
+) -> tuple[Mesh, ...]:
     """Every mesh of 1 to `max_axes` axes, each of size 2 or more, over all devices of `cluster`.
 
     Fewer axes first, then by sizes. Of meshes whose axes are the same sizes over the same links, in
-    whatever order, only the first is listed: they have the same plans at the same cost. One device
-    gives the mesh without axes. ClusterError unless 1 <= `max_axes` <= 3.
+    whatever order, only the first is listed: they have the same plans at the same cost. With
+    `in_order` all are, for users who speak of an axis by its name or place. One device gives the
+    mesh without axes. ClusterError unless 1 <= `max_axes` <= 3.
     """
     if not 1 <= max_axes < len(_NAMES):
         raise ClusterError(f"a mesh search takes 1 to {len(_NAMES) - 1} axes, not {max_axes}")
@@ -55,7 +58,8 @@ def candidate_meshes(cluster: Cluster, max_axes: int = 2) -> tuple[Mesh, ...]:
     for num_axes in range(1, max_axes + 1):
         for sizes in _factorizations(cluster.num_devices, num_axes):
             mesh = _lay(_NAMES[num_axes], sizes, cluster)
-            found.setdefault(tuple(sorted(_signature(axis) for axis in mesh.axes)), mesh)
+            signatures = [_signature(axis) for axis in mesh.axes]
+            found.setdefault(tuple(signatures if in_order else sorted(signatures)), mesh)
     return tuple(found.values())
 
 

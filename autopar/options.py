@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
+from autopar.constraints import (
+    Constraint,
+    Forbidden,
+    Pins,
+    check_strategy,
+    parse_forbidden,
+    parse_pins,
+)
 from autopar.errors import AutoparError
+from autopar.graph import Graph
+from autopar.mesh import Mesh
+from autopar.schemes import expand
 from autopar.units import parse_bytes
 
 
@@ -15,8 +26,8 @@ class Options:
     `cost_model.optimizer.OPTIMIZERS` ("adamw", "sgd", ...): its step counts, and what it keeps per
     parameter counts against the memory limit, which defaults to the device's memory. `strict` turns
     the warning about an op without a rule into an error. `max_axes` bounds the meshes that are
-    searched. `pins` gives the storage of parameters, by name, as plans write it ("[S(0), R]"), or
-    "R" for whole on any mesh: they are stored so, and the rest is planned around it.
+    searched. `constraints` and `strategy` ("" for none) are what is imposed on the plan; the rest
+    is planned around it.
     """
 
     mesh: str = "auto"
@@ -25,7 +36,38 @@ class Options:
     time_limit_s: float | None = None
     max_axes: int = 2
     strict: bool = False
-    pins: Mapping[str, str] = field(default_factory=dict[str, str])
+    constraints: tuple[Constraint, ...] = ()
+    strategy: str = ""
+
+    def imposed(self, graph: Graph, mesh: Mesh) -> tuple[Constraint, ...]:
+        """All that is imposed on a plan for `graph` on `mesh`. UnsuitedMeshError if the strategy
+        makes no sense there."""
+        return (*self.constraints, *expand(self.strategy, graph, mesh))
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What the user imposes, each as it was written, once."""
+        origins = dict.fromkeys(constraint.origin for constraint in self.constraints)
+        return (*origins, *([f"strategy {self.strategy}"] if self.strategy else []))
+
+    def with_only(self, kept: Collection[str]) -> Options:
+        """Without what is `asked` and not `kept`."""
+        constraints = tuple(c for c in self.constraints if c.origin in kept)
+        strategy = self.strategy if f"strategy {self.strategy}" in kept else ""
+        return replace(self, constraints=constraints, strategy=strategy)
+
+    def joined(self, other: Options) -> Options:
+        """`other`, with what is imposed here as well."""
+        constraints = (*other.constraints, *self.constraints)
+        return replace(other, constraints=constraints, strategy=self.strategy)
+
+    def for_stored(self, mesh: str, storage: Mapping[str, str]) -> Options:
+        """Nothing imposed but `mesh`, and parameters as they are stored already."""
+        constraints = tuple(
+            Constraint.parse(f"param:{name} = {sharding}", "parameters as they are stored")
+            for name, sharding in storage.items()
+        )
+        return replace(self, mesh=mesh, constraints=constraints, strategy="")
 
 
 def make_options(
@@ -34,10 +76,12 @@ def make_options(
     memory_limit: int | str | None,
     time_limit_s: float | None,
     strict: bool,
-    pins: Mapping[str, str] | None = None,
+    pins: Pins = (),
+    forbid: Forbidden = (),
+    strategy: str = "",
 ) -> Options:
-    """Options from what users write: `memory_limit` in bytes, or as text such as "72GiB".
-    AutoparError if that has no unit."""
+    """Options from what users write: `memory_limit` in bytes, or as text such as "72GiB"; `pins`
+    and `forbid` as `constraints` reads them. AutoparError on what cannot be read."""
     try:
         limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
     except ValueError as error:
@@ -48,5 +92,6 @@ def make_options(
         memory_limit_bytes=limit,
         time_limit_s=time_limit_s,
         strict=strict,
-        pins=pins or {},
+        constraints=(*parse_pins(pins), *parse_forbidden(forbid)),
+        strategy=check_strategy(strategy),
     )

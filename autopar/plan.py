@@ -20,7 +20,7 @@ from autopar.errors import PlanError
 from autopar.graph import itemsize
 from autopar.sharding import Sharding
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 MAX_TENSOR_BYTES = 2**60
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -128,7 +128,8 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How the plan came about. Never compared."""
+    """How the plan came about. Never compared. `imposed` lists what the user asked for, and what a
+    strategy comes to on the mesh of the plan (`constraints`)."""
 
     autopar: str
     torch: str
@@ -138,6 +139,7 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bound_ns: Count
     gap_ppm: Count
     meshes_tried: tuple[str, ...] = ()
+    imposed: tuple[str, ...] = ()
     statistics: dict[str, str] = {}
 
 

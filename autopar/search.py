@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 
+from autopar.conflict import describe_imposed, explain, suited
 from autopar.cost_model.account import account
-from autopar.cost_model.price import price
+from autopar.cost_model.price import choices, price
+from autopar.dataflow import groups
 from autopar.errors import InfeasibleError, SolverError
 from autopar.graph import Graph
+from autopar.matching import settle
 from autopar.mesh import Cluster, Mesh
 from autopar.meshes import candidate_meshes, parse_mesh
 from autopar.options import Options
 from autopar.plan import SCHEMA_VERSION, Estimates, Plan, Provenance, Structure
 from autopar.planning import describe_conflict, make_structure
 from autopar.problem import Problem, Solution, Status
+from autopar.schemes import MAX_AXES
 from autopar.solver import solve
 from autopar.units import format_bytes, format_seconds
 from autopar.version import __version__
@@ -51,7 +56,8 @@ def search(
     InfeasibleError, saying what is missing on the mesh that came closest, if no mesh has a plan
     within the memory limit.
     """
-    meshes = _meshes(cluster, options)
+    options = replace(options, constraints=settle(graph, options.constraints))
+    meshes = suited(graph, _meshes(cluster, options), options)
     best: Candidate | None = None
     failures: list[InfeasibleError] = []
     for mesh in meshes:
@@ -64,14 +70,41 @@ def search(
         if best is None or found.solution.objective < best.solution.objective:
             best = found
     if best is None:
-        raise failures[0]
-    return _plan(best, meshes, torch_version)
+        if not options.asked:
+            raise failures[0]
+        progress("looking for the limits that conflict")
+        raise explain(options, partial(_failure, graph, cluster, meshes[0], fingerprint, progress))
+    imposed = describe_imposed(graph, best.mesh, options)
+    return _plan(best, meshes, torch_version, imposed)
 
 
 def _meshes(cluster: Cluster, options: Options) -> Sequence[Mesh]:
     if options.mesh != "auto":
         return (parse_mesh(options.mesh, cluster),)
-    return candidate_meshes(cluster, options.max_axes)
+    max_axes = max(options.max_axes, MAX_AXES.get(options.strategy, 1))
+    return candidate_meshes(cluster, max_axes, in_order=bool(options.asked))
+
+
+def _failure(
+    graph: Graph,
+    cluster: Cluster,
+    mesh: Mesh,
+    fingerprint: str,
+    progress: Callable[[str], None],
+    options: Options,
+    *,
+    solves: bool,
+) -> InfeasibleError | None:
+    """Why there is no plan on `mesh`, or None if there is one; without solving, only what leaves
+    something without any choice is told."""
+    try:
+        if solves:
+            solve_mesh(graph, cluster, mesh, options, fingerprint, progress)
+        else:
+            choices(graph, mesh, options, groups(graph))
+    except InfeasibleError as error:
+        return error
+    return None
 
 
 def solve_mesh(
@@ -175,7 +208,9 @@ def _bounded(solution: Solution, bound: int) -> Solution:
     return replace(solution, status=status, bound=bound)
 
 
-def _plan(best: Candidate, meshes: Sequence[Mesh], torch_version: str) -> Plan:
+def _plan(
+    best: Candidate, meshes: Sequence[Mesh], torch_version: str, imposed: Sequence[str]
+) -> Plan:
     solution = best.solution
     return Plan(
         schema=SCHEMA_VERSION,
@@ -190,6 +225,7 @@ def _plan(best: Candidate, meshes: Sequence[Mesh], torch_version: str) -> Plan:
             bound_ns=solution.bound,
             gap_ppm=round(solution.gap * 1e6),
             meshes_tried=tuple(str(mesh) for mesh in meshes),
+            imposed=tuple(imposed),
             statistics={
                 key: str(value)
                 for key, value in sorted(solution.statistics.items())

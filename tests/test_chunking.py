@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Shard
 
 from autopar import chunking
+from autopar.cost_model.limits import Limits
 from autopar.cost_model.space import classes
 from autopar.dataflow import groups
 from autopar.graph import Atom, Role, TensorType
@@ -136,7 +137,8 @@ def test_memory_is_that_of_the_largest_piece() -> None:
 def storages(hidden: int, out: int, *sizes: int) -> set[str]:
     """How the weight of one layer may be stored."""
     graph = linear_step(12, hidden, out)
-    table = classes(graph, mesh(*sizes), groups(graph), {})
+    on = mesh(*sizes)
+    table = classes(graph, on, groups(graph), Limits(graph, on))
     (entry,) = (e for e in table.values() if e.node.role is Role.PARAM)
     return {label.partition("|")[0] for label in entry.labels}
 

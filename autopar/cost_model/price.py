@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.buckets import is_bucketed, sharing
+from autopar.cost_model.imposed import impose
+from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.network import Networks, closure
 from autopar.cost_model.optimizer import find_optimizer, update_s
@@ -43,19 +45,8 @@ def price(
     device; `usage_limit` is what the usages may add up to. InfeasibleError if an op has no choice
     at all."""
     all_groups = groups(graph)
-    table = classes(graph, mesh, all_groups, options.pins)
-    for entry in table.values():
-        if not entry.labels:
-            if entry.node.role is Role.PARAM:
-                raise InfeasibleError(
-                    f"the gradient of {entry.node.target} cannot be brought into the storage that "
-                    "is given for it"
-                )
-            raise InfeasibleError(
-                f"{entry.node.op} in {entry.node.module or graph.name} can be computed on no "
-                f"sharding of mesh {mesh}"
-            )
-    saves = _saves(graph, mesh, all_groups, table)
+    table, limits = choices(graph, mesh, options, all_groups)
+    saves = _saves(graph, mesh, all_groups, table, limits)
     networks = Networks(graph.atoms, mesh, cluster.device, sharing(graph))
     keys = (*table, *(SAVED + key for key in saves))
     return Problem(
@@ -71,13 +62,38 @@ def price(
         ),
         usages=_usages(graph, mesh, options, all_groups, table, saves),
         intervals=((0, 1),) * len(keys),
-        flows=_flows(_Space(graph, networks, table, saves, keys), all_groups),
+        flows=_flows(_Space(graph, networks, table, saves, keys, limits), all_groups),
         usage_limit=usage_limit,
     )
 
 
+def choices(
+    graph: Graph, mesh: Mesh, options: Options, all_groups: Sequence[Group]
+) -> tuple[dict[str, NodeClass], Limits]:
+    """The classes with the choices that what is imposed leaves them, and the limits it sets to all
+    else. InfeasibleError if a class has none."""
+    limits = impose(graph, mesh, all_groups, options.imposed(graph, mesh))
+    table = classes(graph, mesh, all_groups, limits)
+    for entry in table.values():
+        if not entry.labels:
+            if entry.node.role is Role.PARAM:
+                raise InfeasibleError(
+                    f"the gradient of {entry.node.target} cannot be brought into the storage that "
+                    "is given for it"
+                )
+            raise InfeasibleError(
+                f"{entry.node.op} in {entry.node.module or graph.name} can be computed on no "
+                f"sharding of mesh {mesh}"
+            )
+    return table, limits
+
+
 def _saves(
-    graph: Graph, mesh: Mesh, all_groups: Sequence[Group], table: Mapping[str, NodeClass]
+    graph: Graph,
+    mesh: Mesh,
+    all_groups: Sequence[Group],
+    table: Mapping[str, NodeClass],
+    limits: Limits,
 ) -> dict[str, tuple[Sharding, ...]]:
     """Per class of activations that cross, the states they may be saved in: what their forward
     groups can bring them into, but not partial."""
@@ -91,16 +107,13 @@ def _saves(
             asked = (s for _, wanted in _asked_states(graph, group, table) for s in wanted)
             ends.setdefault(key, set(source)).update(s for s in asked if s is not None)
             roots.setdefault(key, group)
-    return {
-        key: tuple(
-            state
-            for state in closure(
-                graph.type_of(roots[key].root), graph.atoms, sorted(found), mesh.sizes
-            )
-            if not state.has_partial
-        )
-        for key, found in ends.items()
-    }
+    saves: dict[str, tuple[Sharding, ...]] = {}
+    for key, found in ends.items():
+        tensor = graph.type_of(roots[key].root)
+        states = closure(tensor, graph.atoms, sorted(found), mesh.sizes)
+        whole = tuple(state for state in states if not state.has_partial)
+        saves[key] = limits.saved_states(key, tensor, whole)
+    return saves
 
 
 def _compute(
@@ -177,6 +190,7 @@ class _Space:
     table: Mapping[str, NodeClass]
     saves: Mapping[str, tuple[Sharding, ...]]
     keys: Sequence[str]
+    limits: Limits
 
     def number(self, key: str) -> int:
         return self.keys.index(key)
@@ -219,7 +233,7 @@ def _flow(space: _Space, group: Group, count: int) -> Flow:
         states=tuple(map(str, network.states)),
         tails=network.tails,
         heads=network.heads,
-        costs=count * network.costs,
+        costs=space.limits.arc_costs(group, network, count * network.costs),
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from autopar.chunking import chunkable_dim, chunked_axes, chunked_dim, stored
-from autopar.cost_model.pins import check_names, pinned
+from autopar.cost_model.limits import Limits
 from autopar.dataflow import Group, Use, requirement
 from autopar.graph import Graph, Node, Role, TensorType
 from autopar.handed import input_state
@@ -37,14 +37,13 @@ class NodeClass:
 
 
 def classes(
-    graph: Graph, mesh: Mesh, groups: Sequence[Group], pins: Mapping[str, str]
+    graph: Graph, mesh: Mesh, groups: Sequence[Group], limits: Limits
 ) -> dict[str, NodeClass]:
     """Every class that takes a decision (no views, no gradients), in order of the first node.
 
     A choice that asks for an input no root can be brought into is left out, as is a parameter's if
-    no gradient can be. `pins` are as in `Options`. InfeasibleError if they cannot be kept to.
+    no gradient can be, and what `limits` forbid. InfeasibleError if they leave nothing.
     """
-    check_names(graph, pins)
     members: dict[str, list[Node]] = {}
     for node in graph.nodes:
         if not node.view and node.role is not Role.GRAD:
@@ -64,10 +63,10 @@ def classes(
     for key, nodes in members.items():
         reads = tuple(uses.get(key, {}).values())
         if nodes[0].role is Role.PARAM:
-            given = pinned(nodes, graph.atoms, mesh, pins)
-            found[key] = _param_class(graph, mesh, nodes, reads, given)
+            entry = _param_class(graph, mesh, nodes, reads, limits.storages.get(key))
         else:
-            found[key] = _node_class(graph, mesh, nodes, reads, nodes[0].index in constant)
+            entry = _node_class(graph, mesh, nodes, reads, nodes[0].index in constant)
+        found[key] = limits.filtered(entry)
     return found
 
 
@@ -183,13 +182,13 @@ def _param_class(
     mesh: Mesh,
     nodes: Sequence[Node],
     gradients: Sequence[tuple[Use, TensorType]],
-    given: Sharding | None,
+    given: Sequence[Sharding] | None,
 ) -> NodeClass:
     """(storage, kept) pairs: a parameter is kept for backward as it is stored or gathered over some
-    of the axes. It is stored as `given`, if anything is."""
+    of the axes. It is stored in one of `given`, if that is limited."""
     node, tensor = nodes[0], nodes[0].outputs[0]
     pairs: list[tuple[Sharding, Sharding]] = []
-    for storage in (given,) if given is not None else _stored(graph, tensor, mesh):
+    for storage in _stored(graph, tensor, mesh) if given is None else given:
         if not all(_reaches(graph, mesh, use, kind, storage) for use, kind in gradients):
             continue
         gathered: list[Sharding] = [storage]

@@ -77,6 +77,7 @@ class Summary:
     bound_ns: int
     gap: float
     meshes_tried: tuple[str, ...]
+    imposed: tuple[str, ...]
     memory: Memory
     memory_bytes: int
     memory_limit_bytes: int
@@ -109,6 +110,7 @@ def summarize(plan: Plan) -> Summary:
         bound_ns=provenance.bound_ns,
         gap=provenance.gap_ppm / 1e6,
         meshes_tried=provenance.meshes_tried,
+        imposed=provenance.imposed,
         memory=estimates.memory,
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,

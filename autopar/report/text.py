@@ -49,6 +49,8 @@ def _head(summary: Summary) -> RenderableType:
     for given in summary.inputs:
         grid.add_row("input", _name(given))
     grid.add_row("cluster", _name(f"{summary.cluster}, {devices}" + (f": {axes}" if axes else "")))
+    for line in summary.imposed:
+        grid.add_row("imposed", _name(line))
     grid.add_row(
         "step",
         f"{_time(summary.step_ns)}: compute {_time(summary.compute_ns)}, "

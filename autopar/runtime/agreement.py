@@ -9,7 +9,9 @@ one key. A rank that fails says so, and the others stop with its words.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +21,8 @@ from torch.distributed.distributed_c10d import Store
 
 from autopar import errors
 from autopar.errors import AutoparError, PlanMismatchError
+from autopar.runtime.doors import local_store
+from autopar.runtime.world import World
 
 CHUNK_BYTES = 1 << 20
 AGREE_TIMEOUT_S = 60.0
@@ -28,6 +32,7 @@ _SHOWN_RANKS = 8
 _SHOWN_FACT = 160
 _AGREED = "agreed"
 _FAILURE = "failure"
+_SERIAL = itertools.count()
 
 
 class Agreement:
@@ -245,3 +250,10 @@ def _ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
     more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
+
+
+def make_agreement(world: World) -> Agreement:
+    """A new agreement; a world of one agrees with itself."""
+    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    name = f"{restart}/{next(_SERIAL)}"
+    return Agreement(world.store or local_store(), world.rank, world.size, name=name)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import PlanError
-from autopar.graph import Atom, Graph, Role, TensorType
+from autopar.graph import OUTPUT_ROLES, Atom, Graph, Role, TensorType
 from autopar.handed import input_state
 from autopar.plan import MeshAxis
 from autopar.reshard import nesting
 from autopar.runtime.backend import prepare
 from autopar.runtime.function import Step
+from autopar.runtime.module import Result
 from autopar.runtime.program import Program
 from autopar.runtime.world import Groups, param_placements, placements
 from autopar.sharding import Sharding
@@ -78,3 +80,17 @@ def _cut_order(
         for part, atom in enumerate(tensor.parts[dim])
         for axis in nesting(atoms[atom], sharding.axes_on((dim, part)))
     )
+
+
+def results(graph: Graph, leaves: Iterable[tuple[int | None, Any]]) -> tuple[Result, ...]:
+    """The leaves of the model's output under the names that the program gives them: each an item of
+    what `graph` returns, or a constant."""
+    returned = [node for node in graph.nodes if node.role in OUTPUT_ROLES]
+    found: list[Result] = []
+    for item, value in leaves:
+        if item is None:
+            found.append(Result(None, value))
+        else:
+            node = returned[item]
+            found.append(Result(f"{node.role.value}:{node.target}"))
+    return tuple(found)

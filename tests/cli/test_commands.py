@@ -203,7 +203,8 @@ def test_plan_asks_for_what_was_said(
     result = run(
         "plan", f"{target}:sized", "--cluster", "2x4xA100", "--mesh", "dp=2,tp=4", "--global-batch",
         "16", "--memory-limit", "30GiB", "--optimizer", "sgd", "--time-limit", "1.5", "--strict",
-        "-o", str(output),
+        "--pin", "weight=S(0) on tp", "--pin", "bias=R", "--forbid", "dp:weight",
+        "--strategy", "megatron", "-o", str(output),
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert result.stdout == run("show", str(output)).stdout
@@ -219,6 +220,9 @@ def test_plan_asks_for_what_was_said(
         "optimizer": "sgd",
         "time_limit": 1.5,
         "strict": True,
+        "pins": ("weight=S(0) on tp", "bias=R"),
+        "forbid": ("dp:weight",),
+        "strategy": "megatron",
     }
 
 

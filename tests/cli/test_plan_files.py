@@ -42,11 +42,11 @@ HOSTILE = {
     "lone surrogate": GOOD.replace(b'"Toy"', b'"\\ud800"'),
     "a list": b"[]\n",
     "deep nesting": b'{"schema":' + b"[" * 200_000,
-    "duplicate key": changed(r'"schema": 2', '"schema": 2,\n  "schema": 2'),
+    "duplicate key": changed(r'"schema": 3', '"schema": 3,\n  "schema": 3'),
     "keys not sorted": msgspec.json.format(msgspec.json.encode(two_axis_plan()), indent=2) + b"\n",
     "compact": msgspec.json.encode(two_axis_plan(), order="sorted"),
-    "other schema": changed(r'"schema": 2', '"schema": 3'),
-    "unknown field": changed(r'"schema": 2', '"schema": 2,\n  "strategy": "x"'),
+    "other schema": changed(r'"schema": 3', '"schema": 1'),
+    "unknown field": changed(r'"schema": 3', '"schema": 3,\n  "strategy": "x"'),
     "float": changed(r'"flops": \d+', '"flops": 1.5'),
     "text for a number": changed(r'"flops": \d+', '"flops": "1"'),
     "not a number": changed(r'"flops": \d+', '"flops": NaN'),
@@ -115,7 +115,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     two_axis_plan().save(path)
     assert Plan.load(path) == two_axis_plan()
-    assert json.loads(path.read_bytes())["schema"] == 2
+    assert json.loads(path.read_bytes())["schema"] == 3
     assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 

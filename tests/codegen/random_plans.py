@@ -9,6 +9,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from autopar.cost_model.limits import Limits
 from autopar.cost_model.space import NodeClass, classes
 from autopar.dataflow import Group, groups, is_saved, requirement, root_key
 from autopar.graph import Graph, Phase, Role, TensorType
@@ -53,7 +54,7 @@ def _space(graph: Graph, mesh: Mesh) -> Space:
     key = id(graph), mesh.sizes
     if key not in _SPACES:
         found = groups(graph)
-        _SPACES[key] = graph, (found, classes(graph, mesh, found, {}))
+        _SPACES[key] = graph, (found, classes(graph, mesh, found, Limits(graph, mesh)))
     return _SPACES[key][1]
 
 

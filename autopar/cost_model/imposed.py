@@ -1,0 +1,319 @@
+"""From constraints to what they leave of the choices on one mesh (`limits`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from types import MappingProxyType
+
+from autopar.constraints import OP_KINDS, Constraint
+from autopar.cost_model.given import storages
+from autopar.cost_model.limits import Arcs, Limits, Passes, Rule, Rules, Shardings
+from autopar.cost_model.returned import Returned, returned
+from autopar.dataflow import Group, Use, requirement, root_key
+from autopar.demands import Test, Tests, holds, is_batch, on_mesh, option_holds
+from autopar.errors import ConstraintError, InfeasibleError
+from autopar.graph import Graph, Node, Phase, Ref, Role, TensorType
+from autopar.matching import covers, general, matches
+from autopar.mesh import Mesh
+from autopar.products import Products, batch_atoms, find_products
+from autopar.sharding import P, Sharding
+from autopar.strategy import axis_options
+
+Named = Callable[[str, str], bool]
+"""Whether a pattern speaks of a name."""
+
+_NO_ROLES: Mapping[str, str] = MappingProxyType({})
+_OUTPUTS = (Role.LOSS, Role.VALUE, Role.DETACHED)
+
+
+def impose(
+    graph: Graph, mesh: Mesh, groups: Sequence[Group], constraints: Sequence[Constraint]
+) -> Limits:
+    """The limits that `constraints` set to the choices on `mesh`.
+
+    UnsuitedMeshError if one means nothing there; InfeasibleError if a parameter cannot be stored as
+    one asks; ConstraintError if one speaks of some of the nodes that are planned as one.
+    """
+    imposing = _Imposing(graph, mesh, groups)
+    for constraint in constraints:
+        imposing.add(constraint)
+    return imposing.limits()
+
+
+@dataclass
+class _Imposing:
+    """Limits in the making. `spoken` has, by class, kind and what is wanted, who wants it and of
+    which nodes."""
+
+    graph: Graph
+    mesh: Mesh
+    groups: Sequence[Group]
+    choices: Rules = field(default_factory=dict[str, list[Rule]])
+    asked: dict[str, dict[Constraint, Tests]] = field(
+        default_factory=dict[str, dict[Constraint, Tests]]
+    )
+    saved: dict[str, Tests] = field(default_factory=dict[str, Tests])
+    arcs: Arcs = field(default_factory=Arcs)
+    spoken: dict[tuple[str, str, str], dict[int, Constraint]] = field(
+        default_factory=dict[tuple[str, str, str], dict[int, Constraint]]
+    )
+
+    def limits(self) -> Limits:
+        """What was added, put together."""
+        self._check_whole_classes()
+        given = {key: self._storages(key, asked) for key, asked in self.asked.items()}
+        return Limits(self.graph, self.mesh, self.batch, self.choices, given, self.saved, self.arcs)
+
+    def add(self, constraint: Constraint) -> None:
+        """Take a constraint in."""
+        alternatives = on_mesh(constraint, self.mesh)
+        if not any(alternatives):
+            return
+        kind, tests = constraint.kind, alternatives[0]
+        if not kind:
+            self._params(constraint, tests, covers, 0)
+            self._params(constraint, tests, covers, 1)
+            self._ops(constraint, alternatives)
+            self._saves(constraint, tests)
+        elif kind in OP_KINDS:
+            self._ops(constraint, alternatives)
+        elif kind == "saved":
+            self._saves(constraint, tests)
+        elif kind == "module":
+            for each in returned(self.graph, constraint.pattern):
+                self._returned(constraint, each, tests)
+        elif kind == "input":
+            self._inputs(constraint, tests)
+        elif kind == "output":
+            self._outputs(constraint, tests)
+        else:
+            self._params(constraint, tests, matches, 0 if kind == "param" else 1)
+
+    @cached_property
+    def batch(self) -> frozenset[int]:
+        return batch_atoms(self.graph)
+
+    @cached_property
+    def products(self) -> Products:
+        return find_products(self.graph)
+
+    @cached_property
+    def members(self) -> dict[str, list[Node]]:
+        found: dict[str, list[Node]] = {}
+        for node in self.graph.nodes:
+            found.setdefault(node.key, []).append(node)
+        return found
+
+    @cached_property
+    def params(self) -> dict[str, Node]:
+        return {node.target: node for node in self.graph.with_role(Role.PARAM)}
+
+    def _speaks(self, node: Node, kind: str, constraint: Constraint) -> bool:
+        """Whether `constraint`, which speaks of `node`, is the first to say so of its class."""
+        said = self.spoken.setdefault((node.key, kind, str(constraint.wanted)), {})
+        said.setdefault(node.index, constraint)
+        return len(said) == 1
+
+    def _check_whole_classes(self) -> None:
+        for (key, _, _), said in self.spoken.items():
+            other = next((n for n in self.members[key] if n.index not in said), None)
+            if other is not None:
+                index, constraint = next(iter(said.items()))
+                name = _name(self.graph.nodes[index])
+                raise ConstraintError(
+                    f"{constraint.origin}: {name} and {_name(other)} are planned as one, and this "
+                    f"speaks of one of them; write {general(name)}, or ask the same of both"
+                )
+
+    def _params(self, constraint: Constraint, tests: Tests, named: Named, which: int) -> None:
+        """`which` is 0 for the storage, 1 for what is kept."""
+        unmoved = [test.axis for test in tests if test.what == "unmoved"]
+        placed = tuple(test for test in tests if test.what != "unmoved")
+        pattern = constraint.pattern
+        exact = pattern in self.params and named is matches
+        for name in [pattern] if exact else self.params:
+            node = self.params[name]
+            if not (exact or named(pattern, name)):
+                continue
+            if unmoved:
+                self._stays(node.target, unmoved)
+            if placed and self._speaks(node, "storage" if which == 0 else "kept", constraint):
+                if which == 0:
+                    self.asked.setdefault(node.key, {})[constraint] = placed
+                self._state(node.key, constraint, node.outputs[0], placed, which)
+
+    def _state(
+        self, key: str, constraint: Constraint, tensor: TensorType, tests: Tests, output: int
+    ) -> None:
+        """Output `output` of a class is to be as `tests` say."""
+        batch = self.batch
+
+        def passes(_: str, __: Shardings, outputs: Shardings) -> bool:
+            return all(holds(test, tensor, batch, outputs[output]) for test in tests)
+
+        self._rule(key, constraint, passes)
+
+    def _rule(
+        self, key: str, constraint: Constraint, passes: Passes, *, lenient: bool = False
+    ) -> None:
+        self.choices.setdefault(key, []).append(Rule(constraint, passes, lenient))
+
+    def _storages(self, key: str, asked: dict[Constraint, Tests]) -> tuple[Sharding, ...]:
+        """What is left to a class of parameters by some of what is asked, so that the rules on it
+        can tell which of them clash."""
+        node = self.members[key][0]
+        tensor, found = node.outputs[0], dict[Sharding, None]()
+        together = tuple(test for tests in asked.values() for test in tests)
+        for tests in (together, *asked.values()):
+            found |= dict.fromkeys(storages(tensor, self.graph.atoms, self.mesh, tests))
+        for constraint, tests in asked.items():
+            if not any(all(holds(t, tensor, self.batch, s) for t in tests) for s in found):
+                raise InfeasibleError(
+                    f"{constraint.origin}: parameter {node.target} of shape {list(tensor.shape)} "
+                    f"cannot be stored as {constraint.wanted} on mesh "
+                    f"{self.mesh or 'of one device'}"
+                )
+        return tuple(found)
+
+    def _stays(self, name: str, axes: Sequence[int]) -> None:
+        """Parameter `name` is used as it is stored on `axes`, cast or not."""
+
+        def leads(source: Sharding, target: Sharding) -> bool:
+            return all(source[k] in (target[k], P) for k in axes)
+
+        for ref, derived in self.products.derived.items():
+            node = self.graph.nodes[ref.node]
+            if derived == name and not node.view:
+                self.arcs.setdefault((node.key, ref.output), []).append((None, leads))
+
+    def _ops(self, constraint: Constraint, alternatives: Sequence[Tests]) -> None:
+        for node in self.graph.with_role(Role.OP):
+            if node.view or not covers(constraint.pattern, node.module):
+                continue
+            kind = constraint.kind
+            is_meant = kind in ("", "ops") or kind in self._kinds(node)
+            if is_meant and self._speaks(node, kind, constraint):
+                roles = self.products.roles.get(node.key, _NO_ROLES)
+                passes = self._does(node, alternatives, roles)
+                self._rule(node.key, constraint, passes, lenient=True)
+
+    def _kinds(self, node: Node) -> Iterator[str]:
+        """Which sorts of op `node` is (`constraints.KINDS`)."""
+        if node.key in self.products.roles:
+            yield "product"
+        if self._is_batched(node):
+            yield "batched"
+        else:
+            yield "casts" if node.index in self.products.casts else "unbatched"
+
+    def _is_batched(self, node: Node) -> bool:
+        options = (axis_options(node, self.graph.atoms, size) for size in self.mesh.sizes)
+        return any(is_batch(node, option, self.batch) for some in options for option in some)
+
+    def _does(self, node: Node, alternatives: Sequence[Tests], roles: Mapping[str, str]) -> Passes:
+        batch = self.batch
+
+        def passes(label: str, _: Shardings, __: Shardings) -> bool:
+            options = label.split(",")
+            return any(
+                all(option_holds(t, node, options[t.axis], batch, roles) for t in tests)
+                for tests in alternatives
+            )
+
+        return passes
+
+    def _saves(self, constraint: Constraint, tests: Tests) -> None:
+        for node in self.graph.with_role(Role.OP):
+            if node.view or node.phase is not Phase.FORWARD:
+                continue
+            if covers(constraint.pattern, node.module) and self._speaks(node, "saved", constraint):
+                for output in range(len(node.outputs)):
+                    key = root_key(self.graph, Ref(node.index, output))
+                    self.saved[key] = (*self.saved.get(key, ()), *tests)
+
+    def _outputs(self, constraint: Constraint, tests: Tests) -> None:
+        batch = self.batch
+        for node in self.graph.with_role(*_OUTPUTS):
+            if matches(constraint.pattern, node.target):
+                tensor = self.graph.type_of(node.inputs[0])
+
+                def passes(
+                    _: str, inputs: Shardings, __: Shardings, t: TensorType = tensor
+                ) -> bool:
+                    return all(holds(test, t, batch, inputs[0]) for test in tests)
+
+                self._rule(node.key, constraint, passes)
+
+    def _inputs(self, constraint: Constraint, tests: Tests) -> None:
+        for node in self.graph.with_role(Role.INPUT):
+            if matches(constraint.pattern, node.target):
+                self._used_as(Ref(node.index), constraint, tests)
+
+    def _used_as(self, root: Ref, constraint: Constraint, tests: Tests) -> None:
+        """Every op that uses `root` asks for it as `tests` say."""
+        tensor, batch = self.graph.type_of(root), self.batch
+        self._asked(
+            root, constraint, lambda state: all(holds(t, tensor, batch, state) for t in tests)
+        )
+
+    def _asked(
+        self, root: Ref, constraint: Constraint, allowed: Callable[[Sharding], bool]
+    ) -> None:
+        """Uses of `root` may ask for it in states that are `allowed`."""
+        for group in self.groups:
+            for use in group.uses if group.root == root else ():
+                user = self.graph.nodes[use.node]
+
+                def passes(_: str, inputs: Shardings, __: Shardings, use: Use = use) -> bool:
+                    state = requirement(self.graph, use, inputs[use.arg])
+                    return state is None or allowed(state)
+
+                if user.role is not Role.GRAD:
+                    self._rule(user.key, constraint, passes)
+
+    def _returned(self, constraint: Constraint, what: Returned, tests: Tests) -> None:
+        """What a module returns is made as `tests` say, or in partial sums that then become so."""
+        root = self.graph.nodes[what.root.node]
+        tensor, batch = self.graph.type_of(what.root), self.batch
+        at_root = tuple(self._behind(constraint, what, test) for test in tests)
+        if root.role is not Role.OP:
+            self._used_as(what.root, constraint, at_root)
+            return
+        axes = [test.axis for test in tests]
+        self._asked(what.root, constraint, lambda state: all(state[k] != P for k in axes))
+        if not self._speaks(root, f"output {what.root.output}", constraint):
+            return
+
+        def passes(_: str, __: Shardings, outputs: Shardings) -> bool:
+            state = outputs[what.root.output]
+            return all(state[t.axis] == P or holds(t, tensor, batch, state) for t in at_root)
+
+        def leads(source: Sharding, target: Sharding) -> bool:
+            moved = (t for t in at_root if source[t.axis] == P and target[t.axis] != P)
+            return all(holds(test, tensor, batch, target) for test in moved)
+
+        self._rule(root.key, constraint, passes)
+        key = root.key, what.root.output
+        self.arcs.setdefault(key, []).append((Phase.FORWARD, leads))
+
+    def _behind(self, constraint: Constraint, what: Returned, test: Test) -> Test:
+        """`test`, of what a module returns, as one of the tensor that it is a view of."""
+        placement = test.placement
+        if placement is None:
+            return test
+        use = Use(what.tensor.node, 0, what.chain)
+        tensor = self.graph.type_of(what.tensor)
+        known = placement.kind == "R" or placement.slot in dict(tensor.slots())
+        state = requirement(self.graph, use, Sharding((placement,))) if known else None
+        if state is None:
+            raise InfeasibleError(
+                f"{constraint.origin}: {what.module} returns {list(tensor.shape)}, which cannot be "
+                f"{placement}"
+            )
+        return replace(test, what=str(state[0]))
+
+
+def _name(node: Node) -> str:
+    return node.target or node.module or node.op

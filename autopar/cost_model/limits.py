@@ -1,0 +1,174 @@
+"""Constraints in force: which choices of a class, which states and which steps they leave.
+
+They only take away. A class of nodes takes one decision, so a constraint that speaks of some of its
+nodes must speak of all. Ops and saved activations that cannot be what is wanted, since they lack
+the dim or its size does not divide, are left open; anything else that cannot is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from autopar.constraints import Constraint
+from autopar.dataflow import Group
+from autopar.demands import Tests, holds
+from autopar.errors import InfeasibleError
+from autopar.graph import Graph, Phase, Role, TensorType
+from autopar.matching import general
+from autopar.mesh import Mesh
+from autopar.problem import FORBIDDEN, IntArray
+from autopar.sharding import Sharding
+
+if TYPE_CHECKING:
+    from autopar.cost_model.network import Network
+    from autopar.cost_model.space import NodeClass
+
+_SHOWN = 8
+
+Shardings = Sequence[Sharding]
+
+Passes = Callable[[str, Shardings, Shardings], bool]
+"""Whether a class may take the choice of that label, with its inputs and outputs."""
+
+Leads = Callable[[Sharding, Sharding], bool]
+"""Whether a tensor may go from one state to another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What `constraint` says of the choices of a class. One that is `lenient` says nothing of a
+    class of which no choice passes that what stands before it allows."""
+
+    constraint: Constraint
+    passes: Passes
+    lenient: bool = False
+
+
+Rules = dict[str, list[Rule]]
+Arcs = dict[tuple[str, int], list[tuple[Phase | None, Leads]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`choices` has the rules on classes, by key; `storages` what classes of parameters may choose
+    from, where a constraint speaks of it; `saved` what is asked of saved activations (`root_key`).
+    `arcs` has the steps that outputs of classes may take, in one phase or in both."""
+
+    graph: Graph
+    mesh: Mesh
+    batch: frozenset[int] = frozenset()
+    choices: Rules = field(default_factory=Rules)
+    storages: Mapping[str, tuple[Sharding, ...]] = field(
+        default_factory=dict[str, tuple[Sharding, ...]]
+    )
+    saved: Mapping[str, Tests] = field(default_factory=dict[str, Tests])
+    arcs: Arcs = field(default_factory=Arcs)
+
+    def filtered(self, entry: NodeClass) -> NodeClass:
+        """`entry` with the choices that every rule on it allows. InfeasibleError, naming what of
+        the user's leaves none, of which nothing could be spared."""
+        rules: dict[str, list[Rule]] = {}
+        for rule in self.choices.get(entry.key, ()):
+            rules.setdefault(rule.constraint.origin, []).append(rule)
+        passing = {origin: _passing(entry, some) for origin, some in rules.items()}
+        numbers = frozenset(range(len(entry.labels)))
+        left = numbers.intersection(*passing.values())
+        if numbers and not left:
+            raise InfeasibleError(self._clash(entry, rules, passing))
+        return _of(entry, left) if left < numbers else entry
+
+    def _clash(
+        self,
+        entry: NodeClass,
+        rules: Mapping[str, Sequence[Rule]],
+        passing: Mapping[str, frozenset[int]],
+    ) -> str:
+        numbers, needed = frozenset(range(len(entry.labels))), dict(passing)
+        for origin in passing:
+            others = [passed for other, passed in needed.items() if other != origin]
+            if not numbers.intersection(*others):
+                del needed[origin]
+        options = _options(entry)
+        shown = ", ".join(options[:_SHOWN]) + ", ..." * (len(options) > _SHOWN)
+        asked = "; ".join(_of_origin(origin, rules[origin]) for origin in needed)
+        return (
+            f"{asked}: nothing is left to {describe(entry)} on mesh "
+            f"{self.mesh or 'of one device'}, which could be {shown}"
+        )
+
+    def saved_states(
+        self, key: str, tensor: TensorType, states: tuple[Sharding, ...]
+    ) -> tuple[Sharding, ...]:
+        """The `states` of an activation of class `key` that it may be saved in."""
+        tests: Tests = self.saved.get(key, ())
+        for test in tests:
+            left = tuple(s for s in states if holds(test, tensor, self.batch, s))
+            states = left or states
+        return states
+
+    def arc_costs(self, group: Group, network: Network, costs: IntArray) -> IntArray:
+        """`costs` of the arcs of `network`, those `FORBIDDEN` that must not be taken."""
+        root = self.graph.nodes[group.root.node]
+        found = self.arcs.get((root.key, group.root.output), ())
+        rules = [leads for phase, leads in found if phase in (None, group.phase)]
+        if not rules:
+            return costs
+        states = network.states
+        tails: list[int] = network.tails.tolist()
+        heads: list[int] = network.heads.tolist()
+        allowed = [
+            all(leads(states[t], states[h]) for leads in rules)
+            for t, h in zip(tails, heads, strict=True)
+        ]
+        return np.where(np.array(allowed, bool), costs, FORBIDDEN)
+
+
+def describe(entry: NodeClass) -> str:
+    """A class, for people."""
+    node = entry.node
+    name = node.target or node.module
+    name = general(name) if entry.count > 1 else name
+    kind = node.op if node.role is Role.OP else node.role.value
+    return f"{kind}{' in' * (node.role is Role.OP and bool(name))} {name}".rstrip()
+
+
+def _options(entry: NodeClass) -> list[str]:
+    """What the class could be, apart from constraints: of an op the options on an axis."""
+    if entry.node.role is Role.OP:
+        options = (option for label in entry.labels for option in label.split(","))
+    else:
+        options = (label.partition("|")[0] for label in entry.labels)
+    return list(dict.fromkeys(options))
+
+
+def _passing(entry: NodeClass, rules: Sequence[Rule]) -> frozenset[int]:
+    """The choices that rules of one origin allow. One that is lenient gives way to those before
+    it."""
+    left = frozenset(range(len(entry.labels)))
+    for rule in rules:
+        passed = frozenset(
+            c for c in left if rule.passes(entry.labels[c], entry.inputs[c], entry.outputs[c])
+        )
+        left = left if rule.lenient and not passed else passed
+    return left
+
+
+def _of_origin(origin: str, rules: Sequence[Rule]) -> str:
+    """What the user wrote, and what a strategy comes to here."""
+    if not origin.startswith("strategy "):
+        return origin
+    return f"{origin} ({' and '.join(dict.fromkeys(str(rule.constraint) for rule in rules))})"
+
+
+def _of(entry: NodeClass, kept: Iterable[int]) -> NodeClass:
+    chosen = sorted(kept)
+    return replace(
+        entry,
+        labels=tuple(entry.labels[c] for c in chosen),
+        inputs=tuple(entry.inputs[c] for c in chosen),
+        outputs=tuple(entry.outputs[c] for c in chosen),
+    )
