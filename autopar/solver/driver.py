@@ -10,7 +10,7 @@ import numpy as np
 from autopar.errors import SolverError
 from autopar.problem import Conflict, Problem, Solution, Status
 from autopar.solver.evaluate import Evaluator, evaluate
-from autopar.solver.exact import search
+from autopar.solver.exact import Aim, search
 from autopar.solver.infeasible import explain
 from autopar.solver.memory import least_usage_conflict
 from autopar.solver.reductions import reduce
@@ -82,7 +82,7 @@ def _search(problem: Problem, clock: Clock, progress: Progress, cutoff: int | No
     bound = quick_bound(problem, clock)
     if bound >= cutoff:
         return Search(problem, Evaluator(problem), clock, progress, bound, cutoff=cutoff)
-    return search(problem, clock, progress, cutoff=cutoff)
+    return search(problem, clock, progress, Aim(cutoff=cutoff))
 
 
 def is_large(problem: Problem) -> bool:

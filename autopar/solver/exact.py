@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import process_time
 
 import numpy as np
@@ -37,33 +38,42 @@ _TOLERANCE = 1e-6
 """How far HiGHS's bound may be off, in its own scale: its tolerance for feasible and integer."""
 
 
-def search(
-    problem: Problem,
-    clock: Clock,
-    progress: Progress,
-    ways: Ways = any_way,
-    cutoff: float = float("inf"),
-) -> Search:
-    """Solves `problem` as far as the clock allows, with flows on `ways`, or until it is known that
-    no plan costs less than `cutoff`."""
-    state = Search(problem, Evaluator(problem), clock, progress, cutoff=cutoff)
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """When a search is over, and which ways flows may take: by default when the plan of the lowest
+    cost and tie weight is known. With a `cutoff` when no plan costs less than that, with a
+    `tolerance` when the best plan's gap is at most that part of its cost, whatever its weight."""
+
+    ways: Ways = any_way
+    cutoff: float = float("inf")
+    tolerance: float = 0.0
+
+
+EXACT = Aim()
+
+
+def search(problem: Problem, clock: Clock, progress: Progress, aim: Aim = EXACT) -> Search:
+    """Solves `problem` as far as `aim` asks and the clock allows."""
+    state = Search(
+        problem, Evaluator(problem), clock, progress, cutoff=aim.cutoff, tolerance=aim.tolerance
+    )
     if clock.limit_s is not None or largest_cost(problem) > _LARGEST_COST:
         _descend(state, None)
     while True:
         if state.evaluation is not None:
             problem = forbid_above(problem, state.evaluation.objective)
         largest = largest_cost(problem)
-        _solve(state, problem, ways)
+        _solve(state, problem, aim)
         if state.evaluation is None or state.settled or clock.expired or largest <= _LARGEST_COST:
             return state
         if largest_cost(forbid_above(problem, state.evaluation.objective)) == largest:
             return state
 
 
-def _solve(state: Search, problem: Problem, ways: Ways) -> None:
+def _solve(state: Search, problem: Problem, aim: Aim) -> None:
     """All steps, on a `problem` that may forbid more than the one of `state`."""
     started = process_time()
-    model = build(problem, ways=ways)
+    model = build(problem, ways=aim.ways)
     state.raise_bound(least_cost(model))
     if any((columns < 0).all() for columns in model.choices):
         state.infeasible = True
@@ -74,7 +84,7 @@ def _solve(state: Search, problem: Problem, ways: Ways) -> None:
         return
     if not state.settled and answer.outcome is Outcome.OPTIMAL:
         _solve_integer(state, model, highs, duals)
-    if state.proven and duals is not None and not state.clock.expired:
+    if state.proven and not aim.tolerance and duals is not None and not state.clock.expired:
         break_ties(state, model, highs, duals)
 
 

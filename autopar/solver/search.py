@@ -39,7 +39,7 @@ class Clock:
 class Search:
     """`bound` is below every plan's cost; `choice` is empty until there is a feasible plan.
     `relaxation` is the model that was relaxed last, with its row duals in units of the cost. Plans
-    that cost `cutoff` or more are of no interest."""
+    that cost `cutoff` or more are of no interest, nor is a gap of `tolerance` times the cost."""
 
     problem: Problem
     evaluator: Evaluator
@@ -51,6 +51,7 @@ class Search:
     infeasible: bool = False
     relaxation: tuple[Model, FloatArray] | None = None
     cutoff: float = float("inf")
+    tolerance: float = 0.0
     statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
 
     @property
@@ -71,7 +72,9 @@ class Search:
     @property
     def settled(self) -> bool:
         """Whether nothing is left to look for."""
-        return self.proven or self.beaten
+        best = self.evaluation
+        close = best is not None and self.gap <= self.tolerance * best.objective
+        return self.proven or self.beaten or close
 
     def offer(self, choice: tuple[int, ...], evaluation: Evaluation) -> None:
         """Keeps a feasible plan when it is the cheapest so far."""

@@ -33,10 +33,11 @@ from autopar.solver.ways import shortest_ways
 TOLERANCE = 0.01
 """The gap with which a plan is good enough, as a part of its cost, if it cannot be closed soon."""
 
+_MASTER = exact.Aim(ways=shortest_ways, tolerance=TOLERANCE / 4)
 _ROUNDS = 12
 _FIRST_CHOICES = 2_000
 _MORE_CHOICES = 1_000
-_FEW_CHOICES = 4_000
+_FEW_CHOICES = 6_000
 _FIRST_SWEEPS, _SWEEPS = 30, 240
 _ROUNDING = 1e-9
 """How far a bound in floating point may be off, as a part of it: sums of a few thousand terms."""
@@ -91,7 +92,7 @@ class _Work:
         """One master, and what its prices say of the whole."""
         state = self.state
         master = keep_choices(self.problem, self.kept)
-        found = exact.search(master, state.clock, state.progress, shortest_ways)
+        found = exact.search(master, state.clock, state.progress, _MASTER)
         state.statistics |= found.statistics | {"rounds": number + 1}
         if found.choice:
             chosen = self._chosen(self.kept, found.choice)
