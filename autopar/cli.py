@@ -139,7 +139,7 @@ def _size(_: click.Context, __: click.Parameter, text: str | None) -> int | None
 @click.option(
     "--cluster", metavar="CLUSTER", help="64x8xH100, or a .toml file; default: the devices at hand."
 )
-@click.option("--mesh", default="auto", show_default=True, help="auto, 8x8 or dp=8,tp=8.")
+@click.option("--mesh", default="auto", show_default=True, help="auto, auto:3, 8x8 or dp=8,tp=8.")
 @click.option(
     "--profile",
     "profile_file",

@@ -22,19 +22,18 @@ from autopar.units import parse_bytes
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`mesh` is "auto" or a shape ("8x8", "dp=8,tp=8"). `optimizer` names one of
-    `cost_model.optimizer.OPTIMIZERS` ("adamw", "sgd", ...): its step counts, and what it keeps per
-    parameter counts against the memory limit, which defaults to the device's memory. `strict` turns
-    the warning about an op without a rule into an error. `max_axes` bounds the meshes that are
-    searched. `constraints` and `strategy` ("" for none) are what is imposed on the plan; the rest
-    is planned around it.
+    """`mesh` is a shape ("8x8", "dp=8,tp=8"), or "auto" for the best of all with one or two axes,
+    "auto:3" with up to three. `optimizer` names one of `cost_model.optimizer.OPTIMIZERS`
+    ("adamw", "sgd", ...): its step counts, and what it keeps per parameter counts against the
+    memory limit, which defaults to the device's memory. `strict` turns the warning about an op
+    without a rule into an error. `constraints` and `strategy` ("" for none) are what is imposed
+    on the plan; the rest is planned around it.
     """
 
     mesh: str = "auto"
     optimizer: str = "adamw"
     memory_limit_bytes: int | None = None
     time_limit_s: float | None = None
-    max_axes: int = 2
     strict: bool = False
     constraints: tuple[Constraint, ...] = ()
     strategy: str = ""

@@ -11,7 +11,7 @@ from autopar.conflict import describe_imposed, explain, suited
 from autopar.cost_model.account import account
 from autopar.cost_model.price import choices, price
 from autopar.dataflow import groups
-from autopar.errors import InfeasibleError, SolverError
+from autopar.errors import ClusterError, InfeasibleError, SolverError
 from autopar.graph import Graph
 from autopar.matching import settle
 from autopar.mesh import Cluster, Mesh
@@ -30,6 +30,10 @@ MAX_TIGHTENINGS = 8
 peak over the limit."""
 
 
+_AXES = 2
+"""How many axes meshes have that are tried unasked: each with three takes as long as all others."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """The best plan found on one mesh, and the problem that it solves: the one stated, with what
@@ -40,6 +44,14 @@ class Candidate:
     structure: Structure
     estimates: Estimates
     solution: Solution
+
+
+class Beaten(Exception):
+    """A mesh has no plan as good as the one in hand; `bound` is below all of its plans."""
+
+    def __init__(self, mesh: Mesh, bound: int) -> None:
+        super().__init__(f"{mesh}: at least {format_seconds(bound / 1e9)}, which is no better")
+        self.bound = bound
 
 
 def search(
@@ -53,35 +65,59 @@ def search(
 ) -> Plan:
     """The plan with the shortest predicted step over all meshes that `options` admit.
 
-    InfeasibleError, saying what is missing on the mesh that came closest, if no mesh has a plan
-    within the memory limit.
+    Meshes along the levels of the cluster come first: a good plan in hand cuts off the others as
+    soon as they are known to have no better one. Of equally good meshes the first that is listed
+    wins. InfeasibleError, saying what is missing on the first mesh, if none has a plan within the
+    memory limit.
     """
     options = replace(options, constraints=settle(graph, options.constraints))
     meshes = suited(graph, _meshes(cluster, options), options)
     best: Candidate | None = None
-    failures: list[InfeasibleError] = []
-    for mesh in meshes:
+    best_place, bounds = 0, list[int]()
+    failures: dict[int, InfeasibleError] = {}
+    for place in _promising(meshes, cluster):
+        mesh = meshes[place]
         progress(f"solving for mesh {mesh or 'of one device'}")
+        cutoff = None if best is None else best.solution.objective + (place < best_place)
         try:
-            found = solve_mesh(graph, cluster, mesh, options, fingerprint, progress)
+            found = solve_mesh(graph, cluster, mesh, options, fingerprint, progress, cutoff)
         except InfeasibleError as error:
-            failures.append(error)
+            failures[place] = error
             continue
-        if best is None or found.solution.objective < best.solution.objective:
-            best = found
+        except Beaten as beaten:
+            progress(f"{beaten}")
+            bounds.append(beaten.bound)
+            continue
+        bounds.append(found.solution.bound)
+        if cutoff is None or found.solution.objective < cutoff:
+            best, best_place = found, place
     if best is None:
         if not options.asked:
-            raise failures[0]
+            raise failures[min(failures)]
         progress("looking for the limits that conflict")
         raise explain(options, partial(_failure, graph, cluster, meshes[0], fingerprint, progress))
     imposed = describe_imposed(graph, best.mesh, options)
+    best = replace(best, solution=_bounded(best.solution, min(bounds)))
     return _plan(best, meshes, torch_version, imposed)
 
 
+def _promising(meshes: Sequence[Mesh], cluster: Cluster) -> list[int]:
+    """The places of `meshes` in the order they are tried."""
+    levels = tuple(level.size for level in cluster.levels if level.size > 1)
+
+    def is_other(place: int) -> bool:
+        return tuple(axis.size for axis in meshes[place].axes) != levels
+
+    return sorted(range(len(meshes)), key=lambda place: (is_other(place), place))
+
+
 def _meshes(cluster: Cluster, options: Options) -> Sequence[Mesh]:
-    if options.mesh != "auto":
+    word, colon, number = options.mesh.partition(":")
+    if word != "auto":
         return (parse_mesh(options.mesh, cluster),)
-    max_axes = max(options.max_axes, MAX_AXES.get(options.strategy, 1))
+    if colon and not (number.isdecimal() and number.isascii()):
+        raise ClusterError(f"mesh {options.mesh!r}: write auto:3 for meshes of up to three axes")
+    max_axes = int(number) if colon else max(_AXES, MAX_AXES.get(options.strategy, 1))
     return candidate_meshes(cluster, max_axes, in_order=bool(options.asked))
 
 
@@ -114,8 +150,10 @@ def solve_mesh(
     options: Options,
     fingerprint: str,
     progress: Callable[[str], None],
+    cutoff: int | None = None,
 ) -> Candidate:
-    """The best plan on `mesh` whose peak, temporaries included, is within the memory limit.
+    """The best plan on `mesh` whose peak, temporaries included, is within the memory limit; Beaten
+    if it is known that none takes less than `cutoff` nanoseconds.
 
     The problem counts what is held when the forward phase ends. Temporaries on top of it are known
     only once the plan is: where they break the limit, they are set aside and the problem is solved
@@ -123,7 +161,7 @@ def solve_mesh(
     """
     limit = options.memory_limit_bytes or cluster.device.memory_bytes
     stated = price(graph, cluster, mesh, options, usage_limit=limit)
-    return fit(graph, cluster, mesh, options, stated, limit, fingerprint, progress)
+    return fit(graph, cluster, mesh, options, stated, limit, fingerprint, progress, cutoff)
 
 
 def fit(
@@ -135,10 +173,11 @@ def fit(
     limit: int,
     fingerprint: str,
     progress: Callable[[str], None],
+    cutoff: int | None = None,
 ) -> Candidate:
     """The best plan of `stated`, the problem of `graph` on `mesh` or a part of it, whose peak is at
-    most `limit` bytes."""
-    problem, solution = stated, _solve(stated, mesh, options, progress)
+    most `limit` bytes. Errors are those of `solve_mesh`."""
+    problem, solution = stated, _solve(stated, mesh, options, progress, cutoff)
     if solution.status is Status.INFEASIBLE:
         raise InfeasibleError(f"mesh {mesh or 'of one device'}: {describe_conflict(solution)}")
     bound = solution.bound
@@ -157,7 +196,7 @@ def fit(
             return Candidate(mesh, problem, structure, estimates, _bounded(solution, bound))
         progress(f"{mesh}: temporaries exceed the memory limit; solving again with less")
         counted = sum(int(u[c]) for u, c in zip(stated.usages, solution.choice, strict=True))
-        leaner = _leaner(stated, counted - excess, counted, mesh, options, progress)
+        leaner = _leaner(stated, counted - excess, counted, mesh, options, progress, cutoff)
         if leaner is None or attempt == MAX_TIGHTENINGS:
             raise InfeasibleError(
                 f"mesh {mesh or 'of one device'}: the leanest plan found peaks at "
@@ -171,9 +210,15 @@ def fit(
 
 
 def _solve(
-    problem: Problem, mesh: Mesh, options: Options, progress: Callable[[str], None]
+    problem: Problem,
+    mesh: Mesh,
+    options: Options,
+    progress: Callable[[str], None],
+    cutoff: int | None,
 ) -> Solution:
-    solution = solve(problem, time_limit_s=options.time_limit_s, progress=progress)
+    solution = solve(problem, time_limit_s=options.time_limit_s, progress=progress, cutoff=cutoff)
+    if solution.status is Status.BEATEN:
+        raise Beaten(mesh, solution.bound)
     if solution.status is Status.LIMIT:
         raise SolverError(f"mesh {mesh}: no plan was found in time; raise the time limit")
     return solution
@@ -186,13 +231,14 @@ def _leaner(
     mesh: Mesh,
     options: Options,
     progress: Callable[[str], None],
+    cutoff: int | None,
 ) -> tuple[Problem, Solution] | None:
     """The problem of the best plan that holds at most `allowance`, or else as little as any,
     and that plan; None if that is no less than `counted`, what the plan in hand holds. Leaner plans
     may have other temporaries: that one breaks the limit does not mean that all do."""
     while allowance < counted:
         problem = replace(stated, usage_limit=allowance)
-        solution = _solve(problem, mesh, options, progress)
+        solution = _solve(problem, mesh, options, progress, cutoff)
         if solution.status is not Status.INFEASIBLE:
             return problem, solution
         if solution.conflict is None:
@@ -202,8 +248,9 @@ def _leaner(
 
 
 def _bounded(solution: Solution, bound: int) -> Solution:
-    """`solution` with a bound on the plans of the problem as it was stated, before temporaries were
-    set aside: the best of those that keep to the limit is not cheaper, but may be this one."""
+    """`solution` with a bound on more plans than those it was chosen from: those of the problem as
+    it was stated, before temporaries were set aside, or those on other meshes."""
+    bound = min(bound, solution.objective)
     status = Status.OPTIMAL if bound == solution.objective else Status.FEASIBLE
     return replace(solution, status=status, bound=bound)
 

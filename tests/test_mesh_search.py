@@ -1,0 +1,55 @@
+"""The search over meshes: what it cuts off could not have won."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.cluster import parse_cluster
+from autopar.errors import ClusterError
+from autopar.meshes import candidate_meshes
+from autopar.options import Options
+from autopar.plan import Plan
+from autopar.search import search
+from tests.graphs import linear_step
+
+
+def planned(mesh: str, *, cluster: str = "2x4xH100", heard: list[str] | None = None) -> Plan:
+    told = [] if heard is None else heard
+    return search(
+        linear_step(8192, 8192, 8192, layers=3),
+        parse_cluster(cluster),
+        Options(mesh=mesh),
+        fingerprint="f",
+        torch_version="",
+        progress=told.append,
+    )
+
+
+@pytest.mark.parametrize(("mesh", "max_axes"), [("auto", 2), ("auto:3", 3), ("auto:1", 1)])
+def test_the_best_mesh_wins_and_its_bound_holds_on_all(mesh: str, max_axes: int) -> None:
+    heard: list[str] = []
+    found = planned(mesh, heard=heard)
+    meshes = candidate_meshes(parse_cluster("2x4xH100"), max_axes)
+    single = {str(each): planned(str(each)).provenance for each in meshes}
+    assert found.provenance.meshes_tried == tuple(single)
+    best = min(single, key=lambda each: single[each].objective_ns)
+    assert found.structure.mesh == planned(best).structure.mesh
+    assert found.provenance.objective_ns == single[best].objective_ns
+    assert found.provenance.bound_ns == single[best].objective_ns
+    assert found.provenance.status == "optimal"
+    cut_off = [text for text in heard if "no better" in text]
+    assert bool(cut_off) == (max_axes > 1)
+
+
+def test_meshes_along_the_levels_come_first() -> None:
+    heard: list[str] = []
+    planned("auto", heard=heard)
+    tried = [text for text in heard if text.startswith("solving for mesh")]
+    assert tried[0] == "solving for mesh dp=2,tp=4"
+    assert len(tried) == len(candidate_meshes(parse_cluster("2x4xH100"), 2))
+
+
+@pytest.mark.parametrize("mesh", ["auto:", "auto:x", "auto:4", "auto:0"])
+def test_numbers_of_axes_that_cannot_be(mesh: str) -> None:
+    with pytest.raises(ClusterError, match="axes"):
+        planned(mesh)
