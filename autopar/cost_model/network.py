@@ -72,10 +72,12 @@ class Networks:
         sharing: Sharing | None,
     ) -> IntArray:
         """Nanoseconds of `move` between each of `pairs`. It depends on how many bytes are held
-        before and after, and where chunks are cut on the states themselves."""
+        before and after, on whether they must be copied into place, and where chunks are cut on the
+        states themselves."""
         states, held = steps.states, steps.held
         chunks = np.where(steps.chunked[pairs].any(axis=1), np.arange(len(pairs)), -1)
-        kinds = np.concatenate([held[pairs], chunks[:, None]], axis=1)
+        leads = steps.leads(move, pairs)
+        kinds = np.concatenate([held[pairs], leads, chunks[:, None]], axis=1)
         _, first, kind = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
         ends: list[list[int]] = pairs[first].tolist()
         prices = [

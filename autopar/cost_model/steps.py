@@ -9,6 +9,7 @@ alike elsewhere. Where chunks are cut, which is rare, `reshard.step` itself is a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,14 @@ import numpy.typing as npt
 from autopar.chunking import chunked_axes
 from autopar.graph import Atom, TensorType
 from autopar.problem import IntArray
-from autopar.reshard import Collective, collective, local_bytes, nesting, step
+from autopar.reshard import (
+    Collective,
+    collective,
+    local_bytes,
+    local_part_sizes,
+    nesting,
+    step,
+)
 from autopar.sharding import Placement, Sharding
 
 BoolArray = npt.NDArray[np.bool_]
@@ -39,6 +47,8 @@ class Steps:
     ) -> None:
         self.tensor, self.atoms, self.states = tensor, atoms, states
         self.held = np.array([local_bytes(tensor, atoms, s, sizes) for s in states], np.int64)
+        self._slots = [slot for slot, _ in tensor.slots()]
+        self._leads = np.array([_leads(tensor, atoms, s, sizes) for s in states], np.int64)
         self.chunked = np.array([bool(chunked_axes(s)) for s in states], np.bool_)
         self._options = [list(dict.fromkeys(s[k] for s in states)) for k in range(len(sizes))]
         self._places = self._at()
@@ -57,6 +67,17 @@ class Steps:
                     pairs = pairs[self._is_step(pairs, free)]
                     if len(pairs):
                         yield move, pairs
+
+    def leads(self, move: Collective, pairs: IntArray) -> IntArray:
+        """Per pair and side of `move`, 1 if a rank has several pieces along what stands before the
+        part that is sharded there (as `moves` counts them), else 0."""
+        found = np.zeros((len(pairs), 2), np.int64)
+        for side, placement in enumerate((move.source, move.target)):
+            if placement.kind == "S":
+                at = self._slots.index(placement.slot)
+                state = 0 if side or move.kind == "all_gather" else 1
+                found[:, side] = self._leads[pairs[:, state], at] > 1
+        return found
 
     def _at(self) -> IntArray:
         """The number of the state with given placements (by their place in the options), or -1."""
@@ -91,3 +112,11 @@ class Steps:
             move = step(self.tensor, self.atoms, self.states[tail], self.states[head])
             found[i] = move is not None
         return found
+
+
+def _leads(
+    tensor: TensorType, atoms: Sequence[Atom], state: Sharding, sizes: Sequence[int]
+) -> list[int]:
+    """Per part of the tensor, how many pieces a rank has along all parts before it."""
+    local = [n for dim in local_part_sizes(tensor, atoms, state, sizes) for n in dim]
+    return [prod(local[:at]) for at in range(len(local))]
