@@ -28,6 +28,7 @@ from autopar.planning import make_structure
 from autopar.problem import FORBIDDEN, Problem, Solution, Status
 from autopar.report.names import pattern
 from autopar.search import Candidate, fit, solve_mesh
+from autopar.solver.driver import MAX_CHOICES
 from autopar.solver.sensitivity import Sensitivity
 from autopar.strategy import shardings
 from autopar.units import format_bytes
@@ -48,7 +49,8 @@ class Explainer:
     cluster: Cluster
     options: Options
     best: Candidate
-    variations: Sensitivity
+    variations: Sensitivity | None
+    """None for problems whose relaxation is too large to be solved at once."""
 
     def alternatives(self, name: str, solves: int = SOLVES) -> Explanation:
         """The step with every sharding that a tensor may have.
@@ -80,7 +82,11 @@ class Explainer:
         return Benefit(
             change=f"{format_bytes(more_bytes)} more memory per device",
             before_ns=before,
-            estimate_ns=self.variations.bound_with_limit(allowance + more_bytes),
+            estimate_ns=(
+                self.variations.bound_with_limit(allowance + more_bytes)
+                if self.variations
+                else None
+            ),
             # The plan in hand fits as well.
             step_ns=min(before, after.objective),
             bound_ns=min(before, after.bound),
@@ -128,9 +134,9 @@ class Explainer:
         best = self.best.solution
         if all(left[best.choice[node]] for node, left in allowed.items()):
             return Alternative(label, True, best.objective, best.bound, best.status)
-        found = self.variations.with_only(allowed)
+        found = self.variations.with_only(allowed) if self.variations else None
         if found is None or found.solution is None or not self._fits(found.solution):
-            bound = self.variations.bound if found is None else found.bound
+            bound = best.bound if found is None else found.bound
             return Alternative(label, False, None, bound, Status.LIMIT)
         return Alternative(
             label, False, found.solution.objective, found.bound, found.solution.status
@@ -231,7 +237,9 @@ def explain(graph: Graph, cluster: Cluster, options: Options) -> Explainer:
     """
     mesh = parse_mesh(options.mesh, cluster)
     best = solve_mesh(graph, cluster, mesh, options, "", _silent)
-    return Explainer(graph, cluster, options, best, Sensitivity(best.problem))
+    is_small = sum(map(len, best.problem.costs)) <= MAX_CHOICES
+    variations = Sensitivity(best.problem) if is_small else None
+    return Explainer(graph, cluster, options, best, variations)
 
 
 def restricted(problem: Problem, allowed: Allowed) -> Problem:

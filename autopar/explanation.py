@@ -40,14 +40,14 @@ class Explanation:
 class Benefit:
     """The step before and after a change of what the plan has to work with.
 
-    `estimate_ns` needs no solve: for memory it is a bound by duals (no plan is faster), for a link
-    the step of the plan as it is (the best one is not slower). `step_ns` is that of the best plan
-    for the change, `bound_ns` a proven bound on it.
+    `estimate_ns` needs no solve: for memory it is a bound by duals (no plan is faster; None where
+    the relaxation is too large), for a link the step of the plan as it is (the best one is not
+    slower). `step_ns` is that of the best plan for the change, `bound_ns` a proven bound on it.
     """
 
     change: str
     before_ns: int
-    estimate_ns: int
+    estimate_ns: int | None
     step_ns: int
     bound_ns: int
 

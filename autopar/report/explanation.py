@@ -31,7 +31,7 @@ def benefits_text(benefits: Sequence[Benefit]) -> str:
             each.change,
             _time(each.step_ns),
             _more(each.step_ns - each.before_ns, each.before_ns),
-            f"estimate {_time(each.estimate_ns)}",
+            "" if each.estimate_ns is None else f"estimate {_time(each.estimate_ns)}",
         )
         for each in benefits
     ]
