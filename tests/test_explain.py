@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import numpy as np
 import pytest
 import torch
 from expecttest import assert_expected_inline
@@ -21,6 +22,7 @@ from autopar.problem import Status
 from autopar.report.explanation import alternatives_text, benefits_text
 from autopar.search import Candidate, solve_mesh
 from autopar.solver import solve
+from autopar.solver.sensitivity import Sensitivity
 from autopar.tracer import trace
 from tests.graphs import linear_step
 from tests.planned import pinned
@@ -97,6 +99,7 @@ def test_alternatives_of_a_decision_cost_what_a_solve_says(key: str) -> None:
 
 
 def test_without_solves_alternatives_are_bounded() -> None:
+    settled = asked = 0
     for key in ("param:w0", "forward.2", "wgrad.1"):
         exact = {a.sharding: a for a in roomy().alternatives(key, solves=1000).alternatives}
         for each in roomy().alternatives(key, solves=0).alternatives:
@@ -104,6 +107,9 @@ def test_without_solves_alternatives_are_bounded() -> None:
             assert step_ns is not None
             assert each.bound_ns <= step_ns
             assert each.step_ns is None or each.step_ns >= step_ns
+            settled += each.status is Status.OPTIMAL
+            asked += 1
+    assert settled > 0.7 * asked
 
 
 def test_without_a_relaxation_alternatives_are_solved_whole() -> None:
@@ -116,11 +122,15 @@ def test_without_a_relaxation_alternatives_are_solved_whole() -> None:
 
 
 def test_an_answer_does_not_depend_on_those_before() -> None:
-    explainer = explain(graph(), CLUSTER, Options(mesh=MESH))
-    first = explainer.alternatives("w2", solves=0)
-    explainer.alternatives("forward.2", solves=0)
-    assert explainer.alternatives("w2", solves=0) == first
-    assert first == roomy().alternatives("w2", solves=0)
+    variations = Sensitivity(roomy().best.problem)
+    asked = [
+        {node: np.arange(len(labels)) == choice}
+        for node, labels in enumerate(roomy().best.problem.labels)
+        for choice in (0, len(labels) - 1)
+    ]
+    forwards = [variations.with_only(each) for each in asked]
+    backwards = [variations.with_only(each) for each in reversed(asked)]
+    assert forwards == backwards[::-1]
 
 
 def test_inputs_are_fixed_where_they_are_used() -> None:

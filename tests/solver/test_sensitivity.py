@@ -20,6 +20,10 @@ def without(problem: Problem, node: int, left: np.ndarray) -> Problem:
     return replace(problem, costs=tuple(costs))
 
 
+def sizes(problem: Problem) -> list[int]:
+    return [len(costs) for costs in problem.costs]
+
+
 @given(problem=problems(), data=st.data())
 def test_restrictions_are_bounded_and_a_plan_of_theirs_is_found(
     problem: Problem, data: st.DataObject
@@ -28,24 +32,22 @@ def test_restrictions_are_bounded_and_a_plan_of_theirs_is_found(
     assume(base is not None)
     variations = Sensitivity(problem)
     assert variations.bound <= base
-    for node, costs in enumerate(problem.costs):
-        left = np.array(
-            data.draw(st.lists(st.booleans(), min_size=len(costs), max_size=len(costs)))
-        )
-        oracle = solve_by_enumeration(without(problem, node, left)).objective
-        found = variations.with_only({node: left})
-        assert found is not None or oracle is None
-        if found is None or oracle is None:
-            assert found is None or found.solution is None
+    asked = [data.draw(st.lists(st.booleans(), min_size=n, max_size=n)) for n in sizes(problem)]
+    found = [variations.with_only({i: np.array(left)}) for i, left in enumerate(asked)]
+    for node, (left, known) in enumerate(zip(asked, found, strict=True)):
+        oracle = solve_by_enumeration(without(problem, node, np.array(left))).objective
+        if known is None or oracle is None:
+            assert oracle is None and (known is None or known.solution is None)
             continue
-        assert found.bound <= oracle
-        if found.solution is not None:
-            assert left[found.solution.choice[node]]
-            assert found.solution.objective >= oracle
-            if found.solution.status is Status.OPTIMAL:
-                assert found.solution.objective == oracle
-        again = variations.with_only({node: left})
-        assert again == found
+        assert known.bound <= oracle
+        if known.solution is not None:
+            assert left[known.solution.choice[node]]
+            assert known.solution.objective >= oracle
+            if known.solution.status is Status.OPTIMAL:
+                assert known.solution.objective == oracle
+    # No answer depends on those before.
+    for node, left in reversed(list(enumerate(asked))):
+        assert variations.with_only({node: np.array(left)}) == found[node]
 
 
 @given(problem=problems(), more=st.integers(-3, 8))
