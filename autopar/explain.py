@@ -21,12 +21,12 @@ from autopar.dataflow import groups
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.explanation import Alternative, Benefit, Explanation
 from autopar.graph import Graph, Node, Phase, Role
+from autopar.matching import general, settle
 from autopar.mesh import Axis, Cluster, Link, Mesh
 from autopar.meshes import parse_mesh
 from autopar.options import Options
 from autopar.planning import make_structure
 from autopar.problem import FORBIDDEN, Problem, Solution, Status
-from autopar.report.names import pattern
 from autopar.search import Candidate, fit, solve_mesh
 from autopar.solver.driver import MAX_CHOICES
 from autopar.solver.sensitivity import Sensitivity
@@ -184,7 +184,7 @@ class Explainer:
         if key not in self.best.problem.keys:
             targets = [n.target for n in self.graph.with_role(Role.PARAM)]
             modules = [n.module for n in self.graph.with_role(Role.OP)]
-            known = dict.fromkeys(map(pattern, (*targets, *modules, *self.best.problem.keys)))
+            known = dict.fromkeys(map(general, (*targets, *modules, *self.best.problem.keys)))
             raise AutoparError(_unknown("parameter, module, input or decision", name, list(known)))
         number = self.best.problem.keys.index(key)
         labels = self.best.problem.labels[number]
@@ -197,7 +197,7 @@ class Explainer:
         """The parameter, the input, or the last forward op of the module called `name`; of equal
         blocks, if `name` is a pattern or that block itself is not in the graph, any."""
         found = self._named(name, lambda text: text)
-        return found or self._named(pattern(name), pattern)
+        return found or self._named(general(name), general)
 
     def _named(self, name: str, as_called: Callable[[str], str]) -> Node | None:
         for node in self.graph.with_role(Role.PARAM):
@@ -232,10 +232,12 @@ class Explainer:
 
 def explain(graph: Graph, cluster: Cluster, options: Options) -> Explainer:
     """An `Explainer` for the best plan on the mesh of `options`, which must name one, not "auto".
+    What is imposed on the plan is imposed on the alternatives too.
 
     InfeasibleError if no plan fits; ClusterError if the mesh does not fit the cluster.
     """
     mesh = parse_mesh(options.mesh, cluster)
+    options = replace(options, constraints=settle(graph, options.constraints))
     best = solve_mesh(graph, cluster, mesh, options, "", _silent)
     is_small = sum(map(len, best.problem.costs)) <= MAX_CHOICES
     variations = Sensitivity(best.problem) if is_small else None

@@ -12,6 +12,7 @@ from expecttest import assert_expected_inline
 from torch import nn
 
 from autopar.cluster import parse_cluster
+from autopar.constraints import Constraint
 from autopar.errors import AutoparError
 from autopar.explain import Explainer, explain
 from autopar.explanation import Alternative, Benefit, Explanation
@@ -63,7 +64,8 @@ def test_alternatives_of_a_parameter_cost_what_its_pins_cost() -> None:
     assert chosen.step_ns == found.step_ns == roomy().best.estimates.step_ns
     assert len(found.alternatives) > 5
     for each in found.alternatives:
-        pinned_plan = best(Options(mesh=MESH, pins={"w1": each.sharding}))
+        pin = Constraint.parse(f"param:w1 = {each.sharding}", "a pin")
+        pinned_plan = best(Options(mesh=MESH, constraints=(pin,)))
         assert each.status is Status.OPTIMAL
         assert each.step_ns == each.bound_ns == pinned_plan.solution.objective
 
