@@ -113,3 +113,8 @@ def bill_that_leaves_some_out(patch: Patch) -> None:
         return original(*args, **kwargs) * 9 // 10
 
     patch.setattr(account, "move_ns", cheaper)
+
+
+@fault(by_test(test_the_bill_of_any_plan_is_what_the_problem_says, seed=1, mesh="2x2"))
+def bill_that_forgets_the_optimizer(patch: Patch) -> None:
+    patch.setattr(account, "update_s", lambda *_: 0.0)
