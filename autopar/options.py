@@ -15,6 +15,7 @@ from autopar.constraints import (
 )
 from autopar.errors import AutoparError
 from autopar.graph import Graph
+from autopar.matching import settle
 from autopar.mesh import Mesh
 from autopar.schemes import expand
 from autopar.units import parse_bytes
@@ -39,9 +40,9 @@ class Options:
     strategy: str = ""
 
     def imposed(self, graph: Graph, mesh: Mesh) -> tuple[Constraint, ...]:
-        """All that is imposed on a plan for `graph` on `mesh`. UnsuitedMeshError if the strategy
-        makes no sense there."""
-        return (*self.constraints, *expand(self.strategy, graph, mesh))
+        """All that is imposed on a plan for `graph` on `mesh`. ConstraintError if it speaks of what
+        is not there, UnsuitedMeshError if the strategy makes no sense on the mesh."""
+        return (*settle(graph, self.constraints), *expand(self.strategy, graph, mesh))
 
     @property
     def asked(self) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from autopar.cost_model.price import choices, price
 from autopar.dataflow import groups
 from autopar.errors import ClusterError, InfeasibleError, SolverError
 from autopar.graph import Graph
-from autopar.matching import settle
 from autopar.mesh import Cluster, Mesh
 from autopar.meshes import candidate_meshes, parse_mesh
 from autopar.options import Options
@@ -70,7 +69,6 @@ def search(
     wins. InfeasibleError, saying what is missing on the first mesh, if none has a plan within the
     memory limit.
     """
-    options = replace(options, constraints=settle(graph, options.constraints))
     meshes = suited(graph, _meshes(cluster, options), options)
     best: Candidate | None = None
     best_place, bounds = 0, list[int]()
