@@ -230,3 +230,14 @@ def test_memory_is_one_of_the_limits_that_conflict(case: ZooCase) -> None:
     with pytest.raises(InfeasibleError, match=r"^mesh dp=2,tp=2: the leanest plan") as alone:
         planned(case, replace(limited, memory_limit_bytes=64))
     assert "limits conflict" not in str(alone.value)
+
+
+def test_a_search_passes_over_meshes_that_lack_an_axis_that_is_named(case: ZooCase) -> None:
+    def tried(*pins: str) -> tuple[str, ...]:
+        return planned(case, asked(*pins, mesh="auto")).provenance.meshes_tried
+
+    assert tried("head.weight=S(0) on tp") == ("dp=2,tp=2",)
+    assert tried("head.weight=[S(0), R]") == ("dp=2,tp=2",)
+    assert tried("head.weight=R on tp") == tried("head.weight=R") == ("dp=4", "dp=2,tp=2")
+    with pytest.raises(ConstraintError, match=r"no axis pp.*of the meshes tried, dp=4, dp=2,tp=2"):
+        tried("head.weight=S(0) on pp")

@@ -196,6 +196,20 @@ def test_file_named_like_a_module_does_not_replace_it(tmp_path: Path) -> None:
     assert sys.modules["json"] is json
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--pin", "weight"), "pin weight: 'weight' is not PATTERN=SHARDING"),
+        (("--forbid", "tp"), "forbid tp: this is not AXIS:PATTERN"),
+        (("--strategy", "zero"), "there is no strategy 'zero': choose ddp, fsdp"),
+    ],
+)
+def test_what_is_imposed_is_read_before_the_target(
+    tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    fails(run("plan", f"{tmp_path}/none.py:build", "--cluster", "4xcpu", *arguments), 1, words)
+
+
 def test_plan_asks_for_what_was_said(
     target: str, planned: list[tuple[object, dict[str, object]]], tmp_path: Path
 ) -> None:
