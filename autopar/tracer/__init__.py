@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
+from autopar.errors import TraceError
 from autopar.graph import Graph, Role
-from autopar.tracer.annotate import with_rules
+from autopar.tracer.annotate import report_unknown, with_rules
 from autopar.tracer.aot import TreeSpec
-from autopar.tracer.capture import InputLeaf
+from autopar.tracer.capture import Capture, InputLeaf
 from autopar.tracer.capture import capture as _capture
 from autopar.tracer.classes import with_keys
+from autopar.tracer.expand import expand
+from autopar.tracer.find import find_runs
 from autopar.tracer.normalize import normalize as _normalize
+from autopar.tracer.periods import Different
+from autopar.tracer.runs import shortened
 from autopar.tracer.snapshot import snapshot as _snapshot
+
+_log = logging.getLogger(__name__)
 
 __all__ = ["InputLeaf", "OutputLeaf", "Traced", "trace"]
 
@@ -64,10 +72,8 @@ def trace(
     cannot be captured, and with `strict` for an op without a rule, which is otherwise an
     UnknownOpWarning. The model is left as it was.
     """
-    found = _capture(model, args, kwargs or {})
-    with torch.autocast("cpu", enabled=False):
-        _normalize(found.gm, found.tied)
-    graph = with_keys(with_rules(_snapshot(found, name or type(model).__name__), strict=strict))
+    found, graph = _graph(model, args, kwargs or {}, name or type(model).__name__)
+    report_unknown(graph, strict=strict)
     graph.check()
     placeholders = [
         f"{node.role.value}:{node.target}"
@@ -90,3 +96,30 @@ def trace(
         ),
         tied=found.tied,
     )
+
+
+def _graph(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> tuple[Capture, Graph]:
+    """The joint graph and its twin, from a shorter model where blocks repeat."""
+    runs = find_runs(model, args, kwargs)
+    if runs:
+        try:
+            with shortened(model, runs):
+                found, graph = _whole_graph(model, args, kwargs, name)
+            for run in runs:
+                graph = expand(found.gm, graph, run)
+        except (TraceError, Different) as error:
+            _log.info("%s is traced whole, though blocks repeat: %s", name, error)
+        else:
+            return found, graph
+    return _whole_graph(model, args, kwargs, name)
+
+
+def _whole_graph(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+) -> tuple[Capture, Graph]:
+    found = _capture(model, args, kwargs)
+    with torch.autocast("cpu", enabled=False):
+        _normalize(found.gm, found.tied)
+    return found, with_keys(with_rules(_snapshot(found, name)))

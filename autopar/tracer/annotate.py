@@ -14,9 +14,8 @@ from autopar.tracer.atoms import with_atoms
 from autopar.tracer.classes import pattern
 
 
-def with_rules(graph: Graph, *, strict: bool) -> Graph:
-    """`graph` with atoms and factors. An op without a rule runs replicated, with a warning; with
-    `strict` it is a TraceError."""
+def with_rules(graph: Graph) -> Graph:
+    """`graph` with atoms and factors. An op without a rule runs replicated (`report_unknown`)."""
     cache: dict[Hashable, Rule | None] = {}
     rules: list[Rule | None] = []
     nodes: list[Node] = []
@@ -28,7 +27,6 @@ def with_rules(graph: Graph, *, strict: bool) -> Graph:
             nodes.append(replace(node, has_rule=known))
         else:
             nodes.append(replace(node, partial=rule.partial, mean=rule.mean, view=rule.view))
-    _report_unknown(nodes, strict=strict)
     return with_atoms(replace(graph, nodes=tuple(nodes)), rules, _alike(graph))
 
 
@@ -54,9 +52,10 @@ def _rule(graph: Graph, node: Node, cache: dict[Hashable, Rule | None]) -> Rule 
     return cache[key]
 
 
-def _report_unknown(nodes: list[Node], *, strict: bool) -> None:
+def report_unknown(graph: Graph, *, strict: bool) -> None:
+    """Warn of ops without a rule; with `strict`, TraceError."""
     unknown: dict[str, list[Node]] = {}
-    for node in nodes:
+    for node in graph.nodes:
         if not node.has_rule:
             unknown.setdefault(node.op, []).append(node)
     for op, users in unknown.items():
@@ -69,7 +68,7 @@ def _report_unknown(nodes: list[Node], *, strict: bool) -> None:
         )
         if strict:
             raise TraceError(text)
-        warnings.warn(text, UnknownOpWarning, stacklevel=4)
+        warnings.warn(text, UnknownOpWarning, stacklevel=3)
 
 
 def _alike(graph: Graph) -> Iterator[tuple[Ref, Ref]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -37,6 +38,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 from torch.fx.traceback import annotate, preserve_node_meta
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import (
     TreeSpec,
     register_pytree_node,
@@ -60,14 +62,18 @@ __all__ = [
     "PlainAOTInput",
     "PlainAOTOutput",
     "TangentAOTInput",
+    "TorchDispatchMode",
     "TreeSpec",
     "UnsupportedFakeTensorException",
     "annotate",
     "compiling",
     "decomposition",
+    "is_functional",
     "joint_graph",
     "ops_of",
     "register_pytree_node",
+    "renamed",
+    "storage_of",
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
@@ -108,6 +114,31 @@ def _decompositions() -> dict[Any, Callable[..., Any]]:
 def decomposition(op: Any) -> Callable[..., Any] | None:
     """What torch makes of an op out of others; None if it is left as it is."""
     return _decompositions().get(op)
+
+
+def is_functional(op: Any) -> bool:
+    """Whether an op makes new tensors, and only that: none of its arguments is changed, and none of
+    its results shares memory with one."""
+    schema = getattr(op, "_schema", None)
+    if schema is None or schema.is_mutable:
+        return False
+    return all(result.alias_info is None for result in schema.returns)
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """A number that tensors on the same memory share, and no others while they are there."""
+    return tensor.untyped_storage()._cdata
+
+
+def renamed(desc: Any, rename: Callable[[str], str]) -> Any:
+    """A descriptor of the parameter or buffer that has another name."""
+    if isinstance(desc, ParamAOTInput | BufferAOTInput):
+        return replace(desc, target=rename(desc.target))
+    if isinstance(desc, GradAOTOutput):
+        return replace(desc, grad_of=renamed(desc.grad_of, rename))
+    if isinstance(desc, InputMutationAOTOutput):
+        return replace(desc, mutated_input=renamed(desc.mutated_input, rename))
+    return desc
 
 
 def ops_of(function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> fx.GraphModule | None:

@@ -6,7 +6,7 @@ nothing is computed or allocated, whatever device the model is on; the model com
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -160,16 +160,10 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             )
     tied = tied_parameters(model)
     mode = aot.FakeTensorMode(allow_non_fake_inputs=True)
-    fakes = [fake_tensor(x, mode) if isinstance(x, Tensor) else x for x in leaves]
     paths = {module: name for name, module in model.named_modules()}
-    with ExitStack() as stack:
-        stack.enter_context(untouched(model))
-        step = _Step(model, fakes, spec, paths)
-        _fake_states(model, mode)
-        stack.enter_context(prepared(model))
-        stack.enter_context(_autocast())
+    with staged(model, leaves, spec, lambda x: fake_tensor(x, mode), paths) as (step, fakes):
         try:
-            gm = aot.joint_graph(step, tuple(x for x in fakes if isinstance(x, Tensor)), mode)
+            gm = aot.joint_graph(step, fakes, mode)
         except TraceError:
             raise
         except Exception as error:
@@ -180,6 +174,26 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         for x in leaves
     )
     return Capture(gm, spec, step.out_spec, inputs, step.outputs, tied)
+
+
+@contextmanager
+def staged(
+    model: nn.Module,
+    leaves: list[Any],
+    spec: aot.TreeSpec,
+    stand_in: Callable[[Tensor], Tensor],
+    paths: dict[nn.Module, str],
+) -> Generator[tuple[_Step, tuple[Tensor, ...]], None, None]:
+    """The step of `model` and the tensors to call it on, with stand-ins for parameters, buffers and
+    inputs; inside, the model is made ready for it."""
+    given = [stand_in(x) if isinstance(x, Tensor) else x for x in leaves]
+    with ExitStack() as stack:
+        stack.enter_context(untouched(model))
+        step = _Step(model, given, spec, paths)
+        _replace_states(model, stand_in)
+        stack.enter_context(prepared(model))
+        stack.enter_context(_autocast())
+        yield step, tuple(x for x in given if isinstance(x, Tensor))
 
 
 def tied_parameters(model: nn.Module) -> dict[str, str]:
@@ -199,15 +213,15 @@ def fake_tensor(x: Tensor, mode: aot.FakeTensorMode) -> Tensor:
         return nn.Parameter(fake, x.requires_grad) if isinstance(x, nn.Parameter) else fake
 
 
-def _fake_states(model: nn.Module, mode: aot.FakeTensorMode) -> None:
-    """Put fakes in the place of parameters and buffers, one for all names of a tensor."""
-    fakes: dict[int, Tensor] = {}
+def _replace_states(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> None:
+    """Put stand-ins in the place of parameters and buffers, one for all names of a tensor."""
+    found: dict[int, Tensor] = {}
     for states in _states(model):
         for name, tensor in states.items():
             if tensor is not None:
-                if id(tensor) not in fakes:
-                    fakes[id(tensor)] = fake_tensor(tensor, mode)
-                states[name] = fakes[id(tensor)]
+                if id(tensor) not in found:
+                    found[id(tensor)] = stand_in(tensor)
+                states[name] = found[id(tensor)]
 
 
 def _states(model: nn.Module) -> Iterator[dict[str, Any]]:

@@ -80,8 +80,8 @@ def _signature(graph: Graph, node: Node) -> object:
     return (
         node.op,
         node.role,
-        _without_refs(node.args),
-        tuple((k, _without_refs(v)) for k, v in node.kwargs),
+        without_refs(node.args),
+        tuple((k, without_refs(v)) for k, v in node.kwargs),
         tuple(_form(graph, t) for t in graph.input_types(node)),
         tuple(_form(graph, t) for t in node.outputs),
         tuple((f.name, f.inputs, f.outputs, f.whole) for f in node.factors),
@@ -92,10 +92,10 @@ def _signature(graph: Graph, node: Node) -> object:
     )
 
 
-def _without_refs(arg: Arg) -> object:
+def without_refs(arg: Arg) -> object:
     """An argument with "tensor" for every tensor, told apart from equal numbers of other types."""
     if isinstance(arg, tuple):
-        return tuple(_without_refs(a) for a in arg)
+        return tuple(without_refs(a) for a in arg)
     return "tensor" if isinstance(arg, Ref) else (type(arg).__name__, arg)
 
 

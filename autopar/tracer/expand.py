@@ -1,0 +1,243 @@
+"""The graph of a whole model from that of its short one (`runs`), in both of its forms: copies of
+the first period stand between the first and the last one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+from torch.fx.node import map_arg
+
+from autopar.graph import Arg, Factor, Graph, Node, Ref, TensorType
+from autopar.tracer import aot
+from autopar.tracer.capture import MODULE_KEY, PREFIX
+from autopar.tracer.classes import with_keys
+from autopar.tracer.names import atom_names
+from autopar.tracer.outputs import outputs_of, set_outputs
+from autopar.tracer.periods import Different, Periods, Place
+from autopar.tracer.runs import Run
+
+
+def expand(gm: fx.GraphModule, graph: Graph, run: Run) -> Graph:
+    """`graph` with the blocks of `run` that the short model lacks; `gm`, its twin, gets them too.
+    Different, with both as they were, if the two periods are not alike."""
+    periods = Periods(graph, run)
+    atoms = _Atoms(graph, periods)
+    order = list(periods.order(len(graph.nodes)))
+    copies = _expand_fx(gm, graph, periods, order)
+    index = {place: i for i, place in enumerate(order)}
+    nodes = [
+        _node(graph.nodes[i], copy, periods, index, atoms, copies.get((i, copy)))
+        for i, copy in order
+    ]
+    whole = atoms.renumbered(Graph(graph.name, tuple(nodes), graph.atoms))
+    pairs = periods.last_of.items()
+    return (
+        whole
+        if all(graph.nodes[a].key == graph.nodes[b].key for a, b in pairs)
+        else with_keys(whole)
+    )
+
+
+def _node(
+    node: Node,
+    copy: int,
+    periods: Periods,
+    index: Mapping[Place, int],
+    atoms: _Atoms,
+    twin: fx.Node | None,
+) -> Node:
+    """A copy of `node` in the whole graph."""
+    refs = tuple(
+        Ref(index[place], ref.output)
+        for place, ref in zip(periods.reads(node, copy), node.inputs, strict=True)
+    )
+    given = iter(refs)
+    target = periods.rename(node.target, copy)
+    return Node(
+        index=index[node.index, copy],
+        name=twin.name if twin is not None else f"{node.role.value}_{target}",
+        op=node.op,
+        role=node.role,
+        phase=node.phase,
+        args=tuple(_with_refs(arg, given) for arg in node.args),
+        kwargs=tuple((k, _with_refs(arg, given)) for k, arg in node.kwargs),
+        inputs=refs,
+        outputs=atoms.types(node.outputs, copy),
+        module=periods.rename(node.module, copy),
+        key=node.key,
+        target=target,
+        factors=atoms.factors(node.factors, copy),
+        partial=node.partial,
+        mean=node.mean,
+        view=node.view,
+        has_rule=node.has_rule,
+        source_line=node.source_line,
+        handed=node.handed,
+    )
+
+
+def _with_refs(arg: Arg, refs: Iterator[Ref]) -> Arg:
+    if isinstance(arg, tuple):
+        return tuple(_with_refs(each, refs) for each in arg)
+    return next(refs) if isinstance(arg, Ref) else arg
+
+
+class _Atoms:
+    """Atoms that every period has for itself: those that the first and the last period have in the
+    same place, and nothing else has at all. All others are the same for all periods."""
+
+    def __init__(self, graph: Graph, periods: Periods) -> None:
+        self._atoms = list(graph.atoms)
+        self._own: dict[int, int] = {}
+        self._copies: dict[Place, int] = {}
+        shared: set[int] = set()
+        for a, b in periods.last_of.items():
+            pairs = zip(_atoms_of(graph.nodes[a]), _atoms_of(graph.nodes[b]), strict=True)
+            for x, y in pairs:
+                if x == y:
+                    shared.add(x)
+                elif self._own.setdefault(x, y) != y:
+                    raise Different(f"atoms {x} and {y}")
+        if self._own:
+            self._check_own(graph, periods, shared)
+
+    def _check_own(self, graph: Graph, periods: Periods, shared: set[int]) -> None:
+        firsts, lasts = self._own.keys(), set(self._own.values())
+        if len(lasts) < len(firsts) or firsts & lasts or shared & (firsts | lasts):
+            raise Different("atoms of the periods are mixed")
+        for node in graph.nodes:
+            held = set(_atoms_of(node))
+            if node.index not in periods.last_of and held & firsts:
+                raise Different("a node outside of the first period has atoms of it")
+            if node.index not in periods.first_of and held & lasts:
+                raise Different("a node outside of the last period has atoms of it")
+
+    def _copy(self, atom: int, copy: int) -> int:
+        if not copy or atom not in self._own:
+            return atom
+        if (atom, copy) not in self._copies:
+            self._copies[atom, copy] = len(self._atoms)
+            self._atoms.append(self._atoms[atom])
+        return self._copies[atom, copy]
+
+    def types(self, tensors: tuple[TensorType, ...], copy: int) -> tuple[TensorType, ...]:
+        """The types of a copy's tensors."""
+        if not copy or not self._own:
+            return tensors
+        return tuple(
+            replace(t, parts=tuple(tuple(self._copy(a, copy) for a in dim) for dim in t.parts))
+            for t in tensors
+        )
+
+    def factors(self, factors: tuple[Factor, ...], copy: int) -> tuple[Factor, ...]:
+        """The factors of a copy."""
+        if not copy or not self._own:
+            return factors
+        return tuple(replace(f, atom=self._copy(f.atom, copy)) for f in factors)
+
+    def renumbered(self, graph: Graph) -> Graph:
+        """`graph` with its atoms in order of appearance, and named."""
+        if not self._own:
+            return graph
+        new: dict[int, int] = {}
+        for node in graph.nodes:
+            for tensor in node.outputs:
+                for _, atom in tensor.slots():
+                    new.setdefault(atom, len(new))
+        nodes = tuple(
+            replace(
+                node,
+                outputs=tuple(
+                    replace(t, parts=tuple(tuple(new[a] for a in dim) for dim in t.parts))
+                    for t in node.outputs
+                ),
+                factors=tuple(replace(f, atom=new[f.atom]) for f in node.factors),
+            )
+            for node in graph.nodes
+        )
+        names = atom_names(nodes, len(new))
+        atoms = (replace(self._atoms[old], name=names[i]) for old, i in new.items())
+        return Graph(graph.name, nodes, tuple(atoms))
+
+
+def _atoms_of(node: Node) -> list[int]:
+    """The atoms of a node's tensors and factors, in order."""
+    tensors = [atom for tensor in node.outputs for _, atom in tensor.slots()]
+    return [*tensors, *(factor.atom for factor in node.factors)]
+
+
+def _expand_fx(
+    gm: fx.GraphModule, graph: Graph, periods: Periods, order: Sequence[Place]
+) -> dict[Place, fx.Node]:
+    """Put the copies into `gm`; every node of it, by its place."""
+    twins = [node for node in gm.graph.nodes if node.op != "output"]
+    names = _Names(periods)
+    before = {i: section.between for section in periods.sections for i in section.first}
+    made: dict[Place, fx.Node] = {(i, 0): twin for i, twin in enumerate(twins)}
+    returned: list[tuple[fx.Node, Any]] = []
+    items, descs = outputs_of(gm)
+    for i, copy in order:
+        if i < len(twins) and copy:
+            reads = [made[place] for place in periods.reads(graph.nodes[i], copy)]
+            with gm.graph.inserting_before(twins[before[i]]):
+                made[i, copy] = names.copied(twins[i], copy, reads)
+        elif i >= len(twins):
+            (source,) = periods.reads(graph.nodes[i], copy)
+            returned.append((made[source], names.of(descs[i - len(twins)], copy)))
+    for i, twin in enumerate(twins):
+        _reads(twin, [made[place] for place in periods.reads(graph.nodes[i], 0)])
+        names.rename(twin, 0)
+    assert len(items) == len(graph.nodes) - len(twins)
+    set_outputs(gm, returned)
+    gm.graph.lint()
+    gm.recompile()
+    return made
+
+
+def _reads(node: fx.Node, sources: Sequence[fx.Node]) -> None:
+    """Make `sources`, in order, the nodes that `node` reads."""
+    given = iter(sources)
+    args, kwargs = map_arg((node.args, node.kwargs), lambda _: next(given))
+    if (args, kwargs) != (node.args, node.kwargs):
+        node.args, node.kwargs = args, kwargs
+
+
+class _Names:
+    """Copies of FX nodes, under the names of their blocks."""
+
+    def __init__(self, periods: Periods) -> None:
+        self._periods = periods
+        self._labels: dict[tuple[str, int], dict[str, Any]] = {}
+
+    def copied(self, node: fx.Node, copy: int, sources: Sequence[fx.Node]) -> fx.Node:
+        """A copy of `node` that reads `sources`, where nodes are being inserted."""
+        given = iter(sources)
+        args, kwargs = map_arg((node.args, node.kwargs), lambda _: next(given))
+        made = node.graph.create_node(node.op, node.target, args, kwargs, f"{node.name}_{copy}")
+        if made.op == "placeholder":
+            made.target = made.name
+        made.meta = dict(node.meta)
+        self.rename(made, copy)
+        return made
+
+    def rename(self, node: fx.Node, copy: int) -> None:
+        """Write the names of copy `copy` into what `node` says of itself."""
+        if "target" in node.meta:
+            node.meta["target"] = self._periods.rename(node.meta["target"], copy)
+        if "desc" in node.meta:
+            node.meta["desc"] = self.of(node.meta["desc"], copy)
+        label = node.meta.get("custom", {}).get(MODULE_KEY)
+        if label is not None:
+            if (label, copy) not in self._labels:
+                renamed = self._periods.rename(label, copy)
+                self._labels[label, copy] = {**node.meta["custom"], MODULE_KEY: renamed}
+            node.meta["custom"] = self._labels[label, copy]
+
+    def of(self, desc: Any, copy: int) -> Any:
+        """The descriptor of a copy's input or output."""
+        return aot.renamed(
+            desc, lambda name: PREFIX + self._periods.rename(name.removeprefix(PREFIX), copy)
+        )

@@ -1,0 +1,76 @@
+"""The runs of a model, found by recording its step as it is and as it is without most of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from autopar.tracer import aot
+from autopar.tracer.alike import Stream, propose, repeats, same_around
+from autopar.tracer.capture import staged
+from autopar.tracer.recording import Kinds, Recording, meta_tensor, record
+from autopar.tracer.runs import Run, block_lists, block_name, shortened
+
+
+def find_runs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Run, ...]:
+    """The runs of `model(*args, **kwargs)`: none where blocks differ, or where the step cannot be
+    recorded. The model is left as it was."""
+    lists = dict(block_lists(model))
+    if not lists:
+        return ()
+    kinds: Kinds = {}
+    try:
+        found, states = _recorded(model, args, kwargs, lists, kinds)
+        runs = tuple(_chosen(found, states, lists, kinds))
+        if not runs:
+            return ()
+        with shortened(model, runs):
+            kept = {run.path: [lists[run.path][m] for m in run.kept] for run in runs}
+            short, short_states = _recorded(model, args, kwargs, kept, kinds)
+        there = Stream(found, runs, states, kinds, short=False)
+        here = Stream(short, runs, short_states, kinds, short=True)
+        return runs if same_around(there, here) else ()
+    except Exception:  # whatever the model raises here, it is traced whole
+        return ()
+
+
+def _chosen(
+    found: Recording,
+    states: Mapping[str, Hashable],
+    lists: Mapping[str, Sequence[nn.Module]],
+    kinds: Kinds,
+) -> Iterator[Run]:
+    """The runs, none within another."""
+    taken: list[str] = []
+    for path, blocks in lists.items():
+        if any(path.startswith(outer) for outer in taken):
+            continue
+        run = propose(found, path, len(blocks))
+        if run is not None and repeats(Stream(found, (run,), states, kinds, short=False), 0):
+            taken.append(run.prefix)
+            yield run
+
+
+def _recorded(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    lists: Mapping[str, Sequence[nn.Module]],
+    kinds: Kinds,
+) -> tuple[Recording, dict[str, Hashable]]:
+    """A recording, and what each parameter and buffer is like."""
+    leaves, spec = aot.tree_flatten((args, kwargs))
+    blocks = {block: block_name(path, i) for path in lists for i, block in enumerate(lists[path])}
+    with warnings.catch_warnings(), aot.compiling():
+        warnings.simplefilter("ignore")
+        with staged(model, leaves, spec, meta_tensor, {}) as (step, tensors):
+            states = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            found = record(step, tensors, states, blocks, kinds)
+    forms: dict[str, Hashable] = {
+        name: (type(x), tuple(x.shape), x.stride(), x.dtype, x.requires_grad)
+        for name, x in states.items()
+    }
+    return found, forms

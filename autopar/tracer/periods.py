@@ -1,0 +1,186 @@
+"""The two periods of a run (`runs`) in the graph of a short model, and what follows from them.
+
+What the first period's nodes are to the last one's, those of every period are to the next: of
+earlier periods a node reads what the last period's reads, of later ones what the first's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autopar.graph import Graph, Node, Phase, Ref, Role
+from autopar.tracer.classes import without_refs
+from autopar.tracer.runs import Run
+
+Place = tuple[int, int]
+"""A node of the short graph, and which copy of it: 0 is the node itself."""
+
+
+class Different(Exception):
+    """The periods are not alike: the model is traced whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Nodes of the first and of the last period, one for one. Forward they stand in this order,
+    backward in the other, and copies between the two."""
+
+    first: range
+    last: range
+
+    @property
+    def is_reversed(self) -> bool:
+        return self.last.start < self.first.start
+
+    @property
+    def between(self) -> int:
+        """The node that copies stand before."""
+        return max(self.first.start, self.last.start)
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """What an input is: `first` to the first period, `last` to the last one, and to all of them
+    copy `shift`, counted from their own, of node `node` of the first period. None: both are one
+    node outside of the periods."""
+
+    first: int
+    last: int
+    node: int = 0
+    shift: int | None = None
+
+
+class Periods:
+    """Node by node, what the copies of a period read. Different if the two are not alike."""
+
+    def __init__(self, graph: Graph, run: Run) -> None:
+        self.run = run
+        self.sections = tuple(_sections(graph, run))
+        pairs = [p for s in self.sections for p in zip(s.first, s.last, strict=True)]
+        self.last_of = dict(pairs)
+        self.first_of = {b: a for a, b in pairs}
+        if (
+            not len(pairs)
+            == len(self.last_of)
+            == len(self.first_of)
+            == len(self.last_of.keys() - self.first_of)
+        ):
+            raise Different("the periods overlap")
+        self._links = {a: self._links_of(graph.nodes[a], graph.nodes[b]) for a, b in pairs}
+
+    def _links_of(self, a: Node, b: Node) -> tuple[_Link, ...]:
+        if _form(a, self.run, self.run.period) != _form(b, self.run, 0):
+            raise Different(f"{a.name} and {b.name}")
+        return tuple(map(self._link, a.inputs, b.inputs))
+
+    def _link(self, x: Ref, y: Ref) -> _Link:
+        x_repeats = x.node in self.last_of or x.node in self.first_of
+        y_repeats = y.node in self.last_of or y.node in self.first_of
+        if x.output == y.output:
+            if self.last_of.get(x.node) == y.node:
+                return _Link(x.node, y.node, x.node, 0)
+            if not x_repeats and y.node in self.last_of:
+                return _Link(x.node, y.node, y.node, -1)
+            if not y_repeats and x.node in self.first_of:
+                return _Link(x.node, y.node, self.first_of[x.node], 1)
+            if not x_repeats and x == y:
+                return _Link(x.node, y.node)
+        raise Different(f"they read nodes {x.node} and {y.node}")
+
+    def order(self, length: int) -> Iterator[Place]:
+        """The nodes of the whole graph, where the short one has `length`."""
+        inserted = {section.between: section for section in self.sections}
+        for index in range(length):
+            section = inserted.get(index)
+            if section is not None:
+                copies = range(1, self.run.extra + 1)
+                for copy in reversed(copies) if section.is_reversed else copies:
+                    yield from ((a, copy) for a in section.first)
+            yield index, 0
+
+    def reads(self, node: Node, copy: int) -> list[Place]:
+        """What the inputs of a copy of `node` are."""
+        behind = self.run.extra + 1
+        a, copy = (
+            (self.first_of[node.index], behind)
+            if node.index in self.first_of
+            else (node.index, copy)
+        )
+        if a not in self._links:
+            return [(ref.node, 0) for ref in node.inputs]
+        found: list[Place] = []
+        for link in self._links[a]:
+            if link.shift is None or copy + link.shift < 0:
+                found.append((link.first, 0))
+            elif copy + link.shift > behind:
+                found.append((link.last, 0))
+            elif copy + link.shift == behind:
+                found.append((self.last_of[link.node], 0))
+            else:
+                found.append((link.node, copy + link.shift))
+        return found
+
+    def rename(self, path: str, copy: int) -> str:
+        """A path of the short model as the whole one has it, for a copy of what is there."""
+        return _renumbered(path, self.run, copy)
+
+
+def _renumbered(path: str, run: Run, copy: int) -> str:
+    at = run.split(path)
+    if at is None:
+        return path
+    number, rest = at
+    further = copy if number < run.first.stop else run.extra
+    return run.join(number + further * run.period, rest)
+
+
+def _sections(graph: Graph, run: Run) -> Iterator[Section]:
+    """Where the periods are: from the first node of one to the first of the next."""
+    firsts: dict[object, int] = {}
+    lasts: dict[object, int] = {}
+    for node in graph.nodes:
+        kind = (node.role, node.phase) if node.role is Role.OP else node.role
+        at = run.split(node.module if node.role is Role.OP else node.target)
+        if at is None:
+            continue
+        if at[0] in run.first:
+            firsts.setdefault(kind, node.index)
+        elif at[0] - run.period in run.first:
+            lasts.setdefault(kind, node.index)
+    if firsts.keys() != lasts.keys():
+        raise Different("one period has nodes of a sort that the other has not")
+    for kind, a in firsts.items():
+        b = lasts[kind]
+        length = abs(b - a)
+        if (a > b) != (kind == (Role.OP, Phase.BACKWARD)) or max(a, b) + length > len(graph.nodes):
+            raise Different("the periods stand in another order")
+        yield Section(range(a, a + length), range(b, b + length))
+
+
+def _form(node: Node, run: Run, further: int) -> object:
+    """What a node and its counterpart have in common, with blocks counted `further`."""
+
+    def counted(path: str) -> str:
+        at = run.split(path)
+        return path if at is None else run.join(at[0] + further, at[1])
+
+    return (
+        node.op,
+        node.role,
+        node.phase,
+        without_refs((node.args, node.kwargs)),
+        len(node.inputs),
+        tuple((t.dtype, t.shape, tuple(map(len, t.parts))) for t in node.outputs),
+        counted(node.module),
+        counted(node.target),
+        tuple(
+            (f.name, f.inputs, f.outputs, f.whole, f.exchanged, f.complete, f.members)
+            for f in node.factors
+        ),
+        node.partial,
+        node.mean,
+        node.view,
+        node.has_rule,
+        node.handed,
+    )

@@ -1,0 +1,224 @@
+"""One true step of a model, forward and backward on torch's meta device, as a stream of ops.
+
+Nothing is traced, so that it is cheap: `runs` reads from it which blocks execute alike. An op's
+*kind* is what it is called with except which tensors: the op, scalars, shapes, strides, dtypes. Its
+`reads` say which tensors these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from autopar.tracer import aot
+
+
+class Unrecordable(Exception):
+    """The step cannot be recorded: the model is traced as it is."""
+
+
+class Value(NamedTuple):
+    """A tensor: result `output` of op `op`, or what had `name` before the step."""
+
+    op: int
+    output: int
+    name: str = ""
+
+
+@dataclass
+class Recording:
+    """Kinds and reads of every op; those from `forward` on are backward. `visits` has the ops of
+    each call of a watched block, `entered` the first backward op of one whose outputs have a
+    gradient. `results` are the tensors that leave the step: "output I", "grad NAME"."""
+
+    kinds: list[int] = field(default_factory=list[int])
+    reads: list[tuple[Value, ...]] = field(default_factory=list[tuple[Value, ...]])
+    forward: int = 0
+    visits: dict[str, list[range]] = field(default_factory=dict[str, list[range]])
+    entered: dict[str, int] = field(default_factory=dict[str, int])
+    results: dict[str, Value | None] = field(default_factory=dict[str, Value | None])
+
+
+Kinds = dict[Hashable, int]
+"""The number of every kind; recordings that are compared share one."""
+
+
+class Recorder(aot.TorchDispatchMode):
+    """Writes down every op that is dispatched inside."""
+
+    def __init__(self, kinds: Kinds) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self._kinds = kinds
+        self._results: dict[int, Any] = {}
+        self._values: dict[int, Value] = {}
+        self._stored: dict[Hashable, Value] = {}
+        self._alive: list[Any] = []
+
+    def name(self, tensor: Tensor, name: str) -> None:
+        """`tensor` is there before the step, under `name`."""
+        self._know(tensor, Value(-1, 0, name))
+
+    def value(self, tensor: Tensor) -> Value:
+        """Which tensor this is. What autograd saves of an op's result comes back as another object
+        on the same memory."""
+        found = self._values.get(id(tensor))
+        if found is None:
+            found = self._stored.get(_place(tensor))
+            if found is None:
+                raise Unrecordable("a tensor that no recorded op made")
+            self._values[id(tensor)] = found
+            self._alive.append(tensor)
+        return found
+
+    def _know(self, tensor: Tensor, value: Value) -> None:
+        if id(tensor) not in self._values:
+            self._values[id(tensor)] = value
+            self._stored.setdefault(_place(tensor), value)
+            self._alive.append(tensor)
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        reads: list[Value] = []
+        given = self._form(args, reads), self._form(tuple((kwargs or {}).items()), reads)
+        # The stand-ins of a trace are on the CPU, and cast as autocast there says.
+        form = (func, torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"), given)
+        kind = self._kinds.setdefault(form, len(self._kinds))
+        found = self._call(kind, func, args, kwargs or {})
+        index = len(self.recording.kinds)
+        self.recording.kinds.append(kind)
+        self.recording.reads.append(tuple(reads))
+        for output, tensor in enumerate(found if isinstance(found, tuple | list) else (found,)):
+            if isinstance(tensor, Tensor):
+                self._know(tensor, Value(index, output))
+        return found
+
+    def _call(self, kind: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The op's result; of an op called before on the same kinds of tensors, tensors like those
+        it made then."""
+        if kind in self._results:
+            like = self._results[kind]
+            return _again(like) if isinstance(like, tuple) else func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        self._results[kind] = _likeness(found) if aot.is_functional(func) else None
+        return found
+
+    def _form(self, value: Any, reads: list[Value]) -> Hashable:
+        if isinstance(value, Tensor):
+            reads.append(self.value(value))
+            return tuple(value.shape), value.stride(), value.storage_offset(), value.dtype
+        if isinstance(value, tuple | list):
+            return tuple(self._form(item, reads) for item in value)
+        if isinstance(value, float):
+            return "float", value.hex()
+        return type(value), value
+
+
+def _place(tensor: Tensor) -> Hashable:
+    """Where a tensor is, and which part of what is there."""
+    return (
+        aot.storage_of(tensor),
+        tensor.storage_offset(),
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+    )
+
+
+def _likeness(found: Any) -> Any:
+    """What `_again` needs in order to make such results; None if it cannot."""
+    if isinstance(found, Tensor):
+        return "tensor", tuple(found.shape), found.stride(), found.dtype
+    if isinstance(found, tuple | list) and all(isinstance(x, Tensor) or x is None for x in found):
+        return type(found), [None if x is None else _likeness(x) for x in found]
+    return None
+
+
+def _again(like: tuple[Any, ...]) -> Any:
+    if like[0] == "tensor":
+        _, shape, stride, dtype = like
+        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    kind, items = like
+    return kind(None if item is None else _again(item) for item in items)
+
+
+def meta_tensor(x: Tensor) -> Tensor:
+    """A tensor like x without memory; of a parameter, a parameter."""
+    empty = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    return nn.Parameter(empty, x.requires_grad) if isinstance(x, nn.Parameter) else empty
+
+
+def record(
+    step: nn.Module,
+    tensors: Sequence[Tensor],
+    states: Mapping[str, Tensor],
+    blocks: Mapping[nn.Module, str],
+    kinds: Kinds,
+) -> Recording:
+    """One step of `step(*tensors)`: its outputs, and the gradients of the parameters among `states`
+    for gradients of all outputs. Everything is meta tensors. `blocks` are watched, under their
+    names.
+
+    Unrecordable where ops read tensors that nobody knows; and whatever the model raises.
+    """
+    recorder = Recorder(kinds)
+    for i, tensor in enumerate(tensors):
+        recorder.name(tensor, f"input {i}")
+    for name, tensor in states.items():
+        recorder.name(tensor, name)
+    found = recorder.recording
+    handles = _watch(blocks, found)
+    try:
+        with torch.device("meta"), recorder:
+            outputs = step(*tensors)
+        found.forward = len(found.kinds)
+        for i, output in enumerate(outputs):
+            found.results[f"output {i}"] = recorder.value(output)
+        graded = [x for x in outputs if x.requires_grad]
+        trained = {name: x for name, x in states.items() if x.requires_grad}
+        if graded and trained:
+            seeds = [meta_tensor(x) for x in graded]
+            for i, seed in enumerate(seeds):
+                recorder.name(seed, f"tangent {i}")
+            with torch.device("meta"), recorder:
+                grads = torch.autograd.grad(graded, [*trained.values()], seeds, allow_unused=True)
+            for name, grad in zip(trained, grads, strict=True):
+                found.results[f"grad {name}"] = None if grad is None else recorder.value(grad)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _watch(blocks: Mapping[nn.Module, str], found: Recording) -> list[Any]:
+    """Hooks that keep when each block is called, and when its backward part begins."""
+    started: list[int] = []
+
+    def enter(_module: nn.Module, _args: Any) -> None:
+        started.append(len(found.kinds))
+
+    def leave(module: nn.Module, _args: Any, output: Any) -> None:
+        name = blocks[module]
+        found.visits.setdefault(name, []).append(range(started.pop(), len(found.kinds)))
+
+        def arrive(_grad: Tensor) -> None:
+            found.entered.setdefault(name, len(found.kinds))
+
+        for tensor in aot.tree_flatten(output)[0]:
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(arrive)
+
+    handles: list[Any] = []
+    for block in blocks:
+        handles.append(block.register_forward_pre_hook(enter, prepend=True))
+        handles.append(block.register_forward_hook(leave))
+    return handles
