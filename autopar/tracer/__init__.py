@@ -16,7 +16,7 @@ from autopar.tracer.aot import TreeSpec
 from autopar.tracer.capture import Capture, InputLeaf
 from autopar.tracer.capture import capture as _capture
 from autopar.tracer.classes import with_keys
-from autopar.tracer.expand import expand
+from autopar.tracer.expand import expand as _expand
 from autopar.tracer.find import find_runs
 from autopar.tracer.normalize import normalize as _normalize
 from autopar.tracer.periods import Different
@@ -108,7 +108,7 @@ def _graph(
             with shortened(model, runs):
                 found, graph = _whole_graph(model, args, kwargs, name)
             for run in runs:
-                graph = expand(found.gm, graph, run)
+                graph = _expand(found.gm, graph, run)
         except (TraceError, Different) as error:
             _log.info("%s is traced whole, though blocks repeat: %s", name, error)
         else:

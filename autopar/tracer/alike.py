@@ -50,27 +50,28 @@ def spans(found: Recording, path: str, count: int) -> Spans | None:
     return Spans(forward, (*(None,) * (trained[0] + 1), *known))
 
 
-def propose(found: Recording, path: str, count: int) -> Run | None:
-    """The run of the list at `path` as far as kinds tell, the one that leaves most blocks out."""
+def proposals(found: Recording, path: str, count: int) -> list[Run]:
+    """The runs that the list at `path` may have, as far as kinds tell, those first that leave most
+    blocks out."""
     where = spans(found, path, count)
     if where is None:
-        return None
+        return []
     kinds: list[Hashable] = [
         None if back is None else (_kinds(found, ahead), _kinds(found, back))
         for ahead, back in zip(where.forward, where.backward, strict=True)
     ]
-    best: Run | None = None
-    for period in range(1, MAX_PERIOD + 1):
+    runs: list[Run] = []
+    for period in range(1, min(MAX_PERIOD, count - 2) + 1):
         head = count - 1 - period
-        while (
-            head > 1 and kinds[head - 1] is not None and kinds[head - 1] == kinds[head - 1 + period]
-        ):
+        while head > 1 and kinds[head - 1] is not None:
+            if kinds[head - 1] != kinds[head - 1 + period]:
+                break
             head -= 1
         head += (count - 1 - head) % period
         run = Run(path, count, head, period)
-        if run.extra * period >= MIN_LEFT_OUT and (best is None or len(run.kept) < len(best.kept)):
-            best = run
-    return best
+        if run.extra * period >= MIN_LEFT_OUT:
+            runs.append(run)
+    return sorted(runs, key=lambda run: len(run.kept))
 
 
 def _kinds(found: Recording, ops: range) -> tuple[int, ...]:
@@ -161,16 +162,16 @@ class Stream:
             yield kind, [self.seen_from(owner, value) for value in reads]
 
 
-def repeats(stream: Stream, r: int) -> bool:
-    """Whether every block between the first and the last period of run `r` is like those: it reads
-    of earlier blocks what the last period does, of later ones what the first does, and else what
-    both do."""
-    run = stream.runs[r]
-    firsts = {m - run.head: list(stream.named((r, m))) for m in run.first}
-    lasts = {(m - run.head) % run.period: list(stream.named((r, m))) for m in run.last}
+def repeats(stream: Stream) -> bool:
+    """Whether every block between the first and the last period of the stream's one run is like
+    those: it reads of earlier blocks what the last period does, of later ones what the first does,
+    and else what both do."""
+    (run,) = stream.runs
+    firsts = [list(stream.named((0, m))) for m in run.first]
+    lasts = [list(stream.named((0, m))) for m in run.last]
     for m in range(run.first.stop, run.last.start):
         k = (m - run.head) % run.period
-        block = list(stream.named((r, m)))
+        block = list(stream.named((0, m)))
         if not len(block) == len(firsts[k]) == len(lasts[k]):
             return False
         for here, first, last in zip(block, firsts[k], lasts[k], strict=True):

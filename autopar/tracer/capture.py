@@ -6,6 +6,7 @@ nothing is computed or allocated, whatever device the model is on; the model com
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ PREFIX = "model."
 
 MODULE_KEY = "autopar_module"
 """Where a node's `meta["custom"]` holds its module's path."""
+
+_CONTAINERS = (dict, OrderedDict, list, set)
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -232,21 +235,22 @@ def _states(model: nn.Module) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def untouched(model: nn.Module) -> Generator[None, None, None]:
-    """Whatever happens inside, every module of `model` has the attributes it had."""
-    before: list[tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]] = []
+    """Whatever happens inside, every module of `model` has the attributes it had, and the tables,
+    lists and sets among them (parameters, hooks, what a model remembers) hold what they held."""
+    before: list[tuple[nn.Module, dict[str, Any], list[tuple[Any, Any]]]] = []
     for module in model.modules():
         attributes = dict(vars(module))
-        tables = {k: dict(attributes[k]) for k in ("_parameters", "_buffers", "_modules")}
-        before.append((module, attributes, tables))
+        kept = [(x, x.copy()) for x in attributes.values() if type(x) in _CONTAINERS]
+        before.append((module, attributes, kept))
     try:
         yield
     finally:
-        for module, attributes, tables in before:
+        for module, attributes, kept in before:
             vars(module).clear()
             vars(module).update(attributes)
-            for name, table in tables.items():
-                attributes[name].clear()
-                attributes[name].update(table)
+            for held, copy in kept:
+                held.clear()
+                held.extend(copy) if isinstance(held, list) else held.update(copy)
 
 
 @contextmanager

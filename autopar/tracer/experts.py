@@ -84,8 +84,9 @@ class TransformersExperts:
             return ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, x, chosen, weights)
         up, up_bias, down, down_bias = _weights_of(module)
         result = x.dtype
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
+        device = x.device.type
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
             x, up, down = (t.to(dtype) for t in (x, up, down))
             up_bias, down_bias = (None if t is None else t.to(dtype) for t in (up_bias, down_bias))
         return _call(x, chosen, weights, up, down, up_bias, down_bias, gate).to(result)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from autopar.tracer import aot
-from autopar.tracer.alike import Stream, propose, repeats, same_around
+from autopar.tracer.alike import Stream, proposals, repeats, same_around
 from autopar.tracer.capture import staged
 from autopar.tracer.recording import Kinds, Recording, meta_tensor, record
 from autopar.tracer.runs import Run, block_lists, block_name, shortened
@@ -48,10 +48,11 @@ def _chosen(
     for path, blocks in lists.items():
         if any(path.startswith(outer) for outer in taken):
             continue
-        run = propose(found, path, len(blocks))
-        if run is not None and repeats(Stream(found, (run,), states, kinds, short=False), 0):
-            taken.append(run.prefix)
-            yield run
+        for run in proposals(found, path, len(blocks)):
+            if repeats(Stream(found, (run,), states, kinds, short=False)):
+                taken.append(run.prefix)
+                yield run
+                break
 
 
 def _recorded(

@@ -8,8 +8,14 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from autopar.tracer import aot, capture, decompose, normalize
+from autopar.graph import Node, Phase
+from autopar.tracer import aot, capture, decompose, expand, find, normalize, periods
 from tests.faults.table import by_test, fault, retraced
+from tests.tracer.deep_models import causal_masks, last_by_its_number, plain, two_masks
+from tests.tracer.test_runs import (
+    test_a_short_trace_is_the_whole_one,
+    test_blocks_that_differ_are_all_traced,
+)
 from tests.tracer.test_trace import test_frozen_parameters_have_no_gradient
 
 aten = torch.ops.aten
@@ -69,3 +75,29 @@ def bias_lost_when_a_product_is_split(patch: Patch) -> None:
         return original(node, target, args, value)
 
     patch.setattr(decompose, "_before", without_bias)
+
+
+@fault(by_test(test_blocks_that_differ_are_all_traced, build=last_by_its_number))
+def short_model_not_compared_with_the_whole(patch: Patch) -> None:
+    patch.setattr(find, "same_around", lambda whole, short: True)
+
+
+@fault(by_test(test_a_short_trace_is_the_whole_one, build=two_masks))
+def blocks_compared_by_what_they_call_alone(patch: Patch) -> None:
+    patch.setattr(find, "repeats", lambda stream: True)
+
+
+@fault(by_test(test_a_short_trace_is_the_whole_one, build=plain))
+def copies_of_a_block_that_read_the_first_one(patch: Patch) -> None:
+    original = periods.Periods.reads
+
+    def reads(self: periods.Periods, node: Node, copy: int) -> list[periods.Place]:
+        found = original(self, node, copy)
+        return [(i, min(c, 1)) for i, c in found] if node.phase is Phase.FORWARD else found
+
+    patch.setattr(periods.Periods, "reads", reads)
+
+
+@fault(by_test(test_a_short_trace_is_the_whole_one, build=causal_masks))
+def dims_of_a_block_shared_by_its_copies(patch: Patch) -> None:
+    patch.setattr(expand._Atoms, "_copy", lambda self, atom, copy: atom)
