@@ -11,7 +11,8 @@ from torch import Tensor, fx, nn
 from autopar.graph import Node, Phase
 from autopar.tracer import aot, capture, decompose, expand, find, normalize, periods
 from tests.faults.table import by_test, fault, retraced
-from tests.tracer.deep_models import causal_masks, last_by_its_number, plain, two_masks
+from tests.tracer.deep_models import causal_masks, plain, two_masks
+from tests.tracer.misleading_models import last_by_its_number
 from tests.tracer.test_runs import (
     test_a_short_trace_is_the_whole_one,
     test_blocks_that_differ_are_all_traced,

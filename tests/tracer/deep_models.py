@@ -1,4 +1,4 @@
-"""Models whose blocks repeat, and models whose blocks only look as if they did."""
+"""Models whose blocks repeat."""
 
 from __future__ import annotations
 
@@ -80,16 +80,6 @@ def mixtral(**more: Any) -> Made:
     return hf.MixtralForCausalLM(config), _tokens()
 
 
-def mixtral_with_balance() -> Made:
-    """The logits of all routers meet in one loss."""
-    return mixtral(output_router_logits=True)
-
-
-def all_hidden_states() -> Made:
-    model, inputs = llama()
-    return model, {**inputs, "output_hidden_states": True}
-
-
 class Block(nn.Module):
     def __init__(self, bias: bool = True) -> None:
         super().__init__()
@@ -120,21 +110,21 @@ class Deep(nn.Module):
         return x.square().mean()
 
 
-def _deep(between: Callable[[Deep, int, Tensor], Tensor], *blocks: nn.Module) -> Made:
+def deep(between: Callable[[Deep, int, Tensor], Tensor], *blocks: nn.Module) -> Made:
     return Deep(between, list(blocks)), {"x": torch.zeros(4, WIDTH)}
 
 
-def _plain(model: Deep, i: int, x: Tensor) -> Tensor:
+def one_by_one(model: Deep, i: int, x: Tensor) -> Tensor:
     return model.blocks[i](x)
 
 
 def plain() -> Made:
-    return _deep(_plain)
+    return deep(one_by_one)
 
 
 def scaled_between() -> Made:
     """A parameter of the caller's is used after each block."""
-    return _deep(lambda model, i, x: model.blocks[i](x) * model.scale)
+    return deep(lambda model, i, x: model.blocks[i](x) * model.scale)
 
 
 def whole_model() -> Made:
@@ -146,7 +136,7 @@ def whole_model() -> Made:
 def batch_norms() -> Made:
     """Every block changes buffers."""
     blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)) for _ in range(DEPTH)]
-    return _deep(_plain, *blocks)
+    return deep(one_by_one, *blocks)
 
 
 def causal_masks() -> Made:
@@ -157,11 +147,11 @@ def causal_masks() -> Made:
             mask = torch.ones(5, 5, device=x.device).tril().sum(0).cumsum(0)
             return super().forward(x) + mask.mean()
 
-    return _deep(_plain, *(Masked() for _ in range(DEPTH)))
+    return deep(one_by_one, *(Masked() for _ in range(DEPTH)))
 
 
 def period_of_two() -> Made:
-    return _deep(_plain, *(Block(bias=i % 2 == 0) for i in range(DEPTH + 4)))
+    return deep(one_by_one, *(Block(bias=i % 2 == 0) for i in range(DEPTH + 4)))
 
 
 def two_masks() -> Made:
@@ -171,16 +161,16 @@ def two_masks() -> Made:
         model.skips = model.skips or [x.cos(), x.sin()]
         return model.blocks[i](x) + model.skips[i % 2]
 
-    return _deep(between, *(Block() for _ in range(DEPTH + 3)))
+    return deep(between, *(Block() for _ in range(DEPTH + 3)))
 
 
 def period_of_three_with_odd_ends() -> Made:
     kinds = [Block(bias=False), *(Block(bias=i % 3 == 0) for i in range(13)), nn.Tanh()]
-    return _deep(_plain, *kinds)
+    return deep(one_by_one, *kinds)
 
 
 def frozen_half() -> Made:
-    model, inputs = _deep(_plain, *(Block() for _ in range(2 * DEPTH)))
+    model, inputs = deep(one_by_one, *(Block() for _ in range(2 * DEPTH)))
     model.blocks[:DEPTH].requires_grad_(False)  # pyright: ignore[reportAttributeAccessIssue, reportIndexIssue]
     return model, inputs
 
@@ -192,94 +182,7 @@ def frozen_start() -> Made:
     return model, inputs
 
 
-def _stack(model: Deep, i: int, x: Tensor) -> Tensor:
-    """The second half reads what the first half wrote, in reverse."""
-    if i < DEPTH // 2:
-        model.skips.append(x)
-    else:
-        x = x + model.skips.pop()
-    return model.blocks[i](x)
-
-
-def u_net() -> Made:
-    return _deep(_stack)
-
-
-def reads_two_before() -> Made:
-    def between(model: Deep, i: int, x: Tensor) -> Tensor:
-        model.skips.append(x)
-        return model.blocks[i](x + model.skips[max(0, i - 2)])
-
-    return _deep(between)
-
-
-def dense_net() -> Made:
-    """Every block reads all before it."""
-
-    def between(model: Deep, i: int, x: Tensor) -> Tensor:
-        model.skips.append(x)
-        return model.blocks[i](torch.stack(model.skips).sum(0))
-
-    return _deep(between)
-
-
-def scaled_by_index() -> Made:
-    return _deep(lambda model, i, x: model.blocks[i](x) * 0.9**i)
-
-
-def odd_one_in_the_middle() -> Made:
-    return _deep(lambda model, i, x: model.blocks[i](x) * (2.0 if i == DEPTH // 2 else 1.0))
-
-
-def last_by_its_number() -> Made:
-    """Knows how many blocks there are from elsewhere."""
-    return _deep(lambda model, i, x: model.blocks[i](x) * (2.0 if i == DEPTH - 1 else 1.0))
-
-
-def shared_blocks() -> Made:
-    """Two modules, each at half of the places."""
-    pair = Block(), Block()
-    return _deep(_plain, *(pair[i % 2] for i in range(DEPTH)))
-
-
-def tied_weights() -> Made:
-    """The blocks are their own, but one weight is that of all."""
-    blocks = [Block() for _ in range(DEPTH)]
-    for block in blocks[1:]:
-        block.linear.weight = blocks[0].linear.weight
-    return _deep(_plain, *blocks)
-
-
-def called_twice() -> Made:
-    return _deep(lambda model, i, x: model.blocks[i](model.blocks[i](x)))
-
-
-def called_backwards() -> Made:
-    return _deep(lambda model, i, x: model.blocks[-1 - i](x))
-
-
-def sum_of_all() -> Made:
-    """Each block's output meets in the end."""
-
-    def between(model: Deep, i: int, x: Tensor) -> Tensor:
-        model.skips.append(model.blocks[i](x))
-        return torch.stack(model.skips).mean(0) if i == DEPTH - 1 else model.skips[-1]
-
-    return _deep(between)
-
-
-def running_sum() -> Made:
-    """A second value beside the first goes from block to block."""
-
-    def between(model: Deep, i: int, x: Tensor) -> Tensor:
-        model.skips = [model.skips[0] + x if model.skips else x]
-        out = model.blocks[i](x)
-        return out + model.skips[0] if i == DEPTH - 1 else out
-
-    return _deep(between)
-
-
-class _Slower(torch.autograd.Function):
+class Slower(torch.autograd.Function):
     """The identity, whose gradient is scaled."""
 
     @staticmethod
@@ -293,71 +196,23 @@ class _Slower(torch.autograd.Function):
 
 
 def gradient_scaled_alike() -> Made:
-    return _deep(lambda model, i, x: _Slower.apply(model.blocks[i](x), 0.5))  # pyright: ignore[reportArgumentType]
-
-
-def gradient_scaled_in_the_middle() -> Made:
-    """Forward, all blocks are alike."""
-
-    def between(model: Deep, i: int, x: Tensor) -> Tensor:
-        return _Slower.apply(model.blocks[i](x), 0.5 if i == DEPTH // 2 else 1.0)  # pyright: ignore[reportReturnType]
-
-    return _deep(between)
-
-
-def hook_in_the_middle() -> Made:
-    def between(model: Deep, i: int, x: Tensor) -> Tensor:
-        out = model.blocks[i](x)
-        if i == DEPTH // 2:
-            out.register_hook(lambda grad: grad.clamp(-1, 1))
-        return out
-
-    return _deep(between)
+    return deep(lambda model, i, x: Slower.apply(model.blocks[i](x), 0.5))  # pyright: ignore[reportArgumentType]
 
 
 def checkpointed() -> Made:
     """Every block is computed again in backward."""
-    return _deep(lambda model, i, x: checkpoint(model.blocks[i], x, use_reentrant=False))  # pyright: ignore[reportReturnType]
-
-
-def checkpointed_in_part() -> Made:
-    def between(model: Deep, i: int, x: Tensor) -> Tensor:
-        if i % 4 == 1:
-            return checkpoint(model.blocks[i], x, use_reentrant=False)  # pyright: ignore[reportReturnType]
-        return model.blocks[i](x)
-
-    return _deep(between)
-
-
-def half_in_bfloat16() -> Made:
-    """Autocast is entered by the later blocks alone."""
-
-    def between(model: Deep, i: int, x: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=i >= DEPTH // 2):
-            return model.blocks[i](x)
-
-    return _deep(between)
-
-
-def without_gradients() -> Made:
-    """Some blocks are run without gradients, though they could have some."""
-
-    def between(model: Deep, i: int, x: Tensor) -> Tensor:
-        with torch.set_grad_enabled(i != DEPTH // 2):
-            return model.blocks[i](x)
-
-    return _deep(between)
+    return deep(lambda model, i, x: checkpoint(model.blocks[i], x, use_reentrant=False))  # pyright: ignore[reportReturnType]
 
 
 def runs_within_blocks() -> Made:
     """Stages of unequal length, as in a Swin transformer."""
     stages = [nn.Sequential(*(Block() for _ in range(n))) for n in (2, 7, 9)]
-    return _deep(_plain, *stages)
+    return deep(one_by_one, *stages)
 
 
 def runs_within_a_run() -> Made:
     stages = [nn.Sequential(*(Block() for _ in range(DEPTH))) for _ in range(DEPTH)]
-    return _deep(_plain, *stages)
+    return deep(one_by_one, *stages)
 
 
 Kind = tuple[str, int, int]
@@ -386,26 +241,3 @@ SHORT: dict[Callable[[], Made], list[Kind]] = {
     runs_within_a_run: [("blocks", 1, 1)],
 }
 """Models that are traced in short, and their runs."""
-
-WHOLE: tuple[Callable[[], Made], ...] = (
-    mixtral_with_balance,
-    all_hidden_states,
-    u_net,
-    reads_two_before,
-    dense_net,
-    scaled_by_index,
-    odd_one_in_the_middle,
-    last_by_its_number,
-    shared_blocks,
-    tied_weights,
-    called_twice,
-    called_backwards,
-    sum_of_all,
-    running_sum,
-    gradient_scaled_in_the_middle,
-    hook_in_the_middle,
-    checkpointed_in_part,
-    half_in_bfloat16,
-    without_gradients,
-)
-"""Models that only look as if they could be."""

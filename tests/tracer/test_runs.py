@@ -18,8 +18,8 @@ from autopar.notation import Rule
 from autopar.rules import Call, rule_for
 from autopar.tracer import Traced, annotate, trace
 from autopar.tracer.find import find_runs
-from tests.tracer import deep_models
-from tests.tracer.deep_models import DEPTH, SHORT, WHOLE, WIDTH, Made, llama, plain, t5
+from tests.tracer.deep_models import DEPTH, SHORT, WIDTH, Block, Made, llama, plain, t5
+from tests.tracer.misleading_models import WHOLE, all_hidden_states
 from tests.zoo.cases import make_case, moved
 from tests.zoo.equality import check_any_plan
 
@@ -94,7 +94,7 @@ def test_the_model_comes_back_as_it_was() -> None:
 
 def test_what_a_model_remembers_comes_back_as_it_was() -> None:
     """`transformers` hooks its modules at the first call that asks for hidden states."""
-    model, inputs = deep_models.all_hidden_states()
+    model, inputs = all_hidden_states()
     first = trace(model, (), inputs)
     assert_equal(trace(model, (), inputs), first)
 
@@ -106,7 +106,7 @@ def test_forward_alone() -> None:
         assert_equal(trace(model, (), inputs), traced_whole(model, inputs))
 
 
-class Looks(deep_models.Block):
+class Looks(Block):
     """Looks at data, which a step without data cannot tell."""
 
     def forward(self, x: Tensor) -> Tensor:
