@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autopar.dataflow import Group, requirement, root_key
+from autopar.dataflow import Group, Use, root_key
 from autopar.errors import PlanMismatchError
 from autopar.graph import Graph, Node, Phase, Ref, Role
 from autopar.handed import input_state
 from autopar.plan import Structure
 from autopar.sharding import Sharding
-from autopar.strategy import shardings
+from autopar.strategy import pull_back, shardings
 
 Pair = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """The shardings of a node's inputs and of its outputs."""
@@ -34,6 +34,9 @@ class Layout:
     structure: Structure
     routes: Mapping[str, tuple[Move, ...]]
     _pairs: dict[str, Pair] = field(default_factory=dict[str, Pair])
+    _pulled: dict[tuple[str, Sharding], Sharding | None] = field(
+        default_factory=dict[tuple[str, Sharding], Sharding | None]
+    )
 
     def pair(self, node: Node) -> Pair:
         """(inputs, outputs) of a node that is neither a view nor a gradient."""
@@ -54,6 +57,21 @@ class Layout:
             return (), (input_state(node, self.graph.atoms, sizes),)
         whole = Sharding.replicated(self.num_axes)
         return (whole,) * len(node.inputs), (whole,) * len(node.outputs)
+
+    def seen_through(self, use: Use, sharding: Sharding) -> tuple[Sharding, ...] | None:
+        """`sharding`, in which a use finds its input, behind what the root and each view but the
+        last of the use's chain are in for that; None if the root can be in nothing of the sort."""
+        states = [sharding]
+        for index in reversed(use.chain):
+            view = self.graph.nodes[index]
+            known = view.key, states[-1]
+            if known not in self._pulled:
+                self._pulled[known] = pull_back(self.graph, view, states[-1])
+            state = self._pulled[known]
+            if state is None:
+                return None
+            states.append(state)
+        return tuple(reversed(states))
 
     def source(self, group: Group) -> Sharding:
         """The state the group's tensor starts in."""
@@ -81,10 +99,10 @@ class Layout:
                 wanted = Sharding.parse(self.structure.params[user.target].storage)
             else:
                 wanted = self.pair(user)[0][use.arg]
-            state = requirement(self.graph, use, wanted)
-            if state is None:
+            states = self.seen_through(use, wanted)
+            if states is None:
                 raise PlanMismatchError(f"{user.key}: no sharding of {group.key} gives {wanted}")
-            found.append(state)
+            found.append(states[0])
         return tuple(found)
 
     def ends(self, group: Group) -> tuple[Sharding, ...]:

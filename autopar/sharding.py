@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 _SHARD = re.compile(r"^S\((\d+)(?:\.(\d+))?\)$")
@@ -82,6 +83,7 @@ class Sharding:
         return self.placements[axis]
 
     @staticmethod
+    @lru_cache(1 << 12)
     def parse(text: str) -> Sharding:
         """The inverse of `str`; ValueError on anything else."""
         if not (text.startswith("[") and text.endswith("]")):

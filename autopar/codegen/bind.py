@@ -11,6 +11,7 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from autopar.codegen.doors import boxed_codegen
+from autopar.codegen.lean import LeanGraph
 from autopar.errors import PlanMismatchError
 from autopar.plan import MeshAxis
 from autopar.runtime.program import Program
@@ -61,7 +62,7 @@ def _bound(
     index: Mapping[str, int],
     device: torch.device | None,
 ) -> fx.GraphModule:
-    graph = fx.Graph()
+    graph = LeanGraph()
     output = graph.graph_copy(gm.graph, {})
     graph.output(output)
     graph.set_codegen(boxed_codegen())

@@ -27,13 +27,13 @@ from autopar.codegen.values import LocalGraph, Values
 from autopar.dataflow import Group, Use, groups
 from autopar.errors import PlanMismatchError
 from autopar.exchange import exchange_axes, exchanges
+from autopar.garbage import collection_paused
 from autopar.graph import OUTPUT_ROLES, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.layout import Move, parse_layout
 from autopar.plan import Plan
 from autopar.reshard import local_shape
 from autopar.runtime.program import Program
 from autopar.sharding import Sharding
-from autopar.strategy import pull_back
 
 aten = torch.ops.aten
 
@@ -42,6 +42,7 @@ ONE_LAYOUT = (aten.native_batch_norm_backward.default,)
 size 1, layouts that look alike are not."""
 
 
+@collection_paused()
 def generate(gm: fx.GraphModule, graph: Graph, plan: Plan) -> Program:
     """The local graphs of `plan` for the joint graph `gm`, of which `graph` is the snapshot.
 
@@ -64,6 +65,7 @@ class _Generator:
             if group.phase is graph.nodes[group.root.node].phase:
                 self.made_by.setdefault(group.root.node, []).append(group)
         self.read = {group.root for group in found}
+        self.shapes: dict[tuple[str, tuple[Sharding, ...], tuple[Sharding, ...]], Shapes] = {}
 
     def run(self) -> Program:
         for node in self.graph.nodes:
@@ -149,8 +151,8 @@ class _Generator:
         node: Node,
         source: fx.Node,
         arguments: Sequence[fx.Node],
-        inputs: Sequence[Sharding],
-        outputs: Sequence[Sharding],
+        inputs: tuple[Sharding, ...],
+        outputs: tuple[Sharding, ...],
     ) -> fx.Node:
         """`node` on local tensors in the shardings `inputs`, which leaves `outputs`."""
         if source.target in ONE_LAYOUT:
@@ -164,15 +166,19 @@ class _Generator:
         return made
 
     def _shapes(
-        self, node: Node, inputs: Sequence[Sharding], outputs: Sequence[Sharding]
+        self, node: Node, inputs: tuple[Sharding, ...], outputs: tuple[Sharding, ...]
     ) -> Shapes:
-        types = self.graph.input_types(node)
-        return Shapes(
-            tuple(t.shape for t in types),
-            tuple(t.shape for t in node.outputs),
-            tuple(map(self._local_shape, types, inputs)),
-            tuple(map(self._local_shape, node.outputs, outputs)),
-        )
+        """Nodes of one key have equal shapes."""
+        known = node.key, inputs, outputs
+        if known not in self.shapes:
+            types = self.graph.input_types(node)
+            self.shapes[known] = Shapes(
+                tuple(t.shape for t in types),
+                tuple(t.shape for t in node.outputs),
+                tuple(map(self._local_shape, types, inputs)),
+                tuple(map(self._local_shape, node.outputs, outputs)),
+            )
+        return self.shapes[known]
 
     def _local_shape(self, tensor: TensorType, sharding: Sharding) -> tuple[int, ...]:
         """As a view is told it: of a dim in chunks, each rank knows its own size."""
@@ -213,12 +219,9 @@ class _Generator:
             wanted = Sharding.parse(self.layout.structure.params[node.target].storage)
         else:
             wanted = self.layout.pair(node)[0][arg]
-        states = [wanted]
-        for view in reversed(use.chain):
-            before = pull_back(self.graph, self.graph.nodes[view], states[0])
-            if before is None:
-                raise PlanMismatchError(f"{node.key}: no sharding of {group.key} gives {wanted}")
-            states.insert(0, before)
+        states = self.layout.seen_through(use, wanted)
+        if states is None:
+            raise PlanMismatchError(f"{node.key}: no sharding of {group.key} gives {wanted}")
         return self._viewed(group, use, states)
 
     def _viewed(self, group: Group, use: Use, states: Sequence[Sharding]) -> fx.Node:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from autopar.codegen.bucketing import WAIT, Bucket, Piece, sent_by
+from autopar.codegen.lean import LeanGraph
 
 
 def bucket_gathers(graph: fx.Graph) -> fx.Graph:
@@ -25,7 +26,7 @@ class _Rewriter:
     issued."""
 
     def __init__(self, old: fx.Graph) -> None:
-        self.old, self.new = old, fx.Graph()
+        self.old, self.new = old, LeanGraph()
         self.copies: dict[fx.Node, fx.Node] = {}
         self.pieces: dict[fx.Node, Piece] = {}
         self.issued: dict[int, fx.Node] = {}

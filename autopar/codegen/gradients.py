@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from autopar.codegen.bucketing import WAIT, Bucket, sent_by
+from autopar.codegen.lean import LeanGraph
 
 MAX_UNDER_WAY = 2
 """How many full buckets are under way: each holds its input and its result."""
@@ -28,7 +29,7 @@ class _Rewriter:
     """Copies the graph in order. What needs a result that has not come is parked until it has."""
 
     def __init__(self, old: fx.Graph) -> None:
-        self.old, self.new = old, fx.Graph()
+        self.old, self.new = old, LeanGraph()
         self.copies: dict[fx.Node, fx.Node] = {}
         self.parked: list[fx.Node] = []
         self.open: dict[tuple[object, ...], Bucket] = {}

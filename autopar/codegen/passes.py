@@ -13,7 +13,7 @@ from autopar.codegen.bias import fuse_bias
 from autopar.codegen.doors import boxed_codegen
 from autopar.codegen.gathers import bucket_gathers
 from autopar.codegen.gradients import bucket_gradients
-from autopar.codegen.tidy import tidy_views
+from autopar.codegen.tidy import drop_dead_code, tidy_views
 from autopar.runtime.symbols import first_rows
 
 aten = torch.ops.aten
@@ -26,17 +26,6 @@ _WAIT = torch.ops._c10d_functional.wait_tensor.default
 _LAYOUT = frozenset(
     {aten.contiguous.default, aten.permute.default, aten.reshape.default, first_rows}
 )
-
-
-def drop_dead_code(graph: fx.Graph) -> fx.Graph:
-    """Drop every op whose result is not used; inputs stay. So do collectives go: none of the ranks
-    uses theirs (an op may take an argument only to know that it is there)."""
-    graph.eliminate_dead_code(lambda node: node.is_impure() and not _is_collective(node))
-    return graph
-
-
-def _is_collective(node: fx.Node) -> bool:
-    return str(node.target).startswith("_c10d_functional.")
 
 
 def sink_waits(graph: fx.Graph) -> fx.Graph:
@@ -97,8 +86,8 @@ PASSES: tuple[Pass, ...] = (
 
 
 def apply_passes(graph: fx.Graph) -> fx.Graph:
-    """`graph` after every pass, checked after each."""
+    """`graph` after every pass, checked."""
     for step in PASSES:
         graph = step(graph)
-        graph.lint()
+    graph.lint()
     return graph

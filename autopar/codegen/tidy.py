@@ -23,8 +23,20 @@ def tidy_views(graph: fx.Graph) -> fx.Graph:
         same = _same_as(node)
         if same is not None:
             node.replace_all_uses_with(same, delete_user_cb=lambda user: user.op != "output")
-    graph.eliminate_dead_code()
+    return drop_dead_code(graph)
+
+
+def drop_dead_code(graph: fx.Graph) -> fx.Graph:
+    """Drop every op whose result is not used; inputs stay. So do collectives go: none of the ranks
+    uses theirs (an op may take an argument only to know that it is there)."""
+    for node in reversed(graph.nodes):
+        if not node.users and (not node.is_impure() or _is_collective(node)):
+            graph.erase_node(node)
     return graph
+
+
+def _is_collective(node: fx.Node) -> bool:
+    return str(node.target).startswith("_c10d_functional.")
 
 
 def _same_as(node: fx.Node) -> fx.Node | None:

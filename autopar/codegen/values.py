@@ -10,6 +10,7 @@ from torch import fx
 from autopar.buckets import can_share, is_bucketed
 from autopar.codegen.chunks import emit_chunks
 from autopar.codegen.collectives import Emitter, parts_of
+from autopar.codegen.lean import LeanGraph
 from autopar.codegen.routes import Tree, collective_of, path, tree
 from autopar.dataflow import Group
 from autopar.errors import PlanMismatchError
@@ -27,7 +28,7 @@ class LocalGraph:
     asked for."""
 
     def __init__(self) -> None:
-        self.graph = fx.Graph()
+        self.graph = LeanGraph()
         self.inputs: dict[str, fx.Node] = {}
         self.outputs: dict[str, fx.Node] = {}
         self.values: dict[tuple[Ref, Sharding], fx.Node] = {}

@@ -18,6 +18,7 @@ from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.work import node_s, traffic
 from autopar.dataflow import Group, groups, is_saved
 from autopar.errors import PlanMismatchError
+from autopar.garbage import collection_paused
 from autopar.graph import Graph, Node, Role
 from autopar.layout import Layout, Move, parse_layout
 from autopar.mesh import Cluster, Mesh
@@ -27,6 +28,7 @@ from autopar.reshard import buffer_bytes, local_bytes, step
 from autopar.sharding import Sharding
 
 
+@collection_paused()
 def account(
     graph: Graph, cluster: Cluster, mesh: Mesh, options: Options, structure: Structure, limit: int
 ) -> Estimates:

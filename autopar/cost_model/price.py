@@ -30,6 +30,7 @@ from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.work import node_s, traffic
 from autopar.dataflow import SAVED, Group, groups, is_saved, requirement, root_key
 from autopar.errors import InfeasibleError
+from autopar.garbage import collection_paused
 from autopar.graph import Graph, Phase, Role
 from autopar.mesh import Cluster, Mesh
 from autopar.options import Options
@@ -38,6 +39,7 @@ from autopar.reshard import local_bytes
 from autopar.sharding import Sharding
 
 
+@collection_paused()
 def price(
     graph: Graph, cluster: Cluster, mesh: Mesh, options: Options, *, usage_limit: int
 ) -> Problem:

@@ -10,6 +10,7 @@ import torch
 from torch import fx, nn
 
 from autopar.errors import TraceError
+from autopar.garbage import collection_paused
 from autopar.graph import Graph, Role
 from autopar.tracer.annotate import report_unknown, with_rules
 from autopar.tracer.aot import TreeSpec
@@ -58,6 +59,7 @@ class Traced:
     tied: dict[str, str]
 
 
+@collection_paused()
 def trace(
     model: nn.Module,
     args: tuple[Any, ...] = (),
@@ -74,7 +76,6 @@ def trace(
     """
     found, graph = _graph(model, args, kwargs or {}, name or type(model).__name__)
     report_unknown(graph, strict=strict)
-    graph.check()
     placeholders = [
         f"{node.role.value}:{node.target}"
         for node, fx_node in zip(graph.nodes, found.gm.graph.nodes, strict=False)
@@ -122,4 +123,6 @@ def _whole_graph(
     found = _capture(model, args, kwargs)
     with torch.autocast("cpu", enabled=False):
         _normalize(found.gm, found.tied)
-    return found, with_keys(with_rules(_snapshot(found, name)))
+    graph = with_keys(with_rules(_snapshot(found, name)))
+    graph.check()
+    return found, graph

@@ -35,6 +35,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 from torch.fx.traceback import annotate, preserve_node_meta
@@ -102,8 +103,8 @@ def joint_graph(
         joint = aot_export_joint_with_descriptors(stack, module, args)
         gm = joint.graph_module
     gm.graph.set_codegen(CodeGen())
-    gm.recompile()
-    return gm
+    # Code is written once it is asked for: most graphs are read, not run.
+    return _LazyGraphModule(gm, gm.graph)
 
 
 @cache

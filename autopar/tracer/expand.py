@@ -188,7 +188,10 @@ def _expand_fx(
             (source,) = periods.reads(graph.nodes[i], copy)
             returned.append((made[source], names.of(descs[i - len(twins)], copy)))
     for i, twin in enumerate(twins):
-        _reads(twin, [made[place] for place in periods.reads(graph.nodes[i], 0)])
+        if i in periods.last_of or i in periods.first_of:
+            reads = [made[place] for place in periods.reads(graph.nodes[i], 0)]
+            if reads != [twins[ref.node] for ref in graph.nodes[i].inputs]:
+                twin.args, twin.kwargs = _with_sources(twin, reads)
         names.rename(twin, 0)
     assert len(items) == len(graph.nodes) - len(twins)
     set_outputs(gm, returned)
@@ -197,12 +200,10 @@ def _expand_fx(
     return made
 
 
-def _reads(node: fx.Node, sources: Sequence[fx.Node]) -> None:
-    """Make `sources`, in order, the nodes that `node` reads."""
+def _with_sources(node: fx.Node, sources: Sequence[fx.Node]) -> tuple[Any, Any]:
+    """The arguments of `node` with `sources`, in order, in the place of the nodes that it reads."""
     given = iter(sources)
-    args, kwargs = map_arg((node.args, node.kwargs), lambda _: next(given))
-    if (args, kwargs) != (node.args, node.kwargs):
-        node.args, node.kwargs = args, kwargs
+    return map_arg((node.args, node.kwargs), lambda _: next(given))
 
 
 class _Names:
@@ -214,11 +215,12 @@ class _Names:
 
     def copied(self, node: fx.Node, copy: int, sources: Sequence[fx.Node]) -> fx.Node:
         """A copy of `node` that reads `sources`, where nodes are being inserted."""
-        given = iter(sources)
-        args, kwargs = map_arg((node.args, node.kwargs), lambda _: next(given))
-        made = node.graph.create_node(node.op, node.target, args, kwargs, f"{node.name}_{copy}")
+        # Given with the arguments, torch would look through them for symbolic sizes, slowly.
+        made = node.graph.create_node(node.op, node.target, name=f"{node.name}_{copy}")
         if made.op == "placeholder":
             made.target = made.name
+        else:
+            made.args, made.kwargs = _with_sources(node, sources)
         made.meta = dict(node.meta)
         self.rename(made, copy)
         return made

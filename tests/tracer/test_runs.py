@@ -36,6 +36,7 @@ def assert_equal(found: Traced, expected: Traced) -> None:
     for a, b in pairs:
         assert replace(a, name="") == replace(b, name="")
     assert found.graph.atoms == expected.graph.atoms
+    found.graph.check()
     assert str(found.graph) == str(expected.graph)
     for field in ("inputs", "input_leaves", "outputs", "out_spec", "tied"):
         assert getattr(found, field) == getattr(expected, field)
