@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from autopar.graph import Arg, Graph, Node, Ref, TensorType
+from autopar.graph import Arg, Factor, Graph, Node, Ref, TensorType
 
 _DIGEST_BYTES = 16
 
@@ -24,23 +24,30 @@ def canonical_lines(graph: Graph) -> Iterator[str]:
     """What a fingerprint is made of: one line per atom, then one per node."""
     for atom in graph.atoms:
         yield f"atom {atom.size} {int(atom.in_param)}"
+    # Nodes of equal blocks share their factors and types.
+    written: dict[int, str] = {}
     for node in graph.nodes:
-        yield _node(node)
+        yield _node(node, written)
 
 
-def _node(node: Node) -> str:
+def _node(node: Node, written: dict[int, str]) -> str:
     kwargs = ", ".join(f"{name}={_arg(value)}" for name, value in node.kwargs)
-    factors = "; ".join(
-        f"{f.name} {f.atom} {f.inputs} {f.outputs} {_flags(f.whole, f.exchanged, f.complete)}"
-        f"{' '.join(f.members)}"
-        for f in node.factors
-    )
-    outputs = ", ".join(map(_tensor, node.outputs))
+    if id(node.factors) not in written:
+        written[id(node.factors)] = "; ".join(map(_factor, node.factors))
+    if id(node.outputs) not in written:
+        written[id(node.outputs)] = ", ".join(map(_tensor, node.outputs))
+    factors, outputs = written[id(node.factors)], written[id(node.outputs)]
     flags = f"{node.partial} {_flags(node.mean, node.view, node.has_rule)}{node.handed}"
     return (
         f"{node.key} | {node.role.value} {node.phase.value} {node.target} | {node.op}"
         f"({_arg(node.args)}; {kwargs}) -> {outputs} | {factors} | {flags}"
     )
+
+
+def _factor(factor: Factor) -> str:
+    flags = _flags(factor.whole, factor.exchanged, factor.complete)
+    members = " ".join(factor.members)
+    return f"{factor.name} {factor.atom} {factor.inputs} {factor.outputs} {flags}{members}"
 
 
 def _flags(*flags: bool) -> str:

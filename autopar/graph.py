@@ -160,7 +160,7 @@ class Node:
     handed: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class Graph:
     """Nodes in topological order, and the atoms their tensors are made of."""
 

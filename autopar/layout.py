@@ -11,6 +11,7 @@ from autopar.errors import PlanMismatchError
 from autopar.graph import Graph, Node, Phase, Ref, Role
 from autopar.handed import input_state
 from autopar.plan import Structure
+from autopar.reshard import local_bytes
 from autopar.sharding import Sharding
 from autopar.strategy import pull_back, shardings
 
@@ -34,6 +35,10 @@ class Layout:
     structure: Structure
     routes: Mapping[str, tuple[Move, ...]]
     _pairs: dict[str, Pair] = field(default_factory=dict[str, Pair])
+    _asked: dict[tuple[Ref, Phase], tuple[Sharding, ...]] = field(
+        default_factory=dict[tuple[Ref, Phase], tuple[Sharding, ...]]
+    )
+    _held: dict[tuple[str, Sharding], int] = field(default_factory=dict[tuple[str, Sharding], int])
     _pulled: dict[tuple[str, Sharding], Sharding | None] = field(
         default_factory=dict[tuple[str, Sharding], Sharding | None]
     )
@@ -92,6 +97,12 @@ class Layout:
 
     def asked(self, group: Group) -> tuple[Sharding, ...]:
         """The states the group's uses ask its tensor to be in, one per use."""
+        known = group.root, group.phase
+        if known not in self._asked:
+            self._asked[known] = self._find_asked(group)
+        return self._asked[known]
+
+    def _find_asked(self, group: Group) -> tuple[Sharding, ...]:
         found: list[Sharding] = []
         for use in group.uses:
             user = self.graph.nodes[use.node]
@@ -104,6 +115,15 @@ class Layout:
                 raise PlanMismatchError(f"{user.key}: no sharding of {group.key} gives {wanted}")
             found.append(states[0])
         return tuple(found)
+
+    def held_bytes(self, ref: Ref, state: Sharding) -> int:
+        """Bytes of one rank's piece of a tensor in `state`, the largest if they differ."""
+        known = root_key(self.graph, ref), state
+        if known not in self._held:
+            sizes = tuple(axis.size for axis in self.structure.mesh)
+            tensor = self.graph.type_of(ref)
+            self._held[known] = local_bytes(tensor, self.graph.atoms, state, sizes)
+        return self._held[known]
 
     def ends(self, group: Group) -> tuple[Sharding, ...]:
         """Every state the group's tensor has to reach: what is asked for, and what is kept."""

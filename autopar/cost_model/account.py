@@ -7,7 +7,7 @@ decisions. The two must agree to the nanosecond, or one of them is wrong: `compi
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.buckets import Sharing, is_bucketed, sharing
@@ -20,11 +20,11 @@ from autopar.dataflow import Group, groups, is_saved
 from autopar.errors import PlanMismatchError
 from autopar.garbage import collection_paused
 from autopar.graph import Graph, Node, Role
-from autopar.layout import Layout, Move, parse_layout
+from autopar.layout import Layout, parse_layout
 from autopar.mesh import Cluster, Mesh
 from autopar.options import Options
 from autopar.plan import CollectiveTotal, Estimates, OpTotal, Structure
-from autopar.reshard import buffer_bytes, local_bytes, step
+from autopar.reshard import buffer_bytes, step
 from autopar.sharding import Sharding
 
 
@@ -41,10 +41,13 @@ def account(
     all_groups = groups(graph)
     compute = _compute_ns(layout, cluster, mesh, all_groups)
     shares = sharing(graph)
+    alike = {group.key: group for group in all_groups}
+    steps = {key: _steps(layout, cluster, mesh, group, shares) for key, group in alike.items()}
+    for group in all_groups:
+        _check_reached(layout, group)
     sends = tuple(
-        Sends(group.root.node, group.phase.value, _moves(layout, cluster, mesh, group, shares))
-        for group in all_groups
-    ) + tuple(_exchanges(layout, mesh, graph.nodes[index], ns) for index, ns in compute.items())
+        Sends(group.root.node, group.phase.value, steps[group.key]) for group in all_groups
+    ) + tuple(_exchanges(layout, mesh, compute))
     compute_ns = sum(compute.values())
     communication_ns = sum(ns for each in sends for _, _, _, ns in each.steps)
     updates = _updates(layout, cluster, mesh, options)
@@ -58,8 +61,11 @@ def account(
         memory=peak_memory(layout, mesh, all_groups, options),
         memory_limit=limit,
         collectives=_collectives(mesh, sends),
-        ops=_op_totals(layout, mesh, all_groups, compute, sends, updates),
+        ops=_op_totals(layout, all_groups, compute, sends, updates),
     )
+
+
+Steps = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +74,20 @@ class Sends:
 
     node: int
     phase: str
-    steps: tuple[tuple[str, int, int, int], ...]
+    steps: Steps
 
 
-def _exchanges(layout: Layout, mesh: Mesh, node: Node, compute_ns: int) -> Sends:
-    """What an op sends while it runs."""
-    found = sent(layout.graph, node, layout.structure.ops[node.key], mesh, compute_ns)
-    steps = tuple((each.kind, each.axis, each.in_bytes, ns) for each, ns in found)
-    return Sends(node.index, node.phase.value, steps)
+def _exchanges(layout: Layout, mesh: Mesh, compute: Mapping[int, int]) -> Iterator[Sends]:
+    """What ops send while they run."""
+    known: dict[tuple[str, int], Steps] = {}
+    for index, compute_ns in compute.items():
+        node = layout.graph.nodes[index]
+        kind = node.key, compute_ns
+        if kind not in known:
+            found = sent(layout.graph, node, layout.structure.ops[node.key], mesh, compute_ns)
+            known[kind] = tuple((each.kind, each.axis, each.in_bytes, ns) for each, ns in found)
+        if known[kind]:
+            yield Sends(index, node.phase.value, known[kind])
 
 
 def _compute_ns(
@@ -101,24 +113,26 @@ def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> 
     graph, optimizer = layout.graph, find_optimizer(options.optimizer)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     found: dict[int, int] = {}
+    known: dict[tuple[str, str], int] = {}
     for node in graph.with_role(Role.PARAM):
         if node.target in trained:
-            storage = Sharding.parse(layout.structure.params[node.target].storage)
-            tensor = node.outputs[0]
-            found[node.index] = to_ns(
-                update_s(optimizer, tensor, graph.atoms, storage, mesh, cluster.device)
-            )
+            text = layout.structure.params[node.target].storage
+            if (node.key, text) not in known:
+                storage, tensor = Sharding.parse(text), node.outputs[0]
+                known[node.key, text] = to_ns(
+                    update_s(optimizer, tensor, graph.atoms, storage, mesh, cluster.device)
+                )
+            found[node.index] = known[node.key, text]
     return found
 
 
-def _moves(
+def _steps(
     layout: Layout, cluster: Cluster, mesh: Mesh, group: Group, shares: Sharing
 ) -> tuple[tuple[str, int, int, int], ...]:
-    """(kind, axis, local input bytes, ns) of every step of the group's route."""
+    """(kind, axis, local input bytes, ns) of every step of the route of a group and its like."""
     tensor = layout.graph.type_of(group.root)
     atoms = layout.graph.atoms
     route = layout.routes.get(group.key, ())
-    _check_reached(layout, group, route)
     shared = shares if is_bucketed(layout.graph, group) else None
     found: list[tuple[str, int, int, int]] = []
     for source, target in route:
@@ -131,7 +145,8 @@ def _moves(
     return tuple(found)
 
 
-def _check_reached(layout: Layout, group: Group, route: Sequence[Move]) -> None:
+def _check_reached(layout: Layout, group: Group) -> None:
+    route = layout.routes.get(group.key, ())
     reached = {layout.source(group)}
     for _ in route:
         reached |= {target for source, target in route if source in reached}
@@ -154,7 +169,6 @@ def _collectives(mesh: Mesh, sends: Sequence[Sends]) -> tuple[CollectiveTotal, .
 
 def _op_totals(
     layout: Layout,
-    mesh: Mesh,
     all_groups: Sequence[Group],
     compute: Mapping[int, int],
     sends: Sequence[Sends],
@@ -180,7 +194,7 @@ def _op_totals(
     for group in all_groups:
         if is_saved(graph, group):
             node = graph.nodes[group.root.node]
-            sums[node.key][3] += _saved_bytes(layout, mesh, group)
+            sums[node.key][3] += layout.held_bytes(group.root, layout.kept(group.root))
     return {
         key: OpTotal(
             module=_pattern(example[key]),
@@ -195,11 +209,6 @@ def _op_totals(
         for key, (count, compute_ns, communication_ns, saved, optimizer_ns) in sums.items()
         if count or communication_ns or optimizer_ns
     }
-
-
-def _saved_bytes(layout: Layout, mesh: Mesh, group: Group) -> int:
-    tensor = layout.graph.type_of(group.root)
-    return local_bytes(tensor, layout.graph.atoms, layout.kept(group.root), mesh.sizes)
 
 
 def _pattern(node: Node) -> str:

@@ -23,7 +23,6 @@ from autopar.layout import Layout
 from autopar.mesh import Mesh
 from autopar.options import Options
 from autopar.plan import Memory
-from autopar.reshard import local_bytes
 from autopar.sharding import Sharding
 
 
@@ -45,7 +44,7 @@ def peak_memory(
     params = optimizer = 0
     for node in layout.graph.with_role(Role.PARAM):
         storage = Sharding.parse(layout.structure.params[node.target].storage)
-        held = local_bytes(node.outputs[0], layout.graph.atoms, storage, mesh.sizes)
+        held = layout.held_bytes(Ref(node.index), storage)
         params += held
         optimizer += find_optimizer(options.optimizer).states * held
     return Memory(
@@ -80,19 +79,23 @@ def _intervals(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> list[
     graph = layout.graph
     found: list[Interval] = []
     last_use: dict[tuple[Ref, Phase], int] = {}
+    scratch: dict[str, int] = {}
     for group in all_groups:
         last_use[group.root, group.phase] = max(use.node for use in group.uses)
     for group in all_groups:
-        found.extend(_copies(layout, mesh, group, last_use))
+        found.extend(_copies(layout, group, last_use))
     for node in graph.nodes:
         if node.view or node.role in (Role.PARAM, Role.GRAD):
             continue
         if node.role is Role.OP:
-            found.extend(_scratch(layout, mesh, node))
-        for output, tensor in enumerate(node.outputs):
+            if node.key not in scratch:
+                scratch[node.key] = _scratch(layout, mesh, node)
+            if scratch[node.key]:
+                found.append(Interval(node.index, node.index, scratch[node.key], "transient"))
+        for output in range(len(node.outputs)):
             ref = Ref(node.index, output)
             state = layout.pair(node)[1][output]
-            held = local_bytes(tensor, graph.atoms, state, mesh.sizes)
+            held = layout.held_bytes(ref, state)
             saved = last_use.get((ref, Phase.BACKWARD)) if node.phase is Phase.FORWARD else None
             last = last_use.get((ref, node.phase), node.index)
             if saved is not None and layout.kept(ref) == state:
@@ -102,18 +105,16 @@ def _intervals(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> list[
     return found
 
 
-def _scratch(layout: Layout, mesh: Mesh, node: Node) -> list[Interval]:
-    """What an op holds for itself while it exchanges."""
-    held = scratch_bytes(layout.graph, node, layout.structure.ops[node.key], mesh.sizes)
-    return [Interval(node.index, node.index, held, "transient")] if held else []
+def _scratch(layout: Layout, mesh: Mesh, node: Node) -> int:
+    """Bytes that an op holds for itself while it exchanges."""
+    return scratch_bytes(layout.graph, node, layout.structure.ops[node.key], mesh.sizes)
 
 
 def _copies(
-    layout: Layout, mesh: Mesh, group: Group, last_use: Mapping[tuple[Ref, Phase], int]
+    layout: Layout, group: Group, last_use: Mapping[tuple[Ref, Phase], int]
 ) -> list[Interval]:
     """The redistributed copies of a group's tensor."""
-    graph, sizes = layout.graph, mesh.sizes
-    tensor = graph.type_of(group.root)
+    graph = layout.graph
     source, found = layout.source(group), list[Interval]()
     spans: dict[Sharding, tuple[int, int]] = {}
     for use, state in zip(group.uses, layout.asked(group), strict=True):
@@ -122,16 +123,16 @@ def _copies(
     kept = layout.kept(group.root) if group.crosses and group.phase is Phase.FORWARD else source
     if kept != source:
         first = min(use.node for use in group.uses)
-        held = local_bytes(tensor, graph.atoms, kept, sizes)
+        held = layout.held_bytes(group.root, kept)
         holder = "kept" if graph.nodes[group.root.node].role is Role.PARAM else "saved"
         found.append(Interval(first, last_use[group.root, Phase.BACKWARD], held, holder))
     for state, (first, last) in spans.items():
         if state not in (source, kept):
-            held = local_bytes(tensor, graph.atoms, state, sizes)
+            held = layout.held_bytes(group.root, state)
             found.append(Interval(first, last, held, "transient"))
     through = {target for _, target in layout.routes.get(group.key, ())} - set(spans) - {kept}
     first = min(use.node for use in group.uses)
     for state in sorted(through):
-        held = local_bytes(tensor, graph.atoms, state, sizes)
+        held = layout.held_bytes(group.root, state)
         found.append(Interval(first, first, held, "transient"))
     return found

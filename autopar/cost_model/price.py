@@ -101,7 +101,8 @@ def _saves(
     groups can bring them into, but not partial."""
     ends: dict[str, set[Sharding]] = {}
     roots: dict[str, Group] = {}
-    for group in all_groups if mesh.axes else ():
+    alike = {group.key: group for group in reversed(all_groups)}
+    for group in reversed(alike.values()) if mesh.axes else ():
         root = graph.nodes[group.root.node]
         if group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP:
             key = root_key(graph, group.root)
@@ -169,16 +170,17 @@ def _usages(
                 if kept != storage:
                     held += local_bytes(tensor, graph.atoms, kept, mesh.sizes)
                 usages[key][c] = entry.count * held
-    for group in all_groups:
-        if is_saved(graph, group):
-            tensor, key = graph.type_of(group.root), root_key(graph, group.root)
-            entry = table[graph.nodes[group.root.node].key]
-            held = entry.key
-            states = tuple(outputs[group.root.output] for outputs in entry.outputs)
-            if key in saves:
-                held, states = SAVED + key, saves[key]
-            for c, state in enumerate(states):
-                usages[held][c] += local_bytes(tensor, graph.atoms, state, mesh.sizes)
+    crossing = [group.root for group in all_groups if is_saved(graph, group)]
+    counts = Counter(root_key(graph, root) for root in crossing)
+    for key, root in {root_key(graph, root): root for root in crossing}.items():
+        entry = table[graph.nodes[root.node].key]
+        held = entry.key
+        states = tuple(outputs[root.output] for outputs in entry.outputs)
+        if key in saves:
+            held, states = SAVED + key, saves[key]
+        for c, state in enumerate(states):
+            each = local_bytes(graph.type_of(root), graph.atoms, state, mesh.sizes)
+            usages[held][c] += counts[key] * each
     return tuple(usages.values())
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import plan_time
+from benchmarks import depth, plan_time
 from benchmarks.plan_time import PHASES, Phases, Result, main, row
 
 
@@ -30,6 +31,7 @@ def test_nested_phases_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert phases.timed("plan", plan)() == "plan"
     phases.timed("rewrite", spend)(16.0)
     assert phases.cpu_s == {
+        "import": 0.0,
         "build": 0.0,
         "trace": 0.0,
         "price": 10.0,
@@ -63,7 +65,7 @@ def test_row_says_what_is_not_optimal() -> None:
         note="planned without a memory limit: too little",
     )
     assert row(result) == [
-        "8x8*", *["1.50"] * 6, "9.00", "7,000", "45,411", "21,735", "1.50", "0.25",
+        "8x8*", *["1.50"] * 7, "10.50", "7,000", "45,411", "21,735", "1.50", "0.25",
         "feasible, gap 1.2 %",
     ]  # fmt: skip
 
@@ -79,6 +81,20 @@ def test_small_case_runs() -> None:
     assert min(phases_s[1:]) > 0
     assert int(cells["variables"].replace(",", "")) > 100
     assert 0.1 < float(cells["peak"]) < 4
+
+
+def test_depths_are_compared_with_the_first() -> None:
+    shallow = Result(
+        case="8x8", layers=32, cpu_s=dict.fromkeys(PHASES, 1.0), graph_nodes=1000, variables=1,
+        rows=1, peak_bytes=1 << 30, step_s=0.25, status="optimal", gap_ppm=0, note="",
+    )  # fmt: skip
+    deep = msgspec.structs.replace(shallow, layers=80, cpu_s={**shallow.cpu_s, "trace": 2.0})
+    found = depth.rows([shallow, deep])
+    assert [row[0] for row in found] == ["32 layers", "share", "80 layers", "share", "of 32 layers"]
+    assert found[0][-5:] == ["7.00", "2.00", "1.00", "1,000", "optimal"]
+    assert found[1][1:8] == ["14%"] * 7
+    assert found[3][3] == "25%"
+    assert found[4][1:] == ["1.00", "1.00", "2.00", *["1.00"] * 4, "1.14", *["1.00"] * 3, ""]
 
 
 def test_a_case_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
