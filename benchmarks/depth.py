@@ -1,5 +1,5 @@
-"""How planning grows with depth: Llama-8B of 32 and of 80 layers on 8x8 H100. CPU seconds and shares
-of each phase, memory, and what each is of the first depth's.
+"""How planning grows with depth: Llama-8B of 32 and of 80 layers on 8x8 H100. CPU seconds and their
+shares by phase, memory, and what each is of the first depth's.
 
     python -m benchmarks.depth
     python -m benchmarks.depth --layers 3 --layers 32 --case 8x8 --markdown

@@ -11,9 +11,9 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from autopar.codegen.doors import boxed_codegen
-from autopar.codegen.lean import LeanGraph
 from autopar.errors import PlanMismatchError
 from autopar.plan import MeshAxis
+from autopar.runtime.lean import LeanGraph
 from autopar.runtime.program import Program
 from autopar.runtime.symbols import SYMBOLS, on_rank
 from autopar.runtime.talk import TALKS

@@ -10,13 +10,13 @@ from torch import fx
 from autopar.buckets import can_share, is_bucketed
 from autopar.codegen.chunks import emit_chunks
 from autopar.codegen.collectives import Emitter, parts_of
-from autopar.codegen.lean import LeanGraph
 from autopar.codegen.routes import Tree, collective_of, path, tree
 from autopar.dataflow import Group
 from autopar.errors import PlanMismatchError
 from autopar.graph import Phase, Ref, Role
 from autopar.layout import Layout, Move
 from autopar.plan import MeshAxis
+from autopar.runtime.lean import LeanGraph
 from autopar.sharding import Sharding
 
 aten = torch.ops.aten

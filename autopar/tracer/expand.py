@@ -11,6 +11,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from autopar.graph import Arg, Factor, Graph, Node, Ref, TensorType
+from autopar.runtime.lean import give
 from autopar.tracer import aot
 from autopar.tracer.capture import MODULE_KEY, PREFIX
 from autopar.tracer.classes import with_keys
@@ -215,12 +216,11 @@ class _Names:
 
     def copied(self, node: fx.Node, copy: int, sources: Sequence[fx.Node]) -> fx.Node:
         """A copy of `node` that reads `sources`, where nodes are being inserted."""
-        # Given with the arguments, torch would look through them for symbolic sizes, slowly.
         made = node.graph.create_node(node.op, node.target, name=f"{node.name}_{copy}")
         if made.op == "placeholder":
             made.target = made.name
         else:
-            made.args, made.kwargs = _with_sources(node, sources)
+            give(made, *_with_sources(node, sources))
         made.meta = dict(node.meta)
         self.rename(made, copy)
         return made

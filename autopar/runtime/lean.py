@@ -1,4 +1,10 @@
-"""Graphs that are quick to write."""
+"""Graphs that are quick to write.
+
+torch looks through the arguments of every node it creates for symbolic sizes, of which autopar's
+graphs have none, and enters a node anew in its tables whenever an attribute is set. Both take
+longer than the rest. So a node is created bare, and given its arguments by the property's own
+function.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +12,23 @@ from typing import Any
 
 from torch import fx
 
+_set_args: Any = fx.Node.args.fset
+_set_kwargs: Any = fx.Node.kwargs.fset
+
 _names: dict[Any, str] = {}
 """What torch derives from a function for the names of its calls."""
 
 
+def give(node: fx.Node, args: Any, kwargs: Any) -> None:
+    """`node.args, node.kwargs = args, kwargs`."""
+    if args:
+        _set_args(node, args)
+    if kwargs:
+        _set_kwargs(node, kwargs)
+
+
 class LeanGraph(fx.Graph):
-    """An fx.Graph whose nodes are given their arguments once they are there. Creating a node with
-    them, torch looks through all for symbolic sizes, of which local graphs have none; that takes
-    longer than the rest."""
+    """An fx.Graph whose nodes are created quickly."""
 
     def create_node(
         self,
@@ -30,8 +45,5 @@ class LeanGraph(fx.Graph):
             if name is None:
                 name = _names[target] = self._target_to_str(target)
         node = super().create_node(op, target, None, None, name, type_expr)
-        if args:
-            node.args = args
-        if kwargs:
-            node.kwargs = kwargs
+        give(node, args, kwargs)
         return node
