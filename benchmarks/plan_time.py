@@ -2,8 +2,11 @@
 
 Each case has a process of its own, so that its peak memory is its own:
 
-    python -m benchmarks.plan_time                            # 8, 8x8 and 32x8 H100, 32 layers
+    python -m benchmarks.plan_time                            # all cases, 32 layers
     python -m benchmarks.plan_time --case 8x8 --layers 3 --markdown
+
+A case is the nodes and devices of a cluster of H100s, which are the mesh as well unless one follows
+after a colon: `64x8:8x8x8` is three axes on 512 devices, `8x8:auto` the search over all meshes.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
     from autopar.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
-CASES = ("8", "8x8", "32x8")
+CASES = ("8", "8x8", "32x8", "64x8:8x8x8", "8x8:auto")
 PHASES = ("import", "build", "trace", "price", "solve", "plan", "rewrite")
 HEADER = ("H100", *PHASES, "total", "nodes", "variables", "rows", "peak", "step", "proof")
 VOCABULARY, BATCH, SEQUENCE = 128_256, 64, 2048
@@ -125,14 +128,15 @@ def _plan(graph: Graph, case: str, limit_bytes: int | None, phases: Phases, tell
     from autopar.fingerprint import fingerprint
     from autopar.options import Options
 
+    devices, _, mesh = case.partition(":")
     with ExitStack() as stack:
         for phase in ("price", "solve"):
             timed = phases.timed(phase, getattr(search, phase))
             stack.enter_context(patch.object(search, phase, timed))
         return search.search(
             graph,
-            parse_cluster(f"{case}xH100"),
-            Options(mesh=case, memory_limit_bytes=limit_bytes),
+            parse_cluster(f"{devices}xH100"),
+            Options(mesh=mesh or devices, memory_limit_bytes=limit_bytes),
             fingerprint=fingerprint(graph),
             torch_version="",
             progress=tell,
@@ -203,7 +207,7 @@ def run(cases: tuple[str, ...], layers: int, *, as_markdown: bool) -> bool:
 
 
 @click.command(help=__doc__)
-@click.option("--case", "cases", multiple=True, default=CASES, metavar="8x8", help="H100s.")
+@click.option("--case", "cases", multiple=True, default=CASES, metavar="8x8", help="H100s[:mesh].")
 @click.option("--layers", type=click.IntRange(1), default=32, show_default=True)
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 @click.option("--worker", is_flag=True, hidden=True)
