@@ -60,7 +60,7 @@ def by_test(function: Callable[..., object], *args: Any, **kwargs: Any) -> Detec
     """A test of another file."""
     inner = getattr(function, "hypothesis", None)
     call = function if inner is None else inner.inner_test
-    given = ", ".join([*map(str, args), *(f"{k}={v}" for k, v in kwargs.items())])
+    given = ", ".join([*map(_text, args), *(f"{k}={_text(v)}" for k, v in kwargs.items())])
     name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
     name += f"({given})" if given else ""
     return Detector(name, lambda: call(*args, **kwargs))
@@ -97,3 +97,8 @@ def fault(detector: Detector, *, silent: bool = True) -> Callable[[Break], Break
         return inject
 
     return enter
+
+
+def _text(value: object) -> str:
+    """The name of a function, whose text has an address in it."""
+    return getattr(value, "__name__", str(value))
