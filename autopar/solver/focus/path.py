@@ -3,8 +3,8 @@
 A *master*, the problem with some of its choices, is solved exactly: a plan, and prices (duals) of
 what every tensor costs in every state. Message passing extends the prices to all choices, which
 gives a lower bound for the whole problem, and one per choice for the plans that have it. Choices
-whose bound exceeds the best plan are out for good; the most promising of the others enter the next
-master. When few choices are left, the problem with these is solved exactly, and what comes of it is
+whose bound exceeds the best plan are out for good; those next to the best plan and the most
+promising of the others enter the next master. When few choices are left, the problem with these is solved exactly, and what comes of it is
 optimal. Else rounds go on until the plan is within `TOLERANCE` of the bound.
 
 This is column generation (Gilmore and Gomory, 1961) with message passing (Kolmogorov, "Convergent
@@ -22,6 +22,7 @@ from autopar.problem import IntArray, Problem
 from autopar.solver import exact
 from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluator
+from autopar.solver.focus.neighbours import near
 from autopar.solver.focus.passing import Passing, memory_prices, unpriced
 from autopar.solver.focus.potentials import no_potentials, potentials
 from autopar.solver.focus.relays import relay
@@ -152,8 +153,23 @@ class _Work:
             self._close()
         elif self._gap() <= TOLERANCE:
             self._done = True
-        elif not self._grow(_MORE_CHOICES):
+        elif self._add_neighbours() < _MORE_CHOICES and not self._grow(_MORE_CHOICES):
             self._close()
+
+    def _add_neighbours(self) -> int:
+        """Adds what is next to the best plan to the master; returns how many choices that were."""
+        if not self.state.choice:
+            return 0
+        best = [
+            int(np.searchsorted(left, c))
+            for left, c in zip(self.left, self.state.choice, strict=True)
+        ]
+        before = sum(map(len, self.kept))
+        self.kept = [
+            np.union1d(kept, some)
+            for kept, some in zip(self.kept, near(self.problem, best), strict=True)
+        ]
+        return sum(map(len, self.kept)) - before
 
     def _close(self) -> None:
         """Solves what is left of the problem: no better plan has any other choice."""
