@@ -53,6 +53,8 @@ class Flow:
 
     `source_state[c]` is the state the source's choice `c` leaves it in. Arc `a` leads from state
     `tails[a]` to `heads[a]` and costs `costs[a]`. `states` names them (text of a sharding).
+    `placements[s, k]` is a number for what state `s` is on mesh axis `k`, where there are any:
+    states that differ in one are neighbours, which guides a search and changes no answer.
     """
 
     key: str
@@ -63,6 +65,7 @@ class Flow:
     tails: IntArray
     heads: IntArray
     costs: IntArray
+    placements: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

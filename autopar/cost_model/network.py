@@ -25,9 +25,10 @@ from autopar.sharding import Placement, R, Sharding
 @dataclass(frozen=True, slots=True)
 class Network:
     """`states`, and the steps from `states[tails[k]]` to `states[heads[k]]`, of `costs[k]`
-    nanoseconds each."""
+    nanoseconds each. `placements` are numbers for what the states are on each axis."""
 
     states: tuple[Sharding, ...]
+    placements: IntArray
     tails: IntArray
     heads: IntArray
     costs: IntArray
@@ -61,7 +62,9 @@ class Networks:
             found.append(np.stack([pairs[:, 0], pairs[:, 1], costs], axis=1))
         arcs = np.concatenate([np.empty((0, 3), np.int64), *found])
         order = np.lexsort((arcs[:, 1], arcs[:, 0]))
-        return Network(states, *(np.ascontiguousarray(column) for column in arcs[order].T))
+        return Network(
+            states, steps.placements, *(np.ascontiguousarray(column) for column in arcs[order].T)
+        )
 
     def _costs(
         self,

@@ -238,6 +238,7 @@ def _flow(space: _Space, group: Group, count: int) -> Flow:
         tails=network.tails,
         heads=network.heads,
         costs=space.limits.arc_costs(group, network, count * network.costs),
+        placements=network.placements,
     )
 
 

@@ -34,8 +34,8 @@ class Steps:
     """The steps between `states` of `tensor`; iterating gives each collective with the pairs
     (number of the state before, of the state after) that it joins, an array of two columns.
 
-    `held[i]` is what one rank holds in state `i`, in bytes; `chunked[i]` says whether a dim is cut
-    into chunks there.
+    `held[i]` is what one rank holds in state `i`, in bytes; `placements[i, k]` the place of what it
+    is on axis `k` among all placements there; `chunked[i]` says whether a dim is cut into chunks.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Steps:
         self._leads = np.array([_leads(tensor, atoms, s, sizes) for s in states], np.int64)
         self.chunked = np.array([bool(chunked_axes(s)) for s in states], np.bool_)
         self._options = [list(dict.fromkeys(s[k] for s in states)) for k in range(len(sizes))]
+        self.placements = self._numbered()
         self._places = self._at()
 
     def __iter__(self) -> Iterator[tuple[Collective, IntArray]]:
@@ -79,12 +80,15 @@ class Steps:
                 found[:, side] = self._leads[pairs[:, state], at] > 1
         return found
 
-    def _at(self) -> IntArray:
-        """The number of the state with given placements (by their place in the options), or -1."""
+    def _numbered(self) -> IntArray:
         number = [{p: i for i, p in enumerate(options)} for options in self._options]
+        found = [[number[k][p] for k, p in enumerate(state)] for state in self.states]
+        return np.array(found, np.int64).reshape(len(self.states), len(self._options))
+
+    def _at(self) -> IntArray:
+        """The number of the state with given placements, or -1."""
         found = np.full([len(options) for options in self._options], -1, np.int64)
-        for i, state in enumerate(self.states):
-            found[tuple(number[k][p] for k, p in enumerate(state))] = i
+        found[tuple(self.placements.T)] = np.arange(len(self.states))
         return found
 
     def _is_free(self, axis: int) -> BoolArray:

@@ -13,6 +13,7 @@ from autopar.problem import FORBIDDEN, Problem, Status
 from autopar.solver import driver, evaluate, solve
 from autopar.solver.distances import all_distances
 from autopar.solver.focus import path
+from autopar.solver.focus.neighbours import near
 from autopar.solver.focus.passing import Passing
 from autopar.solver.focus.potentials import Potential, no_potentials
 from autopar.solver.focus.relays import relay
@@ -165,3 +166,13 @@ def test_a_dominated_problem_is_cut_off_early() -> None:
     assert best // 2 <= beaten.bound <= best
     assert "variables" not in beaten.statistics, "no program was needed"
     assert solve(stated, cutoff=best + 1).objective == best
+
+
+def test_neighbours_differ_on_one_axis() -> None:
+    """States (0, 0), (0, 1), (1, 1) on two axes; the second node asks for them or for nothing."""
+    states = np.array([[0, 0], [0, 1], [1, 1]])
+    made = flow(0, [0, 1, 2], [(1, [0, 1, 2, -1])], [(0, 2, 1)], 3)
+    laid = problem([[0] * 3, [0] * 4, [0] * 2], flows=[replace(made, placements=states)])
+    assert [some.tolist() for some in near(laid, (0, 1, 1))] == [[0, 1], [0, 1, 2, 3], [1]]
+    by_arcs = problem([[0] * 3, [0] * 4, [0] * 2], flows=[made])
+    assert [some.tolist() for some in near(by_arcs, (0, 1, 0))] == [[0, 2], [1, 3], [0]]

@@ -1,4 +1,4 @@
-"""The choices next to a plan: one step away from it in every tensor they touch."""
+"""The choices next to a plan: those that differ from it on one mesh axis."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def near(problem: Problem, choice: Sequence[int]) -> list[IntArray]:
-    """Per node the choices that make and ask for what `choice` does or for what a single arc leads
-    to or from: on a mesh, those that differ on one axis. Of a node without flows, its own alone."""
+    """Per node the choices under which every tensor it makes or asks for is next to what it is
+    under `choice`. Of a node without flows, its own alone."""
     found: list[BoolArray | None] = [None] * len(problem.costs)
     for flow in problem.flows:
         adjacent = _adjacent(flow)
@@ -30,9 +30,14 @@ def near(problem: Problem, choice: Sequence[int]) -> list[IntArray]:
 
 
 def _adjacent(flow: Flow) -> BoolArray:
-    """Which states an arc joins, whichever way it leads; nothing, the last, is next to all."""
+    """Which states are next to each other: by their placements or, where they have none, by an arc,
+    whichever way it leads. Nothing, the last, is next to all."""
     size = len(flow.states)
-    joined = np.eye(size + 1, dtype=np.bool_)
-    joined[flow.tails, flow.heads] = joined[flow.heads, flow.tails] = True
-    joined[size] = joined[:, size] = True
+    joined = np.ones((size + 1, size + 1), dtype=np.bool_)
+    if flow.placements is None:
+        joined[:size, :size] = np.eye(size, dtype=np.bool_)
+        joined[flow.tails, flow.heads] = joined[flow.heads, flow.tails] = True
+    else:
+        differs = flow.placements[:, None, :] != flow.placements[None, :, :]
+        joined[:size, :size] = differs.sum(axis=2) <= 1
     return joined

@@ -4,8 +4,9 @@ A *master*, the problem with some of its choices, is solved exactly: a plan, and
 what every tensor costs in every state. Message passing extends the prices to all choices, which
 gives a lower bound for the whole problem, and one per choice for the plans that have it. Choices
 whose bound exceeds the best plan are out for good; those next to the best plan and the most
-promising of the others enter the next master. When few choices are left, the problem with these is solved exactly, and what comes of it is
-optimal. Else rounds go on until the plan is within `TOLERANCE` of the bound.
+promising of the others enter the next master. When few choices are left, the problem with these is
+solved exactly, and what comes of it is optimal. Else rounds go on until the plan is within
+`TOLERANCE` of the bound.
 
 This is column generation (Gilmore and Gomory, 1961) with message passing (Kolmogorov, "Convergent
 Tree-Reweighted Message Passing for Energy Minimization", 2006) to price whole chains of columns,
