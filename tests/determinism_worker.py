@@ -21,6 +21,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import autopar
 from autopar.problem import Problem
 from autopar.solver import solve
+from autopar.solver.focus.path import search_focused
+from autopar.solver.search import Clock
+from tests.solver.synthetic import transformer
 from tests.solver.test_large import ladder
 
 
@@ -52,10 +55,17 @@ def solved(problem: Problem) -> bytes:
     return repr((found.status, found.objective, found.bound, found.choice)).encode()
 
 
+def focused(problem: Problem) -> bytes:
+    found = search_focused(problem, Clock(None), lambda _: None)
+    return repr((found.bound, found.choice, found.statistics["rounds"])).encode()
+
+
 CASES: dict[str, Callable[[], bytes]] = {
     "llama across nodes": partial(planned, llama, "4x1xL4", mesh="4"),
     "mlp in nodes": partial(planned, mlp, "2x4xH100", mesh="2x4"),
     "mlp in little memory": partial(planned, mlp, "2x4xH100", mesh="8", memory_limit="170MiB"),
+    "mlp on the best mesh": partial(planned, mlp, "2x4xH100", mesh="auto"),
+    "three axes": lambda: focused(transformer(1, (2, 2, 2))),
     "large problem": lambda: solved(ladder(60, 14, 3, limit=2000)),
 }
 
