@@ -88,7 +88,8 @@ class Steps:
     def _at(self) -> IntArray:
         """The number of the state with given placements, or -1."""
         found = np.full([len(options) for options in self._options], -1, np.int64)
-        found[tuple(self.placements.T)] = np.arange(len(self.states))
+        for i, place in enumerate(self.placements.tolist()):
+            found[tuple(place)] = i
         return found
 
     def _is_free(self, axis: int) -> BoolArray:

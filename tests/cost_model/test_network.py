@@ -19,7 +19,9 @@ TYPES = (
 )
 
 
-@pytest.mark.parametrize(("cluster", "mesh"), [("4x4xH100", "4x4"), ("16xH100", "4x2x2")])
+@pytest.mark.parametrize(
+    ("cluster", "mesh"), [("H100", "1"), ("4x4xH100", "4x4"), ("16xH100", "4x2x2")]
+)
 @pytest.mark.parametrize("bucketed", [False, True])
 @pytest.mark.parametrize("tensor", TYPES)
 def test_every_step(tensor: TensorType, bucketed: bool, cluster: str, mesh: str) -> None:
