@@ -227,6 +227,6 @@ def _warnings(plan: Plan, params: Sequence[ParamGroup]) -> tuple[str, ...]:
     if plan.provenance.gap_ppm:
         found.append(
             f"not proven optimal: a plan up to {plan.provenance.gap_ppm / 1e4:.3g} % faster may "
-            "exist; a longer --time-limit may find it"
+            "exist"
         )
     return tuple(found)

@@ -78,8 +78,7 @@ warning: mylib.twist.default: no sharding rule, so every device computes all of 
 autopar/rules.py describes an op
 warning: every device holds 512 KiB of parameters whole, model.layers.0.mlp.down.weight the
 largest (512 KiB)
-warning: not proven optimal: a plan up to 2.94 % faster may exist; a longer --time-limit may
-find it""",
+warning: not proven optimal: a plan up to 2.94 % faster may exist""",
     )
 
 
