@@ -37,8 +37,13 @@ def outer_names(name: str) -> tuple[str, ...]:
 
 
 def general(name: str) -> str:
-    """`layers.*.mlp` of `layers.3.mlp`."""
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+    """`layers.*.mlp` of `layers.3.mlp`: each part that is a number is a star."""
+    return ".".join("*" if _is_number(part) else part for part in name.split("."))
+
+
+def _is_number(part: str) -> bool:
+    # Names in files may have been made by others: figures of all scripts, and of any length.
+    return part.isascii() and part.isdigit() and len(part) < 10
 
 
 def names(graph: Graph, kind: str) -> tuple[str, ...]:

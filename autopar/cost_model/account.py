@@ -21,6 +21,7 @@ from autopar.errors import PlanMismatchError
 from autopar.garbage import collection_paused
 from autopar.graph import Graph, Node, Role
 from autopar.layout import Layout, parse_layout
+from autopar.matching import general
 from autopar.mesh import Cluster, Mesh
 from autopar.options import Options
 from autopar.plan import CollectiveTotal, Estimates, OpTotal, Structure
@@ -197,7 +198,7 @@ def _op_totals(
             sums[node.key][3] += layout.held_bytes(group.root, layout.kept(group.root))
     return {
         key: OpTotal(
-            module=_pattern(example[key]),
+            module=general(example[key].module),
             op=example[key].op,
             phase=example[key].phase.value,
             count=count,
@@ -209,8 +210,3 @@ def _op_totals(
         for key, (count, compute_ns, communication_ns, saved, optimizer_ns) in sums.items()
         if count or communication_ns or optimizer_ns
     }
-
-
-def _pattern(node: Node) -> str:
-    parts = node.module.split(".")
-    return ".".join("*" if part.isdigit() else part for part in parts)

@@ -23,11 +23,6 @@ def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
-def pattern(name: str) -> str:
-    """`name` with each part that is a number replaced by a star: `layers.*.mlp.weight`."""
-    return ".".join("*" if _is_number(part) else part for part in name.split("."))
-
-
 def numbered(names: Iterable[str]) -> str:
     """Names of one pattern as one name: `layers.{0,2-31}.mlp.weight`. A number that is the same in
     all of them stays; where several vary, each is a star."""
@@ -37,10 +32,6 @@ def numbered(names: Iterable[str]) -> str:
     for k in varying:
         parts[k] = "*" if len(varying) > 1 else f"{{{_ranges(int(row[k]) for row in split)}}}"
     return ".".join(parts)
-
-
-def _is_number(part: str) -> bool:
-    return part.isascii() and part.isdigit() and len(part) < 10
 
 
 def _ranges(numbers: Iterable[int]) -> str:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from autopar.dataflow import Group, groups, root_key
 from autopar.graph import Graph, Phase, Role
 from autopar.layout import parse_layout
+from autopar.matching import general
 from autopar.plan import Plan, mesh_text
 from autopar.report.columns import Row, columns
-from autopar.report.names import pattern
 from autopar.report.summary import WHOLE_MODEL, on_axes, summarize
 from autopar.sharding import Sharding
 from autopar.units import format_bytes, format_seconds
@@ -61,7 +61,7 @@ def _activations(graph: Graph, plan: Plan) -> list[Row]:
         root = graph.nodes[group.root.node]
         if root.index in fed and group.phase is Phase.FORWARD and _leaves(graph, group):
             made = layout.source(group)
-            name = f"{pattern(root.module) or WHOLE_MODEL}: {_short(root.op)}"
+            name = f"{general(root.module) or WHOLE_MODEL}: {_short(root.op)}"
             row = name, on_axes(made, plan.structure.mesh), list[Sharding]()
             reached = states.setdefault(root_key(graph, group.root), row)[2]
             reached.extend(s for s in layout.asked(group) if s not in (made, *reached))

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from math import ceil, prod
 
 from autopar.graph import Phase, itemsize
+from autopar.matching import general
 from autopar.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Param, Plan
-from autopar.report.names import numbered, pattern
+from autopar.report.names import numbered
 from autopar.sharding import Sharding
 from autopar.units import format_bytes
 
@@ -140,7 +141,7 @@ def blocks(ops: Sequence[OpTotal]) -> tuple[Block, ...]:
 
 def _row_and_part(module: str) -> tuple[str, str]:
     """(row, part) that the ops of a module count to; the part is empty for a row's own ops."""
-    names = pattern(module).split(".")
+    names = general(module).split(".")
     if "*" not in names:
         return module or WHOLE_MODEL, ""
     end = names.index("*") + 1
@@ -169,7 +170,7 @@ def param_groups(params: Mapping[str, Param], mesh: Sequence[MeshAxis]) -> tuple
     """Parameters by pattern, shape, dtype, storage and what is kept; the largest first."""
     groups: dict[tuple[str, Param], list[str]] = {}
     for name, param in params.items():
-        groups.setdefault((pattern(name), param), []).append(name)
+        groups.setdefault((general(name), param), []).append(name)
     uses = Counter(shared for shared, _ in groups)
     found = [
         _param_group(shared if uses[shared] == 1 else numbered(names), names, param, mesh)

@@ -22,19 +22,21 @@ def find_runs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     if not lists:
         return ()
     kinds: Kinds = {}
-    try:
-        found, states = _recorded(model, args, kwargs, lists, kinds)
-        runs = tuple(_chosen(found, states, lists, kinds))
-        if not runs:
-            return ()
-        with shortened(model, runs):
-            kept = {run.path: [lists[run.path][m] for m in run.kept] for run in runs}
-            short, short_states = _recorded(model, args, kwargs, kept, kinds)
-        there = Stream(found, runs, states, kinds, short=False)
-        here = Stream(short, runs, short_states, kinds, short=True)
-        return runs if same_around(there, here) else ()
-    except Exception:  # whatever the model raises here, it is traced whole
+    whole = _recorded(model, args, kwargs, lists, kinds)
+    if whole is None:
         return ()
+    found, states = whole
+    runs = tuple(_chosen(found, states, lists, kinds))
+    if not runs:
+        return ()
+    with shortened(model, runs):
+        kept = {run.path: [lists[run.path][m] for m in run.kept] for run in runs}
+        rest = _recorded(model, args, kwargs, kept, kinds)
+    if rest is None:
+        return ()
+    there = Stream(found, runs, states, kinds, short=False)
+    here = Stream(rest[0], runs, rest[1], kinds, short=True)
+    return runs if same_around(there, here) else ()
 
 
 def _chosen(
@@ -61,15 +63,18 @@ def _recorded(
     kwargs: dict[str, Any],
     lists: Mapping[str, Sequence[nn.Module]],
     kinds: Kinds,
-) -> tuple[Recording, dict[str, Hashable]]:
-    """A recording, and what each parameter and buffer is like."""
+) -> tuple[Recording, dict[str, Hashable]] | None:
+    """A recording, and what each parameter and buffer is like; None if the model raises."""
     leaves, spec = aot.tree_flatten((args, kwargs))
     blocks = {block: block_name(path, i) for path in lists for i, block in enumerate(lists[path])}
     with warnings.catch_warnings(), aot.compiling():
         warnings.simplefilter("ignore")
         with staged(model, leaves, spec, meta_tensor, {}) as (step, tensors):
             states = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-            found = record(step, tensors, states, blocks, kinds)
+            try:
+                found = record(step, tensors, states, blocks, kinds)
+            except Exception:  # whatever the model raises here, it is traced whole
+                return None
     forms: dict[str, Hashable] = {
         name: (type(x), tuple(x.shape), x.stride(), x.dtype, x.requires_grad)
         for name, x in states.items()

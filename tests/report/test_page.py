@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
+from autopar.matching import general
 from autopar.plan import CollectiveTotal, MeshAxis, OpTotal, Param, Plan
-from autopar.report.names import MAX_NAME, clean, numbered, pattern
+from autopar.report.names import MAX_NAME, clean, numbered
 from autopar.report.summary import on_axes, param_groups, summarize
 from autopar.report.text import MAX_ROWS, show
 from autopar.report.verification import page as verification_page
@@ -183,7 +184,7 @@ def test_named_axes(sharding: str, text: str) -> None:
 
 
 def test_patterns() -> None:
-    assert pattern("layers.10.mlp.w1") == "layers.*.mlp.w1"
+    assert general("layers.10.mlp.w1") == "layers.*.mlp.w1"
     assert numbered(["h.0.e.1.w", "h.1.e.0.w"]) == "h.*.e.*.w"
     assert numbered(["h.0.e.1.w", "h.0.e.3.w"]) == "h.0.e.{1,3}.w"
 

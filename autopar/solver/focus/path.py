@@ -61,10 +61,14 @@ def search_focused(
 
 def quick_bound(problem: Problem, clock: Clock) -> float:
     """What message passing alone finds soon: within a percent on two axes, if memory is ample."""
-    relayed = relay(problem, all_distances(problem.flows), no_potentials(problem))
-    if relayed is None:
-        return float("-inf")
-    return Passing(relayed, unpriced(problem)).settle(clock, _FIRST_SWEEPS)
+    passing = _without_prices(problem, all_distances(problem.flows))
+    return float("-inf") if passing is None else passing.settle(clock, _FIRST_SWEEPS)
+
+
+def _without_prices(problem: Problem, distances: Sequence[IntArray]) -> Passing | None:
+    """Message passing with nothing known of any price; None if there is no plan."""
+    relayed = relay(problem, distances, no_potentials(problem))
+    return None if relayed is None else Passing(relayed, unpriced(problem))
 
 
 class _Work:
@@ -83,11 +87,11 @@ class _Work:
 
     def begin(self) -> None:
         """Chooses the first master: what is leanest, and what message passing alone deems good."""
-        relayed = relay(self.problem, self.distances, no_potentials(self.problem))
-        if relayed is None:
+        passing = _without_prices(self.problem, self.distances)
+        if passing is None:
             self.state.infeasible = self._done = True
             return
-        self._learn(Passing(relayed, unpriced(self.problem)), _FIRST_SWEEPS)
+        self._learn(passing, _FIRST_SWEEPS)
         self._grow(_FIRST_CHOICES)
 
     def round(self, number: int) -> None:

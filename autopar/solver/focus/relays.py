@@ -48,7 +48,6 @@ class _Link:
 class _Builder:
     """Nodes and links; the nodes of the problem come first."""
 
-    problem: Problem
     costs: list[IntArray]
     places: list[float]
     links: dict[tuple[int, int], _Link] = field(default_factory=dict[tuple[int, int], _Link])
@@ -77,7 +76,7 @@ class _Builder:
 def relay(problem: Problem, distances: Sequence[IntArray], prices: Potentials) -> Relayed | None:
     """`problem` without flows; None if some node has no choice that is possible by itself.
     `distances` are those between the states of each flow."""
-    builder = _Builder(problem, [*problem.costs], _places(problem))
+    builder = _Builder([*problem.costs], _places(problem))
     for edge in problem.edges:
         if edge.source == edge.target:
             builder.charge(edge.source, np.diagonal(edge.cost))
