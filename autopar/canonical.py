@@ -7,16 +7,17 @@ other order, no edit by hand gets through.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
 from autopar.errors import AutoparError
 
-MAX_FILE_BYTES = 64 << 20
+MAX_FILE_BYTES = 16 << 20
 
 
 class Noun(Protocol):
@@ -33,10 +34,35 @@ class Noun(Protocol):
 NounT = TypeVar("NounT", bound=Noun)
 
 
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _no_upgrade(value: Any, version: int) -> Any:
+    raise ValueError(f"version {version} is not read any more")
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """How the content of a file differs from its value.
+
+    Objects and lists down to `depth` have a line per entry, those below are in one line (None: all
+    have lines). `pack` makes of what the value decodes to what is written, `unpack` the inverse;
+    `upgrade` makes of the content of a version that of the next one. The latter two are handed
+    whatever was in a file, and raise ValueError if it cannot be.
+    """
+
+    depth: int | None = None
+    pack: Callable[[Any], Any] = _as_it_is
+    unpack: Callable[[Any], Any] = _as_it_is
+    upgrade: Callable[[Any, int], Any] = _no_upgrade
+
+
 @dataclass(frozen=True, slots=True)
 class Format(Generic[NounT]):
     """How values of `kind` are read and written. `what` is its word in errors ("plan"), `remake`
-    how one is made anew ("plan again"), `schema` the version that is read, `error` what is raised.
+    how one is made anew ("plan again"), `schema` the version that is written, `error` what is
+    raised.
     """
 
     kind: type[NounT]
@@ -44,36 +70,47 @@ class Format(Generic[NounT]):
     remake: str
     schema: int
     error: type[AutoparError]
+    wire: Wire = Wire()
 
     def encode(self, value: NounT) -> bytes:
         """Canonical JSON: sorted keys, two-space indent, a final newline."""
-        raw = msgspec.json.encode(value, order="sorted")
-        return msgspec.json.format(raw, indent=2) + b"\n"
+        return _written(self.wire.pack(msgspec.to_builtins(value)), self.wire.depth)
 
     def decode(self, data: bytes, source: str) -> NounT:
-        """The inverse of `encode`; an error that names `source` and the place on anything else."""
+        """The inverse of `encode`, and of that of older versions; an error that names `source` and
+        the place on anything else."""
         if len(data) > MAX_FILE_BYTES:
             size = f"{len(data)} bytes; a {self.what} has at most {MAX_FILE_BYTES}"
             raise self.error(f"{source}: {size}")
         try:
-            value = msgspec.json.decode(data, type=self.kind)
+            content: Any = msgspec.json.decode(data)
+            version = _version(content)
+            if version > self.schema:
+                raise self.error(
+                    f"{source}: schema version {version}, this autopar reads up to {self.schema}; "
+                    f"{self.remake} with this version, or install a newer one"
+                )
+            depths = (self.wire.depth,) if version == self.schema else (None, self.wire.depth)
+            if all(_written(content, depth) != data for depth in depths):
+                raise self.error(self._not_canonical(source))
+            for older in range(version, self.schema):
+                content = self.wire.upgrade(content, older)
+            value = msgspec.convert(self.wire.unpack(content), self.kind)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise self.error(f"{source}: not a {self.what}: {error}") from None
-        if value.schema != self.schema:
-            raise self.error(
-                f"{source}: schema version {value.schema}, this autopar reads {self.schema}; "
-                f"{self.remake} with this version"
-            )
-        if self.encode(value) != data:
-            raise self.error(
-                f"{source}: not in canonical form (edited by hand, or damaged); {self.remake}, "
-                "or load and save it with the autopar that made it"
-            )
+        if version == self.schema and self.encode(value) != data:
+            raise self.error(self._not_canonical(source))
         try:
             value.check()
         except ValueError as error:
             raise self.error(f"{source}: {error}") from None
         return value
+
+    def _not_canonical(self, source: str) -> str:
+        return (
+            f"{source}: not in canonical form (edited by hand, or damaged); {self.remake}, or load "
+            "and save it with the autopar that made it"
+        )
 
     def save(self, value: NounT, path: str | os.PathLike[str]) -> None:
         """Write the file atomically: whoever reads finds the old one or the new one. An error if
@@ -103,3 +140,40 @@ class Format(Generic[NounT]):
         except OSError as error:
             raise self.error(f"cannot read {self.what} {source}: {error.strerror}") from None
         return self.decode(data, source)
+
+
+def _version(content: Any) -> int:
+    version: Any = (
+        cast(dict[str, Any], content).get("schema") if isinstance(content, dict) else None
+    )
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ValueError("it has no schema version")
+    return version
+
+
+def _written(content: Any, depth: int | None) -> bytes:
+    raw = msgspec.json.encode(content, order="sorted")
+    if depth is None:
+        return msgspec.json.format(raw, indent=2) + b"\n"
+    return b"".join(_lines(raw, depth, b"\n")) + b"\n"
+
+
+def _lines(raw: bytes, depth: int, newline: bytes) -> Iterator[bytes]:
+    """`raw`, compact JSON, laid out as `Wire` says."""
+    if depth == 0 or raw[:1] not in (b"{", b"[") or raw in (b"{}", b"[]"):
+        yield msgspec.json.format(raw, indent=0)
+        return
+    is_object = raw[:1] == b"{"
+    within = newline + b"  "
+    entries: Iterable[tuple[bytes, msgspec.Raw]]
+    if is_object:
+        table = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        entries = ((msgspec.json.encode(key) + b": ", value) for key, value in table.items())
+    else:
+        entries = ((b"", value) for value in msgspec.json.decode(raw, type=list[msgspec.Raw]))
+    before = b"{" if is_object else b"["
+    for key, value in entries:
+        yield before + within + key
+        yield from _lines(bytes(value), depth - 1, within)
+        before = b","
+    yield newline + (b"}" if is_object else b"]")

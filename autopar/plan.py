@@ -2,7 +2,8 @@
 
 A plan is a value. As a file it is canonical JSON in three parts: `structure` (the decisions,
 exact), `estimates` (integers, nanoseconds and bytes), `provenance` (versions and solver statistics,
-never compared). A file is valid only if it is byte for byte the encoding of what it decodes to.
+never compared). A file is valid only if it is byte for byte the encoding of what it decodes to; in
+it, parameters that lie alike share an entry (`namesets`).
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ import hashlib
 import os
 from collections.abc import Sequence
 from math import prod
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
-from autopar.canonical import Format
+from autopar.canonical import Format, Wire
 from autopar.errors import PlanError
 from autopar.graph import itemsize
+from autopar.plan_wire import pack, unpack, upgrade
 from autopar.sharding import Sharding
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 MAX_TENSOR_BYTES = 2**60
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -39,14 +41,43 @@ def mesh_text(axes: Sequence[MeshAxis]) -> str:
     return ",".join(f"{axis.name}={axis.size}" for axis in axes) or "1"
 
 
+Residency = Literal["device", "host"]
+"""Whose memory holds a tensor: the device's that computes with it, or its host's."""
+
+
 class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a parameter lies (`storage`) and what is kept of it from forward to backward (`kept`,
-    equal to `storage` when it is gathered again)."""
+    """Where a parameter lies (`storage`, in the memory of `residency`) and what is kept of it from
+    forward to backward (`kept`, equal to `storage` when it is gathered again)."""
 
     shape: tuple[Count, ...]
     dtype: str
     storage: str
     kept: str
+    residency: Residency = "device"
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One stage of the pipeline: modules by pattern, on the ranks from `first_rank` on."""
+
+    modules: tuple[str, ...]
+    first_rank: Count
+    num_ranks: Count
+
+
+class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """In which order the stages do the microbatches of a step; `none` if there is one of each."""
+
+    kind: Literal["none"] = "none"
+    microbatches: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+
+
+class MemoryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Whose memory holds gradients and the optimizer's states, and what becomes of activations
+    between forward and backward, unless an entry of its own says otherwise."""
+
+    gradients: Residency = "device"
+    optimizer: Residency = "device"
+    activations: Literal["keep"] = "keep"
 
 
 class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,6 +98,9 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     routes: dict[str, tuple[str, ...]]
     saved: dict[str, str] = {}
     replicated_unknown_ops: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    schedule: Schedule = Schedule()
+    memory_policy: MemoryPolicy = MemoryPolicy()
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -100,7 +134,11 @@ class CollectiveTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All nodes of one key: how many there are, compute time of all, module pattern, op. A
-    parameter's has the optimizer's time."""
+    parameter's has the optimizer's time.
+
+    `inputs` has what most of them read, (key, sharding in which it is read), and `outputs` what
+    they make, (type such as "bfloat16[64, 4096]", sharding in which it is made).
+    """
 
     module: str
     op: str
@@ -110,11 +148,84 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     communication_ns: Count
     saved_bytes: Count
     optimizer_ns: Count
+    inputs: tuple[tuple[str, str], ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+
+
+class LinkRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A level of the cluster as it was priced: how many groups it joins, and how fast."""
+
+    name: str
+    size: Count
+    bytes_per_s: Count
+    latency_ns: Count
+    start_ns: Count
+
+
+class ClusterRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The cluster as it was priced: one of its equal devices, and its levels, the slowest first.
+    `source` says where the figures of the device come from."""
+
+    device: str
+    source: str
+    memory_bytes: Count
+    memory_bytes_per_s: Count
+    flops_per_s: dict[str, Count]
+    links: tuple[LinkRates, ...]
+
+
+class StageTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One stage of the pipeline on each of its devices: busy time of a step, and peak memory."""
+
+    busy_ns: Count
+    peak_bytes: Count
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Part of a step in the order in which it is done: `items` one after the other, all of it
+    `times` times. An item is the key of an op, the key of a tensor that is sent ("...@forward"), or
+    `OPTIMIZER`."""
+
+    times: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    items: tuple[str, ...]
+
+
+OPTIMIZER = "optimizer"
+
+
+class MemoryCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a device holds over a step, beside parameters, gradients and optimizer states: entry k
+    is the fullest point of the stretch of the step that ends at `time_ns[k]`."""
+
+    time_ns: tuple[Count, ...] = ()
+    kept: tuple[Count, ...] = ()
+    saved: tuple[Count, ...] = ()
+    transient: tuple[Count, ...] = ()
+
+
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tensors of one key that are live at the peak: `holder` is the field of `Memory` they count
+    to, `state` the sharding they are held in."""
+
+    key: str
+    state: str
+    holder: str
+    count: Count
+    num_bytes: Count
 
 
 class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a step is predicted to take on each device: forward and backward, what they send, and
-    the optimizer; `flops` is what all devices compute together."""
+    the optimizer; `flops` is what all devices compute together.
+
+    Communication is exposed where the device waits for it, and hidden where it computes meanwhile;
+    a step takes its compute, exposed communication, optimizer and bubble. `tokens` are those of a
+    step (0 where the model's first input is no batch of tokens), `mfu_ppm` is the share of the
+    devices' peak FLOP/s. `sends` has the collectives by the key of the tensor they redistribute, or
+    of the op that sends; `collectives` adds them up. `memory_curve` says what is held over time,
+    `peak_holders` the largest of what is held at the peak. Files of older versions lack `cluster`
+    and all that follows it.
+    """
 
     step_ns: Count
     compute_ns: Count
@@ -125,11 +236,34 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_limit: Count
     collectives: tuple[CollectiveTotal, ...]
     ops: dict[str, OpTotal]
+    exposed_communication_ns: Count = 0
+    hidden_communication_ns: Count = 0
+    bubble_ns: Count = 0
+    tokens: Count = 0
+    tokens_per_s: Count = 0
+    mfu_ppm: Count = 0
+    stages: tuple[StageTotal, ...] = ()
+    cluster: ClusterRates | None = None
+    sends: dict[str, tuple[CollectiveTotal, ...]] = {}
+    order: tuple[Run, ...] = ()
+    memory_curve: MemoryCurve = MemoryCurve()
+    peak_holders: tuple[Held, ...] = ()
+
+
+class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much more the best structurally different plan takes: `bound_ns` what none of them beats,
+    `step_ns` the step of one of them (None if none is known), and `rival` what it does otherwise.
+    """
+
+    bound_ns: Count
+    step_ns: Count | None
+    rival: str
 
 
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the plan came about. Never compared. `imposed` lists what the user asked for, and what a
-    strategy comes to on the mesh of the plan (`constraints`)."""
+    strategy comes to on the mesh of the plan (`constraints`); `margin` is None where it was not
+    asked for."""
 
     autopar: str
     torch: str
@@ -140,6 +274,7 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gap_ppm: Count
     meshes_tried: tuple[str, ...] = ()
     imposed: tuple[str, ...] = ()
+    margin: Margin | None = None
     statistics: dict[str, str] = {}
 
 
@@ -152,7 +287,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     provenance: Provenance
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON: sorted keys, two-space indent, a final newline."""
+        """Canonical JSON: sorted keys, one line per entry of a field, a final newline."""
         return _FORMAT.encode(self)
 
     @staticmethod
@@ -203,4 +338,6 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return size
 
 
-_FORMAT = Format(Plan, "plan", "plan again", SCHEMA_VERSION, PlanError)
+_FORMAT = Format(
+    Plan, "plan", "plan again", SCHEMA_VERSION, PlanError, Wire(3, pack, unpack, upgrade)
+)
