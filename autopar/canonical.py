@@ -47,12 +47,14 @@ class Wire:
     """How the content of a file differs from its value.
 
     Objects and lists down to `depth` have a line per entry, those below are in one line (None: all
-    have lines). `pack` makes of what the value decodes to what is written, `unpack` the inverse;
-    `upgrade` makes of the content of a version that of the next one. The latter two are handed
-    whatever was in a file, and raise ValueError if it cannot be.
+    have lines, as they all had before the version `since`). `pack` makes of what the value decodes
+    to what is written, `unpack` the inverse; `upgrade` makes of the content of a version that of
+    the next one. The latter two are handed whatever was in a file, and raise ValueError if it
+    cannot be.
     """
 
     depth: int | None = None
+    since: int = 1
     pack: Callable[[Any], Any] = _as_it_is
     unpack: Callable[[Any], Any] = _as_it_is
     upgrade: Callable[[Any, int], Any] = _no_upgrade
@@ -90,8 +92,8 @@ class Format(Generic[NounT]):
                     f"{source}: schema version {version}, this autopar reads up to {self.schema}; "
                     f"{self.remake} with this version, or install a newer one"
                 )
-            depths = (self.wire.depth,) if version == self.schema else (None, self.wire.depth)
-            if all(_written(content, depth) != data for depth in depths):
+            depth = self.wire.depth if version >= self.wire.since else None
+            if _written(content, depth) != data:
                 raise self.error(self._not_canonical(source))
             for older in range(version, self.schema):
                 content = self.wire.upgrade(content, older)

@@ -24,6 +24,8 @@ from autopar.sharding import Sharding
 
 SCHEMA_VERSION = 4
 MAX_TENSOR_BYTES = 2**60
+MAX_ITEMS = 10_000_000
+"""Ops and redistributions of a step."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A whole number of bytes, nanoseconds or things."""
@@ -314,6 +316,21 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 if any(p.dim >= len(param.shape) for p in sharding):
                     raise ValueError(f"parameter {name}: {sharding}, shape {list(param.shape)}")
 
+        self._check_timeline()
+
+    def _check_timeline(self) -> None:
+        estimates, curve = self.estimates, self.estimates.memory_curve
+        known = {*estimates.ops, *estimates.sends, OPTIMIZER}
+        for run in estimates.order:
+            unknown = [item for item in run.items if item not in known]
+            if unknown:
+                raise ValueError(f"order: {unknown[0]} is neither an op nor sent")
+        if sum(run.times * len(run.items) for run in estimates.order) > MAX_ITEMS:
+            raise ValueError(f"order: a step has at most {MAX_ITEMS} items")
+        lengths = {len(curve.time_ns), len(curve.kept), len(curve.saved), len(curve.transient)}
+        if len(lengths) > 1:
+            raise ValueError("memory_curve: its lists must be equally long")
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file atomically: whoever reads finds the old plan or the new one. PlanError if
         it cannot be written."""
@@ -339,5 +356,5 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _FORMAT = Format(
-    Plan, "plan", "plan again", SCHEMA_VERSION, PlanError, Wire(3, pack, unpack, upgrade)
+    Plan, "plan", "plan again", SCHEMA_VERSION, PlanError, Wire(3, 4, pack, unpack, upgrade)
 )

@@ -7,7 +7,7 @@ from autopar.fit import describe_inputs
 from autopar.graph import Graph, Role
 from autopar.mesh import Cluster, Mesh
 from autopar.options import Options
-from autopar.plan import MeshAxis, Param, Structure
+from autopar.plan import MeshAxis, Param, Stage, Structure
 from autopar.problem import Problem, Solution
 from autopar.units import format_bytes
 
@@ -50,6 +50,7 @@ def make_structure(
         replicated_unknown_ops=tuple(
             sorted({n.op for n in graph.with_role(Role.OP) if not n.has_rule})
         ),
+        stages=(Stage(modules=("*",), first_rank=0, num_ranks=mesh.num_devices),),
     )
 
 

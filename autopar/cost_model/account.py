@@ -12,9 +12,12 @@ from dataclasses import dataclass
 
 from autopar.buckets import Sharing, is_bucketed, sharing
 from autopar.cost_model.flops import flops
-from autopar.cost_model.liveness import peak_memory
+from autopar.cost_model.liveness import residence
 from autopar.cost_model.moves import move_ns, sent, to_ns
 from autopar.cost_model.optimizer import find_optimizer, update_s
+from autopar.cost_model.rates import cluster_rates, tokens_of, utilisation_ppm
+from autopar.cost_model.reads import inputs, outputs, reads
+from autopar.cost_model.timeline import memory_curve, order, peak_holders, positions
 from autopar.cost_model.work import node_s, traffic
 from autopar.dataflow import Group, groups, is_saved
 from autopar.errors import PlanMismatchError
@@ -24,7 +27,7 @@ from autopar.layout import Layout, parse_layout
 from autopar.matching import general
 from autopar.mesh import Cluster, Mesh
 from autopar.options import Options
-from autopar.plan import CollectiveTotal, Estimates, OpTotal, Structure
+from autopar.plan import CollectiveTotal, Estimates, OpTotal, StageTotal, Structure
 from autopar.reshard import buffer_bytes, step
 from autopar.sharding import Sharding
 
@@ -46,23 +49,40 @@ def account(
     steps = {key: _steps(layout, cluster, mesh, group, shares) for key, group in alike.items()}
     for group in all_groups:
         _check_reached(layout, group)
+    moving = [group for group in all_groups if steps[group.key]]
     sends = tuple(
-        Sends(group.root.node, group.phase.value, steps[group.key]) for group in all_groups
+        Sends(
+            group.key, group.root.node, positions(graph, group), group.phase.value, steps[group.key]
+        )
+        for group in moving
     ) + tuple(_exchanges(layout, mesh, compute))
     compute_ns = sum(compute.values())
     communication_ns = sum(ns for each in sends for _, _, _, ns in each.steps)
     updates = _updates(layout, cluster, mesh, options)
     optimizer_ns = sum(updates.values())
+    step_ns = compute_ns + communication_ns + optimizer_ns
+    held = residence(layout, mesh, all_groups, options)
+    tokens = tokens_of(graph)
     return Estimates(
-        step_ns=compute_ns + communication_ns + optimizer_ns,
+        step_ns=step_ns,
         compute_ns=compute_ns,
         communication_ns=communication_ns,
         optimizer_ns=optimizer_ns,
         flops=round(sum(flops(graph.nodes[index], graph) for index in compute)),
-        memory=peak_memory(layout, mesh, all_groups, options),
+        memory=held.memory,
         memory_limit=limit,
         collectives=_collectives(mesh, sends),
         ops=_op_totals(layout, all_groups, compute, sends, updates),
+        exposed_communication_ns=communication_ns,
+        tokens=tokens,
+        tokens_per_s=tokens * 10**9 // step_ns if step_ns else 0,
+        mfu_ppm=utilisation_ppm(graph, cluster, compute, step_ns),
+        stages=(StageTotal(step_ns, held.memory.total),),
+        cluster=cluster_rates(cluster),
+        sends=_by_key(mesh, sends),
+        order=order(graph, compute, moving, optimizer_ns),
+        memory_curve=memory_curve(held, _durations_ns(graph, compute, sends), optimizer_ns),
+        peak_holders=peak_holders(held),
     )
 
 
@@ -71,9 +91,12 @@ Steps = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """The collectives charged to `node`, in one phase: (kind, axis, local input bytes, ns) each."""
+    """The collectives charged to `node`, done at the turn of node `place`, in one phase: (kind,
+    axis, local input bytes, ns) each. `key` is that of a group, or of the op that sends."""
 
+    key: str
     node: int
+    place: int
     phase: str
     steps: Steps
 
@@ -88,7 +111,7 @@ def _exchanges(layout: Layout, mesh: Mesh, compute: Mapping[int, int]) -> Iterat
             found = sent(layout.graph, node, layout.structure.ops[node.key], mesh, compute_ns)
             known[kind] = tuple((each.kind, each.axis, each.in_bytes, ns) for each, ns in found)
         if known[kind]:
-            yield Sends(index, node.phase.value, known[kind])
+            yield Sends(node.key, index, index, node.phase.value, known[kind])
 
 
 def _compute_ns(
@@ -168,6 +191,31 @@ def _collectives(mesh: Mesh, sends: Sequence[Sends]) -> tuple[CollectiveTotal, .
     )
 
 
+def _by_key(mesh: Mesh, sends: Sequence[Sends]) -> dict[str, tuple[CollectiveTotal, ...]]:
+    """The collectives of each key, in the order in which they are sent."""
+    members: dict[str, list[Sends]] = defaultdict(list)
+    for each in sends:
+        members[each.key].append(each)
+    return {key: tuple(_added_up(mesh, found)) for key, found in sorted(members.items())}
+
+
+def _added_up(mesh: Mesh, sends: Sequence[Sends]) -> Iterator[CollectiveTotal]:
+    """Step k of all of them together: they take the same steps."""
+    for k, (kind, axis, _, _) in enumerate(sends[0].steps):
+        num_bytes = sum(each.steps[k][2] for each in sends)
+        ns = sum(each.steps[k][3] for each in sends)
+        name, phase = mesh.axes[axis].name, sends[0].phase
+        yield CollectiveTotal(kind, name, phase, len(sends), num_bytes, ns)
+
+
+def _durations_ns(graph: Graph, compute: Mapping[int, int], sends: Sequence[Sends]) -> list[int]:
+    """What is done at the turn of each node."""
+    found = [compute.get(index, 0) for index in range(len(graph.nodes))]
+    for each in sends:
+        found[each.place] += sum(ns for _, _, _, ns in each.steps)
+    return found
+
+
 def _op_totals(
     layout: Layout,
     all_groups: Sequence[Group],
@@ -196,6 +244,7 @@ def _op_totals(
         if is_saved(graph, group):
             node = graph.nodes[group.root.node]
             sums[node.key][3] += layout.held_bytes(group.root, layout.kept(group.root))
+    typical, read = _typical(graph, compute), reads(layout, all_groups)
     return {
         key: OpTotal(
             module=general(example[key].module),
@@ -206,7 +255,17 @@ def _op_totals(
             communication_ns=communication_ns,
             saved_bytes=saved,
             optimizer_ns=optimizer_ns,
+            inputs=inputs(layout, typical[key], read) if key in typical else (),
+            outputs=outputs(layout, typical.get(key, example[key])),
         )
         for key, (count, compute_ns, communication_ns, saved, optimizer_ns) in sums.items()
         if count or communication_ns or optimizer_ns
     }
+
+
+def _typical(graph: Graph, compute: Mapping[int, int]) -> dict[str, Node]:
+    """The op in the middle of those of each key: in the middle of a stack of blocks too."""
+    members: dict[str, list[int]] = defaultdict(list)
+    for index in compute:
+        members[graph.nodes[index].key].append(index)
+    return {key: graph.nodes[found[len(found) // 2]] for key, found in members.items()}

@@ -28,37 +28,62 @@ from autopar.sharding import Sharding
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """`num_bytes` from position `first` to `last`, both included; `holder` says what for."""
+    """A tensor of the class `key`, in `state`, that takes `num_bytes` from position `first` to
+    `last`, both included; `holder` is the field of `Memory` it counts to."""
 
     first: int
     last: int
     num_bytes: int
     holder: str
+    key: str
+    state: Sharding | None
 
 
-def peak_memory(
+@dataclass(frozen=True, slots=True)
+class Residence:
+    """What one rank holds: `intervals` over the positions of the graph's nodes, the position
+    `peak` where their sum is largest (the first of several), `in_flight` bytes of buckets that are
+    added to it, and all that at the peak."""
+
+    intervals: tuple[Interval, ...]
+    peak: int
+    in_flight: int
+    memory: Memory
+
+    def at_peak(self) -> tuple[Interval, ...]:
+        return tuple(each for each in self.intervals if each.first <= self.peak <= each.last)
+
+
+def residence(
     layout: Layout, mesh: Mesh, all_groups: Sequence[Group], options: Options
-) -> Memory:
-    """What is held on one rank when the most is held."""
-    at_peak = _at_peak(_intervals(layout, mesh, all_groups), len(layout.graph.nodes))
+) -> Residence:
+    """What is held on one rank over a step."""
+    intervals = tuple(_intervals(layout, mesh, all_groups))
+    peak = _peak(intervals, len(layout.graph.nodes))
+    held: dict[str, int] = defaultdict(int)
+    for interval in intervals:
+        if interval.first <= peak <= interval.last:
+            held[interval.holder] += interval.num_bytes
     params = optimizer = 0
     for node in layout.graph.with_role(Role.PARAM):
         storage = Sharding.parse(layout.structure.params[node.target].storage)
-        held = layout.held_bytes(Ref(node.index), storage)
-        params += held
-        optimizer += find_optimizer(options.optimizer).states * held
-    return Memory(
+        local = layout.held_bytes(Ref(node.index), storage)
+        params += local
+        optimizer += find_optimizer(options.optimizer).states * local
+    in_flight = in_flight_bytes(layout, mesh, all_groups)
+    memory = Memory(
         params=params,
         gradients=params,
         optimizer=optimizer,
-        kept=at_peak["kept"],
-        saved=at_peak["saved"],
-        transient=at_peak["transient"] + in_flight_bytes(layout, mesh, all_groups),
+        kept=held["kept"],
+        saved=held["saved"],
+        transient=held["transient"] + in_flight,
     )
+    return Residence(intervals, peak, in_flight, memory)
 
 
-def _at_peak(intervals: Sequence[Interval], length: int) -> dict[str, int]:
-    """Bytes per holder at the position where the sum is largest (the first of several)."""
+def _peak(intervals: Sequence[Interval], length: int) -> int:
+    """The first position where the sum is largest."""
     change = [0] * (length + 1)
     for interval in intervals:
         change[interval.first] += interval.num_bytes
@@ -68,11 +93,7 @@ def _at_peak(intervals: Sequence[Interval], length: int) -> dict[str, int]:
         live += change[position]
         if live > largest:
             largest, peak = live, position
-    held: dict[str, int] = defaultdict(int)
-    for interval in intervals:
-        if interval.first <= peak <= interval.last:
-            held[interval.holder] += interval.num_bytes
-    return held
+    return peak
 
 
 def _intervals(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> list[Interval]:
@@ -91,7 +112,9 @@ def _intervals(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> list[
             if node.key not in scratch:
                 scratch[node.key] = _scratch(layout, mesh, node)
             if scratch[node.key]:
-                found.append(Interval(node.index, node.index, scratch[node.key], "transient"))
+                found.append(
+                    Interval(node.index, node.index, scratch[node.key], "transient", node.key, None)
+                )
         for output in range(len(node.outputs)):
             ref = Ref(node.index, output)
             state = layout.pair(node)[1][output]
@@ -99,9 +122,9 @@ def _intervals(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> list[
             saved = last_use.get((ref, Phase.BACKWARD)) if node.phase is Phase.FORWARD else None
             last = last_use.get((ref, node.phase), node.index)
             if saved is not None and layout.kept(ref) == state:
-                found.append(Interval(node.index, saved, held, "saved"))
+                found.append(Interval(node.index, saved, held, "saved", node.key, state))
             else:
-                found.append(Interval(node.index, last, held, "transient"))
+                found.append(Interval(node.index, last, held, "transient", node.key, state))
     return found
 
 
@@ -114,7 +137,7 @@ def _copies(
     layout: Layout, group: Group, last_use: Mapping[tuple[Ref, Phase], int]
 ) -> list[Interval]:
     """The redistributed copies of a group's tensor."""
-    graph = layout.graph
+    root = layout.graph.nodes[group.root.node]
     source, found = layout.source(group), list[Interval]()
     spans: dict[Sharding, tuple[int, int]] = {}
     for use, state in zip(group.uses, layout.asked(group), strict=True):
@@ -124,15 +147,16 @@ def _copies(
     if kept != source:
         first = min(use.node for use in group.uses)
         held = layout.held_bytes(group.root, kept)
-        holder = "kept" if graph.nodes[group.root.node].role is Role.PARAM else "saved"
-        found.append(Interval(first, last_use[group.root, Phase.BACKWARD], held, holder))
+        holder = "kept" if root.role is Role.PARAM else "saved"
+        last = last_use[group.root, Phase.BACKWARD]
+        found.append(Interval(first, last, held, holder, root.key, kept))
     for state, (first, last) in spans.items():
         if state not in (source, kept):
             held = layout.held_bytes(group.root, state)
-            found.append(Interval(first, last, held, "transient"))
+            found.append(Interval(first, last, held, "transient", root.key, state))
     through = {target for _, target in layout.routes.get(group.key, ())} - set(spans) - {kept}
     first = min(use.node for use in group.uses)
     for state in sorted(through):
         held = layout.held_bytes(group.root, state)
-        found.append(Interval(first, first, held, "transient"))
+        found.append(Interval(first, first, held, "transient", root.key, state))
     return found

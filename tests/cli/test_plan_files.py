@@ -42,11 +42,14 @@ HOSTILE = {
     "lone surrogate": GOOD.replace(b'"Toy"', b'"\\ud800"'),
     "a list": b"[]\n",
     "deep nesting": b'{"schema":' + b"[" * 200_000,
-    "duplicate key": changed(r'"schema": 3', '"schema": 3,\n  "schema": 3'),
+    "duplicate key": changed(r'"schema": 4', '"schema": 4,\n  "schema": 4'),
     "keys not sorted": msgspec.json.format(msgspec.json.encode(two_axis_plan()), indent=2) + b"\n",
     "compact": msgspec.json.encode(two_axis_plan(), order="sorted"),
-    "other schema": changed(r'"schema": 3', '"schema": 1'),
-    "unknown field": changed(r'"schema": 3', '"schema": 3,\n  "strategy": "x"'),
+    "schema to come": changed(r'"schema": 4', '"schema": 5'),
+    "no schema": changed(r',\n  "schema": 4', ""),
+    "schema of words": changed(r'"schema": 4', '"schema": "4"'),
+    "older schema, content of today": changed(r'"schema": 4', '"schema": 3'),
+    "unknown field": changed(r'"schema": 4', '"schema": 4,\n  "strategy": "x"'),
     "float": changed(r'"flops": \d+', '"flops": 1.5'),
     "text for a number": changed(r'"flops": \d+', '"flops": "1"'),
     "not a number": changed(r'"flops": \d+', '"flops": NaN'),
@@ -60,7 +63,20 @@ HOSTILE = {
     "sharding on three axes": changed(r'"kept": "\[R, S\(0\)\]"', '"kept": "[R, S(0), R]"'),
     "sharding of a missing dim": changed(r'"kept": "\[R, S\(0\)\]"', '"kept": "[R, S(7)]"'),
     "partial parameter": changed(r'"kept": "\[R, S\(0\)\]"', '"kept": "[R, P]"'),
-    "immense parameter": changed(r"1024,", f"{2**61},"),
+    "immense parameter": changed(r"\[1024, 256\]", f"[{2**61}, 256]"),
+    "too many parameters": changed(r"\{1-3\}", "{1-99999999}"),
+    "names without a brace": changed(r"\{1-3\}", "{1-3"),
+    "names by letters": changed(r"\{1-3\}", "{a-c}"),
+    "names backwards": changed(r"\{1-3\}", "{3-1}"),
+    "names not joined": changed(r"\{1-3\}", "{1,2-3}"),
+    "no parameters": changed(r'"params": \{\n( {6}.*\n)*    \}', '"params": []'),
+    "unknown item": changed(
+        r'"order": \[\]', '"order": [\n      {"items": ["x"], "times": 1}\n    ]'
+    ),
+    "endless order": changed(
+        r'"order": \[\]', '"order": [\n      {"items": ["loss"], "times": 1000001}\n    ]'
+    ),
+    "uneven curve": changed(r'"kept": \[\]', '"kept": [1]'),
 }
 
 
@@ -79,9 +95,9 @@ def test_hostile_files_end_in_one_sentence(data: bytes, tmp_path: Path) -> None:
 
 def test_errors_that_quote_names_are_safe(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    path.write_bytes(GOOD.replace(b'"lm_head.weight": {\n', b'"\\u001b[31m": {\n').replace(
-        b'"bfloat16",\n        "kept": "[S(1), S(1)]"', b'"x",\n        "kept": "[S(1), S(1)]"'
-    ))  # fmt: skip
+    path.write_bytes(
+        GOOD.replace(b'"lm_head.weight": {"dtype": "bfloat16"', b'"\\u001b[31m": {"dtype": "x"')
+    )
     result = CliRunner().invoke(main, ["show", str(path)])
     assert result.exit_code == 1
     assert "\x1b" not in result.stderr
@@ -115,7 +131,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     two_axis_plan().save(path)
     assert Plan.load(path) == two_axis_plan()
-    assert json.loads(path.read_bytes())["schema"] == 3
+    assert json.loads(path.read_bytes())["schema"] == 4
     assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 

@@ -41,7 +41,7 @@ step     34 ms: compute 21 ms, communication 9 ms, optimizer 4 ms
 memory   40 MiB of 50 MiB (80 %)
 proof    feasible: 34 ms, proven bound 33 ms, gap 2.94 %
 search   best of meshes dp=8; dp=2,tp=4
-plan     199ffd53a41766946a126f5c494351c0 (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
+plan     179f61f4eebff449ec04514bc4a4d369 (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
 
 Blocks: time and saved memory of all of them together
   module          count  forward  backward  communication  optimizer   saved
