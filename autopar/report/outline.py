@@ -14,7 +14,8 @@ from autopar.layout import parse_layout
 from autopar.matching import general
 from autopar.plan import Plan, mesh_text
 from autopar.report.columns import Row, columns
-from autopar.report.summary import WHOLE_MODEL, on_axes, summarize
+from autopar.report.costs import WHOLE_MODEL, short_op
+from autopar.report.summary import on_axes, summarize
 from autopar.sharding import Sharding
 from autopar.units import format_bytes, format_seconds
 
@@ -61,7 +62,7 @@ def _activations(graph: Graph, plan: Plan) -> list[Row]:
         root = graph.nodes[group.root.node]
         if root.index in fed and group.phase is Phase.FORWARD and _leaves(graph, group):
             made = layout.source(group)
-            name = f"{general(root.module) or WHOLE_MODEL}: {_short(root.op)}"
+            name = f"{general(root.module) or WHOLE_MODEL}: {short_op(root.op)}"
             row = name, on_axes(made, plan.structure.mesh), list[Sharding]()
             reached = states.setdefault(root_key(graph, group.root), row)[2]
             reached.extend(s for s in layout.asked(group) if s not in (made, *reached))
@@ -69,11 +70,6 @@ def _activations(graph: Graph, plan: Plan) -> list[Row]:
         (name, " -> ".join((made, *(on_axes(s, plan.structure.mesh) for s in reached))))
         for name, made, reached in states.values()
     ]
-
-
-def _short(op: str) -> str:
-    """`mm` of `aten.mm.default`."""
-    return "".join(op.split(".")[1:2]) or op
 
 
 def _fed(graph: Graph) -> frozenset[int]:

@@ -13,13 +13,14 @@ from math import ceil, prod
 
 from autopar.graph import Phase, itemsize
 from autopar.matching import general
-from autopar.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Param, Plan
-from autopar.report.names import numbered
+from autopar.namesets import compress, expand
+from autopar.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Param, Plan, Schedule, Stage
+from autopar.report.costs import WHOLE_MODEL, Cost, costs
 from autopar.sharding import Sharding
 from autopar.units import format_bytes
 
 REPLICATED = "replicated"
-WHOLE_MODEL = "(model)"
+TOP_COSTS = 12
 LARGE_SHARE = 0.01
 """Replicated parameters that take this share of the memory limit are worth a warning."""
 
@@ -60,19 +61,26 @@ class ParamGroup:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The content of the page. `gap` is a fraction; `warnings` are sentences."""
+    """The content of the page. `gap` and `utilisation` are fractions; `warnings` are sentences."""
 
     model: str
     cluster: str
     mesh: tuple[MeshAxis, ...]
     world_size: int
+    stages: tuple[Stage, ...]
+    schedule: Schedule
     optimizer: str
     inputs: tuple[str, ...]
     step_ns: int
     compute_ns: int
     communication_ns: int
+    exposed_communication_ns: int
+    hidden_communication_ns: int
     optimizer_ns: int
+    bubble_ns: int
     flops: int
+    tokens_per_s: int
+    utilisation: float
     status: str
     objective_ns: int
     bound_ns: int
@@ -83,6 +91,7 @@ class Summary:
     memory_bytes: int
     memory_limit_bytes: int
     blocks: tuple[Block, ...]
+    top_costs: tuple[Cost, ...]
     collectives: tuple[CollectiveTotal, ...]
     params: tuple[ParamGroup, ...]
     warnings: tuple[str, ...]
@@ -99,13 +108,20 @@ def summarize(plan: Plan) -> Summary:
         cluster=structure.cluster,
         mesh=structure.mesh,
         world_size=plan.world_size,
+        stages=structure.stages,
+        schedule=structure.schedule,
         optimizer=structure.optimizer,
         inputs=structure.inputs,
         step_ns=estimates.step_ns,
         compute_ns=estimates.compute_ns,
         communication_ns=estimates.communication_ns,
+        exposed_communication_ns=estimates.exposed_communication_ns,
+        hidden_communication_ns=estimates.hidden_communication_ns,
         optimizer_ns=estimates.optimizer_ns,
+        bubble_ns=estimates.bubble_ns,
         flops=estimates.flops,
+        tokens_per_s=estimates.tokens_per_s,
+        utilisation=estimates.mfu_ppm / 1e6,
         status=provenance.status,
         objective_ns=provenance.objective_ns,
         bound_ns=provenance.bound_ns,
@@ -116,6 +132,7 @@ def summarize(plan: Plan) -> Summary:
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,
         blocks=blocks(tuple(estimates.ops.values())),
+        top_costs=costs(estimates)[:TOP_COSTS],
         collectives=tuple(
             sorted(estimates.collectives, key=lambda c: (-c.time_ns, c.axis, c.kind, c.phase))
         ),
@@ -172,10 +189,11 @@ def param_groups(params: Mapping[str, Param], mesh: Sequence[MeshAxis]) -> tuple
     for name, param in params.items():
         groups.setdefault((general(name), param), []).append(name)
     uses = Counter(shared for shared, _ in groups)
-    found = [
-        _param_group(shared if uses[shared] == 1 else numbered(names), names, param, mesh)
-        for (shared, param), names in groups.items()
-    ]
+    found: list[ParamGroup] = []
+    for (shared, param), names in groups.items():
+        texts = (shared,) if uses[shared] == 1 and len(names) > 1 else compress(names)
+        members = [names] if len(texts) == 1 else map(expand, texts)
+        found += [_param_group(t, m, param, mesh) for t, m in zip(texts, members, strict=True)]
     return tuple(sorted(found, key=lambda group: (-group.total_bytes, group.name)))
 
 
@@ -188,7 +206,7 @@ def _param_group(
         for dim, size in enumerate(param.shape)
     )
     return ParamGroup(
-        name=name if len(names) > 1 else names[0],
+        name=name,
         count=len(names),
         shape=param.shape,
         dtype=param.dtype,

@@ -28,6 +28,7 @@ def page(summary: Summary) -> RenderableType:
     sections: list[RenderableType] = [_head(summary)]
     for title, content in (
         ("Blocks: time and saved memory of all of them together", _blocks(summary.blocks)),
+        ("Top costs: all of a kind together, per device and step", _top_costs(summary)),
         ("Parameters", _params(summary)),
         ("Communication: all collectives of a step", _collectives(summary)),
         ("Memory per device at the peak", _memory(summary.memory, summary.memory_limit_bytes)),
@@ -49,14 +50,15 @@ def _head(summary: Summary) -> RenderableType:
     for given in summary.inputs:
         grid.add_row("input", _name(given))
     grid.add_row("cluster", _name(f"{summary.cluster}, {devices}" + (f": {axes}" if axes else "")))
+    if summary.stages:
+        grid.add_row("stages", _name(_stages(summary)))
     for line in summary.imposed:
         grid.add_row("imposed", _name(line))
-    grid.add_row(
-        "step",
-        f"{_time(summary.step_ns)}: compute {_time(summary.compute_ns)}, "
-        f"communication {_time(summary.communication_ns)}, "
-        f"optimizer {_time(summary.optimizer_ns)}",
-    )
+    grid.add_row("step", _step(summary))
+    if summary.utilisation:
+        speed = f"{100 * summary.utilisation:.3g} % of the devices' peak FLOP/s"
+        tokens = f"{summary.tokens_per_s:,} tokens/s, " if summary.tokens_per_s else ""
+        grid.add_row("speed", tokens + speed)
     grid.add_row("memory", f"{format_bytes(peak)} of {format_bytes(limit)}{_percent(peak, limit)}")
     proof = _name(summary.status, "green" if summary.status == "optimal" else "yellow")
     grid.add_row(
@@ -73,6 +75,33 @@ def _head(summary: Summary) -> RenderableType:
     return grid
 
 
+def _stages(summary: Summary) -> str:
+    """`all of the model on ranks 0-63` if it is not cut."""
+    words = [
+        f"{'all of the model' if stage.modules == ('*',) else ', '.join(stage.modules)} on ranks "
+        f"{stage.first_rank}-{stage.first_rank + stage.num_ranks - 1}"
+        for stage in summary.stages
+    ]
+    schedule = summary.schedule
+    if schedule.kind != "none":
+        words.append(f"{schedule.kind} of {schedule.microbatches} microbatches")
+    return "; ".join(words)
+
+
+def _step(summary: Summary) -> str:
+    parts = [
+        f"compute {_time(summary.compute_ns)}",
+        f"exposed communication {_time(summary.exposed_communication_ns)}",
+        f"optimizer {_time(summary.optimizer_ns)}",
+    ]
+    if summary.bubble_ns:
+        parts.append(f"bubble {_time(summary.bubble_ns)}")
+    hidden = summary.hidden_communication_ns
+    if hidden:
+        parts.append(f"hidden communication {_time(hidden)}")
+    return f"{_time(summary.step_ns)}: {', '.join(parts)}"
+
+
 def _blocks(blocks: Sequence[Block]) -> RenderableType:
     figures = ("count", "forward", "backward", "communication", "optimizer", "saved")
     table = _table(("module",), figures)
@@ -87,6 +116,18 @@ def _blocks(blocks: Sequence[Block]) -> RenderableType:
             style="dim" if indent else "",
         )
     return _with_rest(table, len(rows))
+
+
+def _top_costs(summary: Summary) -> RenderableType:
+    table = _table(("what", "where", "phase"), ("count", "time", "of the step"))
+    for cost in summary.top_costs:
+        table.add_row(
+            *map(_name, (cost.what, cost.where, cost.phase)),
+            str(cost.count),
+            _time(cost.time_ns),
+            f"{100 * cost.share:.3g} %",
+        )
+    return table
 
 
 def _params(summary: Summary) -> RenderableType:
