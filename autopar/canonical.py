@@ -76,7 +76,7 @@ class Format(Generic[NounT]):
 
     def encode(self, value: NounT) -> bytes:
         """Canonical JSON: sorted keys, two-space indent, a final newline."""
-        return _written(self.wire.pack(msgspec.to_builtins(value)), self.wire.depth)
+        return written(self.wire.pack(msgspec.to_builtins(value)), self.wire.depth)
 
     def decode(self, data: bytes, source: str) -> NounT:
         """The inverse of `encode`, and of that of older versions; an error that names `source` and
@@ -93,7 +93,7 @@ class Format(Generic[NounT]):
                     f"{self.remake} with this version, or install a newer one"
                 )
             depth = self.wire.depth if version >= self.wire.since else None
-            if _written(content, depth) != data:
+            if written(content, depth) != data:
                 raise self.error(self._not_canonical(source))
             for older in range(version, self.schema):
                 content = self.wire.upgrade(content, older)
@@ -153,7 +153,8 @@ def _version(content: Any) -> int:
     return version
 
 
-def _written(content: Any, depth: int | None) -> bytes:
+def written(content: Any, depth: int | None) -> bytes:
+    """Canonical JSON of what JSON can hold; `depth` as in `Wire`."""
     raw = msgspec.json.encode(content, order="sorted")
     if depth is None:
         return msgspec.json.format(raw, indent=2) + b"\n"

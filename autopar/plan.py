@@ -12,7 +12,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from math import prod
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -340,6 +340,19 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def load(path: str | os.PathLike[str]) -> Plan:
         """The plan in a file; PlanError if it is missing, damaged or of another version."""
         return _FORMAT.load(path)
+
+    @staticmethod
+    def json_schema() -> dict[str, Any]:
+        """The JSON Schema (2020-12) of plan files of this version; the package has it as
+        `plan.schema.json`. It says what fields there are: files must be canonical beside that."""
+        schema = msgspec.json.schema(Plan)
+        for noun in schema["$defs"].values():
+            noun["description"] = " ".join(noun["description"].split())
+        return {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": f"autopar plan, version {SCHEMA_VERSION}",
+            **schema,
+        }
 
     @property
     def digest(self) -> str:

@@ -220,11 +220,12 @@ class _Draw:
 
 
 def as_plan(structure: Structure) -> Plan:
-    """A plan of these decisions, with no figures."""
+    """A plan of these decisions, with no figures, read back from its file."""
     memory = Memory(0, 0, 0, 0, 0, 0)
-    return Plan(
+    plan = Plan(
         SCHEMA_VERSION,
         structure,
         Estimates(0, 0, 0, 0, 0, memory, 0, (), {}),
         Provenance("", "", "", "", 0, 0, 0),
     )
+    return Plan.from_bytes(plan.to_bytes())

@@ -1,0 +1,45 @@
+"""A plan that went through a file trains as the plan itself does, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.codegen import generate
+from autopar.plan import Plan
+from autopar.runtime.lockstep import StepResult, train_step
+from tests.codegen.models import case
+from tests.planned import on_h100, plan_for
+
+
+def trained(name: str, mesh: str, plan: Plan) -> StepResult:
+    found = case(name)
+    program = generate(found.traced.gm, found.traced.graph, plan)
+    on = on_h100(mesh)[1]
+    return train_step(
+        program, on, found.traced.graph, plan.structure, found.tensors, tolerance=1e-5
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("plans")
+
+
+@settings(max_examples=6)
+@given(name=st.sampled_from(["mlp", "gpt2", "llama"]), mesh=st.sampled_from(["4", "2x2", "2x4"]))
+def test_a_stored_plan_trains_identically(name: str, mesh: str, folder: Path) -> None:
+    plan = plan_for(case(name).traced.graph, mesh)
+    plan.save(folder / "plan.json")
+    loaded = Plan.load(folder / "plan.json")
+    assert loaded == plan
+    assert loaded.digest == plan.digest
+    first, second = trained(name, mesh, plan), trained(name, mesh, loaded)
+    assert first.outputs.keys() == second.outputs.keys()
+    assert first.gradients.keys() == second.gradients.keys() != set()
+    for key, value in {**first.outputs, **first.gradients}.items():
+        assert torch.equal(value, {**second.outputs, **second.gradients}[key]), key
