@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
@@ -16,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 import msgspec
 
 from autopar.errors import AutoparError
+from autopar.files import write_atomically
 
 MAX_FILE_BYTES = 16 << 20
 
@@ -117,21 +117,11 @@ class Format(Generic[NounT]):
     def save(self, value: NounT, path: str | os.PathLike[str]) -> None:
         """Write the file atomically: whoever reads finds the old one or the new one. An error if
         it cannot be written."""
-        target = Path(path)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            with temporary.open("wb") as file:
-                file.write(self.encode(value))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        except BaseException as error:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                reason = f"cannot write {self.what} {target}: {error.strerror}"
-                raise self.error(reason) from None
-            raise
+            write_atomically(path, self.encode(value))
+        except OSError as error:
+            reason = f"cannot write {self.what} {os.fspath(path)}: {error.strerror}"
+            raise self.error(reason) from None
 
     def load(self, path: str | os.PathLike[str]) -> NounT:
         """The value in a file; an error if it is missing, damaged or of another version."""

@@ -13,6 +13,7 @@ import click
 
 from autopar.commands.plan import plan
 from autopar.commands.profile import profile
+from autopar.commands.report import report
 from autopar.commands.show import show
 from autopar.commands.solve import solve
 from autopar.commands.verify import verify
@@ -99,7 +100,7 @@ def main() -> None:
     """Plan, inspect and verify how a PyTorch model is spread over a cluster."""
 
 
-for command in (plan, show, verify, profile, solve):
+for command in (plan, show, report, verify, profile, solve):
     main.add_command(command)
 
 

@@ -1,0 +1,231 @@
+"""What the ops of a block read and make, in which sharding: the content of the block's picture.
+
+Ops that would each be a line of a kernel (elementwise ops, sums, copies) are folded with their
+neighbours of the same module into one box, as long as nothing is redistributed between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from autopar.graph import Phase
+from autopar.matching import general
+from autopar.plan import OpTotal, Plan
+from autopar.report.html.folding import fold
+from autopar.report.summary import WHOLE_MODEL
+from autopar.report.timeline import block_of
+from autopar.report.trace import short
+
+MAX_BLOCKS = 8
+MAX_OPS = 400
+"""A graph of more ops is no picture that anyone reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A tensor that a box reads: how it is made (empty if not known), in which sharding it is
+    read; both as in the file."""
+
+    name: str
+    made: str
+    read: str
+
+    @property
+    def is_moved(self) -> bool:
+        return self.made not in ("", self.read)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A tensor that a box makes: its type, the sharding it is made in, and those it is sent to be
+    in for readers outside the picture."""
+
+    type: str
+    state: str
+    sent: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Ops that are drawn as one, in order: their module within the block, names, time of each
+    block, what they read from outside the picture, and what they make for others."""
+
+    module: str
+    ops: tuple[str, ...]
+    time_ns: int
+    reads: tuple[Read, ...]
+    makes: tuple[Made, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """Tensors of box `start` that box `end` reads."""
+
+    start: int
+    end: int
+    reads: tuple[Read, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockGraph:
+    """The ops of one block in one phase; `num_ops` of them, too many to draw if `boxes` is empty.
+    `count` is how often the model has the block."""
+
+    block: str
+    phase: str
+    count: int
+    num_ops: int
+    boxes: tuple[Box, ...]
+    arrows: tuple[Arrow, ...]
+
+
+def block_graphs(plan: Plan) -> tuple[BlockGraph, ...]:
+    """The graphs of the repeated blocks, the costliest first, forward before backward; of the whole
+    model if nothing repeats. Empty for plans of older versions, which lack what ops read."""
+    ops, turn = plan.estimates.ops, _turns(plan)
+    blocks: dict[str, dict[str, list[str]]] = {}
+    for key in sorted(turn, key=lambda key: turn[key]):
+        module = general(ops[key].module)
+        block = block_of(module) if "*" in module else ""
+        blocks.setdefault(block, {}).setdefault(ops[key].phase, []).append(key)
+    if len(blocks) > 1:
+        blocks.pop("", None)
+    if not any(op.inputs for op in ops.values()):
+        return ()
+    costs = {
+        block: sum(ops[key].compute_ns for keys in phases.values() for key in keys)
+        for block, phases in blocks.items()
+    }
+    chosen = sorted(blocks, key=lambda block: (-costs[block], block))[:MAX_BLOCKS]
+    order = {phase.value: k for k, phase in enumerate(Phase)}
+    return tuple(
+        _graph(plan, turn, block, phase, blocks[block][phase])
+        for block in chosen
+        for phase in sorted(blocks[block], key=lambda name: (order.get(name, 9), name))
+    )
+
+
+def _turns(plan: Plan) -> dict[str, int]:
+    """When the ops of each key run for the first time."""
+    items = (item for run in plan.estimates.order for item in run.items)
+    found: dict[str, int] = {}
+    for turn, item in enumerate(items):
+        if item in plan.estimates.ops:
+            found.setdefault(item, turn)
+    return found
+
+
+Wire = tuple[str, str, Read]
+"""(op that makes a tensor, op that reads it, how)."""
+
+
+def _graph(
+    plan: Plan, turn: Mapping[str, int], block: str, phase: str, keys: Sequence[str]
+) -> BlockGraph:
+    ops = plan.estimates.ops
+    count = max(1, *(ops[key].count for key in keys))
+    title = block or WHOLE_MODEL
+    if len(keys) > MAX_OPS:
+        return BlockGraph(title, phase, count, len(keys), (), ())
+    all_reads = [(source, key, read) for key in keys for source, read in _reads(plan, phase, key)]
+    inside = set(keys)
+    wires: list[Wire] = []
+    outer: dict[str, list[Read]] = {}
+    for source, key, read in all_reads:
+        if source in inside and turn[source] < turn[key]:
+            wires.append((source, key, read))
+        else:
+            outer.setdefault(key, []).append(read)
+    groups = fold(
+        [(key, general(ops[key].module) if _folds(ops[key]) else None) for key in keys],
+        [(source, key, not read.is_moved) for source, key, read in wires],
+    )
+    home = {key: k for k, members in enumerate(groups) for key in members}
+    between: dict[tuple[int, int], dict[Read, None]] = {}
+    for source, key, read in wires:
+        if home[source] != home[key]:
+            between.setdefault((home[source], home[key]), {})[read] = None
+    boxes = tuple(_box(plan, block, count, members, wires, outer) for members in groups)
+    arrows = tuple(Arrow(a, b, tuple(reads)) for (a, b), reads in between.items())
+    return BlockGraph(title, phase, count, len(keys), boxes, arrows)
+
+
+def _box(
+    plan: Plan,
+    block: str,
+    count: int,
+    members: Sequence[str],
+    wires: Sequence[Wire],
+    outer: Mapping[str, Sequence[Read]],
+) -> Box:
+    ops = plan.estimates.ops
+    readers = {key: [to for source, to, _ in wires if source == key] for key in members}
+    leaving = [key for key in members if set(readers[key]) - set(members) or not readers[key]]
+    return Box(
+        module=general(ops[members[0]].module).removeprefix(block).lstrip(".") or "(block)",
+        ops=tuple(short(ops[key].op) for key in members),
+        time_ns=sum(ops[key].compute_ns for key in members) // count,
+        reads=tuple(dict.fromkeys(read for key in members for read in outer.get(key, ()))),
+        makes=tuple(
+            dict.fromkeys(
+                Made(kind, state, () if readers[key] else _sent(plan, key, state))
+                for key in leaving
+                for kind, state in ops[key].outputs
+            )
+        ),
+    )
+
+
+def _sent(plan: Plan, key: str, made: str) -> tuple[str, ...]:
+    """Where the route of an op's tensor ends."""
+    steps = plan.structure.routes.get(f"{key}@{plan.estimates.ops[key].phase}", ())
+    ends = [step.partition(" -> ")[::2] for step in steps]
+    starts = {start for start, _ in ends}
+    return tuple(dict.fromkeys(end for _, end in ends if end not in starts and end != made))
+
+
+_ALONE = (
+    "mm", "bmm", "addmm", "baddbmm", "grouped_mm", "_grouped_mm", "matmul", "linear",
+    "convolution", "convolution_backward", "embedding", "embedding_dense_backward",
+)  # fmt: skip
+
+
+def _folds(op: OpTotal) -> bool:
+    """Whether an op is drawn with its neighbours: no contraction, no op of autopar's own."""
+    return op.op.startswith("aten.") and short(op.op) not in _ALONE
+
+
+def _reads(plan: Plan, phase: str, key: str) -> Iterator[tuple[str, Read]]:
+    """What an op reads, and the key of the op that makes it, if one does."""
+    ops = plan.estimates.ops
+    for name, read in ops[key].inputs:
+        source, output = _source(ops, name)
+        if source and ops[source].outputs:
+            maker = ops[source]
+            made = maker.outputs[min(output, len(maker.outputs) - 1)][1]
+            where = general(maker.module).rpartition(".")[2].replace("*", "")
+            title = f"{where} {short(maker.op)}".strip()
+            if maker.phase != phase:
+                made, title = plan.structure.saved.get(name, made), f"saved {title}"
+            yield source, Read(title, made, read)
+        else:
+            made = _storage(plan, name) if name.startswith("param:") else ""
+            yield "", Read(name.removeprefix("param:").rpartition(".")[2] or name, made, read)
+
+
+def _source(ops: Mapping[str, OpTotal], name: str) -> tuple[str, int]:
+    """The op that makes a tensor, and which of its outputs that is; "" for parameters and inputs."""
+    if name in ops:
+        return name, 0
+    stem, _, number = name.rpartition(".")
+    if stem in ops and number.isascii() and number.isdigit() and len(number) < 6:
+        return stem, int(number)
+    return "", 0
+
+
+def _storage(plan: Plan, name: str) -> str:
+    """The storage of the first parameter of a class."""
+    wanted = name.removeprefix("param:")
+    params = plan.structure.params
+    return next((p.storage for key, p in params.items() if general(key) == wanted), "")

@@ -1,0 +1,96 @@
+"""Every decision of a plan as a row of a table: parameters by class, ops by class, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autopar.plan import OpTotal, Plan
+from autopar.report.states import in_words, step_in_words
+from autopar.report.summary import WHOLE_MODEL, param_groups
+from autopar.report.trace import short
+from autopar.units import format_bytes, format_seconds
+
+MAX_ROWS = 5_000
+"""More rows make a page that browsers are slow to open."""
+
+KINDS = ("parameter", "op", "route", "saved", "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A row: what is decided of what, what that means, and nanoseconds or bytes it comes to."""
+
+    kind: str
+    name: str
+    decision: str
+    details: str
+    figure: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """The rows, and how many were left out."""
+
+    rows: tuple[Decision, ...]
+    num_left_out: int
+
+
+def decisions(plan: Plan) -> Decisions:
+    """The table of a plan: each kind by what it costs."""
+    found = [*_params(plan), *_ops(plan), *_routes(plan), *_states(plan)]
+    return Decisions(tuple(found[:MAX_ROWS]), max(len(found) - MAX_ROWS, 0))
+
+
+def _params(plan: Plan) -> Iterable[Decision]:
+    for group in param_groups(plan.structure.params, plan.structure.mesh):
+        kept = "" if group.kept == group.storage else f"; kept for backward {group.kept}"
+        shape = f"{group.dtype}[{', '.join(map(str, group.shape))}]"
+        details = f"{group.count} of {shape}" if group.count > 1 else shape
+        figure = f"{format_bytes(group.local_bytes)} per device"
+        yield Decision("parameter", group.name, group.storage + kept, details, figure)
+
+
+def _ops(plan: Plan) -> Iterable[Decision]:
+    totals, mesh = plan.estimates.ops, plan.structure.mesh
+    chosen = [(totals.get(key), key, choice) for key, choice in plan.structure.ops.items()]
+    for total, key, choice in sorted(chosen, key=lambda each: (-_ns(each[0]), each[1])):
+        if total is None:
+            yield Decision("op", key, choice, "", "")
+            continue
+        made = ", ".join(in_words(state, mesh) for _, state in total.outputs) or choice
+        kinds = ", ".join(kind for kind, _ in total.outputs)
+        parts = (total.phase, f"{total.count} times", f"choice {choice}", kinds)
+        name = f"{total.module or WHOLE_MODEL}: {short(total.op)}"
+        details = ", ".join(part for part in parts if part)
+        yield Decision("op", name, made, details, _time(_ns(total)))
+
+
+def _ns(total: OpTotal | None) -> int:
+    return total.compute_ns if total else 0
+
+
+def _routes(plan: Plan) -> Iterable[Decision]:
+    sends, mesh = plan.estimates.sends, plan.structure.mesh
+    taken = [
+        (sum(sent.time_ns for sent in sends.get(key, ())), key, steps)
+        for key, steps in plan.structure.routes.items()
+    ]
+    for ns, key, steps in sorted(taken, key=lambda each: (-each[0], each[1])):
+        sent = ", ".join(
+            f"{each.count} {each.kind} on {each.axis}" for each in sends.get(key, ())
+        )
+        decision = "; ".join(step_in_words(step, mesh) for step in steps)
+        yield Decision("route", key, decision, sent, _time(ns) if sends else "")
+
+
+def _states(plan: Plan) -> Iterable[Decision]:
+    mesh = plan.structure.mesh
+    for key, state in sorted(plan.structure.saved.items()):
+        yield Decision("saved", key, in_words(state, mesh), "kept for backward", "")
+    for key, state in sorted(plan.structure.outputs.items()):
+        yield Decision("output", key, in_words(state, mesh), "returned without gradient", "")
+
+
+def _time(ns: int) -> str:
+    return format_seconds(ns / 1e9)

@@ -1,0 +1,214 @@
+"""What stands at the top of the page: the figures of the step, and what they are made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.plan import ClusterRates, Plan, mesh_text
+from autopar.report.summary import summarize
+from autopar.units import format_bytes, format_bytes_per_s, format_seconds
+
+FRAGILE = 0.005
+"""A plan is fragile if one that is structurally different takes at most this much more."""
+
+UNKNOWN = "not known"
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A figure, and what there is to say of it in a line or two. `tone` is good, bad or empty."""
+
+    title: str
+    figure: str
+    notes: tuple[str, ...]
+    tone: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A part of the step; `class_` is its colour."""
+
+    title: str
+    ns: int
+    class_: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A line of the list below the figures."""
+
+    title: str
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The top of the page."""
+
+    model: str
+    subtitle: str
+    cards: tuple[Card, ...]
+    shares: tuple[Share, ...]
+    facts: tuple[Fact, ...]
+    warnings: tuple[str, ...]
+
+
+def headline(plan: Plan) -> Headline:
+    """The headline of a plan."""
+    summary = summarize(plan)
+    estimates = plan.estimates
+    devices = f"{plan.world_size} device" + ("s" if plan.world_size != 1 else "")
+    exposed, hidden = _communication(plan)
+    return Headline(
+        model=plan.structure.model or "(unnamed model)",
+        subtitle=f"{plan.structure.cluster}, {devices}: {mesh_text(plan.structure.mesh)}",
+        cards=tuple(_cards(plan)),
+        shares=tuple(
+            Share(title, ns, class_)
+            for title, ns, class_ in (
+                ("compute", estimates.compute_ns, "compute"),
+                ("exposed communication", exposed, "network"),
+                ("optimizer", estimates.optimizer_ns, "optimizer"),
+                ("bubble", estimates.bubble_ns, "bubble"),
+            )
+            if ns
+        ),
+        facts=tuple(_facts(plan, summary.digest, summary.made_by)),
+        warnings=summary.warnings + _fragility(plan),
+    )
+
+
+def _communication(plan: Plan) -> tuple[int, int]:
+    """Exposed and hidden nanoseconds; files of older versions tell only of all of it, which the
+    step waits for."""
+    estimates = plan.estimates
+    exposed, hidden = estimates.exposed_communication_ns, estimates.hidden_communication_ns
+    return (exposed, hidden) if exposed or hidden else (estimates.communication_ns, 0)
+
+
+def _cards(plan: Plan) -> list[Card]:
+    estimates, provenance = plan.estimates, plan.provenance
+    exposed, hidden = _communication(plan)
+    peak, limit = estimates.memory.total, estimates.memory_limit
+    tokens = (
+        (f"{estimates.tokens_per_s:,}", f"{estimates.tokens:,} tokens a step")
+        if estimates.tokens
+        else (UNKNOWN, "the inputs are no batch of tokens, or the plan is of an older version")
+    )
+    mfu = (
+        (f"{estimates.mfu_ppm / 1e4:.3g} %", f"{estimates.flops:.3g} FLOPs a step")
+        if estimates.mfu_ppm
+        else (UNKNOWN, "the plan does not have the peak rates of its devices")
+    )
+    proven = provenance.status == "optimal"
+    return [
+        Card("Step", _time(estimates.step_ns), (f"compute {_time(estimates.compute_ns)}",)),
+        Card("Tokens per second", tokens[0], tokens[1:]),
+        Card("Model FLOPs utilisation", mfu[0], mfu[1:]),
+        Card(
+            "Communication",
+            f"{_time(exposed)} exposed",
+            (f"{_time(hidden)} hidden behind compute", _percent(exposed, estimates.step_ns)),
+        ),
+        Card("Pipeline bubble", _time(estimates.bubble_ns), ()),
+        Card(
+            "Memory at the peak",
+            format_bytes(peak),
+            (f"of {format_bytes(limit)} ({_percent(peak, limit, '')})",),
+            "bad" if peak > limit else "",
+        ),
+        Card(
+            "Proof",
+            provenance.status,
+            (
+                f"bound {_time(provenance.bound_ns)}, gap {provenance.gap_ppm / 1e4:.3g} %",
+                f"objective {_time(provenance.objective_ns)}",
+            ),
+            "good" if proven else "bad",
+        ),
+        _margin(plan),
+    ]
+
+
+def _margin(plan: Plan) -> Card:
+    margin = plan.provenance.margin
+    if margin is None:
+        return Card("Margin", UNKNOWN, ("how near the next plan comes was not asked for",))
+    more = _more(plan)
+    notes = (f"no structurally different plan takes less than {_time(margin.bound_ns)}",)
+    if margin.rival:
+        notes += (f"the nearest: {margin.rival}",)
+    tone = "bad" if more <= FRAGILE else "good"
+    return Card("Margin", f"{100 * more:.3g} %", notes, tone)
+
+
+def _more(plan: Plan) -> float:
+    """How much more the best structurally different plan takes at least, as a fraction."""
+    margin, step_ns = plan.provenance.margin, plan.provenance.objective_ns
+    return max(margin.bound_ns - step_ns, 0) / step_ns if margin and step_ns else 0.0
+
+
+def _fragility(plan: Plan) -> tuple[str, ...]:
+    if plan.provenance.margin is None or _more(plan) > FRAGILE:
+        return ()
+    return (
+        f"fragile: a structurally different plan may take as little as {100 * _more(plan):.3g} % "
+        "more, so a small change of the model or of a figure may bring another plan",
+    )
+
+
+def _facts(plan: Plan, digest: str, made_by: str) -> list[Fact]:
+    structure, provenance = plan.structure, plan.provenance
+    found = [
+        Fact("Inputs", structure.inputs),
+        Fact("Trained with", (structure.optimizer,)),
+        Fact("Cluster", _cluster(structure.cluster, plan.estimates.cluster)),
+        Fact("Stages", _stages(plan)),
+        Fact("Imposed", provenance.imposed),
+        Fact("Best of the meshes", provenance.meshes_tried if _several(plan) else ()),
+        Fact("Plan", (digest,)),
+        Fact("Made by", (made_by,)),
+    ]
+    return [fact for fact in found if fact.words]
+
+
+def _several(plan: Plan) -> bool:
+    return len(plan.provenance.meshes_tried) > 1
+
+
+def _cluster(name: str, rates: ClusterRates | None) -> tuple[str, ...]:
+    if rates is None:
+        return (name,)
+    device = (
+        f"{rates.device}: {format_bytes(rates.memory_bytes)} at "
+        f"{format_bytes_per_s(rates.memory_bytes_per_s)}"
+    )
+    flops = "; ".join(f"{dtype} {rate / 1e12:.4g} TFLOP/s" for dtype, rate in
+                      sorted(rates.flops_per_s.items()))
+    links = tuple(
+        f"{link.name} joins {link.size} at {format_bytes_per_s(link.bytes_per_s)}, "
+        f"latency {_time(link.latency_ns)}"
+        for link in rates.links
+    )
+    return (name, device, flops, *links, f"figures from {rates.source}")
+
+
+def _stages(plan: Plan) -> tuple[str, ...]:
+    found: list[str] = []
+    totals = plan.estimates.stages
+    for k, stage in enumerate(plan.structure.stages):
+        last = stage.first_rank + max(stage.num_ranks, 1) - 1
+        words = f"{k}: ranks {stage.first_rank} to {last}, {', '.join(stage.modules)}"
+        if k < len(totals):
+            words += f"; busy {_time(totals[k].busy_ns)}, peak {format_bytes(totals[k].peak_bytes)}"
+        found.append(words)
+    schedule = plan.structure.schedule
+    return (*found, f"schedule {schedule.kind}, {schedule.microbatches} microbatches")
+
+
+def _percent(part: int, whole: int, of: str = " of the step") -> str:
+    return f"{100 * part / whole:.3g} %{of}" if whole else UNKNOWN
+
+
+def _time(ns: int) -> str:
+    return format_seconds(ns / 1e9)

@@ -1,0 +1,144 @@
+"""Where the boxes and arrows of a small graph without cycles go on paper.
+
+Boxes stand in layers, each below all it follows; an arrow over several layers passes through a
+narrow place in each, so that it crosses no box. Within a layer boxes are ordered by the middle of
+their neighbours (Sugiyama, Tagawa and Toda, 1981), and then stand as near as they can to below and
+above them: least squares under the order, which is isotonic regression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from networkx import DiGraph, topological_generations
+
+Point = tuple[float, float]
+
+_SWEEPS = 12
+_LANE = 18.0
+_BESIDE, _BETWEEN = 22.0, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The middle of each box's upper edge, the points that each arrow passes, and the size of the
+    paper."""
+
+    boxes: tuple[Point, ...]
+    arrows: tuple[tuple[Point, ...], ...]
+    width: float
+    height: float
+
+
+def place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
+    """`sizes` are (width, height) of the boxes, `arrows` lead from a box to another; without cycles
+    and repetitions."""
+    layers = _layers(len(sizes), arrows)
+    widths, heights = [w for w, _ in sizes], [h for _, h in sizes]
+    chains: list[list[int]] = []
+    for start, end in arrows:
+        lanes = range(layers[start] + 1, layers[end])
+        chains.append([start, *range(len(widths), len(widths) + len(lanes)), end])
+        layers += lanes
+        widths += [_LANE] * len(lanes)
+        heights += [0.0] * len(lanes)
+    above: list[list[int]] = [[] for _ in widths]
+    below: list[list[int]] = [[] for _ in widths]
+    for chain in chains:
+        for a, b in zip(chain, chain[1:]):
+            below[a].append(b)
+            above[b].append(a)
+    rows: list[list[int]] = [[] for _ in range(max(layers, default=-1) + 1)]
+    for box, layer in enumerate(layers):
+        rows[layer].append(box)
+    _order(rows, above, below)
+    x = _columns(rows, widths, above, below)
+    tops = [0.0]
+    for row in rows:
+        tops.append(tops[-1] + max(heights[box] for box in row) + _BETWEEN)
+
+    def passed(chain: list[int]) -> Iterator[Point]:
+        for k, box in enumerate(chain):
+            top = tops[layers[box]]
+            if k:
+                yield x[box], top
+            if k < len(chain) - 1:
+                lane = 0 < k
+                yield x[box], tops[layers[box] + 1] - _BETWEEN if lane else top + heights[box]
+
+    return Placed(
+        boxes=tuple((x[box], tops[layers[box]]) for box in range(len(sizes))),
+        arrows=tuple(tuple(passed(chain)) for chain in chains),
+        width=max((x[box] + widths[box] / 2 for box in range(len(widths))), default=0.0),
+        height=tops[-1] - _BETWEEN if rows else 0.0,
+    )
+
+
+def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
+    """Each box below all it follows; what follows nothing just above the first that follows it."""
+    graph: DiGraph[int] = DiGraph()
+    graph.add_nodes_from(range(count))
+    graph.add_edges_from(arrows)
+    found = [0] * count
+    for layer, boxes in enumerate(topological_generations(graph)):
+        for box in boxes:
+            found[box] = layer
+    follow: list[list[int]] = [[] for _ in range(count)]
+    led = {end for _, end in arrows}
+    for start, end in arrows:
+        follow[start].append(end)
+    for box in range(count):
+        if box not in led and follow[box]:
+            found[box] = min(found[end] for end in follow[box]) - 1
+    return found
+
+
+def _order(rows: list[list[int]], above: list[list[int]], below: list[list[int]]) -> None:
+    """Sort each row by the mean place of the neighbours in the row next to it, down and up."""
+    place = {box: k - len(row) / 2 for row in rows for k, box in enumerate(row)}
+    for sweep in range(_SWEEPS):
+        beside = below if sweep % 2 else above
+        for row in reversed(rows) if sweep % 2 else rows:
+            mean = {
+                box: sum(place[n] for n in beside[box]) / len(beside[box])
+                if beside[box]
+                else place[box]
+                for box in row
+            }
+            row.sort(key=lambda box: (mean[box], place[box], box))
+            place.update((box, k - len(row) / 2) for k, box in enumerate(row))
+
+
+def _columns(
+    rows: list[list[int]], widths: list[float], above: list[list[int]], below: list[list[int]]
+) -> list[float]:
+    """The middle of every box, none of a row nearer to one another than they are wide."""
+    x = [0.0] * len(widths)
+    for sweep in range(_SWEEPS):
+        last = sweep == _SWEEPS - 1
+        for row in reversed(rows) if sweep % 2 else rows:
+            wanted: list[float] = []
+            for box in row:
+                near = above[box] + below[box] if last or sweep > 3 else above[box] or below[box]
+                wanted.append(sum(x[n] for n in near) / len(near) if near else x[box])
+            for box, at in zip(row, _apart(wanted, [widths[box] for box in row]), strict=True):
+                x[box] = at
+    left = min((x[k] - widths[k] / 2 for k in range(len(x))), default=0.0)
+    return [at - left for at in x]
+
+
+def _apart(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
+    """The middles nearest to `wanted`, in order, that leave room for boxes so wide."""
+    offsets = [0.0]
+    for a, b in zip(widths, widths[1:]):
+        offsets.append(offsets[-1] + (a + b) / 2 + _BESIDE)
+    pools: list[tuple[float, int]] = []
+    for at, offset in zip(wanted, offsets):
+        total, count = at - offset, 1
+        while pools and pools[-1][0] / pools[-1][1] > total / count:
+            total, count = total + pools[-1][0], count + pools[-1][1]
+            pools.pop()
+        pools.append((total, count))
+    found = [total / count for total, count in pools for _ in range(count)]
+    return [at + offset for at, offset in zip(found, offsets, strict=True)]

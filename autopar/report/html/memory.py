@@ -1,0 +1,110 @@
+"""What memory holds over a step: the content of the page's memory picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.plan import Memory, MemoryCurve, Plan
+from autopar.report.states import in_words
+
+HOLDERS = {
+    "params": "parameters",
+    "optimizer": "optimizer states",
+    "gradients": "gradients",
+    "kept": "parameters kept for backward",
+    "saved": "activations saved for backward",
+    "transient": "all else that is live",
+}
+"""Fields of `plan.Memory` in the order in which they are stacked: what is always there below."""
+
+MAX_COLUMNS = 700
+"""Points of the curve; of those in between the fullest is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """From `start_ns` to `end_ns` at most `held` bytes, one figure per holder."""
+
+    start_ns: int
+    end_ns: int
+    held: tuple[int, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(self.held)
+
+
+@dataclass(frozen=True, slots=True)
+class HolderRow:
+    """Bytes of a holder at the peak; `name` is a field of `plan.Memory`."""
+
+    name: str
+    title: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRow:
+    """Tensors of one kind that are held at the peak."""
+
+    name: str
+    state: str
+    holder: str
+    count: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Memory of each device: at the peak, over time, and the largest of what is held at the peak.
+    `columns` and `held` are empty for plans of older versions."""
+
+    limit: int
+    peak: int
+    holders: tuple[HolderRow, ...]
+    columns: tuple[Column, ...]
+    held: tuple[HeldRow, ...]
+
+
+def memory_use(plan: Plan) -> MemoryUse:
+    """The memory of a plan."""
+    estimates, mesh = plan.estimates, plan.structure.mesh
+    memory = estimates.memory
+    return MemoryUse(
+        limit=estimates.memory_limit,
+        peak=memory.total,
+        holders=tuple(HolderRow(n, title, getattr(memory, n)) for n, title in HOLDERS.items()),
+        columns=_thinned(_columns(estimates.memory_curve, memory)),
+        held=tuple(
+            HeldRow(
+                each.key,
+                in_words(each.state, mesh),
+                HOLDERS.get(each.holder, each.holder),
+                each.count,
+                each.num_bytes,
+            )
+            for each in estimates.peak_holders
+        ),
+    )
+
+
+def _columns(curve: MemoryCurve, memory: Memory) -> list[Column]:
+    found: list[Column] = []
+    start_ns = 0
+    always = memory.params, memory.optimizer, memory.gradients
+    for end_ns, *held in zip(curve.time_ns, curve.kept, curve.saved, curve.transient):
+        if end_ns > start_ns:
+            found.append(Column(start_ns, end_ns, (*always, *held)))
+            start_ns = end_ns
+        elif found and sum(always) + sum(held) > found[-1].total:
+            found[-1] = Column(found[-1].start_ns, found[-1].end_ns, (*always, *held))
+    return found
+
+
+def _thinned(columns: list[Column]) -> tuple[Column, ...]:
+    each = -(-len(columns) // MAX_COLUMNS)
+    groups = [columns[k : k + each] for k in range(0, len(columns), each)] if columns else []
+    return tuple(
+        Column(group[0].start_ns, group[-1].end_ns, max(group, key=lambda c: c.total).held)
+        for group in groups
+    )

@@ -1,0 +1,197 @@
+"""The step as rows of bars: the content of the page's Gantt picture.
+
+The first panel has the whole step. A run that repeats is one bar there, filled as far as each track
+is busy in it, with a letter; the panel of that letter has one repetition, op by op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from string import ascii_uppercase
+
+from autopar.plan import Plan
+from autopar.report.states import step_in_words
+from autopar.report.timeline import Bar, Part, Stretch, Timeline, Track, timeline
+from autopar.report.trace import short
+from autopar.units import format_bytes, format_seconds
+
+THIN = 1 / 700
+"""Bars below this share of a panel's width are drawn together with their neighbours."""
+
+MAX_LETTERS = 12
+"""Runs that are drawn from within; the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A bar of a panel. `busy` is the share of its time in which the track does something, `count`
+    the bars it is made of."""
+
+    start_ns: int
+    end_ns: int
+    busy: float
+    label: str
+    tip: str
+    count: int = 1
+
+    @property
+    def ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one track does."""
+
+    track: Track
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A time with all its tracks. `spans` are runs, named and over all rows; `letter` is the run
+    that the panel shows from within, empty for the whole step."""
+
+    letter: str
+    title: str
+    ns: int
+    spans: tuple[Block, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run as a row of a table."""
+
+    letter: str
+    title: str
+    times: int
+    start_ns: int
+    ns: int
+    busy_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The panels, and the same as a table, whose columns are of `tracks`."""
+
+    panels: tuple[Panel, ...]
+    tracks: tuple[Track, ...]
+    runs: tuple[RunRow, ...]
+
+
+def schedule(plan: Plan) -> Schedule | None:
+    """The schedule of a plan; None where the plan does not say in which order the step is done."""
+    step = timeline(plan)
+    if not step.end_ns:
+        return None
+    letters = _letters(step)
+    panels = [_overview(step, letters, plan)]
+    panels += [_inside(step, stretch, letter, plan) for stretch, letter in letters]
+    return Schedule(tuple(panels), step.tracks, tuple(_runs(step, letters)))
+
+
+def _letters(step: Timeline) -> list[tuple[Stretch, str]]:
+    """The repeated runs that are drawn from within, in order, each with its letter."""
+    repeated = [s for s in step.stretches if s.run.times > 1 and s.end_ns > s.start_ns]
+    longest = sorted(repeated, key=lambda s: (s.start_ns - s.end_ns, s.start_ns))[:MAX_LETTERS]
+    shown = sorted(longest, key=lambda s: s.start_ns)
+    return list(zip(shown, ascii_uppercase, strict=False))
+
+
+def _overview(step: Timeline, letters: list[tuple[Stretch, str]], plan: Plan) -> Panel:
+    known = {stretch.start_ns: letter for stretch, letter in letters}
+    found: dict[Track, list[Block]] = {track: [] for track in step.tracks}
+    spans: list[Block] = []
+    for stretch in step.stretches:
+        if stretch.end_ns == stretch.start_ns:
+            continue
+        if stretch.run.times == 1:
+            _add_bars(found, step.bars(stretch), 0, step.end_ns * THIN, plan)
+            continue
+        title = f"{step.title(stretch)}, {stretch.run.times} times"
+        letter = known.get(stretch.start_ns, "")
+        spans.append(_whole(stretch, 1.0, f"{letter}  {title}".strip(), title))
+        for track, ns in step.busy_ns(stretch).items():
+            if ns:
+                share = ns / (stretch.end_ns - stretch.start_ns)
+                label = f"{100 * share:.0f} %"
+                found[track].append(_whole(stretch, share, label, f"{track.name}, {title}"))
+    return Panel("", "The step", step.end_ns, tuple(spans), _rows(found))
+
+
+def _whole(stretch: Stretch, busy: float, label: str, about: str) -> Block:
+    ns = stretch.end_ns - stretch.start_ns
+    tip = f"{about}\n{_time(round(busy * ns))} of {_time(ns)}"
+    return Block(stretch.start_ns, stretch.end_ns, busy, label, tip)
+
+
+def _inside(step: Timeline, stretch: Stretch, letter: str, plan: Plan) -> Panel:
+    start_ns, end_ns = step.extent(stretch, 0)
+    found: dict[Track, list[Block]] = {track: [] for track in step.tracks}
+    _add_bars(found, step.bars(stretch), start_ns, (end_ns - start_ns) * THIN, plan)
+    title = f"{step.title(stretch)}, once of {stretch.run.times} times"
+    return Panel(letter, title, end_ns - start_ns, (), _rows(found))
+
+
+def _rows(found: dict[Track, list[Block]]) -> tuple[Row, ...]:
+    return tuple(Row(track, tuple(blocks)) for track, blocks in found.items() if blocks)
+
+
+def _add_bars(
+    found: dict[Track, list[Block]], bars: Iterable[Bar], zero_ns: int, thin_ns: float, plan: Plan
+) -> None:
+    """Each bar to its track; thin ones that nearly touch become one."""
+    for bar in bars:
+        blocks = found[bar.part.track]
+        start_ns, end_ns = bar.start_ns - zero_ns, bar.end_ns - zero_ns
+        before = blocks[-1] if blocks else None
+        thin = bar.duration_ns < thin_ns
+        if (
+            before
+            and thin
+            and (before.count > 1 or before.ns < thin_ns)
+            and start_ns - before.end_ns < thin_ns
+        ):
+            busy = (before.busy * before.ns + bar.duration_ns) / (end_ns - before.start_ns)
+            count = before.count + 1
+            tip = f"{count} short ones, {_time(end_ns - before.start_ns)}"
+            blocks[-1] = Block(before.start_ns, end_ns, busy, "", tip, count)
+        else:
+            blocks.append(Block(start_ns, end_ns, 1.0, _label(bar.part), _tip(bar, plan)))
+
+
+def _label(part: Part) -> str:
+    """`down_proj mm`, `all_gather`."""
+    if part.track.kind != "compute":
+        return part.what
+    return f"{part.module.rpartition('.')[2]} {short(part.what)}".strip("* ")
+
+
+def _tip(bar: Bar, plan: Plan) -> str:
+    part = bar.part
+    lines = [f"{part.what}: {_time(bar.duration_ns)}", part.module, part.phase]
+    if part.track.kind == "network":
+        lines[0] += f", {format_bytes(bar.num_bytes)}"
+        steps = plan.structure.routes.get(part.key, ())
+        lines += [step_in_words(step, plan.structure.mesh) for step in steps]
+    return "\n".join(line for line in lines if line)
+
+
+def _runs(step: Timeline, letters: list[tuple[Stretch, str]]) -> Iterable[RunRow]:
+    known = {stretch.start_ns: letter for stretch, letter in letters}
+    for stretch in step.stretches:
+        busy = step.busy_ns(stretch)
+        yield RunRow(
+            letter=known.get(stretch.start_ns, "") if stretch.run.times > 1 else "",
+            title=step.title(stretch),
+            times=stretch.run.times,
+            start_ns=stretch.start_ns,
+            ns=stretch.end_ns - stretch.start_ns,
+            busy_ns=tuple(busy.get(track, 0) for track in step.tracks),
+        )
+
+
+def _time(ns: int) -> str:
+    return format_seconds(ns / 1e9)

@@ -1,0 +1,163 @@
+"""A predicted step in the trace format of Chrome and Perfetto.
+
+One process per stage, named by its ranks; a thread that says which block is at work, one for what
+the device computes (ops, and the optimizer), one for the links of each mesh axis, and counters for
+what memory holds, by holder. Times are microseconds with three decimals, so nanoseconds are exact.
+The format is that of "Trace Event Format" (Google, 2016), phases X, C and M.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from autopar.errors import PlanError
+from autopar.plan import Plan
+from autopar.report.names import clean
+from autopar.report.states import in_words, step_in_words
+from autopar.report.timeline import Bar, Part, Stretch, Timeline, Track, timeline
+
+MAX_BARS = 2_000_000
+"""No viewer opens more."""
+
+BLOCKS, COMPUTE, FIRST_AXIS = range(3)
+"""Threads: blocks, compute and optimizer, and the axes from the third on."""
+
+STAGE = 0
+
+Event = dict[str, Any]
+
+
+def trace(plan: Plan) -> bytes:
+    """The trace of a plan, as JSON with a line per event. PlanError if the plan does not say in
+    which order the step is done (version 3 and older), or is too long to be written out."""
+    step = timeline(plan)
+    if not step.stretches:
+        raise PlanError("the plan does not say in which order its step is done; plan again")
+    if step.num_bars > MAX_BARS:
+        raise PlanError(
+            f"its step takes {step.num_bars} entries, and viewers open no trace of more than "
+            f"{MAX_BARS}; the page (-o) shows repeated blocks once"
+        )
+    lines = b",\n".join(msgspec.json.encode(event) for event in events(plan, step))
+    return b'{"displayTimeUnit":"ms","traceEvents":[\n' + lines + b"\n]}\n"
+
+
+def events(plan: Plan, step: Timeline) -> Iterator[Event]:
+    """The events: names of the threads first, then each thread's in order of time."""
+    threads = _threads(step)
+    yield from _names(plan, threads)
+    yield from (_block(step, stretch, k) for stretch in step.stretches for k in _times(stretch))
+    for stretch in step.stretches:
+        described: dict[Part, Event] = {}
+        for repetition in _times(stretch):
+            for bar in step.bars(stretch, repetition):
+                if bar.part not in described:
+                    described[bar.part] = _described(plan, bar.part)
+                yield _bar(bar, threads[bar.part.track], described[bar.part])
+    yield from _memory(plan)
+
+
+def _times(stretch: Stretch) -> range:
+    return range(stretch.run.times)
+
+
+def _threads(step: Timeline) -> dict[Track, int]:
+    axes = [track for track in step.tracks if track.kind == "network"]
+    own = {track: COMPUTE for track in step.tracks if track.kind != "network"}
+    return own | {track: FIRST_AXIS + k for k, track in enumerate(axes)}
+
+
+def _names(plan: Plan, threads: dict[Track, int]) -> Iterator[Event]:
+    last = max(plan.world_size - 1, 0)
+    model = clean(plan.structure.model) or "step"
+    yield _meta("process_name", 0, {"name": f"{model}, each of ranks 0 to {last}"})
+    titles = {BLOCKS: "blocks", COMPUTE: "compute"}
+    titles |= {tid: clean(track.name) for track, tid in threads.items() if tid != COMPUTE}
+    for tid, title in titles.items():
+        yield _meta("thread_name", tid, {"name": title})
+        yield _meta("thread_sort_index", tid, {"sort_index": tid})
+
+
+def _meta(name: str, tid: int, args: Event) -> Event:
+    return {"ph": "M", "name": name, "pid": STAGE, "tid": tid, "args": args}
+
+
+def _block(step: Timeline, stretch: Stretch, repetition: int) -> Event:
+    start_ns, end_ns = step.extent(stretch, repetition)
+    name = clean(step.title(stretch))
+    of = f" {repetition + 1} of {stretch.run.times}" if stretch.run.times > 1 else ""
+    return _event(f"{name}{of}", "block", BLOCKS, start_ns, end_ns - start_ns, {})
+
+
+def _bar(bar: Bar, tid: int, described: Event) -> Event:
+    part, args = bar.part, described
+    if part.track.kind == "network":
+        args = described | {"bytes": bar.num_bytes}
+    name = part.what if part.track.kind == "network" else short(part.what)
+    category = part.phase or part.track.kind
+    return _event(clean(name), clean(category), tid, bar.start_ns, bar.duration_ns, args)
+
+
+def short(op: str) -> str:
+    """`mm` of `aten.mm.default`."""
+    return "".join(op.split(".")[1:2]) or op
+
+
+def _described(plan: Plan, part: Part) -> Event:
+    """What a viewer shows of a bar besides its time."""
+    mesh = plan.structure.mesh
+    found: Event = {"key": clean(part.key), "module": clean(part.module)}
+    if part.track.kind == "network":
+        steps = plan.structure.routes.get(part.key, ())
+        found["sharding"] = clean("; ".join(step_in_words(step, mesh) for step in steps))
+        found["collectives"] = -(-part.count // part.occurrences)
+    elif part.key in plan.estimates.ops:
+        op = plan.estimates.ops[part.key]
+        found["op"] = clean(op.op)
+        found["reads"] = [clean(f"{key} {in_words(state, mesh)}") for key, state in op.inputs]
+        found["makes"] = [clean(f"{kind} {in_words(state, mesh)}") for kind, state in op.outputs]
+    return found
+
+
+def _memory(plan: Plan) -> Iterator[Event]:
+    """Entry k of the curve holds from the end of the one before it to its own time."""
+    estimates = plan.estimates
+    curve, memory = estimates.memory_curve, estimates.memory
+    start_ns = 0
+    held = zip(curve.time_ns, curve.kept, curve.saved, curve.transient)
+    for end_ns, kept, saved, transient in held:
+        yield {
+            "ph": "C",
+            "name": "memory (bytes)",
+            "pid": STAGE,
+            "ts": _us(start_ns),
+            "args": {
+                "params": memory.params,
+                "gradients": memory.gradients,
+                "optimizer": memory.optimizer,
+                "kept": kept,
+                "saved": saved,
+                "transient": transient,
+            },
+        }
+        start_ns = end_ns
+
+
+def _event(name: str, category: str, tid: int, start_ns: int, ns: int, args: Event) -> Event:
+    return {
+        "ph": "X",
+        "name": name,
+        "cat": category,
+        "pid": STAGE,
+        "tid": tid,
+        "ts": _us(start_ns),
+        "dur": _us(ns),
+        "args": args,
+    }
+
+
+def _us(ns: int) -> float:
+    return ns / 1000
