@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from autopar.errors import PlanError
 from autopar.matching import general
 from autopar.plan import OPTIMIZER, Estimates, Plan, Run
 
@@ -159,7 +158,7 @@ class Timeline:
 
 
 def timeline(plan: Plan) -> Timeline:
-    """The step of a plan. PlanError if its order names what it has no figures for."""
+    """The step of a plan (that `check` finds nothing wrong with)."""
     estimates = plan.estimates
     occurrences: Counter[str] = Counter()
     for run in estimates.order:
@@ -186,18 +185,13 @@ def _parts(estimates: Estimates, item: str, occurrences: int) -> Iterator[Part]:
     if item == OPTIMIZER:
         yield Part(item, "", UPDATE, "update", "", estimates.optimizer_ns, 0, 1, occurrences)
         return
-    op, sends = estimates.ops.get(item), estimates.sends.get(item)
-    if op is None and sends is None:
-        raise PlanError(
-            f"estimates.order: {item!r} is neither in estimates.ops nor in estimates.sends; plan "
-            "again"
-        )
+    op = estimates.ops.get(item)
     maker = op or estimates.ops.get(item.partition("@")[0])
     module = general(maker.module) if maker else ""
     if op is not None:
         figures = op.compute_ns, 0, op.count, occurrences
         yield Part(item, module, COMPUTE, op.op, op.phase, *figures)
-    for sent in sends or ():
+    for sent in estimates.sends.get(item, ()):
         figures = sent.time_ns, sent.num_bytes, sent.count, occurrences
         yield Part(item, module, Track("network", sent.axis), sent.kind, sent.phase, *figures)
 

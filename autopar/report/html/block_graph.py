@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 from autopar.graph import Phase
 from autopar.matching import general
-from autopar.plan import OpTotal, Plan
+from autopar.plan import OpTotal, Param, Plan
 from autopar.report.html.folding import fold
 from autopar.report.summary import WHOLE_MODEL
 from autopar.report.timeline import block_of
 from autopar.report.trace import short
+
+FORWARD = Phase.FORWARD.value
 
 MAX_BLOCKS = 8
 MAX_OPS = 400
@@ -201,7 +203,11 @@ def _reads(plan: Plan, phase: str, key: str) -> Iterator[tuple[str, Read]]:
     ops = plan.estimates.ops
     for name, read in ops[key].inputs:
         source, output = _source(ops, name)
-        if source and ops[source].outputs:
+        if name.startswith("param:"):
+            param = _param(plan, name)
+            made = "" if param is None else param.storage if phase == FORWARD else param.kept
+            yield "", Read(name.rpartition(".")[2], made, read)
+        elif source and ops[source].outputs:
             maker = ops[source]
             made = maker.outputs[min(output, len(maker.outputs) - 1)][1]
             where = general(maker.module).rpartition(".")[2].replace("*", "")
@@ -210,8 +216,7 @@ def _reads(plan: Plan, phase: str, key: str) -> Iterator[tuple[str, Read]]:
                 made, title = plan.structure.saved.get(name, made), f"saved {title}"
             yield source, Read(title, made, read)
         else:
-            made = _storage(plan, name) if name.startswith("param:") else ""
-            yield "", Read(name.removeprefix("param:").rpartition(".")[2] or name, made, read)
+            yield "", Read(name, "", read)
 
 
 def _source(ops: Mapping[str, OpTotal], name: str) -> tuple[str, int]:
@@ -224,8 +229,8 @@ def _source(ops: Mapping[str, OpTotal], name: str) -> tuple[str, int]:
     return "", 0
 
 
-def _storage(plan: Plan, name: str) -> str:
-    """The storage of the first parameter of a class."""
-    wanted = name.removeprefix("param:")
+def _param(plan: Plan, key: str) -> Param | None:
+    """The first parameter of a class."""
+    wanted = key.removeprefix("param:")
     params = plan.structure.params
-    return next((p.storage for key, p in params.items() if general(key) == wanted), "")
+    return next((param for name, param in params.items() if general(name) == wanted), None)

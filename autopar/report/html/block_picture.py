@@ -21,8 +21,8 @@ from autopar.units import format_seconds
 
 _SIZE, _SMALL = 12.0, 10.5
 _LINE, _PAD, _STRIPE = 15.0, 8.0, 5.0
-_MAX_WIDTH = 330.0
-_MAX_READS = 4
+_MAX_WIDTH = 270.0
+_MAX_READS, _MAX_MADE = 4, 3
 _MARGIN = 8.0
 
 
@@ -62,8 +62,7 @@ def block_picture(graph: BlockGraph, mesh: Sequence[MeshAxis]) -> Markup:
     for arrow, passed in zip(graph.arrows, paper.arrows, strict=True):
         moved = any(read.is_moved for read in arrow.reads)
         tip = "\n".join(_read_words(read, mesh) for read in arrow.reads)
-        end = passed[-1][0], passed[-1][1] + boxes[arrow.end].top
-        children.append(_arrow([*passed[:-1], end], moved, tip))
+        children.append(_arrow(passed, moved, tip))
     for drawn, (x, y) in zip(boxes, paper.boxes, strict=True):
         children += _box(drawn, x + _MARGIN, y + _MARGIN, mesh)
     title = f"{graph.block}, {graph.phase}: ops and the shardings of what they read and make"
@@ -83,13 +82,11 @@ def _drawn(graph: BlockGraph, k: int, mesh: Sequence[MeshAxis]) -> Drawn:
     ops = " · ".join(box.ops) if len(box.ops) < 5 else f"{len(box.ops)} ops: {' · '.join(box.ops)}"
     lines = [Line(box.module, "strong", _SIZE), Line(ops, "mute", _SMALL)]
     shown = sorted(box.reads, key=lambda read: not read.is_moved)[:_MAX_READS]
-    lines += [
-        Line(_read_words(read, mesh), "moved" if read.is_moved else "", _SMALL) for read in shown
-    ]
-    lines += [
-        Line(_made_words(made, mesh), "moved" if made.sent else "state", _SMALL)
-        for made in box.makes[:2]
-    ]
+    for read in shown:
+        lines += _lines(f"{read.name} {in_words(read.made or read.read, mesh)}", read, mesh)
+    for made in box.makes[:_MAX_MADE]:
+        lines.append(Line(f"makes {in_words(made.state, mesh)}", "", _SMALL))
+        lines += [Line(f"→ {in_words(state, mesh)}", "moved", _SMALL) for state in made.sent]
     texts = [(line.words, line.size) for line in lines[:1] + lines[2:]]
     texts += [(label, _SMALL) for label in labels]
     stripes = _STRIPE * len(mesh)
@@ -97,6 +94,12 @@ def _drawn(graph: BlockGraph, k: int, mesh: Sequence[MeshAxis]) -> Drawn:
     width = min(max(widest + 2 * _PAD + stripes, 150.0), _MAX_WIDTH)
     height = len(labels) * _LINE + len(lines) * _LINE + 2 * _PAD
     return Drawn(box, labels, tuple(lines), width, height)
+
+
+def _lines(words: str, read: Read, mesh: Sequence[MeshAxis]) -> Iterator[Line]:
+    yield Line(words, "", _SMALL)
+    if read.is_moved:
+        yield Line(f"→ {in_words(read.read, mesh)}", "moved", _SMALL)
 
 
 def _read_words(read: Read, mesh: Sequence[MeshAxis]) -> str:

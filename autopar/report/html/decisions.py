@@ -19,7 +19,7 @@ KINDS = ("parameter", "op", "route", "saved", "output")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A row: what is decided of what, what that means, and nanoseconds or bytes it comes to."""
+    """A row: what is decided of what, what that means, and the time or the bytes per device of it."""
 
     kind: str
     name: str
@@ -47,7 +47,7 @@ def _params(plan: Plan) -> Iterable[Decision]:
         kept = "" if group.kept == group.storage else f"; kept for backward {group.kept}"
         shape = f"{group.dtype}[{', '.join(map(str, group.shape))}]"
         details = f"{group.count} of {shape}" if group.count > 1 else shape
-        figure = f"{format_bytes(group.local_bytes)} per device"
+        figure = format_bytes(group.local_bytes)
         yield Decision("parameter", group.name, group.storage + kept, details, figure)
 
 
@@ -60,7 +60,7 @@ def _ops(plan: Plan) -> Iterable[Decision]:
             continue
         made = ", ".join(in_words(state, mesh) for _, state in total.outputs) or choice
         kinds = ", ".join(kind for kind, _ in total.outputs)
-        parts = (total.phase, f"{total.count} times", f"choice {choice}", kinds)
+        parts = (total.phase, "once" if total.count == 1 else f"{total.count} times", f"choice {choice}", kinds)
         name = f"{total.module or WHOLE_MODEL}: {short(total.op)}"
         details = ", ".join(part for part in parts if part)
         yield Decision("op", name, made, details, _time(_ns(total)))
@@ -77,9 +77,7 @@ def _routes(plan: Plan) -> Iterable[Decision]:
         for key, steps in plan.structure.routes.items()
     ]
     for ns, key, steps in sorted(taken, key=lambda each: (-each[0], each[1])):
-        sent = ", ".join(
-            f"{each.count} {each.kind} on {each.axis}" for each in sends.get(key, ())
-        )
+        sent = ", ".join(f"{each.count} {each.kind} on {each.axis}" for each in sends.get(key, ()))
         decision = "; ".join(step_in_words(step, mesh) for step in steps)
         yield Decision("route", key, decision, sent, _time(ns) if sends else "")
 

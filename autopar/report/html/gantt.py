@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from markupsafe import Markup
 
 from autopar.report.html.schedule import Block, Panel, Row
-from autopar.report.html.svg import cut, line, picture, rect, text, ticks
+from autopar.report.html.svg import cut, fitting, line, picture, rect, text, ticks
 from autopar.report.timeline import Track
 from autopar.units import format_seconds
 
@@ -15,6 +15,7 @@ WIDTH = 1080
 _LEFT, _RIGHT = 132, 14
 _ROW, _GAP, _SPAN, _AXIS = 30, 6, 26, 26
 _SIZE = 11.5
+_BOLD = 1.1
 
 
 def gantt(panel: Panel, colours: Mapping[Track, str]) -> Markup:
@@ -46,7 +47,7 @@ def _time_axis(panel: Panel, height: float) -> Iterator[Markup]:
 
 def _span(panel: Panel, span: Block, height: float) -> Markup:
     x, end = _x(panel, span.start_ns), _x(panel, span.end_ns)
-    label = cut(span.label, _SIZE, end - x - 12) or cut(span.label[:1], _SIZE, end - x)
+    label = fitting(span.labels, _BOLD * _SIZE, end - x - 6)
     return Markup("").join(
         (
             rect(x, 0, end - x, height - _AXIS, "span", span.tip, 4),
@@ -65,8 +66,8 @@ def _row(panel: Panel, row: Row, y: float, colour: str) -> Iterator[Markup]:
         if block.busy < 1:
             yield rect(x, y, end - x, _ROW, f"idle {colour}", block.tip, 0)
         yield rect(x, y + _ROW - high, end - x, high, f"bar {colour}", block.tip, 1)
-        label = cut(block.label, _SIZE, end - x - 8)
-        if label == block.label or len(label) > 4:
+        label = fitting(block.labels, _SIZE, end - x - 6)
+        if label:
             inside = "inbar" if high > 17 else ""
             base = y + _ROW - high / 2 + 4 if inside else y + _ROW - high - 4
             yield text((x + end) / 2, base, label, inside, "middle")

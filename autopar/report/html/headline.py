@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.plan import ClusterRates, Plan, mesh_text
@@ -26,11 +27,13 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A part of the step; `class_` is its colour."""
+    """A part of the step, from `start` percent on for `width` percent; `class_` is its colour."""
 
     title: str
     ns: int
     class_: str
+    start: float
+    width: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,26 +59,30 @@ class Headline:
 def headline(plan: Plan) -> Headline:
     """The headline of a plan."""
     summary = summarize(plan)
-    estimates = plan.estimates
     devices = f"{plan.world_size} device" + ("s" if plan.world_size != 1 else "")
-    exposed, hidden = _communication(plan)
     return Headline(
         model=plan.structure.model or "(unnamed model)",
         subtitle=f"{plan.structure.cluster}, {devices}: {mesh_text(plan.structure.mesh)}",
         cards=tuple(_cards(plan)),
-        shares=tuple(
-            Share(title, ns, class_)
-            for title, ns, class_ in (
-                ("compute", estimates.compute_ns, "compute"),
-                ("exposed communication", exposed, "network"),
-                ("optimizer", estimates.optimizer_ns, "optimizer"),
-                ("bubble", estimates.bubble_ns, "bubble"),
-            )
-            if ns
-        ),
+        shares=tuple(_shares(plan)),
         facts=tuple(_facts(plan, summary.digest, summary.made_by)),
         warnings=summary.warnings + _fragility(plan),
     )
+
+
+def _shares(plan: Plan) -> Iterator[Share]:
+    estimates = plan.estimates
+    parts = (
+        ("compute", estimates.compute_ns, "compute"),
+        ("exposed communication", _communication(plan)[0], "network"),
+        ("optimizer", estimates.optimizer_ns, "optimizer"),
+        ("bubble", estimates.bubble_ns, "bubble"),
+    )
+    whole, done = sum(ns for _, ns, _ in parts), 0
+    for title, ns, class_ in parts:
+        if ns:
+            yield Share(title, ns, class_, 100 * done / whole, 100 * ns / whole)
+            done += ns
 
 
 def _communication(plan: Plan) -> tuple[int, int]:
@@ -96,19 +103,19 @@ def _cards(plan: Plan) -> list[Card]:
         else (UNKNOWN, "the inputs are no batch of tokens, or the plan is of an older version")
     )
     mfu = (
-        (f"{estimates.mfu_ppm / 1e4:.3g} %", f"{estimates.flops:.3g} FLOPs a step")
+        (f"{estimates.mfu_ppm / 1e4:.3g} %", f"{estimates.flops / 1e12:,.3g} TFLOP a step on all devices")
         if estimates.mfu_ppm
         else (UNKNOWN, "the plan does not have the peak rates of its devices")
     )
     proven = provenance.status == "optimal"
     return [
-        Card("Step", _time(estimates.step_ns), (f"compute {_time(estimates.compute_ns)}",)),
+        Card("Step", _time(estimates.step_ns), ("predicted, of each device",)),
         Card("Tokens per second", tokens[0], tokens[1:]),
         Card("Model FLOPs utilisation", mfu[0], mfu[1:]),
         Card(
-            "Communication",
-            f"{_time(exposed)} exposed",
-            (f"{_time(hidden)} hidden behind compute", _percent(exposed, estimates.step_ns)),
+            "Exposed communication",
+            _time(exposed),
+            (_percent(exposed, estimates.step_ns), f"{_time(hidden)} more behind compute"),
         ),
         Card("Pipeline bubble", _time(estimates.bubble_ns), ()),
         Card(
@@ -183,8 +190,9 @@ def _cluster(name: str, rates: ClusterRates | None) -> tuple[str, ...]:
         f"{rates.device}: {format_bytes(rates.memory_bytes)} at "
         f"{format_bytes_per_s(rates.memory_bytes_per_s)}"
     )
-    flops = "; ".join(f"{dtype} {rate / 1e12:.4g} TFLOP/s" for dtype, rate in
-                      sorted(rates.flops_per_s.items()))
+    flops = "; ".join(
+        f"{dtype} {rate / 1e12:.4g} TFLOP/s" for dtype, rate in sorted(rates.flops_per_s.items())
+    )
     links = tuple(
         f"{link.name} joins {link.size} at {format_bytes_per_s(link.bytes_per_s)}, "
         f"latency {_time(link.latency_ns)}"
@@ -203,7 +211,9 @@ def _stages(plan: Plan) -> tuple[str, ...]:
             words += f"; busy {_time(totals[k].busy_ns)}, peak {format_bytes(totals[k].peak_bytes)}"
         found.append(words)
     schedule = plan.structure.schedule
-    return (*found, f"schedule {schedule.kind}, {schedule.microbatches} microbatches")
+    if schedule.kind != "none":
+        found.append(f"schedule {schedule.kind}, {schedule.microbatches} microbatches")
+    return tuple(found)
 
 
 def _percent(part: int, whole: int, of: str = " of the step") -> str:

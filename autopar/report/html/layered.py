@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from networkx import DiGraph, topological_generations
+from networkx import DiGraph, topological_generations, weakly_connected_components
 
 Point = tuple[float, float]
 
-_SWEEPS = 12
+_SWEEPS = 24
 _LANE = 18.0
+_LOOSE = 0.3
 _BESIDE, _BETWEEN = 22.0, 30.0
 
 
@@ -33,7 +34,33 @@ class Placed:
 
 def place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
     """`sizes` are (width, height) of the boxes, `arrows` lead from a box to another; without cycles
-    and repetitions."""
+    and repetitions. What no arrows join stands side by side, the largest first."""
+    graph = _graph(len(sizes), arrows)
+    groups = sorted(map(sorted, weakly_connected_components(graph)), key=lambda g: (-len(g), g))
+    boxes: list[Point] = [(0.0, 0.0)] * len(sizes)
+    passed: dict[tuple[int, int], tuple[Point, ...]] = {}
+    width = height = 0.0
+    for group in groups:
+        index = {box: k for k, box in enumerate(group)}
+        inside = [arrow for arrow in arrows if arrow[0] in index]
+        part = _place([sizes[box] for box in group], [(index[a], index[b]) for a, b in inside])
+        left = width + 2 * _BESIDE if width else 0.0
+        for box, (x, y) in zip(group, part.boxes, strict=True):
+            boxes[box] = left + x, y
+        for arrow, way in zip(inside, part.arrows, strict=True):
+            passed[arrow] = tuple((left + x, y) for x, y in way)
+        width, height = left + part.width, max(height, part.height)
+    return Placed(tuple(boxes), tuple(passed[arrow] for arrow in arrows), width, height)
+
+
+def _graph(count: int, arrows: Sequence[tuple[int, int]]) -> DiGraph[int]:
+    graph: DiGraph[int] = DiGraph()
+    graph.add_nodes_from(range(count))
+    graph.add_edges_from(arrows)
+    return graph
+
+
+def _place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
     layers = _layers(len(sizes), arrows)
     widths, heights = [w for w, _ in sizes], [h for _, h in sizes]
     chains: list[list[int]] = []
@@ -77,11 +104,8 @@ def place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]
 
 def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
     """Each box below all it follows; what follows nothing just above the first that follows it."""
-    graph: DiGraph[int] = DiGraph()
-    graph.add_nodes_from(range(count))
-    graph.add_edges_from(arrows)
     found = [0] * count
-    for layer, boxes in enumerate(topological_generations(graph)):
+    for layer, boxes in enumerate(topological_generations(_graph(count, arrows))):
         for box in boxes:
             found[box] = layer
     follow: list[list[int]] = [[] for _ in range(count)]
@@ -113,32 +137,37 @@ def _order(rows: list[list[int]], above: list[list[int]], below: list[list[int]]
 def _columns(
     rows: list[list[int]], widths: list[float], above: list[list[int]], below: list[list[int]]
 ) -> list[float]:
-    """The middle of every box, none of a row nearer to one another than they are wide."""
+    """The middle of every box, none of a row nearer to one another than they are wide. Boxes
+    at which ways end count less than others, and make room for them."""
     x = [0.0] * len(widths)
+    weights = [1.0 if above[k] and below[k] else _LOOSE for k in range(len(widths))]
     for sweep in range(_SWEEPS):
-        last = sweep == _SWEEPS - 1
         for row in reversed(rows) if sweep % 2 else rows:
             wanted: list[float] = []
             for box in row:
-                near = above[box] + below[box] if last or sweep > 3 else above[box] or below[box]
-                wanted.append(sum(x[n] for n in near) / len(near) if near else x[box])
-            for box, at in zip(row, _apart(wanted, [widths[box] for box in row]), strict=True):
+                near = above[box] + below[box] if sweep >= 4 else above[box] or below[box]
+                total = sum(weights[n] for n in near)
+                wanted.append(sum(weights[n] * x[n] for n in near) / total if near else x[box])
+            spans = [widths[box] for box in row]
+            for box, at in zip(row, _apart(wanted, spans, [weights[box] for box in row])):
                 x[box] = at
     left = min((x[k] - widths[k] / 2 for k in range(len(x))), default=0.0)
     return [at - left for at in x]
 
 
-def _apart(wanted: Sequence[float], widths: Sequence[float]) -> list[float]:
+def _apart(
+    wanted: Sequence[float], widths: Sequence[float], weights: Sequence[float]
+) -> list[float]:
     """The middles nearest to `wanted`, in order, that leave room for boxes so wide."""
     offsets = [0.0]
     for a, b in zip(widths, widths[1:]):
         offsets.append(offsets[-1] + (a + b) / 2 + _BESIDE)
-    pools: list[tuple[float, int]] = []
-    for at, offset in zip(wanted, offsets):
-        total, count = at - offset, 1
-        while pools and pools[-1][0] / pools[-1][1] > total / count:
-            total, count = total + pools[-1][0], count + pools[-1][1]
-            pools.pop()
-        pools.append((total, count))
-    found = [total / count for total, count in pools for _ in range(count)]
+    pools: list[tuple[float, float, int]] = []
+    for at, offset, weight in zip(wanted, offsets, weights):
+        total, mass, count = weight * (at - offset), weight, 1
+        while pools and pools[-1][0] / pools[-1][1] > total / mass:
+            before = pools.pop()
+            total, mass, count = total + before[0], mass + before[1], count + before[2]
+        pools.append((total, mass, count))
+    found = [total / mass for total, mass, count in pools for _ in range(count)]
     return [at + offset for at, offset in zip(found, offsets, strict=True)]

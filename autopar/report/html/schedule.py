@@ -26,12 +26,12 @@ MAX_LETTERS = 12
 @dataclass(frozen=True, slots=True)
 class Block:
     """A bar of a panel. `busy` is the share of its time in which the track does something, `count`
-    the bars it is made of."""
+    the bars it is made of; the first of `labels` that has room is written on it."""
 
     start_ns: int
     end_ns: int
     busy: float
-    label: str
+    labels: tuple[str, ...]
     tip: str
     count: int = 1
 
@@ -112,19 +112,20 @@ def _overview(step: Timeline, letters: list[tuple[Stretch, str]], plan: Plan) ->
             continue
         title = f"{step.title(stretch)}, {stretch.run.times} times"
         letter = known.get(stretch.start_ns, "")
-        spans.append(_whole(stretch, 1.0, f"{letter}  {title}".strip(), title))
+        long = f"{letter}  {title}".strip()
+        spans.append(_whole(stretch, 1.0, (long, f"{letter} ×{stretch.run.times}", letter), title))
         for track, ns in step.busy_ns(stretch).items():
             if ns:
                 share = ns / (stretch.end_ns - stretch.start_ns)
-                label = f"{100 * share:.0f} %"
-                found[track].append(_whole(stretch, share, label, f"{track.name}, {title}"))
+                labels = (f"{100 * share:.0f} %",)
+                found[track].append(_whole(stretch, share, labels, f"{track.name}, {title}"))
     return Panel("", "The step", step.end_ns, tuple(spans), _rows(found))
 
 
-def _whole(stretch: Stretch, busy: float, label: str, about: str) -> Block:
+def _whole(stretch: Stretch, busy: float, labels: tuple[str, ...], about: str) -> Block:
     ns = stretch.end_ns - stretch.start_ns
     tip = f"{about}\n{_time(round(busy * ns))} of {_time(ns)}"
-    return Block(stretch.start_ns, stretch.end_ns, busy, label, tip)
+    return Block(stretch.start_ns, stretch.end_ns, busy, labels, tip)
 
 
 def _inside(step: Timeline, stretch: Stretch, letter: str, plan: Plan) -> Panel:
@@ -157,16 +158,17 @@ def _add_bars(
             busy = (before.busy * before.ns + bar.duration_ns) / (end_ns - before.start_ns)
             count = before.count + 1
             tip = f"{count} short ones, {_time(end_ns - before.start_ns)}"
-            blocks[-1] = Block(before.start_ns, end_ns, busy, "", tip, count)
+            blocks[-1] = Block(before.start_ns, end_ns, busy, (), tip, count)
         else:
-            blocks.append(Block(start_ns, end_ns, 1.0, _label(bar.part), _tip(bar, plan)))
+            blocks.append(Block(start_ns, end_ns, 1.0, _labels(bar.part), _tip(bar, plan)))
 
 
-def _label(part: Part) -> str:
-    """`down_proj mm`, `all_gather`."""
+def _labels(part: Part) -> tuple[str, ...]:
+    """`down_proj mm`, `down_proj`; `all_gather`."""
     if part.track.kind != "compute":
-        return part.what
-    return f"{part.module.rpartition('.')[2]} {short(part.what)}".strip("* ")
+        return (part.what,)
+    module = part.module.rpartition(".")[2].strip("*")
+    return f"{module} {short(part.what)}".strip(), module or short(part.what), short(part.what)
 
 
 def _tip(bar: Bar, plan: Plan) -> str:

@@ -90,8 +90,16 @@ def points(where: Iterable[tuple[float, float]]) -> str:
 
 def text_width(words: str, size: float) -> float:
     """Units that a text takes in a font of `size`, at most: fonts differ, and the page takes what
-    is there; this is for a wide one (DejaVu Sans)."""
-    return size * sum(1.05 if ord(c) >= WIDE else 0.64 for c in clean(words))
+    is there; the figures are those of a wide one (DejaVu Sans)."""
+    return size * sum(map(_character_width, clean(words)))
+
+
+def _character_width(character: str) -> float:
+    if ord(character) >= WIDE:
+        return 1.05
+    if character in " .,:;'|!()[]-ijlrtfI":
+        return 0.42
+    return 1.0 if character in "mwMW%@…→" else 0.78 if character.isupper() else 0.645
 
 
 def cut(words: str, size: float, width: float) -> str:
@@ -101,7 +109,12 @@ def cut(words: str, size: float, width: float) -> str:
         return words
     while words and text_width(words, size) + size > width:
         words = words[:-1]
-    return f"{words}…" if len(words) > 2 else ""
+    return f"{words.rstrip()}…" if len(words) > 2 else ""
+
+
+def fitting(choices: Iterable[str], size: float, width: float) -> str:
+    """The first of the texts that fits into `width`; empty if none does."""
+    return next((words for words in choices if text_width(words, size) <= width), "")
 
 
 def ticks(end: float, about: int = 8) -> list[float]:
