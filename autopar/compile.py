@@ -20,12 +20,7 @@ from autopar.cluster import parse_cluster
 from autopar.codegen import bind, generate
 from autopar.constraints import Forbidden, Pins
 from autopar.cost_model.measured import device_from_profile
-from autopar.errors import (
-    AutoparError,
-    ConstraintError,
-    InfeasibleError,
-    NotImposedWarning,
-)
+from autopar.errors import AutoparError, ConstraintError, InfeasibleError, NotImposedWarning
 from autopar.fingerprint import fingerprint
 from autopar.fit import (
     check_cluster,
@@ -37,6 +32,7 @@ from autopar.fit import (
 )
 from autopar.graph import Graph, Role
 from autopar.handed import with_handed
+from autopar.margin import search_with_margin
 from autopar.matching import settle
 from autopar.mesh import Cluster
 from autopar.options import Options, make_options
@@ -160,13 +156,15 @@ def plan(
     pins: Pins = (),
     forbid: Forbidden = (),
     strategy: str = "",
+    margin: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
     """The best plan for training `model` on `inputs`: a tensor, a tuple of arguments or a mapping
     of keyword arguments, as the whole global batch.
 
     Nothing is computed: a model on torch's meta device will do, and no device of the cluster is
-    needed. The keywords are those of `compile`; `progress` is told what is being done.
+    needed. The keywords are those of `compile`; with `margin` the plan says how much better it is
+    than the best one of another structure (docs/explain.md); `progress` is told what is being done.
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
@@ -175,7 +173,7 @@ def plan(
     )
     described = describe_cluster(cluster or look(device_of(model)).cluster, profile)
     args, kwargs = split_inputs(inputs)
-    return make(model, args, kwargs, described, options, progress or (lambda _: None))[1]
+    return make(model, args, kwargs, described, options, progress or (lambda _: None), margin)[1]
 
 
 def make(
@@ -185,12 +183,13 @@ def make(
     cluster: Cluster,
     options: Options,
     progress: Callable[[str], None],
+    margin: bool = False,
 ) -> tuple[Traced, Plan]:
-    """The model as a graph, and the best plan for it."""
+    """The model as a graph, and the best plan for it, with its margin if asked for."""
     progress("tracing the model")
     traced = trace_for_training(model, args, kwargs, options)
     options = _settled(traced, model, args, kwargs, options)
-    return traced, _search(traced.graph, cluster, options, progress)
+    return traced, _search(traced.graph, cluster, options, progress, margin)
 
 
 def trace_for_training(
@@ -216,16 +215,17 @@ def _settled(
 
 
 def _search(
-    graph: Graph, cluster: Cluster, options: Options, progress: Callable[[str], None]
+    graph: Graph,
+    cluster: Cluster,
+    options: Options,
+    progress: Callable[[str], None],
+    margin: bool = False,
 ) -> Plan:
+    find = search_with_margin if margin else search
+    mark, version = fingerprint(graph), str(torch.__version__)
     try:
-        return search(
-            graph,
-            cluster,
-            options,
-            fingerprint=fingerprint(graph),
-            torch_version=str(torch.__version__),
-            progress=progress,
+        return find(
+            graph, cluster, options, fingerprint=mark, torch_version=version, progress=progress
         )
     except InfeasibleError as error:
         raise InfeasibleError(f"{error}{undivided_batch(graph, cluster.num_devices)}") from error

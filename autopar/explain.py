@@ -25,9 +25,8 @@ from autopar.matching import general, settle
 from autopar.mesh import Axis, Cluster, Link, Mesh
 from autopar.meshes import parse_mesh
 from autopar.options import Options
-from autopar.planning import make_structure
 from autopar.problem import FORBIDDEN, Problem, Solution, Status
-from autopar.search import Candidate, fit, solve_mesh
+from autopar.search import Candidate, fit, peak, solve_mesh
 from autopar.solver.driver import MAX_CHOICES
 from autopar.solver.sensitivity import Sensitivity
 from autopar.strategy import shardings
@@ -154,15 +153,8 @@ class Explainer:
 
     def _fits(self, solution: Solution) -> bool:
         """Whether the peak of a plan, temporaries included, is within the memory limit."""
-        structure = make_structure(
-            self.graph, self.cluster, self.best.mesh, self.options, self.best.problem, solution,
-            fingerprint="",
-        )  # fmt: skip
-        limit = self.best.estimates.memory_limit
-        estimates = account(
-            self.graph, self.cluster, self.best.mesh, self.options, structure, limit
-        )
-        return estimates.memory.total <= limit
+        most = self.best.estimates.memory_limit
+        return peak(self.graph, self.cluster, self.options, self.best, solution) <= most
 
     def _fit(self, problem: Problem, limit: int) -> Solution:
         return fit(

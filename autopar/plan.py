@@ -252,10 +252,15 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peak_holders: tuple[Held, ...] = ()
 
 
+FRAGILE = 0.005
+"""A plan that is better than those of another structure by less than this part of its step is
+fragile: what they are is decided by trifles, or by errors of the cost model."""
+
+
 class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much more the best structurally different plan takes: `bound_ns` what none of them beats,
-    `step_ns` the step of one of them (None if none is known), and `rival` what it does otherwise.
-    """
+    """How long the best plan of another structure (`roles`) takes: `bound_ns` what none of them
+    beats, `step_ns` the step of the best one known (None if none is), and `rival` what it does
+    otherwise. They are steps of plans, as `Estimates.step_ns` is, not differences."""
 
     bound_ns: Count
     step_ns: Count | None
@@ -278,6 +283,17 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     imposed: tuple[str, ...] = ()
     margin: Margin | None = None
     statistics: dict[str, str] = {}
+
+    @property
+    def is_fragile(self) -> bool | None:
+        """Whether a plan of another structure is within `FRAGILE` of this one; None if unknown."""
+        margin = self.margin
+        most = self.objective_ns * (1 + FRAGILE)
+        if margin is None:
+            return None
+        if margin.step_ns is not None and margin.step_ns < most:
+            return True
+        return None if margin.bound_ns < most else False
 
 
 class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,7 +16,7 @@ from autopar.graph import Graph
 from autopar.mesh import Cluster, Mesh
 from autopar.meshes import candidate_meshes, parse_mesh
 from autopar.options import Options
-from autopar.plan import SCHEMA_VERSION, Estimates, Plan, Provenance, Structure
+from autopar.plan import SCHEMA_VERSION, Estimates, Margin, Plan, Provenance, Structure
 from autopar.planning import describe_conflict, make_structure
 from autopar.problem import Problem, Solution, Status
 from autopar.schemes import MAX_AXES
@@ -45,6 +45,27 @@ class Candidate:
     solution: Solution
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What is known of one mesh: no plan on it takes less than `bound` nanoseconds, and `found` is
+    the best of them, unless the mesh was cut off."""
+
+    mesh: Mesh
+    bound: int
+    found: Candidate | None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a search found: the best plan of all, and what is known of each mesh on which there are
+    plans, in the order of `meshes`."""
+
+    best: Candidate
+    meshes: tuple[Mesh, ...]
+    tried: tuple[Tried, ...]
+    imposed: tuple[str, ...]
+
+
 class Beaten(Exception):
     """A mesh has no plan as good as the one in hand; `bound` is below all of its plans."""
 
@@ -62,21 +83,37 @@ def search(
     torch_version: str,
     progress: Callable[[str], None],
 ) -> Plan:
-    """The plan with the shortest predicted step over all meshes that `options` admit.
+    """The plan with the shortest predicted step over all meshes that `options` admit; errors are
+    those of `survey`."""
+    found = survey(graph, cluster, options, fingerprint=fingerprint, progress=progress)
+    return planned(found, torch_version)
+
+
+def survey(
+    graph: Graph,
+    cluster: Cluster,
+    options: Options,
+    *,
+    fingerprint: str,
+    progress: Callable[[str], None],
+    margin: float = 0.0,
+) -> Survey:
+    """The best plan over all meshes that `options` admit, and what is known of the others.
 
     Meshes along the levels of the cluster come first: a good plan in hand cuts off the others as
-    soon as they are known to have no better one. Of equally good meshes the first that is listed
-    wins. InfeasibleError, saying what is missing on the first mesh, if none has a plan within the
-    memory limit.
+    soon as they are known to have no better one, or none within `margin` (a fraction) of it. Of
+    equally good meshes the first that is listed wins. InfeasibleError, saying what is missing on
+    the first mesh, if none has a plan within the memory limit.
     """
     meshes = suited(graph, _meshes(cluster, options), options)
     best: Candidate | None = None
-    best_place, bounds = 0, list[int]()
+    best_place, tried = 0, dict[int, Tried]()
     failures: dict[int, InfeasibleError] = {}
     for place in _promising(meshes, cluster):
         mesh = meshes[place]
         progress(f"solving for mesh {mesh or 'of one device'}")
-        cutoff = None if best is None else best.solution.objective + (place < best_place)
+        least = None if best is None else best.solution.objective + (place < best_place)
+        cutoff = None if least is None else least + int(least * margin)
         try:
             found = solve_mesh(graph, cluster, mesh, options, fingerprint, progress, cutoff)
         except InfeasibleError as error:
@@ -84,19 +121,20 @@ def search(
             continue
         except Beaten as beaten:
             progress(f"{beaten}")
-            bounds.append(beaten.bound)
+            tried[place] = Tried(mesh, beaten.bound, None)
             continue
-        bounds.append(found.solution.bound)
-        if cutoff is None or found.solution.objective < cutoff:
+        tried[place] = Tried(mesh, found.solution.bound, found)
+        if least is None or found.solution.objective < least:
             best, best_place = found, place
     if best is None:
         if not options.asked:
             raise failures[min(failures)]
         progress("looking for the limits that conflict")
         raise explain(options, partial(_failure, graph, cluster, meshes[0], fingerprint, progress))
-    imposed = describe_imposed(graph, best.mesh, options)
-    best = replace(best, solution=_bounded(best.solution, min(bounds)))
-    return _plan(best, meshes, torch_version, imposed)
+    known = tuple(tried[place] for place in sorted(tried))
+    bound = min(each.bound for each in known)
+    best = replace(best, solution=_bounded(best.solution, bound))
+    return Survey(best, tuple(meshes), known, describe_imposed(graph, best.mesh, options))
 
 
 def _promising(meshes: Sequence[Mesh], cluster: Cluster) -> list[int]:
@@ -207,6 +245,17 @@ def fit(
     raise AssertionError("the loop ends in a plan or an error")
 
 
+def peak(
+    graph: Graph, cluster: Cluster, options: Options, best: Candidate, solution: Solution
+) -> int:
+    """Bytes per device at the peak, temporaries included, of another plan on the mesh of `best`."""
+    structure = make_structure(
+        graph, cluster, best.mesh, options, best.problem, solution, fingerprint=""
+    )
+    limit = best.estimates.memory_limit
+    return account(graph, cluster, best.mesh, options, structure, limit).memory.total
+
+
 def _solve(
     problem: Problem,
     mesh: Mesh,
@@ -253,9 +302,9 @@ def _bounded(solution: Solution, bound: int) -> Solution:
     return replace(solution, status=status, bound=bound)
 
 
-def _plan(
-    best: Candidate, meshes: Sequence[Mesh], torch_version: str, imposed: Sequence[str]
-) -> Plan:
+def planned(found: Survey, torch_version: str, margin: Margin | None = None) -> Plan:
+    """The plan that a search found best."""
+    best = found.best
     solution = best.solution
     return Plan(
         schema=SCHEMA_VERSION,
@@ -269,8 +318,9 @@ def _plan(
             objective_ns=solution.objective,
             bound_ns=solution.bound,
             gap_ppm=round(solution.gap * 1e6),
-            meshes_tried=tuple(str(mesh) for mesh in meshes),
-            imposed=tuple(imposed),
+            meshes_tried=tuple(str(mesh) for mesh in found.meshes),
+            imposed=found.imposed,
+            margin=margin,
             statistics={
                 key: str(value)
                 for key, value in sorted(solution.statistics.items())
