@@ -11,13 +11,15 @@ from typing import Any, TextIO
 
 import click
 
+from autopar.commands.check import check
+from autopar.commands.diff import diff
 from autopar.commands.plan import plan
 from autopar.commands.profile import profile
 from autopar.commands.report import report
 from autopar.commands.show import show
 from autopar.commands.solve import solve
 from autopar.commands.verify import verify
-from autopar.errors import AutoparError, AutoparWarning
+from autopar.errors import AutoparError, AutoparWarning, sentence
 from autopar.version import __version__
 
 INTERRUPTED = 130
@@ -50,18 +52,9 @@ class Cli(click.Group):
         except Exception as error:
             if "--debug" in arguments:
                 traceback.print_exc()
-            _say("error", _sentence(error))
+            _say("error", sentence(error))
             status = error.exit_status if isinstance(error, AutoparError) else 1
         sys.exit(status if isinstance(status, int) else 0)
-
-
-def _sentence(error: Exception) -> str:
-    if isinstance(error, AutoparError):
-        return str(error)
-    return (
-        f"{type(error).__name__}: {error} (autopar did not expect this: --debug shows where it "
-        "happened, please report it)"
-    )
 
 
 def _say(severity: str, message: str) -> None:
@@ -100,7 +93,7 @@ def main() -> None:
     """Plan, inspect and verify how a PyTorch model is spread over a cluster."""
 
 
-for command in (plan, show, report, verify, profile, solve):
+for command in (plan, show, report, diff, check, verify, profile, solve):
     main.add_command(command)
 
 

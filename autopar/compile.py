@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopar.asked import Asked
 from autopar.cluster import parse_cluster
 from autopar.codegen import bind, generate
 from autopar.constraints import Forbidden, Pins
@@ -172,24 +173,27 @@ def plan(
         mesh, optimizer, memory_limit, time_limit, strict, pins, forbid, strategy
     )
     described = describe_cluster(cluster or look(device_of(model)).cluster, profile)
+    say = progress or silent
+    say("tracing the model")
+    return answer(ask(model, inputs, described, options, margin), say)
+
+
+def ask(
+    model: nn.Module, inputs: Any, cluster: Cluster, options: Options, margin: bool = False
+) -> Asked:
+    """The model, traced, and all else that decides the plan for it."""
     args, kwargs = split_inputs(inputs)
-    return make(model, args, kwargs, described, options, progress or (lambda _: None), margin)[1]
-
-
-def make(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    cluster: Cluster,
-    options: Options,
-    progress: Callable[[str], None],
-    margin: bool = False,
-) -> tuple[Traced, Plan]:
-    """The model as a graph, and the best plan for it, with its margin if asked for."""
-    progress("tracing the model")
     traced = trace_for_training(model, args, kwargs, options)
-    options = _settled(traced, model, args, kwargs, options)
-    return traced, _search(traced.graph, cluster, options, progress, margin)
+    return Asked(traced.graph, cluster, _settled(traced, model, args, kwargs, options), margin)
+
+
+def silent(_: str) -> None:
+    """Nobody is told of progress."""
+
+
+def answer(asked: Asked, progress: Callable[[str], None] = silent) -> Plan:
+    """The best plan, with its margin if that is asked for."""
+    return _search(asked.graph, asked.cluster, asked.options, progress, asked.margin)
 
 
 def trace_for_training(

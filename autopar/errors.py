@@ -48,6 +48,10 @@ class PlanError(AutoparError):
     """A plan file is malformed, damaged or of an unknown version."""
 
 
+class RecipeError(AutoparError):
+    """A file that says how a golden plan is made cannot be read."""
+
+
 class PlanMismatchError(AutoparError):
     """A plan does not fit the model, the world size or the other ranks."""
 
@@ -74,3 +78,13 @@ class NotImposedWarning(AutoparWarning):
 
 class UnknownOpWarning(AutoparWarning):
     """An op has no sharding rule and runs replicated."""
+
+
+def sentence(error: BaseException) -> str:
+    """What to tell a person: an error raised on purpose says it itself."""
+    if isinstance(error, AutoparError):
+        return str(error)
+    return (
+        f"{type(error).__name__}: {error} (autopar did not expect this: --debug shows where it "
+        "happened, please report it)"
+    )

@@ -32,6 +32,24 @@ def page_options(command: Command) -> Command:
     return command
 
 
+def comparison_options(command: Command) -> Command:
+    """The options of a command that compares plans: `form` and `fail_over`."""
+    form = click.option(
+        "--format",
+        "form",
+        type=click.Choice(("text", "md", "json")),
+        default="text",
+        show_default=True,
+        help="A page, Markdown for a pull request, or JSON.",
+    )
+    bounds = click.option(
+        "--fail-over",
+        metavar="BOUNDS",
+        help="What counts, as in time=2%,memory=1%,structure; default: everything.",
+    )
+    return bounds(form(command))
+
+
 def target_options(command: Command) -> Command:
     """The argument `target` and the option `global_batch`."""
     batch = click.option(

@@ -5,9 +5,9 @@ from __future__ import annotations
 MAX_NAME = 160
 
 
-def clean(name: str) -> str:
-    """`name` escaped, and cut to `MAX_NAME` characters: names come from files that others made."""
-    return escape(name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…")
+def clean(name: str, longest: int = MAX_NAME) -> str:
+    """`name` escaped, and cut to `longest` characters: names come from files that others made."""
+    return escape(name if len(name) <= longest else f"{name[: longest - 1]}…")
 
 
 def escape(text: str) -> str:

@@ -60,7 +60,12 @@ def _ops(plan: Plan) -> Iterable[Decision]:
             continue
         made = ", ".join(in_words(state, mesh) for _, state in total.outputs) or choice
         kinds = ", ".join(kind for kind, _ in total.outputs)
-        parts = (total.phase, "once" if total.count == 1 else f"{total.count} times", f"choice {choice}", kinds)
+        parts = (
+            total.phase,
+            "once" if total.count == 1 else f"{total.count} times",
+            f"choice {choice}",
+            kinds,
+        )
         name = f"{total.module or WHOLE_MODEL}: {short(total.op)}"
         details = ", ".join(part for part in parts if part)
         yield Decision("op", name, made, details, _time(_ns(total)))

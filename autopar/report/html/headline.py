@@ -103,7 +103,10 @@ def _cards(plan: Plan) -> list[Card]:
         else (UNKNOWN, "the inputs are no batch of tokens, or the plan is of an older version")
     )
     mfu = (
-        (f"{estimates.mfu_ppm / 1e4:.3g} %", f"{estimates.flops / 1e12:,.3g} TFLOP a step on all devices")
+        (
+            f"{estimates.mfu_ppm / 1e4:.3g} %",
+            f"{estimates.flops / 1e12:,.3g} TFLOP a step on all devices",
+        )
         if estimates.mfu_ppm
         else (UNKNOWN, "the plan does not have the peak rates of its devices")
     )

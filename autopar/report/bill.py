@@ -1,0 +1,109 @@
+"""The bills of two plans, side by side: what a step takes, and what memory holds at the peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from autopar.plan import Estimates, Plan
+from autopar.report.summary import blocks
+
+Unit = Literal["ns", "bytes", "flops", "tokens/s", "ppm"]
+
+TIME = "time"
+MEMORY = "memory per device at the peak"
+STAGES = "stages"
+AXES = "communication by axis"
+BLOCKS = "blocks"
+RATES = "rates"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of both bills; None where a plan lacks it. `whole` is the old step, or the old
+    peak, that it is a part of (or is itself): the measure of how much it changed. Figures without
+    one are told, and never count.
+    """
+
+    section: str
+    name: str
+    unit: Unit
+    before: int | None
+    after: int | None
+    whole: int | None = None
+    change_percent: float | None = None
+    """Of the figure itself; None if it was 0 or is not in both."""
+
+
+def bill(old: Plan, new: Plan) -> tuple[Figure, ...]:
+    """The figures of both plans, those of a section together, in order of the step and of names."""
+    before, after = dict(_entries(old.estimates)), dict(_entries(new.estimates))
+    measures = {"ns": old.estimates.step_ns, "bytes": old.estimates.memory.total}
+    is_measured = (TIME, MEMORY, STAGES, AXES, BLOCKS)
+    found: list[Figure] = []
+    for place in sorted({**before, **after}, key=lambda p: (_SECTIONS.index(p[0]), p[1])):
+        section, _, name, unit = place
+        least = 0 if section in (AXES, BLOCKS, STAGES) else None
+        a, b = before.get(place, least), after.get(place, least)
+        whole = measures.get(unit) if section in is_measured else None
+        found.append(Figure(section, name, unit, a, b, whole, _percent(a, b)))
+    return tuple(found)
+
+
+_SECTIONS = (TIME, MEMORY, STAGES, AXES, BLOCKS, RATES)
+
+_Place = tuple[str, tuple[int, str], str, Unit]
+"""Section, order within it, name and unit."""
+
+
+def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
+    memory = estimates.memory
+    times: Mapping[str, int] = {
+        "step": estimates.step_ns,
+        "compute": estimates.compute_ns,
+        "communication": estimates.communication_ns,
+        "exposed": estimates.exposed_communication_ns,
+        "hidden": estimates.hidden_communication_ns,
+        "optimizer": estimates.optimizer_ns,
+        "bubble": estimates.bubble_ns,
+    }
+    holders: Mapping[str, int] = {
+        "peak": memory.total,
+        "parameters": memory.params,
+        "gradients": memory.gradients,
+        "optimizer states": memory.optimizer,
+        "parameters kept for backward": memory.kept,
+        "activations saved for backward": memory.saved,
+        "all else that is live": memory.transient,
+    }
+    for k, (name, ns) in enumerate(times.items()):
+        yield (TIME, (k, ""), name, "ns"), ns
+    for k, (name, num_bytes) in enumerate(holders.items()):
+        yield (MEMORY, (k, ""), name, "bytes"), num_bytes
+    for k, stage in enumerate(estimates.stages):
+        yield (STAGES, (k, "0"), f"stage {k}: busy", "ns"), stage.busy_ns
+        yield (STAGES, (k, "1"), f"stage {k}: peak", "bytes"), stage.peak_bytes
+    for (axis, kind), ns in _by_axis(estimates).items():
+        name = f"{kind} on {axis}"
+        yield (AXES, (0, f"{axis} {kind}"), name, "ns"), ns
+    for block in blocks(tuple(estimates.ops.values())):
+        yield (BLOCKS, (0, block.module), block.module, "ns"), block.total_ns
+    if estimates.cluster is not None:
+        yield (RATES, (0, ""), "FLOPs of the model", "flops"), estimates.flops
+        yield (RATES, (1, ""), "tokens per second", "tokens/s"), estimates.tokens_per_s
+        yield (RATES, (2, ""), "model FLOPs utilisation", "ppm"), estimates.mfu_ppm
+
+
+def _by_axis(estimates: Estimates) -> dict[tuple[str, str], int]:
+    sums: dict[tuple[str, str], int] = {}
+    for total in estimates.collectives:
+        place = total.axis, total.kind
+        sums[place] = sums.get(place, 0) + total.time_ns
+    return sums
+
+
+def _percent(before: int | None, after: int | None) -> float | None:
+    if not before or after is None:
+        return None
+    return round(100 * (after - before) / before, 4)

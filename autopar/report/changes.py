@@ -1,0 +1,78 @@
+"""Nouns of a comparison of plans: changes, and topics of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from autopar.matching import general
+from autopar.namesets import compress
+
+Cause = Literal["model", "request", "decision"]
+"""What the model became, what was asked of the plan, or what was decided otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that is otherwise, or `count` alike; text is empty where a plan lacks it. Names are
+    as they stand in the plans: whoever prints them escapes them."""
+
+    what: str
+    count: int
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """Changes of one sort, those that weigh most first."""
+
+    title: str
+    cause: Cause
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One name whose `before` and `after` differ. Items of one `place` are told together if all
+    else is alike; `weight` (nanoseconds or bytes) says how early."""
+
+    place: str
+    name: str
+    before: str
+    after: str
+    weight: int = 0
+
+
+def folded(items: Iterable[Item]) -> tuple[Change, ...]:
+    """Dotted names of one pattern as one change: `layers.{0-3}.mlp.weight`."""
+    classes: dict[tuple[str, str, str], list[Item]] = {}
+    for item in items:
+        classes.setdefault((general(item.name), item.before, item.after), []).append(item)
+    return _weightiest_first(
+        (", ".join(compress(item.name for item in alike)), alike) for alike in classes.values()
+    )
+
+
+def gathered(items: Iterable[Item]) -> tuple[Change, ...]:
+    """Items of one place and of equal text as one change: `mlp forward: gelu.0, mm.0`."""
+    classes: dict[tuple[str, str, str], list[Item]] = {}
+    for item in items:
+        classes.setdefault((item.place, item.before, item.after), []).append(item)
+    return _weightiest_first(
+        (f"{place}: {', '.join(sorted({item.name for item in alike}))}", alike)
+        for (place, _, _), alike in classes.items()
+    )
+
+
+def single(what: str, before: str, after: str) -> tuple[Change, ...]:
+    """A change, if there is one."""
+    return (Change(what, 1, before, after),) if before != after else ()
+
+
+def _weightiest_first(found: Iterable[tuple[str, list[Item]]]) -> tuple[Change, ...]:
+    weighed = sorted(found, key=lambda pair: (-sum(item.weight for item in pair[1]), pair[0]))
+    return tuple(
+        Change(what, len(alike), alike[0].before, alike[0].after) for what, alike in weighed
+    )

@@ -1,0 +1,122 @@
+"""What became of golden plans: the content of `autopar check`, and its pages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from autopar.report import difference_text
+from autopar.report.difference_markdown import headline, parts
+from autopar.report.figures import value_text
+from autopar.report.markdown import code, details, fitted, plain, table
+from autopar.report.names import clean
+from autopar.report.verdict import DIFFERENT, SAME, Verdict
+
+Status = Literal["same", "different", "missing", "made", "updated", "error"]
+
+ERROR = 1
+MARKER = "<!-- autopar-check:v1 -->"
+"""The first line of a comment, by which the next check finds it."""
+
+_STYLES: dict[Status, str] = {
+    "same": "green", "made": "green", "updated": "yellow", "different": "red", "missing": "red",
+    "error": "red",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one golden plan; `verdict` where there was one to compare with."""
+
+    name: str
+    status: Status
+    message: str = ""
+    verdict: Verdict | None = None
+    step_ns: int | None = None
+    from_cache: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """All outcomes, and the exit status: 1 if any is an error, or else 2 if any plan differs or is
+    missing."""
+
+    status: int
+    outcomes: tuple[Outcome, ...]
+
+
+def checks(outcomes: Sequence[Outcome]) -> Checks:
+    """The outcomes with the status that they come to."""
+    found = {outcome.status for outcome in outcomes}
+    status = DIFFERENT if found & {"different", "missing"} else SAME
+    return Checks(ERROR if "error" in found else status, tuple(outcomes))
+
+
+def page(content: Checks) -> RenderableType:
+    """A table of all, below the differences of those that differ."""
+    sections: list[RenderableType] = []
+    for outcome in content.outcomes:
+        if outcome.verdict is not None and outcome.verdict.status != SAME:
+            sections += [
+                Text(clean(outcome.name), style="bold underline"),
+                Padding(difference_text.page(outcome.verdict), (0, 0, 1, 2)),
+            ]
+    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    grid.add_column("plan", overflow="fold")
+    grid.add_column("result")
+    grid.add_column("step", justify="right", no_wrap=True)
+    grid.add_column("", overflow="fold")
+    for outcome in content.outcomes:
+        grid.add_row(
+            Text(clean(outcome.name)),
+            Text(outcome.status, _STYLES[outcome.status]),
+            value_text(outcome.step_ns, "ns"),
+            Text(_why(outcome)),
+        )
+    return Group(*sections, grid, Text(summary(content), style="bold"))
+
+
+def summary(content: Checks) -> str:
+    """`3 plans: 2 same, 1 different`, and how many were in the cache."""
+    counts = Counter(outcome.status for outcome in content.outcomes)
+    number = len(content.outcomes)
+    found = ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status])
+    cached = sum(outcome.from_cache for outcome in content.outcomes)
+    known = f"; {cached} solved before" if cached else ""
+    return f"{number} plan{'s' * (number != 1)}: {found}{known}"
+
+
+def markdown(content: Checks) -> str:
+    """A comment for a pull request: the verdict, a table, a folded section for each difference."""
+    counts = Counter(outcome.status for outcome in content.outcomes)
+    found = ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status])
+    word = "All plans are the same" if content.status == SAME else "**Plans changed**"
+    if content.status == ERROR:
+        word = "**Plans could not be checked**"
+    rows = [
+        (code(o.name), o.status, value_text(o.step_ns, "ns"), plain(_why(o)))
+        for o in content.outcomes
+    ]
+    sections = [MARKER, f"{word}: {found}", table(("plan", "result", "step", ""), rows)]
+    for outcome in content.outcomes:
+        if outcome.verdict is not None and outcome.verdict.status != SAME:
+            body = "\n\n".join([headline(outcome.verdict), *parts(outcome.verdict)])
+            sections.append(details(code(outcome.name), body))
+    return fitted(sections)
+
+
+def _why(outcome: Outcome) -> str:
+    """What there is to say of it, in one line."""
+    if outcome.message:
+        return clean(" ".join(outcome.message.split()), 600)
+    if outcome.verdict is None or outcome.verdict.status == SAME:
+        return ""
+    return difference_text.verdict_line(outcome.verdict).removeprefix("different: ")

@@ -1,0 +1,90 @@
+"""What is different between two plans: the content of `autopar diff`.
+
+What the model became, what was asked for and what was decided otherwise are told apart: a decision
+that changed with the model is no surprise, one that changed without a cause is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from autopar.plan import Plan, mesh_text
+from autopar.report.bill import Figure, bill
+from autopar.report.changes import Cause, Topic
+from autopar.report.decided import decision_topics
+from autopar.report.remodelled import model_topics
+from autopar.report.requested import request_topics
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of the two plans, in short."""
+
+    digest: str
+    model: str
+    cluster: str
+    mesh: str
+    step_ns: int
+    communication_ns: int
+    memory_bytes: int
+    memory_limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """`topics` has what is otherwise, none of them empty; `bill` all figures; `notes` are sentences
+    on what is never compared and may be the reason: versions, proofs, what was imposed."""
+
+    old: Side
+    new: Side
+    topics: tuple[Topic, ...]
+    bill: tuple[Figure, ...]
+    notes: tuple[str, ...]
+
+    def with_cause(self, cause: Cause) -> tuple[Topic, ...]:
+        return tuple(topic for topic in self.topics if topic.cause == cause)
+
+
+def compare(old: Plan, new: Plan) -> Difference:
+    """What is different in `new`."""
+    topics = (*model_topics(old, new), *request_topics(old, new), *decision_topics(old, new))
+    return Difference(
+        old=_side(old),
+        new=_side(new),
+        topics=tuple(topic for topic in topics if topic.changes),
+        bill=bill(old, new),
+        notes=tuple(_notes(old, new)),
+    )
+
+
+def _side(plan: Plan) -> Side:
+    structure, estimates = plan.structure, plan.estimates
+    return Side(
+        digest=plan.digest,
+        model=structure.model,
+        cluster=structure.cluster,
+        mesh=mesh_text(structure.mesh),
+        step_ns=estimates.step_ns,
+        communication_ns=estimates.communication_ns,
+        memory_bytes=estimates.memory.total,
+        memory_limit_bytes=estimates.memory_limit,
+    )
+
+
+def _notes(old: Plan, new: Plan) -> Iterator[str]:
+    a, b = old.provenance, new.provenance
+    for what in ("autopar", "torch", "solver"):
+        before, after = getattr(a, what), getattr(b, what)
+        if before != after:
+            yield f"made with {what} {before or '?'} before, {after or '?'} now"
+    for line in a.imposed:
+        if line not in b.imposed:
+            yield f"no longer imposed: {line}"
+    for line in b.imposed:
+        if line not in a.imposed:
+            yield f"imposed now: {line}"
+    for which, provenance in (("old", a), ("new", b)):
+        if provenance.status != "optimal":
+            gap = f"a plan up to {provenance.gap_ppm / 1e4:.3g} % faster may exist"
+            yield f"the {which} plan is not proven optimal: {gap}"

@@ -1,0 +1,35 @@
+"""Keys of ops and of tensors as a person reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from autopar.report.summary import WHOLE_MODEL
+
+
+def op_place(key: str) -> tuple[str, str]:
+    """(`layers.*.mlp forward`, `mm.0`) of `layers.*.mlp:forward:mm.0`."""
+    module, colon, rest = key.partition(":")
+    phase, second, op = rest.partition(":")
+    if not (colon and second):
+        return key, ""
+    return f"{module or WHOLE_MODEL} {phase}", op
+
+
+def tensor_place(key: str) -> tuple[str, str]:
+    """The same for the key of a tensor, which may be that of a placeholder (`param:wte.weight`) and
+    say in what phase it is used (`...@backward`)."""
+    base, _, use = key.partition("@")
+    place, name = op_place(base)
+    if not name:
+        place, _, name = base.partition(":")
+    return place, f"{name} (for {use})" if use else name
+
+
+def maker(key: str, ops: Container[str]) -> str:
+    """The key in `ops` of what makes the tensor of `key`; empty for what no op makes."""
+    base = key.partition("@")[0]
+    for candidate in (base, base.rpartition(".")[0]):
+        if candidate in ops:
+            return candidate
+    return ""

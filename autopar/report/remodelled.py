@@ -1,0 +1,106 @@
+"""What the model itself became: parameters, shapes and ops that only one of two plans has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import prod
+
+from autopar.graph import itemsize
+from autopar.plan import OpTotal, Param, Plan
+from autopar.report.changes import Change, Item, Topic, folded, gathered, single
+from autopar.report.opnames import op_place
+
+
+def model_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
+    """Topics whose cause is the model; some may be empty."""
+    a, b = old.structure, new.structure
+    graph = single("class", a.model, b.model)
+    graph += single("fingerprint of the graph", a.fingerprint, b.fingerprint)
+    return tuple(
+        Topic(title, "model", changes)
+        for title, changes in (
+            ("identity", graph),
+            ("parameters that are new or gone", folded(_unshared_params(a.params, b.params))),
+            ("parameters of another shape or type", folded(_reshaped(a.params, b.params))),
+            ("ops that are new or gone", gathered(_unshared_ops(old, new))),
+            ("ops done more or less often", _recounted(old, new)),
+            ("ops that make tensors of another shape or type", gathered(_retyped(old, new))),
+            ("ops without a sharding rule", _unknown(old, new)),
+        )
+    )
+
+
+def _unshared_params(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[Item]:
+    for name in {**old, **new}:
+        if name not in new:
+            yield Item("", name, _tensor(old[name]), "", _num_bytes(old[name]))
+        elif name not in old:
+            yield Item("", name, "", _tensor(new[name]), _num_bytes(new[name]))
+
+
+def _reshaped(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[Item]:
+    for name in old:
+        if name in new and _tensor(old[name]) != _tensor(new[name]):
+            weight = max(_num_bytes(old[name]), _num_bytes(new[name]))
+            yield Item("", name, _tensor(old[name]), _tensor(new[name]), weight)
+
+
+def _tensor(param: Param) -> str:
+    return f"{param.dtype}{list(param.shape)}"
+
+
+def _num_bytes(param: Param) -> int:
+    return prod(param.shape) * itemsize(param.dtype)
+
+
+def _unshared_ops(old: Plan, new: Plan) -> Iterator[Item]:
+    a, b = old.structure.ops, new.structure.ops
+    for key in {**a, **b}:
+        if not (key in a and key in b):
+            plan = old if key in a else new
+            place, name = op_place(key)
+            total = plan.estimates.ops.get(key)
+            there = _times(total) if total else "there"
+            before, after = (there, "") if key in a else ("", there)
+            yield Item(place, name, before, after, total.compute_ns if total else 0)
+
+
+def _recounted(old: Plan, new: Plan) -> tuple[Change, ...]:
+    """By the repeated block that ops are in: all of a block's are, where a layer is added."""
+    classes: dict[tuple[str, int, int], int] = {}
+    for _, a, b in _shared_totals(old, new):
+        if a.count != b.count:
+            block = a.module.partition("*")[0] + "*" if "*" in a.module else a.module
+            place = block or "(model)", a.count, b.count
+            classes[place] = classes.get(place, 0) + 1
+    return tuple(
+        Change(block, count, f"{a} of each", f"{b} of each")
+        for (block, a, b), count in sorted(classes.items(), key=lambda c: (-c[1], c[0]))
+    )
+
+
+def _retyped(old: Plan, new: Plan) -> Iterator[Item]:
+    """Ops whose outputs are of other types; files of older versions do not say of which."""
+    for key, a, b in _shared_totals(old, new):
+        before, after = (", ".join(kind for kind, _ in total.outputs) for total in (a, b))
+        if before and after and before != after:
+            place, name = op_place(key)
+            yield Item(place, name, before, after, max(a.compute_ns, b.compute_ns))
+
+
+def _shared_totals(old: Plan, new: Plan) -> Iterator[tuple[str, OpTotal, OpTotal]]:
+    """Of the ops that both have decisions for."""
+    for key, total in old.estimates.ops.items():
+        if key in new.estimates.ops and key in old.structure.ops and key in new.structure.ops:
+            yield key, total, new.estimates.ops[key]
+
+
+def _times(total: OpTotal) -> str:
+    return f"{total.count} of each" if total.count != 1 else "once"
+
+
+def _unknown(old: Plan, new: Plan) -> tuple[Change, ...]:
+    a, b = old.structure.replicated_unknown_ops, new.structure.replicated_unknown_ops
+    runs = "no rule: whole on every device"
+    gone = tuple(Change(op, 1, runs, "") for op in sorted(set(a) - set(b)))
+    return gone + tuple(Change(op, 1, "", runs) for op in sorted(set(b) - set(a)))
