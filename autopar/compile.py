@@ -173,7 +173,7 @@ def plan(
         mesh, optimizer, memory_limit, time_limit, strict, pins, forbid, strategy
     )
     described = describe_cluster(cluster or look(device_of(model)).cluster, profile)
-    say = progress or silent
+    say: Callable[[str], None] = progress or (lambda _: None)
     say("tracing the model")
     return answer(ask(model, inputs, described, options, margin), say)
 
@@ -187,11 +187,7 @@ def ask(
     return Asked(traced.graph, cluster, _settled(traced, model, args, kwargs, options), margin)
 
 
-def silent(_: str) -> None:
-    """Nobody is told of progress."""
-
-
-def answer(asked: Asked, progress: Callable[[str], None] = silent) -> Plan:
+def answer(asked: Asked, progress: Callable[[str], None]) -> Plan:
     """The best plan, with its margin if that is asked for."""
     return _search(asked.graph, asked.cluster, asked.options, progress, asked.margin)
 

@@ -7,7 +7,6 @@ file's name; one that is missing is made, and the test fails once. Importing thi
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
 from hashlib import blake2b
 from io import StringIO
 from pathlib import Path
@@ -34,11 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def plan_regression(request: pytest.FixtureRequest) -> Generator[PlanRegression]:
+def plan_regression(request: pytest.FixtureRequest) -> PlanRegression:
     """Compares plans with golden ones beside the test."""
     folder = Path(request.path).with_suffix("")
     update = bool(request.config.getoption("--update-plans"))
-    yield PlanRegression(folder, test_name(request.node.nodeid), update)
+    return PlanRegression(folder, name_of_test(request.node.nodeid), update)
 
 
 class PlanRegression:
@@ -112,7 +111,7 @@ class PlanRegression:
         plan.save(path)
 
 
-def test_name(node_id: str) -> str:
+def name_of_test(node_id: str) -> str:
     """`TestPlans.test_llama-8x8` of `tests/test_plans.py::TestPlans::test_llama[8x8]`."""
     names = node_id.split("::", 1)[-1]
     test, bracket, parameters = names.partition("[")

@@ -62,7 +62,7 @@ def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
     known = plan_cache.find(cache, digest, fingerprint(asked.graph)) if cache else None
     if known is not None:
         return known, True
-    plan = answer(asked)
+    plan = answer(asked, lambda _: None)
     if cache:
         plan_cache.keep(cache, digest, plan)
     return plan, False
