@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-import msgspec
 import pytest
 
 from autopar.cluster import parse_cluster
@@ -17,12 +16,10 @@ from autopar.meshes import parse_mesh
 from autopar.options import Options
 from autopar.plan import Margin, Plan
 from autopar.problem import Problem
-from autopar.roles import ENOUGH, Roles, describe, find_roles, signature
-from autopar.search import search
+from autopar.roles import ENOUGH, Roles, find_roles
 from autopar.solver import solve
 from autopar.solver.evaluate import Evaluator
 from tests.graphs import linear_step
-from tests.report.plans import two_axis_plan
 
 ROOMY = 1 << 40
 

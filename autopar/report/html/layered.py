@@ -91,7 +91,7 @@ def _place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int
             if k:
                 yield x[box], top
             if k < len(chain) - 1:
-                lane = 0 < k
+                lane = k > 0
                 yield x[box], tops[layers[box] + 1] - _BETWEEN if lane else top + heights[box]
 
     return Placed(
