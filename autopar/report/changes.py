@@ -61,7 +61,7 @@ def gathered(items: Iterable[Item]) -> tuple[Change, ...]:
     for item in items:
         classes.setdefault((item.place, item.before, item.after), []).append(item)
     return _weightiest_first(
-        (f"{place}: {', '.join(sorted({item.name for item in alike}))}", alike)
+        (": ".join(filter(None, (place, ", ".join(sorted({i.name for i in alike}))))), alike)
         for (place, _, _), alike in classes.items()
     )
 

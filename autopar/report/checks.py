@@ -15,7 +15,7 @@ from rich.text import Text
 from autopar.report import difference_text
 from autopar.report.difference_markdown import headline, parts
 from autopar.report.figures import value_text
-from autopar.report.markdown import code, details, fitted, plain, table
+from autopar.report.markdown import code, details, fitted, table
 from autopar.report.names import clean
 from autopar.report.verdict import DIFFERENT, SAME, Verdict
 
@@ -102,7 +102,12 @@ def markdown(content: Checks) -> str:
     if content.status == ERROR:
         word = "**Plans could not be checked**"
     rows = [
-        (code(o.name), o.status, value_text(o.step_ns, "ns"), plain(_why(o)))
+        (
+            code(o.name),
+            o.status,
+            value_text(o.step_ns, "ns"),
+            code(_why(o)) if o.message else _why(o),
+        )
         for o in content.outcomes
     ]
     sections = [MARKER, f"{word}: {found}", table(("plan", "result", "step", ""), rows)]

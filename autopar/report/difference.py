@@ -6,14 +6,14 @@ that changed with the model is no surprise, one that changed without a cause is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.plan import Plan, mesh_text
 from autopar.report.bill import Figure, bill
 from autopar.report.changes import Cause, Topic
 from autopar.report.decided import decision_topics
-from autopar.report.remodelled import model_topics
+from autopar.report.remodelled import FINGERPRINT, model_topics
 from autopar.report.requested import request_topics
 
 
@@ -48,13 +48,14 @@ class Difference:
 
 def compare(old: Plan, new: Plan) -> Difference:
     """What is different in `new`."""
-    topics = (*model_topics(old, new), *request_topics(old, new), *decision_topics(old, new))
+    every = (*model_topics(old, new), *request_topics(old, new), *decision_topics(old, new))
+    topics = tuple(topic for topic in every if topic.changes)
     return Difference(
         old=_side(old),
         new=_side(new),
-        topics=tuple(topic for topic in topics if topic.changes),
+        topics=topics,
         bill=bill(old, new),
-        notes=tuple(_notes(old, new)),
+        notes=(*_unseen(topics), *_notes(old, new)),
     )
 
 
@@ -70,6 +71,15 @@ def _side(plan: Plan) -> Side:
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,
     )
+
+
+def _unseen(topics: Sequence[Topic]) -> Iterator[str]:
+    """What to think of a graph that is another one, where nothing else of the model differs."""
+    if [t.title for t in topics if t.cause == "model"] == [FINGERPRINT]:
+        yield (
+            "the graph is another one, though its ops and parameters are the same: an argument of "
+            "an op, a view, or the order of inputs or of the modules' definitions changed"
+        )
 
 
 def _notes(old: Plan, new: Plan) -> Iterator[str]:

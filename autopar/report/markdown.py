@@ -11,6 +11,7 @@ from autopar.report.names import clean
 MAX_CHARACTERS = 60_000
 """GitHub takes comments of 65,536 characters."""
 
+_LONGEST = 600
 _PLAIN = re.compile(r"[^\w .,=/+()-]|_|(?<!w)w(?=ww\.)")
 
 
@@ -21,8 +22,9 @@ def code(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """`text` with all that Markdown or HTML could read as markup as numeric entities."""
-    return _PLAIN.sub(lambda match: f"&#{ord(match[0])};", clean(text))
+    """`text` with all that Markdown or HTML could read as markup as numeric entities. GitHub still
+    makes links of mentions and addresses: what others wrote belongs in `code`."""
+    return _PLAIN.sub(lambda match: f"&#{ord(match[0])};", clean(text, _LONGEST))
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], figures: int = 0) -> str:
@@ -47,5 +49,5 @@ def fitted(parts: Sequence[str], limit: int = MAX_CHARACTERS) -> str:
             room -= len(part) + 2
     left_out = len(parts) - len(kept)
     if left_out:
-        kept.append(f"*{left_out} more sections are too long for a comment: --json lists all.*")
+        kept.append(f"*Sections left out, too long for a comment: {left_out} (--json lists all).*")
     return "\n\n".join(kept) + "\n"

@@ -23,7 +23,7 @@ def tensor_place(key: str) -> tuple[str, str]:
     place, name = op_place(base)
     if not name:
         place, _, name = base.partition(":")
-    return place, f"{name} (for {use})" if use else name
+    return place, f"{name} (for {use})".strip() if use else name
 
 
 def maker(key: str, ops: Container[str]) -> str:

@@ -10,6 +10,8 @@ from autopar.plan import OpTotal, Param, Plan
 from autopar.report.changes import Change, Item, Topic, folded, gathered, single
 from autopar.report.opnames import op_place
 
+FINGERPRINT = "fingerprint"
+
 
 def model_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
     """Topics whose cause is the model; some may be empty."""
@@ -19,7 +21,7 @@ def model_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
     return tuple(
         Topic(title, "model", changes)
         for title, changes in (
-            ("identity", graph),
+            (FINGERPRINT, graph),
             ("parameters that are new or gone", folded(_unshared_params(a.params, b.params))),
             ("parameters of another shape or type", folded(_reshaped(a.params, b.params))),
             ("ops that are new or gone", gathered(_unshared_ops(old, new))),

@@ -104,13 +104,14 @@ def _topics(
 
 
 def _moved(difference: Difference) -> tuple[str, ...]:
-    names = [
-        figure.name
+    """Names of figures where they are autopar's own words, or else of their section."""
+    names = dict.fromkeys(
+        figure.name if figure.section in (TIME, MEMORY) else figure.section
         for figure in difference.bill
         if figure.whole is not None
         and 100 * abs((figure.after or 0) - (figure.before or 0)) > TOLERANCE_PERCENT * figure.whole
-    ]
-    return (f"estimates moved ({_list(names)})",) if names else ()
+    )
+    return (f"estimates moved ({_list(list(names))})",) if names else ()
 
 
 def _list(names: Sequence[str]) -> str:
