@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.autopar-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check pytest fuzz format bench clean
+.PHONY: help setup demo test check chromium pytest fuzz format bench clean
 
 help:
 	@echo "make demo    plan, then train a small GPT-2 on four processes, and compare with one"
@@ -39,8 +39,12 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# The tests of pages and traces look at them in a browser; without one they are skipped.
+chromium:
+	@tools/get_chromium.sh
+
 # Without a restart: xdist's loadfile may wait for ever on a worker that replaces a dead one.
-pytest: $(STAMP)
+pytest: $(STAMP) chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
 FUZZ_MODELS ?= 200

@@ -1,6 +1,8 @@
-"""Targets for `autopar plan`: Llama-8B, and a small model of the same kind.
+r"""Targets for `autopar plan`: Llama of 8 and of 405 billion parameters, and a small one.
 
 autopar plan examples/build_llama.py:build --cluster 8x8xH100 --global-batch 64 -o llama.json
+autopar plan examples/build_llama.py:build_405b --cluster 64x8xB200 --mesh 64x8 --global-batch 64 \
+    -o examples/llama-405b.plan.json
 autopar plan examples/build_llama.py:build_tiny --cluster 4xcpu --global-batch 8 -o tiny.json
 autopar verify tiny.json examples/build_llama.py:build_tiny --global-batch 8
 """
@@ -23,6 +25,25 @@ def build() -> tuple[LlamaForCausalLM, Inputs]:
         intermediate_size=14_336,
         num_hidden_layers=32,
         num_attention_heads=32,
+        num_key_value_heads=8,
+        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
+        max_position_embeddings=8192,
+        tie_word_embeddings=False,
+        use_cache=False,
+        dtype="bfloat16",
+    )
+    model = LlamaForCausalLM(config)
+    return model.bfloat16(), _tokens(config.vocab_size, 2048)
+
+
+def build_405b() -> tuple[LlamaForCausalLM, Inputs]:
+    """405 billion parameters in bfloat16, 126 layers, sequences of 2,048 tokens."""
+    config = LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=16_384,
+        intermediate_size=53_248,
+        num_hidden_layers=126,
+        num_attention_heads=128,
         num_key_value_heads=8,
         rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
         max_position_embeddings=8192,

@@ -31,7 +31,8 @@ settings.load_profile("autopar")
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
 NO_GPU = "needs a CUDA device"
-ALLOWED_SKIPS = (NO_GPU,)
+NO_BROWSER = "needs chromium and chromedriver (tools/get_chromium.sh installs them as root)"
+ALLOWED_SKIPS = (NO_GPU, NO_BROWSER)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

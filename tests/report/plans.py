@@ -6,15 +6,24 @@ import msgspec
 from hypothesis import strategies as st
 
 from autopar.plan import (
+    OPTIMIZER,
     SCHEMA_VERSION,
+    ClusterRates,
     CollectiveTotal,
     Estimates,
+    Held,
+    LinkRates,
+    Margin,
     Memory,
+    MemoryCurve,
     MeshAxis,
     OpTotal,
     Param,
     Plan,
     Provenance,
+    Run,
+    Stage,
+    StageTotal,
     Structure,
 )
 
@@ -88,6 +97,66 @@ def two_axis_plan() -> Plan:
     )
 
 
+def stepped_plan() -> Plan:
+    """`two_axis_plan` with all that a plan says of its step: order, sends, memory over time. A
+    block reads what the one before it made; its second half redistributes what it reads."""
+    plan = two_axis_plan()
+    estimates, block = plan.estimates, "model.layers.*"
+    up, down, back = (f"{block}.mlp.{name}" for name in ("up/mm", "down/mm", "down/mm_b"))
+    half, full, partial = "[S(0), S(1)]", "[S(0), R]", "[S(0), P]"
+    between = {
+        up: ((f"param:{block}.mlp.up.weight", "[R, S(1)]"), (down, full)),
+        down: ((up, half), (f"{block}.norm/mul", full)),
+        back: ((down, half),),
+    }
+    makes = {up: half, down: partial, back: full, f"{block}.norm/mul": full}
+    ops = {
+        key: msgspec.structs.replace(
+            op,
+            inputs=between.get(key, ()),
+            outputs=((("bfloat16[8, 1024]", makes[key]),) if key in makes else ()),
+        )
+        for key, op in estimates.ops.items()
+    }
+    gathered = CollectiveTotal("all_gather", "dp", "forward", 4, 2 * MIB, 1 * MS)
+    reduced = CollectiveTotal("all_reduce", "tp", "forward", 4, 8 * MIB, 3 * MS + 1)
+    backward = CollectiveTotal("all_reduce", "tp", "backward", 4, 8 * MIB, 5 * MS - 1)
+    weight = f"param:{block}.mlp.up.weight@forward"
+    forward = (weight, f"{block}.norm/mul", up, down, f"{down}@forward")
+    return msgspec.structs.replace(
+        plan,
+        estimates=msgspec.structs.replace(
+            estimates,
+            ops=ops,
+            exposed_communication_ns=9 * MS,
+            tokens=1024,
+            tokens_per_s=30_117,
+            mfu_ppm=312_345,
+            sends={
+                weight: (gathered,),
+                f"{down}@forward": (reduced,),
+                f"{back}@backward": (backward,),
+            },
+            order=(
+                Run(4, forward),
+                Run(1, ("lm_head/mm", "loss", "lm_head/mm_b")),
+                Run(4, (back, f"{back}@backward")),
+                Run(1, (OPTIMIZER,)),
+            ),
+            memory_curve=MemoryCurve(
+                time_ns=(10 * MS, 20 * MS, 34 * MS),
+                kept=(0, MIB, 0),
+                saved=(6 * MIB, 12 * MIB, MIB),
+                transient=(MIB, 3 * MIB, 2 * MIB),
+            ),
+            peak_holders=(Held(down, partial, "saved", 4, 8 * MIB),),
+        ),
+        provenance=msgspec.structs.replace(
+            plan.provenance, margin=Margin(34 * MS + 10_000, None, "shards the sequence on tp")
+        ),
+    )
+
+
 def renamed(plan: Plan, name: str) -> Plan:
     """`plan` with `name` in the place of every name that a file can hold."""
     structure, estimates = plan.structure, plan.estimates
@@ -103,14 +172,39 @@ def renamed(plan: Plan, name: str) -> Plan:
             inputs=(name,),
             params={name: param, f"{name}.0.w": param, f"{name}.1.w": param},
             replicated_unknown_ops=(name,),
+            ops={f"{name}.x": name},
+            outputs={name: name},
+            saved={name: name},
+            routes={f"{name}@{name}": (name,)},
+            stages=(Stage((name,), 0, 8),),
         ),
         estimates=msgspec.structs.replace(
             estimates,
-            ops={"x": OpTotal(name, name, "forward", 1, 1, 1, 1, 1)},
+            ops={
+                "x": OpTotal(
+                    name, name, "forward", 1, 1, 1, 1, 1, ((name, name),), ((name, name),)
+                ),
+                f"{name}.x": OpTotal(
+                    name, name, "forward", 1, 1, 1, 1, 1, (("x", name),), ((name, name),)
+                ),
+            },
             collectives=(CollectiveTotal(name, name, name, 1, 1, 1),),
+            sends={f"{name}@{name}": (CollectiveTotal(name, name, name, 1, 1, 1),)},
+            order=(Run(2, ("x", f"{name}.x", f"{name}@{name}")), Run(1, (OPTIMIZER,))),
+            memory_curve=MemoryCurve((1, 2), (1, 1), (1, 2), (3, 4)),
+            peak_holders=(Held(name, name, name, 1, 1),),
+            stages=(StageTotal(1, 1),),
+            cluster=ClusterRates(name, name, 1, 1, {name: 1}, (LinkRates(name, 1, 1, 1, 1),)),
         ),
         provenance=msgspec.structs.replace(
-            plan.provenance, status=name, solver=name, torch=name, autopar=name
+            plan.provenance,
+            status=name,
+            solver=name,
+            torch=name,
+            autopar=name,
+            imposed=(name,),
+            meshes_tried=(name, name),
+            margin=Margin(1, None, name),
         ),
     )
 

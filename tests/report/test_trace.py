@@ -1,0 +1,176 @@
+"""The trace of a step, and the layout in time that it and the page are drawn from."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.errors import PlanError
+from autopar.plan import OPTIMIZER, CollectiveTotal, OpTotal, Plan, Run
+from autopar.report.timeline import Part, Track, timeline
+from autopar.report.trace import BLOCKS, COMPUTE, FIRST_AXIS, trace
+from tests.report.plans import MS, renamed, stepped_plan, two_axis_plan
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "llama-405b.plan.json"
+
+
+def traced(plan: Plan) -> list[dict[str, Any]]:
+    return msgspec.json.decode(trace(plan))["traceEvents"]
+
+
+def ns(event: dict[str, Any]) -> tuple[int, int]:
+    """Start and end. Microseconds are written with three decimals at most."""
+    start, duration = round(event["ts"] * 1000), round(event["dur"] * 1000)
+    assert event["ts"] == start / 1000 and event["dur"] == duration / 1000
+    return start, start + duration
+
+
+def check_format(events: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
+    """What "Trace Event Format" asks for; the bars of each thread, which must not overlap."""
+    threads: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    counted = -1.0
+    for event in events:
+        assert event["ph"] in "XCM" and event["pid"] == 0 and isinstance(event["name"], str)
+        if event["ph"] == "X":
+            threads[event["tid"]].append(event)
+        elif event["ph"] == "C":
+            assert event["ts"] > counted, "counters in order of time"
+            counted = event["ts"]
+            assert all(type(value) is int for value in event["args"].values())
+    for bars in threads.values():
+        spans = [ns(bar) for bar in bars]
+        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
+    named = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert set(threads) <= set(named) and len(set(named.values())) == len(named)
+    return threads
+
+
+def total(bars: list[dict[str, Any]]) -> int:
+    return sum(ns(bar)[1] - ns(bar)[0] for bar in bars)
+
+
+@pytest.mark.parametrize("plan", [stepped_plan(), Plan.load(EXAMPLE)], ids=["by hand", "405B"])
+def test_events_add_up_to_the_bill(plan: Plan) -> None:
+    estimates = plan.estimates
+    threads = check_format(traced(plan))
+    assert total(threads[COMPUTE]) == estimates.compute_ns + estimates.optimizer_ns
+    for k, axis in enumerate(sorted(axis.name for axis in plan.structure.mesh)):
+        sent = sum(each.time_ns for each in estimates.collectives if each.axis == axis)
+        bars = threads[FIRST_AXIS + k]
+        assert total(bars) == sent
+        moved = sum(each.num_bytes for each in estimates.collectives if each.axis == axis)
+        assert sum(bar["args"]["bytes"] for bar in bars) == moved
+    assert total(threads[BLOCKS]) == estimates.step_ns
+    assert max(ns(bar)[1] for bars in threads.values() for bar in bars) == estimates.step_ns
+
+
+def test_an_event_says_what_it_is() -> None:
+    events = traced(stepped_plan())
+    down = next(e for e in events if e["name"] == "mm" and "down" in e["args"]["module"])
+    assert down["args"] == {
+        "key": "model.layers.*.mlp.down/mm",
+        "module": "model.layers.*.mlp.down",
+        "op": "aten.mm.default",
+        "reads": [
+            "model.layers.*.mlp.up/mm [S(1) on tp, S(0) on dp]",
+            "model.layers.*.norm/mul [S(0) on dp]",
+        ],
+        "makes": ["bfloat16[8, 1024] [P on tp, S(0) on dp]"],
+    }
+    reduced = next(e for e in events if e["name"] == "all_reduce")
+    assert reduced["args"] == {
+        "key": "model.layers.*.mlp.down/mm@forward",
+        "module": "model.layers.*.mlp.down",
+        "sharding": "[P on tp, S(0) on dp] → [S(0) on dp]",
+        "collectives": 1,
+        "bytes": 2 * 2**20,
+    }
+    blocks = [e["name"] for e in events if e.get("cat") == "block"]
+    assert blocks[0] == "model.layers.* forward 1 of 4"
+    assert blocks[4:6] == ["forward and backward", "model.layers.* backward 1 of 4"]
+
+
+def test_counters_hold_from_the_end_of_the_entry_before() -> None:
+    counters = [e for e in traced(stepped_plan()) if e["ph"] == "C"]
+    assert [e["ts"] for e in counters] == [0.0, 10_000.0, 20_000.0]
+    assert [e["args"]["saved"] // 2**20 for e in counters] == [6, 12, 1]
+    assert {e["args"]["optimizer"] // 2**20 for e in counters} == {16}
+
+
+def test_a_trace_is_the_same_bytes_again() -> None:
+    assert trace(stepped_plan()) == trace(Plan.from_bytes(stepped_plan().to_bytes()))
+
+
+def test_hostile_names_are_text() -> None:
+    events = traced(renamed(stepped_plan(), "\x1b[31m<script>\u202e" + "x" * 10_000))
+    check_format(events)
+    texts = str(events)
+    assert texts.isprintable() and len(texts) < 40_000
+
+
+def test_plans_without_order_are_refused() -> None:
+    with pytest.raises(PlanError, match="does not say in which order"):
+        trace(two_axis_plan())
+
+
+def test_too_long_steps_are_refused() -> None:
+    plan = stepped_plan()
+    order = (Run(1_000_000, ("loss", "lm_head/mm", "lm_head/mm_b")),)
+    long = msgspec.structs.replace(
+        plan, estimates=msgspec.structs.replace(plan.estimates, order=order)
+    )
+    with pytest.raises(PlanError, match="3000000 entries"):
+        trace(long)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.lists(st.sampled_from("abc"), min_size=1)), max_size=4),
+    st.lists(st.integers(0, 50), min_size=6, max_size=6),
+)
+def test_occurrences_share_totals_without_a_rest(
+    runs: list[tuple[int, list[str]]], figures: list[int]
+) -> None:
+    """However items repeat, all repetitions listed one by one are what the folded runs say, and
+    add up to the totals."""
+    plan = stepped_plan()
+    ops = {
+        key: OpTotal("m", key, "forward", 1, figure, 0, 0, 0) for key, figure in zip("ab", figures)
+    }
+    sends = {
+        "a": (CollectiveTotal("k", "dp", "forward", 1, figures[2], figures[3]),),
+        "c": (CollectiveTotal("k", "tp", "forward", 1, figures[4], figures[5]),),
+    }
+    order = (*(Run(times, tuple(items)) for times, items in runs), Run(1, (OPTIMIZER,)))
+    step = timeline(
+        msgspec.structs.replace(
+            plan,
+            estimates=msgspec.structs.replace(plan.estimates, ops=ops, sends=sends, order=order),
+        )
+    )
+    end, by_part = 0, dict[Part, int]()
+    for stretch in step.stretches:
+        assert stretch.start_ns == end
+        busy: dict[Track, int] = defaultdict(int)
+        for repetition in range(stretch.run.times):
+            assert step.extent(stretch, repetition)[0] == end
+            for bar in step.bars(stretch, repetition):
+                assert bar.start_ns == end
+                end = bar.end_ns
+                busy[bar.part.track] += bar.duration_ns
+                by_part[bar.part] = by_part.get(bar.part, 0) + bar.duration_ns
+        assert stretch.end_ns == end
+        assert busy == {track: ns for track, ns in step.busy_ns(stretch).items() if ns}
+    used = {item for _, items in runs for item in items}
+    assert {(part.key, part.track): ns for part, ns in by_part.items()} == {
+        (part.key, part.track): part.total_ns
+        for item in {*used, OPTIMIZER}
+        for part in step.parts[item]
+        if part.total_ns
+    }
+    assert by_part[step.parts[OPTIMIZER][0]] == 4 * MS
