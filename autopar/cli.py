@@ -13,6 +13,7 @@ import click
 
 from autopar.commands.check import check
 from autopar.commands.diff import diff
+from autopar.commands.explain import explain
 from autopar.commands.plan import plan
 from autopar.commands.profile import profile
 from autopar.commands.report import report
@@ -93,7 +94,7 @@ def main() -> None:
     """Plan, inspect and verify how a PyTorch model is spread over a cluster."""
 
 
-for command in (plan, show, report, diff, check, verify, profile, solve):
+for command in (plan, show, explain, report, diff, check, verify, profile, solve):
     main.add_command(command)
 
 

@@ -80,6 +80,10 @@ class UnknownOpWarning(AutoparWarning):
     """An op has no sharding rule and runs replicated."""
 
 
+class OtherStepWarning(AutoparWarning):
+    """A plan's problem, stated again, has another best step: prices or options differ."""
+
+
 def sentence(error: BaseException) -> str:
     """What to tell a person: an error raised on purpose says it itself."""
     if isinstance(error, AutoparError):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
+import msgspec
 import pytest
 
 from autopar.cluster import parse_cluster
@@ -16,10 +17,12 @@ from autopar.meshes import parse_mesh
 from autopar.options import Options
 from autopar.plan import Margin, Plan
 from autopar.problem import Problem
-from autopar.roles import ENOUGH, Roles, find_roles
+from autopar.roles import ENOUGH, Roles, describe, find_roles, signature
+from autopar.search import search
 from autopar.solver import solve
 from autopar.solver.evaluate import Evaluator
 from tests.graphs import linear_step
+from tests.report.plans import two_axis_plan
 
 ROOMY = 1 << 40
 
@@ -77,11 +80,12 @@ def test_no_combination_of_roles_is_another_and_better(hidden: int, out: int, la
     problem = stated(graph, "4xL4", "4")
     roles = find_roles(graph, problem)
     chosen = roles.of(problem, solve(problem).choice)
-    steps: list[int] = []
-    for other in product([("replicated",), ("gathered",), ("by columns",), ("by rows",)],
-                         repeat=layers):  # fmt: skip
-        if moved(roles, chosen, other) >= ENOUGH:
-            steps.append(solve(only(problem, roles, other)).objective)
+    kinds = [("replicated",), ("gathered",), ("by columns",), ("by rows",)]
+    steps = [
+        solve(only(problem, roles, other)).objective
+        for other in product(kinds, repeat=layers)
+        if moved(roles, chosen, other) >= ENOUGH
+    ]
     found = margin(graph, "4xL4", "4")
     assert (found.bound_ns, found.step_ns) == (min(steps), min(steps))
 
@@ -102,3 +106,88 @@ def only(problem: Problem, roles: Roles, wanted: Sequence[tuple[str]]) -> Proble
                 costs[op] = costs[op].copy()
                 costs[op][number] = 1 << 61
     return replace(problem, costs=tuple(costs))
+
+
+def test_the_plan_is_the_one_that_is_found_without_a_margin() -> None:
+    graph, options = linear_step(512, 256, 1024, 2), Options()
+    cluster = parse_cluster("2x4xL4")
+    alone = search(graph, cluster, options, fingerprint="f", torch_version="", progress=quiet)
+    found = with_margin(graph, "2x4xL4", "auto", limit=cluster.device.memory_bytes)
+    assert found.structure == alone.structure
+    assert found.provenance.margin is not None and alone.provenance.margin is None
+    assert alone.provenance.is_fragile is None
+
+
+@pytest.mark.parametrize("batch", [16, 512, 65536])
+def test_no_plan_of_any_mesh_is_another_and_better(batch: int) -> None:
+    graph = linear_step(batch, 256, 512)
+    plan = with_margin(graph, "4xL4", "auto")
+    found: dict[object, int] = {}
+    for mesh, sizes in (("4", (4,)), ("2x2", (2, 2))):
+        problem = stated(graph, "4xL4", mesh)
+        roles, evaluator = find_roles(graph, problem), Evaluator(problem)
+        for choice in product(*(range(len(costs)) for costs in problem.costs)):
+            lie = tuple(signature(each, sizes) for each in roles.of(problem, choice))
+            cost = evaluator(choice)
+            if cost.feasible:
+                found[lie] = min(cost.objective, found.get(lie, cost.objective))
+    first, second = sorted(found.values())[:2]
+    margin = plan.provenance.margin
+    assert plan.provenance.objective_ns == first
+    assert margin is not None and margin.step_ns is not None
+    assert margin.bound_ns <= second <= margin.step_ns
+
+
+def test_where_memory_binds_the_rival_fits() -> None:
+    graph = linear_step(256, 1024, 1024, layers=3)
+    tight = margin(graph, "2x4xH100", "2x4", limit=20 << 20)
+    roomy = margin(graph, "2x4xH100", "2x4")
+    assert tight.bound_ns >= roomy.bound_ns
+    assert tight.step_ns is None or tight.step_ns >= tight.bound_ns
+
+
+def test_one_device_has_no_rival() -> None:
+    assert with_margin(linear_step(16, 64, 64), "1xH100", "1").provenance.margin is None
+
+
+@pytest.mark.parametrize(
+    ("roles", "sizes", "text"),
+    [
+        (("gathered", "gathered"), (8, 8), (("gathered", 64),)),
+        (("gathered",), (64,), (("gathered", 64),)),
+        (("gathered", "by rows"), (16, 4), (("gathered", 16), ("by rows", 4))),
+        (("gathered", "by rows", "by rows"), (16, 2, 2), (("gathered", 16), ("by rows", 4))),
+        (("gathered", "by rows"), (1, 4), (("by rows", 4),)),
+    ],
+)
+def test_roles_compare_between_meshes(
+    roles: tuple[str, ...], sizes: tuple[int, ...], text: object
+) -> None:
+    assert signature(roles, sizes) == text
+
+
+def test_rivals_in_words() -> None:
+    before = (("gathered", "by rows"), ("gathered", "by rows"), ("replicated", "by columns"))
+    after = (("replicated", "by rows"), ("replicated", "by rows"), ("replicated", "by columns"))
+    assert describe(["a", "b", "c"], before, after, ("dp", "tp")) == (
+        "a, b: replicated on dp instead of gathered"
+    )
+
+
+@pytest.mark.parametrize(
+    ("margin_of_1000", "is_fragile"),
+    [
+        (None, None),
+        (Margin(1004, 1004, ""), True),
+        (Margin(1000, 1004, ""), True),
+        (Margin(1000, 1010, ""), None),
+        (Margin(1000, None, ""), None),
+        (Margin(1005, 1005, ""), False),
+        (Margin(1005, None, ""), False),
+    ],
+)
+def test_fragile(margin_of_1000: Margin | None, is_fragile: bool | None) -> None:
+    provenance = msgspec.structs.replace(
+        two_axis_plan().provenance, objective_ns=1000, margin=margin_of_1000
+    )
+    assert provenance.is_fragile is is_fragile

@@ -42,6 +42,12 @@ from autopar.terminal import emit, page_options, size, spoken_progress, target_o
     help="Shard nothing there on the axis, as in tp:lm_head; may be given several times.",
 )
 @click.option("--strategy", default="", help="ddp, fsdp, megatron, 2d, 2.5d or 3d; default: any.")
+@click.option(
+    "--margin/--no-margin",
+    default=True,
+    show_default=True,
+    help="Find the best plan of another structure too, which takes about a third longer.",
+)
 @click.option("-o", "--output", metavar="FILE", help="Write the plan there.")
 @page_options
 def plan(
@@ -57,6 +63,7 @@ def plan(
     pins: tuple[str, ...],
     forbid: tuple[str, ...],
     strategy: str,
+    margin: bool,
     output: str | None,
     as_json: bool,
     width: int | None,
@@ -98,6 +105,7 @@ def plan(
             pins=pins,
             forbid=forbid,
             strategy=strategy,
+            margin=margin,
             progress=progress,
         )
     if output is not None:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from autopar.plan import Estimates
 
 WHOLE_MODEL = "(model)"
-_PARAM = "param:"
+PARAM = "param:"
+"""Before the name of a parameter, in its key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def tensor_name(estimates: Estimates, key: str) -> str:
     """In words, which tensor has the key that is sent: a parameter's pattern, or the module and op
     that make it. A key may have the phase behind it, and which of several ways it takes."""
     root = key.rpartition("@")[0] or key
-    if root.startswith(_PARAM):
-        return root.removeprefix(_PARAM)
+    if root.startswith(PARAM):
+        return root.removeprefix(PARAM)
     op = estimates.ops.get(root) or estimates.ops.get(root.rpartition(".")[0])
     return root if op is None else f"{op.module or WHOLE_MODEL}: {short_op(op.op)}"

@@ -201,10 +201,6 @@ def _param_group(
     name: str, names: Sequence[str], param: Param, mesh: Sequence[MeshAxis]
 ) -> ParamGroup:
     storage = Sharding.parse(param.storage)
-    shape = tuple(
-        ceil(size / prod(axis.size for axis, p in zip(mesh, storage) if p.dim == dim))
-        for dim, size in enumerate(param.shape)
-    )
     return ParamGroup(
         name=name,
         count=len(names),
@@ -213,8 +209,19 @@ def _param_group(
         storage=on_axes(storage, mesh),
         kept=on_axes(Sharding.parse(param.kept), mesh),
         total_bytes=len(names) * prod(param.shape) * itemsize(param.dtype),
-        local_bytes=len(names) * prod(shape) * itemsize(param.dtype),
+        local_bytes=len(names) * local_bytes(param.shape, param.dtype, storage, mesh),
     )
+
+
+def local_bytes(
+    shape: Sequence[int], dtype: str, sharding: Sharding, mesh: Sequence[MeshAxis]
+) -> int:
+    """Bytes of the largest shard of a tensor."""
+    local = (
+        ceil(size / prod(axis.size for axis, p in zip(mesh, sharding) if p.dim == dim))
+        for dim, size in enumerate(shape)
+    )
+    return prod(local) * itemsize(dtype)
 
 
 def on_axes(sharding: Sharding, mesh: Sequence[MeshAxis]) -> str:

@@ -1,0 +1,129 @@
+"""What a stored plan could be otherwise: its problem stated again from the model, and solved with
+one thing changed.
+
+What a plan does not hold is asked for: the model, and the cluster if no preset has its name. What
+it does hold is compared: the model must be the one that was planned, and the step that comes out is
+held against the plan's.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from autopar.compile import describe_cluster, trace_for_training
+from autopar.errors import OtherStepWarning
+from autopar.explain import GIB, Explainer, explain
+from autopar.explanation import Benefit, Explanation
+from autopar.fingerprint import fingerprint
+from autopar.fit import check_fit
+from autopar.matching import settle
+from autopar.mesh import Cluster
+from autopar.namesets import expand
+from autopar.options import Options
+from autopar.plan import Plan
+from autopar.profile_file import Profile
+from autopar.replanning import Imposed, cluster_of, options_of
+from autopar.report.reasons import Reasons, reasons
+from autopar.runtime.aliases import aliases
+from autopar.runtime.building import split_inputs
+from autopar.units import format_seconds
+
+Progress = Callable[[str], None]
+
+
+MAX_SUBJECTS = 4
+"""How many tensors of one name are looked at, where their decisions differ."""
+
+
+def explain_plan(
+    plan: Plan,
+    name: str,
+    model: nn.Module,
+    inputs: Any,
+    *,
+    cluster: Cluster | str | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    imposed: Imposed | None = None,
+    progress: Progress | None = None,
+) -> Reasons:
+    """`report.reasons.reasons` of `name`, with its alternatives, each at what a step would take if
+    all else adapted, and what 1 GiB more memory, or twice the bandwidth of each mesh axis, would
+    buy. `inputs` are those of `autopar.plan`.
+
+    PlanMismatchError if the plan is for another model; ClusterError if the cluster must be given;
+    ConstraintError if what was imposed must be. An `OtherStepWarning` says what differs where the
+    problem as it is stated now has another best step than the plan.
+    """
+    said = progress or (lambda _: None)
+    found = reasons(plan, name)
+    described = describe_cluster(cluster_of(plan) if cluster is None else cluster, profile)
+    explainer = _explainer(plan, model, inputs, described, options_of(plan, imposed), said)
+    alternatives: list[Explanation] = []
+    for each in _subjects(found, name):
+        said(f"looking at the alternatives of {each}")
+        alternatives.append(explainer.alternatives(each))
+    return replace(found, alternatives=tuple(alternatives), benefits=_benefits(explainer, said))
+
+
+def _subjects(found: Reasons, name: str) -> tuple[str, ...]:
+    """What `Explainer.alternatives` is asked for; of parameters that lie alike, one."""
+    if found.kind == "module":
+        return (name,)
+    names = [decision.name for decision in found.decisions[:MAX_SUBJECTS]]
+    return tuple(expand(each)[0] if "{" in each else each for each in names)
+
+
+def _explainer(
+    plan: Plan, model: nn.Module, inputs: Any, cluster: Cluster, options: Options, said: Progress
+) -> Explainer:
+    args, kwargs = split_inputs(inputs)
+    said("tracing the model")
+    traced = trace_for_training(model, args, kwargs, options)
+    check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
+    known = aliases(model, args, kwargs, traced.out_spec, len(traced.outputs))
+    options = replace(options, constraints=settle(traced.graph, options.constraints, known))
+    said("solving the plan's problem again")
+    explainer = explain(traced.graph, cluster, options)
+    _compare(plan, explainer, cluster)
+    return explainer
+
+
+def _benefits(explainer: Explainer, said: Progress) -> tuple[Benefit, ...]:
+    said("looking at what more memory would buy")
+    found = [explainer.more_memory(GIB)]
+    for axis in explainer.best.mesh.names:
+        said(f"looking at what a faster link of {axis} would buy")
+        found.append(explainer.faster_axis(axis))
+    return tuple(found)
+
+
+def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
+    now, then = explainer.best.estimates, plan.estimates
+    if now.step_ns == then.step_ns:
+        return
+    differing = [
+        f"{what} {old} in the plan, {new} now"
+        for what, old, new in (
+            ("cluster", plan.structure.cluster, cluster.name),
+            ("rates", then.cluster, now.cluster),
+        )
+        if old != new
+    ]
+    reason = "; ".join(differing) or (
+        "the cluster is the same: the plan was not solved to the end, imposed on otherwise, or "
+        "made by another version of autopar"
+    )
+    warnings.warn(
+        OtherStepWarning(
+            f"the best plan takes {format_seconds(now.step_ns / 1e9)} as it is priced now, and the "
+            f"stored one {format_seconds(then.step_ns / 1e9)}: what follows is about the former "
+            f"({reason})"
+        ),
+        stacklevel=3,
+    )

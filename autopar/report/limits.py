@@ -1,0 +1,144 @@
+"""Which limit binds a plan: memory, compute or a link; and how far the next best plan is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from math import prod
+
+from autopar.plan import LinkRates, Plan
+from autopar.units import format_bytes, format_seconds
+
+SHORT = 0.9
+"""Memory is short where the peak takes this share of the limit: activations and shards come in
+steps of some percent, so that less is seldom left for want of a use for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AxisShare:
+    """What is sent over one mesh axis: time of all of it, and the fraction of the step; `link` is
+    the slowest it crosses, empty where that is not known."""
+
+    axis: str
+    link: str
+    time_ns: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a step is bound by: `binds` has the words for it, `axes` the traffic, the most first.
+
+    `rival_ns` and `rival` are the best plan known of another structure, `rival_bound_ns` what none
+    of them beats (None where that was not asked for); `is_fragile` is None where it is not known.
+    """
+
+    memory_bytes: int
+    memory_limit_bytes: int
+    is_memory_short: bool
+    compute_share: float
+    communication_share: float
+    optimizer_share: float
+    axes: tuple[AxisShare, ...]
+    binds: tuple[str, ...]
+    rival_ns: int | None
+    rival_bound_ns: int | None
+    rival: str
+    is_fragile: bool | None
+
+
+def find_limits(plan: Plan) -> Limits:
+    """The limits of a plan, from its own figures."""
+    estimates, provenance = plan.estimates, plan.provenance
+    step_ns = max(1, estimates.step_ns)
+    margin = provenance.margin
+    peak, limit = estimates.memory.total, estimates.memory_limit
+    axes = _axes(plan)
+    compute = estimates.compute_ns / step_ns
+    communication = estimates.communication_ns / step_ns
+    optimizer = estimates.optimizer_ns / step_ns
+    is_short = peak >= SHORT * limit
+    return Limits(
+        memory_bytes=peak,
+        memory_limit_bytes=limit,
+        is_memory_short=is_short,
+        compute_share=compute,
+        communication_share=communication,
+        optimizer_share=optimizer,
+        axes=axes,
+        binds=(_memory(peak, limit, is_short), _time(compute, communication, optimizer, axes)),
+        rival_ns=None if margin is None else margin.step_ns,
+        rival_bound_ns=None if margin is None else margin.bound_ns,
+        rival="" if margin is None else margin.rival,
+        is_fragile=provenance.is_fragile,
+    )
+
+
+def margin_text(limits: Limits, step_ns: int) -> str:
+    """A sentence on the best plan of another structure."""
+    bound = limits.rival_bound_ns
+    if bound is None:
+        return "not in the plan: it was not asked for, or no plan of another structure is known"
+    if limits.rival_ns is None:
+        return f"a plan of another structure takes at least {_more(bound, step_ns)}"
+    text = f"the best plan known of another structure takes {_more(limits.rival_ns, step_ns)}"
+    if bound < limits.rival_ns:
+        text += f", and none less than {_more(bound, step_ns)}"
+    return f"{text}: {limits.rival}"
+
+
+def _more(ns: int, step_ns: int) -> str:
+    more = 100 * (ns - step_ns) / max(1, step_ns)
+    return f"{format_seconds(ns / 1e9)} ({more:+.3g} %)"
+
+
+def _memory(peak: int, limit: int, is_short: bool) -> str:
+    share = f" ({100 * peak / limit:.3g} %)" if limit else ""
+    held = f"the peak is {format_bytes(peak)} of {format_bytes(limit)}{share}"
+    if is_short:
+        return f"memory is short: {held}"
+    return f"memory is not short: {held}"
+
+
+def _time(
+    compute: float, communication: float, optimizer: float, axes: tuple[AxisShare, ...]
+) -> str:
+    shares = {"compute": compute, "communication": communication, "the optimizer": optimizer}
+    ordered = sorted(shares, key=lambda name: (-shares[name], name))
+    words = ", ".join(f"{name} {100 * shares[name]:.3g} %" for name in ordered)
+    text = f"{ordered[0]} dominates the step: {words}"
+    if axes and axes[0].time_ns:
+        first = axes[0]
+        over = f"{first.axis} ({first.link})" if first.link else first.axis
+        text += f"; the busiest axis is {over} with {100 * first.share:.3g} %"
+    return text
+
+
+def _axes(plan: Plan) -> tuple[AxisShare, ...]:
+    times = Counter({axis.name: 0 for axis in plan.structure.mesh})
+    for total in plan.estimates.collectives:
+        times[total.axis] += total.time_ns
+    links = _links(plan)
+    step_ns = max(1, plan.estimates.step_ns)
+    ordered = sorted(times, key=lambda name: (-times[name], name))
+    return tuple(
+        AxisShare(name, links.get(name, ""), times[name], times[name] / step_ns) for name in ordered
+    )
+
+
+def _links(plan: Plan) -> dict[str, str]:
+    """The slowest link that each axis crosses, as `meshes` lays axes over the levels of a cluster;
+    empty for plans that do not say what they were priced with."""
+    rates = plan.estimates.cluster
+    found: dict[str, str] = {}
+    for k, axis in enumerate(plan.structure.mesh):
+        stride = prod(other.size for other in plan.structure.mesh[k + 1 :])
+        block = plan.world_size
+        crossed: list[LinkRates] = []
+        for link in () if rates is None else rates.links:
+            extent, block = block, max(1, block // max(1, link.size))
+            if link.size > 1 and block % (stride * axis.size) and stride % extent:
+                crossed.append(link)
+        if crossed:
+            found[axis.name] = min(crossed, key=lambda link: link.bytes_per_s).name
+    return found
