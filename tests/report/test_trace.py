@@ -130,7 +130,9 @@ def test_too_long_steps_are_refused() -> None:
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 4), st.lists(st.sampled_from("abc"), min_size=1)), max_size=4),
+    st.lists(
+        st.tuples(st.integers(1, 4), st.lists(st.sampled_from("abc"), min_size=1)), max_size=4
+    ),
     st.lists(st.integers(0, 50), min_size=6, max_size=6),
 )
 def test_occurrences_share_totals_without_a_rest(

@@ -129,9 +129,11 @@ def _box(drawn: Drawn, x: float, y: float, mesh: Sequence[MeshAxis]) -> Iterator
     inside = left + _STRIPE * len(mesh) + _PAD
     room = left + drawn.width - inside - 3
     for k, line in enumerate(drawn.lines):
-        small = "" if line.size == _SIZE else "small"
+        size = "large" if line.size == _SIZE else "small"
         words = cut(line.words, line.size, room)
-        yield text(inside, top + _PAD + k * _LINE + 11, words, f"{line.class_} {small}".strip())
+        yield text(
+            inside, top + _PAD + k * _LINE + 11, words, f"inbox {size} {line.class_}".strip()
+        )
 
 
 def _stripes(box: Box, mesh: Sequence[MeshAxis]) -> list[str]:

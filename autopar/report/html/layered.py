@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 
-from networkx import DiGraph, topological_generations, weakly_connected_components
 
 Point = tuple[float, float]
 
@@ -35,8 +35,7 @@ class Placed:
 def place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
     """`sizes` are (width, height) of the boxes, `arrows` lead from a box to another; without cycles
     and repetitions. What no arrows join stands side by side, the largest first."""
-    graph = _graph(len(sizes), arrows)
-    groups = sorted(map(sorted, weakly_connected_components(graph)), key=lambda g: (-len(g), g))
+    groups = sorted(_joined(len(sizes), arrows), key=lambda group: (-len(group), group))
     boxes: list[Point] = [(0.0, 0.0)] * len(sizes)
     passed: dict[tuple[int, int], tuple[Point, ...]] = {}
     width = height = 0.0
@@ -53,11 +52,15 @@ def place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]
     return Placed(tuple(boxes), tuple(passed[arrow] for arrow in arrows), width, height)
 
 
-def _graph(count: int, arrows: Sequence[tuple[int, int]]) -> DiGraph[int]:
-    graph: DiGraph[int] = DiGraph()
-    graph.add_nodes_from(range(count))
-    graph.add_edges_from(arrows)
-    return graph
+def _joined(count: int, arrows: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The boxes in groups that arrows join."""
+    group = {box: [box] for box in range(count)}
+    for start, end in arrows:
+        if group[start] is not group[end]:
+            group[start] += group[end]
+            for box in group[end]:
+                group[box] = group[start]
+    return [sorted(members) for box, members in group.items() if box == min(members)]
 
 
 def _place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
@@ -104,14 +107,15 @@ def _place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int
 
 def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
     """Each box below all it follows; what follows nothing just above the first that follows it."""
-    found = [0] * count
-    for layer, boxes in enumerate(topological_generations(_graph(count, arrows))):
-        for box in boxes:
-            found[box] = layer
+    before: dict[int, list[int]] = {box: [] for box in range(count)}
     follow: list[list[int]] = [[] for _ in range(count)]
     led = {end for _, end in arrows}
     for start, end in arrows:
+        before[end].append(start)
         follow[start].append(end)
+    found = [0] * count
+    for box in TopologicalSorter(before).static_order():
+        found[box] = max((found[start] + 1 for start in before[box]), default=0)
     for box in range(count):
         if box not in led and follow[box]:
             found[box] = min(found[end] for end in follow[box]) - 1

@@ -94,7 +94,7 @@ def schedule(plan: Plan) -> Schedule | None:
 
 def _letters(step: Timeline) -> list[tuple[Stretch, str]]:
     """The repeated runs that are drawn from within, in order, each with its letter."""
-    repeated = [s for s in step.stretches if s.run.times > 1 and s.end_ns > s.start_ns]
+    repeated = [s for s in step.stretches if s.run.times > 1 and len(set(step.extent(s, 0))) > 1]
     longest = sorted(repeated, key=lambda s: (s.start_ns - s.end_ns, s.start_ns))[:MAX_LETTERS]
     shown = sorted(longest, key=lambda s: s.start_ns)
     return list(zip(shown, ascii_uppercase, strict=False))

@@ -1,0 +1,268 @@
+"""The page of a plan, without a browser: its content, what is inert, and where boxes stand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from networkx import DiGraph, is_directed_acyclic_graph
+
+from autopar.cli import main
+from autopar.plan import Plan
+from autopar.report.html.folding import fold
+from autopar.report.html.layered import place
+from autopar.report.html.page import content, html
+from autopar.report.html.svg import ticks
+from tests.report.plans import MIB, MS, plans, renamed, stepped_plan, two_axis_plan
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples" / "llama-405b.plan.json"
+VERSIONS = ROOT / "tests" / "plan_versions"
+VOID = {"meta", "link", "input"}
+
+
+class Tree(HTMLParser):
+    """Checks that elements are closed in order; what elements, attributes and texts there are."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: dict[str, int] = {}
+        self.attributes: list[tuple[str, str]] = []
+        self.text: list[str] = []
+        self.feed(page.decode())
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] = self.tags.get(tag, 0) + 1
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def check(page: bytes) -> Tree:
+    """What holds of every page."""
+    tree = Tree(page)
+    assert tree.tags["script"] == tree.tags["style"] == tree.tags["html"] == 1
+    for name, value in tree.attributes:
+        assert not name.startswith("on") and name != "style", f"{name}={value}"
+        if name in ("src", "href", "action", "data", "xlink:href"):
+            assert value.startswith(("#", "data:,")), f"{name}={value}"
+    assert b"url(" not in page and b"@import" not in page
+    assert page.decode().replace("\n", "").isprintable()
+    return tree
+
+
+def test_content() -> None:
+    page = content(stepped_plan())
+    head = page.headline
+    assert [card.figure for card in head.cards] == [
+        "34 ms", "30,117", "31.2 %", "9 ms", "0 ns", "40 MiB", "feasible", "0.0294 %",
+    ]  # fmt: skip
+    assert head.warnings[-1].startswith("fragile: a structurally different plan may take as little")
+    assert page.schedule is not None
+    assert [(panel.letter, panel.title, panel.ns) for panel in page.schedule.panels] == [
+        ("", "The step", 34 * MS),
+        ("A", "model.layers.* forward, once of 4 times", 12 * MS // 4),
+        ("B", "model.layers.* backward, once of 4 times", 11 * MS // 4 - 1),
+    ]
+    assert [column.total // MIB for column in page.memory.columns] == [31, 40, 27]
+    assert page.memory.held[0].state == "[P on tp, S(0) on dp]"
+    assert [(axis.axis, axis.time_ns) for axis in page.traffic] == [("dp", MS), ("tp", 8 * MS)]
+    kinds = [row.kind for row in page.decisions.rows]
+    assert kinds == ["parameter"] * 4 + ["op"] + ["route"]
+    assert page.decisions.rows[-1].decision == "[P on tp, S(0) on dp] → [S(0) on dp]"
+
+
+def test_picture_and_bill_agree() -> None:
+    """What the bars of the whole step are filled with is what the bill says of each track."""
+    plan = Plan.load(EXAMPLE)
+    schedule = content(plan).schedule
+    assert schedule is not None
+    drawn = {
+        row.track.name: sum(block.busy * block.ns for block in row.blocks)
+        for row in schedule.panels[0].rows
+    }
+    sent = {"network dp": 0, "network tp": 0}
+    for each in plan.estimates.collectives:
+        sent[f"network {each.axis}"] += each.time_ns
+    assert drawn == pytest.approx(
+        {"compute": plan.estimates.compute_ns, "optimizer": plan.estimates.optimizer_ns} | sent,
+        rel=1e-9,
+    )
+    assert [sum(run.busy_ns) for run in schedule.runs] == [run.ns for run in schedule.runs]
+
+
+def test_graph_of_a_block() -> None:
+    """Boxes for contractions; arrows say what they redistribute; what the block before made comes
+    from outside."""
+    forward, backward = content(stepped_plan()).graphs
+    assert (forward.block, forward.phase, forward.count) == ("model.layers.*", "forward", 4)
+    assert [(box.module, box.ops) for box in forward.boxes] == [
+        ("norm", ("mm",)), ("mlp.up", ("mm",)), ("mlp.down", ("mm",)),
+    ]  # fmt: skip
+    up = forward.boxes[1]
+    assert [(read.name, read.made, read.read) for read in up.reads] == [
+        ("weight", "[S(0), S(1)]", "[R, S(1)]"), ("down mm", "[S(0), P]", "[S(0), R]"),
+    ]  # fmt: skip
+    assert [(arrow.start, arrow.end) for arrow in forward.arrows] == [(1, 2), (0, 2)]
+    assert forward.boxes[2].makes[0].sent == ("[S(0), R]",)
+    assert [read.name for read in backward.boxes[0].reads] == ["saved down mm"]
+
+
+@pytest.mark.parametrize("name", ["v1", "v2", "v3"])
+def test_older_plans_say_what_they_lack(name: str) -> None:
+    tree = check(html(Plan.load(VERSIONS / f"{name}.json")))
+    missing = [text for text in tree.text if "written by an older version" in text]
+    assert len(missing) == 3
+
+
+def test_a_page_of_126_layers_is_small() -> None:
+    page = html(Plan.load(EXAMPLE))
+    tree = check(page)
+    assert len(page) < 400_000
+    assert page == html(Plan.load(EXAMPLE))
+    text = " ".join(tree.text)
+    for words in (
+        "LlamaForCausalLM",
+        "126 times",
+        "mlp.gate_proj",
+        "reduce_scatter",
+        "limit 168 GiB",
+    ):
+        assert words in text
+
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "\"'><img src=http://x onerror=alert(1)>",
+    "{{ 7*7 }}{% raw %}",
+    "]]></style></title></svg><script>alert(1)</script>",
+    "\x1b[31m\u202e\x00\ud7ff\u2028",
+    "a" * 10_000,
+)
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_names_are_text(name: str) -> None:
+    plain = check(html(renamed(stepped_plan(), "plain")))
+    page = html(renamed(stepped_plan(), name))
+    tree = check(page)
+    assert set(tree.tags) == set(plain.tags)
+    assert len(page) < 150_000
+    assert "49" not in page.decode() or "{" not in name
+
+
+@settings(max_examples=40)
+@given(plans())
+def test_every_plan_has_a_page(plan: Plan) -> None:
+    check(html(plan))
+
+
+BOXES = st.lists(st.tuples(st.floats(20, 300), st.floats(20, 120)), min_size=1, max_size=12)
+
+
+@given(BOXES, st.data())
+def test_boxes_stand_apart_and_arrows_lead_down(
+    sizes: list[tuple[float, float]], data: st.DataObject
+) -> None:
+    pairs = [(a, b) for b in range(len(sizes)) for a in range(b)]
+    arrows = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    placed = place(sizes, arrows)
+    boxes = [
+        (x - width / 2, y, x + width / 2, y + height)
+        for (x, y), (width, height) in zip(placed.boxes, sizes, strict=True)
+    ]
+    for k, (left, top, right, bottom) in enumerate(boxes):
+        assert -1e-6 <= left and right <= placed.width + 1e-6 and bottom <= placed.height + 1e-6
+        for other in boxes[:k]:
+            beside = right <= other[0] or other[2] <= left
+            assert beside or bottom <= other[1] or other[3] <= top
+    for (start, end), way in zip(arrows, placed.arrows, strict=True):
+        assert way[0] == (placed.boxes[start][0], boxes[start][3]) and way[-1] == placed.boxes[end]
+        assert all(a[1] <= b[1] for a, b in zip(way, way[1:]))
+
+
+@given(st.lists(st.sampled_from("xy") | st.none(), min_size=1, max_size=9), st.data())
+def test_folding_makes_no_cycle(kinds: list[str | None], data: st.DataObject) -> None:
+    nodes = [(str(k), kind) for k, kind in enumerate(kinds)]
+    pairs = [(str(a), str(b)) for b in range(len(kinds)) for a in range(b)]
+    chosen = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
+    wires = [(a, b, data.draw(st.booleans())) for a, b in chosen]
+    groups = fold(nodes, wires)
+    assert sorted(name for group in groups for name in group) == sorted(name for name, _ in nodes)
+    home = {name: k for k, group in enumerate(groups) for name in group}
+    for a, b, vanishes in wires:
+        assert vanishes or home[a] != home[b], "what redistributes stays between boxes"
+    for group in groups:
+        assert len({dict(nodes)[name] for name in group}) == 1
+        assert len(group) == 1 or dict(nodes)[group[0]] is not None
+    left = DiGraph((home[a], home[b]) for a, b, _ in wires if home[a] != home[b])
+    assert is_directed_acyclic_graph(left)
+    if all(kind == "x" for kind in kinds) and all(vanishes for *_, vanishes in wires):
+        assert not left.edges, "nothing is left to fold"
+
+
+@given(st.floats(1e-3, 1e18))
+def test_ticks_are_few_and_round(end: float) -> None:
+    marks = ticks(end)
+    assert 3 <= len(marks) <= 10 and marks[0] == 0 and marks[-1] <= end * (1 + 1e-9)
+
+
+def test_command(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    stepped_plan().save(file)
+    page, trace = tmp_path / "plan.html", tmp_path / "plan.trace.json"
+    run = CliRunner().invoke(main, ["report", str(file), "-o", str(page), "--trace", str(trace)])
+    assert run.exit_code == 0 and run.stdout == "" and "plan.html" in run.stderr
+    assert page.read_bytes() == html(stepped_plan())
+    assert trace.read_bytes().startswith(b'{"displayTimeUnit"')
+    assert {path.name for path in tmp_path.iterdir()} == {file.name, page.name, trace.name}
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ([], "say what to write: -o PAGE, --trace TRACE, or both"),
+        (["-o", "nowhere/plan.html"], "cannot write nowhere/plan.html: No such file or directory"),
+        (["--trace", "old.trace.json"], "does not say in which order its step is done"),
+    ],
+)
+def test_command_complains(
+    options: list[str], complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    two_axis_plan().save("plan.json")
+    run = CliRunner().invoke(main, ["report", "plan.json", *options])
+    assert run.exit_code == 1 and complaint in run.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["plan.json"]
+
+
+def test_no_torch_is_imported(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from autopar.cli import main
+try:
+    main(["report", {str(EXAMPLE)!r}, "-o", {str(tmp_path / "p.html")!r}, "--trace", {str(tmp_path / "t.json")!r}])
+except SystemExit as done:
+    assert not done.code
+assert not {{"torch", "numpy", "transformers"}} & set(sys.modules), sorted(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
