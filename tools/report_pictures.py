@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PLAN = ROOT / "examples" / "llama-405b.plan.json"
 IMAGES = ROOT / "docs" / "images"
-WIDTH = 1000
+WIDTH, MAX_HEIGHT = 980, 660
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
         page = Path(folder) / "plan.html"
         page.write_bytes(html(plan))
         for name, dark, first, last in (
-            ("summary", False, "header", "#summary .legend"),
+            ("summary", False, "header h1", "#summary .legend"),
             ("schedule", False, "#schedule", "#schedule figure:nth-of-type(3)"),
             ("memory", True, "#memory", "#memory .narrow"),
             ("block", False, "#blocks", "#blocks details"),
@@ -46,7 +46,7 @@ def main() -> None:
             look(driver, WIDTH, dark=dark)
             driver.get(page.as_uri())
             screenshot(driver, IMAGES / f"report-{name}.png", _span(driver, first, last))
-        look(driver, 1200, 560)
+        look(driver, 1100, 600)
         with perfetto(driver, trace(plan)):
             show_tracks(driver)
             time.sleep(10)  # the viewer draws when it has nothing else to do
@@ -56,14 +56,15 @@ def main() -> None:
 
 
 def _span(driver: Chrome, first: str, last: str) -> dict[str, Any]:
-    """From the upper edge of one element to the lower edge of another, as wide as the window."""
+    """From the upper edge of one element to the lower edge of another, but not higher than is
+    good for the docs."""
     top, bottom = driver.execute_script(
         "const at = (s) => document.querySelector(s).getBoundingClientRect();"
         "return [at(arguments[0]).top + scrollY, at(arguments[1]).bottom + scrollY]",
         first,
         last,
     )
-    return {"x": 0, "y": top, "width": WIDTH, "height": bottom - top + 12}
+    return {"x": 0, "y": top, "width": WIDTH, "height": min(bottom - top + 12, MAX_HEIGHT)}
 
 
 if __name__ == "__main__":

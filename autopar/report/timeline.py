@@ -204,5 +204,5 @@ def block_of(module: str) -> str:
 
 
 def _share(total: int, first: int, end: int, parts: int) -> int:
-    """The shares from `first` up to `end` of `total` cut into `parts` that differ by one at most."""
+    """The shares from `first` up to `end` of `total` cut into `parts` that are as good as equal."""
     return total * end // parts - total * first // parts

@@ -15,15 +15,17 @@ import msgspec
 
 from autopar.errors import PlanError
 from autopar.plan import Plan
+from autopar.report.costs import short_op
 from autopar.report.names import clean
-from autopar.report.states import in_words, step_in_words
+from autopar.report.placed import route_text, sharding_text
 from autopar.report.timeline import Bar, Part, Stretch, Timeline, Track, timeline
 
 MAX_BARS = 2_000_000
 """No viewer opens more."""
 
-BLOCKS, COMPUTE, FIRST_AXIS = range(3)
-"""Threads: blocks, compute and optimizer, and the axes from the third on."""
+BLOCKS, COMPUTE, FIRST_AXIS = range(1, 4)
+"""Threads: blocks, compute and optimizer, and the axes from the third on. Viewers take the thread
+that has the number of its process for the main one."""
 
 STAGE = 0
 
@@ -96,14 +98,9 @@ def _bar(bar: Bar, tid: int, described: Event) -> Event:
     part, args = bar.part, described
     if part.track.kind == "network":
         args = described | {"bytes": bar.num_bytes}
-    name = part.what if part.track.kind == "network" else short(part.what)
+    name = part.what if part.track.kind == "network" else short_op(part.what)
     category = part.phase or part.track.kind
     return _event(clean(name), clean(category), tid, bar.start_ns, bar.duration_ns, args)
-
-
-def short(op: str) -> str:
-    """`mm` of `aten.mm.default`."""
-    return "".join(op.split(".")[1:2]) or op
 
 
 def _described(plan: Plan, part: Part) -> Event:
@@ -112,13 +109,15 @@ def _described(plan: Plan, part: Part) -> Event:
     found: Event = {"key": clean(part.key), "module": clean(part.module)}
     if part.track.kind == "network":
         steps = plan.structure.routes.get(part.key, ())
-        found["sharding"] = clean("; ".join(step_in_words(step, mesh) for step in steps))
+        found["sharding"] = clean(route_text(steps, mesh))
         found["collectives"] = -(-part.count // part.occurrences)
     elif part.key in plan.estimates.ops:
         op = plan.estimates.ops[part.key]
         found["op"] = clean(op.op)
-        found["reads"] = [clean(f"{key} {in_words(state, mesh)}") for key, state in op.inputs]
-        found["makes"] = [clean(f"{kind} {in_words(state, mesh)}") for kind, state in op.outputs]
+        found["reads"] = [clean(f"{key} {sharding_text(state, mesh)}") for key, state in op.inputs]
+        found["makes"] = [
+            clean(f"{kind} {sharding_text(state, mesh)}") for kind, state in op.outputs
+        ]
     return found
 
 

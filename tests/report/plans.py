@@ -152,7 +152,8 @@ def stepped_plan() -> Plan:
             peak_holders=(Held(down, partial, "saved", 4, 8 * MIB),),
         ),
         provenance=msgspec.structs.replace(
-            plan.provenance, margin=Margin(34 * MS + 10_000, None, "shards the sequence on tp")
+            plan.provenance,
+            margin=Margin(34 * MS + 10_000, 34 * MS + 10_000, "shards the sequence on tp"),
         ),
     )
 

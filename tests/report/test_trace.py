@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def check_format(events: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]
             assert all(type(value) is int for value in event["args"].values())
     for bars in threads.values():
         spans = [ns(bar) for bar in bars]
-        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:]))
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     named = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert set(threads) <= set(named) and len(set(named.values())) == len(named)
     return threads
@@ -87,7 +88,7 @@ def test_an_event_says_what_it_is() -> None:
     assert reduced["args"] == {
         "key": "model.layers.*.mlp.down/mm@forward",
         "module": "model.layers.*.mlp.down",
-        "sharding": "[P on tp, S(0) on dp] → [S(0) on dp]",
+        "sharding": "[P on tp, S(0) on dp] to [S(0) on dp]",
         "collectives": 1,
         "bytes": 2 * 2**20,
     }

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from autopar.graph import Phase
 from autopar.matching import general
 from autopar.plan import OpTotal, Param, Plan
+from autopar.report.costs import PARAM, WHOLE_MODEL, short_op
 from autopar.report.html.folding import fold
-from autopar.report.summary import WHOLE_MODEL
 from autopar.report.timeline import block_of
-from autopar.report.trace import short
 
 FORWARD = Phase.FORWARD.value
 
@@ -166,7 +165,7 @@ def _box(
     leaving = [key for key in members if set(readers[key]) - set(members) or not readers[key]]
     return Box(
         module=general(ops[members[0]].module).removeprefix(block).lstrip(".") or "(block)",
-        ops=tuple(short(ops[key].op) for key in members),
+        ops=tuple(short_op(ops[key].op) for key in members),
         time_ns=sum(ops[key].compute_ns for key in members) // count,
         reads=tuple(dict.fromkeys(read for key in members for read in outer.get(key, ()))),
         makes=tuple(
@@ -195,7 +194,7 @@ _ALONE = (
 
 def _folds(op: OpTotal) -> bool:
     """Whether an op is drawn with its neighbours: no contraction, no op of autopar's own."""
-    return op.op.startswith("aten.") and short(op.op) not in _ALONE
+    return op.op.startswith("aten.") and short_op(op.op) not in _ALONE
 
 
 def _reads(plan: Plan, phase: str, key: str) -> Iterator[tuple[str, Read]]:
@@ -203,15 +202,15 @@ def _reads(plan: Plan, phase: str, key: str) -> Iterator[tuple[str, Read]]:
     ops = plan.estimates.ops
     for name, read in ops[key].inputs:
         source, output = _source(ops, name)
-        if name.startswith("param:"):
+        if name.startswith(PARAM):
             param = _param(plan, name)
             made = "" if param is None else param.storage if phase == FORWARD else param.kept
-            yield "", Read(name.rpartition(".")[2], made, read)
+            yield "", Read(_stem(name).rpartition(".")[2], made, read)
         elif source and ops[source].outputs:
             maker = ops[source]
             made = maker.outputs[min(output, len(maker.outputs) - 1)][1]
             where = general(maker.module).rpartition(".")[2].replace("*", "")
-            title = f"{where} {short(maker.op)}".strip()
+            title = f"{where} {short_op(maker.op)}".strip()
             if maker.phase != phase:
                 made, title = plan.structure.saved.get(name, made), f"saved {title}"
             yield source, Read(title, made, read)
@@ -220,7 +219,7 @@ def _reads(plan: Plan, phase: str, key: str) -> Iterator[tuple[str, Read]]:
 
 
 def _source(ops: Mapping[str, OpTotal], name: str) -> tuple[str, int]:
-    """The op that makes a tensor, and which of its outputs that is; "" for parameters and inputs."""
+    """The op that makes a tensor, and which of its outputs that is; "" if no op makes it."""
     if name in ops:
         return name, 0
     stem, _, number = name.rpartition(".")
@@ -229,8 +228,13 @@ def _source(ops: Mapping[str, OpTotal], name: str) -> tuple[str, int]:
     return "", 0
 
 
+def _stem(key: str) -> str:
+    """A parameter's key without what tells classes of one pattern apart."""
+    return key.partition("~")[0]
+
+
 def _param(plan: Plan, key: str) -> Param | None:
     """The first parameter of a class."""
-    wanted = key.removeprefix("param:")
+    wanted = _stem(key).removeprefix(PARAM)
     params = plan.structure.params
     return next((param for name, param in params.items() if general(name) == wanted), None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup
 
@@ -16,7 +17,8 @@ from autopar.plan import MeshAxis
 from autopar.report.html.block_graph import BlockGraph, Box, Made, Read
 from autopar.report.html.layered import Point, place
 from autopar.report.html.svg import cut, path, picture, points, rect, text, text_width
-from autopar.report.states import in_words, parsed
+from autopar.report.placed import sharding_text
+from autopar.sharding import Sharding
 from autopar.units import format_seconds
 
 _SIZE, _SMALL = 12.0, 10.5
@@ -72,7 +74,7 @@ def block_picture(graph: BlockGraph, mesh: Sequence[MeshAxis]) -> Markup:
 def _drawn(graph: BlockGraph, k: int, mesh: Sequence[MeshAxis]) -> Drawn:
     box = graph.boxes[k]
     moved = [
-        f"read {in_words(read.read, mesh)}"
+        f"read {sharding_text(read.read, mesh)}"
         for arrow in graph.arrows
         if arrow.end == k
         for read in arrow.reads
@@ -83,10 +85,10 @@ def _drawn(graph: BlockGraph, k: int, mesh: Sequence[MeshAxis]) -> Drawn:
     lines = [Line(box.module, "strong", _SIZE), Line(ops, "mute", _SMALL)]
     shown = sorted(box.reads, key=lambda read: not read.is_moved)[:_MAX_READS]
     for read in shown:
-        lines += _lines(f"{read.name} {in_words(read.made or read.read, mesh)}", read, mesh)
+        lines += _lines(f"{read.name} {sharding_text(read.made or read.read, mesh)}", read, mesh)
     for made in box.makes[:_MAX_MADE]:
-        lines.append(Line(f"makes {in_words(made.state, mesh)}", "", _SMALL))
-        lines += [Line(f"→ {in_words(state, mesh)}", "moved", _SMALL) for state in made.sent]
+        lines.append(Line(f"makes {sharding_text(made.state, mesh)}", "", _SMALL))
+        lines += [Line(f"→ {sharding_text(state, mesh)}", "moved", _SMALL) for state in made.sent]
     texts = [(line.words, line.size) for line in lines[:1] + lines[2:]]
     texts += [(label, _SMALL) for label in labels]
     stripes = _STRIPE * len(mesh)
@@ -99,18 +101,18 @@ def _drawn(graph: BlockGraph, k: int, mesh: Sequence[MeshAxis]) -> Drawn:
 def _lines(words: str, read: Read, mesh: Sequence[MeshAxis]) -> Iterator[Line]:
     yield Line(words, "", _SMALL)
     if read.is_moved:
-        yield Line(f"→ {in_words(read.read, mesh)}", "moved", _SMALL)
+        yield Line(f"→ {sharding_text(read.read, mesh)}", "moved", _SMALL)
 
 
 def _read_words(read: Read, mesh: Sequence[MeshAxis]) -> str:
     """`weight [S(0) on dp] → replicated`."""
-    made = f"{in_words(read.made, mesh)} → " if read.is_moved else ""
-    return f"{read.name} {made}{in_words(read.read, mesh)}"
+    made = f"{sharding_text(read.made, mesh)} → " if read.is_moved else ""
+    return f"{read.name} {made}{sharding_text(read.read, mesh)}"
 
 
 def _made_words(made: Made, mesh: Sequence[MeshAxis]) -> str:
-    sent = "".join(f" → {in_words(state, mesh)}" for state in made.sent)
-    return f"makes {in_words(made.state, mesh)}{sent}"
+    sent = "".join(f" → {sharding_text(state, mesh)}" for state in made.sent)
+    return f"makes {sharding_text(made.state, mesh)}{sent}"
 
 
 def _box(drawn: Drawn, x: float, y: float, mesh: Sequence[MeshAxis]) -> Iterator[Markup]:
@@ -138,8 +140,11 @@ def _box(drawn: Drawn, x: float, y: float, mesh: Sequence[MeshAxis]) -> Iterator
 
 def _stripes(box: Box, mesh: Sequence[MeshAxis]) -> list[str]:
     """Classes of the stripes: what the box makes first, by axis."""
-    state = parsed(box.makes[0].state, mesh) if box.makes else None
-    if state is None:
+    try:
+        state = Sharding.parse(box.makes[0].state) if box.makes else Sharding(())
+    except ValueError:
+        return []
+    if len(state.placements) != len(mesh):
         return []
     kinds = {"R": "whole", "P": "partial"}
     return [f"stripe axis{k} {kinds.get(p.kind, 'cut')}" for k, p in enumerate(state)]
@@ -149,7 +154,7 @@ def _arrow(passed: Sequence[Point], moved: bool, tip: str) -> Markup:
     """A smooth line downwards through all points, with a head."""
     moved_points = [(x + _MARGIN, y + _MARGIN) for x, y in passed]
     d = f"M{points(moved_points[:1])}"
-    for (x, y), (to_x, to_y) in zip(moved_points, moved_points[1:]):
+    for (x, y), (to_x, to_y) in pairwise(moved_points):
         middle = (y + to_y) / 2
         d += f"C{points([(x, middle), (to_x, middle), (to_x, to_y)])}"
     x, y = moved_points[-1]

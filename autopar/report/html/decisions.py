@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autopar.plan import OpTotal, Plan
-from autopar.report.states import in_words, step_in_words
-from autopar.report.summary import WHOLE_MODEL, param_groups
-from autopar.report.trace import short
+from autopar.report.costs import WHOLE_MODEL, short_op, tensor_name
+from autopar.report.placed import choice_text, route_text, sharding_text
+from autopar.report.summary import param_groups
 from autopar.units import format_bytes, format_seconds
 
 MAX_ROWS = 5_000
@@ -19,7 +19,7 @@ KINDS = ("parameter", "op", "route", "saved", "output")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A row: what is decided of what, what that means, and the time or the bytes per device of it."""
+    """A row: what is decided of what, what that means, and its time, or bytes per device."""
 
     kind: str
     name: str
@@ -58,15 +58,16 @@ def _ops(plan: Plan) -> Iterable[Decision]:
         if total is None:
             yield Decision("op", key, choice, "", "")
             continue
-        made = ", ".join(in_words(state, mesh) for _, state in total.outputs) or choice
+        made = ", ".join(sharding_text(state, mesh) for _, state in total.outputs)
+        made = made or choice_text(choice, mesh)
         kinds = ", ".join(kind for kind, _ in total.outputs)
         parts = (
             total.phase,
             "once" if total.count == 1 else f"{total.count} times",
-            f"choice {choice}",
+            f"works on {choice_text(choice, mesh)}",
             kinds,
         )
-        name = f"{total.module or WHOLE_MODEL}: {short(total.op)}"
+        name = f"{total.module or WHOLE_MODEL}: {short_op(total.op)}"
         details = ", ".join(part for part in parts if part)
         yield Decision("op", name, made, details, _time(_ns(total)))
 
@@ -82,17 +83,18 @@ def _routes(plan: Plan) -> Iterable[Decision]:
         for key, steps in plan.structure.routes.items()
     ]
     for ns, key, steps in sorted(taken, key=lambda each: (-each[0], each[1])):
-        sent = ", ".join(f"{each.count} {each.kind} on {each.axis}" for each in sends.get(key, ()))
-        decision = "; ".join(step_in_words(step, mesh) for step in steps)
-        yield Decision("route", key, decision, sent, _time(ns) if sends else "")
+        sent = [f"{each.count} {each.kind} on {each.axis}" for each in sends.get(key, ())]
+        details = ", ".join([key.rpartition("@")[2], *sent])
+        name = tensor_name(plan.estimates, key)
+        yield Decision("route", name, route_text(steps, mesh), details, _time(ns) if sends else "")
 
 
 def _states(plan: Plan) -> Iterable[Decision]:
     mesh = plan.structure.mesh
     for key, state in sorted(plan.structure.saved.items()):
-        yield Decision("saved", key, in_words(state, mesh), "kept for backward", "")
+        yield Decision("saved", key, sharding_text(state, mesh), "kept for backward", "")
     for key, state in sorted(plan.structure.outputs.items()):
-        yield Decision("output", key, in_words(state, mesh), "returned without gradient", "")
+        yield Decision("output", key, sharding_text(state, mesh), "returned without gradient", "")
 
 
 def _time(ns: int) -> str:

@@ -6,11 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.plan import ClusterRates, Plan, mesh_text
+from autopar.report.limits import find_limits, margin_text
 from autopar.report.summary import summarize
 from autopar.units import format_bytes, format_bytes_per_s, format_seconds
-
-FRAGILE = 0.005
-"""A plan is fragile if one that is structurally different takes at most this much more."""
 
 UNKNOWN = "not known"
 
@@ -105,7 +103,7 @@ def _cards(plan: Plan) -> list[Card]:
     mfu = (
         (
             f"{estimates.mfu_ppm / 1e4:.3g} %",
-            f"{estimates.flops / 1e12:,.3g} TFLOP a step on all devices",
+            f"{_flop(estimates.flops)} a step on all devices",
         )
         if estimates.mfu_ppm
         else (UNKNOWN, "the plan does not have the peak rates of its devices")
@@ -141,29 +139,22 @@ def _cards(plan: Plan) -> list[Card]:
 
 
 def _margin(plan: Plan) -> Card:
-    margin = plan.provenance.margin
+    margin, fragile = plan.provenance.margin, plan.provenance.is_fragile
+    words = margin_text(find_limits(plan), plan.provenance.objective_ns)
     if margin is None:
-        return Card("Margin", UNKNOWN, ("how near the next plan comes was not asked for",))
-    more = _more(plan)
-    notes = (f"no structurally different plan takes less than {_time(margin.bound_ns)}",)
-    if margin.rival:
-        notes += (f"the nearest: {margin.rival}",)
-    tone = "bad" if more <= FRAGILE else "good"
-    return Card("Margin", f"{100 * more:.3g} %", notes, tone)
-
-
-def _more(plan: Plan) -> float:
-    """How much more the best structurally different plan takes at least, as a fraction."""
-    margin, step_ns = plan.provenance.margin, plan.provenance.objective_ns
-    return max(margin.bound_ns - step_ns, 0) / step_ns if margin and step_ns else 0.0
+        return Card("Margin", UNKNOWN, (words,))
+    tone = "" if fragile is None else "bad" if fragile else "good"
+    nearest = margin.bound_ns if margin.step_ns is None else margin.step_ns
+    objective_ns = max(plan.provenance.objective_ns, 1)
+    return Card("Margin", f"{100 * (nearest - objective_ns) / objective_ns:.3g} %", (words,), tone)
 
 
 def _fragility(plan: Plan) -> tuple[str, ...]:
-    if plan.provenance.margin is None or _more(plan) > FRAGILE:
+    if not plan.provenance.is_fragile:
         return ()
+    words = margin_text(find_limits(plan), plan.provenance.objective_ns)
     return (
-        f"fragile: a structurally different plan may take as little as {100 * _more(plan):.3g} % "
-        "more, so a small change of the model or of a figure may bring another plan",
+        f"fragile: {words}; a small change of the model or of a price may bring about another plan",
     )
 
 
@@ -174,6 +165,7 @@ def _facts(plan: Plan, digest: str, made_by: str) -> list[Fact]:
         Fact("Trained with", (structure.optimizer,)),
         Fact("Cluster", _cluster(structure.cluster, plan.estimates.cluster)),
         Fact("Stages", _stages(plan)),
+        Fact("What binds", find_limits(plan).binds),
         Fact("Imposed", provenance.imposed),
         Fact("Best of the meshes", provenance.meshes_tried if _several(plan) else ()),
         Fact("Plan", (digest,)),
@@ -217,6 +209,12 @@ def _stages(plan: Plan) -> tuple[str, ...]:
     if schedule.kind != "none":
         found.append(f"schedule {schedule.kind}, {schedule.microbatches} microbatches")
     return tuple(found)
+
+
+def _flop(number: int) -> str:
+    """`321 PFLOP`."""
+    power = min(max(len(str(number)) - 1, 0) // 3, 6)
+    return f"{number / 1000**power:.3g} {('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}FLOP"
 
 
 def _percent(part: int, whole: int, of: str = " of the step") -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
-
+from itertools import pairwise
 
 Point = tuple[float, float]
 
@@ -76,7 +76,7 @@ def _place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int
     above: list[list[int]] = [[] for _ in widths]
     below: list[list[int]] = [[] for _ in widths]
     for chain in chains:
-        for a, b in zip(chain, chain[1:]):
+        for a, b in pairwise(chain):
             below[a].append(b)
             above[b].append(a)
     rows: list[list[int]] = [[] for _ in range(max(layers, default=-1) + 1)]
@@ -164,7 +164,7 @@ def _apart(
 ) -> list[float]:
     """The middles nearest to `wanted`, in order, that leave room for boxes so wide."""
     offsets = [0.0]
-    for a, b in zip(widths, widths[1:]):
+    for a, b in pairwise(widths):
         offsets.append(offsets[-1] + (a + b) / 2 + _BESIDE)
     pools: list[tuple[float, float, int]] = []
     for at, offset, weight in zip(wanted, offsets, weights):

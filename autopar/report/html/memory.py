@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.plan import Memory, MemoryCurve, Plan
-from autopar.report.states import in_words
+from autopar.report.placed import sharding_text
 
 HOLDERS = {
     "params": "parameters",
@@ -78,7 +78,7 @@ def memory_use(plan: Plan) -> MemoryUse:
         held=tuple(
             HeldRow(
                 each.key,
-                in_words(each.state, mesh),
+                sharding_text(each.state, mesh),
                 HOLDERS.get(each.holder, each.holder),
                 each.count,
                 each.num_bytes,

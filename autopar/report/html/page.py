@@ -7,7 +7,7 @@ The page forbids itself to load anything and to run any script but its own, whos
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -117,7 +117,8 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         finalize=_shown,
     )
-    environment.filters |= {"time": _time, "bytes": format_bytes, "name": clean}
+    filters: dict[str, Callable[..., str]] = {"time": _time, "bytes": format_bytes, "name": clean}
+    environment.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
     return environment
 
 

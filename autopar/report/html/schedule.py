@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from string import ascii_uppercase
 
 from autopar.plan import Plan
-from autopar.report.states import step_in_words
+from autopar.report.costs import short_op
+from autopar.report.placed import route_text
 from autopar.report.timeline import Bar, Part, Stretch, Timeline, Track, timeline
-from autopar.report.trace import short
 from autopar.units import format_bytes, format_seconds
 
 THIN = 1 / 700
@@ -168,7 +168,11 @@ def _labels(part: Part) -> tuple[str, ...]:
     if part.track.kind != "compute":
         return (part.what,)
     module = part.module.rpartition(".")[2].strip("*")
-    return f"{module} {short(part.what)}".strip(), module or short(part.what), short(part.what)
+    return (
+        f"{module} {short_op(part.what)}".strip(),
+        module or short_op(part.what),
+        short_op(part.what),
+    )
 
 
 def _tip(bar: Bar, plan: Plan) -> str:
@@ -177,7 +181,7 @@ def _tip(bar: Bar, plan: Plan) -> str:
     if part.track.kind == "network":
         lines[0] += f", {format_bytes(bar.num_bytes)}"
         steps = plan.structure.routes.get(part.key, ())
-        lines += [step_in_words(step, plan.structure.mesh) for step in steps]
+        lines.append(route_text(steps, plan.structure.mesh))
     return "\n".join(line for line in lines if line)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.plan import CollectiveTotal, Plan
+from autopar.report.limits import find_limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +18,11 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class AxisTraffic:
-    """What one axis sends, the longest first."""
+    """What one axis sends, the longest first; `link` is the slowest it crosses, "" if not known."""
 
     axis: str
     size: int
+    link: str
     time_ns: int
     num_bytes: int
     rows: tuple[Sent, ...]
@@ -32,6 +34,7 @@ def traffic(plan: Plan) -> tuple[AxisTraffic, ...]:
     longest = max((total.time_ns for total in totals), default=0) or 1
     sizes = {axis.name: axis.size for axis in plan.structure.mesh}
     axes = dict.fromkeys([*sizes, *sorted({total.axis for total in totals})])
+    links = {share.axis: share.link for share in find_limits(plan).axes}
     found: list[AxisTraffic] = []
     for axis in axes:
         of_axis = [total for total in totals if total.axis == axis]
@@ -39,5 +42,6 @@ def traffic(plan: Plan) -> tuple[AxisTraffic, ...]:
         rows = tuple(Sent(total, total.time_ns / longest) for total in of_axis)
         time_ns = sum(total.time_ns for total in of_axis)
         num_bytes = sum(total.num_bytes for total in of_axis)
-        found.append(AxisTraffic(axis, sizes.get(axis, 0), time_ns, num_bytes, rows))
+        about = axis, sizes.get(axis, 0), links.get(axis, "")
+        found.append(AxisTraffic(*about, time_ns, num_bytes, rows))
     return tuple(found)
