@@ -183,10 +183,10 @@ def renamed(plan: Plan, name: str) -> Plan:
             estimates,
             ops={
                 "x": OpTotal(
-                    name, name, "forward", 1, 1, 1, 1, 1, ((name, name),), ((name, name),)
+                    name, name, "forward", 2, 4, 1, 1, 1, ((name, name),), ((name, name),)
                 ),
                 f"{name}.x": OpTotal(
-                    name, name, "forward", 1, 1, 1, 1, 1, (("x", name),), ((name, name),)
+                    f"{name}.0", name, "forward", 2, 4, 1, 1, 1, (("x", name),), ((name, name),)
                 ),
             },
             collectives=(CollectiveTotal(name, name, name, 1, 1, 1),),
@@ -229,7 +229,13 @@ def plans(draw: st.DrawFn) -> Plan:
         return Param(shape, draw(st.sampled_from(["float32", "bfloat16"])), storage, kept)
 
     texts = st.lists(_names, max_size=3).map(tuple)
-    ops = st.builds(OpTotal, _names, _names, _names, *[_counts] * 5)
+    pairs = st.lists(st.tuples(_names, _names), max_size=2).map(tuple)
+    totals = st.builds(OpTotal, _names, _names, _names, *[_counts] * 5, pairs, pairs)
+    sent = st.builds(CollectiveTotal, *[_names] * 3, *[_counts] * 3)
+    ops = draw(st.dictionaries(_names, totals, max_size=4))
+    sends = draw(st.dictionaries(_names, st.lists(sent, max_size=2).map(tuple), max_size=2))
+    items = st.lists(st.sampled_from([*ops, *sends, OPTIMIZER]), max_size=5).map(tuple)
+    moments = draw(st.lists(st.tuples(*[_counts] * 4), max_size=5))
     return Plan(
         SCHEMA_VERSION,
         Structure(
@@ -249,12 +255,14 @@ def plans(draw: st.DrawFn) -> Plan:
             *(draw(_counts) for _ in range(5)),
             draw(st.builds(Memory, *[_counts] * 6)),
             draw(_counts),
-            tuple(
-                draw(
-                    st.lists(st.builds(CollectiveTotal, *[_names] * 3, *[_counts] * 3), max_size=3)
-                )
+            tuple(draw(st.lists(sent, max_size=3))),
+            ops,
+            sends=sends,
+            order=draw(st.lists(st.builds(Run, st.integers(1, 9), items), max_size=3).map(tuple)),
+            memory_curve=MemoryCurve(*(zip(*moments) if moments else ())),
+            peak_holders=tuple(
+                draw(st.lists(st.builds(Held, *[_names] * 3, *[_counts] * 2), max_size=2))
             ),
-            draw(st.dictionaries(_names, ops, max_size=4)),
         ),
         Provenance(
             *(draw(_names) for _ in range(4)), *(draw(_counts) for _ in range(3)), draw(texts)

@@ -154,7 +154,7 @@ def test_a_page_of_126_layers_is_small() -> None:
 HOSTILE = (
     "<script>alert(1)</script>",
     "\"'><img src=http://x onerror=alert(1)>",
-    "{{ 7*7 }}{% raw %}",
+    "{{ 7919*7919 }}{% raw %}",
     "]]></style></title></svg><script>alert(1)</script>",
     "\x1b[31m\u202e\x00\ud7ff\u2028",
     "a" * 10_000,
@@ -168,7 +168,7 @@ def test_hostile_names_are_text(name: str) -> None:
     tree = check(page)
     assert set(tree.tags) == set(plain.tags)
     assert len(page) < 150_000
-    assert "49" not in page.decode() or "{" not in name
+    assert b"62710561" not in page
 
 
 @settings(max_examples=40)
