@@ -12,9 +12,6 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
-
-from torch import nn
 
 from autopar.compile import describe_cluster, trace_for_training
 from autopar.errors import OtherStepWarning
@@ -31,7 +28,7 @@ from autopar.profile_file import Profile
 from autopar.replanning import Imposed, cluster_of, options_of
 from autopar.report.reasons import Reasons, reasons
 from autopar.runtime.aliases import aliases
-from autopar.runtime.building import split_inputs
+from autopar.runtime.building import Built, split_inputs
 from autopar.units import format_seconds
 
 Progress = Callable[[str], None]
@@ -44,8 +41,7 @@ MAX_SUBJECTS = 4
 def explain_plan(
     plan: Plan,
     name: str,
-    model: nn.Module,
-    inputs: Any,
+    built: Built,
     *,
     cluster: Cluster | str | None = None,
     profile: Profile | str | os.PathLike[str] | None = None,
@@ -54,16 +50,16 @@ def explain_plan(
 ) -> Reasons:
     """`report.reasons.reasons` of `name`, with its alternatives, each at what a step would take if
     all else adapted, and what 1 GiB more memory, or twice the bandwidth of each mesh axis, would
-    buy. `inputs` are those of `autopar.plan`.
+    buy. `built` is the model that was planned, and its inputs.
 
     PlanMismatchError if the plan is for another model; ClusterError if the cluster must be given;
     ConstraintError if what was imposed must be. An `OtherStepWarning` says what differs where the
     problem as it is stated now has another best step than the plan.
     """
-    said = progress or (lambda _: None)
+    said = progress or _silent
     found = reasons(plan, name)
     described = describe_cluster(cluster_of(plan) if cluster is None else cluster, profile)
-    explainer = _explainer(plan, model, inputs, described, options_of(plan, imposed), said)
+    explainer = _explainer(plan, built, described, options_of(plan, imposed), said)
     alternatives: list[Explanation] = []
     for each in _subjects(found, name):
         said(f"looking at the alternatives of {each}")
@@ -80,13 +76,13 @@ def _subjects(found: Reasons, name: str) -> tuple[str, ...]:
 
 
 def _explainer(
-    plan: Plan, model: nn.Module, inputs: Any, cluster: Cluster, options: Options, said: Progress
+    plan: Plan, built: Built, cluster: Cluster, options: Options, said: Progress
 ) -> Explainer:
-    args, kwargs = split_inputs(inputs)
+    args, kwargs = split_inputs(built.inputs)
     said("tracing the model")
-    traced = trace_for_training(model, args, kwargs, options)
+    traced = trace_for_training(built.model, args, kwargs, options)
     check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
-    known = aliases(model, args, kwargs, traced.out_spec, len(traced.outputs))
+    known = aliases(built.model, args, kwargs, traced.out_spec, len(traced.outputs))
     options = replace(options, constraints=settle(traced.graph, options.constraints, known))
     said("solving the plan's problem again")
     explainer = explain(traced.graph, cluster, options)
@@ -127,3 +123,7 @@ def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
         ),
         stacklevel=3,
     )
+
+
+def _silent(_: str) -> None:
+    return

@@ -21,6 +21,7 @@ from autopar.errors import PlanError
 from autopar.graph import itemsize
 from autopar.plan_wire import pack, unpack, upgrade
 from autopar.sharding import Sharding
+from autopar.shown import Shown
 
 SCHEMA_VERSION = 4
 MAX_TENSOR_BYTES = 2**60
@@ -296,7 +297,7 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None if margin.bound_ns < most else False
 
 
-class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
     """A plan; see the module's text."""
 
     schema: int

@@ -85,14 +85,14 @@ def emit(
     from rich.console import Console
 
     console = Console(no_color=no_color or None, highlight=False, markup=False, emoji=False)
-    if width is not None or not console.is_terminal:
-        console.width = width or PIPED_WIDTH
-    if console.is_terminal:
-        console.print(page(content))
+    if not console.is_terminal:
+        from autopar.report.plain import plain
+
+        click.echo(plain(page(content), width or PIPED_WIDTH))
         return
-    with console.capture() as capture:
-        console.print(page(content))
-    click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
+    if width is not None:
+        console.width = width
+    console.print(page(content))
 
 
 @contextmanager

@@ -16,9 +16,9 @@ from autopar.margin import search_with_margin
 from autopar.meshes import parse_mesh
 from autopar.options import Options
 from autopar.plan import Margin, Plan
-from autopar.problem import Problem
+from autopar.problem import Problem, Solution, Status
 from autopar.roles import ENOUGH, Roles, describe, find_roles, signature
-from autopar.search import search
+from autopar.search import peak, search, solve_mesh
 from autopar.solver import solve
 from autopar.solver.evaluate import Evaluator
 from tests.graphs import linear_step
@@ -138,12 +138,29 @@ def test_no_plan_of_any_mesh_is_another_and_better(batch: int) -> None:
     assert margin.bound_ns <= second <= margin.step_ns
 
 
-def test_where_memory_binds_the_rival_fits() -> None:
-    graph = linear_step(256, 1024, 1024, layers=3)
-    tight = margin(graph, "2x4xH100", "2x4", limit=20 << 20)
-    roomy = margin(graph, "2x4xH100", "2x4")
-    assert tight.bound_ns >= roomy.bound_ns
-    assert tight.step_ns is None or tight.step_ns >= tight.bound_ns
+@pytest.mark.parametrize("batch", [64, 512])
+def test_where_memory_binds_the_rival_fits(batch: int) -> None:
+    graph, cluster = linear_step(batch, 256, 512), parse_cluster("2x2xH100")
+    limit = with_margin(graph, "2x2xH100", "2x2").estimates.memory.total * 9 // 10
+    options = Options(mesh="2x2", memory_limit_bytes=limit)
+    mesh = parse_mesh("2x2", cluster)
+    best = solve_mesh(graph, cluster, mesh, options, "", quiet)
+    problem = replace(best.problem, usage_limit=limit)
+    roles, evaluator = find_roles(graph, problem), Evaluator(problem)
+    chosen = roles.of(problem, best.solution.choice)
+    costs = sorted(
+        (cost.objective, choice, cost.arcs)
+        for choice in product(*(range(len(costs)) for costs in problem.costs))
+        if roles.of(problem, choice) != chosen and (cost := evaluator(choice)).feasible
+    )
+    fitting = next(
+        objective
+        for objective, choice, arcs in costs
+        if peak(graph, cluster, options, best, Solution(Status.FEASIBLE, choice, arcs)) <= limit
+    )
+    found = margin(graph, "2x2xH100", "2x2", limit)
+    assert found.bound_ns == costs[0][0] <= fitting
+    assert found.step_ns is None or found.step_ns >= fitting
 
 
 def test_one_device_has_no_rival() -> None:

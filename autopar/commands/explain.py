@@ -106,8 +106,7 @@ def _alternatives(
         return explain_plan(
             plan,
             name,
-            built.model,
-            built.inputs,
+            built,
             cluster=cluster,
             profile=profile_file,
             imposed=imposed,

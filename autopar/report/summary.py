@@ -98,6 +98,17 @@ class Summary:
     digest: str
     made_by: str
 
+    def __str__(self) -> str:
+        from autopar.report.plain import plain
+        from autopar.report.text import page
+
+        return plain(page(self))
+
+    def _repr_html_(self) -> str:
+        from autopar.report.notebook import fragment
+
+        return fragment(self)
+
 
 def summarize(plan: Plan) -> Summary:
     """The summary of a plan."""
@@ -250,9 +261,23 @@ def _warnings(plan: Plan, params: Sequence[ParamGroup]) -> tuple[str, ...]:
             f"every device holds {format_bytes(whole_bytes)} of parameters whole, "
             f"{whole[0].name} the largest ({format_bytes(whole[0].local_bytes)})"
         )
+    found += _fragile(plan)
     if plan.provenance.gap_ppm:
         found.append(
             f"not proven optimal: a plan up to {plan.provenance.gap_ppm / 1e4:.3g} % faster may "
             "exist"
         )
     return tuple(found)
+
+
+def _fragile(plan: Plan) -> list[str]:
+    """That another plan is, or may be, nearly as good."""
+    margin, is_fragile = plan.provenance.margin, plan.provenance.is_fragile
+    if margin is None or is_fragile is False:
+        return []
+    least = max(1, plan.provenance.objective_ns)
+    if is_fragile and margin.step_ns is not None:
+        more = 100 * (margin.step_ns - least) / least
+        return [f"fragile: a plan of another structure is {more:.2g} % slower: {margin.rival}"]
+    more = 100 * max(0, margin.bound_ns - least) / least
+    return [f"may be fragile: plans of another structure are only proven to be {more:.2g} % slower"]

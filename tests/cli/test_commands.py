@@ -237,6 +237,7 @@ def test_plan_asks_for_what_was_said(
         "pins": ("weight=S(0) on tp", "bias=R"),
         "forbid": ("dp:weight",),
         "strategy": "megatron",
+        "margin": True,
     }
 
 

@@ -1,0 +1,61 @@
+"""The methods with which a plan shows itself.
+
+What they return is made by packages that stand above the plan, which is why they import when they
+are called, and not before: through `views` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from autopar.plan import Plan
+    from autopar.views import Reasons, Summary
+
+
+class Shown:
+    """Base of `Plan`."""
+
+    __slots__ = ()
+
+    def summary(self) -> Summary:
+        """What the plan decided and what it costs, as values; printed, it is the page of `autopar
+        show`."""
+        from autopar.views import summarize
+
+        return summarize(_plan(self))
+
+    def explain(
+        self,
+        name: str = "",
+        *,
+        model: Any = None,
+        inputs: Any = None,
+        cluster: Any = None,
+        profile: Any = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Reasons:
+        """Why a parameter, a module or an op (by its key) is as it is, or all of the plan; printed,
+        it is the page of `autopar explain`.
+
+        With the `model` and `inputs` that were planned, the alternatives too: see
+        `alternatives.explain_plan`, which has the other arguments and the errors.
+        """
+        from autopar.views import explain
+
+        return explain(_plan(self), name, model, inputs, cluster, profile, progress)
+
+    def _repr_html_(self) -> str:
+        from autopar.views import fragment
+
+        return fragment(self.summary())
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """For notebooks: as text, a plan is its page, not all of its fields."""
+        return {"text/plain": str(self.summary()), "text/html": self._repr_html_()}
+
+
+def _plan(shown: Shown) -> Plan:
+    """What is shown: there is no other class of it."""
+    return cast("Plan", shown)

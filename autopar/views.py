@@ -1,0 +1,40 @@
+"""What the methods of a plan return. A plan is a noun that everything stands on; what it shows of
+itself is made by what stands above it, so that its methods come here when they are called, and not
+before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from autopar.report.notebook import fragment
+from autopar.report.reasons import Reasons, reasons
+from autopar.report.summary import Summary, summarize
+
+if TYPE_CHECKING:
+    from autopar.mesh import Cluster
+    from autopar.plan import Plan
+    from autopar.profile_file import Profile
+
+__all__ = ["Reasons", "Summary", "explain", "fragment", "summarize"]
+
+
+def explain(
+    plan: Plan,
+    name: str,
+    model: Any,
+    inputs: Any,
+    cluster: Cluster | str | None,
+    profile: Profile | str | os.PathLike[str] | None,
+    progress: Callable[[str], None] | None,
+) -> Reasons:
+    """`shown.Shown.explain`."""
+    if model is None:
+        return reasons(plan, name)
+    from autopar.alternatives import explain_plan
+    from autopar.runtime.building import Built
+
+    return explain_plan(
+        plan, name, Built(model, inputs), cluster=cluster, profile=profile, progress=progress
+    )
