@@ -1,0 +1,234 @@
+"""What a stored plan says of its parts, against its own bill; Python and notebooks."""
+
+from __future__ import annotations
+
+from functools import cache
+from html.parser import HTMLParser
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from autopar.cluster import parse_cluster
+from autopar.errors import AutoparError
+from autopar.meshes import parse_mesh
+from autopar.options import Options
+from autopar.plan import Margin, Plan
+from autopar.report.limits import find_limits, margin_text
+from autopar.report.names import clean
+from autopar.report.plain import plain
+from autopar.report.reasons import reasons
+from autopar.report.reasons_text import page
+from autopar.report.text import show
+from autopar.search import search
+from tests.graphs import linear_step
+from tests.report.plans import plans, renamed, two_axis_plan
+
+HOSTILE = "\x1b[31m<script>alert('x')</script>&amp;"
+
+
+@cache
+def plan_of(cluster: str = "2x4xH100", mesh: str = "2x4") -> Plan:
+    return search(
+        linear_step(256, 1024, 2048, layers=3),
+        parse_cluster(cluster),
+        Options(mesh=mesh),
+        fingerprint="f",
+        torch_version="",
+        progress=lambda _: None,
+    )
+
+
+def test_parts_of_everything_are_the_bill() -> None:
+    estimates = plan_of().estimates
+    for key, op in estimates.ops.items():
+        found = reasons(plan_of(), key)
+        own = op.compute_ns + op.optimizer_ns + op.communication_ns
+        gradient = found.time_ns - own
+        if found.kind == "op":
+            assert gradient == 0
+    ops = [reasons(plan_of(), key) for key in estimates.ops if not key.startswith("param:")]
+    params = [n for k, n in enumerate(estimates.ops) if n.startswith("param:")]
+    sent = sum(estimates.ops[key].communication_ns for key in params)
+    step = sum(each.time_ns for each in ops) + sent + estimates.optimizer_ns
+    assert step == estimates.compute_ns + estimates.communication_ns + estimates.optimizer_ns
+
+
+def test_a_parameter_costs_its_gathers_its_gradient_and_its_update() -> None:
+    plan = plan_of()
+    found = reasons(plan, "w1")
+    op = plan.estimates.ops["param:w1"]
+    gradient = plan.estimates.ops["wgrad.1"].communication_ns
+    assert found.time_ns >= op.communication_ns + op.optimizer_ns
+    assert found.kind == "parameter"
+    (decision,) = found.decisions
+    stored = plan.structure.params["w1"].storage
+    assert decision.choice[0].startswith("stored ") and gradient >= 0
+    assert [line.split(":")[0] for line in decision.choice[2:]] == ["dp", "tp"]
+    assert stored.count("S") >= decision.choice[2:].count("dp: replicated")
+    assert any("forward" in line for line in decision.reads)
+
+
+def test_what_a_device_holds_adds_up() -> None:
+    plan = plan_of()
+    each = [reasons(plan, name) for name in plan.structure.params]
+    held = {
+        what: sum(h.num_bytes for found in each for h in found.holdings if h.what == what)
+        for what in ("parameters", "gradients", "optimizer states")
+    }
+    memory = plan.estimates.memory
+    assert held == {
+        "parameters": memory.params,
+        "gradients": memory.gradients,
+        "optimizer states": memory.optimizer,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "num_decisions"),
+    [
+        ("", "plan", 0),
+        ("model.layers.2.mlp.up.weight", "parameter", 1),
+        ("param:model.layers.*.mlp.up.weight", "parameter", 1),
+        ("model.layers.*.mlp.down.weight", "parameter", 2),
+        ("model.layers.0.mlp.down.weight", "parameter", 1),
+        ("*.weight", "parameter", 4),
+        ("model.layers.*.mlp.down", "module", 4),
+        ("model.layers.3.mlp", "module", 6),
+        ("lm_head", "module", 3),
+        ("model", "module", 7),
+        ("(model)", "module", 1),
+    ],
+)
+def test_names(name: str, kind: str, num_decisions: int) -> None:
+    found = reasons(two_axis_plan(), name)
+    assert (found.kind, len(found.decisions)) == (kind, num_decisions)
+    assert found.share == pytest.approx(found.time_ns / found.step_ns)
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [
+        ("model.layers.*.mlp.up.wieght", "model.layers.*.mlp.up.weight"),
+        ("layers.*.mlp.down", "model.layers.*.mlp.down"),
+        ("up.weight", "model.layers.*.mlp.up.weight"),
+        ("lm_heads", "lm_head"),
+    ],
+)
+def test_names_that_are_not_there(name: str, close: str) -> None:
+    with pytest.raises(AutoparError, match="Toy has no parameter, module or op") as raised:
+        reasons(two_axis_plan(), name)
+    assert close in str(raised.value)
+
+
+@settings(max_examples=30)
+@given(plan=plans(), width=st.integers(40, 200))
+def test_every_plan_is_explained_within_the_width(plan: Plan, width: int) -> None:
+    names = ["", *plan.structure.params, *(k for k in plan.estimates.ops if ":" in k)]
+    for name in names:
+        for line in plain(page(reasons(plan, name)), width).split("\n"):
+            assert line.isprintable()
+            assert cell_len(line) <= width
+
+
+@pytest.mark.parametrize("name", [HOSTILE, "a\nb", "\u202egnp", "[red]x[/]"])
+def test_names_cannot_command_the_terminal(name: str) -> None:
+    plan = renamed(two_axis_plan(), name)
+    text = plain(page(reasons(plan, name)), 400)
+    assert all(c.isprintable() for line in text.split("\n") for c in line)
+    assert clean(name).split(" ")[0] in text
+
+
+@pytest.mark.parametrize(
+    ("cluster", "mesh"),
+    [("2x4xH100", "8"), ("2x4xH100", "2x4"), ("2x4xH100", "4x2"), ("2x4xH100", "2x2x2"),
+     ("8xL4", "2x4"), ("8x1xA100", "4x2")],
+)  # fmt: skip
+def test_links_of_axes_are_those_of_the_mesh(cluster: str, mesh: str) -> None:
+    graph, described = linear_step(64, 64, 64), parse_cluster(cluster)
+    plan = search(
+        graph, described, Options(mesh=mesh), fingerprint="", torch_version="",
+        progress=lambda _: None,
+    )  # fmt: skip
+    links = {axis.axis: axis.link for axis in find_limits(plan).axes}
+    assert links == {axis.name: axis.link.name for axis in parse_mesh(mesh, described).axes}
+
+
+def with_memory(plan: Plan, limit: int) -> Plan:
+    estimates = msgspec.structs.replace(plan.estimates, memory_limit=limit)
+    return msgspec.structs.replace(plan, estimates=estimates)
+
+
+def test_memory_is_short_near_the_limit() -> None:
+    plan = two_axis_plan()
+    peak = plan.estimates.memory.total
+    assert find_limits(with_memory(plan, peak)).binds[0].startswith("memory is short")
+    assert find_limits(with_memory(plan, 2 * peak)).binds[0].startswith("memory is not short")
+
+
+def with_margin(margin: Margin | None) -> Plan:
+    plan = two_axis_plan()
+    provenance = msgspec.structs.replace(plan.provenance, margin=margin)
+    return msgspec.structs.replace(plan, provenance=provenance)
+
+
+@pytest.mark.parametrize(
+    ("margin", "words", "warning"),
+    [
+        (None, "not in the plan", ""),
+        (Margin(35_700_000, 35_700_000, "w whole"), "takes 35.7 ms (+5 %): w whole", ""),
+        (Margin(34_100_000, 34_100_000, "w whole"), "34.1 ms", "fragile: a plan of another"),
+        (Margin(34_000_000, None, ""), "at least 34 ms (+0 %)", "may be fragile: plans of"),
+        (Margin(34_340_000, 35_700_000, "w"), "none less than 34.3 ms (+1 %)", ""),
+    ],
+)
+def test_margin_in_words(margin: Margin | None, words: str, warning: str) -> None:
+    plan = with_margin(margin)
+    limits = find_limits(plan)
+    assert words in margin_text(limits, plan.estimates.step_ns)
+    found = [text for text in plan.summary().warnings if "fragile" in text]
+    assert len(found) == bool(warning)
+    assert all(text.startswith(warning) for text in found)
+
+
+def test_a_plan_shows_itself() -> None:
+    plan = two_axis_plan()
+    assert str(plan.summary()) == plain(show(plan))
+    assert str(plan.explain("lm_head")) == plain(page(reasons(plan, "lm_head")))
+    assert plan.explain() == reasons(plan)
+    bundle = plan._repr_mimebundle_()
+    assert bundle == {"text/plain": str(plan.summary()), "text/html": plan._repr_html_()}
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.texts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        assert {name for name, _ in attrs} <= {"style", "open"}
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+
+
+def test_html_holds_what_a_plan_says_and_nothing_that_runs() -> None:
+    for plan in (two_axis_plan(), renamed(two_axis_plan(), HOSTILE)):
+        tags = _Tags()
+        tags.feed(plan._repr_html_())
+        assert not tags.open
+        assert not tags.seen & {"script", "img", "a", "iframe", "link"}
+        text = "".join(tags.texts)
+        assert clean(plan.structure.model) in text
+        assert text.isprintable()
+    assert "model.layers.{1-3}.mlp.down.weight" in two_axis_plan()._repr_html_()
