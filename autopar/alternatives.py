@@ -72,7 +72,7 @@ def _subjects(found: Reasons, name: str) -> tuple[str, ...]:
     if found.kind == "module":
         return (name,)
     names = [decision.name for decision in found.decisions[:MAX_SUBJECTS]]
-    return tuple(expand(each)[0] if "{" in each else each for each in names)
+    return tuple(expand(each.partition(", ")[0])[0] if "{" in each else each for each in names)
 
 
 def _explainer(

@@ -139,8 +139,9 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All nodes of one key: how many there are, compute time of all, module pattern, op. A
     parameter's has the optimizer's time.
 
-    `inputs` has what most of them read, (key, sharding in which it is read), and `outputs` what
-    they make, (type such as "bfloat16[64, 4096]", sharding in which it is made).
+    `inputs` has what most of them read, (key, sharding in which it is read), which for a parameter
+    is its gradient, and `outputs` what they make, (type such as "bfloat16[64, 4096]", sharding in
+    which it is made).
     """
 
     module: str

@@ -245,6 +245,12 @@ def _op_totals(
             node = graph.nodes[group.root.node]
             sums[node.key][3] += layout.held_bytes(group.root, layout.kept(group.root))
     typical, read = _typical(graph, compute), reads(layout, all_groups)
+    gradients = {node.target: node for node in graph.with_role(Role.GRAD)}
+    readers = typical | {
+        node.key: gradients[node.target]
+        for node in example.values()
+        if node.role is Role.PARAM and node.target in gradients
+    }
     return {
         key: OpTotal(
             module=general(example[key].module),
@@ -255,7 +261,7 @@ def _op_totals(
             communication_ns=communication_ns,
             saved_bytes=saved,
             optimizer_ns=optimizer_ns,
-            inputs=inputs(layout, typical[key], read) if key in typical else (),
+            inputs=inputs(layout, readers[key], read) if key in readers else (),
             outputs=outputs(layout, typical.get(key, example[key])),
         )
         for key, (count, compute_ns, communication_ns, saved, optimizer_ns) in sums.items()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
+from autopar.graph import itemsize
 from autopar.matching import general
+from autopar.namesets import compress
 from autopar.plan import MeshAxis, OpTotal, Param, Plan
 from autopar.report.costs import PARAM, short_op, tensor_name
-from autopar.report.summary import ParamGroup, on_axes
+from autopar.report.summary import local_bytes, on_axes
 from autopar.sharding import Placement, Sharding
 from autopar.units import format_bytes
 
@@ -28,16 +32,54 @@ class Decision:
     makes: tuple[str, ...]
 
 
-def param_decision(plan: Plan, group: ParamGroup) -> Decision:
+@dataclass(frozen=True, slots=True)
+class Alike:
+    """Parameters of one pattern that lie alike: `name` is one text for all `names`."""
+
+    name: str
+    pattern: str
+    names: tuple[str, ...]
+    param: Param
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all of them in the whole model."""
+        return len(self.names) * prod(self.param.shape) * itemsize(self.param.dtype)
+
+    def held_bytes(self, sharding: str, mesh: Sequence[MeshAxis]) -> int:
+        """Bytes of all of them on one device, in that sharding."""
+        parsed = Sharding.parse(sharding)
+        return len(self.names) * local_bytes(self.param.shape, self.param.dtype, parsed, mesh)
+
+
+def alike(params: Mapping[str, Param], names: Iterable[str]) -> tuple[Alike, ...]:
+    """`names` of `params`, by pattern and by how they lie."""
+    found: dict[tuple[str, Param], list[str]] = {}
+    for name in names:
+        found.setdefault((general(name), params[name]), []).append(name)
+    patterns = Counter(map(general, params))
+    return tuple(
+        Alike(_one_text(pattern, some, patterns[pattern]), pattern, tuple(some), param)
+        for (pattern, param), some in found.items()
+    )
+
+
+def _one_text(pattern: str, names: Sequence[str], num_of_pattern: int) -> str:
+    if len(names) == 1:
+        return names[0]
+    return pattern if len(names) == num_of_pattern else ", ".join(compress(names))
+
+
+def param_decision(plan: Plan, params: Alike) -> Decision:
     """How parameters are stored, what is kept of them, what each mesh axis does to them."""
-    mesh, readers = plan.structure.mesh, _readers(plan, group)
-    whole = format_bytes(group.total_bytes // group.count)
-    stored = format_bytes(group.local_bytes // group.count)
-    if group.kept != group.storage:
-        kept = f"kept for backward: {group.kept}"
+    mesh, readers, param = plan.structure.mesh, _readers(plan, params), params.param
+    count, storage = len(params.names), Sharding.parse(param.storage)
+    whole = format_bytes(params.total_bytes // count)
+    stored = format_bytes(params.held_bytes(param.storage, mesh) // count)
+    if param.kept != param.storage:
+        kept = f"kept for backward: {on_axes(Sharding.parse(param.kept), mesh)}"
     else:
         kept = "kept for backward: as it is stored, no copy"
-    storage = Sharding.parse(raw_param(plan, group).storage)
     forward = [state for op, state in readers if op.phase == "forward"]
     taken = _parsed(forward[0], mesh) if forward else None
     roles = [
@@ -45,33 +87,18 @@ def param_decision(plan: Plan, group: ParamGroup) -> Decision:
         for k, (axis, placement) in enumerate(zip(mesh, storage, strict=True))
     ]
     return Decision(
-        name=group.name,
-        what=f"{group.dtype}{list(group.shape)}",
+        name=params.name,
+        what=f"{param.dtype}{list(param.shape)}",
         phase="",
-        count=group.count,
-        choice=(f"stored {group.storage}: {stored} of {whole} on each device", kept, *roles),
+        count=count,
+        choice=(f"stored {on_axes(storage, mesh)}: {stored} of {whole} on each device", kept)
+        + tuple(roles),
         reads=tuple(
             f"read by {short_op(op.op)} in {op.phase} as {state_text(state, mesh)}"
             for op, state in readers
         ),
         makes=(),
     )
-
-
-def raw_param(plan: Plan, group: ParamGroup) -> Param:
-    """One of the parameters of a group, as the plan has it."""
-    return next(
-        param
-        for name, param in plan.structure.params.items()
-        if general(name) == general_text(group.name)
-        and on_axes(Sharding.parse(param.storage), plan.structure.mesh) == group.storage
-        and (param.shape, param.dtype) == (group.shape, group.dtype)
-    )
-
-
-def general_text(text: str) -> str:
-    """`matching.general` of a text that may stand for several names: `layers.{0-3}.w`."""
-    return ".".join("*" if part.startswith("{") else general(part) for part in text.split("."))
 
 
 def op_decision(plan: Plan, key: str, op: OpTotal) -> Decision:
@@ -110,9 +137,9 @@ def _parsed(state: str, mesh: Sequence[MeshAxis]) -> Sharding | None:
     return sharding if len(sharding.placements) == len(mesh) else None
 
 
-def _readers(plan: Plan, group: ParamGroup) -> list[tuple[OpTotal, str]]:
+def _readers(plan: Plan, params: Alike) -> list[tuple[OpTotal, str]]:
     """The ops that read these parameters, each with the state in which it does."""
-    base = PARAM + general_text(group.name)
+    base = PARAM + params.pattern
     return [
         (op, state)
         for op in plan.estimates.ops.values()

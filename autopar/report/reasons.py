@@ -16,10 +16,8 @@ from autopar.errors import AutoparError
 from autopar.matching import general, matches, outer_names
 from autopar.plan import OpTotal, Plan
 from autopar.report.costs import PARAM, WHOLE_MODEL, costs, short_op, tensor_name
-from autopar.report.decisions import Decision, general_text, op_decision, param_decision, raw_param
+from autopar.report.decisions import Alike, Decision, alike, op_decision, param_decision
 from autopar.report.limits import Limits, find_limits
-from autopar.report.summary import ParamGroup, local_bytes, param_groups
-from autopar.sharding import Sharding
 
 if TYPE_CHECKING:
     # What a plan alone says starts without numpy.
@@ -92,7 +90,7 @@ def reasons(plan: Plan, name: str = "") -> Reasons:
     if not groups and not ops:
         ops, kind = _inside(plan, name), "module"
         inside = tuple(n for n in plan.structure.params if _within(general(n), general(name)))
-        groups = _grouped(plan, inside)
+        groups = alike(plan.structure.params, inside)
     if not groups and not ops:
         raise AutoparError(_unknown(plan, name))
     keys = dict.fromkeys((*_param_keys(plan, groups), *ops))
@@ -134,13 +132,13 @@ def _reasons(
     subject: str,
     kind: str,
     decisions: tuple[Decision, ...],
-    groups: Sequence[ParamGroup],
+    groups: Sequence[Alike],
     keys: tuple[str, ...],
 ) -> Reasons:
     estimates = plan.estimates
-    sent_by = _gradient_keys(plan, keys) if kind == "parameter" else ()
+    senders = (*keys, *_gradient_keys(plan, (k for k in keys if k.startswith(PARAM))))
     parts = sorted(
-        (*_computed(plan, keys), *_sent(plan, (*keys, *sent_by))),
+        (*_computed(plan, keys), *_sent(plan, senders)),
         key=lambda part: (-part.time_ns, part.where, part.what, part.phase),
     )
     time_ns = sum(part.time_ns for part in parts)
@@ -158,34 +156,27 @@ def _reasons(
     )
 
 
-def _params(plan: Plan, name: str) -> tuple[ParamGroup, ...]:
+def _params(plan: Plan, name: str) -> tuple[Alike, ...]:
     """The parameters that `name` stands for, and all that lie like one that is named, grouped as
     they lie."""
     name = name.removeprefix(PARAM)
     params = plan.structure.params
     if name in params:
-        alike = general(name), params[name]
-        return _grouped(plan, (n for n, param in params.items() if (general(n), param) == alike))
+        same = general(name), params[name]
+        return alike(params, (n for n, param in params.items() if (general(n), param) == same))
     found = [each for each in params if general(each) == name]
-    return _grouped(plan, found or [n for n in params if "*" in name and matches(name, n)])
+    return alike(params, found or [n for n in params if "*" in name and matches(name, n)])
 
 
-def _grouped(plan: Plan, names: Iterable[str]) -> tuple[ParamGroup, ...]:
-    params = {name: plan.structure.params[name] for name in names}
-    return param_groups(params, plan.structure.mesh)
-
-
-def _param_keys(plan: Plan, groups: Sequence[ParamGroup]) -> tuple[str, ...]:
+def _param_keys(plan: Plan, groups: Sequence[Alike]) -> tuple[str, ...]:
     """The keys of the classes that these parameters belong to."""
-    wanted = {(PARAM + general_text(group.name), group.dtype, group.shape) for group in groups}
+    wanted = {
+        (PARAM + group.pattern, f"{group.param.dtype}{list(group.param.shape)}") for group in groups
+    }
     return tuple(
         key
         for key, op in plan.estimates.ops.items()
-        if key.startswith(PARAM)
-        and any(
-            key.partition("~")[0] == base and _type(op) in ("", f"{dtype}{list(shape)}")
-            for base, dtype, shape in wanted
-        )
+        if any(key.partition("~")[0] == base and _type(op) in ("", kind) for base, kind in wanted)
     )
 
 
@@ -194,23 +185,16 @@ def _type(op: OpTotal) -> str:
 
 
 def _gradient_keys(plan: Plan, keys: Iterable[str]) -> tuple[str, ...]:
-    """The ops of the same modules that make tensors of the parameters' types in backward, which are
-    their gradients."""
-    ops = plan.estimates.ops
-    wanted = {(ops[key].module, _type(ops[key])) for key in keys}
-    return tuple(
-        key
-        for key, op in ops.items()
-        if op.phase == "backward" and _type(op) and (op.module, _type(op)) in wanted
-    )
+    """The ops that make the gradients of these parameters."""
+    return tuple(root for key in keys for root, _ in plan.estimates.ops[key].inputs)
 
 
 def _ops(plan: Plan, name: str) -> dict[str, OpTotal]:
     """The op whose key is `name`, which may have the number of a block where the key has a star."""
     module, colon, rest = name.partition(":")
     ops = plan.estimates.ops
-    for key in (name, f"{general(module)}{colon}{rest}"):
-        if key in ops and colon and not key.startswith(PARAM):
+    for key in (name, f"{general(module)}{colon}{rest}" if colon else name):
+        if key in ops and not key.startswith(PARAM):
             return {key: ops[key]}
     return {}
 
@@ -258,30 +242,27 @@ def _share(plan: Plan, time_ns: int) -> float:
     return time_ns / max(1, plan.estimates.step_ns)
 
 
-def _holdings(plan: Plan, groups: Sequence[ParamGroup], keys: Sequence[str]) -> tuple[Holding, ...]:
-    memory = plan.estimates.memory
-    stored = sum(group.local_bytes for group in groups)
+def _holdings(plan: Plan, groups: Sequence[Alike], keys: Sequence[str]) -> tuple[Holding, ...]:
+    memory, mesh = plan.estimates.memory, plan.structure.mesh
+    stored = sum(group.held_bytes(group.param.storage, mesh) for group in groups)
+    kept = sum(
+        group.held_bytes(group.param.kept, mesh)
+        for group in groups
+        if group.param.kept != group.param.storage
+    )
     found = [
         Holding("parameters", stored),
         Holding("gradients", stored * memory.gradients // max(1, memory.params)),
         Holding("optimizer states", stored * memory.optimizer // max(1, memory.params)),
-        Holding("kept for backward", sum(_kept_bytes(plan, group) for group in groups)),
+        Holding("kept for backward", kept),
         Holding("saved for backward", sum(plan.estimates.ops[key].saved_bytes for key in keys)),
     ]
     return tuple(holding for holding in found if holding.num_bytes)
 
 
-def _kept_bytes(plan: Plan, group: ParamGroup) -> int:
-    if group.kept == group.storage:
-        return 0
-    param = raw_param(plan, group)
-    kept = Sharding.parse(param.kept)
-    return group.count * local_bytes(param.shape, param.dtype, kept, plan.structure.mesh)
-
-
-def _subject(name: str, kind: str, groups: Sequence[ParamGroup]) -> str:
-    if kind == "parameter" and len(groups) == 1 and groups[0].count > 1:
-        return f"{name}, one of {groups[0].count} that lie alike; figures are of all of them"
+def _subject(name: str, kind: str, groups: Sequence[Alike]) -> str:
+    if kind == "parameter" and len(groups) == 1 and len(groups[0].names) > 1:
+        return f"{name}, one of {len(groups[0].names)} that lie alike; figures are of all of them"
     return name
 
 
