@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from autopar.replanning import Imposed
     from autopar.report.reasons import Reasons
 
-_TARGET = re.compile(r".*[^:]:[A-Za-z_][\w.]*", re.DOTALL)
+_TARGET = re.compile(r"[^:]+:[A-Za-z_][\w.]*")
 
 
 @click.command()

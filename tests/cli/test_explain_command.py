@@ -1,0 +1,182 @@
+"""The command that says why: from a plan alone, and with the model it was made for."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner, Result
+
+from autopar.cli import main
+from autopar.constraints import Constraint
+from autopar.errors import ClusterError, ConstraintError
+from autopar.options import make_options
+from autopar.plan import Plan
+from autopar.replanning import Imposed, cluster_of, options_of, read_imposed
+from tests.report.plans import renamed, two_axis_plan
+
+TARGET = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(256, 1024), nn.Linear(1024, 256)
+
+    def forward(self, x):
+        return self.down(self.up(x).relu()).square().mean()
+
+def build():
+    return Net(), (torch.zeros(64, 256),)
+
+def sized():
+    return Net(), lambda batch: (torch.zeros(batch, 256),)
+"""
+ON = ("--cluster", "2x2xH100", "--mesh", "2x2")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def fails(result: Result, status: int, message: str) -> None:
+    assert (result.exit_code, result.stdout) == (status, ""), result.output
+    assert message in result.stderr
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("explained") / "explained_target.py"
+    path.write_text(TARGET)
+    return f"{path}:build"
+
+
+@pytest.fixture(scope="module")
+def stored(target: str) -> str:
+    path = str(Path(target.rpartition(":")[0]).with_name("plan.json"))
+    result = run("plan", target, *ON, "--pin", "up.weight=S(0) on tp", "-o", path)
+    assert result.exit_code == 0, result.stderr
+    return path
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> str:
+    path = str(tmp_path / "plan.json")
+    two_axis_plan().save(path)
+    return path
+
+
+def test_the_stored_part_needs_no_torch(by_hand: str, tmp_path: Path) -> None:
+    evil = tmp_path / "evil.json"
+    renamed(two_axis_plan(), "__import__('os').abort()").save(evil)
+    code = f"""
+import sys
+from autopar.cli import main
+for arguments in (
+    [{by_hand!r}], [{by_hand!r}, "lm_head"], [{str(evil)!r}], [{str(evil)!r}, "lm_head:f"]
+):
+    try:
+        main(["explain", *arguments])
+    except SystemExit as stop:
+        assert stop.code == int(arguments[-1] == "lm_head:f"), arguments
+assert not {{"torch", "numpy", "transformers"}} & set(sys.modules), sorted(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_json_and_width(by_hand: str) -> None:
+    content = json.loads(run("explain", by_hand, "lm_head.weight", "--json").stdout)
+    assert (content["kind"], content["alternatives"]) == ("parameter", [])
+    assert all(len(line) <= 50 for line in run("explain", by_hand, "--width", "50").stdout.split())
+
+
+@pytest.mark.parametrize("name", ["lm_heads", "x:y:z", "model.layers.*.mlp.up.wieght"])
+def test_unknown_names(by_hand: str, name: str) -> None:
+    fails(run("explain", by_hand, name), 1, "close to it are")
+
+
+def test_alternatives_of_the_model(stored: str, target: str) -> None:
+    result = run("explain", stored, "down.weight", target, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    content = json.loads(result.stdout)
+    plan = Plan.load(stored)
+    (found,) = content["alternatives"]
+    chosen = [each for each in found["alternatives"] if each["is_chosen"]]
+    assert [each["sharding"] for each in chosen] == [plan.structure.params["down.weight"].storage]
+    assert found["step_ns"] == chosen[0]["step_ns"] == plan.estimates.step_ns
+    assert [each["change"].split(" ")[0] for each in content["benefits"]] == ["1", "2", "2"]
+    assert all(each["before_ns"] == plan.estimates.step_ns for each in content["benefits"])
+
+
+def test_what_was_imposed_is_imposed_again(stored: str, target: str) -> None:
+    content = json.loads(run("explain", stored, "up.weight", target, "--json").stdout)
+    (found,) = content["alternatives"]
+    assert {each["sharding"].rpartition(", ")[2] for each in found["alternatives"]} == {"S(0)]"}
+
+
+def test_the_target_may_stand_alone(stored: str, target: str) -> None:
+    result = run("explain", stored, target)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "What more would buy" in result.stdout
+    assert "What else it could be" not in result.stdout
+
+
+def test_another_model_is_refused(stored: str, target: str) -> None:
+    sized = target.replace(":build", ":sized")
+    fails(run("explain", stored, sized, "--global-batch", "32"), 5, "[32, 256]")
+
+
+def test_other_prices_are_told(stored: str, target: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        result = run("explain", stored, target, "--cluster", "2x2xA100")
+    assert result.exit_code == 0
+    assert "cluster 2x2xH100 in the plan, 2x2xA100 now" in result.stderr
+
+
+def test_a_cluster_that_is_no_preset_is_asked_for(tmp_path: Path, target: str) -> None:
+    plan = two_axis_plan()
+    structure = msgspec.structs.replace(plan.structure, cluster="ours")
+    path = str(tmp_path / "plan.json")
+    msgspec.structs.replace(plan, structure=structure).save(path)
+    fails(run("explain", path, target), 1, "give --cluster FILE.toml")
+
+
+def test_a_name_is_no_path(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.toml"
+    path.write_text("this is not read")
+    plan = two_axis_plan()
+    structure = msgspec.structs.replace(plan.structure, cluster=str(path))
+    with pytest.raises(ClusterError, match="which is no preset"):
+        cluster_of(msgspec.structs.replace(plan, structure=structure))
+
+
+def imposed(*lines: str) -> Plan:
+    plan = two_axis_plan()
+    provenance = msgspec.structs.replace(plan.provenance, imposed=lines)
+    return msgspec.structs.replace(plan, provenance=provenance)
+
+
+def test_options_of_a_plan_are_those_it_was_made_with() -> None:
+    given = make_options(
+        "dp=2,tp=4", "adamw", two_axis_plan().estimates.memory_limit, None, False,
+        ("a.*=S(0) on tp", "b=[S(1) on tp]"), ("dp:lm_head",), "megatron",
+    )  # fmt: skip
+    pinned = Constraint.parse("param:a.0 = S(0) on tp", "strategy megatron")
+    again = options_of(imposed(*given.asked, f"{pinned.origin}: {pinned}"))
+    assert again == given
+
+
+def test_what_cannot_be_asked_for_again_is_refused() -> None:
+    plan = imposed("parameters as they are stored")
+    with pytest.raises(ConstraintError, match="say what is to be imposed"):
+        options_of(plan)
+    assert options_of(plan, Imposed(strategy="ddp")).strategy == "ddp"
+    assert read_imposed(()).is_empty
