@@ -38,13 +38,15 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     pins: dict[str, str] | list[str] = []
     forbid: dict[str, str | list[str]] | list[str] = []
     profile: str | None = None
+    margin: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """`target` is planned on `cluster` with `options`; `root` is the folder that its modules are
-    imported from. `profile` is the path of one, or None. `golden` is where the plan lies. All paths
-    are absolute; `cluster_file` is None for a cluster that is no file."""
+    imported from. `profile` is the path of one, or None; `margin` is as for `Asked`. `golden` is
+    where the plan lies. All paths are absolute; `cluster_file` is None for a cluster that is no
+    file."""
 
     path: Path
     target: str
@@ -54,6 +56,7 @@ class Recipe:
     profile: Path | None
     global_batch: int | None
     options: Options
+    margin: bool
 
     @property
     def golden(self) -> Path:
@@ -112,6 +115,7 @@ def read_recipe(path: Path) -> Recipe:
         profile=None if table.profile is None else (path.parent / table.profile).resolve(),
         global_batch=batch,
         options=options,
+        margin=table.margin,
     )
 
 

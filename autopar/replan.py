@@ -57,7 +57,7 @@ def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
 
     built = build(load_target(recipe.target), recipe.global_batch, on_meta=True)
     cluster = describe_cluster(recipe.cluster, recipe.profile)
-    asked = ask(built.model, built.inputs, cluster, recipe.options)
+    asked = ask(built.model, built.inputs, cluster, recipe.options, recipe.margin)
     digest = asked.digest()
     known = plan_cache.find(cache, digest, fingerprint(asked.graph)) if cache else None
     if known is not None:

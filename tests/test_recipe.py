@@ -21,6 +21,7 @@ optimizer = "sgd"
 memory_limit = "30GiB"
 time_limit = 2.5
 strict = true
+margin = true
 strategy = "megatron"
 profile = "a100.profile.json"
 forbid = ["dp:lm_head"]
@@ -63,7 +64,7 @@ def test_every_option_of_plan(folder: Path) -> None:
     options = recipe.options
     assert (recipe.global_batch, options.mesh, options.optimizer) == (64, "dp=2,tp=4", "sgd")
     assert (options.memory_limit_bytes, options.time_limit_s) == (30 * 2**30, 2.5)
-    assert (options.strict, options.strategy) == (True, "megatron")
+    assert (options.strict, options.strategy, recipe.margin) == (True, "megatron", True)
     assert [c.origin for c in options.constraints] == [
         "pin *.down_proj.weight=S(1) on tp",
         "forbid dp:lm_head",

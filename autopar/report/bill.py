@@ -51,6 +51,9 @@ def bill(old: Plan, new: Plan) -> tuple[Figure, ...]:
     return tuple(found)
 
 
+OWN_WORDS = (TIME, MEMORY, STAGES, RATES)
+"""Sections whose figures have names of autopar's; those of the others come from the plans."""
+
 _SECTIONS = (TIME, MEMORY, STAGES, AXES, BLOCKS, RATES)
 
 _Place = tuple[str, tuple[int, str], str, Unit]
@@ -63,8 +66,8 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
         "step": estimates.step_ns,
         "compute": estimates.compute_ns,
         "communication": estimates.communication_ns,
-        "exposed": estimates.exposed_communication_ns,
-        "hidden": estimates.hidden_communication_ns,
+        "exposed communication": estimates.exposed_communication_ns,
+        "hidden communication": estimates.hidden_communication_ns,
         "optimizer": estimates.optimizer_ns,
         "bubble": estimates.bubble_ns,
     }

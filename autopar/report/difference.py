@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.plan import Plan, mesh_text
+from autopar.plan import FRAGILE, Plan, mesh_text
 from autopar.report.bill import Figure, bill
 from autopar.report.changes import Cause, Topic
 from autopar.report.decided import decision_topics
@@ -98,3 +98,5 @@ def _notes(old: Plan, new: Plan) -> Iterator[str]:
         if provenance.status != "optimal":
             gap = f"a plan up to {provenance.gap_ppm / 1e4:.3g} % faster may exist"
             yield f"the {which} plan is not proven optimal: {gap}"
+        if provenance.is_fragile:
+            yield f"the {which} plan is fragile: one of another structure is within {FRAGILE:.1%}"

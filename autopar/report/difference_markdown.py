@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.report.bill import MEMORY, TIME
+from autopar.report.bill import OWN_WORDS
 from autopar.report.changes import Topic
 from autopar.report.difference import Difference
 from autopar.report.difference_text import CAUSES, MAX_ROWS, bill_rows
@@ -62,7 +62,7 @@ def _bill(difference: Difference) -> str:
     rows = [
         (
             plain(figure.section),
-            plain(figure.name) if figure.section in (TIME, MEMORY) else code(figure.name),
+            plain(figure.name) if figure.section in OWN_WORDS else code(figure.name),
             value_text(figure.before, figure.unit),
             value_text(figure.after, figure.unit),
             change_text(figure),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from autopar.errors import AutoparError
-from autopar.report.bill import MEMORY, TIME, Figure
+from autopar.report.bill import MEMORY, OWN_WORDS, TIME, Figure
 from autopar.report.changes import Cause
 from autopar.report.difference import Difference
 from autopar.report.requested import TOLERANCE_PERCENT
@@ -22,7 +22,7 @@ FIGURES = {
     "time": (TIME, "step"),
     "compute": (TIME, "compute"),
     "communication": (TIME, "communication"),
-    "exposed": (TIME, "exposed"),
+    "exposed": (TIME, "exposed communication"),
     "optimizer": (TIME, "optimizer"),
     "bubble": (TIME, "bubble"),
     "memory": (MEMORY, "peak"),
@@ -104,9 +104,9 @@ def _topics(
 
 
 def _moved(difference: Difference) -> tuple[str, ...]:
-    """Names of figures where they are autopar's own words, or else of their section."""
+    """Names of figures, or of sections whose names of figures come from the plans."""
     names = dict.fromkeys(
-        figure.name if figure.section in (TIME, MEMORY) else figure.section
+        figure.name if figure.section in OWN_WORDS else figure.section
         for figure in difference.bill
         if figure.whole is not None
         and 100 * abs((figure.after or 0) - (figure.before or 0)) > TOLERANCE_PERCENT * figure.whole
