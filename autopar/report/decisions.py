@@ -12,7 +12,7 @@ from autopar.matching import general
 from autopar.namesets import compress
 from autopar.plan import MeshAxis, OpTotal, Param, Plan
 from autopar.report.costs import PARAM, short_op, tensor_name
-from autopar.report.summary import local_bytes, on_axes
+from autopar.report.param_groups import local_bytes, on_axes
 from autopar.sharding import Placement, Sharding
 from autopar.units import format_bytes
 

@@ -8,7 +8,7 @@ from autopar.explanation import Alternative, Benefit, Explanation
 from autopar.plan import MeshAxis
 from autopar.problem import Status
 from autopar.report.columns import Row, columns
-from autopar.report.summary import on_axes
+from autopar.report.param_groups import on_axes
 from autopar.sharding import Sharding
 from autopar.units import format_seconds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from autopar.report.summary import WHOLE_MODEL
+from autopar.report.costs import WHOLE_MODEL
 
 
 def op_place(key: str) -> tuple[str, str]:

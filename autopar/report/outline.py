@@ -15,7 +15,8 @@ from autopar.matching import general
 from autopar.plan import Plan, mesh_text
 from autopar.report.columns import Row, columns
 from autopar.report.costs import WHOLE_MODEL, short_op
-from autopar.report.summary import on_axes, summarize
+from autopar.report.param_groups import on_axes
+from autopar.report.summary import summarize
 from autopar.sharding import Sharding
 from autopar.units import format_bytes, format_seconds
 

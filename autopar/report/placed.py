@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.plan import MeshAxis, Param
-from autopar.report.summary import REPLICATED, on_axes
+from autopar.report.param_groups import REPLICATED, on_axes
 from autopar.sharding import Sharding
 
 

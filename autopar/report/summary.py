@@ -6,23 +6,17 @@ that the same plan always gives the same page.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import ceil, prod
 
-from autopar.graph import Phase, itemsize
+from autopar.graph import Phase
 from autopar.matching import general
-from autopar.namesets import compress, expand
-from autopar.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Param, Plan, Schedule, Stage
+from autopar.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Plan, Schedule, Stage
+from autopar.report.cautions import cautions
 from autopar.report.costs import WHOLE_MODEL, Cost, costs
-from autopar.sharding import Sharding
-from autopar.units import format_bytes
+from autopar.report.param_groups import ParamGroup, param_groups
 
-REPLICATED = "replicated"
 TOP_COSTS = 12
-LARGE_SHARE = 0.01
-"""Replicated parameters that take this share of the memory limit are worth a warning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +36,6 @@ class Block:
     @property
     def total_ns(self) -> int:
         return self.forward_ns + self.backward_ns + self.communication_ns + self.optimizer_ns
-
-
-@dataclass(frozen=True, slots=True)
-class ParamGroup:
-    """Parameters of one pattern that lie alike. `total_bytes` is what all of them take in the whole
-    model, `local_bytes` what their stored shards take on a device."""
-
-    name: str
-    count: int
-    shape: tuple[int, ...]
-    dtype: str
-    storage: str
-    kept: str
-    total_bytes: int
-    local_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +127,7 @@ def summarize(plan: Plan) -> Summary:
             sorted(estimates.collectives, key=lambda c: (-c.time_ns, c.axis, c.kind, c.phase))
         ),
         params=params,
-        warnings=_warnings(plan, params),
+        warnings=tuple(cautions(plan, params)),
         digest=plan.digest,
         made_by=f"autopar {provenance.autopar}, torch {provenance.torch}, {provenance.solver}",
     )
@@ -192,92 +171,3 @@ def _block(module: str, ops: Sequence[OpTotal], parts: Mapping[str, Sequence[OpT
 
 def _costliest_first(rows: Iterable[Block]) -> tuple[Block, ...]:
     return tuple(sorted(rows, key=lambda block: (-block.total_ns, block.module)))
-
-
-def param_groups(params: Mapping[str, Param], mesh: Sequence[MeshAxis]) -> tuple[ParamGroup, ...]:
-    """Parameters by pattern, shape, dtype, storage and what is kept; the largest first."""
-    groups: dict[tuple[str, Param], list[str]] = {}
-    for name, param in params.items():
-        groups.setdefault((general(name), param), []).append(name)
-    uses = Counter(shared for shared, _ in groups)
-    found: list[ParamGroup] = []
-    for (shared, param), names in groups.items():
-        texts = (shared,) if uses[shared] == 1 and len(names) > 1 else compress(names)
-        members = [names] if len(texts) == 1 else map(expand, texts)
-        found += [_param_group(t, m, param, mesh) for t, m in zip(texts, members, strict=True)]
-    return tuple(sorted(found, key=lambda group: (-group.total_bytes, group.name)))
-
-
-def _param_group(
-    name: str, names: Sequence[str], param: Param, mesh: Sequence[MeshAxis]
-) -> ParamGroup:
-    storage = Sharding.parse(param.storage)
-    return ParamGroup(
-        name=name,
-        count=len(names),
-        shape=param.shape,
-        dtype=param.dtype,
-        storage=on_axes(storage, mesh),
-        kept=on_axes(Sharding.parse(param.kept), mesh),
-        total_bytes=len(names) * prod(param.shape) * itemsize(param.dtype),
-        local_bytes=len(names) * local_bytes(param.shape, param.dtype, storage, mesh),
-    )
-
-
-def local_bytes(
-    shape: Sequence[int], dtype: str, sharding: Sharding, mesh: Sequence[MeshAxis]
-) -> int:
-    """Bytes of the largest shard of a tensor."""
-    local = (
-        ceil(size / prod(axis.size for axis, p in zip(mesh, sharding) if p.dim == dim))
-        for dim, size in enumerate(shape)
-    )
-    return prod(local) * itemsize(dtype)
-
-
-def on_axes(sharding: Sharding, mesh: Sequence[MeshAxis]) -> str:
-    """`[S(1) on tp, S(0) on dp]`: what is not replicated, the fastest axis first (the order in
-    which axes cut a parameter), or `replicated`."""
-    placed = [
-        f"{placement} on {axis.name}"
-        for placement, axis in zip(sharding, mesh, strict=True)
-        if placement.kind != "R"
-    ]
-    return f"[{', '.join(reversed(placed))}]" if placed else REPLICATED
-
-
-def _warnings(plan: Plan, params: Sequence[ParamGroup]) -> tuple[str, ...]:
-    found: list[str] = []
-    unknown = plan.structure.replicated_unknown_ops
-    if unknown:
-        found.append(
-            f"{', '.join(unknown)}: no sharding rule, so every device computes all of it; "
-            "a line in autopar/rules.py describes an op"
-        )
-    whole = [group for group in params if group.storage == REPLICATED]
-    whole_bytes = sum(group.local_bytes for group in whole)
-    if plan.world_size > 1 and whole_bytes >= LARGE_SHARE * plan.estimates.memory_limit > 0:
-        found.append(
-            f"every device holds {format_bytes(whole_bytes)} of parameters whole, "
-            f"{whole[0].name} the largest ({format_bytes(whole[0].local_bytes)})"
-        )
-    found += _fragile(plan)
-    if plan.provenance.gap_ppm:
-        found.append(
-            f"not proven optimal: a plan up to {plan.provenance.gap_ppm / 1e4:.3g} % faster may "
-            "exist"
-        )
-    return tuple(found)
-
-
-def _fragile(plan: Plan) -> list[str]:
-    """That another plan is, or may be, nearly as good."""
-    margin, is_fragile = plan.provenance.margin, plan.provenance.is_fragile
-    if margin is None or is_fragile is False:
-        return []
-    least = max(1, plan.provenance.objective_ns)
-    if is_fragile and margin.step_ns is not None:
-        more = 100 * (margin.step_ns - least) / least
-        return [f"fragile: a plan of another structure is {more:.2g} % slower: {margin.rival}"]
-    more = 100 * max(0, margin.bound_ns - least) / least
-    return [f"may be fragile: plans of another structure are only proven to be {more:.2g} % slower"]

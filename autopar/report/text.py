@@ -11,7 +11,8 @@ from rich.text import Text
 
 from autopar.plan import Memory, Plan
 from autopar.report.names import clean
-from autopar.report.summary import REPLICATED, Block, Summary, summarize
+from autopar.report.param_groups import REPLICATED
+from autopar.report.summary import Block, Summary, summarize
 from autopar.units import format_bytes, format_seconds
 
 MAX_ROWS = 60

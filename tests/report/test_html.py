@@ -77,7 +77,7 @@ def test_content() -> None:
     assert [card.figure for card in head.cards] == [
         "34 ms", "30,117", "31.2 %", "9 ms", "0 ns", "40 MiB", "feasible", "0.0294 %",
     ]  # fmt: skip
-    assert head.warnings[-1].startswith("fragile: the best plan known of another structure takes")
+    assert any(text.startswith("fragile: a plan of another structure is") for text in head.warnings)
     assert page.schedule is not None
     assert [(panel.letter, panel.title, panel.ns) for panel in page.schedule.panels] == [
         ("", "The step", 34 * MS),

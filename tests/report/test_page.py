@@ -15,7 +15,8 @@ from rich.console import Console, RenderableType
 from autopar.matching import general
 from autopar.plan import CollectiveTotal, MeshAxis, OpTotal, Param, Plan
 from autopar.report.names import MAX_NAME, clean
-from autopar.report.summary import on_axes, param_groups, summarize
+from autopar.report.param_groups import on_axes, param_groups
+from autopar.report.summary import summarize
 from autopar.report.text import MAX_ROWS, show
 from autopar.report.verification import page as verification_page
 from autopar.runtime.comparison import Difference, Report

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from autopar.plan import OpTotal, Plan
 from autopar.report.costs import WHOLE_MODEL, short_op, tensor_name
+from autopar.report.param_groups import param_groups
 from autopar.report.placed import choice_text, route_text, sharding_text
-from autopar.report.summary import param_groups
 from autopar.units import format_bytes, format_seconds
 
 MAX_ROWS = 5_000

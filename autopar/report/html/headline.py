@@ -64,7 +64,7 @@ def headline(plan: Plan) -> Headline:
         cards=tuple(_cards(plan)),
         shares=tuple(_shares(plan)),
         facts=tuple(_facts(plan, summary.digest, summary.made_by)),
-        warnings=summary.warnings + _fragility(plan),
+        warnings=summary.warnings,
     )
 
 
@@ -147,15 +147,6 @@ def _margin(plan: Plan) -> Card:
     nearest = margin.bound_ns if margin.step_ns is None else margin.step_ns
     objective_ns = max(plan.provenance.objective_ns, 1)
     return Card("Margin", f"{100 * (nearest - objective_ns) / objective_ns:.3g} %", (words,), tone)
-
-
-def _fragility(plan: Plan) -> tuple[str, ...]:
-    if not plan.provenance.is_fragile:
-        return ()
-    words = margin_text(find_limits(plan), plan.provenance.objective_ns)
-    return (
-        f"fragile: {words}; a small change of the model or of a price may bring about another plan",
-    )
 
 
 def _facts(plan: Plan, digest: str, made_by: str) -> list[Fact]:

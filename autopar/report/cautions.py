@@ -1,0 +1,90 @@
+"""What a person should know before relying on a plan, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import prod
+
+from autopar.graph import itemsize
+from autopar.plan import MAX_TENSOR_BYTES, Plan
+from autopar.report.costs import tensor_name
+from autopar.report.param_groups import REPLICATED, ParamGroup
+from autopar.sharding import Sharding
+from autopar.units import format_bytes
+
+LARGE_SHARE = 0.01
+"""What is replicated and takes this share of the memory limit is worth a warning."""
+
+
+def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
+    """Warnings, the gravest first."""
+    unknown = plan.structure.replicated_unknown_ops
+    if unknown:
+        yield (
+            f"{', '.join(unknown)}: no sharding rule, so every device computes all of it; "
+            "a line in autopar/rules.py describes an op"
+        )
+    if plan.world_size > 1 and plan.estimates.memory_limit:
+        yield from _whole(plan, params)
+    if plan.provenance.gap_ppm:
+        yield (
+            f"not proven optimal: a plan up to {plan.provenance.gap_ppm / 1e4:.3g} % faster may "
+            "exist"
+        )
+    yield from _fragile(plan)
+
+
+def _whole(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
+    """Large tensors that no axis shards: parameters together, and the largest that an op makes."""
+    least = LARGE_SHARE * plan.estimates.memory_limit
+    whole = [group for group in params if group.storage == REPLICATED]
+    whole_bytes = sum(group.local_bytes for group in whole)
+    if whole_bytes >= least:
+        yield (
+            f"every device holds {format_bytes(whole_bytes)} of parameters whole, "
+            f"{whole[0].name} the largest ({format_bytes(whole[0].local_bytes)})"
+        )
+    made = max(_made_whole(plan), default=(0, ""))
+    if made[0] >= least:
+        name = tensor_name(plan.estimates, made[1])
+        yield f"every device makes all of {name}, {format_bytes(made[0])}"
+
+
+def _made_whole(plan: Plan) -> Iterator[tuple[int, str]]:
+    """(bytes, key) of what ops make on every device."""
+    for key, op in sorted(plan.estimates.ops.items()):
+        for text, state in op.outputs if op.count else ():
+            if _is_whole(state):
+                yield type_bytes(text), key
+
+
+def _is_whole(state: str) -> bool:
+    try:
+        return all(placement.kind == "R" for placement in Sharding.parse(state))
+    except ValueError:
+        return False
+
+
+def type_bytes(text: str) -> int:
+    """Bytes of a tensor of a type such as `bfloat16[64, 4096]`; 0 if the text is none that can be."""
+    dtype, bracket, dims = text.rstrip("]").partition("[")
+    sizes = [size.strip() for size in dims.split(",")] if dims else []
+    try:
+        num_bytes = prod(map(int, sizes)) * itemsize(dtype) if bracket else 0
+    except (ValueError, KeyError):
+        return 0
+    return num_bytes if 0 <= num_bytes <= MAX_TENSOR_BYTES else 0
+
+
+def _fragile(plan: Plan) -> Iterator[str]:
+    """That another plan is, or may be, nearly as good."""
+    margin, is_fragile = plan.provenance.margin, plan.provenance.is_fragile
+    if margin is None or is_fragile is False:
+        return
+    least = max(1, plan.provenance.objective_ns)
+    if is_fragile and margin.step_ns is not None:
+        more = 100 * (margin.step_ns - least) / least
+        yield f"fragile: a plan of another structure is {more:.2g} % slower: {margin.rival}"
+        return
+    more = 100 * max(0, margin.bound_ns - least) / least
+    yield f"may be fragile: plans of another structure are only proven to be {more:.2g} % slower"
