@@ -66,7 +66,7 @@ def _is_whole(state: str) -> bool:
 
 
 def type_bytes(text: str) -> int:
-    """Bytes of a tensor of a type such as `bfloat16[64, 4096]`; 0 if the text is none that can be."""
+    """Bytes of a tensor of a type such as `bfloat16[64, 4096]`; 0 if no tensor can be of it."""
     dtype, bracket, dims = text.rstrip("]").partition("[")
     sizes = [size.strip() for size in dims.split(",")] if dims else []
     try:
