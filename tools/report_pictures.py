@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PLAN = ROOT / "examples" / "llama-405b.plan.json"
 IMAGES = ROOT / "docs" / "images"
-WIDTH, MAX_HEIGHT = 980, 660
+WIDTH, MAX_HEIGHT = 920, 560
 
 
 def main() -> None:
@@ -46,7 +46,7 @@ def main() -> None:
             look(driver, WIDTH, dark=dark)
             driver.get(page.as_uri())
             screenshot(driver, IMAGES / f"report-{name}.png", _span(driver, first, last))
-        look(driver, 1100, 600)
+        look(driver, 1000, 560)
         with perfetto(driver, trace(plan)):
             show_tracks(driver)
             time.sleep(10)  # the viewer draws when it has nothing else to do

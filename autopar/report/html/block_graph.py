@@ -7,7 +7,7 @@ neighbours of the same module into one box, as long as nothing is redistributed 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autopar.graph import Phase
 from autopar.matching import general
@@ -137,7 +137,8 @@ def _graph(
         if source in inside and turn[source] < turn[key]:
             wires.append((source, key, read))
         else:
-            outer.setdefault(key, []).append(read)
+            earlier = " of the block before" if source in inside else ""
+            outer.setdefault(key, []).append(replace(read, name=f"{read.name}{earlier}"))
     groups = fold(
         [(key, general(ops[key].module) if _folds(ops[key]) else None) for key in keys],
         [(source, key, not read.is_moved) for source, key, read in wires],
