@@ -121,7 +121,8 @@ def test_graph_of_a_block() -> None:
     ]  # fmt: skip
     up = forward.boxes[1]
     assert [(read.name, read.made, read.read) for read in up.reads] == [
-        ("weight", "[S(0), S(1)]", "[R, S(1)]"), ("down mm of the block before", "[S(0), P]", "[S(0), R]"),
+        ("weight", "[S(0), S(1)]", "[R, S(1)]"),
+        ("down mm of the block before", "[S(0), P]", "[S(0), R]"),
     ]  # fmt: skip
     assert [(arrow.start, arrow.end) for arrow in forward.arrows] == [(1, 2), (0, 2)]
     assert forward.boxes[2].makes[0].sent == ("[S(0), R]",)
