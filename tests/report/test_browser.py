@@ -64,6 +64,22 @@ def test_page_of_126_layers(driver: Chrome, width: int, dark: bool, tmp_path: Pa
     assert (int(background.split("(")[1].split(",")[0]) < 60) == dark
 
 
+def test_prints_light_and_as_wide_as_paper(driver: Chrome, tmp_path: Path) -> None:
+    look(driver, 800)
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    media = {"media": "print", "features": features}
+    show(driver, Plan.load(EXAMPLE), tmp_path)
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+    try:
+        assert driver.execute_script("return document.documentElement.scrollWidth") <= 800
+        ink = driver.execute_script("return getComputedStyle(document.body).color")
+        assert int(ink.split("(")[1].split(",")[0]) < 60
+        hidden = "return [...document.querySelectorAll('details > *')].filter(e => !e.offsetHeight)"
+        assert driver.execute_script(hidden) == []
+    finally:
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 SPILT = """
 document.querySelectorAll("details").forEach((each) => { each.open = true; });
 const spilt = [];

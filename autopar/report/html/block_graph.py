@@ -137,8 +137,8 @@ def _graph(
         if source in inside and turn[source] < turn[key]:
             wires.append((source, key, read))
         else:
-            earlier = " of the block before" if source in inside else ""
-            outer.setdefault(key, []).append(replace(read, name=f"{read.name}{earlier}"))
+            earlier = "previous " if source in inside else ""
+            outer.setdefault(key, []).append(replace(read, name=f"{earlier}{read.name}"))
     groups = fold(
         [(key, general(ops[key].module) if _folds(ops[key]) else None) for key in keys],
         [(source, key, not read.is_moved) for source, key, read in wires],
