@@ -74,7 +74,9 @@ def test_prints_light_and_as_wide_as_paper(driver: Chrome, tmp_path: Path) -> No
         assert driver.execute_script("return document.documentElement.scrollWidth") <= 800
         ink = driver.execute_script("return getComputedStyle(document.body).color")
         assert int(ink.split("(")[1].split(",")[0]) < 60
-        hidden = "return [...document.querySelectorAll('details > *')].filter(e => !e.offsetHeight)"
+        hidden = (
+            "return [...document.querySelectorAll('details > *')].filter(e => !e.checkVisibility())"
+        )
         assert driver.execute_script(hidden) == []
     finally:
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -109,6 +110,16 @@ def test_picture_and_bill_agree() -> None:
         rel=1e-9,
     )
     assert [sum(run.busy_ns) for run in schedule.runs] == [run.ns for run in schedule.runs]
+
+
+def test_what_overlaps_is_told() -> None:
+    plan = stepped_plan()
+    hidden = msgspec.structs.replace(
+        plan.estimates, step_ns=30 * MS, hidden_communication_ns=4 * MS
+    )
+    page = html(msgspec.structs.replace(plan, estimates=hidden))
+    assert b"The step is 4 ms shorter than what is drawn" in page
+    assert b"shorter than what is drawn" not in html(plan)
 
 
 def test_graph_of_a_block() -> None:

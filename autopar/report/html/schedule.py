@@ -74,8 +74,10 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The panels, and the same as a table, whose columns are of `tracks`."""
+    """The panels, and the same as a table, whose columns are of `tracks`. `overlap_ns` is what the
+    step is shorter than its parts one after the other, which is how they are drawn."""
 
+    overlap_ns: int
     panels: tuple[Panel, ...]
     tracks: tuple[Track, ...]
     runs: tuple[RunRow, ...]
@@ -89,7 +91,8 @@ def schedule(plan: Plan) -> Schedule | None:
     letters = _letters(step)
     panels = [_overview(step, letters, plan)]
     panels += [_inside(step, stretch, letter, plan) for stretch, letter in letters]
-    return Schedule(tuple(panels), step.tracks, tuple(_runs(step, letters)))
+    overlap_ns = step.end_ns - plan.estimates.step_ns
+    return Schedule(overlap_ns, tuple(panels), step.tracks, tuple(_runs(step, letters)))
 
 
 def _letters(step: Timeline) -> list[tuple[Stretch, str]]:
