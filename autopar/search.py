@@ -9,10 +9,13 @@ from itertools import count
 
 from autopar.conflict import describe_imposed, explain, suited
 from autopar.cost_model.account import account
+from autopar.cost_model.liveness import residence
 from autopar.cost_model.price import choices, price
 from autopar.dataflow import groups
 from autopar.errors import ClusterError, InfeasibleError, SolverError
+from autopar.garbage import collection_paused
 from autopar.graph import Graph
+from autopar.layout import parse_layout
 from autopar.mesh import Cluster, Mesh
 from autopar.meshes import candidate_meshes, parse_mesh
 from autopar.options import Options
@@ -245,6 +248,7 @@ def fit(
     raise AssertionError("the loop ends in a plan or an error")
 
 
+@collection_paused()
 def peak(
     graph: Graph, cluster: Cluster, options: Options, best: Candidate, solution: Solution
 ) -> int:
@@ -252,8 +256,8 @@ def peak(
     structure = make_structure(
         graph, cluster, best.mesh, options, best.problem, solution, fingerprint=""
     )
-    limit = best.estimates.memory_limit
-    return account(graph, cluster, best.mesh, options, structure, limit).memory.total
+    layout = parse_layout(graph, structure)
+    return residence(layout, best.mesh, groups(graph), options).memory.total
 
 
 def _solve(
