@@ -262,7 +262,10 @@ def _holdings(plan: Plan, groups: Sequence[Alike], keys: Sequence[str]) -> tuple
 
 def _subject(name: str, kind: str, groups: Sequence[Alike]) -> str:
     if kind == "parameter" and len(groups) == 1 and len(groups[0].names) > 1:
-        return f"{name}, one of {len(groups[0].names)} that lie alike; figures are of all of them"
+        count = len(groups[0].names)
+        if name not in groups[0].names:
+            return f"{name}, {count} that lie alike"
+        return f"{name}, one of {count} that lie alike; figures are of all of them"
     return name
 
 
