@@ -183,7 +183,7 @@ def describe(
     axes: Sequence[str],
 ) -> str:
     """What `after` does otherwise than `before`: `a, b: by rows on tp instead of gathered`."""
-    changes: dict[str, list[str]] = {}
+    changes: dict[str, dict[str, None]] = {}
     for name, old, new in zip(names, before, after, strict=True):
         text = ", ".join(
             f"{theirs} on {axis} instead of {ours}"
@@ -191,7 +191,7 @@ def describe(
             if ours != theirs
         )
         if text:
-            changes.setdefault(text, []).append(name)
+            changes.setdefault(text, {})[name] = None
     return "; ".join(f"{', '.join(some)}: {text}" for text, some in changes.items())
 
 
