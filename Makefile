@@ -14,6 +14,7 @@ help:
 	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, torch doors"
 	@echo "make pytest  tests only (PYTEST_ARGS='-k rules' narrows them)"
 	@echo "make fuzz    200 random models on three meshes each (FUZZ_MODELS, FUZZ_FIRST)"
+	@echo "make plans   check the project's golden plans (PLANS_ARGS=--update writes those that differ)"
 	@echo "make format  let ruff format and fix"
 	@echo "make bench   plan-time benchmarks"
 	@echo "make clean   remove the virtual environment and what the tools leave behind"
@@ -54,6 +55,9 @@ FUZZ_FIRST ?= 0
 fuzz: $(STAMP)
 	FUZZ_MODELS=$(FUZZ_MODELS) FUZZ_FIRST=$(FUZZ_FIRST) $(BIN)/python -m pytest tests/fuzz -v \
 		-n $(WORKERS) --dist worksteal --max-worker-restart 0 --timeout 0 $(PYTEST_ARGS)
+
+plans: $(STAMP)
+	$(BIN)/autopar check plans examples/ci_gate/plans $(PLANS_ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .
