@@ -87,7 +87,7 @@ def test_time_limits_are_only_those_asked_for(folder: Path) -> None:
         (LEAST + "memory_limit = 0", "memory_limit is 0"),
         (LEAST + 'memory_limit = "72"', "memory_limit: '72' has no unit"),
         (LEAST + "time_limit = nan", "time_limit is nan"),
-        (LEAST + "time_limit = -1", "time_limit is -1"),
+        (LEAST + "time_limit = 0", "time_limit is 0"),
         (LEAST + 'pins = ["weight"]', "pin weight"),
         (LEAST + 'strategy = "zero"', "there is no strategy 'zero'"),
         (LEAST + 'root = "nowhere"', "root is 'nowhere'"),

@@ -84,7 +84,8 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
         yield (TIME, (k, ""), name, "ns"), ns
     for k, (name, num_bytes) in enumerate(holders.items()):
         yield (MEMORY, (k, ""), name, "bytes"), num_bytes
-    for k, stage in enumerate(estimates.stages):
+    # One stage is all of the step.
+    for k, stage in enumerate(estimates.stages if len(estimates.stages) > 1 else ()):
         yield (STAGES, (k, "0"), f"stage {k}: busy", "ns"), stage.busy_ns
         yield (STAGES, (k, "1"), f"stage {k}: peak", "bytes"), stage.peak_bytes
     for (axis, kind), ns in _by_axis(estimates).items():

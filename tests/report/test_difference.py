@@ -24,6 +24,7 @@ from autopar.plan import (
     Plan,
     Schedule,
     Stage,
+    StageTotal,
 )
 from autopar.report.difference import Difference, compare
 from autopar.report.difference_markdown import markdown
@@ -199,6 +200,18 @@ def test_each_change_is_named_under_its_cause(
     assert " ".join(change[5].split()) in shown
 
 
+def test_what_weighs_most_comes_first() -> None:
+    keys = {
+        "lm_head/mm": "n,-",
+        "model.layers.*.mlp.up/mm": "n,-",
+        "model.layers.*.norm/mul": "n,-",
+    }
+    old = with_structure(ops=dict.fromkeys(keys, "b,n"))
+    # 4, 3 and 1 ms.
+    order = ["model.layers.*.mlp.up/mm", "lm_head/mm", "model.layers.*.norm/mul"]
+    assert [what for _, _, what, *_ in found(with_structure(ops=keys), old)] == order
+
+
 def test_a_plan_is_the_same_as_itself() -> None:
     verdict = judge(compare(OLD, OLD))
     assert (verdict.status, verdict.reasons) == (SAME, ())
@@ -232,7 +245,7 @@ def test_what_went_with_an_op_is_no_decision() -> None:
     key = "extra:forward:mm.0"
     new = with_structure(
         ops=OLD.structure.ops | {key: "b,n"},
-        saved={key: "[R, R]"},
+        saved={f"{key}.1": "[R, R]"},
         routes=OLD.structure.routes | {f"{key}@backward": ("[R, P] -> [R, R]",)},
     )
     assert {(cause, title) for cause, title, *_ in found(new)} == {
@@ -274,6 +287,18 @@ def test_the_bill_has_both_sides() -> None:
     assert [line.split() for line in shown.splitlines() if "step  " in line] == [
         ["step", "34", "ms", "35", "ms", "+2.94", "%"]
     ]
+
+
+def test_stages_have_figures_of_their_own_where_there_are_several() -> None:
+    one, two = ((StageTotal(MS, 5 << 20),) * k for k in (1, 2))
+    slower = (two[0], StageTotal(3 * MS, 5 << 20))
+    figures = compare(with_estimates(stages=two), with_estimates(stages=slower)).bill
+    changed = [(f.name, f.before, f.after) for f in figures if f.before != f.after]
+    assert changed == [("stage 1: busy", MS, 3 * MS)]
+    names = {
+        f.section for f in compare(with_estimates(stages=one), with_estimates(stages=one)).bill
+    }
+    assert "stages" not in names
 
 
 @pytest.mark.parametrize(
@@ -344,7 +369,7 @@ class Tags(HTMLParser):
 
 HOSTILE = [
     "<script>alert(1)</script>", "`*x*` | a_b_c ](http://e.org) ![i](j)", "@user #1 :smile: $x$",
-    "--> </details> <!-- x", "~~a~~ \\| b", "www.example.org https://e.org a@b.org", "&lt;b&gt;",
+    "--> </details> <!-- x", "_x_ __y__", "~~a~~ \\| b", "www.example.org https://e.org a@b.org", "&lt;b&gt;",
 ]  # fmt: skip
 
 
