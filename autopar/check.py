@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autopar.errors import AutoparError, PlanError, RecipeError
+from autopar.golden_worker import Made, serve
 from autopar.plan import Plan
 from autopar.recipe import PLAN_SUFFIX, Recipe, cluster_file, golden_of, read_recipe
-from autopar.replan import Made, serve
 from autopar.report.checks import Outcome
 from autopar.report.difference import compare
 from autopar.report.verdict import SAME, Bounds, judge

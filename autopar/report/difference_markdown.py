@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.report.bill import OWN_WORDS
 from autopar.report.changes import Topic
 from autopar.report.difference import Difference
-from autopar.report.difference_text import CAUSES, MAX_ROWS, bill_rows
+from autopar.report.difference_text import CAUSES, MAX_ROWS, bill_rows, differs
 from autopar.report.figures import change_text, share_text, value_text
 from autopar.report.markdown import code, details, fitted, plain, table
 from autopar.report.verdict import SAME, Verdict
@@ -24,7 +24,8 @@ def marked(name: str) -> str:
 def headline(verdict: Verdict) -> str:
     """The verdict in one line, with step, peak and communication."""
     old, new = verdict.difference.old, verdict.difference.new
-    word = "Same plan" if verdict.status == SAME else "**The plan changed**"
+    word = "Nothing that counts changed" if differs(verdict.difference) else "Same plan"
+    word = word if verdict.status == SAME else "**The plan changed**"
     steps = _change(old.step_ns, new.step_ns, "ns")
     peaks = _change(old.memory_bytes, new.memory_bytes, "bytes")
     limit = value_text(new.memory_limit_bytes, "bytes")

@@ -46,10 +46,14 @@ def page(verdict: Verdict) -> RenderableType:
 
 def verdict_line(verdict: Verdict) -> str:
     """`same`, or what counts."""
-    if verdict.status == SAME:
-        known = verdict.difference.topics or any(map(_changed, verdict.difference.bill))
-        return "same, by what counts" if known else "same"
-    return f"different: {'; '.join(map(clean, verdict.reasons))}"
+    if verdict.status != SAME:
+        return f"different: {'; '.join(map(clean, verdict.reasons))}"
+    return "different, but in nothing that counts" if differs(verdict.difference) else "same"
+
+
+def differs(difference: Difference) -> bool:
+    """Whether anything is otherwise, count or not."""
+    return bool(difference.topics) or any(map(_changed, difference.bill))
 
 
 def bill_rows(difference: Difference) -> list[Figure]:

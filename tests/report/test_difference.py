@@ -240,6 +240,28 @@ def test_rates_of_the_cluster_count_from_one_percent_on() -> None:
     assert found(far) == [], "files of older versions do not say"
 
 
+def test_ops_whose_tensors_have_another_shape() -> None:
+    key = "model.layers.*.mlp.up/mm"
+
+    def making(kind: str) -> Plan:
+        total = replace(OLD.estimates.ops[key], outputs=((kind, "[S(0), S(1)]"),))
+        return with_estimates(ops=OLD.estimates.ops | {key: total})
+
+    old, new = making("bfloat16[64, 128]"), making("bfloat16[64, 256]")
+    title = "ops that make tensors of another shape or type"
+    assert found(new, old) == [("model", title, key, 1, "bfloat16[64, 128]", "bfloat16[64, 256]")]
+    assert found(new) == [], "files of older versions do not say"
+
+
+def test_what_does_not_count_is_told_as_well() -> None:
+    new = with_structure(ops={"model.layers.*.mlp.up/mm": "b,-"})
+    verdict = judge(compare(OLD, new), parse_bounds("time=1%"))
+    assert verdict.status == SAME
+    assert "different, but in nothing that counts" in text(verdict.difference, "time=1%")
+    assert markdown(verdict, "x").splitlines()[2].startswith("Nothing that counts changed: ")
+    assert markdown(judge(compare(OLD, OLD)), "x").splitlines()[2].startswith("Same plan: ")
+
+
 def test_what_went_with_an_op_is_no_decision() -> None:
     """A route or a saved activation of an op that only one plan has."""
     key = "extra:forward:mm.0"
@@ -369,7 +391,8 @@ class Tags(HTMLParser):
 
 HOSTILE = [
     "<script>alert(1)</script>", "`*x*` | a_b_c ](http://e.org) ![i](j)", "@user #1 :smile: $x$",
-    "--> </details> <!-- x", "_x_ __y__", "~~a~~ \\| b", "www.example.org https://e.org a@b.org", "&lt;b&gt;",
+    "--> </details> <!-- x", "_x_ __y__", "~~a~~ \\| b", "www.example.org https://e.org a@b.org",
+    "&lt;b&gt;",
 ]  # fmt: skip
 
 
