@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from hashlib import blake2b
-from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
 _LONGEST = 100
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-_PAGE_WIDTH = 100
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,6 +74,8 @@ class PlanRegression:
         """
         from autopar.plan import Plan
         from autopar.report.difference import compare
+        from autopar.report.difference_text import page
+        from autopar.report.plain import plain
         from autopar.report.verdict import SAME, judge, parse_bounds
 
         path = self._path(name)
@@ -91,7 +91,7 @@ class PlanRegression:
         if self._update:
             self._write(plan, path, allow_gap)
             return
-        pytest.fail(f"{path}: --update-plans writes it anew\n\n{_page(verdict)}", False)
+        pytest.fail(f"{path}: --update-plans writes it anew\n\n{plain(page(verdict))}", False)
 
     def _path(self, name: str) -> Path:
         stem = safe_name(f"{self._name}.{name}" if name else self._name)
@@ -126,13 +126,3 @@ def safe_name(name: str) -> str:
         return name
     digest = blake2b(name.encode(errors="surrogatepass"), digest_size=4).hexdigest()
     return f"{safe[:_LONGEST]}-{digest}"
-
-
-def _page(verdict: Any) -> str:
-    from rich.console import Console
-
-    from autopar.report.difference_text import page
-
-    text = StringIO()
-    Console(file=text, width=_PAGE_WIDTH, color_system=None, markup=False).print(page(verdict))
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())

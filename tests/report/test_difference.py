@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from rich.console import Console
 
 from autopar.errors import AutoparError
 from autopar.plan import (
@@ -30,6 +29,7 @@ from autopar.report.difference import Difference, compare
 from autopar.report.difference_markdown import markdown
 from autopar.report.difference_text import page
 from autopar.report.markdown import MAX_CHARACTERS, fitted
+from autopar.report.plain import plain
 from autopar.report.verdict import DIFFERENT, SAME, judge, parse_bounds
 from tests.report.plans import MS, plans, renamed, two_axis_plan
 
@@ -59,12 +59,9 @@ def found(new: Plan, old: Plan = OLD) -> list[tuple[str, str, str, int, str, str
 
 
 def text(difference: Difference, fail_over: str | None = None, width: int = 100) -> str:
-    console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
-    with console.capture() as capture:
-        console.print(
-            page(judge(difference, None if fail_over is None else parse_bounds(fail_over)))
-        )
-    return capture.get()
+    return plain(
+        page(judge(difference, None if fail_over is None else parse_bounds(fail_over))), width
+    )
 
 
 def rates(bytes_per_s: int) -> ClusterRates:
