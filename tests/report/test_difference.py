@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from markdown_it import MarkdownIt
 
 from autopar.errors import AutoparError
 from autopar.plan import (
@@ -28,10 +25,9 @@ from autopar.plan import (
 from autopar.report.difference import Difference, compare
 from autopar.report.difference_markdown import markdown
 from autopar.report.difference_text import page
-from autopar.report.markdown import MAX_CHARACTERS, fitted
 from autopar.report.plain import plain
 from autopar.report.verdict import DIFFERENT, SAME, judge, parse_bounds
-from tests.report.plans import MS, plans, renamed, two_axis_plan
+from tests.report.plans import MS, plans, two_axis_plan
 
 replace = msgspec.structs.replace
 OLD = two_axis_plan()
@@ -361,81 +357,3 @@ def test_provenance_is_told_and_never_counts() -> None:
         "imposed now: pin x=R",
         "the old plan is not proven optimal: a plan up to 2.94 % faster may exist",
     )
-
-
-class Tags(HTMLParser):
-    """The tags of a page, and what is written in `code`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.code: list[str] = []
-        self.is_code = False
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.add(tag)
-        assert not attrs or tag == "td" or tag == "th", (tag, attrs)
-        self.is_code = tag == "code"
-        self.code += [""] * self.is_code
-
-    def handle_endtag(self, tag: str) -> None:
-        self.is_code = False
-
-    def handle_data(self, data: str) -> None:
-        if self.is_code:
-            self.code[-1] += data
-
-
-HOSTILE = [
-    "<script>alert(1)</script>", "`*x*` | a_b_c ](http://e.org) ![i](j)", "@user #1 :smile: $x$",
-    "--> </details> <!-- x", "_x_ __y__", "~~a~~ \\| b", "www.example.org https://e.org a@b.org",
-    "&lt;b&gt;",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_names_are_text_in_markdown(name: str) -> None:
-    text = markdown(judge(compare(OLD, renamed(OLD, name))), name)
-    html = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
-    seen = Tags()
-    seen.feed(html)
-    allowed = {"p", "strong", "table", "thead", "tbody", "tr", "th", "td", "details", "summary"}
-    assert seen.tags <= allowed | {"code", "ul", "li", "em"}
-    assert name in seen.code
-    # GitHub makes links of these in text, but for what is in code.
-    assert not [sign for sign in ("@", "#", "://", "www.") if sign in outside(html)]
-
-
-def outside(html: str) -> str:
-    html = re.sub("<!--.*?-->", "", html)
-    return "".join(piece.rpartition("</code>")[2] for piece in html.split("<code>"))
-
-
-@pytest.mark.parametrize("name", [*HOSTILE, "\x1b[31m", "\u202e"])
-def test_names_are_text_in_a_terminal(name: str) -> None:
-    shown = text(compare(OLD, renamed(OLD, name)), width=300)
-    assert "\x1b" not in shown
-    assert "\u202e" not in shown
-
-
-def test_markdown_has_the_verdict_first_and_fits() -> None:
-    params = {f"module_{'x' * 150}_{i}.weight": UP for i in range(2000)}
-    shapes = {name: replace(p, shape=(7, 7)) for name, p in params.items()}
-    moved = {
-        name: replace(p, storage="[R, R]", kept="[R, R]")
-        for name, p in (shapes | {"a": UP}).items()
-    }
-    old, new = (with_structure(params=p) for p in (params, moved))
-    lines = markdown(judge(compare(old, new)), "plans/x").splitlines()
-    assert lines[0] == "<!-- autopar-diff:v1:plans/x -->"
-    assert lines[2].startswith("**The plan changed**: step 34 ms, peak 40 MiB of 50 MiB (80 %), ")
-    assert len("\n".join(lines)) <= MAX_CHARACTERS
-    assert any("1970 more" in line for line in lines)
-
-
-def test_sections_that_do_not_fit_are_counted() -> None:
-    parts = ["head", "x" * (MAX_CHARACTERS - 250), "y" * 100, "z"]
-    text = fitted(parts)
-    assert len(text) <= MAX_CHARACTERS
-    assert ("y" in text, "z" in text) == (False, True)
-    assert text.endswith("*Sections left out, too long for a comment: 1 (--json lists all).*\n")
