@@ -15,6 +15,7 @@ from autopar.graph import Graph
 from autopar.mesh import Cluster
 from autopar.options import Options
 from autopar.plan import FRAGILE, Margin, Plan
+from autopar.problem import Status
 from autopar.roles import describe, find_roles, signature
 from autopar.search import Candidate, Survey, peak, planned, survey
 from autopar.solver import solve
@@ -22,6 +23,10 @@ from autopar.solver.driver import MAX_CHOICES
 
 _TRIES = 4
 """How often a rival is solved for with less memory, as its temporaries break the limit."""
+
+_MAX_ITERATIONS = 20_000
+"""Steps of the simplex method in one linear program: twice what 32 layers of a llama take. Some
+problems, such as an encoder with a decoder, would take ten times as many as the plan did."""
 
 Progress = Callable[[str], None]
 
@@ -122,11 +127,13 @@ class _Mesh:
             problem = self._roles.elsewhere(stated, self._chosen)
             if problem is None:
                 return
-            solution = solve(problem, progress=self._progress)
-            if not solution.choice:
+            solution = solve(problem, progress=self._progress, max_iterations=_MAX_ITERATIONS)
+            if solution.status is Status.INFEASIBLE:
                 return
             if attempt == 0:
                 found.bounds.append(solution.bound)
+            if not solution.choice:
+                return
             choice = solution.choice[: len(stated.keys)]
             plan = replace(solution, choice=choice)
             excess = peak(*self._of, best, plan) - limit

@@ -163,6 +163,19 @@ def test_where_memory_binds_the_rival_fits(batch: int) -> None:
     assert found.step_ns is None or found.step_ns >= fitting
 
 
+@pytest.mark.parametrize("steps", [1, 20, 60, 100])
+def test_limited_work_leaves_what_is_proven(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = linear_step(4096, 256, 1024, 3)
+    exact = margin(graph, "2x4xL4", "2x4")
+    monkeypatch.setattr("autopar.margin._MAX_ITERATIONS", steps)
+    plan = with_margin(graph, "2x4xL4", "2x4")
+    found = plan.provenance.margin
+    if found is not None:
+        assert plan.provenance.objective_ns < found.bound_ns <= exact.bound_ns
+        assert found.step_ns is None or found.step_ns >= exact.bound_ns
+    assert steps > 1 or found is None or found.step_ns is None
+
+
 def test_one_device_has_no_rival() -> None:
     assert with_margin(linear_step(16, 64, 64), "1xH100", "1").provenance.margin is None
 

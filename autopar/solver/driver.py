@@ -32,6 +32,7 @@ def solve(
     time_limit_s: float | None = None,
     progress: Progress | None = None,
     cutoff: int | None = None,
+    max_iterations: int | None = None,
 ) -> Solution:
     """The cheapest plan of `problem`, with what is proven about it.
 
@@ -40,6 +41,9 @@ def solve(
     best plan in hand when the time is up is `FEASIBLE`, and `LIMIT` says that there is none. Ties
     go to the lowest tie weight (`ties`). `progress` is told of new plans and bounds. SolverError:
     the problem is malformed, or HiGHS failed or contradicts the evaluation.
+
+    With `max_iterations`, steps of the simplex method in each linear program, the work is limited
+    without a clock, on problems of one integer program; the answer is then as with a time limit.
 
     Where no plan costs less than `cutoff`, the answer may be `BEATEN`, with a bound that says so.
 
@@ -55,7 +59,7 @@ def solve(
     if is_large(problem):
         return _solve_large(problem, clock, progress or _silent)
     reduced, lift = reduce(problem)
-    state = _search(reduced, clock, progress or _silent, cutoff)
+    state = _search(reduced, clock, progress or _silent, cutoff, max_iterations)
     if state.infeasible:
         return _infeasible(state.statistics, *explain(problem, clock))
     if state.beaten:
@@ -69,10 +73,16 @@ def solve(
     return _finish(problem, state, lift(state.choice))
 
 
-def _search(problem: Problem, clock: Clock, progress: Progress, cutoff: int | None) -> Search:
+def _search(
+    problem: Problem,
+    clock: Clock,
+    progress: Progress,
+    cutoff: int | None,
+    max_iterations: int | None,
+) -> Search:
     is_small = sum(map(len, problem.costs)) <= MAX_CHOICES
     if is_small and cutoff is None:
-        return search(problem, clock, progress)
+        return search(problem, clock, progress, Aim(max_iterations=max_iterations))
     # numba takes a moment to import, and a single problem on one or two axes does not need it.
     from autopar.solver.focus.path import quick_bound, search_focused
 
@@ -82,7 +92,7 @@ def _search(problem: Problem, clock: Clock, progress: Progress, cutoff: int | No
     bound = quick_bound(problem, clock)
     if bound >= cutoff:
         return Search(problem, Evaluator(problem), clock, progress, bound, cutoff=cutoff)
-    return search(problem, clock, progress, Aim(cutoff=cutoff))
+    return search(problem, clock, progress, Aim(cutoff=cutoff, max_iterations=max_iterations))
 
 
 def is_large(problem: Problem) -> bool:

@@ -31,6 +31,7 @@ from autopar.solver.tiebreak import break_ties, restrict
 from autopar.solver.ways import Ways, any_way
 
 _MAX_ROUNDS = 500
+_FEW_NODES = 200
 _LARGEST_COST = 2**38
 """Costs beyond this would set the scale of all others: what no plan can use is forbidden first."""
 
@@ -42,11 +43,14 @@ _TOLERANCE = 1e-6
 class Aim:
     """When a search is over, and which ways flows may take: by default when the plan of the lowest
     cost and tie weight is known. With a `cutoff` when no plan costs less than that, with a
-    `tolerance` when the best plan's gap is at most that part of its cost, whatever its weight."""
+    `tolerance` when the best plan's gap is at most that part of its cost, whatever its weight. With
+    `max_iterations`, no linear program takes more steps of the simplex method than that, and branch
+    and bound no more than `_FEW_NODES` nodes."""
 
     ways: Ways = any_way
     cutoff: float = float("inf")
     tolerance: float = 0.0
+    max_iterations: int | None = None
 
 
 EXACT = Aim()
@@ -78,7 +82,7 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> None:
     if any((columns < 0).all() for columns in model.choices):
         state.infeasible = True
         return
-    highs, answer = _relax(state, model, started)
+    highs, answer = _relax(state, model, started, aim)
     duals = _read_relaxation(state, model, highs, answer)
     if state.infeasible:
         return
@@ -97,8 +101,9 @@ def _descend(state: Search, start: tuple[int, ...] | None) -> None:
             state.offer(*found)
 
 
-def _relax(state: Search, model: Model, started: float) -> tuple[Highs, Answer]:
+def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs, Answer]:
     program = express(model)
+    most = aim.max_iterations
     highs = Highs(
         {
             # With the tolerance of the bound on top still less than the one to the next cost.
@@ -106,6 +111,7 @@ def _relax(state: Search, model: Model, started: float) -> tuple[Highs, Answer]:
             # Diving has found good plans, and the program is already small: both only cost time.
             "mip_heuristic_effort": 0.0,
             "mip_allow_restart": False,
+            **({} if most is None else _limits(most)),
         }
     )
     highs.limit_time(state.clock.left_s())
