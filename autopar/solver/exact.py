@@ -101,6 +101,10 @@ def _descend(state: Search, start: tuple[int, ...] | None) -> None:
             state.offer(*found)
 
 
+def _limits(max_iterations: int) -> dict[str, int]:
+    return {"simplex_iteration_limit": max_iterations, "mip_max_nodes": _FEW_NODES}
+
+
 def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs, Answer]:
     program = express(model)
     most = aim.max_iterations
