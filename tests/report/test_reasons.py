@@ -16,7 +16,7 @@ from autopar.errors import AutoparError
 from autopar.meshes import parse_mesh
 from autopar.options import Options
 from autopar.plan import Margin, Param, Plan
-from autopar.report import summary
+from autopar.report import param_groups
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.names import clean
 from autopar.report.plain import plain
@@ -76,7 +76,7 @@ def test_what_is_said_of_a_parameter() -> None:
 
 
 def on_axes(param: Param, plan: Plan) -> str:
-    return summary.on_axes(Sharding.parse(param.storage), plan.structure.mesh)
+    return param_groups.on_axes(Sharding.parse(param.storage), plan.structure.mesh)
 
 
 def test_what_a_device_holds_adds_up() -> None:
