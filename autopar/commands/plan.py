@@ -44,9 +44,9 @@ from autopar.terminal import emit, page_options, size, spoken_progress, target_o
 @click.option("--strategy", default="", help="ddp, fsdp, megatron, 2d, 2.5d or 3d; default: any.")
 @click.option(
     "--margin/--no-margin",
-    default=True,
-    show_default=True,
-    help="Find the best plan of another structure too, which takes about a third longer.",
+    default=None,
+    help="Find the best plan of another structure too, which takes about a third longer; default: "
+    "for plans that are written.",
 )
 @click.option("-o", "--output", metavar="FILE", help="Write the plan there.")
 @page_options
@@ -63,7 +63,7 @@ def plan(
     pins: tuple[str, ...],
     forbid: tuple[str, ...],
     strategy: str,
-    margin: bool,
+    margin: bool | None,
     output: str | None,
     as_json: bool,
     width: int | None,
@@ -105,7 +105,7 @@ def plan(
             pins=pins,
             forbid=forbid,
             strategy=strategy,
-            margin=margin,
+            margin=output is not None if margin is None else margin,
             progress=progress,
         )
     if output is not None:

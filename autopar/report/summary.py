@@ -14,6 +14,7 @@ from autopar.matching import general
 from autopar.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Plan, Schedule, Stage
 from autopar.report.cautions import cautions
 from autopar.report.costs import WHOLE_MODEL, Cost, costs
+from autopar.report.limits import find_limits, margin_text
 from autopar.report.param_groups import ParamGroup, param_groups
 
 TOP_COSTS = 12
@@ -64,6 +65,7 @@ class Summary:
     objective_ns: int
     bound_ns: int
     gap: float
+    margin: str
     meshes_tried: tuple[str, ...]
     imposed: tuple[str, ...]
     memory: Memory
@@ -116,6 +118,7 @@ def summarize(plan: Plan) -> Summary:
         objective_ns=provenance.objective_ns,
         bound_ns=provenance.bound_ns,
         gap=provenance.gap_ppm / 1e6,
+        margin=margin_text(find_limits(plan), provenance.objective_ns) if provenance.margin else "",
         meshes_tried=provenance.meshes_tried,
         imposed=provenance.imposed,
         memory=estimates.memory,

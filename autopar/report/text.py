@@ -10,11 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from autopar.plan import Memory, Plan
-from autopar.report.names import clean
+from autopar.report.names import clean, escape
 from autopar.report.param_groups import REPLICATED
 from autopar.report.summary import Block, Summary, summarize
 from autopar.units import format_bytes, format_seconds
 
+MAX_SENTENCE = 600
 MAX_ROWS = 60
 """Rows of a table that are printed; a last line counts the rest."""
 
@@ -70,6 +71,8 @@ def _head(summary: Summary) -> RenderableType:
             style="default",
         ),
     )
+    if summary.margin:
+        grid.add_row("margin", Text(escape(summary.margin[:MAX_SENTENCE])))
     if len(summary.meshes_tried) > 1:
         grid.add_row("search", _name(f"best of meshes {'; '.join(summary.meshes_tried)}"))
     grid.add_row("plan", _name(f"{summary.digest} ({summary.made_by})", "dim"))
