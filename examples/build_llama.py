@@ -19,31 +19,23 @@ Inputs = Callable[[int], dict[str, torch.Tensor]]
 
 def build() -> tuple[LlamaForCausalLM, Inputs]:
     """8 billion parameters in bfloat16, sequences of 2,048 tokens."""
-    config = LlamaConfig(
-        vocab_size=128_256,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        num_hidden_layers=32,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
-        use_cache=False,
-        dtype="bfloat16",
-    )
-    model = LlamaForCausalLM(config)
-    return model.bfloat16(), _tokens(config.vocab_size, 2048)
+    return _llama(hidden=4096, intermediate=14_336, layers=32, heads=32)
 
 
 def build_405b() -> tuple[LlamaForCausalLM, Inputs]:
     """405 billion parameters in bfloat16, 126 layers, sequences of 2,048 tokens."""
+    return _llama(hidden=16_384, intermediate=53_248, layers=126, heads=128)
+
+
+def _llama(
+    hidden: int, intermediate: int, layers: int, heads: int
+) -> tuple[LlamaForCausalLM, Inputs]:
     config = LlamaConfig(
         vocab_size=128_256,
-        hidden_size=16_384,
-        intermediate_size=53_248,
-        num_hidden_layers=126,
-        num_attention_heads=128,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
         num_key_value_heads=8,
         rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
         max_position_embeddings=8192,

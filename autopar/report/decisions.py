@@ -13,6 +13,7 @@ from autopar.namesets import compress
 from autopar.plan import MeshAxis, OpTotal, Param, Plan
 from autopar.report.costs import PARAM, short_op, tensor_name
 from autopar.report.param_groups import local_bytes, on_axes
+from autopar.report.placed import sharding_text
 from autopar.sharding import Placement, Sharding
 from autopar.units import format_bytes
 
@@ -94,7 +95,7 @@ def param_decision(plan: Plan, params: Alike) -> Decision:
         choice=(f"stored {on_axes(storage, mesh)}: {stored} of {whole} on each device", kept)
         + tuple(roles),
         reads=tuple(
-            f"read by {short_op(op.op)} in {op.phase} as {state_text(state, mesh)}"
+            f"read by {short_op(op.op)} in {op.phase} as {sharding_text(state, mesh)}"
             for op, state in readers
         ),
         makes=(),
@@ -116,17 +117,11 @@ def op_decision(plan: Plan, key: str, op: OpTotal) -> Decision:
             for k, (axis, option) in enumerate(zip(mesh, per_axis, strict=False))
         ),
         reads=tuple(
-            f"reads {tensor_name(plan.estimates, name)} {state_text(state, mesh)}"
+            f"reads {tensor_name(plan.estimates, name)} {sharding_text(state, mesh)}"
             for name, state in op.inputs
         ),
-        makes=tuple(f"makes {kind} {state_text(state, mesh)}" for kind, state in op.outputs),
+        makes=tuple(f"makes {kind} {sharding_text(state, mesh)}" for kind, state in op.outputs),
     )
-
-
-def state_text(state: str, mesh: Sequence[MeshAxis]) -> str:
-    """A sharding with the names of its axes; what is none, as it is."""
-    sharding = _parsed(state, mesh)
-    return state if sharding is None else on_axes(sharding, mesh)
 
 
 def _parsed(state: str, mesh: Sequence[MeshAxis]) -> Sharding | None:

@@ -8,8 +8,7 @@ from autopar.explanation import Alternative, Benefit, Explanation
 from autopar.plan import MeshAxis
 from autopar.problem import Status
 from autopar.report.columns import Row, columns
-from autopar.report.param_groups import on_axes
-from autopar.sharding import Sharding
+from autopar.report.placed import sharding_text
 from autopar.units import format_seconds
 
 
@@ -18,7 +17,7 @@ def alternatives_text(explanation: Explanation) -> str:
     mesh = [MeshAxis(axis.name, axis.size) for axis in explanation.mesh.axes]
     step_ns = explanation.step_ns
     rows = [
-        (_state(found.sharding, mesh), *_figures(found, step_ns))
+        (sharding_text(found.sharding, mesh), *_figures(found, step_ns))
         for found in explanation.alternatives
     ]
     return "\n".join((f"{explanation.subject}: {_time(step_ns)}", *columns(rows))) + "\n"
@@ -36,14 +35,6 @@ def benefits_text(benefits: Sequence[Benefit]) -> str:
         for each in benefits
     ]
     return "\n".join((f"now: {_time(benefits[0].before_ns)}", *columns(rows))) + "\n"
-
-
-def _state(text: str, mesh: Sequence[MeshAxis]) -> str:
-    """A sharding with the names of its axes; the labels of other decisions as they are."""
-    try:
-        return on_axes(Sharding.parse(text), mesh)
-    except ValueError:
-        return text
 
 
 def _figures(found: Alternative, step_ns: int) -> Row:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from autopar.report.decisions import Decision
 from autopar.report.limits import margin_text
 from autopar.report.names import clean
 from autopar.report.reasons import Part, Reasons
+from autopar.report.tables import table as new_table
 from autopar.units import format_bytes, format_seconds
 
 MAX_DECISIONS, MAX_PARTS = 30, 20
@@ -80,7 +80,7 @@ def _decisions(decisions: Sequence[Decision]) -> RenderableType:
 def _parts(parts: Sequence[Part]) -> RenderableType:
     if not parts:
         return Text("nothing that takes time of its own")
-    table = _table(("what", "where", "phase"), ("count", "local bytes", "time", "of the step"))
+    table = new_table(("what", "where", "phase"), ("count", "local bytes", "time", "of the step"))
     for part in parts[:MAX_PARTS]:
         table.add_row(
             *(Text(clean(text)) for text in (part.what, part.where, part.phase)),
@@ -96,17 +96,8 @@ def _parts(parts: Sequence[Part]) -> RenderableType:
 
 def _holdings(reasons: Reasons) -> RenderableType:
     limit = reasons.limits.memory_limit_bytes
-    table = _table(("held",), ("bytes", "of the limit"))
+    table = new_table(("held",), ("bytes", "of the limit"))
     for each in reasons.holdings:
         share = f"{100 * each.num_bytes / limit:.3g} %" if limit else ""
         table.add_row(each.what, format_bytes(each.num_bytes), share)
-    return table
-
-
-def _table(words: Sequence[str], figures: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in words:
-        table.add_column(title, overflow="fold")
-    for title in figures:
-        table.add_column(title, justify="right", no_wrap=True)
     return table

@@ -13,6 +13,7 @@ from autopar.plan import Memory, Plan
 from autopar.report.names import clean, escape
 from autopar.report.param_groups import REPLICATED
 from autopar.report.summary import Block, Summary, summarize
+from autopar.report.tables import table as new_table
 from autopar.units import format_bytes, format_seconds
 
 MAX_SENTENCE = 600
@@ -108,7 +109,7 @@ def _step(summary: Summary) -> str:
 
 def _blocks(blocks: Sequence[Block]) -> RenderableType:
     figures = ("count", "forward", "backward", "communication", "optimizer", "saved")
-    table = _table(("module",), figures)
+    table = new_table(("module",), figures)
     rows = [row for block in blocks for row in (("", block), *(("  ", p) for p in block.parts))]
     for indent, block in rows[:MAX_ROWS]:
         table.add_row(
@@ -123,7 +124,7 @@ def _blocks(blocks: Sequence[Block]) -> RenderableType:
 
 
 def _top_costs(summary: Summary) -> RenderableType:
-    table = _table(("what", "where", "phase"), ("count", "time", "of the step"))
+    table = new_table(("what", "where", "phase"), ("count", "time", "of the step"))
     for cost in summary.top_costs:
         table.add_row(
             *map(_name, (cost.what, cost.where, cost.phase)),
@@ -135,7 +136,7 @@ def _top_costs(summary: Summary) -> RenderableType:
 
 
 def _params(summary: Summary) -> RenderableType:
-    table = _table(("parameter",), ("count", "per device", "shape"))
+    table = new_table(("parameter",), ("count", "per device", "shape"))
     table.add_column("stored; kept for backward", overflow="fold")
     for group in summary.params[:MAX_ROWS]:
         placed = _placed(group.storage)
@@ -154,7 +155,7 @@ def _params(summary: Summary) -> RenderableType:
 def _collectives(summary: Summary) -> RenderableType:
     if not summary.collectives:
         return Text("none")
-    table = _table(("axis", "kind", "phase"), ("count", "local bytes", "time"))
+    table = new_table(("axis", "kind", "phase"), ("count", "local bytes", "time"))
     for total in summary.collectives[:MAX_ROWS]:
         table.add_row(
             *map(_name, (total.axis, total.kind, total.phase)),
@@ -166,7 +167,7 @@ def _collectives(summary: Summary) -> RenderableType:
 
 
 def _memory(memory: Memory, limit: int) -> RenderableType:
-    table = _table(("held by",), ("bytes", "of the limit"))
+    table = new_table(("held by",), ("bytes", "of the limit"))
     for holder, num_bytes in (
         ("parameters", memory.params),
         ("gradients", memory.gradients),
@@ -178,15 +179,6 @@ def _memory(memory: Memory, limit: int) -> RenderableType:
         table.add_row(holder, format_bytes(num_bytes), _percent(num_bytes, limit).strip(" ()"))
     peak = _percent(memory.total, limit).strip(" ()")
     table.add_row("together", format_bytes(memory.total), peak, style="bold")
-    return table
-
-
-def _table(words: Sequence[str], figures: Sequence[str]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for title in words:
-        table.add_column(title, overflow="fold")
-    for title in figures:
-        table.add_column(title, justify="right", no_wrap=True)
     return table
 
 
