@@ -12,6 +12,7 @@ import json
 import sys
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import highspy
 import torch
@@ -45,7 +46,7 @@ def mlp() -> tuple[nn.Module, torch.Tensor]:
         return nn.Sequential(*layers), torch.zeros(4096, 2048)
 
 
-def planned(make: Callable[[], tuple[nn.Module, object]], cluster: str, **options: str) -> bytes:
+def planned(make: Callable[[], tuple[nn.Module, object]], cluster: str, **options: Any) -> bytes:
     model, inputs = make()
     return autopar.plan(model, inputs, cluster=cluster, **options).to_bytes()
 
@@ -64,7 +65,9 @@ CASES: dict[str, Callable[[], bytes]] = {
     "llama across nodes": partial(planned, llama, "4x1xL4", mesh="4"),
     "mlp in nodes": partial(planned, mlp, "2x4xH100", mesh="2x4"),
     "mlp in little memory": partial(planned, mlp, "2x4xH100", mesh="8", memory_limit="170MiB"),
-    "mlp on the best mesh": partial(planned, mlp, "2x4xH100", mesh="auto"),
+    "mlp on the best mesh, with its margin": partial(
+        planned, mlp, "2x4xH100", mesh="auto", margin=True
+    ),
     "three axes": lambda: focused(transformer(1, (2, 2, 2))),
     "large problem": lambda: solved(ladder(60, 14, 3, limit=2000)),
 }
