@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.autopar-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check chromium pytest fuzz format bench clean
+.PHONY: help setup demo test check chromium pytest fuzz plans format bench clean
 
 help:
 	@echo "make demo    plan, then train a small GPT-2 on four processes, and compare with one"

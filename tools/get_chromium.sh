@@ -3,6 +3,9 @@
 # Debian's packages are installed where that is possible; elsewhere those tests are skipped.
 set -u
 
+# A mirror that does not answer is given up on.
+QUICK="-o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o Acquire::Retries=1"
+
 present() {
     command -v chromedriver >/dev/null || return 1
     for name in chromium chromium-browser google-chrome chrome; do
@@ -15,8 +18,8 @@ install() {
     command -v apt-get >/dev/null && [ "$(id -u)" = 0 ] || return 1
     export DEBIAN_FRONTEND=noninteractive
     for attempt in 1 2 3; do
-        apt-get update -qq &&
-            apt-get install -y -qq --no-install-recommends \
+        apt-get $QUICK update -qq &&
+            apt-get $QUICK install -y -qq --no-install-recommends \
                 chromium chromium-driver fonts-dejavu-core >/dev/null &&
             return 0
         echo "get_chromium.sh: attempt $attempt to install chromium failed" >&2
