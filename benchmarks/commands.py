@@ -5,7 +5,7 @@ H100, of as many layers as asked for.
     python -m benchmarks.commands --layers 32 --repeats 9 --markdown
 
 Each command is a process of its own, Python's start included: the median and the largest of the
-repeats, wall time and CPU. The page is opened in a headless Chromium, if there is one.
+repeats, wall time and CPU.
 """
 
 from __future__ import annotations
