@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from autopar.plan import Plan
-    from autopar.views import Reasons, Summary
+    from autopar.views import Reasons, Summary, Verdict
 
 
 class Shown:
@@ -45,6 +45,14 @@ class Shown:
         from autopar.views import explain
 
         return explain(_plan(self), name, model, inputs, cluster, profile, progress)
+
+    def diff(self, other: Plan, fail_over: str = "") -> Verdict:
+        """What is different in `other`, and whether it counts; printed, it is the page of `autopar
+        diff`. `fail_over` is as there (`time=2%,memory=1%`); without it every decision counts, and
+        estimates that moved by more than 1 %."""
+        from autopar.views import judged
+
+        return judged(_plan(self), other, fail_over)
 
     def _repr_html_(self) -> str:
         from autopar.views import fragment

@@ -8,16 +8,18 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from autopar.report.difference import compare
 from autopar.report.notebook import fragment
 from autopar.report.reasons import Reasons, reasons
 from autopar.report.summary import Summary, summarize
+from autopar.report.verdict import Verdict, judge, parse_bounds
 
 if TYPE_CHECKING:
     from autopar.mesh import Cluster
     from autopar.plan import Plan
     from autopar.profile_file import Profile
 
-__all__ = ["Reasons", "Summary", "explain", "fragment", "summarize"]
+__all__ = ["Reasons", "Summary", "Verdict", "explain", "fragment", "judged", "summarize"]
 
 
 def explain(
@@ -38,3 +40,8 @@ def explain(
     return explain_plan(
         plan, name, Built(model, inputs), cluster=cluster, profile=profile, progress=progress
     )
+
+
+def judged(old: Plan, new: Plan, fail_over: str) -> Verdict:
+    """`shown.Shown.diff`."""
+    return judge(compare(old, new), parse_bounds(fail_over) if fail_over else None)

@@ -52,6 +52,17 @@ class Verdict:
     reasons: tuple[str, ...]
     difference: Difference
 
+    def __str__(self) -> str:
+        from autopar.report.difference_text import page
+        from autopar.report.plain import plain
+
+        return plain(page(self))
+
+    def _repr_markdown_(self) -> str:
+        from autopar.report.difference_markdown import markdown
+
+        return markdown(self, self.difference.new.model)
+
 
 def parse_bounds(text: str) -> Bounds:
     """Bounds of `time=2%,memory=1%,structure`. AutoparError says which part cannot be read."""

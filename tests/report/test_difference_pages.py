@@ -99,3 +99,15 @@ def test_sections_that_do_not_fit_are_counted() -> None:
     assert len(text) <= MAX_CHARACTERS
     assert ("y" in text, "z" in text) == (False, True)
     assert text.endswith("*Sections left out, too long for a comment: 1 (--json lists all).*\n")
+
+
+def test_a_plan_tells_how_another_differs() -> None:
+    old = two_axis_plan()
+    slower = msgspec.structs.replace(
+        old, estimates=msgspec.structs.replace(old.estimates, step_ns=old.estimates.step_ns * 2)
+    )
+    found = old.diff(slower)
+    assert found == judge(compare(old, slower))
+    assert (found.status, old.diff(slower, "memory=1%").status, old.diff(old).status) == (2, 0, 0)
+    assert str(found) == plain(page(found))
+    assert found._repr_markdown_() == markdown(found, old.structure.model)
