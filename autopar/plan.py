@@ -58,6 +58,16 @@ class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: str
     residency: Residency = "device"
 
+    @property
+    def type_text(self) -> str:
+        """`bfloat16[4096, 4096]`, as types are written elsewhere in a plan."""
+        return f"{self.dtype}{list(self.shape)}"
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all of it, in the whole model. KeyError if the dtype is unknown."""
+        return prod(self.shape) * itemsize(self.dtype)
+
 
 class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One stage of the pipeline: modules by pattern, on the ranks from `first_rank` on."""
@@ -323,7 +333,7 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"mesh axes {names}: names must differ, and there are at most 8")
         for name, param in self.structure.params.items():
             try:
-                num_bytes = prod(param.shape) * itemsize(param.dtype)
+                num_bytes = param.num_bytes
             except KeyError:
                 raise ValueError(f"parameter {name}: unknown dtype {param.dtype!r}") from None
             if num_bytes > MAX_TENSOR_BYTES:
@@ -380,10 +390,7 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
 
     @property
     def world_size(self) -> int:
-        size = 1
-        for axis in self.structure.mesh:
-            size *= axis.size
-        return size
+        return prod(axis.size for axis in self.structure.mesh)
 
 
 _FORMAT = Format(

@@ -12,9 +12,9 @@ import platformdirs
 
 from autopar.errors import PlanError
 from autopar.plan import Plan
+from autopar.recipe import PLAN_SUFFIX
 
 MAX_ENTRIES = 500
-_SUFFIX = ".plan.json"
 
 
 def default_folder() -> Path:
@@ -25,7 +25,7 @@ def default_folder() -> Path:
 def find(folder: Path, digest: str, fingerprint: str) -> Plan | None:
     """The plan kept under `digest` (`Asked.digest`), if it is whole and for that graph."""
     try:
-        plan = Plan.load(folder / (digest + _SUFFIX))
+        plan = Plan.load(folder / (digest + PLAN_SUFFIX))
     except PlanError:
         return None
     return plan if plan.structure.fingerprint == fingerprint else None
@@ -35,7 +35,7 @@ def keep(folder: Path, digest: str, plan: Plan) -> None:
     """Keep `plan` for `find`; beyond `MAX_ENTRIES` the oldest go."""
     with suppress(OSError, PlanError):
         folder.mkdir(parents=True, exist_ok=True)
-        plan.save(folder / (digest + _SUFFIX))
-        entries = [(path.stat().st_mtime_ns, path) for path in folder.glob("*" + _SUFFIX)]
+        plan.save(folder / (digest + PLAN_SUFFIX))
+        entries = [(path.stat().st_mtime_ns, path) for path in folder.glob("*" + PLAN_SUFFIX)]
         for _, path in sorted(entries)[:-MAX_ENTRIES]:
             path.unlink(missing_ok=True)

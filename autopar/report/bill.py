@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autopar.plan import Estimates, Plan
+from autopar.report.holders import held_by
 from autopar.report.summary import blocks
 
 Unit = Literal["ns", "bytes", "flops", "tokens/s", "ppm"]
@@ -71,15 +72,7 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
         "optimizer": estimates.optimizer_ns,
         "bubble": estimates.bubble_ns,
     }
-    holders: Mapping[str, int] = {
-        "peak": memory.total,
-        "parameters": memory.params,
-        "gradients": memory.gradients,
-        "optimizer states": memory.optimizer,
-        "parameters kept for backward": memory.kept,
-        "activations saved for backward": memory.saved,
-        "all else that is live": memory.transient,
-    }
+    holders = {"peak": memory.total, **held_by(memory)}
     for k, (name, ns) in enumerate(times.items()):
         yield (TIME, (k, ""), name, "ns"), ns
     for k, (name, num_bytes) in enumerate(holders.items()):

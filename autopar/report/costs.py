@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from autopar.plan import Estimates
@@ -59,8 +59,17 @@ def short_op(op: str) -> str:
 def tensor_name(estimates: Estimates, key: str) -> str:
     """In words, which tensor has the key that is sent: a parameter's pattern, or the module and op
     that make it. A key may have the phase behind it, and which of several ways it takes."""
-    root = key.rpartition("@")[0] or key
+    root = key.partition("@")[0]
     if root.startswith(PARAM):
         return root.removeprefix(PARAM)
-    op = estimates.ops.get(root) or estimates.ops.get(root.rpartition(".")[0])
+    op = estimates.ops.get(maker(key, estimates.ops))
     return root if op is None else f"{op.module or WHOLE_MODEL}: {short_op(op.op)}"
+
+
+def maker(key: str, ops: Container[str]) -> str:
+    """The key in `ops` of what makes the tensor of `key`; empty for what no op makes."""
+    base = key.partition("@")[0]
+    for candidate in (base, base.rpartition(".")[0]):
+        if candidate in ops:
+            return candidate
+    return ""

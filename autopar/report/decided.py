@@ -9,7 +9,8 @@ from typing import TypeVar
 from autopar.matching import general
 from autopar.plan import Plan, Stage, Structure, mesh_text
 from autopar.report.changes import Change, Item, Topic, folded, gathered, single
-from autopar.report.opnames import maker, op_place, tensor_place
+from autopar.report.costs import maker
+from autopar.report.opnames import op_place, tensor_place
 from autopar.report.placed import choice_text, param_text, route_text, sharding_text
 
 AS_MADE = "as it is made"

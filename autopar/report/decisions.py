@@ -89,7 +89,7 @@ def param_decision(plan: Plan, params: Alike) -> Decision:
     ]
     return Decision(
         name=params.name,
-        what=f"{param.dtype}{list(param.shape)}",
+        what=param.type_text,
         phase="",
         count=count,
         choice=(f"stored {on_axes(storage, mesh)}: {stored} of {whole} on each device", kept)

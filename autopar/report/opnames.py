@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-
 from autopar.report.costs import WHOLE_MODEL
 
 
@@ -24,12 +22,3 @@ def tensor_place(key: str) -> tuple[str, str]:
     if not name:
         place, _, name = base.partition(":")
     return place, f"{name} (for {use})".strip() if use else name
-
-
-def maker(key: str, ops: Container[str]) -> str:
-    """The key in `ops` of what makes the tensor of `key`; empty for what no op makes."""
-    base = key.partition("@")[0]
-    for candidate in (base, base.rpartition(".")[0]):
-        if candidate in ops:
-            return candidate
-    return ""

@@ -56,7 +56,7 @@ def _param_group(
         dtype=param.dtype,
         storage=on_axes(storage, mesh),
         kept=on_axes(Sharding.parse(param.kept), mesh),
-        total_bytes=len(names) * prod(param.shape) * itemsize(param.dtype),
+        total_bytes=len(names) * param.num_bytes,
         local_bytes=len(names) * local_bytes(param.shape, param.dtype, storage, mesh),
     )
 

@@ -170,9 +170,7 @@ def _params(plan: Plan, name: str) -> tuple[Alike, ...]:
 
 def _param_keys(plan: Plan, groups: Sequence[Alike]) -> tuple[str, ...]:
     """The keys of the classes that these parameters belong to."""
-    wanted = {
-        (PARAM + group.pattern, f"{group.param.dtype}{list(group.param.shape)}") for group in groups
-    }
+    wanted = {(PARAM + group.pattern, group.param.type_text) for group in groups}
     return tuple(
         key
         for key, op in plan.estimates.ops.items()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import prod
 
-from autopar.graph import itemsize
 from autopar.plan import OpTotal, Param, Plan
 from autopar.report.changes import Change, Item, Topic, folded, gathered, single
+from autopar.report.costs import WHOLE_MODEL
 from autopar.report.opnames import op_place
 
 FINGERPRINT = "fingerprint"
@@ -35,24 +34,16 @@ def model_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
 def _unshared_params(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[Item]:
     for name in {**old, **new}:
         if name not in new:
-            yield Item("", name, _tensor(old[name]), "", _num_bytes(old[name]))
+            yield Item("", name, old[name].type_text, "", old[name].num_bytes)
         elif name not in old:
-            yield Item("", name, "", _tensor(new[name]), _num_bytes(new[name]))
+            yield Item("", name, "", new[name].type_text, new[name].num_bytes)
 
 
 def _reshaped(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[Item]:
     for name in old:
-        if name in new and _tensor(old[name]) != _tensor(new[name]):
-            weight = max(_num_bytes(old[name]), _num_bytes(new[name]))
-            yield Item("", name, _tensor(old[name]), _tensor(new[name]), weight)
-
-
-def _tensor(param: Param) -> str:
-    return f"{param.dtype}{list(param.shape)}"
-
-
-def _num_bytes(param: Param) -> int:
-    return prod(param.shape) * itemsize(param.dtype)
+        if name in new and old[name].type_text != new[name].type_text:
+            weight = max(old[name].num_bytes, new[name].num_bytes)
+            yield Item("", name, old[name].type_text, new[name].type_text, weight)
 
 
 def _unshared_ops(old: Plan, new: Plan) -> Iterator[Item]:
@@ -73,7 +64,7 @@ def _recounted(old: Plan, new: Plan) -> tuple[Change, ...]:
     for _, a, b in _shared_totals(old, new):
         if a.count != b.count:
             block = a.module.partition("*")[0] + "*" if "*" in a.module else a.module
-            place = block or "(model)", a.count, b.count
+            place = block or WHOLE_MODEL, a.count, b.count
             classes[place] = classes.get(place, 0) + 1
     return tuple(
         Change(block, count, f"{a} of each", f"{b} of each")

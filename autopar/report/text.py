@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autopar.plan import Memory, Plan
+from autopar.report.holders import held_by
 from autopar.report.names import clean, escape
 from autopar.report.param_groups import REPLICATED
 from autopar.report.summary import Block, Summary, summarize
@@ -168,14 +169,7 @@ def _collectives(summary: Summary) -> RenderableType:
 
 def _memory(memory: Memory, limit: int) -> RenderableType:
     table = new_table(("held by",), ("bytes", "of the limit"))
-    for holder, num_bytes in (
-        ("parameters", memory.params),
-        ("gradients", memory.gradients),
-        ("optimizer states", memory.optimizer),
-        ("parameters kept for backward", memory.kept),
-        ("activations saved for backward", memory.saved),
-        ("all else that is live", memory.transient),
-    ):
+    for holder, num_bytes in held_by(memory).items():
         table.add_row(holder, format_bytes(num_bytes), _percent(num_bytes, limit).strip(" ()"))
     peak = _percent(memory.total, limit).strip(" ()")
     table.add_row("together", format_bytes(memory.total), peak, style="bold")

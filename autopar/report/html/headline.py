@@ -72,7 +72,7 @@ def _shares(plan: Plan) -> Iterator[Share]:
     estimates = plan.estimates
     parts = (
         ("compute", estimates.compute_ns, "compute"),
-        ("exposed communication", _communication(plan)[0], "network"),
+        ("exposed communication", estimates.exposed_communication_ns, "network"),
         ("optimizer", estimates.optimizer_ns, "optimizer"),
         ("bubble", estimates.bubble_ns, "bubble"),
     )
@@ -83,17 +83,9 @@ def _shares(plan: Plan) -> Iterator[Share]:
             done += ns
 
 
-def _communication(plan: Plan) -> tuple[int, int]:
-    """Exposed and hidden nanoseconds; files of older versions tell only of all of it, which the
-    step waits for."""
-    estimates = plan.estimates
-    exposed, hidden = estimates.exposed_communication_ns, estimates.hidden_communication_ns
-    return (exposed, hidden) if exposed or hidden else (estimates.communication_ns, 0)
-
-
 def _cards(plan: Plan) -> list[Card]:
     estimates, provenance = plan.estimates, plan.provenance
-    exposed, hidden = _communication(plan)
+    exposed, hidden = estimates.exposed_communication_ns, estimates.hidden_communication_ns
     peak, limit = estimates.memory.total, estimates.memory_limit
     tokens = (
         (f"{estimates.tokens_per_s:,}", f"{estimates.tokens:,} tokens a step")

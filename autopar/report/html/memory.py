@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.plan import Memory, MemoryCurve, Plan
+from autopar.report.holders import TITLES
 from autopar.report.placed import sharding_text
 
 HOLDERS = {
-    "params": "parameters",
-    "optimizer": "optimizer states",
-    "gradients": "gradients",
-    "kept": "parameters kept for backward",
-    "saved": "activations saved for backward",
-    "transient": "all else that is live",
+    name: TITLES[name]
+    for name in ("params", "optimizer", "gradients", "kept", "saved", "transient")
 }
 """Fields of `plan.Memory` in the order in which they are stacked: what is always there below."""
 
