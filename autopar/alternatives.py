@@ -13,13 +13,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-from autopar.compile import describe_cluster, trace_for_training
+from autopar.compile import describe_cluster, settled, trace_for_training
 from autopar.errors import OtherStepWarning
 from autopar.explain import GIB, Explainer, explain
 from autopar.explanation import Benefit, Explanation
 from autopar.fingerprint import fingerprint
 from autopar.fit import check_fit
-from autopar.matching import settle
 from autopar.mesh import Cluster
 from autopar.namesets import expand
 from autopar.options import Options
@@ -27,7 +26,6 @@ from autopar.plan import Plan
 from autopar.profile_file import Profile
 from autopar.replanning import Imposed, cluster_of, options_of
 from autopar.report.reasons import Reasons, reasons
-from autopar.runtime.aliases import aliases
 from autopar.runtime.building import Built, split_inputs
 from autopar.units import format_seconds
 
@@ -82,8 +80,7 @@ def _explainer(
     said("tracing the model")
     traced = trace_for_training(built.model, args, kwargs, options)
     check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
-    known = aliases(built.model, args, kwargs, traced.out_spec, len(traced.outputs))
-    options = replace(options, constraints=settle(traced.graph, options.constraints, known))
+    options = settled(traced, built.model, args, kwargs, options)
     said("solving the plan's problem again")
     explainer = explain(traced.graph, cluster, options)
     _compare(plan, explainer, cluster)

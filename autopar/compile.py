@@ -184,7 +184,7 @@ def ask(
     """The model, traced, and all else that decides the plan for it."""
     args, kwargs = split_inputs(inputs)
     traced = trace_for_training(model, args, kwargs, options)
-    return Asked(traced.graph, cluster, _settled(traced, model, args, kwargs, options), margin)
+    return Asked(traced.graph, cluster, settled(traced, model, args, kwargs, options), margin)
 
 
 def answer(asked: Asked, progress: Callable[[str], None]) -> Plan:
@@ -202,7 +202,7 @@ def trace_for_training(
         return trace(model, args, kwargs, strict=options.strict, name=type(model).__name__)
 
 
-def _settled(
+def settled(
     traced: Traced,
     model: nn.Module,
     args: tuple[Any, ...],
@@ -334,7 +334,7 @@ class Builder:
         def work() -> bytes:
             try:
                 options = asked if groups is None else asked.joined(least)
-                options = _settled(traced, self.model, args, kwargs, options)
+                options = settled(traced, self.model, args, kwargs, options)
                 return _search(traced.graph, cluster, options, progress).to_bytes()
             except (ConstraintError, InfeasibleError) as error:
                 if groups is None or not asked.asked:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from autopar.errors import AutoparError
 from autopar.matching import general, matches, outer_names
 from autopar.plan import OpTotal, Plan
-from autopar.report.costs import PARAM, WHOLE_MODEL, costs, short_op, tensor_name
+from autopar.report.costs import PARAM, WHOLE_MODEL, costs, maker, short_op, tensor_name
 from autopar.report.decisions import Alike, Decision, alike, op_decision, param_decision
 from autopar.report.limits import Limits, find_limits
 
@@ -227,8 +227,7 @@ def _computed(plan: Plan, keys: Iterable[str]) -> Iterable[Part]:
 def _sent(plan: Plan, keys: Iterable[str]) -> Iterable[Part]:
     wanted = set(keys)
     for key, sends in plan.estimates.sends.items():
-        root = key.rpartition("@")[0] or key
-        if root in wanted or root.rpartition(".")[0] in wanted:
+        if maker(key, wanted):
             where = tensor_name(plan.estimates, key)
             for each in sends:
                 what = f"{each.kind} on {each.axis}"
