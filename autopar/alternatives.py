@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-from autopar.compile import describe_cluster, settled, trace_for_training
+from autopar.driver.asking import describe_cluster, settled, trace_for_training
 from autopar.errors import OtherStepWarning
 from autopar.explain import GIB, Explainer, explain
 from autopar.explanation import Benefit, Explanation

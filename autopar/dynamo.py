@@ -24,8 +24,9 @@ from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.cluster import parse_cluster
-from autopar.compile import Builder, Request, describe_cluster
 from autopar.constraints import Constraint
+from autopar.driver.asking import describe_cluster
+from autopar.driver.session import Builder, Request
 from autopar.errors import AutoparError
 from autopar.fit import check_cluster
 from autopar.options import make_options

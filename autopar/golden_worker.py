@@ -52,7 +52,7 @@ def make(recipe: Recipe, cache: Path | None) -> Made:
 def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
     os.chdir(recipe.root)
     sys.path.insert(0, str(recipe.root))
-    from autopar.compile import answer, ask, describe_cluster
+    from autopar.driver.asking import answer, ask, describe_cluster
     from autopar.runtime.building import build
 
     built = build(load_target(recipe.target), recipe.global_batch, on_meta=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from autopar.codegen import generate
-from autopar.compile import trace_for_training
+from autopar.driver.asking import trace_for_training
 from autopar.errors import PlanMismatchError
 from autopar.fingerprint import fingerprint
 from autopar.fit import check_fit, describe_inputs

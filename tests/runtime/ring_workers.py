@@ -8,7 +8,7 @@ import msgspec
 import torch
 
 import autopar
-from autopar.compile import trace_for_training
+from autopar.driver.asking import trace_for_training
 from autopar.fingerprint import fingerprint
 from autopar.options import Options
 from tests.planned import plan_for

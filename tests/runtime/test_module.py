@@ -185,7 +185,7 @@ def test_a_stored_plan_is_applied_without_solving(
     path = tmp_path / "plan.json"
     autopar.plan(net, (x,), cluster="cpu").save(path)
     found = autopar.plan(net, {"x": x, "y": y}, cluster="cpu")
-    monkeypatch.setattr(importlib.import_module("autopar.compile"), "search", None)
+    monkeypatch.setattr(importlib.import_module("autopar.driver.asking"), "search", None)
     model = autopar.compile(net, plan=path)
     with caplog.at_level(logging.INFO, "autopar"):
         model(x)

@@ -25,7 +25,7 @@ from transformers import (
 
 import autopar
 from autopar.cluster import parse_cluster
-from autopar.compile import trace_for_training
+from autopar.driver.asking import trace_for_training
 from autopar.errors import AutoparError
 from autopar.fingerprint import fingerprint
 from autopar.graph import Graph

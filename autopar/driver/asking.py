@@ -1,0 +1,94 @@
+"""From a model and a request to the plan for it: trace, settle what is imposed, search."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.asked import Asked
+from autopar.cluster import parse_cluster
+from autopar.cost_model.measured import device_from_profile
+from autopar.errors import InfeasibleError
+from autopar.fingerprint import fingerprint
+from autopar.fit import undivided_batch
+from autopar.graph import Graph
+from autopar.margin import search_with_margin
+from autopar.matching import settle
+from autopar.mesh import Cluster
+from autopar.options import Options
+from autopar.plan import Plan
+from autopar.profile_file import Profile
+from autopar.runtime.aliases import aliases
+from autopar.runtime.building import split_inputs
+from autopar.search import search
+from autopar.tracer import Traced, trace
+
+
+def ask(
+    model: nn.Module, inputs: Any, cluster: Cluster, options: Options, margin: bool = False
+) -> Asked:
+    """The model, traced, and all else that decides the plan for it."""
+    args, kwargs = split_inputs(inputs)
+    traced = trace_for_training(model, args, kwargs, options)
+    return Asked(traced.graph, cluster, settled(traced, model, args, kwargs, options), margin)
+
+
+def answer(asked: Asked, progress: Callable[[str], None]) -> Plan:
+    """The best plan, with its margin if that is asked for."""
+    return find_plan(asked.graph, asked.cluster, asked.options, progress, asked.margin)
+
+
+def trace_for_training(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+) -> Traced:
+    """The graph with its backward part wherever a parameter is trained, though the call may be
+    under `torch.no_grad`: a model is stored in one way, and training decides which."""
+    trained = any(param.requires_grad for param in model.parameters())
+    with torch.inference_mode(False), torch.set_grad_enabled(trained):
+        return trace(model, args, kwargs, strict=options.strict, name=type(model).__name__)
+
+
+def settled(
+    traced: Traced,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+) -> Options:
+    """`options` with constraints that speak of what `traced` has."""
+    known = aliases(model, args, kwargs, traced.out_spec, len(traced.outputs))
+    return replace(options, constraints=settle(traced.graph, options.constraints, known))
+
+
+def find_plan(
+    graph: Graph,
+    cluster: Cluster,
+    options: Options,
+    progress: Callable[[str], None],
+    margin: bool = False,
+) -> Plan:
+    """The best plan for `graph`. InfeasibleError if none fits in memory, with what may help."""
+    find = search_with_margin if margin else search
+    mark, version = fingerprint(graph), str(torch.__version__)
+    try:
+        return find(
+            graph, cluster, options, fingerprint=mark, torch_version=version, progress=progress
+        )
+    except InfeasibleError as error:
+        raise InfeasibleError(f"{error}{undivided_batch(graph, cluster.num_devices)}") from error
+
+
+def describe_cluster(
+    cluster: Cluster | str, profile: Profile | str | os.PathLike[str] | None
+) -> Cluster:
+    """The cluster, with the ceilings of the profile in place of datasheets."""
+    found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    if profile is None:
+        return found
+    measured = profile if isinstance(profile, Profile) else Profile.load(profile)
+    return replace(found, device=device_from_profile(measured, found.device))

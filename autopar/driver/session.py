@@ -1,0 +1,196 @@
+"""The session of a training process: what was asked of `autopar.compile`, and how a call's program
+is made by all ranks together."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopar.cluster import parse_cluster
+from autopar.codegen import bind, generate
+from autopar.driver.asking import find_plan, settled, trace_for_training
+from autopar.errors import ConstraintError, InfeasibleError, NotImposedWarning
+from autopar.fingerprint import fingerprint
+from autopar.fit import check_fit
+from autopar.graph import Role
+from autopar.handed import with_handed
+from autopar.mesh import Cluster
+from autopar.options import Options
+from autopar.plan import Plan, mesh_text
+from autopar.runtime import params
+from autopar.runtime.agreement import Agreement, make_agreement
+from autopar.runtime.binding import detached_places, input_pieces, make_step, results
+from autopar.runtime.digests import digest_params, digest_values
+from autopar.runtime.doors import flatten
+from autopar.runtime.module import Executable, Signature
+from autopar.runtime.program import Program
+from autopar.runtime.progress import Progress
+from autopar.runtime.random import SharedRandom, draws
+from autopar.runtime.weights import Sources
+from autopar.runtime.world import Groups, World, make_groups, param_placements
+from autopar.search import summary
+from autopar.sharding import Sharding
+from autopar.tracer import Traced
+from autopar.version import __version__
+
+_BATCH = "batch (all ranks must be handed the same global one)"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked `compile` for."""
+
+    plan: Plan | None
+    cluster: Cluster | None
+    options: Options
+    backend: str
+    sources: Sources = field(default_factory=Sources)
+    plain: bool = False
+    """Parameters stay as they are, whole on every rank: `options` must say so."""
+
+    def facts(self, model: nn.Module) -> dict[str, str]:
+        """What ranks compare before the parameters are handed out."""
+        return {
+            "autopar": __version__,
+            "torch": str(torch.__version__),
+            "model": type(model).__name__,
+            "parameters": digest_params(model),
+            "plan": self.plan.digest if self.plan else "none",
+            "cluster": self.cluster.name if self.cluster else "none",
+            "backend": self.backend,
+            "weights": self.sources.digest,
+            **{field.name: str(getattr(self.options, field.name)) for field in fields(Options)},
+        }
+
+
+@dataclass(slots=True)
+class Builder:
+    """Makes the program for a call, on all ranks together."""
+
+    model: nn.Module
+    world: World
+    request: Request
+    random: SharedRandom
+    is_first: bool = True
+    storage: dict[str, str] = field(default_factory=dict[str, str])
+    """How the first program stores each parameter; the others must do the same."""
+
+    def __call__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        signature: Signature,
+        groups: Groups | None,
+    ) -> Executable:
+        agreement = make_agreement(self.world)
+        progress = Progress(quiet=self.world.rank != 0)
+        try:
+            with agreement.telling("what to compile"):
+                progress.phase("trace")
+                traced = trace_for_training(self.model, args, kwargs, self.request.options)
+                handed = {str(i): text for i, text in enumerate(signature.handed)}
+                traced = replace(traced, graph=with_handed(traced.graph, handed))
+                mark = fingerprint(traced.graph)
+                stored = self._stored(traced, mark)
+                values = digest_values(flatten((args, kwargs))[0])
+            facts = {"graph of the model": mark, _BATCH: values}
+            agreement.agree("what to compile", facts | signature.facts())
+            progress.phase("plan")
+            plan = stored or self._plan(agreement, traced, args, kwargs, groups, progress)
+            with agreement.telling("the plan"):
+                progress.phase("rewrite")
+                program = generate(traced.gm, traced.graph, plan)
+            agreement.agree("the plan", {"plan": plan.digest})
+            random = self._random(agreement, program)
+            with agreement.telling("the parameters as stored"):
+                executable = self._bind(traced, program, plan, groups, random)
+            agreement.agree("the parameters as stored", {})
+        except BaseException:
+            progress.close()
+            raise
+        self.is_first = False
+        name, mesh = plan.structure.model, mesh_text(plan.structure.mesh)
+        progress.close(f"{name} on mesh {mesh}: {summary(plan)}; plan {plan.digest[:12]}")
+        return executable
+
+    def _stored(self, traced: Traced, mark: str) -> Plan | None:
+        """The plan the user gave, if it is for this call; it must be for the first one."""
+        plan = self.request.plan
+        if plan is not None and self.is_first:
+            check_fit(plan.structure, traced.graph, mark)
+        return plan if plan is not None and plan.structure.fingerprint == mark else None
+
+    def _plan(
+        self,
+        agreement: Agreement,
+        traced: Traced,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        groups: Groups | None,
+        progress: Progress,
+    ) -> Plan:
+        cluster = self.request.cluster or parse_cluster(self.world.cluster)
+        asked = least = self.request.options
+        if groups is not None:
+            names = [node.target for node in traced.graph.with_role(Role.PARAM)]
+            stored = {n: "R" if self.request.plain else self.storage[n] for n in names}
+            least = asked.for_stored(mesh_text(groups.axes), stored)
+
+        def work() -> bytes:
+            try:
+                options = asked if groups is None else asked.joined(least)
+                options = settled(traced, self.model, args, kwargs, options)
+                return find_plan(traced.graph, cluster, options, progress).to_bytes()
+            except (ConstraintError, InfeasibleError) as error:
+                if groups is None or not asked.asked:
+                    raise
+                warnings.warn(NotImposedWarning(str(error)), stacklevel=2)
+                return find_plan(traced.graph, cluster, least, progress).to_bytes()
+
+        return Plan.from_bytes(agreement.share("plan", work))
+
+    def _bind(
+        self,
+        traced: Traced,
+        program: Program,
+        plan: Plan,
+        groups: Groups | None,
+        random: SharedRandom | None,
+    ) -> Executable:
+        """The program for this rank; at the first call, the parameters are stored as it says."""
+        storage = {
+            name: Sharding.parse(param.storage) for name, param in plan.structure.params.items()
+        }
+        axes, device = plan.structure.mesh, self.world.device
+        if self.world.size == 1:
+            program = bind(program, {}, axes, (), device)
+        else:
+            groups = groups or make_groups(axes, self.world)
+            program = bind(program, groups.names, axes, groups.coordinate, device)
+            if self.is_first and not self.request.plain:
+                params.shard(self.model, groups, storage, self.request.sources)
+                self.storage = {name: str(sharding) for name, sharding in storage.items()}
+        if self.request.plain:
+            storage = {}
+        return Executable(
+            step=make_step(program, self.request.backend),
+            plan=plan,
+            groups=groups,
+            storage={name: param_placements(sharding) for name, sharding in storage.items()},
+            pieces=input_pieces(traced.graph, axes),
+            results=results(traced.graph, ((leaf.item, leaf.value) for leaf in traced.outputs)),
+            out_spec=traced.out_spec,
+            detached=detached_places(traced.graph, program, groups),
+            random=random,
+        )
+
+    def _random(self, agreement: Agreement, program: Program) -> SharedRandom | None:
+        if self.world.size == 1 or not draws(program.forward):
+            return None
+        if not self.random.is_set:
+            self.random.set(agreement.share("random state", self.random.default))
+        return self.random
