@@ -6,13 +6,14 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.autopar-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check chromium pytest fuzz plans format bench clean
+.PHONY: help setup demo test check chromium pytest nightly fuzz plans format bench clean
 
 help:
 	@echo "make demo    plan, then train a small GPT-2 on four processes, and compare with one"
 	@echo "make test    static checks, then the tests"
 	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, torch doors"
 	@echo "make pytest  tests only (PYTEST_ARGS='-k rules' narrows them)"
+	@echo "make nightly what takes hours: tests marked nightly, 1000 random models (NIGHTLY_FUZZ_MODELS)"
 	@echo "make fuzz    200 random models on three meshes each (FUZZ_MODELS, FUZZ_FIRST)"
 	@echo "make plans   check the project's golden plans (PLANS_ARGS=--update writes those that differ)"
 	@echo "make format  let ruff format and fix"
@@ -48,6 +49,15 @@ chromium:
 pytest: $(STAMP) chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
+# What is marked has no limit of time; a failure of one part does not keep the other from running.
+nightly: $(STAMP) chromium
+	@status=0; \
+	$(BIN)/python -m pytest -m nightly -n $(WORKERS) --dist worksteal --max-worker-restart 0 \
+		--timeout 0 $(PYTEST_ARGS) || status=$$?; \
+	$(MAKE) fuzz FUZZ_MODELS=$(NIGHTLY_FUZZ_MODELS) || status=$$?; \
+	exit $$status
+
+NIGHTLY_FUZZ_MODELS ?= 1000
 FUZZ_MODELS ?= 200
 FUZZ_FIRST ?= 0
 
