@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
 from autopar.errors import AutoparError
-from autopar.files import write_atomically
+from autopar.files import read_at_most, write_atomically
 
 MAX_FILE_BYTES = 16 << 20
 
@@ -127,8 +126,7 @@ class Format(Generic[NounT]):
         """The value in a file; an error if it is missing, damaged or of another version."""
         source = os.fspath(path)
         try:
-            with Path(path).open("rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1)
+            data = read_at_most(path, MAX_FILE_BYTES + 1)
         except OSError as error:
             raise self.error(f"cannot read {self.what} {source}: {error.strerror}") from None
         return self.decode(data, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 import warnings
@@ -53,9 +54,16 @@ class Cli(click.Group):
         except Exception as error:
             if "--debug" in arguments:
                 traceback.print_exc()
-            _say("error", sentence(error))
+            _say("error", _told(error))
             status = error.exit_status if isinstance(error, AutoparError) else 1
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _told(error: Exception) -> str:
+    """What to tell of an error. Commands tell of the files they write themselves."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"cannot write to standard output: {error.strerror}"
+    return sentence(error)
 
 
 def _say(severity: str, message: str) -> None:

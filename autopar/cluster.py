@@ -41,6 +41,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 from autopar.errors import ClusterError
+from autopar.files import read_at_most
 from autopar.mesh import Cluster, Device, Host, Level, Link
 from autopar.presets import ALIASES, DEVICES, LINKS, SHARED_LINKS, SYSTEMS, System
 from autopar.units import parse_bytes, parse_bytes_per_s, parse_seconds
@@ -145,8 +146,7 @@ class _ClusterTable(_File):
 def _read(path: Path) -> Cluster:
     where = f"cluster file {path}"
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
+        data = read_at_most(path, _MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise ClusterError(f"{where} cannot be read: {why or error}") from error

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from autopar.errors import ProblemFileError
+from autopar.files import read_at_most
 from autopar.problem import FORBIDDEN, Edge, IntArray, Problem
 
 MAX_BYTES = 1 << 29
@@ -180,8 +181,7 @@ def load(path: Path) -> ContestFile:
 
 def _unpacked(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            packed = file.read(MAX_BYTES + 1)
+        packed = read_at_most(path, MAX_BYTES + 1)
         content = _unzipped(packed) if packed.startswith(_GZIP) else packed
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ProblemFileError(f"{path} is a damaged gzip file: {error}") from None

@@ -17,6 +17,7 @@ import msgspec
 
 from autopar.cluster import parse_cluster
 from autopar.errors import AutoparError, RecipeError
+from autopar.files import read_at_most
 from autopar.mesh import Cluster
 from autopar.options import Options, make_options
 
@@ -131,8 +132,7 @@ def _target(text: str, path: Path) -> str:
 
 def _text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            data = file.read(_MAX_FILE_BYTES + 1)
+        data = read_at_most(path, _MAX_FILE_BYTES + 1)
     except OSError as error:
         raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > _MAX_FILE_BYTES:

@@ -48,7 +48,9 @@ from autopar.terminal import emit, page_options, size, spoken_progress, target_o
     help="Find the best plan of another structure too, which takes about a third longer; default: "
     "for plans that are written.",
 )
-@click.option("-o", "--output", metavar="FILE", help="Write the plan there.")
+@click.option(
+    "-o", "--output", metavar="FILE", help="Write the plan there; /dev/stdout: instead of the page."
+)
 @page_options
 def plan(
     target: str,
@@ -76,6 +78,7 @@ def plan(
     memory for the weights nor a GPU is needed.
     """
     from autopar.cluster import parse_cluster
+    from autopar.files import is_standard_output
     from autopar.options import make_options
     from autopar.profile_file import Profile
     from autopar.report.summary import summarize
@@ -110,4 +113,6 @@ def plan(
         )
     if output is not None:
         found.save(output)
+        if is_standard_output(output):
+            return
     emit(summarize(found), page, as_json, width, no_color)

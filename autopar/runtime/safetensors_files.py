@@ -80,6 +80,8 @@ def _open(path: Path) -> dict[str, Stored]:
         raise WeightsError(
             "weights= needs the package safetensors: pip install 'autopar[hf]'"
         ) from error
+    if not path.is_file():
+        raise WeightsError(f"weights: {path} is missing, or is no file")
     try:
         file: Any = safe_open(path, "pt")
         found: dict[str, Stored] = {}
