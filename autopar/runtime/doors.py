@@ -27,6 +27,7 @@ __all__ = [
     "default_store",
     "dtensor_like",
     "flatten",
+    "hand_hooks",
     "inductor",
     "keeps_graph",
     "local_slices",
@@ -62,6 +63,16 @@ def local_slices(
     """Which rectangle of a tensor of `shape` this rank has of it as a DTensor, even or not."""
     sizes, offsets = compute_local_shape_and_global_offset(tuple(shape), mesh, placements)
     return tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+
+
+def hand_hooks(old: Tensor, new: Tensor) -> None:
+    """The hooks that were registered on `old` for its gradient, on `new`; what `register_hook`
+    returned removes them there."""
+    if old._backward_hooks:
+        new._backward_hooks = old._backward_hooks
+    after: Any = old._post_accumulate_grad_hooks
+    if after:
+        new._post_accumulate_grad_hooks = after
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:

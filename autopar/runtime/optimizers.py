@@ -7,6 +7,9 @@ a time; LBFGS, which looks at all of them together, steps on all of them whole. 
 left behind are DTensors placed as the parameter is, if they have its shape, so that
 `torch.distributed.checkpoint` saves them and loads them on another mesh.
 
+States that were there before the parameter was stored so, and whole ones that were loaded, are cut
+as it is, with the values of rank 0.
+
 Hooks before and after every `Optimizer.step` do this, for the optimizers of `torch.optim` and
 parameters of compiled models alone. Other optimizers see DTensors.
 """
@@ -19,7 +22,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn, optim
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -68,6 +71,7 @@ def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
             f"{kind.__name__} needs sparse gradients, and a compiled model has dense ones: take "
             "Adam or AdamW"
         )
+    _adopt(optimizer)
     if kind not in ELEMENTWISE | BY_TENSOR | TOGETHER:
         return None
     stepping = _ByTensor(optimizer) if kind in BY_TENSOR else _Stepping(optimizer)
@@ -81,6 +85,34 @@ def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     stepping = _stepping.pop(optimizer, None)
     if stepping is not None:
         stepping.leave()
+
+
+@torch.no_grad()
+def _adopt(optimizer: Optimizer) -> None:
+    """States of a parameter's shape are stored as it is. A collective call where they were not."""
+    for param, state in optimizer.state.items():
+        if not isinstance(param, DTensor) or not _is_ours(param):
+            continue
+        for key, value in state.items():
+            if not isinstance(value, Tensor) or value.shape != param.shape or not value.dim():
+                continue
+            mesh, placements = param.device_mesh, param.placements
+            if not isinstance(value, DTensor):
+                _check_values(optimizer, value)
+                state[key] = distribute_tensor(value.to(param.device), mesh, placements)
+            elif value.device_mesh != mesh:
+                # Made before the parameter was sharded.
+                _check_values(optimizer, value)
+                place = local_slices(param.shape, mesh, placements)
+                state[key] = _distributed(param, value.full_tensor()[place].clone())
+
+
+def _check_values(optimizer: Optimizer, state: Tensor) -> None:
+    if state.is_meta:
+        raise AutoparError(
+            f"{type(optimizer).__name__} has a state made of parameters without values: make the "
+            "optimizer after the model's first call, or after model.prepare(...)"
+        )
 
 
 def _is_ours(param: Tensor) -> bool:
@@ -155,17 +187,8 @@ class _Stepping:
         """A gradient or state of `param` as the optimizer sees it while it steps."""
         if not isinstance(value, DTensor):
             return value
-        if value.device.type == "meta":
-            raise AutoparError(
-                f"{type(self.optimizer).__name__} has a state made of parameters without values: "
-                "make the optimizer after the model's first call, or after model.prepare(...)"
-            )
         if self.whole:
             return value.full_tensor()
-        if value.device_mesh != param.device_mesh:
-            # Made before the parameter was sharded.
-            place = local_slices(param.shape, param.device_mesh, param.placements)
-            return value.full_tensor()[place].clone()
         if value.placements != param.placements:
             value = value.redistribute(placements=param.placements)
         local = value.to_local()

@@ -1,7 +1,8 @@
 """The parameters of a compiled model: replicated DTensors first, their sharded selves once planned.
 
-A parameter keeps its name and its ties. It keeps its identity too when it is sharded, by
-`torch.utils.swap_tensors`, so that an optimizer made in between stays valid. One whose values come
+A parameter keeps its name, its ties and its hooks. Whoever held it before it was a DTensor, such as
+an optimizer, then holds the DTensor (`identity`), which stays the same object when it is sharded
+(`torch.utils.swap_tensors`): optimizers may be made at any time. One whose values come
 from a checkpoint or an initialisation stays on the meta device until then, and never exists whole
 on a rank that stores a shard of it. In a world of one, parameters are plain tensors. Buffers stay
 plain, equal on all ranks.
@@ -15,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError
-from autopar.runtime.doors import local_slices
+from autopar.runtime.doors import hand_hooks, local_slices
+from autopar.runtime.identity import supersede
 from autopar.runtime.optimizers import mark
 from autopar.runtime.weights import Sources
 from autopar.runtime.world import Groups, World, param_placements
@@ -46,11 +48,7 @@ def replicate(model: nn.Module, world: World, sources: Sources) -> None:
     equal to that of rank 0. With one, all have their values. A collective call.
     """
     mesh = world.device_mesh
-    made: dict[int, nn.Parameter] = {}
-    for table, leaf, name, param in list(_places(model)):
-        if id(param) not in made:
-            made[id(param)] = _ready(name, param, world, mesh, sources)
-        table[leaf] = made[id(param)]
+    supersede(tuple(_ready(model, world, mesh, sources)))
     buffers: dict[int, Tensor] = {}
     for table, leaf, name, buffer in list(_buffers(model)):
         if isinstance(buffer, DTensor):
@@ -65,16 +63,24 @@ def replicate(model: nn.Module, world: World, sources: Sources) -> None:
 
 
 def _ready(
-    name: str, param: nn.Parameter, world: World, mesh: DeviceMesh | None, sources: Sources
-) -> nn.Parameter:
-    """The parameter as it is before a plan says how to store it."""
-    if mesh is None:
-        if name in sources:
+    model: nn.Module, world: World, mesh: DeviceMesh | None, sources: Sources
+) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
+    """Each parameter under its first name, with the DTensor that is to take its place; with one
+    process, parameters get their values where they are."""
+    for name, param in model.named_parameters():
+        if mesh is not None:
+            yield name, param, _replicated(name, param, world, mesh, sources)
+        elif name in sources:
             value = sources.whole(name, param).to(world.device)
             _swap(name, param, _parameter(value, param))
         else:
             param.data = param.data.to(world.device)
-        return param
+
+
+def _replicated(
+    name: str, param: nn.Parameter, world: World, mesh: DeviceMesh, sources: Sources
+) -> nn.Parameter:
+    """The parameter as it is before a plan says how to store it."""
     if name in sources:
         data = torch.empty_like(param, device="meta")
     else:
@@ -82,7 +88,10 @@ def _ready(
         if data.data_ptr() == param.data_ptr():
             data = data.clone()
         dist.broadcast(data, src=0)
-    return _parameter(DTensor.from_local(data, mesh, [Replicate()], run_check=False), param)
+    new = _parameter(DTensor.from_local(data, mesh, [Replicate()], run_check=False), param)
+    if param.grad is not None:
+        new.grad = distribute_tensor(param.grad.to(world.device), mesh, [Replicate()])
+    return new
 
 
 def shard(
@@ -103,7 +112,11 @@ def shard(
         else:
             # A copy, so that the whole can be freed.
             piece = whole[place].clone(memory_format=torch.contiguous_format)
-        _swap(name, param, _parameter(_from_local(piece, param, groups.params, wanted), param))
+        new = _parameter(_from_local(piece, param, groups.params, wanted), param)
+        if isinstance(param.grad, DTensor):
+            grad = param.grad.to_local()[place].clone(memory_format=torch.contiguous_format)
+            new.grad = _from_local(grad, param, groups.params, wanted)
+        _swap(name, param, new)
         mark(param)
 
 
@@ -127,22 +140,12 @@ def _swap(name: str, param: Tensor, new: Tensor) -> None:
 def _parameter(data: Tensor, like: Tensor) -> nn.Parameter:
     new = nn.Parameter(data, requires_grad=like.requires_grad)
     vars(new).update(vars(like))
+    hand_hooks(like, new)
     return new
 
 
-def _places(
-    model: nn.Module,
-) -> Iterator[tuple[dict[str, nn.Parameter | None], str, str, nn.Parameter]]:
-    """Every place that holds a parameter, with the name there; tied ones have several, the first
-    of which is theirs."""
-    for path, module in model.named_modules():
-        for leaf, param in module._parameters.items():
-            if param is not None:
-                yield module._parameters, leaf, f"{path}.{leaf}" if path else leaf, param
-
-
 def _buffers(model: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, str, Tensor]]:
-    """The same of buffers."""
+    """Every place that holds a buffer, with the name there; one buffer may have several."""
     for path, module in model.named_modules():
         for leaf, buffer in module._buffers.items():
             if buffer is not None:

@@ -43,6 +43,20 @@ def test_a_dtensor_like_another() -> None:
         dist.destroy_process_group()
 
 
+def test_hooks_of_a_parameter_are_handed_on() -> None:
+    old, new = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    seen: list[torch.Tensor] = []
+    handle = old.register_hook(lambda grad: grad * 3)
+    old.register_post_accumulate_grad_hook(seen.append)
+    doors.hand_hooks(old, new)
+    new.sum().backward()
+    assert new.grad is not None and new.grad.tolist() == [3, 3]
+    assert len(seen) == 1 and seen[0] is new
+    handle.remove()
+    new.sum().backward()
+    assert new.grad.tolist() == [4, 4]
+
+
 def test_trees() -> None:
     tree = {"a": (1, [2, None]), "b": torch.ones(1)}
     leaves, spec = doors.flatten(tree)
