@@ -124,7 +124,11 @@ class Format(Generic[NounT]):
 
     def load(self, path: str | os.PathLike[str]) -> NounT:
         """The value in a file; an error if it is missing, damaged or of another version."""
-        source = os.fspath(path)
+        try:
+            source = os.fspath(path)
+        except TypeError:
+            reason = f"{self.what}={path!r} is neither a {self.what} nor the path of one"
+            raise self.error(reason) from None
         try:
             data = read_at_most(path, MAX_FILE_BYTES + 1)
         except OSError as error:

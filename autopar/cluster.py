@@ -29,6 +29,7 @@ unit of its key or a quantity in quotes:
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable
@@ -55,13 +56,13 @@ Preset = TypeVar("Preset", Device, Link)
 Noun = TypeVar("Noun", Device, Link, Host)
 
 
-def parse_cluster(text: str) -> Cluster:
+def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
     """The cluster that `text` describes: sizes and a device, or the path of a `.toml` file.
 
     The inverse of `cluster.name` for clusters from presets. Upper and lower case are the same.
     ClusterError names the token or key that is wrong.
     """
-    if text.lower().endswith(".toml"):
+    if isinstance(text, os.PathLike) or text.lower().endswith(".toml"):
         return _read(Path(text))
     match = re.fullmatch(r"\s*((?:\d+\s*x\s*)*)(.*?)\s*", text, re.IGNORECASE | re.ASCII)
     if match is None or not match[2]:

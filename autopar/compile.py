@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import nn
 
-from autopar.cluster import parse_cluster
 from autopar.constraints import Forbidden, Pins
+from autopar.cost_model.optimizer import optimizer_name
+from autopar.driver.arguments import ClusterLike, read_cluster, read_model, told
 from autopar.driver.asking import answer, ask, describe_cluster
 from autopar.driver.session import Builder, Request
-from autopar.errors import AutoparError
 from autopar.fit import check_cluster, check_params, check_world, planned_kind
-from autopar.mesh import Cluster
+from autopar.meshes import MeshLike
 from autopar.options import make_options
 from autopar.plan import Plan
 from autopar.profile_file import Profile
@@ -34,16 +34,17 @@ from autopar.runtime.weights import find_sources
 from autopar.runtime.world import device_of, join, look
 
 
+@told
 def compile(
     model: nn.Module,
     *,
     plan: Plan | str | os.PathLike[str] | None = None,
-    cluster: Cluster | str | None = None,
+    cluster: ClusterLike | None = None,
     profile: Profile | str | os.PathLike[str] | None = None,
-    mesh: str = "auto",
-    optimizer: str = "adamw",
-    memory_limit: int | str | None = None,
-    time_limit: float | None = None,
+    mesh: MeshLike = "auto",
+    optimizer: Any = "adamw",
+    memory_limit: float | str | None = None,
+    time_limit: float | str | None = None,
     backend: str | None = None,
     strict: bool = False,
     weights: str | os.PathLike[str] | None = None,
@@ -51,7 +52,7 @@ def compile(
     inputs: Inputs = "global",
     pins: Pins = (),
     forbid: Forbidden = (),
-    strategy: str = "",
+    strategy: str | None = None,
 ) -> CompiledModule:
     """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
 
@@ -66,27 +67,27 @@ def compile(
     persistent buffers; each rank reads its shards alone. With `seed`, what is on the meta device is
     initialised as the model's modules do it (`runtime.initialise`).
 
-    `cluster` ("2x8xH100", or a TOML file) describes the machines; without it, the devices at hand
-    are taken. `profile`, made by `autopar profile`, replaces the ceilings of datasheets. `mesh`,
-    `optimizer`, `memory_limit` (bytes, or text such as "72GiB"), `time_limit` in seconds and
-    `strict` are as in `Options`. `pins`, `forbid` and `strategy` say what the plan must be like
-    (docs/constraints.md). `backend` is "eager" or "inductor"; the default is inductor on
-    CUDA devices, eager on the CPU.
+    `cluster` ("2x8xH100", a TOML file, or how many of the devices at hand) describes the machines;
+    without it, the devices at hand are taken. `profile`, made by `autopar profile`, replaces the
+    ceilings of datasheets. `mesh` ("2x4", (2, 4) or {"dp": 2, "tp": 4}), `optimizer` (a name, or
+    one of `torch.optim` or its class), `memory_limit` (bytes, or text such as "72GiB"),
+    `time_limit` (seconds, or "2min") and `strict` are as in `Options`. `pins`, `forbid` and
+    `strategy` say what the plan must be like (docs/constraints.md). `backend` is "eager" or
+    "inductor"; the default is inductor on CUDA devices, eager on the CPU.
 
-    PlanMismatchError if the processes are not as many as the plan or cluster has devices, if the
-    plan is for other parameters, or if ranks disagree; ClusterError if the device is unknown;
-    WeightsError, before anything is changed, if `weights` do not fit the model, or a parameter on
-    the meta device gets no values.
+    ArgumentError on what is of a kind that says nothing; PlanMismatchError if the processes are not
+    as many as the plan or cluster has devices, if the plan is for other parameters, or if ranks
+    disagree; ClusterError if the device is unknown; WeightsError, before anything is changed, if
+    `weights` do not fit the model, or a parameter on the meta device gets no values.
     """
-    if isinstance(model, CompiledModule):
-        raise AutoparError("the model is compiled already: give autopar.compile the plain model")
+    model = read_model(model)
     params.check(model)
     check_inputs(inputs, model)
     stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
+    described = read_cluster(cluster, model)
     options = make_options(
-        mesh, optimizer, memory_limit, time_limit, strict, pins, forbid, strategy
+        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy
     )
-    described = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)
@@ -107,20 +108,21 @@ def compile(
     return CompiledModule(model, Runner(model, world, builder, inputs))
 
 
+@told
 def plan(
     model: nn.Module,
     inputs: Any,
     *,
-    cluster: Cluster | str | None = None,
+    cluster: ClusterLike | None = None,
     profile: Profile | str | os.PathLike[str] | None = None,
-    mesh: str = "auto",
-    optimizer: str = "adamw",
-    memory_limit: int | str | None = None,
-    time_limit: float | None = None,
+    mesh: MeshLike = "auto",
+    optimizer: Any = "adamw",
+    memory_limit: float | str | None = None,
+    time_limit: float | str | None = None,
     strict: bool = False,
     pins: Pins = (),
     forbid: Forbidden = (),
-    strategy: str = "",
+    strategy: str | None = None,
     margin: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
@@ -133,10 +135,12 @@ def plan(
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
+    model = read_model(model)
     options = make_options(
-        mesh, optimizer, memory_limit, time_limit, strict, pins, forbid, strategy
+        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy
     )
-    described = describe_cluster(cluster or look(device_of(model)).cluster, profile)
+    found = read_cluster(cluster, model)
+    described = describe_cluster(found or look(device_of(model)).cluster, profile)
     say: Callable[[str], None] = progress or (lambda _: None)
     say("tracing the model")
     return answer(ask(model, inputs, described, options, margin), say)

@@ -18,8 +18,9 @@ and `not` before a word excludes it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 from autopar.errors import ConstraintError
 from autopar.sharding import Placement, Sharding
@@ -41,11 +42,11 @@ _WORDS = ("S", "batch", "in", "out", "unmoved")
 _AXIS = re.compile(r"\*|[A-Za-z_]\w*", re.ASCII)
 _EXAMPLE = "for example 'S(0) on tp', '[S(1) on tp, S(0) on dp]', '[R, S(0)]' or 'R'"
 
-Pins = Mapping[str, str] | Sequence[str]
-"""Sharding by pattern, or lines `PATTERN=SHARDING`."""
+Pins = Mapping[str, str] | Sequence[str] | None
+"""Sharding by pattern, or lines `PATTERN=SHARDING`, or one line."""
 
-Forbidden = Mapping[str, str | Sequence[str]] | Sequence[str]
-"""Pattern or patterns by axis, or lines `AXIS:PATTERN`."""
+Forbidden = Mapping[str, str | Sequence[str]] | Sequence[str] | None
+"""Pattern or patterns by axis, or lines `AXIS:PATTERN`, or one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,14 @@ class Wanted:
         if self.complete:
             return f"[{texts[0]}]" if texts[0] else "replicated"
         return " or ".join(texts)
+
+    @property
+    def shards(self) -> bool:
+        """Whether a tensor that is so is cut on some axis."""
+        demands = [demand for some in self.alternatives for demand in some if not demand.excluded]
+        return any(placement.kind != "R" for placement in self.positional or ()) or any(
+            demand.what not in ("R", "unmoved") for demand in demands
+        )
 
     @staticmethod
     def parse(text: str) -> Wanted:
@@ -183,25 +192,35 @@ def _whole(placement: Placement) -> bool:
 
 def parse_pins(pins: Pins) -> tuple[Constraint, ...]:
     """A constraint for each of `pins`; ConstraintError on what cannot be read."""
-    if isinstance(pins, str):
-        raise ConstraintError(f"pins: {pins!r} is one text; give a mapping, or a list of texts")
-    lines = [f"{k}={v}" for k, v in pins.items()] if isinstance(pins, Mapping) else list(pins)
-    return tuple(map(Constraint.parse, lines))
+    lines = [f"{k}={v}" for k, v in pins.items()] if isinstance(pins, Mapping) else pins
+    return tuple(map(Constraint.parse, _lines(lines, "pins", "a mapping of pattern to sharding")))
 
 
 def parse_forbidden(forbidden: Forbidden) -> tuple[Constraint, ...]:
     """A constraint for each of `forbidden`; ConstraintError on what cannot be read."""
-    if isinstance(forbidden, str):
-        raise ConstraintError(f"forbid: {forbidden!r} is one text; give a mapping, or a list")
+    wanted = "a mapping of axis to patterns"
+    lines = forbidden
     if isinstance(forbidden, Mapping):
         lines = [
             f"{axis}:{pattern}"
             for axis, patterns in forbidden.items()
-            for pattern in ([patterns] if isinstance(patterns, str) else patterns)
+            for pattern in _lines(patterns, "forbid", wanted)
         ]
-    else:
-        lines = list(forbidden)
-    return tuple(map(_forbidden, lines))
+    return tuple(map(_forbidden, _lines(lines, "forbid", wanted)))
+
+
+def _lines(given: Any, name: str, wanted: str) -> tuple[str, ...]:
+    """The texts of a list, or the one that there is. ConstraintError on anything else."""
+    if given is None:
+        return ()
+    if isinstance(given, str):
+        return (given,)
+    several = isinstance(given, Iterable)
+    lines = list(cast("Iterable[Any]", given)) if several else [given]
+    for line in lines:
+        if not isinstance(line, str):
+            raise ConstraintError(f"{name}: {line!r} is no text; give texts, or {wanted}")
+    return tuple(lines)
 
 
 def _forbidden(line: str) -> Constraint:
@@ -213,11 +232,15 @@ def _forbidden(line: str) -> Constraint:
     return Constraint(kind, pattern, Wanted(((Demand("S", axis, excluded=True),),)), origin)
 
 
-def check_strategy(strategy: str) -> str:
-    """`strategy` as autopar spells it; ConstraintError if there is none of the name."""
-    if strategy and strategy.lower() not in STRATEGIES:
+def check_strategy(strategy: str | None) -> str:
+    """`strategy` as autopar spells it, empty for None and "auto"; ConstraintError if there is none
+    of the name."""
+    name = strategy.lower() if isinstance(strategy, str) else strategy
+    if not name or name == "auto":
+        return ""
+    if name not in STRATEGIES:
         raise ConstraintError(
             f"there is no strategy {strategy!r}: choose {', '.join(STRATEGIES)}, or leave it out "
             "and the solver finds the best of all"
         )
-    return strategy.lower()
+    return name

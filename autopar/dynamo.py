@@ -23,13 +23,15 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.distributed.tensor import DTensor
 
-from autopar.cluster import parse_cluster
 from autopar.constraints import Constraint
+from autopar.cost_model.optimizer import optimizer_name
+from autopar.driver.arguments import check_keywords, read_cluster
 from autopar.driver.asking import describe_cluster
 from autopar.driver.session import Builder, Request
 from autopar.errors import AutoparError
 from autopar.fit import check_cluster
-from autopar.options import make_options
+from autopar.matching import matches
+from autopar.options import Options, make_options
 from autopar.runtime import backend as backends
 from autopar.runtime.agreement import make_agreement
 from autopar.runtime.module import Runner
@@ -41,21 +43,54 @@ _OPTIONS = (
     "backend", "cluster", "forbid", "memory_limit", "mesh", "optimizer", "pins", "profile",
     "strategy", "strict", "time_limit",
 )  # fmt: skip
+_ITSELF = 'torch.compile(backend="autopar")'
+_INSTEAD = (
+    "parameters stay whole on every rank there, as torch.compile has them; autopar.compile(model, "
+    "...) stores them in shards"
+)
 _STATE = re.compile(r"\['([^']+)'\]")
 
 
 def backend(
-    gm: fx.GraphModule, example_inputs: Sequence[Any], *, options: dict[str, Any] | None = None
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Callable[..., tuple[Any, ...]]:
     """What dynamo runs in place of `gm`: planned at the first call, by all ranks together.
 
     `options` (`torch.compile(..., options={"mesh": "2x2"})`) are keywords of `autopar.compile`.
-    AutoparError if it is given another one.
+    AutoparError, at once, if it is given another one, or is asked for parameters in shards.
     """
-    unknown = sorted(set(options or {}) - set(_OPTIONS))
-    if unknown:
-        raise AutoparError(f"no option {unknown[0]!r}: autopar takes {', '.join(_OPTIONS)}")
-    return _Compiled(gm, example_inputs, options or {})
+    if mode is not None:
+        raise AutoparError(f'{_ITSELF} has no modes: leave out mode="{mode}"')
+    given = options or {}
+    check_keywords(_ITSELF, given, _OPTIONS)
+    flat = _Flat(gm, example_inputs)
+    asked = make_options(
+        given.get("mesh"),
+        optimizer_name(given.get("optimizer", "adamw")),
+        given.get("memory_limit"),
+        given.get("time_limit"),
+        given.get("strict", False),
+        given.get("pins"),
+        given.get("forbid"),
+        given.get("strategy"),
+    )
+    _check_whole(asked, flat)
+    (outputs,) = next(node for node in gm.graph.nodes if node.op == "output").args
+    return _Compiled(flat, given, asked, [_is_scalar(_value(node)) for node in outputs])
+
+
+def _check_whole(asked: Options, flat: nn.Module) -> None:
+    """AutoparError if something asked for stores a parameter in shards."""
+    if asked.strategy not in ("", "ddp"):
+        raise AutoparError(f"{_ITSELF} cannot do strategy {asked.strategy}: {_INSTEAD}")
+    for constraint in asked.constraints:
+        named = any(matches(constraint.pattern, name) for name, _ in flat.named_parameters())
+        if constraint.kind in ("", "param") and named and constraint.wanted.shards:
+            raise AutoparError(f"{_ITSELF} cannot do {constraint.origin}: {_INSTEAD}")
 
 
 class _Flat(nn.Module):
@@ -107,13 +142,13 @@ class _Compiled:
     """Runs a graph of dynamo's; makes its program at the first call."""
 
     def __init__(
-        self, gm: fx.GraphModule, example_inputs: Sequence[Any], options: dict[str, Any]
+        self, flat: _Flat, given: dict[str, Any], asked: Options, scalars: list[bool]
     ) -> None:
-        self.flat = _Flat(gm, example_inputs)
-        self.options = options
+        self.flat = flat
+        self.given = given
+        self.asked = asked
+        self.scalars = scalars
         self.runner: Runner | None = None
-        (outputs,) = next(node for node in gm.graph.nodes if node.op == "output").args
-        self.scalars = [_is_scalar(_value(node)) for node in outputs]
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         arguments = self.flat.take(values)
@@ -129,28 +164,17 @@ class _Compiled:
         return tuple(_plain(x, scalar) for x, scalar in zip(outputs, self.scalars, strict=True))
 
     def _runner(self) -> Runner:
-        asked, flat = self.options, self.flat
-        options = make_options(
-            asked.get("mesh", "auto"),
-            asked.get("optimizer", "adamw"),
-            asked.get("memory_limit"),
-            asked.get("time_limit"),
-            asked.get("strict", False),
-            asked.get("pins", ()),
-            asked.get("forbid", ()),
-            asked.get("strategy", ""),
-        )
+        options, flat = self.asked, self.flat
         if any(True for _ in flat.parameters()):
             whole = Constraint.parse("param:* = R", "parameters whole, as torch.compile has them")
             options = replace(options, constraints=(whole, *options.constraints))
-        given = asked.get("cluster")
-        cluster = parse_cluster(given) if isinstance(given, str) else given
+        cluster = read_cluster(self.given.get("cluster"), flat)
         kind = cluster.device.kind if cluster else None
         world = look(device_of(flat), kind)
-        cluster = describe_cluster(cluster or world.cluster, asked.get("profile"))
+        cluster = describe_cluster(cluster or world.cluster, self.given.get("profile"))
         check_cluster(cluster, world.size)
         world = join(device_of(flat), kind)
-        chosen = backends.choose(asked.get("backend"), world.device)
+        chosen = backends.choose(self.given.get("backend"), world.device)
         request = Request(None, cluster, options, chosen, plain=True)
         make_agreement(world).agree("the model and the plan", request.facts(flat))
         if world.size > 1:

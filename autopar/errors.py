@@ -10,6 +10,10 @@ class AutoparError(Exception):
     exit_status = 1
 
 
+class ArgumentError(AutoparError, TypeError):
+    """An argument that is not there, or of a kind that says nothing."""
+
+
 class TraceError(AutoparError):
     """The model could not be captured as a graph."""
 

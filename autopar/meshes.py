@@ -8,10 +8,12 @@ crosses: one that stays inside a node gets the node's link, one that leaves it t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
+from numbers import Integral
+from typing import Any
 
-from autopar.errors import ClusterError
+from autopar.errors import ArgumentError, ClusterError
 from autopar.mesh import Axis, Cluster, Link, Mesh
 
 _NAMES: dict[int, tuple[str, ...]] = {
@@ -21,6 +23,31 @@ _NAMES: dict[int, tuple[str, ...]] = {
     3: ("dp", "cp", "tp"),
 }
 _EXAMPLES = "for example 8x8, dp=8,tp=8 or 8"
+
+MeshLike = str | int | Sequence[int] | Mapping[str, int] | None
+"""A mesh as text, its number of ranks, its sizes, or sizes by name; None for the best of all."""
+
+
+def read_mesh(mesh: MeshLike) -> str:
+    """`mesh` as text: `2x4` of (2, 4), `dp=2,tp=4` of {"dp": 2, "tp": 4}. ArgumentError if it is
+    none that can be written so."""
+    if mesh is None:
+        return "auto"
+    if isinstance(mesh, str):
+        return mesh
+    if isinstance(mesh, Mapping) and all(map(_is_size, mesh.values())):
+        return ",".join(f"{name}={size}" for name, size in mesh.items())
+    sizes: Sequence[Any] = mesh if isinstance(mesh, Sequence) else (mesh,)
+    if all(map(_is_size, sizes)):
+        return "x".join(map(str, sizes))
+    raise ArgumentError(
+        f'mesh={mesh!r} is no mesh: write sizes, slowest axis first, as (2, 4), "2x4" or '
+        '{"dp": 2, "tp": 4}, or leave it out for the best of all'
+    )
+
+
+def _is_size(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
 
 
 def parse_mesh(text: str, cluster: Cluster) -> Mesh:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from math import inf, isfinite
+from numbers import Real
+from typing import Any
 
 from autopar.constraints import (
     Constraint,
@@ -13,12 +16,13 @@ from autopar.constraints import (
     parse_forbidden,
     parse_pins,
 )
-from autopar.errors import AutoparError
+from autopar.errors import ArgumentError, AutoparError
 from autopar.graph import Graph
 from autopar.matching import settle
 from autopar.mesh import Mesh
+from autopar.meshes import MeshLike, read_mesh
 from autopar.schemes import expand
-from autopar.units import parse_bytes
+from autopar.units import parse_bytes, parse_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +75,49 @@ class Options:
 
 
 def make_options(
-    mesh: str,
+    mesh: MeshLike,
     optimizer: str,
-    memory_limit: int | str | None,
-    time_limit_s: float | None,
-    strict: bool,
+    memory_limit: float | str | None,
+    time_limit: float | str | None,
+    strict: Any,
     pins: Pins = (),
     forbid: Forbidden = (),
-    strategy: str = "",
+    strategy: str | None = "",
 ) -> Options:
-    """Options from what users write: `memory_limit` in bytes, or as text such as "72GiB"; `pins`
-    and `forbid` as `constraints` reads them. AutoparError on what cannot be read."""
-    try:
-        limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
-    except ValueError as error:
-        raise AutoparError(f"memory_limit: {error}") from error
+    """Options from what users write: `mesh` as `meshes` reads it, `memory_limit` in bytes, or as
+    text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
+    `constraints` reads them. AutoparError on what cannot be read."""
+    limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
+    if not isinstance(strict, bool):
+        raise ArgumentError(f"strict={strict!r}: write True or False")
     return Options(
-        mesh=mesh,
+        mesh=read_mesh(mesh),
         optimizer=optimizer,
-        memory_limit_bytes=limit,
-        time_limit_s=time_limit_s,
+        memory_limit_bytes=None if limit is None else int(limit),
+        time_limit_s=_quantity("time_limit", time_limit, parse_seconds, "seconds", "2min"),
         strict=strict,
         constraints=(*parse_pins(pins), *parse_forbidden(forbid)),
         strategy=check_strategy(strategy),
     )
+
+
+def _quantity(
+    name: str,
+    given: Any,
+    parse: Callable[[str], float],
+    unit: str,
+    example: str,
+) -> float | None:
+    """The number in `given`; None where there is no limit."""
+    try:
+        value = parse(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise AutoparError(f"{name}: {error}") from error
+    if value is None or value == inf:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ArgumentError(f'{name}={given!r}: write {unit}, or text such as "{example}"')
+    number = float(value)
+    if not (isfinite(number) and number > 0):
+        raise AutoparError(f"{name}={given!r}: it must be more than 0 {unit}")
+    return number

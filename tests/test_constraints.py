@@ -83,13 +83,17 @@ def test_pins_and_forbidden_axes_are_lists_or_mappings() -> None:
     for wrong in ("tp", "tp:", ":a", "1:a", "tp:what:a"):
         with pytest.raises(ConstraintError, match=f"forbid {wrong}"):
             parse_forbidden([wrong])
-    for parse in (parse_pins, parse_forbidden):
-        with pytest.raises(ConstraintError, match="is one text; give a mapping"):
-            parse("w=R")
+    for parse, line in ((parse_pins, "w=R"), (parse_forbidden, "tp:a")):
+        assert parse(line) == parse([line])
+        assert parse(None) == ()
+        for wrong in (3, [("w", "R")]):
+            with pytest.raises(ConstraintError, match="is no text; give texts, or a mapping of"):
+                parse(wrong)  # pyright: ignore[reportArgumentType]
 
 
 def test_an_unknown_strategy_is_an_error() -> None:
     assert check_strategy("FSDP") == "fsdp"
+    assert check_strategy(None) == check_strategy("auto") == ""
     with pytest.raises(ConstraintError, match="no strategy 'zero3': choose ddp, fsdp, megatron"):
         check_strategy("zero3")
 

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
+from typing import Any
 
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.compute import op_s
@@ -69,13 +71,33 @@ hold one whole parameter more while they step, and LBFGS, which is not listed, a
 Lion is not in torch: a step of five operations, as in its paper (arXiv 2302.06675, program 1)."""
 
 
+def optimizer_name(given: Any) -> str:
+    """The name in `OPTIMIZERS` of what a user gives: a name, an optimizer of torch or its class, or
+    a `functools.partial` of that. AutoparError, listing them, if there is none."""
+    if given is None:
+        raise AutoparError('optimizer is None: leave it out for AdamW, or write "none" for none')
+    if isinstance(given, str):
+        find_optimizer(given)
+        return given.lower()
+    settings: Mapping[str, Any] = getattr(given, "defaults", {})
+    if isinstance(given, partial):
+        given, settings = given.func, given.keywords
+    kind: type = given if isinstance(given, type) else type(given)
+    names = [base.__name__.lower() for base in kind.__mro__]
+    name = next((name for name in names if name in OPTIMIZERS), kind.__name__)
+    find_optimizer(name)
+    return "sgd-momentum" if name == "sgd" and settings.get("momentum") else name
+
+
 def find_optimizer(name: str) -> Optimizer:
     """The entry of `OPTIMIZERS`; AutoparError, listing them, for another name."""
     try:
         return OPTIMIZERS[name.lower()]
     except KeyError:
         known = ", ".join(OPTIMIZERS)
-        raise AutoparError(f"optimizer {name!r} is not known: name one of {known}") from None
+        raise AutoparError(
+            f"optimizer {name!r} is not known: name the one most like it of {known}"
+        ) from None
 
 
 def update_s(

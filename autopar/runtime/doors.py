@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh
@@ -33,6 +34,7 @@ __all__ = [
     "local_slices",
     "local_store",
     "unflatten",
+    "without_dynamo",
 ]
 
 
@@ -109,3 +111,11 @@ def inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]],
         given: Any = [list(inputs)]
         compiled: Any = compile_fx(fx.GraphModule(gm, graph), given)
     return compiled
+
+
+def without_dynamo(model: nn.Module) -> nn.Module:
+    """The module that `torch.compile` made `model` from; `model` itself if it did not."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    if dynamo is not None and isinstance(model, dynamo.OptimizedModule):
+        return model.get_submodule("_orig_mod")
+    return model

@@ -57,11 +57,14 @@ class Piece:
 
 def check_inputs(inputs: Inputs, model: nn.Module) -> None:
     """AutoparError unless `inputs` says "global" or "local", of the arguments of the model."""
-    kinds = [inputs] if isinstance(inputs, str) else list(inputs.values())
+    kinds = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
     wrong = [kind for kind in kinds if kind not in _KINDS]
     if wrong:
-        raise AutoparError(f'inputs={wrong[0]!r}: say "global" or "local"')
-    if not isinstance(inputs, str):
+        raise AutoparError(
+            f'inputs={wrong[0]!r}: say "global" or "local", or one of them for each argument by '
+            'name, {"input_ids": "local"}'
+        )
+    if isinstance(inputs, Mapping):
         names = _names(model)
         unknown = [name for name in inputs if name not in names]
         if unknown and "" not in names:

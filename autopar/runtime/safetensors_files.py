@@ -29,6 +29,11 @@ def open_checkpoint(path: str | os.PathLike[str]) -> dict[str, Stored]:
     or else all its `*.safetensors` files are taken. WeightsError if there is nothing there, if a
     file is missing or damaged, or if two files have a tensor of one name.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise WeightsError(
+            f"weights is a {type(path).__name__}: give the path of a safetensors file, or of a "
+            "directory of them; a state dict goes into the model before autopar.compile"
+        )
     root = Path(path)
     if not root.exists():
         raise WeightsError(f"weights: there is no file or directory {root}")

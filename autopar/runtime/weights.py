@@ -75,6 +75,8 @@ def find_sources(
     WeightsError if the checkpoint lacks a tensor, has one more, or one of another shape; if a
     parameter on meta has neither.
     """
+    if seed is not None and type(seed) is not int:
+        raise WeightsError(f"seed={seed!r}: write a whole number, such as seed=0")
     tensors = dict(_tensors(model))
     found: dict[str, Source] = {}
     digest = "the model"

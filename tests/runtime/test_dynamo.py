@@ -55,5 +55,26 @@ def test_a_graph_after_a_break_is_an_error() -> None:
 
 def test_an_option_that_there_is_not() -> None:
     model = torch.compile(nn.Linear(2, 2), backend=backend, options={"meshes": "2"})
-    with pytest.raises(Exception, match="no option 'meshes': autopar takes backend, cluster"):
+    with pytest.raises(Exception, match=r"takes no meshes: did you mean mesh. It takes backend, "):
+        model(torch.randn(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"strategy": "megatron"}, "cannot do strategy megatron: parameters stay whole"),
+        ({"pins": "weight=S(0) on tp"}, "cannot do pin weight=S.0. on tp: parameters stay whole"),
+        ({"pins": {"param:*": "[R, S(0)]"}}, "cannot do pin param:.*: parameters stay whole"),
+        ({"mesh": 2.5}, "mesh=2.5 is no mesh: write sizes"),
+    ],
+)
+def test_what_it_cannot_do_is_told_at_once(options: dict[str, Any], words: str) -> None:
+    model = torch.compile(nn.Linear(2, 2), backend=backend, options=options)
+    with pytest.raises(Exception, match=words):
+        model(torch.randn(1, 2))
+
+
+def test_it_has_no_modes() -> None:
+    model = torch.compile(nn.Linear(2, 2), backend=backend, mode="reduce-overhead")
+    with pytest.raises(Exception, match="has no modes: leave out mode="):
         model(torch.randn(1, 2))
