@@ -91,9 +91,16 @@ _FAMILIES: tuple[tuple[str | RuleFunction, str], ...] = (
     ),
     (
         all_whole,
-        """arange arange.start arange.start_step bernoulli bernoulli.p empty.memory_format eye full
-        linspace native_dropout ones rand rand_like randint randint.low randn randn_like randperm
+        """arange arange.start arange.start_step empty.memory_format eye full linspace ones
         scalar_tensor zeros""",
+    ),
+    (
+        # Every rank draws all of what one device draws.
+        all_whole,
+        """bernoulli bernoulli.Tensor bernoulli.p cauchy exponential geometric log_normal
+        multinomial native_dropout normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor
+        normal_functional poisson rand rand_like randint randint.low randint_like
+        randint_like.low_dtype randn randn_like random random.from random.to randperm uniform""",
     ),
     (ops.reduction("sum"), "sum.dim_IntList"),
     (ops.reduction("sum", None), "sum"),

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import autopar
 from autopar.codegen import generate
 from autopar.graph import Role
 from autopar.runtime.lockstep import run
@@ -88,3 +93,81 @@ def test_what_a_model_recomputes_has_the_mask_of_its_forward(mesh: str) -> None:
     plan = plan_for(traced.graph, mesh, {r":forward:mm\.0": "m" if mesh == "2" else "m,n"})
     program = generate(traced.gm, traced.graph, plan)
     compare_program(program, traced.graph, plan, model, (X,), {}, tolerance=1e-9).check()
+
+
+UNUSED: dict[str, Callable[[Tensor], Any]] = {
+    "dropout": lambda x: F.dropout(x, 0.5),
+    "dropout of nothing": lambda x: F.dropout(x, 0.0),
+    "dropout of all": lambda x: F.dropout(x, 1.0),
+    "dropout of channels": lambda x: F.dropout1d(x[None], 0.5),
+    "attention": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], dropout_p=0.5),
+    "rand_like": torch.rand_like,
+    "randn": lambda _: torch.randn(3),
+    "randint": lambda _: torch.randint(0, 5, (4,)),
+    "randperm": lambda _: torch.randperm(7),
+    "bernoulli": lambda _: torch.bernoulli(torch.full((5,), 0.3)),
+    "multinomial": lambda _: torch.multinomial(torch.ones(5), 2),
+    "normal": lambda _: torch.normal(torch.zeros(4), torch.ones(4)),
+    "uniform_": lambda x: x.detach().clone().uniform_(),
+    "bernoulli_": lambda _: torch.empty(4).bernoulli_(0.4),
+    "exponential_": lambda _: torch.empty(4).exponential_(),
+}
+
+
+class Blocks(nn.Module):
+    """Blocks that draw what they do not use, and then what they do."""
+
+    def __init__(self, unused: Callable[[Tensor], Any], count: int = 1, again: bool = False):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH).double() for _ in range(count))
+        self.unused = unused
+        self.again = again
+
+    def body(self, layer: nn.Module, x: Tensor) -> Tensor:
+        x = torch.tanh(layer(x))
+        self.unused(x)
+        return F.dropout(x, 0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if self.again:
+                x = checkpoint(self.body, layer, x, use_reentrant=False)
+            else:
+                x = self.body(layer, x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("unused", UNUSED.values(), ids=list(UNUSED))
+def test_what_is_drawn_and_not_used_moves_no_mask(unused: Callable[[Tensor], Any]) -> None:
+    check_blocks(Blocks(unused), "2")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_blocks_that_repeat_draw_and_do_not_use_moves_no_mask(again: bool) -> None:
+    check_blocks(Blocks(UNUSED["dropout"], 5, again), "2x2")
+
+
+def check_blocks(model: nn.Module, on: str) -> None:
+    traced = trace(model, (X,))
+    plan = plan_for(traced.graph, on)
+    program = generate(traced.gm, traced.graph, plan)
+    compare_program(program, traced.graph, plan, model, (X,), {}, tolerance=1e-9).check()
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_of_steps_draws_what_eager_draws(again: bool) -> None:
+    """After a step the generator is where eager leaves it."""
+    eager = Blocks(UNUSED["rand_like"], 4, again)
+    compiled = autopar.compile(copy.deepcopy(eager))
+    losses: list[list[Tensor]] = []
+    for model in (eager, compiled):
+        torch.manual_seed(0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        losses.append([])
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(X)
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.detach())
+    torch.testing.assert_close(*losses, rtol=1e-12, atol=0)

@@ -61,7 +61,9 @@ class SharedRandom:
 
 def draws(gm: fx.GraphModule) -> bool:
     """Whether an op of the graph draws random numbers."""
-    return any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        for node in gm.graph.nodes
-    )
+    return any(map(is_random, gm.graph.nodes))
+
+
+def is_random(node: fx.Node) -> bool:
+    """Whether the op draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())

@@ -31,12 +31,18 @@ def split_dropouts(gm: fx.GraphModule) -> fx.GraphModule:
     """native_dropout as drawing a mask and multiplying by it. The mask depends on nothing, so that
     every rank can draw all of it, the one that a single device draws, and use its part. Numbers are
     drawn in the order of memory, which is that of a tensor with the dims of x as x has them there.
+    Where everything is dropped nothing is drawn, as in eager.
     """
     for node in gm.graph.find_nodes(op="call_function", target=aten.native_dropout.default):
         x, p, train = node.args
-        if not (train and 0 < p < 1):
+        if not train or p == 0:
             continue
         result, mask = node.meta["val"]
+        if p == 1:
+            kept = _before(node, aten.zeros.default, (list(mask.shape),), mask)
+            kept.kwargs = {"dtype": mask.dtype, "device": mask.device}
+            _replace_outputs(node, _before(node, aten.mul.Tensor, (x, 0.0), result), kept)
+            continue
         order = sorted(range(mask.dim()), key=lambda dim: -mask.stride(dim))
         there = (result.permute(order), mask.permute(order))
         ones = _before(node, aten.ones.default, (list(there[0].shape),), there[0])
@@ -48,11 +54,16 @@ def split_dropouts(gm: fx.GraphModule) -> fx.GraphModule:
             kept = _before(node, aten.permute.default, (kept, back), mask)
         masked = _before(node, aten.mul.Tensor, (x, kept), result)
         scaled = _before(node, aten.mul.Tensor, (masked, 1 / (1 - p)), result)
-        for user in list(node.users):
-            user.replace_all_uses_with(scaled if user.args[1] == 0 else kept)
-            gm.graph.erase_node(user)
-        gm.graph.erase_node(node)
+        _replace_outputs(node, scaled, kept)
     return gm
+
+
+def _replace_outputs(node: fx.Node, result: fx.Node, mask: fx.Node) -> None:
+    """These two in the place of what a dropout returns."""
+    for user in list(node.users):
+        user.replace_all_uses_with(result if user.args[1] == 0 else mask)
+        node.graph.erase_node(user)
+    node.graph.erase_node(node)
 
 
 def _before(node: fx.Node, target: Any, args: tuple[Any, ...], value: Any) -> fx.Node:

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from autopar.errors import TraceError
+from autopar.runtime.random import is_random
 from autopar.tracer import aot
 from autopar.tracer.capture import PREFIX
 from autopar.tracer.decompose import (
@@ -217,8 +218,9 @@ def drop_assertions(gm: fx.GraphModule) -> fx.GraphModule:
 
 def drop_dead_code(gm: fx.GraphModule) -> fx.GraphModule:
     """Drop every op whose result is not used. The joint graph is functional: no op has another
-    effect than its result."""
+    effect than its result, but for those that draw random numbers, which decide what is drawn after
+    them."""
     for node in reversed(list(gm.graph.nodes)):
-        if node.op in ("call_function", "get_attr") and not node.users:
+        if node.op in ("call_function", "get_attr") and not (node.users or is_random(node)):
             gm.graph.erase_node(node)
     return gm

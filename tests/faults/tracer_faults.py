@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from autopar.graph import Node, Phase
 from autopar.tracer import aot, capture, decompose, expand, find, normalize, periods
 from tests.faults.table import by_test, fault, retraced
+from tests.test_randomness import UNUSED, test_what_is_drawn_and_not_used_moves_no_mask
 from tests.tracer.deep_models import causal_masks, plain, two_masks
 from tests.tracer.misleading_models import last_by_its_number
 from tests.tracer.test_runs import (
@@ -102,3 +103,8 @@ def copies_of_a_block_that_read_the_first_one(patch: Patch) -> None:
 @fault(by_test(test_a_short_trace_is_the_whole_one, build=causal_masks))
 def dims_of_a_block_shared_by_its_copies(patch: Patch) -> None:
     patch.setattr(expand._Atoms, "_copy", lambda self, atom, copy: atom)
+
+
+@fault(by_test(test_what_is_drawn_and_not_used_moves_no_mask, UNUSED["rand_like"]))
+def random_op_dropped_that_nothing_reads(patch: Patch) -> None:
+    patch.setattr(normalize, "is_random", lambda _: False)

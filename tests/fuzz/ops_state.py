@@ -99,6 +99,22 @@ def dropout(d: Drawing) -> None:
     d.emit(f"F.dropout({d.value()}, {d.pick((0.5, 0.1))})")
 
 
+def unused(d: Drawing) -> None:
+    """Random numbers that nothing reads: what is drawn after them follows."""
+    name = d.value()
+    d.run(
+        d.pick(
+            (
+                f"F.dropout({name}, 0.5)", f"F.dropout({name}, 1.0)", f"torch.rand_like({name})",
+                f"{name}.detach().clone().uniform_()", "torch.randperm(5)", "torch.randn(3)",
+                "torch.empty(4).bernoulli_(0.5)", "torch.randint(0, 7, (3,))",
+            )
+        )
+    )  # fmt: skip
+    if d.chance(70):
+        dropout(d)
+
+
 def counter(d: Drawing) -> None:
     """A buffer that counts calls."""
     name = d.fresh("b")
@@ -147,5 +163,5 @@ def numbered(d: Drawing) -> None:
 
 OPS = (
     in_place, in_place, in_place, assigned, written, written, buffer, buffer, counter, dropout,
-    dropout, positions, positions, numbered,
+    dropout, unused, positions, positions, numbered,
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.rules.op_coverage import database, full_name, missing, recorded, totals
 
-COVERED = 591
+COVERED = 600
 """How many ops were covered when this was last raised: `python -m tests.rules.op_coverage`."""
 
 
