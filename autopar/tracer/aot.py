@@ -82,11 +82,11 @@ __all__ = [
 
 
 @contextmanager
-def compiling() -> Generator[None, None, None]:
+def compiling(answer: bool = True) -> Generator[None, None, None]:
     """What `torch.compiler.is_compiling` answers is yes, as under `torch.export`: models then leave
-    out the branches that look at data."""
+    out the branches that look at data. Or it is no, as in eager."""
     before = torch.compiler._is_compiling_flag
-    torch.compiler._is_compiling_flag = True
+    torch.compiler._is_compiling_flag = answer
     try:
         yield
     finally:
@@ -94,12 +94,17 @@ def compiling() -> Generator[None, None, None]:
 
 
 def joint_graph(
-    module: nn.Module, args: tuple[torch.Tensor, ...], fake_mode: FakeTensorMode
+    module: nn.Module,
+    args: tuple[torch.Tensor, ...],
+    fake_mode: FakeTensorMode,
+    *,
+    as_compiled: bool,
 ) -> fx.GraphModule:
     """The joint forward and backward ATen graph of `module(*args)`, whose parameters, buffers and
-    arguments are fake; forward only where nothing requires grad. Flat inputs and outputs, each
-    with its descriptor: `node.meta["desc"]`, one for a placeholder, a list for the output node."""
-    with ExitStack() as stack, fake_mode, compiling(), preserve_node_meta():
+    arguments are fake; forward only where nothing requires grad. `as_compiled` is what the module
+    is told where it asks whether it is being compiled. Flat inputs and outputs, each with its
+    descriptor: `node.meta["desc"]`, one for a placeholder, a list for the output node."""
+    with ExitStack() as stack, fake_mode, compiling(as_compiled), preserve_node_meta():
         joint = aot_export_joint_with_descriptors(stack, module, args)
         gm = joint.graph_module
     gm.graph.set_codegen(CodeGen())

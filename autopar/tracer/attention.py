@@ -91,35 +91,33 @@ def spelled_out(
     return torch.matmul(F.dropout(weights, dropout_p) if dropout_p else weights, value)
 
 
-def transformers_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    is_causal: bool | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """An attention function as transformers wants it: [B, heads, S, D] in, [B, S, heads, Dv] out.
-    Key and value heads are not repeated. What it cannot do, it refuses."""
-    refused = sorted(k for k in _UNSUPPORTED & kwargs.keys() if kwargs[k] is not None)
-    if refused:
-        raise NotImplementedError(f"attention with {', '.join(refused)}")
-    if is_causal is None:
-        is_causal = bool(getattr(module, "is_causal", True))
-    out = attend(
-        query,
-        key,
-        value,
-        attention_mask,
-        dropout,
-        is_causal and query.shape[2] > 1 and attention_mask is None,
-        scaling,
-        enable_gqa=True,
-    )
-    return out.transpose(1, 2).contiguous(), None
+def transformers_attention(otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """What `transformers` takes for attention by sdpa: [B, heads, S, D] in, [B, S, heads, Dv] out.
+    Key and value heads are not repeated, with a mask or without. What it does not know it leaves to
+    `otherwise`, the function that it stands for."""
+
+    def attention(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        if any(kwargs.get(name) is not None for name in _UNUSUAL):
+            given = (query, key, value, attention_mask, dropout, scaling, is_causal)
+            return otherwise(module, *given, **kwargs)
+        if is_causal is None:
+            is_causal = bool(getattr(module, "is_causal", True))
+        causal = is_causal and query.shape[2] > 1 and attention_mask is None
+        given = (query, key, value, attention_mask, dropout, causal, scaling)
+        out = attend(*given, enable_gqa=True)
+        return out.transpose(1, 2).contiguous(), None
+
+    return attention
 
 
-_UNSUPPORTED = frozenset({"softcap", "s_aux", "position_bias", "cache"})
+_UNUSUAL = ("softcap", "position_bias", "cache")

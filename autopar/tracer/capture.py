@@ -19,7 +19,7 @@ from autopar.errors import TraceError
 from autopar.graph import Role
 from autopar.tracer import aot
 from autopar.tracer.attention import AttentionMode
-from autopar.tracer.failures import trace_error
+from autopar.tracer.failures import is_data_dependent, trace_error
 from autopar.tracer.huggingface import prepared
 
 PREFIX = "model."
@@ -162,21 +162,33 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
                 "with respect to parameters only: pass it detached, or make it a parameter"
             )
     tied = tied_parameters(model)
-    mode = aot.FakeTensorMode(allow_non_fake_inputs=True)
-    paths = {module: name for name, module in model.named_modules()}
-    with staged(model, leaves, spec, lambda x: fake_tensor(x, mode), paths) as (step, fakes):
-        try:
-            gm = aot.joint_graph(step, fakes, mode)
-        except TraceError:
+    try:
+        step, gm = _joint_graph(model, leaves, spec, as_compiled=True)
+    except TraceError as error:
+        if is_data_dependent(error):
             raise
-        except Exception as error:
-            raise trace_error(error, paths) from error
+        # Some models leave out what they need where they are compiled, and run in eager alone.
+        step, gm = _joint_graph(model, leaves, spec, as_compiled=False)
     assert step.out_spec is not None
     inputs = tuple(
         InputLeaf(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else InputLeaf(value=x)
         for x in leaves
     )
     return Capture(gm, spec, step.out_spec, inputs, step.outputs, tied)
+
+
+def _joint_graph(
+    model: nn.Module, leaves: list[Any], spec: aot.TreeSpec, *, as_compiled: bool
+) -> tuple[_Step, fx.GraphModule]:
+    mode = aot.FakeTensorMode(allow_non_fake_inputs=True)
+    paths = {module: name for name, module in model.named_modules()}
+    with staged(model, leaves, spec, lambda x: fake_tensor(x, mode), paths) as (step, fakes):
+        try:
+            return step, aot.joint_graph(step, fakes, mode, as_compiled=as_compiled)
+        except TraceError:
+            raise
+        except Exception as error:
+            raise trace_error(error, paths) from error
 
 
 @contextmanager

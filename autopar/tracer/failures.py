@@ -31,7 +31,7 @@ def trace_error(error: Exception, paths: dict[nn.Module, str]) -> TraceError:
     """`error`, raised while the modules of `paths` were traced, as a TraceError."""
     module, place = _where(error, paths)
     cure = _CURE
-    if _is_data_dependent(error):
+    if is_data_dependent(error):
         averages = any(path == module and _averages(found) for found, path in paths.items())
         cure = _AVERAGE_CURE if averages else _DATA_DEPENDENT_CURE
     name = f"module {module!r}" if module else "the model"
@@ -44,7 +44,8 @@ def _averages(module: nn.Module) -> bool:
     return getattr(module, "num_batches_tracked", None) is not None and module.momentum is None
 
 
-def _is_data_dependent(error: BaseException | None) -> bool:
+def is_data_dependent(error: BaseException | None) -> bool:
+    """Whether `error` comes from a value that is known only when the model runs."""
     while error is not None:
         if isinstance(error, aot.DATA_DEPENDENT):
             return True

@@ -1,5 +1,5 @@
 """What models of Hugging Face `transformers` need in order to be traced as they are: no cache,
-attention that does not build a mask where there is nothing to mask, and experts as one op."""
+attention and masks as `sdpa` has them, and experts as one op."""
 
 from __future__ import annotations
 
@@ -16,14 +16,6 @@ from autopar.tracer.experts import TransformersExperts
 
 IMPLEMENTATION = "autopar"
 
-# With these inputs alone, attention sees every position, or every earlier one.
-_MASK_FREE_INPUTS = frozenset(
-    {"input_ids", "inputs_embeds", "labels", "pixel_values", "decoder_input_ids"}
-)
-_NEEDS_MASK = ("sliding_window", "attention_chunk_size", "attn_logit_softcapping", "position_bias")
-
-_CHANGED = ("_attn_implementation", "_experts_implementation", "use_cache")
-
 
 @contextmanager
 def prepared(model: nn.Module) -> Generator[None, None, None]:
@@ -33,25 +25,13 @@ def prepared(model: nn.Module) -> Generator[None, None, None]:
     if not outermost:
         yield
         return
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
     configs = _configs(outermost)
-    before = [{k: getattr(c, k) for k in _CHANGED if hasattr(c, k)} for c in configs]
-    handles = [m.register_forward_pre_hook(_before_call, with_kwargs=True) for m in outermost]
-    ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, transformers_attention)
-    try:
-        for config in configs:
-            if hasattr(config, "use_cache"):
-                config.use_cache = False
-        with _experts_as_one_op(outermost, configs):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
-        for config, attributes in zip(configs, before, strict=True):
-            for name, value in attributes.items():
-                setattr(config, name, value)
-        ALL_ATTENTION_FUNCTIONS._global_mapping.pop(IMPLEMENTATION, None)
+    with (
+        _without_cache(outermost, configs),
+        _attention_as_one_op(outermost, configs),
+        _experts_as_one_op(outermost, configs),
+    ):
+        yield
 
 
 @contextmanager
@@ -60,12 +40,15 @@ def _experts_as_one_op(models: list[Any], configs: list[Any]) -> Generator[None,
     if library is None:
         yield
         return
+    before = [getattr(config, "_experts_implementation", None) for config in configs]
     library.ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, TransformersExperts(models))
     try:
         for config in configs:
             config._experts_implementation = IMPLEMENTATION
         yield
     finally:
+        for config, implementation in zip(configs, before, strict=True):
+            config._experts_implementation = implementation
         library.ALL_EXPERTS_FUNCTIONS._global_mapping.pop(IMPLEMENTATION, None)
 
 
@@ -87,6 +70,15 @@ def _outermost(model: nn.Module) -> list[Any]:
     return found
 
 
+def _pretrained(models: list[Any]) -> Generator[Any, None, None]:
+    """`models` and the models in them."""
+    library = sys.modules["transformers.modeling_utils"]
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, library.PreTrainedModel):
+                yield module
+
+
 def _configs(models: list[Any]) -> list[Any]:
     """Every configuration that the modules of `models` read, each once, parents first."""
     library = sys.modules["transformers.configuration_utils"]
@@ -104,35 +96,77 @@ def _configs(models: list[Any]) -> list[Any]:
     return list(found.values())
 
 
-def _before_call(
-    module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    signature = inspect.signature(module.forward)
-    given = {
-        k for k, v in signature.bind_partial(*args, **kwargs).arguments.items() if v is not None
-    }
-    given |= {k for k, v in kwargs.items() if v is not None}
-    _choose_attention(module, given - {"args", "kwargs"})
-    if "use_cache" in signature.parameters and "use_cache" not in given:
-        kwargs = {**kwargs, "use_cache": False}
-    return args, kwargs
+@contextmanager
+def _attention_as_one_op(models: list[Any], configs: list[Any]) -> Generator[None, None, None]:
+    """Attention by sdpa, or by a kernel that needs a device, is one op, with the masks that
+    `transformers` makes for sdpa. What is not the library's own is traced as it is."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
+
+    kinds = [config._attn_implementation for config in configs]
+    without_sdpa = {id(m.config) for m in _pretrained(models) if not m._supports_sdpa}
+    replaced = functions["sdpa"] is sdpa_attention_forward
+    if replaced:
+        functions["sdpa"] = transformers_attention(sdpa_attention_forward)
+    try:
+        # Setting a configuration's sets those below it: parents first, so that each keeps its own.
+        for config, kind in zip(configs, kinds, strict=True):
+            fallback = "eager" if id(config) in without_sdpa else "sdpa"
+            config._attn_implementation = fallback if _is_kernel(functions, kind) else kind
+        yield
+    finally:
+        for config, kind in zip(configs, kinds, strict=True):
+            config._attn_implementation = kind
+        if replaced:
+            del functions["sdpa"]  # what stands there for this process alone
 
 
-def _choose_attention(model: Any, given: set[str]) -> None:
-    """Attention as one op without a mask where none is needed; with one, where the model asked
-    for a fused kernel that needs a device."""
-    current = model.config._attn_implementation
-    if current in ("eager", None):
-        return
-    tensors = given - {"use_cache", "return_dict", "output_attentions", "output_hidden_states"}
-    plain = tensors <= _MASK_FREE_INPUTS and not any(map(_masks, _configs([model])))
-    if plain and getattr(model, "_supports_attention_backend", False):
-        model.config._attn_implementation = IMPLEMENTATION
-    elif current != "sdpa":
-        model.config._attn_implementation = "sdpa"
+def _is_kernel(functions: Any, kind: str | None) -> bool:
+    """Whether attention called `kind` is the library's, and for a device."""
+    if kind == "sdpa" or kind not in functions:
+        return False
+    function = functions[kind]
+    return getattr(function, "func", function).__module__.startswith("transformers.")
 
 
-def _masks(config: Any) -> bool:
-    """Whether a configuration asks for more than causal attention."""
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    return bool(kinds) or any(getattr(config, name, None) for name in _NEEDS_MASK)
+@contextmanager
+def _without_cache(models: list[Any], configs: list[Any]) -> Generator[None, None, None]:
+    """No model makes a cache, and none takes its positions for packed sequences but where eager
+    does: it looks into positions if there is no cache. Positions that the caller did not give are
+    plain, but `transformers` cannot tell while it is traced, and would make a mask for every model.
+    """
+    from transformers import masking_utils
+
+    caches = {id(config): config.use_cache for config in configs if hasattr(config, "use_cache")}
+    packed = False
+
+    def before_call(
+        module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        nonlocal packed
+        signature = inspect.signature(module.forward)
+        given = {**signature.bind_partial(*args, **kwargs).arguments, **kwargs}
+        cached = given.get("use_cache")
+        if cached is None:
+            cached = caches.get(id(module.config), False)
+            if "use_cache" in signature.parameters:
+                kwargs = {**kwargs, "use_cache": False}
+        packed = given.get("position_ids") is not None and not cached
+        return args, kwargs
+
+    library: Any = masking_utils
+    find = library.find_packed_sequence_indices
+    handles = [m.register_forward_pre_hook(before_call, with_kwargs=True) for m in models]
+    library.find_packed_sequence_indices = lambda positions: find(positions) if packed else None
+    try:
+        for config in configs:
+            if id(config) in caches:
+                config.use_cache = False
+        yield
+    finally:
+        library.find_packed_sequence_indices = find
+        for handle in handles:
+            handle.remove()
+        for config in configs:
+            if id(config) in caches:
+                config.use_cache = caches[id(config)]

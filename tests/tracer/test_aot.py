@@ -62,7 +62,7 @@ def test_a_joint_graph_has_descriptors_tags_and_labels() -> None:
         module._parameters["weight"] = nn.Parameter(torch.empty(3))
         module._buffers["steps"] = torch.empty(3)
         x = torch.empty(3)
-    graph = aot.joint_graph(module, (x,), mode).graph
+    graph = aot.joint_graph(module, (x,), mode, as_compiled=True).graph
     kinds = [type(n.meta["desc"]) for n in graph.find_nodes(op="placeholder")]
     assert kinds == [aot.ParamAOTInput, aot.BufferAOTInput, aot.PlainAOTInput, aot.TangentAOTInput]
     outputs = {type(d) for d in graph.output_node().meta["desc"] if d is not None}
