@@ -21,6 +21,7 @@ from autopar.tracer import aot
 from autopar.tracer.attention import AttentionMode
 from autopar.tracer.failures import is_data_dependent, trace_error
 from autopar.tracer.huggingface import prepared
+from autopar.tracer.wrappers import unwrapped
 
 PREFIX = "model."
 """What the wrapper puts before the names of the model's parameters and buffers."""
@@ -208,6 +209,7 @@ def staged(
         _replace_states(model, stand_in)
         stack.enter_context(prepared(model))
         stack.enter_context(_autocast())
+        stack.enter_context(unwrapped())
         yield step, tuple(x for x in given if isinstance(x, Tensor))
 
 
