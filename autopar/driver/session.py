@@ -6,6 +6,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -68,6 +69,20 @@ class Request:
 
 
 @dataclass(slots=True)
+class Family:
+    """What a model and its copies have in common: the first program of any of them decides how the
+    parameters of all are stored, and an optimizer of averages finds each beside its like."""
+
+    models: list[ref[nn.Module]]
+    is_first: bool = True
+    groups: Groups | None = None
+    storage: dict[str, str] = field(default_factory=dict[str, str])
+    """How the first program stores each parameter; the others must do the same."""
+    plans: dict[str, Plan] = field(default_factory=dict[str, Plan])
+    """The plans made so far, by the graph they are for."""
+
+
+@dataclass(slots=True)
 class Builder:
     """Makes the program for a call, on all ranks together."""
 
@@ -75,9 +90,17 @@ class Builder:
     world: World
     request: Request
     random: SharedRandom
-    is_first: bool = True
-    storage: dict[str, str] = field(default_factory=dict[str, str])
-    """How the first program stores each parameter; the others must do the same."""
+    family: Family = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.family = Family([ref(self.model)])
+
+    def copied(self, model: nn.Module) -> Builder:
+        """The same for a copy of the model."""
+        copy = replace(self, model=model)
+        self.family.models.append(ref(model))
+        copy.family = self.family
+        return copy
 
     def __call__(
         self,
@@ -86,6 +109,7 @@ class Builder:
         signature: Signature,
         groups: Groups | None,
     ) -> Executable:
+        groups = self.family.groups or groups
         agreement = make_agreement(self.world)
         progress = Progress(quiet=self.world.rank != 0)
         try:
@@ -112,17 +136,20 @@ class Builder:
         except BaseException:
             progress.close()
             raise
-        self.is_first = False
+        self.family.is_first, self.family.groups = False, executable.groups
+        self.family.plans[mark] = plan
         name, mesh = plan.structure.model, mesh_text(plan.structure.mesh)
         progress.close(f"{name} on mesh {mesh}: {summary(plan)}; plan {plan.digest[:12]}")
         return executable
 
     def _stored(self, traced: Traced, mark: str) -> Plan | None:
-        """The plan the user gave, if it is for this call; it must be for the first one."""
+        """The plan there is for this call: one made before, or that of the user, which must be for
+        the first one."""
         plan = self.request.plan
-        if plan is not None and self.is_first:
+        if plan is not None and self.family.is_first:
             check_fit(plan.structure, traced.graph, mark)
-        return plan if plan is not None and plan.structure.fingerprint == mark else None
+        given = {} if plan is None else {plan.structure.fingerprint: plan}
+        return (given | self.family.plans).get(mark)
 
     def _plan(
         self,
@@ -137,7 +164,7 @@ class Builder:
         asked = least = self.request.options
         if groups is not None:
             names = [node.target for node in traced.graph.with_role(Role.PARAM)]
-            stored = {n: "R" if self.request.plain else self.storage[n] for n in names}
+            stored = {n: "R" if self.request.plain else self.family.storage[n] for n in names}
             least = asked.for_stored(mesh_text(groups.axes), stored)
 
         def work() -> bytes:
@@ -171,9 +198,12 @@ class Builder:
         else:
             groups = groups or make_groups(axes, self.world)
             program = bind(program, groups.names, axes, groups.coordinate, device)
-            if self.is_first and not self.request.plain:
-                params.shard(self.model, groups, storage, self.request.sources)
-                self.storage = {name: str(sharding) for name, sharding in storage.items()}
+            if self.family.is_first and not self.request.plain:
+                for model in self.family.models:
+                    if (found := model()) is not None:
+                        params.shard(found, groups, storage, self.request.sources)
+                texts = {name: str(sharding) for name, sharding in storage.items()}
+                self.family.storage = texts
         if self.request.plain:
             storage = {}
         return Executable(

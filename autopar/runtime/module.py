@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+import copy
+import operator
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from autopar.runtime.function import Step
 from autopar.runtime.inputs import Inputs, Piece, take_inputs
 from autopar.runtime.random import SharedRandom
 from autopar.runtime.saving import save_pretrained
+from autopar.runtime.unsharded import Whole, generate, whole_parameters
 from autopar.runtime.world import Groups, World
 
 
@@ -75,10 +78,22 @@ class Executable:
     random: SharedRandom | None
 
 
-Build = Callable[[tuple[Any, ...], dict[str, Any], Signature, "Groups | None"], Executable]
-"""Makes a program for a call; an input of which ranks hold pieces is a meta tensor of the whole's
-shape. The groups are those of the programs made before, whose mesh it must share; None for the
-first, at which the model's parameters are to be sharded."""
+class Build(Protocol):
+    """Makes a program for a call; an input of which ranks hold pieces is a meta tensor of the
+    whole's shape. The groups are those of the programs made before, whose mesh it must share; None
+    for the first, at which the model's parameters are to be sharded."""
+
+    def __call__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        signature: Signature,
+        groups: Groups | None,
+    ) -> Executable: ...
+
+    def copied(self, model: nn.Module) -> Build:
+        """The same for a copy of the model, whose parameters are stored alike."""
+        ...
 
 
 @dataclass
@@ -123,6 +138,10 @@ class Runner:
         kwargs = dict(sorted(kwargs.items()))
         leaves = take_inputs(self.model, self.inputs, self.world, args, kwargs)
         return leaves, self._executable(leaves, flatten((args, kwargs))[1])
+
+    def copied(self, model: nn.Module) -> Runner:
+        """The same for a copy of the model, with no programs yet."""
+        return Runner(model, self.world, self.build.copied(model), self.inputs)
 
     def _executable(self, leaves: list[Any], spec: TreeSpec) -> Executable:
         signature = self._signature(leaves, spec)
@@ -233,6 +252,38 @@ class CompiledModule(nn.Module):
         running it: before a checkpoint is loaded, say. All ranks are to call it."""
         self._runner.prepare(args, kwargs)
 
+    @contextmanager
+    def unsharded(
+        self, rank: int | None = None, *, writeback: bool = True
+    ) -> Generator[nn.Module | None, None, None]:
+        """Inside, parameters are plain and whole, and this model is the plain one, on all ranks or
+        on one; given is the plain model, or None on ranks that do not have it. All ranks are to
+        enter and to leave. What `rank` (of all, rank 0) changes in place is kept, or undone without
+        `writeback`; gradients are refused (`runtime.unsharded`)."""
+        runner = self._runner
+        if isinstance(runner, Whole):
+            raise AutoparError("unsharded() is inside of unsharded(): once is enough")
+        with whole_parameters(self._model, runner.world, rank, writeback) as here:
+            object.__setattr__(self, "_runner", Whole(self._model, runner, here))
+            try:
+                yield self._model if here else None
+            finally:
+                object.__setattr__(self, "_runner", runner)
+
+    @property
+    def generate(self) -> Callable[..., Any]:
+        """That of a model of `transformers`, to be called by all ranks, each of which holds whole
+        parameters meanwhile. AttributeError for others."""
+        own: Any = getattr(self._model, "generate", None)
+        if own is None:
+            raise AttributeError(f"{type(self._model).__name__} has no generate")
+        runner = self._runner
+        if isinstance(runner, Whole):
+            runner.check()
+            return own
+        entire = self.unsharded(writeback=False)
+        return partial(generate, own, entire, runner.world, runner.inputs)
+
     @property
     def save_pretrained(self) -> Callable[..., None]:
         """That of a model of `transformers`, to be called by all ranks: rank 0 writes the files,
@@ -254,10 +305,27 @@ class CompiledModule(nn.Module):
         except AttributeError:
             return getattr(self._model, name)
 
+    def __copy__(self) -> CompiledModule:
+        raise AutoparError("a compiled model shares its parameters with nothing: copy.deepcopy it")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """A compiled model with parameters of its own, stored as these are; the plain model inside
+        of `unsharded`."""
+        model = copy.deepcopy(self._model, memo)
+        if isinstance(self._runner, Whole):
+            return model
+        return CompiledModule(model, self._runner.copied(model))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise AutoparError(
-            "a compiled model cannot be copied or pickled: save its state_dict(), and compile again"
-        )
+        """The plain model, to be compiled again where it is loaded."""
+        if self._runner.world.size > 1 and not isinstance(self._runner, Whole):
+            raise AutoparError(
+                "the parameters of this model are in shards, which no file of one rank can hold: "
+                "pickle it inside `with model.unsharded(rank=0):`, or save its state_dict() with "
+                "torch.distributed.checkpoint"
+            )
+        # By what every Python has: neither autopar nor its classes are needed to load it.
+        return operator.getitem, ([self._model], 0)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> CompiledModule:
         for name, tensor in (*self.named_parameters(), *self.named_buffers()):
