@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from functools import cache
 from typing import Any
 
 import pytest
@@ -21,15 +20,14 @@ from tests.runtime.workers import net, points
 TOLERANCE = 1e-5
 
 
-@cache
-def found() -> list[dict[str, Any]]:
-    seen: Any = spawn("tests.runtime.copies_workers.two", 2, timeout_s=200)
-    return seen
+@pytest.fixture(scope="module")
+def ranks() -> list[Any]:
+    return spawn("tests.runtime.copies_workers.two", 2)
 
 
 @pytest.mark.processes
-def test_whole_parameters_for_a_while() -> None:
-    for rank, seen in enumerate(each["unsharded"] for each in found()):
+def test_whole_parameters_for_a_while(ranks: list[Any]) -> None:
+    for rank, seen in enumerate(each["unsharded"] for each in ranks):
         assert seen["sharded"] and seen["plain"] and seen["as before"]
         assert seen["given"] == (rank == 0)
         for name in ("before the first call", "state", "forward", "kept", "undone"):
@@ -39,8 +37,8 @@ def test_whole_parameters_for_a_while() -> None:
         assert "up.weight was replaced inside unsharded()" in seen["replace"]
         assert "once is enough" in seen["nest"]
         assert "there are ranks 0 to 1" in seen["no rank"]
-    assert found()[0]["unsharded"]["saved"] < TOLERANCE
-    assert "rank 1 has no parameters inside unsharded" in found()[1]["unsharded"]["elsewhere"]
+    assert ranks[0]["unsharded"]["saved"] < TOLERANCE
+    assert "rank 1 has no parameters inside unsharded" in ranks[1]["unsharded"]["elsewhere"]
 
 
 def check_averages(seen: dict[str, Any]) -> None:
@@ -50,8 +48,8 @@ def check_averages(seen: dict[str, Any]) -> None:
 
 
 @pytest.mark.processes
-def test_averages_and_copies_in_shards() -> None:
-    for each in found():
+def test_averages_and_copies_in_shards(ranks: list[Any]) -> None:
+    for each in ranks:
         check_averages(each["averaged"])
 
 
@@ -60,22 +58,22 @@ def test_averages_and_copies_in_one_process() -> None:
 
 
 @pytest.mark.processes
-def test_shards_are_pickled_whole_or_not_at_all() -> None:
-    for each in found():
+def test_shards_are_pickled_whole_or_not_at_all(ranks: list[Any]) -> None:
+    for each in ranks:
         seen = each["pickled"]
         assert "in shards, which no file of one rank can hold" in seen["outside"]
         assert seen["kind"] == "Net" and seen["values"] < TOLERANCE
 
 
 @pytest.mark.processes
-def test_all_ranks_generate_what_one_process_does() -> None:
-    for rank, each in enumerate(found()):
+def test_all_ranks_generate_what_one_process_does(ranks: list[Any]) -> None:
+    for rank, each in enumerate(ranks):
         seen = each["generated"]
         for name in ("greedy", "sampled"):
             assert seen[name] == seen[f"{name} by eager"]
         assert (seen["sampled, next number"] == seen["sampled, next by eager"]) == (rank == 0)
         assert "PlanMismatchError" in seen["other prompts"]
-    first = found()[0]["generated"]
+    first = ranks[0]["generated"]
     assert first["alone"] == first["greedy"]
 
 
