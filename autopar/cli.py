@@ -51,6 +51,9 @@ class Cli(click.Group):
             )
             _say("error", error.format_message() + (f" (see {hint} --help)" if hint else ""))
             status = 1
+        except SystemExit as error:
+            _say("error", f"the target ended the process (sys.exit({error.code!r})) half way")
+            status = 1
         except Exception as error:
             if "--debug" in arguments:
                 traceback.print_exc()

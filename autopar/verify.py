@@ -2,41 +2,51 @@
 
 All ranks run in this process, one op after the other, with collectives done by hand; neither the
 devices nor the processes of the plan are needed.
+
+What is compared is what the model has when PyTorch alone runs it, so that an output, a buffer or a
+gradient that the compiler lost is missed. A tensor that differs by more than its dtype explains is
+looked at in float64: the same program on all ranks, and the same model, with every op computing in
+float64 (`runtime.precision`). What is equal there was rounding; what is not is wrong.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-
-import msgspec
 
 from autopar.codegen import generate
 from autopar.driver.asking import trace_for_training
-from autopar.errors import PlanMismatchError
+from autopar.errors import AutoparError
 from autopar.fingerprint import fingerprint
-from autopar.fit import check_fit, describe_inputs
-from autopar.graph import Graph, Role
+from autopar.fit import check_fit
+from autopar.graph import Graph
 from autopar.mesh import Axis, Link, Mesh
 from autopar.options import Options
-from autopar.plan import Param, Plan, Structure
-from autopar.runtime.building import cast, split_inputs
-from autopar.runtime.comparison import Report
+from autopar.plan import Plan, Structure
+from autopar.runtime.building import split_inputs
+from autopar.runtime.comparison import EXACT, Report, blank_note
+from autopar.runtime.differences import Step, differences, distances, with_exact
+from autopar.runtime.doors import flatten, unflatten
 from autopar.runtime.lockstep import train_step
+from autopar.runtime.precision import computing_in, in_dtype
 from autopar.runtime.program import Program
 from autopar.runtime.verify import (
     TOLERANCES,
-    Step,
-    differences,
     eager_step,
+    own_values,
     seeded,
+    step_of,
     tangents,
     whole_tensors,
 )
+from autopar.tracer import Traced
+from autopar.tracer.capture import untouched
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+_FINE, _COARSE = "float64", "float32"
 
 
 def verify(
@@ -49,9 +59,10 @@ def verify(
 ) -> Report:
     """Run `plan` on all its ranks in this process, and compare with `model` run by PyTorch alone.
 
-    Compared are the outputs, new values of buffers, and the gradient of every parameter, for the
-    weights that the model has and the whole batch `inputs` (as for `autopar.plan`). `tolerance` is
-    relative; by default it is what rounding in the least precise dtype of the step explains.
+    Compared are the outputs, the buffers that change, and the gradient of every parameter that has
+    one, for the weights that the model has and the whole batch `inputs` (as for `autopar.plan`).
+    `tolerance` is relative; by default it is what rounding in the least precise dtype of the step
+    explains. What differs by more, but not in float64, is equal.
 
     VerificationError names the tensors that differ; PlanMismatchError says how plan and model do
     not fit. The model is left as it was.
@@ -71,23 +82,20 @@ def compare(
     tolerance: float | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """What `verify` finds, whether equal or not. With `dtype` ("float64"), a copy of the model is
-    cast before it runs, so that rounding hides less; the plan must fit the model as it is."""
+    """What `verify` finds, whether equal or not. With `dtype` ("float64"), every op computes in
+    that dtype on both sides, so that rounding hides less."""
     args, kwargs = split_inputs(inputs)
     progress("tracing the model")
     traced = trace_for_training(model, args, kwargs, Options())
     check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
-    if dtype is not None:
-        model, args, kwargs = cast(copy.deepcopy(model), args, kwargs, dtype)
-        traced = trace_for_training(model, args, kwargs, Options())
-        plan = _in_dtype_of(plan, traced.graph)
     return compare_program(
         generate(traced.gm, traced.graph, plan),
-        traced.graph,
+        traced,
         plan,
         model,
         args,
         kwargs,
+        dtype=dtype,
         seed=seed,
         tolerance=tolerance,
         progress=progress,
@@ -96,75 +104,117 @@ def compare(
 
 def compare_program(
     program: Program,
-    graph: Graph,
+    traced: Traced,
     plan: Plan,
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
+    dtype: str | None = None,
     seed: int = 0,
     tolerance: float | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """`compare` for what `plan` was made into, `graph` being the model traced for (args, kwargs).
+    """`compare` for what `plan` was made into, `traced` being the model for (args, kwargs).
 
-    Both steps draw their random numbers, if any, from a generator that starts from `seed`; the
+    All steps draw their random numbers, if any, from a generator that starts from `seed`; the
     caller's is left as it was.
     """
-    lowest = _lowest_dtype(graph)
-    allowed = TOLERANCES[lowest] if tolerance is None else tolerance
-    tensors = whole_tensors(model, args, kwargs)
-    device = next((tensor.device for tensor in tensors.values()), None)
-    directions = tangents(graph, seed, device)
+    own = dtype or _lowest_dtype(traced.graph)
+    allowed = TOLERANCES[own] if tolerance is None else tolerance
+    sides = _Sides(program, traced, plan, model, args, kwargs, seed)
     progress("running the model")
-    with seeded(seed):
-        eager = eager_step(model, args, kwargs, graph, directions)
+    eager = sides.eager(dtype)
     progress(f"running {plan.world_size} ranks")
-    with seeded(seed):
-        result = train_step(
-            program,
-            _mesh(plan.structure),
-            graph,
-            plan.structure,
-            tensors,
-            directions,
-            tolerance=allowed,
-        )
+    found = sides.compiled(dtype, allowed)
+    measured = differences(found, eager)
+    notes = blank_note(measured)
+    if any(d.relative > allowed and not d.why for d in measured):
+        progress(f"running both in {_FINE}: some tensors differ by more than {own} explains")
+        try:
+            other = sides.eager(_COARSE if own == _FINE else _FINE)
+            noise = distances(eager, other)
+            if own == _FINE:
+                exact = differences(found, eager, noise)
+            else:
+                exact = differences(sides.compiled(_FINE, EXACT), other, noise)
+        except (AutoparError, RuntimeError, TypeError, ValueError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            notes += (f"the step could not be run in {_FINE} to tell rounding: {reason}",)
+        else:
+            measured = with_exact(measured, exact)
     return Report(
         model=plan.structure.model,
         plan=plan.digest,
         num_ranks=plan.world_size,
-        dtype=lowest,
+        dtype=own,
         tolerance=allowed,
         seed=seed,
-        differences=differences(Step(result.outputs, result.gradients), eager),
+        differences=measured,
+        notes=notes,
     )
 
 
-def _in_dtype_of(plan: Plan, graph: Graph) -> Plan:
-    """The same decisions for a graph that differs from the plan's in dtypes alone.
-    PlanMismatchError, naming the ops, if a dtype changes more than that."""
-    keys = {node.key for node in graph.with_role(Role.OP) if not node.view}
-    differing = sorted(keys ^ set(plan.structure.ops))
-    if differing:
-        raise PlanMismatchError(
-            f"in another dtype the model is another graph: {len(differing)} ops differ, such as "
-            f"{differing[0]}; verify it in its own dtype"
-        )
-    params = {
-        name: Param(stored.shape, dtype, stored.storage, stored.kept)
-        for name, dtype, stored in (
-            (node.target, node.outputs[0].dtype, plan.structure.params[node.target])
-            for node in graph.with_role(Role.PARAM)
-        )
-    }
-    structure = msgspec.structs.replace(
-        plan.structure,
-        fingerprint=fingerprint(graph),
-        params=params,
-        inputs=describe_inputs(graph),
-    )
-    return msgspec.structs.replace(plan, structure=structure)
+def eager(
+    traced: Traced,
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    seed: int = 0,
+    dtype: str | None = None,
+) -> Step:
+    """The step by PyTorch alone, with every op computing in `dtype` if one is given; the model is
+    left as it was."""
+    device = next((x.device for x in model.parameters()), None)
+    directions = tangents(traced.graph, seed, device)
+    if dtype is not None:
+        leaves, spec = flatten((args, kwargs))
+        args, kwargs = unflatten([_in(leaf, dtype) for leaf in leaves], spec)
+        directions = {k: in_dtype(x, dtype) for k, x in directions.items()}
+    form = traced.out_spec, len(traced.outputs)
+    with untouched(model), own_values(model, dtype), computing_in(dtype), seeded(seed):
+        return eager_step(model, args, kwargs, form, directions)
+
+
+def _in(leaf: Any, dtype: str) -> Any:
+    return in_dtype(leaf, dtype) if hasattr(leaf, "is_floating_point") else leaf
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """The two that are compared, each of which can be run in several dtypes."""
+
+    program: Program
+    traced: Traced
+    plan: Plan
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    seed: int
+
+    def eager(self, dtype: str | None) -> Step:
+        """What the model computes."""
+        return eager(self.traced, self.model, self.args, self.kwargs, self.seed, dtype)
+
+    def compiled(self, dtype: str | None, tolerance: float) -> Step:
+        """What the ranks compute."""
+        tensors = whole_tensors(self.model, self.args, self.kwargs)
+        device = next((tensor.device for tensor in tensors.values()), None)
+        directions: dict[int, Tensor] = tangents(self.traced.graph, self.seed, device)
+        if dtype is not None:
+            tensors = {name: in_dtype(x, dtype) for name, x in tensors.items()}
+            directions = {k: in_dtype(x, dtype) for k, x in directions.items()}
+        with computing_in(dtype), seeded(self.seed):
+            result = train_step(
+                self.program,
+                _mesh(self.plan.structure),
+                self.traced.graph,
+                self.plan.structure,
+                tensors,
+                directions,
+                tolerance=tolerance,
+            )
+        return step_of(result)
 
 
 def _lowest_dtype(graph: Graph) -> str:

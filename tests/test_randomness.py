@@ -92,7 +92,7 @@ def test_what_a_model_recomputes_has_the_mask_of_its_forward(mesh: str) -> None:
     assert len(drawn) == 2
     plan = plan_for(traced.graph, mesh, {r":forward:mm\.0": "m" if mesh == "2" else "m,n"})
     program = generate(traced.gm, traced.graph, plan)
-    compare_program(program, traced.graph, plan, model, (X,), {}, tolerance=1e-9).check()
+    compare_program(program, traced, plan, model, (X,), {}, tolerance=1e-9).check()
 
 
 UNUSED: dict[str, Callable[[Tensor], Any]] = {
@@ -151,7 +151,7 @@ def check_blocks(model: nn.Module, on: str) -> None:
     traced = trace(model, (X,))
     plan = plan_for(traced.graph, on)
     program = generate(traced.gm, traced.graph, plan)
-    compare_program(program, traced.graph, plan, model, (X,), {}, tolerance=1e-9).check()
+    compare_program(program, traced, plan, model, (X,), {}, tolerance=1e-9).check()
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -19,13 +19,17 @@ def page(report: Report) -> RenderableType:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("tensor", overflow="fold")
     table.add_column("relative difference", justify="right")
+    exact = any(d.exact is not None for d in report.differences)
+    if exact:
+        table.add_column("in float64", justify="right")
     table.add_column("largest magnitude", justify="right")
     failed = report.failed
     shown = sorted(report.differences, key=lambda d: (d not in failed, -d.relative, d.name))
     for difference in shown[:MAX_ROWS]:
         table.add_row(
             Text(clean(difference.name), style="red" if difference in failed else ""),
-            f"{difference.relative:.2g}",
+            difference.why or f"{difference.relative:.2g}",
+            *([_number(difference.exact)] if exact else []),
             f"{difference.largest:.3g}",
         )
     if len(shown) > MAX_ROWS:
@@ -35,11 +39,18 @@ def page(report: Report) -> RenderableType:
         if failed
         else Text(f"equal: loss and gradients, {len(shown)} tensors", style="green")
     )
+    settled = sum(d not in failed and not d.relative <= report.tolerance for d in shown)
+    if settled:
+        verdict.append(f", {settled} of them in float64")
     verdict.append(
         f", {ranks} against eager, {report.dtype}, tolerance {report.tolerance:g}, "
         f"seed {report.seed}",
         style="default",
     )
-    return Group(
-        Text(clean(f"{report.model or '(unnamed)'}, plan {report.plan}")), table, Text(""), verdict
-    )
+    notes = [Text(clean(f"note: {note}")) for note in report.notes]
+    named = Text(clean(f"{report.model or '(unnamed)'}, plan {report.plan}"))
+    return Group(named, table, Text(""), *notes, verdict)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2g}"

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from autopar.errors import TargetError
-from autopar.runtime.doors import flatten, unflatten
 
 _RETURNS = "it must return (model, inputs), inputs a tuple, a dict or a function of the batch size"
 
@@ -65,18 +64,6 @@ def split_inputs(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(inputs, torch.Tensor) or not isinstance(inputs, Sequence):
         return (inputs,), {}
     return tuple(inputs), {}
-
-
-def cast(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: str
-) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """The model, cast in place, and its arguments, with all floating tensors in `dtype`."""
-    target: torch.dtype = getattr(torch, dtype)
-    leaves, spec = flatten((args, kwargs))
-    floating = (isinstance(leaf, torch.Tensor) and leaf.is_floating_point() for leaf in leaves)
-    leaves = [leaf.to(target) if yes else leaf for leaf, yes in zip(leaves, floating, strict=True)]
-    args, kwargs = unflatten(leaves, spec)
-    return model.to(target), args, kwargs
 
 
 def _call(function: Callable[[], Any], name: str, on_meta: bool) -> Any:

@@ -8,6 +8,9 @@ from autopar.errors import VerificationError
 
 MAX_NAMED = 5
 
+EXACT = 1e-9
+"""The relative difference that rounding in float64 explains."""
+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
@@ -15,18 +18,28 @@ class Difference:
 
     `relative` is the largest absolute difference of its elements over the largest magnitude in the
     eager tensor: an element that happens to be near zero does not count for more than the others.
-    It is infinite where the compiled tensor has a NaN or infinity that eager has not.
+    It is infinite where the compiled tensor has a NaN or infinity that eager has not, and where
+    only one side has the tensor at all, which `why` says. `exact` is the same where both sides
+    compute in float64, and None where that was not asked for.
     """
 
     name: str
     relative: float
     largest: float
+    why: str = ""
+    exact: float | None = None
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether both sides are zero, or have no finite number: nothing was compared."""
+        return self.largest == 0 and self.relative == 0
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """The losses, then the gradients, the worst first within each. `dtype` is the least precise
-    floating dtype of the step, which `tolerance` follows where none is given."""
+    floating dtype of the step, which `tolerance` follows where none is given. `notes` say what the
+    comparison does not show."""
 
     model: str
     plan: str
@@ -35,20 +48,46 @@ class Report:
     tolerance: float
     seed: int
     differences: tuple[Difference, ...]
+    notes: tuple[str, ...] = ()
 
     @property
     def failed(self) -> tuple[Difference, ...]:
-        """What differs by more than the tolerance."""
-        return tuple(d for d in self.differences if not d.relative <= self.tolerance)
+        """What differs by more than the tolerance, in float64 too if that was computed."""
+        return tuple(d for d in self.differences if not self._is_equal(d))
+
+    def _is_equal(self, d: Difference) -> bool:
+        return d.relative <= self.tolerance or (d.exact is not None and d.exact <= EXACT)
 
     def check(self) -> None:
-        """VerificationError, naming the tensors, if any differs by more than the tolerance."""
+        """VerificationError, naming the tensors, if any differs by more than the tolerance, or if
+        there was nothing to compare."""
         failed = self.failed
         if not failed:
+            if all(d.is_blank for d in self.differences):
+                raise VerificationError(
+                    "nothing was compared: every tensor is zero or NaN on both sides, or there is "
+                    "none; verify with weights and inputs that give a loss and gradients"
+                )
             return
-        named = ", ".join(f"{d.name} (by {d.relative:.2g})" for d in failed[:MAX_NAMED])
+        named = ", ".join(f"{d.name} ({_reason(d)})" for d in failed[:MAX_NAMED])
         rest = f" and {len(failed) - MAX_NAMED} more" if len(failed) > MAX_NAMED else ""
         raise VerificationError(
             f"{len(failed)} of {len(self.differences)} tensors differ from eager by more than "
             f"{self.tolerance:g}: {named}{rest}"
         )
+
+
+def _reason(d: Difference) -> str:
+    exact = "" if d.exact is None else f", by {d.exact:.2g} in float64"
+    return d.why or f"by {d.relative:.2g}{exact}"
+
+
+def blank_note(differences: tuple[Difference, ...]) -> tuple[str, ...]:
+    """A sentence on tensors of which nothing was compared, if there are any."""
+    blank = [d.name for d in differences if d.is_blank]
+    if not blank:
+        return ()
+    named = ", ".join(blank[:MAX_NAMED])
+    rest = f" and {len(blank) - MAX_NAMED} more" if len(blank) > MAX_NAMED else ""
+    are = "is" if len(blank) == 1 else "are"
+    return (f"compared nothing: {named}{rest} {are} zero or NaN throughout on both sides",)

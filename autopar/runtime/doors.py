@@ -21,9 +21,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement
 from torch.fx.node import map_arg
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 __all__ = [
+    "TorchDispatchMode",
     "TreeSpec",
     "default_store",
     "dtensor_like",
@@ -33,6 +35,7 @@ __all__ = [
     "keeps_graph",
     "local_slices",
     "local_store",
+    "tree_map",
     "unflatten",
     "without_dynamo",
 ]

@@ -1,20 +1,20 @@
-"""One training step the eager way, and how far another is from it."""
+"""One training step the eager way, on the model itself."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from autopar.errors import AutoparError
-from autopar.graph import Graph, Phase, Role
-from autopar.runtime.comparison import Difference
-from autopar.runtime.doors import flatten
+from autopar.errors import AutoparError, VerificationError
+from autopar.graph import Graph, Role
+from autopar.runtime.differences import Step
+from autopar.runtime.doors import TreeSpec, flatten, unflatten
+from autopar.runtime.lockstep import StepResult
+from autopar.runtime.precision import in_dtype
 
 TOLERANCES: Mapping[str, float] = {
     "float64": 1e-9,
@@ -23,19 +23,6 @@ TOLERANCES: Mapping[str, float] = {
     "bfloat16": 5e-2,
 }
 """The relative difference that rounding explains, by the least precise dtype of a step."""
-
-NEGLIGIBLE = 1e-2
-"""Gradients are measured against no less than this share of the largest of all: one that is zero
-but for rounding (a bias that softmax cancels) has no precision of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one forward and backward computes, whole. `outputs` are named "loss:0", as in
-    `Program.forward_outputs`, and `gradients` as the parameters."""
-
-    outputs: dict[str, Tensor]
-    gradients: dict[str, Tensor]
 
 
 def whole_tensors(
@@ -76,77 +63,118 @@ def seeded(seed: int) -> Generator[None, None, None]:
         yield
 
 
+@contextmanager
+def own_values(model: nn.Module, dtype: str | None = None) -> Generator[None, None, None]:
+    """Inside, the tensors that the modules of `model` hold have copies of their values, floating
+    ones in `dtype` if one is given, and no gradients; outside, what they had.
+
+    They are the same tensors: what else refers to them, such as a function that the model keeps,
+    finds them. A copy of the model would leave that behind, and cannot be made of every model.
+    """
+    held = {id(x): x for module in model.modules() for x in _tensors(module)}.values()
+    before = [(x, x.data, x.grad if x.is_leaf else None) for x in held]
+    try:
+        for tensor, data, grad in before:
+            if grad is not None:
+                tensor.grad = None
+            copied = data.clone()
+            tensor.data = copied if dtype is None else in_dtype(copied, dtype)
+        yield
+    finally:
+        for tensor, data, grad in before:
+            if tensor.is_leaf:
+                tensor.grad = None
+            tensor.data = data
+            if tensor.is_leaf:
+                tensor.grad = grad
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters, buffers, and tensors that are mere attributes."""
+    for table in (module._parameters, module._buffers, vars(module)):
+        yield from (x for x in table.values() if isinstance(x, Tensor))
+
+
 def eager_step(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    graph: Graph,
+    form: tuple[TreeSpec, int],
     directions: Mapping[int, Tensor],
 ) -> Step:
-    """The step by PyTorch alone, on a copy of the model. The graph says what its outputs are."""
-    model = copy.deepcopy(model)
-    for param in model.parameters():
-        param.grad = None
-    graded = any(node.phase is Phase.BACKWARD for node in graph.nodes)
-    with torch.set_grad_enabled(graded):
-        leaves, _ = flatten(model(*args, **kwargs))
-    outputs = {
-        f"{node.role.value}:{node.target}": leaves[int(node.target)]
-        for node in graph.with_role(Role.LOSS, Role.VALUE, Role.DETACHED)
-    }
-    if graded:
-        ends = [k for k in directions if leaves[k].requires_grad]
+    """The step by PyTorch alone. What there is to compare is what the model has: every output of
+    `form` (how many leaves, in which containers), every buffer that changed, and every gradient;
+    what else it returns, such as a cache, is left out.
+
+    The model is changed as a step changes it: see `own_values`.
+    """
+    before = {n: b.detach().clone() for n, b in model.named_buffers(remove_duplicate=False)}
+    trained = any(param.requires_grad for param in model.parameters())
+    with torch.set_grad_enabled(trained):
+        leaves = _in_form(model(*args, **kwargs), *form)
+    outputs = {str(k): x for k, x in enumerate(leaves) if isinstance(x, Tensor)}
+    ends = [k for k in directions if leaves[k].requires_grad]
+    if ends:
         torch.autograd.backward([leaves[k] for k in ends], [directions[k] for k in ends])
-    buffers = dict(model.named_buffers(remove_duplicate=False))
-    outputs |= {f"mutation:{n.target}": buffers[n.target] for n in graph.with_role(Role.MUTATION)}
-    gradients = {
-        node.target: _gradient(model.get_parameter(node.target))
-        for node in graph.with_role(Role.GRAD)
-    }
-    return Step({name: tensor.detach() for name, tensor in outputs.items()}, gradients)
+    buffers = {n: b.detach() for n, b in model.named_buffers(remove_duplicate=False)}
+    return Step(
+        outputs={name: x.detach() for name, x in outputs.items()},
+        buffers=buffers,
+        gradients={n: p.grad for n, p in model.named_parameters() if p.grad is not None},
+        ends=frozenset(_ends(outputs)),
+        changed=frozenset(
+            n for n, b in buffers.items() if n not in before or not _same(before[n], b)
+        ),
+    )
 
 
-def _gradient(param: nn.Parameter) -> Tensor:
-    return torch.zeros_like(param) if param.grad is None else param.grad
+def _same(before: Tensor, after: Tensor) -> bool:
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return False
+    return bool(((before == after) | ((before != before) & (after != after))).all())
 
 
-def differences(found: Step, eager: Step) -> tuple[Difference, ...]:
-    """How far `found` is from `eager`: outputs first, then gradients, the worst first in each."""
-    largest = max((_largest(grad) for grad in eager.gradients.values()), default=0.0)
-    outputs = [
-        _difference(_describe(name), found.outputs.get(name), tensor, 0.0)
-        for name, tensor in eager.outputs.items()
-    ]
-    gradients = [
-        _difference(f"gradient of {name}", found.gradients.get(name), tensor, NEGLIGIBLE * largest)
-        for name, tensor in eager.gradients.items()
-    ]
-    worst = [sorted(some, key=lambda d: (-d.relative, d.name)) for some in (outputs, gradients)]
-    return tuple(worst[0] + worst[1])
+def _ends(outputs: Mapping[str, Tensor]) -> list[str]:
+    """The outputs that are differentiated: losses, or else all that can be."""
+    able = {k: x for k, x in outputs.items() if x.requires_grad}
+    return [k for k, x in able.items() if x.dim() == 0] or list(able)
 
 
-def _describe(name: str) -> str:
-    role, _, target = name.partition(":")
-    if role == Role.MUTATION.value:
-        return f"buffer {target}"
-    return f"output {target}" + (" (loss)" if role == Role.LOSS.value else "")
+def _in_form(result: Any, spec: TreeSpec, count: int) -> list[Any]:
+    """The leaves of `result` in the order of `spec`, which has `count` of them."""
+    leaves, own = flatten(result)
+    if own == spec:
+        return leaves
+    here = {path: leaves[k] for path, k in _ways(unflatten(range(len(leaves)), own))}
+    there = [path for path, _ in _ways(unflatten(range(count), spec))]
+    if all(path in here for path in there):
+        return [here[path] for path in there]
+    plain = [x for x in leaves if x is None or isinstance(x, (Tensor, bool, int, float, str))]
+    if len(plain) == count:
+        return plain
+    raise VerificationError(
+        f"eager returns {len(leaves)} values where the compiled model returns {count}: {own}"
+    )
 
 
-def _difference(name: str, found: Tensor | None, eager: Tensor, floor: float) -> Difference:
-    largest = _largest(eager)
-    if found is None or found.shape != eager.shape:
-        return Difference(name, float("inf"), largest)
-    if eager.numel() == 0:
-        return Difference(name, 0.0, 0.0)
-    a, b = (x.detach().to("cpu", torch.float64) for x in (found, eager))
-    same = (a == b) | (a.isnan() & b.isnan())
-    distance = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf")).max().item()
-    scale = max(largest, floor)
-    relative = distance / scale if scale else (float("inf") if distance else 0.0)
-    return Difference(name, relative, largest)
+def _ways(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
+    """(path, leaf) of every number in nested containers, in order of the leaves."""
+    items = value.items() if isinstance(value, Mapping) else ()
+    if isinstance(value, list | tuple):
+        items = enumerate(value)
+    elif isinstance(value, int):
+        yield path, value
+    for key, inner in items:
+        yield from _ways(inner, f"{path}.{key}")
 
 
-def _largest(tensor: Tensor) -> float:
-    """The largest finite magnitude."""
-    finite = tensor.detach()[tensor.isfinite()]
-    return finite.abs().max().item() if finite.numel() else 0.0
+def step_of(result: StepResult) -> Step:
+    """What ranks computed, as eager's is put."""
+    named: dict[str, dict[str, Tensor]] = {"output": {}, "mutation": {}}
+    ends: list[str] = []
+    for name, tensor in result.outputs.items():
+        role, _, target = name.partition(":")
+        named["mutation" if role == Role.MUTATION.value else "output"][target] = tensor
+        if role in (Role.LOSS.value, Role.VALUE.value):
+            ends.append(target)
+    return Step(named["output"], named["mutation"], result.gradients, frozenset(ends))

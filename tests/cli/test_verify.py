@@ -19,7 +19,7 @@ from autopar.cli import main
 from autopar.errors import AutoparError, PlanMismatchError, VerificationError
 from autopar.plan import Plan
 from autopar.runtime.comparison import Report
-from autopar.runtime.verify import Step, differences
+from autopar.runtime.differences import Step, differences
 
 VERIFY = importlib.import_module("autopar.verify")
 
@@ -42,6 +42,16 @@ def build():
 
 def wider():
     return Net(32), lambda batch: (torch.randn(batch, 8),)
+
+def leaving():
+    raise SystemExit(0)
+
+class Leaving(Net):
+    def forward(self, x):
+        raise SystemExit(0)
+
+def leaving_later():
+    return Leaving(16), lambda batch: (torch.randn(batch, 8),)
 """
 
 
@@ -132,12 +142,13 @@ class Mixed(nn.Module):
         return self.line(x).float().square().mean()
 
 
-def test_dtype_that_changes_the_graph_is_refused() -> None:
+def test_casts_in_the_model_are_to_the_dtype_that_is_asked_for() -> None:
     model, inputs = Mixed(), (torch.randn(4, 4),)
     plan = autopar.plan(model, inputs, cluster="2xcpu")
     assert autopar.verify(plan, model, inputs).dtype == "float32"
-    with pytest.raises(PlanMismatchError, match="in another dtype the model is another graph"):
-        VERIFY.compare(plan, model, inputs, dtype="float64")
+    report = VERIFY.compare(plan, model, inputs, dtype="float64")
+    assert (report.dtype, report.tolerance) == ("float64", 1e-9)
+    report.check()
 
 
 def test_model_without_values_cannot_be_verified() -> None:
@@ -172,7 +183,7 @@ def test_a_stale_plan_is_refused() -> None:
 
 def one(found: float, eager: float) -> float:
     """The relative difference of an output with one element."""
-    steps = (Step({"loss:0": torch.tensor(x)}, {}) for x in (found, eager))
+    steps = (Step(outputs={"0": torch.tensor(x)}) for x in (found, eager))
     return differences(*steps)[0].relative
 
 
@@ -187,21 +198,22 @@ def test_differences() -> None:
 
 
 def test_what_is_missing_or_of_another_shape_differs() -> None:
-    eager = Step({"loss:0": torch.ones(())}, {"w": torch.ones(2)})
-    assert [d.relative for d in differences(Step({}, {}), eager)] == [math.inf] * 2
+    eager = Step(outputs={"0": torch.ones(())}, gradients={"w": torch.ones(2)})
+    assert [d.relative for d in differences(Step(), eager)] == [math.inf] * 2
+    assert [d.why for d in differences(eager, Step())] == ["in the compiled model alone"] * 2
     shapes = replace(eager, gradients={"w": torch.ones(1)})
     assert [d.relative for d in differences(shapes, eager)] == [0.0, math.inf]
 
 
 def test_gradients_of_rounding_alone_do_not_fail() -> None:
-    eager = Step({}, {"w": torch.ones(2), "cancelled": torch.full((2,), 1e-9)})
-    found = Step({}, {"w": torch.ones(2), "cancelled": torch.full((2,), -1e-9)})
+    eager = Step(gradients={"w": torch.ones(2), "cancelled": torch.full((2,), 1e-9)})
+    found = Step(gradients={"w": torch.ones(2), "cancelled": torch.full((2,), -1e-9)})
     assert max(d.relative for d in differences(found, eager)) < 1e-6
 
 
 def test_failed_check_names_the_worst() -> None:
-    eager = Step({}, {f"w{i}": torch.ones(1) for i in range(7)})
-    found = Step({}, {f"w{i}": torch.ones(1) + i for i in range(7)})
+    eager = Step(gradients={f"w{i}": torch.ones(1) for i in range(7)})
+    found = Step(gradients={f"w{i}": torch.ones(1) + i for i in range(7)})
     report = Report("Net", "", 2, "float32", 1e-5, 0, differences(found, eager))
     with pytest.raises(VerificationError, match=r"6 of 7 .* gradient of w6 \(by 6\).* and 1 more"):
         report.check()
@@ -222,3 +234,10 @@ def test_both_sides_draw_the_same_random_numbers() -> None:
     before = torch.get_rng_state()
     autopar.verify(plan, model, inputs)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("function", ["leaving", "leaving_later"])
+def test_a_target_that_ends_the_process_is_an_error(folder: Path, function: str) -> None:
+    result = run("verify", folder, function=function)
+    assert result.exit_code == 1
+    assert "the target ended the process (sys.exit(0))" in result.stderr

@@ -294,7 +294,8 @@ made_once = cache(make)
 
 def verify(made: Made) -> None:
     """VerificationError if a step under some plan is not eager's."""
-    graph = made.traced.graph
     for plan in made.plans:
-        program = generate(made.traced.gm, graph, plan)
-        compare_program(program, graph, plan, made.model, made.args, {}, tolerance=1e-9).check()
+        program = generate(made.traced.gm, made.traced.graph, plan)
+        compare_program(
+            program, made.traced, plan, made.model, made.args, {}, tolerance=1e-9
+        ).check()

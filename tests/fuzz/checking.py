@@ -17,11 +17,11 @@ from autopar.codegen import generate
 from autopar.errors import UnknownOpWarning
 from autopar.handed import Handed, with_handed
 from autopar.plan import Plan
+from autopar.runtime.differences import differences
 from autopar.runtime.program import Program as Step
-from autopar.runtime.verify import differences, eager_step, seeded, tangents
 from autopar.sharding import Sharding
 from autopar.tracer import Traced, trace
-from autopar.verify import compare_program
+from autopar.verify import compare_program, eager
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
 from tests.fuzz.drawn import SENT, Drawn, On, facts_of_model, facts_of_plan
@@ -69,9 +69,8 @@ def check_plan(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: O
 
 def run(traced: Traced, model: nn.Module, args: tuple[Any, ...], plan: Plan) -> Step:
     """What `plan` is made into; VerificationError if it is not equal to eager."""
-    graph = traced.graph
-    step = generate(traced.gm, graph, plan)
-    compare_program(step, graph, plan, model, args, {}, tolerance=TOLERANCE).check()
+    step = generate(traced.gm, traced.graph, plan)
+    compare_program(step, traced, plan, model, args, {}, tolerance=TOLERANCE).check()
     return step
 
 
@@ -86,16 +85,11 @@ def is_sound(model: nn.Module, args: tuple[Any, ...], traced: Traced) -> bool:
             noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
             state.mul_(1 + NUDGE * noise)
     try:
-        first, second = (_eager(each, args, traced) for each in (model, nudged))
+        first, second = (eager(traced, each, args, {}) for each in (model, nudged))
     except RuntimeError as error:
         if "modified by an inplace operation" in str(error):
             return False
         raise
-    values = (*first.outputs.values(), *first.gradients.values())
+    values = first.named().values()
     finite = all(bool(x.isfinite().all()) for x in values)
     return finite and all(d.relative <= ILL_CONDITIONED for d in differences(second, first))
-
-
-def _eager(model: nn.Module, args: tuple[Any, ...], traced: Traced) -> Any:
-    with seeded(0):
-        return eager_step(model, args, {}, traced.graph, tangents(traced.graph, 0, None))

@@ -57,6 +57,21 @@ def test_hooks_of_a_parameter_are_handed_on() -> None:
     assert new.grad.tolist() == [4, 4]
 
 
+def test_a_dispatch_mode_sees_the_ops_that_autograd_calls() -> None:
+    class Seen(doors.TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            seen.append(str(func))
+            return doors.tree_map(lambda x: x, func(*args, **(kwargs or {})))
+
+    seen: list[str] = []
+    x = torch.ones(2, requires_grad=True)
+    with Seen():
+        x.sin().sum().backward()
+    assert {"aten.sin.default", "aten.cos.default"} <= set(seen)
+
+
 def test_trees() -> None:
     tree = {"a": (1, [2, None]), "b": torch.ones(1)}
     leaves, spec = doors.flatten(tree)

@@ -1,0 +1,121 @@
+"""`verify` on models that do what models do: keep functions, cast, return what is no float."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar.codegen import generate
+from autopar.runtime.comparison import Report
+from autopar.tracer import trace
+from autopar.verify import compare_program
+from tests.planned import plan_for
+
+X = (torch.linspace(-1, 1, 32).reshape(8, 4),)
+
+
+def check(model: nn.Module, inputs: tuple[Any, ...] = X, **options: Any) -> Report:
+    return autopar.verify(autopar.plan(model, inputs, cluster="2xcpu"), model, inputs, **options)
+
+
+class Lambda(nn.Module):
+    """minGPT's: a function over modules, which a copy of the model would not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleDict({"up": nn.Linear(4, 8), "down": nn.Linear(8, 4)})
+        parts = self.parts
+        self.mlp: Callable[[Tensor], Tensor] = lambda x: parts["down"](parts["up"](x).relu())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(x).square().mean()
+
+
+class NonLeaf(nn.Module):
+    """Keeps the result of an op, which has a history and cannot be copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+        self.state = torch.zeros(4, requires_grad=True) * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.line(x)
+        self.state = y.sum(0)
+        return y.square().mean()
+
+
+def test_functions_over_modules_and_tensors_with_a_history() -> None:
+    for model in (Lambda(), NonLeaf()):
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        params, attributes = list(model.parameters()), dict(vars(model))
+        params[0].grad = held = torch.ones_like(params[0])
+        report = check(model)
+        assert sum("gradient" in d.name for d in report.differences) == len(params)
+        assert all(torch.equal(before[n], x) for n, x in model.state_dict().items())
+        assert list(model.parameters()) == params
+        assert vars(model) == attributes
+        assert params[0].grad is held
+        assert all(param.grad is None for param in params[1:])
+
+
+class Returning(nn.Module):
+    """A loss beside numbers, truth values and an object that is no container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        y = self.line(x)
+        found = {"loss": y.square().mean(), "best": y.argmax(-1), "high": y > 0, "size": y.numel()}
+        if not torch.compiler.is_compiling():
+            found["cache"] = object()
+        return found
+
+
+def test_outputs_of_any_dtype_and_objects_that_only_eager_returns() -> None:
+    model = Returning()
+    names = {d.name for d in check(model).differences}
+    assert {"output 0 (loss)", "output 1", "output 2"} <= names
+
+
+class Cancelling(nn.Module):
+    """What is left of a difference is rounding; a running mean of it is about 1e-9."""
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 64, bias=False)
+        self.dtype = dtype
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.line(x)
+        y = y if self.dtype is None else y.to(self.dtype)
+        rest = y - y.mean(0)
+        self.mean.copy_(rest.detach().mean(0))
+        return rest.square().mean()
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("own", [torch.float32, torch.float64])
+def test_rounding_is_told_in_float64(own: torch.dtype, dtype: torch.dtype | None) -> None:
+    """Also of a model that casts to float32 whatever it is in, or lower."""
+    torch.manual_seed(0)
+    model, x = Cancelling(dtype).to(own), torch.randn(64, 4, dtype=own)
+    report = compare(model, x, {r"line:forward:mm\.0": "m"})
+    (mean,) = (d for d in report.differences if d.name == "buffer mean")
+    report.check()
+    assert mean.relative <= report.tolerance or mean.exact is not None
+
+
+def compare(model: nn.Module, x: Tensor, pins: dict[str, str], **options: Any) -> Report:
+    traced = trace(model, (x,))
+    plan = plan_for(traced.graph, "4", pins)
+    program = generate(traced.gm, traced.graph, plan)
+    return compare_program(program, traced, plan, model, (x,), {}, **options)
