@@ -136,7 +136,7 @@ def test_what_says_nothing_is_told(options: dict[str, Any], words: str) -> None:
         ({"plan": 3}, "plan=3 is neither a plan nor the path of one"),
         ({"weights": {"weight": WEIGHT}}, "weights is a dict: give the path of a safetensors"),
         ({"seed": "0"}, "seed='0': write a whole number"),
-        ({"inputs": None}, "inputs=None: say .global. or .local."),
+        ({"inputs": 3}, "inputs=3: say .global. or .local."),
         ({"inputs": ["x"]}, r"inputs=\['x'\]: say .global. or .local."),
         ({"backend": 3}, "no backend 3: choose one of eager"),
         ({"plans": None}, "autopar.compile takes no plans: did you mean plan"),

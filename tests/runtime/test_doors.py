@@ -147,3 +147,9 @@ def test_backends_by_device() -> None:
     assert backend.choose("eager", torch.device("cuda", 0)) == "eager"
     with pytest.raises(AutoparError, match="no backend 'jit': choose one of eager, inductor"):
         backend.choose("jit", torch.device("cpu"))
+
+
+def test_what_torch_compile_made_leads_to_the_plain_module() -> None:
+    plain = torch.nn.Linear(2, 2)
+    made: Any = torch.compile(plain)
+    assert doors.without_dynamo(made) is plain and doors.without_dynamo(plain) is plain
