@@ -56,22 +56,22 @@ class Whole:
 
 
 class Held(NamedTuple):
-    """A parameter or buffer, its first name, and the tables of modules that hold it, under which
-    name each."""
+    """A parameter or buffer, its first name, and what modules hold it, under which name each."""
 
     name: str
     tensor: Tensor
-    places: list[tuple[dict[str, Any], str]]
+    places: list[tuple[nn.Module, str]]
 
     @property
     def now(self) -> Any:
         """What is in its place."""
-        table, leaf = self.places[0]
-        return table[leaf]
+        module, leaf = self.places[0]
+        return getattr(module, leaf, None)
 
     def put(self, tensor: Tensor) -> None:
-        for table, leaf in self.places:
-            table[leaf] = tensor
+        """As an assignment, by which modules that list their weights, as `nn.LSTM`, see it."""
+        for module, leaf in self.places:
+            setattr(module, leaf, tensor)
 
 
 @contextmanager
@@ -92,8 +92,8 @@ def whole_parameters(
     if world.size == 1:
         yield here
         return
-    params = [held for held in _held(model, "_parameters") if isinstance(held.tensor, DTensor)]
-    buffers = list(_held(model, "_buffers"))
+    params = [held for held in held_by(model, "_parameters") if isinstance(held.tensor, DTensor)]
+    buffers = list(held_by(model, "_buffers"))
     for held in params:
         if held.tensor.is_meta:
             raise AutoparError(
@@ -147,7 +147,7 @@ def generate(
         return own(*args, **kwargs)
 
 
-def _held(model: nn.Module, kind: str) -> Iterator[Held]:
+def held_by(model: nn.Module, kind: str) -> Iterator[Held]:
     """The `_parameters` or `_buffers` of all modules, each once."""
     found: dict[int, Held] = {}
     for path, module in model.named_modules():
@@ -155,7 +155,7 @@ def _held(model: nn.Module, kind: str) -> Iterator[Held]:
         for leaf, tensor in table.items():
             if tensor is not None:
                 name = f"{path}.{leaf}" if path else leaf
-                found.setdefault(id(tensor), Held(name, tensor, [])).places.append((table, leaf))
+                found.setdefault(id(tensor), Held(name, tensor, [])).places.append((module, leaf))
     yield from found.values()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import operator
 import pickle
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import AutoparError
+from autopar.runtime.unsharded import held_by
 from tests.runtime import copies_workers
 from tests.runtime.spawn import spawn
 from tests.runtime.workers import net, points
@@ -105,3 +107,12 @@ def test_one_process_has_whole_parameters_already() -> None:
 def test_a_model_that_generates_nothing_has_no_generate() -> None:
     with pytest.raises(AttributeError, match="no attribute 'generate'"):
         autopar.compile(nn.Linear(2, 2)).generate()
+
+
+def test_modules_that_list_their_weights_see_what_is_put_in_their_place() -> None:
+    lstm = nn.LSTM(2, 2)
+    for held in list(held_by(lstm, "_parameters")):
+        held.put(nn.Parameter(torch.zeros_like(held.tensor)))
+        assert held.now is not held.tensor
+    assert all(map(operator.is_, lstm._flat_weights, lstm.parameters()))
+    assert not lstm(torch.ones(1, 2))[0].any()
