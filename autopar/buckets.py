@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from autopar.chunking import chunked_dim
 from autopar.dataflow import Group
 from autopar.graph import Graph, Role
@@ -57,8 +59,9 @@ class Sharing:
     members: int
 
     def latency_share(self, num_bytes: int) -> float:
-        """What part of a bucket's latency a tensor bears, whose larger side has `num_bytes`."""
-        return min(1.0, max(num_bytes / self.capacity_bytes, 1 / self.members))
+        """What part of a bucket's latency a tensor bears, whose larger side has `num_bytes` (or of
+        many tensors, in an array)."""
+        return np.minimum(1.0, np.maximum(num_bytes / self.capacity_bytes, 1 / self.members))
 
 
 def sharing(graph: Graph) -> Sharing:

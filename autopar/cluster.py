@@ -35,7 +35,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -49,6 +49,10 @@ from autopar.units import parse_bytes, parse_bytes_per_s, parse_seconds
 
 MAX_DEVICES = 1_000_000
 _MAX_FILE_BYTES = 2**20
+_SIZES = 1, 2**50
+_RATES = 1e3, 1e21
+_TIMES = 0, 1000
+"""The bytes, bytes or FLOPs per second, and seconds that a cluster can be made of."""
 _EXAMPLES = "for example 8xH100, 64x8xH100 or a path to a .toml file"
 
 Figure = int | float | str
@@ -81,7 +85,7 @@ def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
         for k, (size, name) in enumerate(zip(sizes, names, strict=True))
     )
     name = "x".join([*map(str, sizes), device.name])
-    return _checked(Cluster(name, device, levels, system.host), f"cluster {text!r}")
+    return checked(Cluster(name, device, levels, system.host), f"cluster {text!r}")
 
 
 def cluster_to_toml(cluster: Cluster) -> str:
@@ -184,7 +188,7 @@ def _from_table(table: _ClusterTable, stem: str, where: str) -> Cluster:
             f"{where}, host",
         ),
     )
-    return _checked(cluster, where)
+    return checked(cluster, where)
 
 
 def _device(given: _DeviceTable, base: Device | None, where: str) -> Device:
@@ -200,7 +204,8 @@ def _device(given: _DeviceTable, base: Device | None, where: str) -> Device:
         where,
     )
     rates = dict(base.flops_per_s) if base else {}
-    rates.update({dtype: float(rate) for dtype, rate in (given.flops_per_s or {}).items()})
+    for dtype, rate in (given.flops_per_s or {}).items():
+        rates[dtype] = _figure(rate, float, f"{where}.flops_per_s.{dtype}")
     return replace(device, flops_per_s=tuple(rates.items()))
 
 
@@ -265,11 +270,11 @@ def _figure(value: Figure, read: Callable[[str], int | float], where: str) -> in
             return read(value)
         except ValueError as error:
             raise ClusterError(f"{where}: {error}") from error
-    if read is parse_bytes:
-        if not isfinite(value):
-            raise ClusterError(f"{where}: {value} is not a size in bytes")
-        return round(value)
-    return float(value)
+    try:
+        number = float(value)
+        return round(value) if read is parse_bytes else number
+    except (OverflowError, ValueError):
+        raise ClusterError(f"{where}: this is no number that can be used: {value!s:.40}") from None
 
 
 def _preset(
@@ -308,35 +313,34 @@ def _size(token: str, text: str) -> int:
     return int(token)
 
 
-def _checked(cluster: Cluster, where: str) -> Cluster:
-    """The cluster, if every figure is usable; later parts divide by them."""
+def checked(cluster: Cluster, where: str) -> Cluster:
+    """The cluster, if every figure is usable; later parts divide by them, and add up what comes of
+    it in 64 bits. ClusterError, at `where`, names the one that is not."""
     device, host = cluster.device, cluster.host
-    positive: dict[str, float] = {
-        "device.memory_bytes": device.memory_bytes,
-        "device.memory_bytes_per_s": device.memory_bytes_per_s,
-        "host.bytes_per_s": host.bytes_per_s,
+    figures: dict[str, tuple[float, tuple[float, float]]] = {
+        "device.memory_bytes": (device.memory_bytes, _SIZES),
+        "device.memory_bytes_per_s": (device.memory_bytes_per_s, _RATES),
+        "device.launch_s": (device.launch_s, _TIMES),
+        "host.memory_bytes": (host.memory_bytes, (0, _SIZES[1])),
+        "host.bytes_per_s": (host.bytes_per_s, _RATES),
+        "host.latency_s": (host.latency_s, _TIMES),
     }
-    positive |= {f"device.flops_per_s.{dtype}": rate for dtype, rate in device.flops_per_s}
-    not_negative: dict[str, float] = {
-        "device.launch_s": device.launch_s,
-        "host.memory_bytes": host.memory_bytes,
-        "host.latency_s": host.latency_s,
-    }
+    figures |= {f"device.flops_per_s.{dtype}": (x, _RATES) for dtype, x in device.flops_per_s}
+    if "float32" not in dict(device.flops_per_s):
+        _refuse(where, "device.flops_per_s", "without float32, the rate of every dtype not listed")
     if not cluster.levels:
         _refuse(where, "levels", "empty: give at least one, of size 1 for one device")
     for k, level in enumerate(cluster.levels):
-        positive[f"levels[{k}].size"] = level.size
-        positive[f"levels[{k}].link.bytes_per_s"] = level.link.bytes_per_s
-        not_negative[f"levels[{k}].link.latency_s"] = level.link.latency_s
-        not_negative[f"levels[{k}].link.start_s"] = level.link.start_s
-    for key, value in positive.items():
-        if not (isfinite(value) and value > 0):
-            _refuse(where, key, f"{value}: it must be more than 0")
-    for key, value in not_negative.items():
-        if not (isfinite(value) and value >= 0):
-            _refuse(where, key, f"{value}: it must not be less than 0")
-    if "float32" not in dict(device.flops_per_s):
-        _refuse(where, "device.flops_per_s", "without float32, the rate of every dtype not listed")
+        figures |= {
+            f"levels[{k}].size": (level.size, (1, MAX_DEVICES)),
+            f"levels[{k}].link.bytes_per_s": (level.link.bytes_per_s, _RATES),
+            f"levels[{k}].link.latency_s": (level.link.latency_s, _TIMES),
+            f"levels[{k}].link.start_s": (level.link.start_s, _TIMES),
+        }
+    for key, (value, (least, most)) in figures.items():
+        # Not a number is in no range.
+        if not least <= value <= most:
+            _refuse(where, key, f"{value!s:.40}: it must be from {least:g} to {most:g}")
     if cluster.num_devices > MAX_DEVICES:
         _refuse(where, "number of devices", f"{cluster.num_devices}: at most {MAX_DEVICES}")
     return cluster

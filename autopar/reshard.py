@@ -184,7 +184,7 @@ def buffer_bytes(
     gathers = move.kind == "all_gather"
     joined, dim = (target, move.source.dim) if gathers else (source, move.target.dim)
     rows, ways = local_shape(tensor, atoms, joined, sizes)[dim], sizes[move.axis]
-    piece = max(given, got) // rows * chunk_length(rows, ways)
+    piece = (got if gathers else given) // rows * chunk_length(rows, ways)
     return (piece, ways * piece) if gathers else (ways * piece, piece)
 
 

@@ -23,6 +23,8 @@ Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, re
 
 from __future__ import annotations
 
+import numpy as np
+
 from autopar.mesh import Axis
 from autopar.reshard import KINDS
 
@@ -35,7 +37,7 @@ def collective_s(
     `in_bytes` and `out_bytes` are the bytes of one rank's input and output; `latency_share` is the
     part of start and latency that falls to them, where others are in the same message. The result
     is continuous and never falls as the bytes grow. ValueError if `kind` is unknown or the bytes
-    contradict it.
+    contradict it. Bytes and share may be arrays, and then so is the result.
     """
     n = axis.size
     whole = _whole_bytes(kind, in_bytes, out_bytes)
@@ -49,7 +51,7 @@ def collective_s(
     if kind != "all_reduce":
         return start_s + ring_s
     tree_s = 2 * _log2_ceil(n) * latency_s + 2 * whole / bytes_per_s
-    return start_s + min(2 * ring_s, tree_s)
+    return start_s + np.minimum(2 * ring_s, tree_s)
 
 
 def received_bytes(kind: str, in_bytes: int, out_bytes: int, n: int) -> int:
@@ -57,7 +59,7 @@ def received_bytes(kind: str, in_bytes: int, out_bytes: int, n: int) -> int:
 
     Arguments and errors are those of `collective_s`.
     """
-    whole = _whole_bytes(kind, in_bytes, out_bytes)
+    whole = int(_whole_bytes(kind, in_bytes, out_bytes))
     if kind == "slice":
         return 0
     if kind == "permute":
@@ -69,7 +71,7 @@ def received_bytes(kind: str, in_bytes: int, out_bytes: int, n: int) -> int:
 def _whole_bytes(kind: str, in_bytes: int, out_bytes: int) -> int:
     """Bytes of the side of the local tensor that is not sharded over the axis (all_to_all: of the
     larger shard, which differ where a dim does not divide)."""
-    if in_bytes < 0 or out_bytes < 0:
+    if np.any(np.minimum(in_bytes, out_bytes) < 0):
         raise ValueError(f"{kind}: negative bytes ({in_bytes} in, {out_bytes} out)")
     match kind:
         case "all_reduce" | "permute":
@@ -82,9 +84,9 @@ def _whole_bytes(kind: str, in_bytes: int, out_bytes: int) -> int:
             plausible = True
         case _:
             raise ValueError(f"unknown collective {kind!r} (known: {', '.join(KINDS)})")
-    if not plausible:
+    if not np.all(plausible):
         raise ValueError(f"{kind} cannot turn {in_bytes} local bytes into {out_bytes}")
-    return max(in_bytes, out_bytes)
+    return np.maximum(in_bytes, out_bytes)
 
 
 def _log2_ceil(n: int) -> int:

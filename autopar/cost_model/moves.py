@@ -4,22 +4,41 @@ buffers out."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
 
 from autopar.buckets import BUCKET_BYTES, Sharing, can_share
 from autopar.chunking import is_padded
 from autopar.cost_model.collectives import collective_s
+from autopar.errors import ClusterError
 from autopar.exchange import Exchange, exchanges
 from autopar.graph import Atom, Graph, Node, TensorType
 from autopar.mesh import Device, Mesh
+from autopar.problem import IntArray
 from autopar.reshard import Collective, buffer_bytes, local_part_sizes
 from autopar.sharding import Placement, Sharding
 
 NS = 1e9
+_MOST_NS = 2.0**50
+"""Thirteen days: what takes longer comes of a figure that is none, and sums must fit 64 bits."""
 
 
 def to_ns(seconds: float) -> int:
     """Whole nanoseconds, rounded: prices are integers so that sums can be checked exactly."""
-    return round(seconds * NS)
+    return int(_whole_ns(seconds))
+
+
+def _whole_ns(seconds: float) -> IntArray:
+    """`to_ns`, of each of many. ClusterError if one is no time that a step can take."""
+    found = np.rint(seconds * np.float64(NS))
+    if not np.all(found <= _MOST_NS):
+        raise ClusterError(
+            f"with the figures of this cluster, an op or a redistribution takes {seconds:.3g} s: "
+            "raise the bandwidth or the FLOPs per second that are too small for the model, or "
+            "lower the latency that is too large"
+        )
+    return found.astype(np.int64)
 
 
 def move_ns(
@@ -33,7 +52,24 @@ def move_ns(
     *,
     sharing: Sharing | None,
 ) -> int:
-    """Nanoseconds of `move` = step(source, target) of one tensor.
+    """Nanoseconds of `move` = step(source, target) of one tensor, as in `moves_ns`."""
+    found = moves_ns(tensor, atoms, source, target, move, mesh, device, sharing=sharing)
+    return int(found)
+
+
+def moves_ns(
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    source: Sharding,
+    target: Sharding,
+    move: Collective,
+    mesh: Mesh,
+    device: Device,
+    *,
+    sharing: Sharing | None,
+) -> IntArray:
+    """Nanoseconds of `move` = step(source, target) of many tensors, all of which can take it: sizes
+    of atoms are arrays, with an entry for each.
 
     Collectives work on the leading dim: a gather along one behind others, of which a rank has more
     than one row, copies its output into place, a scatter its input, an exchange both. A slice
@@ -50,25 +86,24 @@ def move_ns(
         copied = out_bytes
     elif move.chunks:
         inner = any(p.dim > 0 for p in (move.source, move.target) if p.kind == "C")
-        if inner or is_padded(tensor, source, target, mesh.sizes):
-            copied += in_bytes
-        if inner:
-            copied += out_bytes
+        padded = is_padded(tensor, source, target, mesh.sizes)
+        copied = in_bytes + out_bytes if inner else np.where(padded, in_bytes, 0)
     else:
-        if gathers and not in_place:
-            copied += out_bytes
-        if move.target.kind == "S" and _lead(tensor, atoms, source, move.target, mesh) > 1:
-            copied += in_bytes
+        if gathers:
+            copied = np.where(in_place, 0, out_bytes)
+        if move.target.kind == "S":
+            leads = _lead(tensor, atoms, source, move.target, mesh) > 1
+            copied = copied + np.where(leads, in_bytes, 0)
     share = 1.0
-    larger = max(in_bytes, out_bytes)
-    if sharing and can_share(move, source) and larger < BUCKET_BYTES:
-        share = sharing.latency_share(larger)
-        copied += in_bytes
-        if move.kind == "all_gather" and in_place:
-            copied += out_bytes
+    if sharing and can_share(move, source):
+        larger = np.maximum(in_bytes, out_bytes)
+        shares = larger < BUCKET_BYTES
+        share = cast("float", np.where(shares, sharing.latency_share(larger), share))
+        joined = np.where(in_place, out_bytes, 0) if move.kind == "all_gather" else 0
+        copied = copied + np.where(shares, in_bytes + joined, 0)
     copy_s = 2 * copied / device.memory_bytes_per_s
     sent_s = collective_s(move.kind, in_bytes, out_bytes, mesh.axes[move.axis], share)
-    return to_ns(sent_s + copy_s)
+    return _whole_ns(sent_s + copy_s)
 
 
 def sent(

@@ -1,19 +1,23 @@
 """The states a tensor may pass through, and every step between two of them with its price.
 
-On three axes a tensor has a hundred states and a thousand steps, and many tensors of a model are
-alike: the same sizes, the same ends. A `Networks` works out each kind once.
+On three axes a tensor has a hundred states and a thousand steps, and a model of a thousand
+different layers has ten thousand tensors. Many of them are alike, up to the sizes of their atoms:
+states and steps are worked out once for each kind, and each kind of step is priced for all sizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations as _some
 from itertools import product
+from math import prod
+from typing import cast
 
 import numpy as np
 
 from autopar.buckets import Sharing
-from autopar.cost_model.moves import move_ns
+from autopar.cost_model.moves import moves_ns
 from autopar.cost_model.steps import Steps
 from autopar.graph import Atom, TensorType, itemsize
 from autopar.mesh import Device, Mesh
@@ -25,72 +29,109 @@ from autopar.sharding import Placement, R, Sharding
 @dataclass(frozen=True, slots=True)
 class Network:
     """`states`, and the steps from `states[tails[k]]` to `states[heads[k]]`, of `costs[k]`
-    nanoseconds each. `placements` are numbers for what the states are on each axis."""
+    nanoseconds each. `placements` are numbers for what the states are on each axis, `names` their
+    texts, `place` their numbers."""
 
     states: tuple[Sharding, ...]
+    names: tuple[str, ...]
+    place: Mapping[Sharding, int]
     placements: IntArray
     tails: IntArray
     heads: IntArray
     costs: IntArray
 
 
-class Networks:
-    """The networks of tensors made of `atoms` on a mesh."""
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """`tensor` is to be brought from and to states among `ends`; `bucketed` as in `buckets`."""
 
-    def __init__(self, atoms: Sequence[Atom], mesh: Mesh, device: Device, sharing: Sharing) -> None:
-        self.atoms, self.mesh, self.device, self.sharing = atoms, mesh, device, sharing
-        self._known: dict[object, Network] = {}
+    tensor: TensorType
+    ends: frozenset[Sharding]
+    bucketed: bool
 
-    def between(self, tensor: TensorType, ends: Iterable[Sharding], *, bucketed: bool) -> Network:
-        """The network of `tensor` between the states `ends`; `bucketed` as in `buckets`."""
-        found = frozenset(ends)
-        parts = tuple(
-            tuple((self.atoms[a].size, self.atoms[a].in_param) for a in dim) for dim in tensor.parts
-        )
-        kind = itemsize(tensor.dtype), parts, found, bucketed
-        if kind not in self._known:
-            self._known[kind] = self._make(tensor, found, bucketed)
-        return self._known[kind]
 
-    def _make(self, tensor: TensorType, ends: Iterable[Sharding], bucketed: bool) -> Network:
-        states = closure(tensor, self.atoms, ends, self.mesh.sizes)
-        steps = Steps(tensor, self.atoms, states, self.mesh.sizes)
-        sharing = self.sharing if bucketed else None
-        found: list[IntArray] = []
-        for move, pairs in steps:
-            costs = self._costs(tensor, steps, move, pairs, sharing)
-            found.append(np.stack([pairs[:, 0], pairs[:, 1], costs], axis=1))
-        arcs = np.concatenate([np.empty((0, 3), np.int64), *found])
-        order = np.lexsort((arcs[:, 1], arcs[:, 0]))
-        return Network(
-            states, steps.placements, *(np.ascontiguousarray(column) for column in arcs[order].T)
-        )
+def networks(
+    wanted: Sequence[Wanted], atoms: Sequence[Atom], mesh: Mesh, device: Device, sharing: Sharing
+) -> list[Network]:
+    """The network of each of `wanted`, tensors made of `atoms` on a mesh."""
+    ways = sorted({prod(some) for n in range(len(mesh.sizes) + 1) for some in _some(mesh.sizes, n)})
+    kinds = [(atom.in_param, *(_cut(atom.size, n) for n in ways)) for atom in atoms]
+    alike: dict[object, dict[tuple[int, ...], list[int]]] = {}
+    for number, each in enumerate(wanted):
+        parts = tuple(tuple(kinds[atom] for atom in dim) for dim in each.tensor.parts)
+        kind = itemsize(each.tensor.dtype), parts, each.ends, each.bucketed
+        sizes = tuple(atoms[atom].size for _, atom in each.tensor.slots())
+        alike.setdefault(kind, {}).setdefault(sizes, []).append(number)
+    found: dict[int, Network] = {}
+    for members in alike.values():
+        some = [wanted[numbers[0]] for numbers in members.values()]
+        made = _make(some, atoms, mesh, device, sharing if some[0].bucketed else None)
+        for network, numbers in zip(made, members.values(), strict=True):
+            found |= dict.fromkeys(numbers, network)
+    return [found[number] for number in range(len(wanted))]
 
-    def _costs(
-        self,
-        tensor: TensorType,
-        steps: Steps,
-        move: Collective,
-        pairs: IntArray,
-        sharing: Sharing | None,
-    ) -> IntArray:
-        """Nanoseconds of `move` between each of `pairs`. It depends on how many bytes are held
-        before and after, on whether they must be copied into place, and where chunks are cut on the
-        states themselves."""
-        states, held = steps.states, steps.held
-        chunks = np.where(steps.chunked[pairs].any(axis=1), np.arange(len(pairs)), -1)
-        leads = steps.leads(move, pairs)
-        kinds = np.concatenate([held[pairs], leads, chunks[:, None]], axis=1)
-        _, first, kind = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
-        ends: list[list[int]] = pairs[first].tolist()
-        prices = [
-            move_ns(
-                tensor, self.atoms, states[tail], states[head], move, self.mesh, self.device,
-                sharing=sharing,
+
+def _cut(size: int, ways: int) -> int:
+    """What becomes of an atom in so many pieces: 0 if it does not divide, 1 if nothing of it is
+    left to divide, else 2. Nothing else of its size decides which states and steps there are."""
+    return 0 if size % ways else 1 if size == ways else 2
+
+
+def _make(
+    alike: Sequence[Wanted],
+    atoms: Sequence[Atom],
+    mesh: Mesh,
+    device: Device,
+    sharing: Sharing | None,
+) -> list[Network]:
+    """The networks of tensors that differ in the sizes of their atoms alone."""
+    tensor = alike[0].tensor
+    states = closure(tensor, atoms, alike[0].ends, mesh.sizes)
+    steps = Steps(tensor, atoms, states, mesh.sizes)
+    stack = (tensor, atoms) if len(alike) == 1 else _stacked(alike, atoms)
+    ends: list[IntArray] = [np.empty((0, 2), np.int64)]
+    costs: list[IntArray] = [np.empty((len(alike), 0), np.int64)]
+    for move, pairs in steps:
+        first, kind = _kinds(steps, move, pairs)
+        priced = np.empty((len(alike), len(first)), np.int64)
+        steps_of: list[list[int]] = pairs[first].tolist()
+        for k, (tail, head) in enumerate(steps_of):
+            priced[:, k] = moves_ns(
+                *stack, states[tail], states[head], move, mesh, device, sharing=sharing
             )
-            for tail, head in ends
-        ]  # fmt: skip
-        return np.array(prices, np.int64)[kind.ravel()]
+        ends.append(pairs)
+        costs.append(priced[:, kind])
+    arcs, by_tensor = np.concatenate(ends), np.concatenate(costs, axis=1)
+    order = np.lexsort((arcs[:, 1], arcs[:, 0]))
+    tails, heads = (np.ascontiguousarray(column) for column in arcs[order].T)
+    names, place = tuple(map(str, states)), {state: i for i, state in enumerate(states)}
+    return [
+        Network(states, names, place, steps.placements, tails, heads, each[order])
+        for each in by_tensor
+    ]
+
+
+def _stacked(alike: Sequence[Wanted], atoms: Sequence[Atom]) -> tuple[TensorType, Sequence[Atom]]:
+    """All of these tensors as one, made of atoms of its own whose sizes are arrays."""
+    one, made, parts = alike[0].tensor, list[Atom](), list[tuple[int, ...]]()
+    for dim, of_dim in enumerate(one.parts):
+        for part in range(len(of_dim)):
+            numbers = [each.tensor.parts[dim][part] for each in alike]
+            sizes = np.array([atoms[number].size for number in numbers], np.int64)
+            made.append(replace(atoms[numbers[0]], size=cast("int", sizes)))
+        parts.append(tuple(range(len(made) - len(of_dim), len(made))))
+    shape = tuple(prod(made[number].size for number in of_dim) for of_dim in parts)
+    return TensorType(one.dtype, shape, tuple(parts)), made
+
+
+def _kinds(steps: Steps, move: Collective, pairs: IntArray) -> tuple[IntArray, IntArray]:
+    """The first of the `pairs` of each price, and the number of that price for every pair. A price
+    depends on how many bytes are held before and after, on whether they must be copied into place,
+    and where chunks are cut on the states themselves."""
+    chunks = np.where(steps.chunked[pairs].any(axis=1), np.arange(len(pairs)), -1)
+    kinds = np.concatenate([steps.held[pairs], steps.leads(move, pairs), chunks[:, None]], axis=1)
+    _, first, kind = np.unique(kinds, axis=0, return_index=True, return_inverse=True)
+    return first, kind.ravel()
 
 
 def closure(

@@ -24,7 +24,7 @@ from autopar.buckets import is_bucketed, sharing
 from autopar.cost_model.imposed import impose
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
-from autopar.cost_model.network import Networks, closure
+from autopar.cost_model.network import Network, Wanted, closure, networks
 from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.work import node_s, traffic
@@ -48,9 +48,11 @@ def price(
     at all."""
     all_groups = groups(graph)
     table, limits = choices(graph, mesh, options, all_groups)
-    saves = _saves(graph, mesh, all_groups, table, limits)
-    networks = Networks(graph.atoms, mesh, cluster.device, sharing(graph))
+    owners = {node.target: node.key for node in graph.with_role(Role.PARAM)}
+    saves = _saves(graph, mesh, all_groups, table, owners, limits)
     keys = (*table, *(SAVED + key for key in saves))
+    number = {key: i for i, key in enumerate(keys)}
+    space = _Space(graph, table, saves, number, limits, owners)
     return Problem(
         name=f"{graph.name} on {mesh}",
         keys=keys,
@@ -64,7 +66,7 @@ def price(
         ),
         usages=_usages(graph, mesh, options, all_groups, table, saves),
         intervals=((0, 1),) * len(keys),
-        flows=_flows(_Space(graph, networks, table, saves, keys, limits), all_groups),
+        flows=_flows(space, cluster, mesh, all_groups),
         usage_limit=usage_limit,
     )
 
@@ -95,6 +97,7 @@ def _saves(
     mesh: Mesh,
     all_groups: Sequence[Group],
     table: Mapping[str, NodeClass],
+    owners: Mapping[str, str],
     limits: Limits,
 ) -> dict[str, tuple[Sharding, ...]]:
     """Per class of activations that cross, the states they may be saved in: what their forward
@@ -107,7 +110,7 @@ def _saves(
         if group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP:
             key = root_key(graph, group.root)
             source = _source_states(table[root.key], group)
-            asked = (s for _, wanted in _asked_states(graph, group, table) for s in wanted)
+            asked = (s for _, wanted in _asked_states(graph, group, table, owners) for s in wanted)
             ends.setdefault(key, set(source)).update(s for s in asked if s is not None)
             roots.setdefault(key, group)
     saves: dict[str, tuple[Sharding, ...]] = {}
@@ -186,58 +189,81 @@ def _usages(
 
 @dataclass(frozen=True, slots=True)
 class _Space:
-    """What flows are stated in: the classes, the states of saved activations, and the numbers of
-    both as nodes of the problem."""
+    """What flows are stated in: the classes, the states of saved activations, the numbers of both
+    as nodes of the problem, and the keys of parameters by name."""
 
     graph: Graph
-    networks: Networks
     table: Mapping[str, NodeClass]
     saves: Mapping[str, tuple[Sharding, ...]]
-    keys: Sequence[str]
+    number: Mapping[str, int]
     limits: Limits
-
-    def number(self, key: str) -> int:
-        return self.keys.index(key)
+    owners: Mapping[str, str]
 
 
-def _flows(space: _Space, all_groups: Sequence[Group]) -> tuple[Flow, ...]:
-    counts = Counter(group.key for group in all_groups)
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Where a group's tensor starts and goes: the key of its maker and the state per choice of
+    that; of every sink the key and the state it asks for per choice."""
+
+    group: Group
+    maker: str
+    source: tuple[Sharding, ...]
+    asked: tuple[tuple[str, tuple[Sharding | None, ...]], ...]
+
+    @property
+    def ends(self) -> frozenset[Sharding]:
+        asked = (s for _, states in self.asked for s in states if s is not None)
+        return frozenset((*self.source, *asked))
+
+
+def _flows(
+    space: _Space, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group]
+) -> tuple[Flow, ...]:
+    graph, counts = space.graph, Counter(group.key for group in all_groups)
     first: dict[str, Group] = {}
     for group in all_groups:
         first.setdefault(group.key, group)
-    return tuple(_flow(space, group, counts[key]) for key, group in first.items())
+    ways = [_way(space, group) for group in first.values()]
+    wanted = [
+        Wanted(graph.type_of(way.group.root), way.ends, is_bucketed(graph, way.group))
+        for way in ways
+    ]
+    made = networks(wanted, graph.atoms, mesh, cluster.device, sharing(graph))
+    return tuple(
+        _flow(space, way, network, counts[way.group.key])
+        for way, network in zip(ways, made, strict=True)
+    )
 
 
-def _flow(space: _Space, group: Group, count: int) -> Flow:
-    """The flow of `count` groups alike."""
-    graph = space.graph
-    tensor, key = graph.type_of(group.root), root_key(graph, group.root)
+def _way(space: _Space, group: Group) -> _Way:
+    graph, key = space.graph, root_key(space.graph, group.root)
     root = space.table[graph.nodes[group.root.node].key]
-    maker, source = root.key, _source_states(root, group)
-    asked = _asked_states(graph, group, space.table)
+    asked = _asked_states(graph, group, space.table, space.owners)
     if group.crosses and key in space.saves:
-        if group.phase is Phase.FORWARD:
-            asked = (*asked, (SAVED + key, space.saves[key]))
-        else:
-            maker, source = SAVED + key, space.saves[key]
-    ends = {*source, *(s for _, states in asked for s in states if s is not None)}
-    network = space.networks.between(tensor, ends, bucketed=is_bucketed(graph, group))
-    index = {state: i for i, state in enumerate(network.states)}
+        if group.phase is Phase.BACKWARD:
+            return _Way(group, SAVED + key, space.saves[key], asked)
+        asked = (*asked, (SAVED + key, space.saves[key]))
+    return _Way(group, root.key, _source_states(root, group), asked)
+
+
+def _flow(space: _Space, way: _Way, network: Network, count: int) -> Flow:
+    """The flow of `count` groups alike."""
+    place = network.place
     return Flow(
-        key=group.key,
-        source=space.number(maker),
-        source_state=np.array([index[s] for s in source], np.int64),
+        key=way.group.key,
+        source=space.number[way.maker],
+        source_state=np.array([place[s] for s in way.source], np.int64),
         sinks=tuple(
             Sink(
-                space.number(user),
-                np.array([-1 if s is None else index[s] for s in wanted], np.int64),
+                space.number[user],
+                np.array([-1 if s is None else place[s] for s in wanted], np.int64),
             )
-            for user, wanted in asked
+            for user, wanted in way.asked
         ),
-        states=tuple(map(str, network.states)),
+        states=network.names,
         tails=network.tails,
         heads=network.heads,
-        costs=space.limits.arc_costs(group, network, count * network.costs),
+        costs=space.limits.arc_costs(way.group, network, count * network.costs),
         placements=network.placements,
     )
 
@@ -251,14 +277,15 @@ def _source_states(root: NodeClass, group: Group) -> tuple[Sharding, ...]:
 
 
 def _asked_states(
-    graph: Graph, group: Group, table: Mapping[str, NodeClass]
+    graph: Graph, group: Group, table: Mapping[str, NodeClass], owners: Mapping[str, str]
 ) -> tuple[tuple[str, tuple[Sharding | None, ...]], ...]:
-    """(key of the consumer, state it asks for per choice) of every sink of the group."""
+    """(key of the consumer, state it asks for per choice) of every sink of the group; `owners` are
+    the keys of parameters by name."""
     asked: list[tuple[str, tuple[Sharding | None, ...]]] = []
     for use in group.uses:
         user = graph.nodes[use.node]
         if user.role is Role.GRAD:
-            entry = table[graph_param_key(graph, user.target)]
+            entry = table[owners[user.target]]
             wanted = tuple(pair[0] for pair in entry.outputs)
         else:
             entry = table[user.key]
@@ -269,8 +296,3 @@ def _asked_states(
         pairs = table[root.key].outputs
         asked.append((root.key, tuple(None if k == s else k for s, k in pairs)))
     return tuple(asked)
-
-
-def graph_param_key(graph: Graph, name: str) -> str:
-    """The key of the parameter called `name`."""
-    return next(n.key for n in graph.with_role(Role.PARAM) if n.target == name)

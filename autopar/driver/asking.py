@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autopar.asked import Asked
-from autopar.cluster import parse_cluster
+from autopar.cluster import checked, parse_cluster
 from autopar.cost_model.measured import device_from_profile
 from autopar.errors import InfeasibleError
 from autopar.fingerprint import fingerprint
@@ -89,6 +89,7 @@ def describe_cluster(
     """The cluster, with the ceilings of the profile in place of datasheets."""
     found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if profile is None:
-        return found
+        return checked(found, f"cluster {found.name}")
     measured = profile if isinstance(profile, Profile) else Profile.load(profile)
-    return replace(found, device=device_from_profile(measured, found.device))
+    device = device_from_profile(measured, found.device)
+    return checked(replace(found, device=device), f"cluster {found.name} with its profile")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from autopar.buckets import Sharing
+from autopar.chunking import chunkable_dim, stored
 from autopar.cluster import parse_cluster
 from autopar.cost_model.moves import move_ns
-from autopar.cost_model.network import Networks
+from autopar.cost_model.network import Wanted, networks
 from autopar.graph import Atom, TensorType
 from autopar.meshes import parse_mesh
 from autopar.reshard import states, step
@@ -29,7 +32,8 @@ def test_every_step(tensor: TensorType, bucketed: bool, cluster: str, mesh: str)
     laid, device = parse_mesh(mesh, described), described.device
     shares = Sharing(1 << 16, 4)
     ends = states(tensor, ATOMS, laid.sizes, partial=True)
-    found = Networks(ATOMS, laid, device, shares).between(tensor, ends, bucketed=bucketed)
+    wanted = Wanted(tensor, frozenset(ends), bucketed)
+    (found,) = networks([wanted], ATOMS, laid, device, shares)
     arcs = zip(found.tails.tolist(), found.heads.tolist(), found.costs.tolist(), strict=True)
     priced = {(found.states[a], found.states[b]): ns for a, b, ns in arcs}
     moves = {(a, b): step(tensor, ATOMS, a, b) for a in ends for b in ends}
@@ -40,3 +44,31 @@ def test_every_step(tensor: TensorType, bucketed: bool, cluster: str, mesh: str)
         for (a, b), move in moves.items()
         if move is not None
     }
+
+
+@pytest.mark.parametrize("mesh", ["8", "4x2"])
+@pytest.mark.parametrize("bucketed", [False, True])
+def test_many_sizes_at_once(bucketed: bool, mesh: str) -> None:
+    """Tensors alike but for their sizes are priced together as each is alone: those that divide,
+    those that do not, which are cut into uneven chunks, and those of which nothing is left."""
+    described = parse_cluster("8xH100")
+    laid, device = parse_mesh(mesh, described), described.device
+    shares = Sharing(1 << 16, 4)
+    atoms = tuple(Atom(n, f"n{n}", True) for n in (2, 4, 7, 8, 9, 16, 64, 65, 66, 96, 4096, 40_000))
+    wanted: list[Wanted] = []
+    for rows, columns in product(range(len(atoms)), repeat=2):
+        shape = atoms[rows].size, atoms[columns].size
+        tensor = TensorType("float32", shape, ((rows,), (columns,)))
+        dims = product((None, chunkable_dim(tensor, laid.sizes)), repeat=len(laid.axes))
+        uneven = {stored(tensor, atoms, some, laid.sizes) for some in dims}
+        ends = {*states(tensor, atoms, laid.sizes, partial=True), *uneven}
+        wanted.append(Wanted(tensor, frozenset(ends), bucketed))
+    together = networks(wanted, atoms, laid, device, shares)
+    assert any(any("C" in name for name in network.names) for network in together)
+    for each, found in zip(wanted, together, strict=True):
+        (alone,) = networks([each], atoms, laid, device, shares)
+        assert found.states == alone.states
+        for ours, theirs in (
+            (found.tails, alone.tails), (found.heads, alone.heads), (found.costs, alone.costs),
+        ):  # fmt: skip
+            assert ours.tolist() == theirs.tolist()

@@ -32,24 +32,32 @@ class Passing:
         self._labels = relayed.labels
         self._message = relayed.message
         self._theta = self.core.cost + self.memory.prices(multipliers)
+        self._plan = np.zeros(self.core.num_nodes, dtype=np.int64)
 
     def settle(self, clock: Clock, most_sweeps: int) -> int:
         """Sweeps until the bound rises no more, or `most_sweeps` are done; returns the bound, as
         far as exact arithmetic proves it."""
         core = self.core
         order, free = np.arange(core.num_nodes), np.ones(core.num_nodes, dtype=np.bool_)
-        plan, margin = np.zeros(core.num_nodes, dtype=np.int64), np.zeros(core.num_nodes)
+        margin = np.zeros(core.num_nodes)
         bound = last = float("-inf")
         for _ in range(0, most_sweeps, _SWEEPS_PER_LOOK):
             for _ in range(_SWEEPS_PER_LOOK):
                 for upward in (True, False):
                     bound = run_sweep(
-                        core, upward, order, free, self._theta, self._message, plan, margin
+                        core, upward, order, free, self._theta, self._message, self._plan, margin
                     )
             if bound - last <= _PROGRESS * abs(bound) or clock.expired:
                 break
             last = bound
         return certify(core, self.memory, Guide(self.multipliers, self._message, bound, 1.0))
+
+    def read(self) -> tuple[int, ...]:
+        """Per node of the problem its choice in the plan that the last sweep read off: each node as
+        suits those that were decided before it, and what the messages say of the others."""
+        taken = np.zeros(len(self.core.cost), dtype=np.bool_)
+        taken[self.core.first[:-1] + self._plan] = True
+        return tuple(int(np.argmax((own >= 0) & taken[own])) for own in self._labels)
 
     def at_least(self) -> tuple[FloatArray, ...]:
         """Per node of the problem and choice, a bound on the cost of plans with it."""

@@ -8,6 +8,10 @@ promising of the others enter the next master. When few choices are left, the pr
 solved exactly, and what comes of it is optimal. Else rounds go on until the plan is within
 `TOLERANCE` of the bound.
 
+Of a problem of very many nodes, a model of a thousand different layers, even a master of two
+choices per node is a large program. There the plan that message passing reads off comes first, and
+is enough if it is within `TOLERANCE`.
+
 This is column generation (Gilmore and Gomory, 1961) with message passing (Kolmogorov, "Convergent
 Tree-Reweighted Message Passing for Energy Minimization", 2006) to price whole chains of columns,
 which one after the other would not pay, and to stop with a bound.
@@ -27,6 +31,7 @@ from autopar.solver.focus.neighbours import near
 from autopar.solver.focus.passing import Passing, memory_prices, unpriced
 from autopar.solver.focus.potentials import no_potentials, potentials
 from autopar.solver.focus.relays import relay
+from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import FloatArray
 from autopar.solver.reductions.keep import keep_choices
 from autopar.solver.search import Clock, Progress, Search
@@ -36,6 +41,9 @@ TOLERANCE = 0.01
 """The gap with which a plan is good enough, as a part of its cost, if it cannot be closed soon."""
 
 _MASTER = exact.Aim(ways=shortest_ways, tolerance=TOLERANCE / 4)
+_MANY_NODES = 1_000
+"""Nodes of which a master of `_FIRST_CHOICES` has no more than two choices each."""
+
 _ROUNDS = 12
 _FIRST_CHOICES = 2_000
 _MORE_CHOICES = 1_000
@@ -84,6 +92,9 @@ class _Work:
         self.kept: list[IntArray] = [np.array([int(u.argmin())]) for u in problem.usages]
         self._at_least: list[FloatArray] = [np.full(len(c), -np.inf) for c in problem.costs]
         self._done = False
+        self._descent: Descent | None = None
+        self._has_many = len(problem.keys) > _MANY_NODES
+        self._room = 2 * len(problem.keys) if self._has_many else 0
 
     def begin(self) -> None:
         """Chooses the first master: what is leanest, and what message passing alone deems good."""
@@ -92,7 +103,9 @@ class _Work:
             self.state.infeasible = self._done = True
             return
         self._learn(passing, _FIRST_SWEEPS)
-        self._grow(_FIRST_CHOICES)
+        self._done = self._has_many and self._gap() <= TOLERANCE
+        if not self.finished():
+            self._grow(max(_FIRST_CHOICES, self._room))
 
     def round(self, number: int) -> None:
         """One master, and what its prices say of the whole."""
@@ -132,6 +145,8 @@ class _Work:
         """Takes the bounds of `passing`, and leaves out the choices that they exclude."""
         state = self.state
         state.raise_bound(passing.settle(state.clock, most_sweeps))
+        if self._has_many:
+            self._read_off(passing)
         for i, bounds in enumerate(passing.at_least()):
             self._at_least[i] = np.maximum(self._at_least[i], bounds)
         best = state.evaluation
@@ -149,16 +164,30 @@ class _Work:
         self.left = [left[some] for left, some in zip(self.left, still, strict=True)]
         self._at_least = [b[some] for b, some in zip(self._at_least, still, strict=True)]
 
+    def _read_off(self, passing: Passing) -> None:
+        """Offers the plan that `passing` read off, and if that is not good enough what coordinate
+        descent makes of it."""
+        state = self.state
+        read = self._chosen([np.arange(len(some)) for some in self.left], passing.read())
+        state.offer(read, state.evaluator(read))
+        if self._gap() > TOLERANCE:
+            if self._descent is None:
+                self._descent = Descent(state.problem, state.evaluator, state.clock)
+            found = self._descent.improve(read)
+            if found is not None:
+                state.offer(*found)
+
     def _gap(self) -> float:
         best = self.state.evaluation
         return self.state.gap / best.objective if best and best.objective else float("inf")
 
     def _close_or_grow(self, num_left: int) -> None:
-        if self.state.evaluation is not None and num_left <= _FEW_CHOICES:
+        few, more = max(_FEW_CHOICES, self._room), max(_MORE_CHOICES, self._room)
+        if self.state.evaluation is not None and num_left <= few:
             self._close()
         elif self._gap() <= TOLERANCE:
             self._done = True
-        elif self._add_neighbours() < _MORE_CHOICES and not self._grow(_MORE_CHOICES):
+        elif self._add_neighbours() < more and not self._grow(more):
             self._close()
 
     def _add_neighbours(self) -> int:

@@ -1,0 +1,139 @@
+"""Plan time of models whose layers do not repeat: CPU seconds of one process by phase, with
+datasheet figures of H100s, on all meshes.
+
+    python -m benchmarks.distinct
+    python -m benchmarks.distinct --model widening --layers 300 --cluster 8x8xH100
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from unittest.mock import patch
+
+import click
+import torch
+from torch import Tensor, nn
+
+from benchmarks.plan_time import ROOT, Phases
+from benchmarks.tables import markdown
+
+SHOWN = ("trace", "price", "solve", "plan")
+HEADER = ("model", "layers", "cluster", *SHOWN, "total", "nodes", "proof")
+
+
+class Widening(nn.Module):
+    """Linear layers, each wider than the one before: nothing is equal."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64 + i, 65 + i) for i in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.square().mean()
+
+
+class Named(nn.Module):
+    """Equal linear layers under names that no numbers tell apart."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        for i in range(count):
+            self.add_module("layer_" + "".join(chr(97 + int(d)) for d in str(i)), nn.Linear(64, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.children():
+            x = torch.relu(layer(x))
+        return x.square().mean()
+
+
+class Fan(nn.Module):
+    """Heads of different widths on one tensor."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(nn.Linear(64, 64 + i) for i in range(count))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([head(x).square().mean() for head in self.heads]).sum()
+
+
+class Recurrent(nn.Module):
+    """An LSTM cell, unrolled: its weights are used in every step."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.cell, self.count = nn.LSTMCell(64, 64), count
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = torch.zeros_like(x)
+        for _ in range(self.count):
+            h, c = self.cell(x, (h, c))
+        return h.square().mean()
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "widening": Widening, "named": Named, "fan": Fan, "recurrent": Recurrent,
+}  # fmt: skip
+
+
+def measure(model: str, layers: int, cluster: str) -> list[str]:
+    """A row of the table, from this process."""
+    from autopar import search
+    from autopar.cluster import parse_cluster
+    from autopar.options import Options
+    from autopar.tracer import trace
+
+    phases = Phases()
+    given = (torch.randn(64, 64),)
+    # What torch imports when it traces for the first time is no part of it.
+    trace(nn.Linear(64, 1), given)
+    graph = phases.timed("trace", trace)(MODELS[model](layers), given).graph
+    price, solve = (phases.timed(name, getattr(search, name)) for name in ("price", "solve"))
+    with patch.object(search, "price", price), patch.object(search, "solve", solve):
+        found = phases.timed("plan", search.search)(
+            graph, parse_cluster(cluster), Options(), fingerprint="", torch_version="",
+            progress=lambda text: click.echo(f"{time.process_time():.0f} s: {text}", err=True),
+        )  # fmt: skip
+    known = found.provenance
+    proof = known.status if known.status == "optimal" else f"gap {known.gap_ppm / 1e4:.2g} %"
+    seconds = [phases.cpu_s[phase] for phase in SHOWN]
+    figures = [f"{each:.1f}" for each in (*seconds, sum(seconds))]
+    return [model, f"{layers:,}", cluster, *figures, f"{len(graph.nodes):,}", proof]
+
+
+@click.command(help=__doc__)
+@click.option(
+    "--model", "models", multiple=True, default=("widening",), type=click.Choice([*MODELS])
+)
+@click.option("--layers", "counts", multiple=True, type=int, default=(300, 1000))
+@click.option("--cluster", "clusters", multiple=True, default=("8xH100",))
+@click.option("--worker", is_flag=True, hidden=True)
+def main(
+    models: tuple[str, ...], counts: tuple[int, ...], clusters: tuple[str, ...], worker: bool
+) -> None:
+    if worker:
+        click.echo(markdown(HEADER, [measure(models[0], counts[0], clusters[0])]).splitlines()[-1])
+        return
+    click.echo(markdown(HEADER, []))
+    for model in models:
+        for layers in counts:
+            for cluster in clusters:
+                subprocess.run(
+                    [
+                        *(sys.executable, "-m", "benchmarks.distinct", "--worker"),
+                        *("--model", model, "--layers", str(layers), "--cluster", cluster),
+                    ],
+                    cwd=ROOT,
+                    env={"OMP_NUM_THREADS": "1", **os.environ},
+                    check=True,
+                )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Models of many layers that do not repeat: the work to plan grows with them, and no faster."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.cluster import parse_cluster
+from autopar.cost_model import network
+from autopar.cost_model.price import price
+from autopar.graph import Graph
+from autopar.meshes import parse_mesh
+from autopar.options import Options
+from autopar.problem import Problem, Status
+from autopar.solver import driver, exact, solve
+from autopar.solver.focus import path
+from autopar.tracer import trace
+
+
+class Widening(nn.Module):
+    """Linear layers, each wider than the one before."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        widths = range(64, 65 + count)
+        layers = (nn.Linear(a, b) for a, b in pairwise(widths))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x.square().mean()
+
+
+def stated(graph: Graph, mesh: str) -> Problem:
+    cluster = parse_cluster("8xH100")
+    return price(graph, cluster, parse_mesh(mesh, cluster), Options(), usage_limit=80 << 30)
+
+
+@pytest.fixture(scope="module")
+def graph() -> Graph:
+    return trace(Widening(100), (torch.randn(64, 64),)).graph
+
+
+def test_steps_are_found_once_for_tensors_alike(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    make = network.Steps
+
+    def counted(*args: object) -> network.Steps:
+        found.append(1)
+        return make(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(network, "Steps", counted)
+    flows = len(stated(graph, "8").flows)
+    assert len(found) < 120 < flows / 5
+
+
+def test_many_nodes_need_no_program(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What message passing reads off is as good as the integer program's plan, to what is said."""
+    problem = stated(graph, "2x4")
+    assert len(problem.keys) > path._MANY_NODES
+    assert sum(map(len, problem.costs)) > driver.MAX_CHOICES
+    monkeypatch.setattr(exact, "build", None)
+    found = solve(problem)
+    monkeypatch.undo()
+    monkeypatch.setattr(driver, "MAX_CHOICES", 10**9)
+    whole = solve(problem)
+    assert whole.status is Status.OPTIMAL
+    assert found.bound <= whole.objective <= found.objective
+    assert found.objective <= whole.objective * 1.001
+    assert found.gap <= path.TOLERANCE
+
+
+def test_little_memory(graph: Graph) -> None:
+    """Where a limit binds, what is read off does not fit, and prices of memory must be found."""
+    problem = stated(graph, "2x4")
+    lean = sum(int(usages.min()) for usages in problem.usages)
+    rich = solve(problem)
+    taken = sum(int(u[c]) for u, c in zip(problem.usages, rich.choice, strict=True))
+    assert taken > lean
+    tight = solve(replace(problem, usage_limit=(lean + taken) // 2))
+    assert tight.status in (Status.OPTIMAL, Status.FEASIBLE)
+    assert tight.objective >= rich.bound
+    assert tight.gap <= path.TOLERANCE
