@@ -90,10 +90,11 @@ def measure(model: str, layers: int, cluster: str) -> list[str]:
     from autopar.tracer import trace
 
     phases = Phases()
-    given = (torch.randn(64, 64),)
+    with torch.device("meta"):
+        given, made = (torch.empty(64, 64),), MODELS[model](layers)
     # What torch imports when it traces for the first time is no part of it.
-    trace(nn.Linear(64, 1), given)
-    graph = phases.timed("trace", trace)(MODELS[model](layers), given).graph
+    trace(nn.Linear(64, 1), (torch.empty(64, 64),))
+    graph = phases.timed("trace", trace)(made, given).graph
     price, solve = (phases.timed(name, getattr(search, name)) for name in ("price", "solve"))
     with patch.object(search, "price", price), patch.object(search, "solve", solve):
         found = phases.timed("plan", search.search)(

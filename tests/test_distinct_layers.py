@@ -43,7 +43,8 @@ def stated(graph: Graph, mesh: str) -> Problem:
 
 @pytest.fixture(scope="module")
 def graph() -> Graph:
-    return trace(Widening(100), (torch.randn(64, 64),)).graph
+    """Enough layers for more than a thousand nodes and eight thousand choices on two axes."""
+    return trace(Widening(90), (torch.randn(64, 64),)).graph
 
 
 def test_steps_are_found_once_for_tensors_alike(

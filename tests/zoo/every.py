@@ -10,6 +10,9 @@ from tests.zoo.cases import evaluated, trained
 from tests.zoo.equality import MESHES, check_any_plan, check_plan_chosen
 
 SEEDS = range(5)
+DAILY_SEEDS = 2
+"""Of the random plans, those that `make test` runs; `make nightly` runs the others."""
+
 VARIANTS_MESH = (2, 2)
 
 
@@ -31,7 +34,13 @@ class EveryPlan:
         seeds = [(n, seed) for n in self.names for seed in SEEDS] + [(n, 0) for n in fewer]
         match metafunc.function.__name__:
             case "test_any_plan":
-                found = [(n, sizes, seed) for n, seed in seeds for sizes in MESHES]
+                found = [
+                    pytest.param(
+                        n, sizes, seed, marks=() if seed < DAILY_SEEDS else pytest.mark.nightly
+                    )
+                    for n, seed in seeds
+                    for sizes in MESHES
+                ]
                 metafunc.parametrize(("name", "sizes", "seed"), found, ids=str)
             case "test_the_plan_chosen":
                 chosen = [(n, sizes) for n in self.names for sizes in MESHES]
