@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 
 from autopar.buckets import BUCKET_BYTES, Sharing, can_share
 from autopar.chunking import is_padded
@@ -20,25 +21,31 @@ from autopar.reshard import Collective, buffer_bytes, local_part_sizes
 from autopar.sharding import Placement, Sharding
 
 NS = 1e9
-_MOST_NS = 2.0**50
-"""Thirteen days: what takes longer comes of a figure that is none, and sums must fit 64 bits."""
+_MOST_S = 2.0**20
+"""Twelve days: what takes longer comes of a figure that is none, and sums must fit 64 bits."""
 
 
 def to_ns(seconds: float) -> int:
-    """Whole nanoseconds, rounded: prices are integers so that sums can be checked exactly."""
-    return int(_whole_ns(seconds))
+    """Whole nanoseconds, rounded: prices are integers so that sums can be checked exactly.
+    ClusterError if it is no time that a step can take."""
+    if not seconds <= _MOST_S:
+        raise _endless(seconds)
+    return round(seconds * NS)
 
 
-def _whole_ns(seconds: float) -> IntArray:
-    """`to_ns`, of each of many. ClusterError if one is no time that a step can take."""
-    found = np.rint(seconds * np.float64(NS))
-    if not np.all(found <= _MOST_NS):
-        raise ClusterError(
-            f"with the figures of this cluster, an op or a redistribution takes {seconds:.3g} s: "
-            "raise the bandwidth or the FLOPs per second that are too small for the model, or "
-            "lower the latency that is too large"
-        )
-    return found.astype(np.int64)
+def _all_to_ns(seconds: npt.NDArray[np.float64]) -> IntArray:
+    """`to_ns` of each."""
+    if not np.all(seconds <= _MOST_S):
+        raise _endless(float(seconds.max()))
+    return np.rint(seconds * NS).astype(np.int64)
+
+
+def _endless(seconds: float) -> ClusterError:
+    return ClusterError(
+        f"with the figures of this cluster, one op or redistribution takes {seconds:.3g} s: raise "
+        "the bandwidth or the FLOPs per second that are too small for the model, or lower the "
+        "latency that is too large"
+    )
 
 
 def move_ns(
@@ -103,7 +110,7 @@ def moves_ns(
         copied = copied + np.where(shares, in_bytes + joined, 0)
     copy_s = 2 * copied / device.memory_bytes_per_s
     sent_s = collective_s(move.kind, in_bytes, out_bytes, mesh.axes[move.axis], share)
-    return _whole_ns(sent_s + copy_s)
+    return _all_to_ns(np.asarray(sent_s + copy_s))
 
 
 def sent(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -11,6 +12,7 @@ from autopar.chunking import chunkable_dim, stored
 from autopar.cluster import parse_cluster
 from autopar.cost_model.moves import move_ns
 from autopar.cost_model.network import Wanted, networks
+from autopar.errors import ClusterError
 from autopar.graph import Atom, TensorType
 from autopar.meshes import parse_mesh
 from autopar.reshard import states, step
@@ -44,6 +46,20 @@ def test_every_step(tensor: TensorType, bucketed: bool, cluster: str, mesh: str)
         for (a, b), move in moves.items()
         if move is not None
     }
+
+
+def test_times_that_are_none_are_refused() -> None:
+    """Of one tensor and of many at once: sums of them would leave 64 bits."""
+    described = parse_cluster("8xH100")
+    laid, link = parse_mesh("8", described), described.levels[0].link
+    slow = replace(laid, axes=(replace(laid.axes[0], link=replace(link, latency_s=1e300)),))
+    ends = frozenset(states(TYPES[0], ATOMS, laid.sizes, partial=True))
+    longer = TensorType("bfloat16", (16, 128, 512), ((0,), (4,), (2, 3)))
+    both = [Wanted(tensor, ends, bucketed=False) for tensor in (TYPES[0], longer)]
+    atoms = (*ATOMS, Atom(128, "s", False))
+    for wanted in (both[:1], both):
+        with pytest.raises(ClusterError, match=r"takes [\d.]+e\+30\d s: raise the"):
+            networks(wanted, atoms, slow, described.device, Sharing(1, 1))
 
 
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
