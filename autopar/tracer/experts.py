@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -83,13 +83,48 @@ class TransformersExperts:
 
             return ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, x, chosen, weights)
         up, up_bias, down, down_bias = _weights_of(module)
-        result = x.dtype
-        device = x.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            x, up, down = (t.to(dtype) for t in (x, up, down))
-            up_bias, down_bias = (None if t is None else t.to(dtype) for t in (up_bias, down_bias))
-        return _call(x, chosen, weights, up, down, up_bias, down_bias, gate).to(result)
+        return _call_as_cast(x, chosen, weights, up, down, up_bias, down_bias, gate)
+
+
+def _call_as_cast(
+    x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None,
+    down_bias: Tensor | None, gate: str,
+) -> Tensor:  # fmt: skip
+    """`_call` in the dtype of autocast, if there is one; the result in that of `x`."""
+    result = x.dtype
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        x, up, down = (t.to(dtype) for t in (x, up, down))
+        up_bias, down_bias = (None if t is None else t.to(dtype) for t in (up_bias, down_bias))
+    return _call(x, chosen, weights, up, down, up_bias, down_bias, gate).to(result)
+
+
+def with_identities(module: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """What experts compute of which the last ones return what they get (those of LongcatFlash, a
+    loop over the experts that have tokens); None for a module that is no such layer."""
+    names = ("gate_up_proj", "down_proj", "act_fn", "identity_expert", "num_routed_experts")
+    if not all(hasattr(module, name) for name in names) or module.gate_up_proj is None:
+        return None
+    gate = next((name for name in ACTIVATIONS if _activates(module.act_fn, name)), None)
+    if gate is None:
+        return None
+    count = module.num_routed_experts
+
+    def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        kept = chosen >= count
+        up = module.gate_up_proj[:count].unflatten(1, (2, -1))
+        routed, numbers = weights.masked_fill(kept, 0), chosen.clamp(max=count - 1)
+        y = _call_as_cast(x, numbers, routed, up, module.down_proj, None, None, gate)
+        return y + x * weights.masked_fill(~kept, 0).sum(-1, keepdim=True).to(x.dtype)
+
+    return forward
+
+
+def _activates(function: Callable[[Tensor], Tensor], name: str) -> bool:
+    """Whether `function` is the activation called `name`, found by trying."""
+    line = torch.linspace(-_FAR, _FAR, 97, device="cpu")
+    return torch.allclose(function(line), ACTIVATIONS[name][0](line), atol=1e-6)
 
 
 def _weights_of(module: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:

@@ -20,6 +20,11 @@ _DATA_DEPENDENT_CURE = (
     "index) decides what it computes: compute both sides and choose with torch.where, or move the "
     "decision out of the model"
 )
+_EXPERTS_CURE = (
+    "how many tokens each expert has is known only when the model runs, and decides what it "
+    "computes: write the layer with autopar.experts (docs/experts.md), which takes all experts at "
+    "once"
+)
 _AVERAGE_CURE = (
     "with momentum=None its running statistics are the average of all batches so far, whose number "
     "is known only when the model runs: give it a momentum, such as 0.1"
@@ -33,7 +38,9 @@ def trace_error(error: Exception, paths: dict[nn.Module, str]) -> TraceError:
     cure = _CURE
     if is_data_dependent(error):
         averages = any(path == module and _averages(found) for found, path in paths.items())
-        cure = _AVERAGE_CURE if averages else _DATA_DEPENDENT_CURE
+        experts = "expert" in module
+        cure = _EXPERTS_CURE if experts else _DATA_DEPENDENT_CURE
+        cure = _AVERAGE_CURE if averages else cure
     name = f"module {module!r}" if module else "the model"
     at = f" at {place}" if place else ""
     return TraceError(f"cannot capture {name}{at}: {type(error).__name__}: {error}\n  {cure}")

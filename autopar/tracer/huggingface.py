@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from autopar.tracer.attention import transformers_attention
-from autopar.tracer.experts import TransformersExperts
+from autopar.tracer.experts import TransformersExperts, with_identities
 
 IMPLEMENTATION = "autopar"
 
@@ -41,12 +41,18 @@ def _experts_as_one_op(models: list[Any], configs: list[Any]) -> Generator[None,
         yield
         return
     before = [getattr(config, "_experts_implementation", None) for config in configs]
+    found = {m: with_identities(m) for model in models for m in model.modules()}
+    looping = {module: forward for module, forward in found.items() if forward is not None}
     library.ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, TransformersExperts(models))
     try:
         for config in configs:
             config._experts_implementation = IMPLEMENTATION
+        for module, forward in looping.items():
+            module.forward = forward
         yield
     finally:
+        for module in looping:
+            del module.forward  # back to the class's
         for config, implementation in zip(configs, before, strict=True):
             config._experts_implementation = implementation
         library.ALL_EXPERTS_FUNCTIONS._global_mapping.pop(IMPLEMENTATION, None)

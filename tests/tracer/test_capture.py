@@ -103,6 +103,13 @@ def test_control_flow_on_data_names_module_line_and_cure() -> None:
     assert "torch.where" in text
 
 
+def test_experts_that_count_their_tokens_are_told_of_the_op() -> None:
+    model = nn.Sequential()
+    model.add_module("experts", Decides())
+    with pytest.raises(TraceError, match=r"autopar\.experts \(docs/experts\.md\)"):
+        trace(model, (torch.randn(2, 4),))
+
+
 def test_a_norm_that_averages_all_batches_is_named_with_the_cure() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
     with pytest.raises(TraceError, match=r"module '1'.*\n.*with momentum=None.*give it a momentum"):

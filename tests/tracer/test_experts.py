@@ -9,9 +9,11 @@ import torch
 import transformers
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
 
 from autopar import moe
 from autopar.tracer import trace
+from autopar.tracer.experts import with_identities
 from tests.zoo import ZOO
 
 _SMALL: dict[str, Any] = {
@@ -53,6 +55,27 @@ def test_a_gate_that_is_not_known_is_left_to_the_library() -> None:
     found = experts_in(model, inputs)
     assert found
     assert not moe.OPS & set(found)
+
+
+def test_experts_that_return_what_they_get() -> None:
+    """Those of LongcatFlash are a loop over the experts that have tokens."""
+    sizes = {"hidden_size": 16, "expert_ffn_hidden_size": 12}
+    config = transformers.LongcatFlashConfig(**sizes, n_routed_experts=3, zero_expert_num=2)
+    layer = LongcatFlashExperts(config).double()
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(10, 16, dtype=torch.float64, requires_grad=True)
+    chosen = torch.rand(10, 5).argsort(1)[:, :3]
+    weights = torch.rand(10, 3, dtype=torch.float64, requires_grad=True)
+    forward = with_identities(layer)
+    assert forward is not None
+    inputs = (x, weights, *layer.parameters())
+    expected, found = layer(x, chosen, weights), forward(x, chosen, weights)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(found.square().sum(), inputs),
+        torch.autograd.grad(expected.square().sum(), inputs),
+    )
 
 
 def test_the_model_is_as_before() -> None:
