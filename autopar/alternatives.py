@@ -13,7 +13,12 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-from autopar.driver.asking import describe_cluster, settled, trace_for_training
+from autopar.driver.asking import (
+    describe_cluster,
+    planned_gradients,
+    settled,
+    trace_for_training,
+)
 from autopar.errors import OtherStepWarning
 from autopar.explain import GIB, Explainer, explain
 from autopar.explanation import Benefit, Explanation
@@ -78,7 +83,8 @@ def _explainer(
 ) -> Explainer:
     args, kwargs = split_inputs(built.inputs)
     said("tracing the model")
-    traced = trace_for_training(built.model, args, kwargs, options)
+    wanted = planned_gradients(plan.structure)
+    traced = trace_for_training(built.model, args, kwargs, options, wanted)
     check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
     options = settled(traced, built.model, args, kwargs, options)
     said("solving the plan's problem again")

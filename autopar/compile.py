@@ -8,7 +8,7 @@ before the program sends anything.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
@@ -53,6 +53,7 @@ def compile(
     pins: Pins = (),
     forbid: Forbidden = (),
     strategy: str | None = None,
+    differentiable_outputs: str | Sequence[str] = (),
 ) -> CompiledModule:
     """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
 
@@ -72,8 +73,11 @@ def compile(
     ceilings of datasheets. `mesh` ("2x4", (2, 4) or {"dp": 2, "tp": 4}), `optimizer` (a name, or
     one of `torch.optim` or its class), `memory_limit` (bytes, or text such as "72GiB"),
     `time_limit` (seconds, or "2min") and `strict` are as in `Options`. `pins`, `forbid` and
-    `strategy` say what the plan must be like (docs/constraints.md). `backend` is "eager" or
-    "inductor"; the default is inductor on CUDA devices, eager on the CPU.
+    `strategy` say what the plan must be like (docs/constraints.md).
+    `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
+    beside the losses: planned so from the start, where it would else be planned at the first
+    backward that does. `backend` is "eager" or "inductor"; the default is inductor on CUDA devices,
+    eager on the CPU.
 
     ArgumentError on what is of a kind that says nothing; PlanMismatchError if the processes are not
     as many as the plan or cluster has devices, if the plan is for other parameters, or if ranks
@@ -86,8 +90,9 @@ def compile(
     stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
     described = read_cluster(cluster, model)
     options = make_options(
-        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy
-    )
+        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
+        differentiable_outputs,
+    )  # fmt: skip
     kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)
@@ -123,6 +128,7 @@ def plan(
     pins: Pins = (),
     forbid: Forbidden = (),
     strategy: str | None = None,
+    differentiable_outputs: str | Sequence[str] = (),
     margin: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
@@ -137,8 +143,9 @@ def plan(
     """
     model = read_model(model)
     options = make_options(
-        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy
-    )
+        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
+        differentiable_outputs,
+    )  # fmt: skip
     found = read_cluster(cluster, model)
     described = describe_cluster(found or look(device_of(model)).cluster, profile)
     say: Callable[[str], None] = progress or (lambda _: None)

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx, nn
-from torch.distributed.tensor import DTensor
 
 from autopar.constraints import Constraint
 from autopar.cost_model.optimizer import optimizer_name
@@ -36,6 +35,7 @@ from autopar.runtime import backend as backends
 from autopar.runtime.agreement import make_agreement
 from autopar.runtime.module import Runner
 from autopar.runtime.random import SharedRandom
+from autopar.runtime.sharded import whole_of
 from autopar.runtime.world import device_of, join, look
 from autopar.tracer.labels import labelled
 
@@ -201,6 +201,6 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _plain(value: Any, is_scalar: bool) -> Any:
-    if isinstance(value, DTensor):
-        value = value.full_tensor()
+    if isinstance(value, Tensor):
+        value = whole_of(value)
     return value.reshape(()) if is_scalar else value

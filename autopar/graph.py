@@ -86,7 +86,7 @@ class Role(StrEnum):
     VALUE = "value"
     """Output: any other differentiable result; every rank gets all of it, and has a tangent."""
     DETACHED = "detached"
-    """Output: returned without gradient, as a DTensor in a sharding of the planner's choice."""
+    """Output: returned without gradient, in a sharding of the planner's choice."""
     MUTATION = "mutation"
     """Output: the new value of a buffer (`target`)."""
     GRAD = "grad"

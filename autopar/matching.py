@@ -100,7 +100,7 @@ def _settle(
     ]
     if not hits:
         choices = [name for kind in kinds for name in known(kind) if name]
-        raise ConstraintError(f"{constraint.origin}: {_unmatched(model, pattern, kinds, choices)}")
+        raise ConstraintError(f"{constraint.origin}: {unmatched(model, pattern, choices, kinds)}")
     if not constraint.kind and len(hits) > 1 and not forbids:
         raise ConstraintError(
             f"{constraint.origin}: {constraint.pattern} names parameters and modules; write "
@@ -121,11 +121,14 @@ def _by_position(
     found = [p for p, name in named.items() if matches(pattern, p) or matches(pattern, name)]
     if not found:
         known = list(named.values())
-        raise ConstraintError(f"{constraint.origin}: {_unmatched(model, pattern, [kind], known)}")
+        raise ConstraintError(f"{constraint.origin}: {unmatched(model, pattern, known, [kind])}")
     yield from (replace(constraint, pattern=position) for position in found)
 
 
-def _unmatched(model: str, pattern: str, kinds: Sequence[str], known: Sequence[str]) -> str:
+def unmatched(
+    model: str, pattern: str, known: Sequence[str], kinds: Sequence[str] = ("output",)
+) -> str:
+    """What to say where a pattern matches none of the `known` names."""
     what = " or ".join({"param": "parameter", "kept": "parameter"}.get(k, k) for k in kinds)
     what = "module" if kinds[0] in (*OP_KINDS, "saved") else what
     patterns = dict.fromkeys(map(general, known))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from numbers import Real
@@ -18,7 +18,7 @@ from autopar.constraints import (
 )
 from autopar.errors import ArgumentError, AutoparError
 from autopar.graph import Graph
-from autopar.matching import settle
+from autopar.matching import matches, settle
 from autopar.mesh import Mesh
 from autopar.meshes import MeshLike, read_mesh
 from autopar.schemes import expand
@@ -32,7 +32,9 @@ class Options:
     ("adamw", "sgd", ...): its step counts, and what it keeps per parameter counts against the
     memory limit, which defaults to the device's memory. `strict` turns the warning about an op
     without a rule into an error. `constraints` and `strategy` ("" for none) are what is imposed
-    on the plan; the rest is planned around it.
+    on the plan; the rest is planned around it. `differentiable_outputs` names the outputs, as the
+    model's user does or by their position, that have a gradient beside the losses; "*" stands for
+    any text.
     """
 
     mesh: str = "auto"
@@ -42,6 +44,12 @@ class Options:
     strict: bool = False
     constraints: tuple[Constraint, ...] = ()
     strategy: str = ""
+    differentiable_outputs: tuple[str, ...] = ()
+
+    def wants_gradient(self, position: int, name: str) -> bool:
+        """Whether an output is among the `differentiable_outputs`."""
+        asked = self.differentiable_outputs
+        return any(matches(p, name) or matches(p, str(position)) for p in asked)
 
     def imposed(self, graph: Graph, mesh: Mesh) -> tuple[Constraint, ...]:
         """All that is imposed on a plan for `graph` on `mesh`. ConstraintError if it speaks of what
@@ -83,6 +91,7 @@ def make_options(
     pins: Pins = (),
     forbid: Forbidden = (),
     strategy: str | None = "",
+    differentiable_outputs: str | Sequence[str] = (),
 ) -> Options:
     """Options from what users write: `mesh` as `meshes` reads it, `memory_limit` in bytes, or as
     text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
@@ -98,6 +107,11 @@ def make_options(
         strict=strict,
         constraints=(*parse_pins(pins), *parse_forbidden(forbid)),
         strategy=check_strategy(strategy),
+        differentiable_outputs=(
+            (differentiable_outputs,)
+            if isinstance(differentiable_outputs, str)
+            else tuple(differentiable_outputs)
+        ),
     )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autopar.codegen import generate
-from autopar.driver.asking import trace_for_training
+from autopar.driver.asking import planned_gradients, trace_for_training
 from autopar.errors import AutoparError
 from autopar.fingerprint import fingerprint
 from autopar.fit import check_fit
@@ -86,7 +86,8 @@ def compare(
     that dtype on both sides, so that rounding hides less."""
     args, kwargs = split_inputs(inputs)
     progress("tracing the model")
-    traced = trace_for_training(model, args, kwargs, Options())
+    wanted = planned_gradients(plan.structure)
+    traced = trace_for_training(model, args, kwargs, Options(), wanted)
     check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
     return compare_program(
         generate(traced.gm, traced.graph, plan),

@@ -43,6 +43,13 @@ from autopar.terminal import emit, page_options, size, spoken_progress, target_o
 )
 @click.option("--strategy", default="", help="ddp, fsdp, megatron, 2d, 2.5d or 3d; default: any.")
 @click.option(
+    "--differentiable-output",
+    "differentiable_outputs",
+    multiple=True,
+    metavar="NAME",
+    help="A backward goes through it beside the losses, as in logits; may be given several times.",
+)
+@click.option(
     "--margin/--no-margin",
     default=None,
     help="Find the best plan of another structure too, which takes about a third longer; default: "
@@ -65,6 +72,7 @@ def plan(
     pins: tuple[str, ...],
     forbid: tuple[str, ...],
     strategy: str,
+    differentiable_outputs: tuple[str, ...],
     margin: bool | None,
     output: str | None,
     as_json: bool,
@@ -108,6 +116,7 @@ def plan(
             pins=pins,
             forbid=forbid,
             strategy=strategy,
+            differentiable_outputs=differentiable_outputs,
             margin=output is not None if margin is None else margin,
             progress=progress,
         )

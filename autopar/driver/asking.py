@@ -13,20 +13,20 @@ from torch import nn
 from autopar.asked import Asked
 from autopar.cluster import checked, parse_cluster
 from autopar.cost_model.measured import device_from_profile
-from autopar.errors import InfeasibleError
+from autopar.errors import ConstraintError, InfeasibleError
 from autopar.fingerprint import fingerprint
 from autopar.fit import undivided_batch
 from autopar.graph import Graph
 from autopar.margin import search_with_margin
-from autopar.matching import settle
+from autopar.matching import matches, settle, unmatched
 from autopar.mesh import Cluster
 from autopar.options import Options
-from autopar.plan import Plan
+from autopar.plan import Plan, Structure
 from autopar.profile_file import Profile
 from autopar.runtime.aliases import aliases
 from autopar.runtime.building import split_inputs
 from autopar.search import search
-from autopar.tracer import Traced, trace
+from autopar.tracer import Traced, Wanted, only_losses, trace
 
 
 def ask(
@@ -35,6 +35,7 @@ def ask(
     """The model, traced, and all else that decides the plan for it."""
     args, kwargs = split_inputs(inputs)
     traced = trace_for_training(model, args, kwargs, options)
+    check_outputs(traced, options)
     return Asked(traced.graph, cluster, settled(traced, model, args, kwargs, options), margin)
 
 
@@ -44,13 +45,43 @@ def answer(asked: Asked, progress: Callable[[str], None]) -> Plan:
 
 
 def trace_for_training(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    wanted: Wanted = only_losses,
 ) -> Traced:
     """The graph with its backward part wherever a parameter is trained, though the call may be
-    under `torch.no_grad`: a model is stored in one way, and training decides which."""
+    under `torch.no_grad`: a model is stored in one way, and training decides which. Outputs that
+    `options` or `wanted` ask for have gradients beside the losses."""
     trained = any(param.requires_grad for param in model.parameters())
     with torch.inference_mode(False), torch.set_grad_enabled(trained):
-        return trace(model, args, kwargs, strict=options.strict, name=type(model).__name__)
+        return trace(
+            model,
+            args,
+            kwargs,
+            strict=options.strict,
+            name=type(model).__name__,
+            wanted=lambda *output: options.wants_gradient(*output) or wanted(*output),
+        )
+
+
+def planned_gradients(structure: Structure) -> Wanted:
+    """Which outputs have gradients in the graph that a plan is for: those it does not return
+    without."""
+    detached = {int(key.partition(":")[2].partition("~")[0]) for key in structure.outputs}
+    return lambda position, _name: position not in detached
+
+
+def check_outputs(traced: Traced, options: Options) -> None:
+    """ConstraintError, naming what comes close, if an output is asked for that there is not."""
+    names = [leaf.name for leaf in traced.outputs if leaf.item is not None]
+    positions = [str(i) for i, leaf in enumerate(traced.outputs) if leaf.item is not None]
+    for pattern in options.differentiable_outputs:
+        if not any(matches(pattern, name) for name in (*names, *positions)):
+            raise ConstraintError(
+                f"differentiable_outputs: {unmatched(traced.graph.name, pattern, names)}"
+            )
 
 
 def settled(
@@ -61,7 +92,8 @@ def settled(
     options: Options,
 ) -> Options:
     """`options` with constraints that speak of what `traced` has."""
-    known = aliases(model, args, kwargs, traced.out_spec, len(traced.outputs))
+    known = aliases(model, args, kwargs)
+    known |= {f"output:{i}": leaf.name for i, leaf in enumerate(traced.outputs)}
     return replace(options, constraints=settle(traced.graph, options.constraints, known))
 
 

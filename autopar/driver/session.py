@@ -13,7 +13,13 @@ from torch import nn
 
 from autopar.cluster import parse_cluster
 from autopar.codegen import bind, generate
-from autopar.driver.asking import find_plan, settled, trace_for_training
+from autopar.driver.asking import (
+    check_outputs,
+    find_plan,
+    planned_gradients,
+    settled,
+    trace_for_training,
+)
 from autopar.errors import ConstraintError, InfeasibleError, NotImposedWarning
 from autopar.fingerprint import fingerprint
 from autopar.fit import check_fit
@@ -30,12 +36,12 @@ from autopar.runtime.doors import flatten
 from autopar.runtime.module import Executable, Signature
 from autopar.runtime.program import Program
 from autopar.runtime.progress import Progress
-from autopar.runtime.random import SharedRandom, draws
+from autopar.runtime.random import DefaultRandom, SharedRandom, draws
 from autopar.runtime.weights import Sources
 from autopar.runtime.world import Groups, World, make_groups, param_placements
 from autopar.search import summary
 from autopar.sharding import Sharding
-from autopar.tracer import Traced
+from autopar.tracer import Traced, only_losses
 from autopar.version import __version__
 
 _BATCH = "batch (all ranks must be handed the same global one)"
@@ -108,6 +114,7 @@ class Builder:
         kwargs: dict[str, Any],
         signature: Signature,
         groups: Groups | None,
+        differentiable: frozenset[str],
     ) -> Executable:
         groups = self.family.groups or groups
         agreement = make_agreement(self.world)
@@ -115,7 +122,7 @@ class Builder:
         try:
             with agreement.telling("what to compile"):
                 progress.phase("trace")
-                traced = trace_for_training(self.model, args, kwargs, self.request.options)
+                traced = self._trace(args, kwargs, differentiable)
                 handed = {str(i): text for i, text in enumerate(signature.handed)}
                 traced = replace(traced, graph=with_handed(traced.graph, handed))
                 mark = fingerprint(traced.graph)
@@ -141,6 +148,22 @@ class Builder:
         name, mesh = plan.structure.model, mesh_text(plan.structure.mesh)
         progress.close(f"{name} on mesh {mesh}: {summary(plan)}; plan {plan.digest[:12]}")
         return executable
+
+    def _trace(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], differentiable: frozenset[str]
+    ) -> Traced:
+        options, plan = self.request.options, self.request.plan
+
+        def wanted(position: int, name: str) -> bool:
+            return name in differentiable or planned(position, name)
+
+        planned = (
+            planned_gradients(plan.structure) if plan and self.family.is_first else only_losses
+        )
+        traced = trace_for_training(self.model, args, kwargs, options, wanted)
+        if self.family.is_first:
+            check_outputs(traced, options)
+        return traced
 
     def _stored(self, traced: Traced, mark: str) -> Plan | None:
         """The plan there is for this call: one made before, or that of the user, which must be for
@@ -186,7 +209,7 @@ class Builder:
         program: Program,
         plan: Plan,
         groups: Groups | None,
-        random: SharedRandom | None,
+        random: DefaultRandom | None,
     ) -> Executable:
         """The program for this rank; at the first call, the parameters are stored as it says."""
         storage = {
@@ -207,20 +230,28 @@ class Builder:
         if self.request.plain:
             storage = {}
         return Executable(
-            step=make_step(program, self.request.backend),
+            step=make_step(
+                program,
+                self.request.backend,
+                detached_places(traced.graph, program, groups),
+                (i for i, leaf in enumerate(traced.outputs) if leaf.is_cut),
+            ),
             plan=plan,
             groups=groups,
             storage={name: param_placements(sharding) for name, sharding in storage.items()},
             pieces=input_pieces(traced.graph, axes),
             results=results(traced.graph, ((leaf.item, leaf.value) for leaf in traced.outputs)),
+            in_spec=traced.in_spec,
             out_spec=traced.out_spec,
-            detached=detached_places(traced.graph, program, groups),
+            names=tuple(leaf.name for leaf in traced.outputs),
             random=random,
         )
 
-    def _random(self, agreement: Agreement, program: Program) -> SharedRandom | None:
-        if self.world.size == 1 or not draws(program.forward):
+    def _random(self, agreement: Agreement, program: Program) -> DefaultRandom | None:
+        if not draws(program.forward):
             return None
+        if self.world.size == 1:
+            return DefaultRandom(self.world.device)
         if not self.random.is_set:
             self.random.set(agreement.share("random state", self.random.default))
         return self.random

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
-
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor.placement_types import Placement
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from autopar.errors import PlanError
 from autopar.graph import OUTPUT_ROLES, Atom, Graph, Role, TensorType
@@ -15,14 +12,24 @@ from autopar.plan import MeshAxis
 from autopar.reshard import nesting
 from autopar.runtime.backend import prepare
 from autopar.runtime.function import Step
-from autopar.runtime.module import Result
 from autopar.runtime.program import Program
+from autopar.runtime.sharded import Place
 from autopar.runtime.world import Groups, param_placements, placements
 from autopar.sharding import Sharding
 
 
-def make_step(program: Program, backend: str) -> Step:
-    """A program that is bound, as `backend` runs it."""
+class Result(NamedTuple):
+    """A leaf of the model's output: the program's result `name`, or the constant `value`."""
+
+    name: str | None
+    value: Any = None
+
+
+def make_step(
+    program: Program, backend: str, places: Mapping[str, Place], cut: Iterable[int]
+) -> Step:
+    """A program that is bound, as `backend` runs it. `cut` are the positions of detached outputs
+    that have a gradient in eager."""
     backward = program.backward
     return Step(
         forward=prepare(program.forward, backend),
@@ -31,6 +38,8 @@ def make_step(program: Program, backend: str) -> Step:
         forward_outputs=program.forward_outputs,
         backward_inputs=program.backward_inputs,
         backward_outputs=program.backward_outputs,
+        places=places,
+        cut=frozenset(f"detached:{position}" for position in cut),
     )
 
 
@@ -45,26 +54,24 @@ def input_pieces(graph: Graph, axes: Sequence[MeshAxis]) -> frozenset[str]:
     )
 
 
-def detached_places(
-    graph: Graph, program: Program, groups: Groups | None
-) -> dict[str, tuple[DeviceMesh, tuple[Placement, ...]]]:
-    """The DTensor that each detached output, by its name, is a piece of; none with one device.
+def detached_places(graph: Graph, program: Program, groups: Groups | None) -> dict[str, Place]:
+    """Where the pieces of each detached output, by its name, are; nowhere with one device.
 
     DTensor cuts a dim by the axes of its mesh from left to right: which of the two meshes of
     `groups` does that as the atoms of the output were cut, is taken.
     """
     if groups is None:
         return {}
-    found: dict[str, tuple[DeviceMesh, tuple[Placement, ...]]] = {}
+    found: dict[str, Place] = {}
     for node in graph.with_role(Role.DETACHED):
         sharding = Sharding.parse(program.detached_shardings[int(node.target)])
         tensor = graph.type_of(node.inputs[0])
         dims = range(len(tensor.shape))
         orders = [_cut_order(tensor, graph.atoms, sharding, dim) for dim in dims]
         if all(list(order) == sorted(order, reverse=True) for order in orders):
-            place = groups.params, param_placements(sharding)
+            place = Place(groups.params, param_placements(sharding))
         elif all(list(order) == sorted(order) for order in orders):
-            place = groups.others, placements(sharding)
+            place = Place(groups.others, placements(sharding))
         else:
             raise PlanError(f"output {node.target} in {sharding} is no DTensor; plan again")
         found[f"detached:{node.target}"] = place

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C import _disabled_torch_function_impl
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._C._distributed_c10d import HashStore
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.distributed.tensor import DTensor
@@ -22,7 +24,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.distributed.tensor.placement_types import Placement
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 __all__ = [
     "TorchDispatchMode",
@@ -32,13 +34,24 @@ __all__ = [
     "flatten",
     "hand_hooks",
     "inductor",
+    "is_pointwise",
+    "is_view",
     "keeps_graph",
+    "local_of",
     "local_slices",
     "local_store",
+    "map_tensors",
+    "no_torch_function",
     "tree_map",
     "unflatten",
     "without_dynamo",
+    "wrapper_of",
+    "written_by",
 ]
+
+
+no_torch_function: Any = _disabled_torch_function_impl
+"""For tensor classes that look below autograd alone."""
 
 
 def default_store() -> Store:
@@ -85,9 +98,45 @@ def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     return tree_flatten(tree)
 
 
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Nested containers with what `function` makes of each tensor in them."""
+    return tree_map_only(Tensor, function, tree)
+
+
 def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
     """The inverse of `flatten`."""
     return tree_unflatten(leaves, spec)
+
+
+def wrapper_of(cls: type[Tensor], like: Tensor, device: torch.device) -> Any:
+    """A tensor of class `cls` that looks `like` another one, on `device`, and has no memory."""
+    return Tensor._make_wrapper_subclass(
+        cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device
+    )
+
+
+def local_of(tensor: DTensor) -> Tensor:
+    """This rank's piece, plain, once it is there."""
+    local = tensor.to_local()
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+
+
+def is_pointwise(op: Any) -> bool:
+    """Whether an op makes each element of what stands in its place, and of nothing random."""
+    return torch.Tag.pointwise in op.tags and torch.Tag.nondeterministic_seeded not in op.tags
+
+
+def is_view(op: Any) -> bool:
+    """Whether what an op makes has the memory of an argument."""
+    return any(result.alias_info is not None for result in op._schema.returns)
+
+
+def written_by(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors among the arguments that an op writes to."""
+    for index, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[index] if index < len(args) else kwargs.get(argument.name)
+            yield from (x for x in tree_flatten(given)[0] if isinstance(x, Tensor))
 
 
 def inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:

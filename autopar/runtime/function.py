@@ -7,10 +7,10 @@ saved tensors, which would keep all of it until the backward graph has run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 
 from autopar.runtime.doors import dtensor_like, keeps_graph
+from autopar.runtime.sharded import Place, output, whole_of
+
+_GRADED = ("loss", "value")
 
 Graph = Callable[[list[Any]], Sequence[Any]]
 """A graph over local tensors; it may clear the list it is given."""
@@ -45,7 +48,8 @@ class Step:
     Names are `codegen.Program`'s: inputs `param:NAME`, `buffer:NAME`, `input:I`; outputs
     `loss:POS`, `value:POS`, `detached:POS`, `mutation:NAME`, `saved:K`; backward inputs `saved:K`,
     `tangent:POS`; backward outputs `grad:NAME`. `backward` is None if there is nothing to
-    differentiate.
+    differentiate. `places` says where the pieces of detached results are, `cut` which of them have
+    a gradient in eager.
     """
 
     forward: Graph
@@ -54,6 +58,8 @@ class Step:
     forward_outputs: tuple[str, ...]
     backward_inputs: tuple[str, ...] = ()
     backward_outputs: tuple[str, ...] = ()
+    places: Mapping[str, Place] = field(default_factory=dict[str, Place])
+    cut: frozenset[str] = frozenset()
 
     @property
     def params(self) -> tuple[str, ...]:
@@ -68,24 +74,80 @@ class Step:
         """The forward outputs that are not saved for backward."""
         return tuple(n for n in self.forward_outputs if _kind(n) != "saved")
 
+    @property
+    def is_differentiated(self) -> bool:
+        """Whether a call now would be a node of autograd's."""
+        return self.backward is not None and torch.is_grad_enabled()
+
     def __call__(
-        self, params: Mapping[str, Tensor], others: Mapping[str, Tensor]
+        self,
+        params: Mapping[str, Tensor],
+        others: Mapping[str, Tensor],
+        past: Past | None = None,
     ) -> dict[str, Tensor]:
         """The results by name. `params` are parameters by name, plain or DTensors stored as the
         program expects, which receive gradients of their kind; `others` are buffers and inputs
-        under their names in `forward_inputs`."""
-        if self.backward is None or not torch.is_grad_enabled():
-            values, _ = _run_forward(self, params, others)
-        else:
+        under their names in `forward_inputs`. `past` is asked where a backward goes through
+        results that are `cut`."""
+        if self.is_differentiated:
             leaves = (params[name] for name in self.params)
-            values = _Differentiable.apply(self, others, *leaves)
+            values = _Differentiable.apply(self, others, past, *leaves)
+        else:
+            values = self.shown(self.run(self.inputs(params, others))[0])
         return dict(zip(self.results, values, strict=True))
+
+    @property
+    def mutations(self) -> list[str]:
+        """The buffers that a call changes, as in `forward_inputs`."""
+        names = [name for name in self.forward_outputs if _kind(name) == "mutation"]
+        return [f"buffer:{_rest(name)}" for name in names]
+
+    @property
+    def cut_positions(self) -> frozenset[int]:
+        """The positions of the results that are `cut`."""
+        return frozenset(int(_rest(name)) for name in self.cut)
+
+    def inputs(self, params: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[Tensor]:
+        """What the forward graph takes, as it lies on this rank."""
+        return [
+            _local(params[_rest(name)]) if _kind(name) == "param" else others[name]
+            for name in self.forward_inputs
+        ]
+
+    def run(self, inputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """(results, saved), each in the order of `forward_outputs`, as they lie on this rank."""
+        outputs = _run(self.forward, inputs)
+        results: list[Tensor] = []
+        saved: list[Tensor] = []
+        for name, value in zip(self.forward_outputs, outputs, strict=True):
+            (saved if _kind(name) == "saved" else results).append(value)
+        return results, saved
+
+    def shown(self, results: Sequence[Tensor]) -> list[Tensor]:
+        """The results as the user sees them."""
+        pairs = zip(self.results, results, strict=True)
+        return [output(value, self.places.get(name)) for name, value in pairs]
+
+
+class Past(Protocol):
+    """What is remembered of a call, so that its forward can be done again (`widening`)."""
+
+    def watch(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+        """These inputs of the call are not to change."""
+        ...
+
+    def again(self, positions: Collection[int]) -> tuple[Step, list[Tensor]]:
+        """A step with gradients of the results at `positions` too, and what it saved for them."""
+        ...
 
 
 class _Context(FunctionCtx):
     """What `_Differentiable` keeps from forward to backward."""
 
     step: Step
+    past: Past | None
+    positions: tuple[str, ...]
+    params: tuple[str, ...]
     saved: list[Tensor] | None
     versions: list[int]
     blanks: dict[str, Tensor]
@@ -95,26 +157,34 @@ class _Context(FunctionCtx):
 class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: _Context, step: Step, others: Mapping[str, Tensor], *leaves: Tensor
+        ctx: _Context,
+        step: Step,
+        others: Mapping[str, Tensor],
+        past: Past | None,
+        *leaves: Tensor,
     ) -> tuple[Tensor, ...]:
-        params = dict(zip(step.params, leaves, strict=True))
-        results, saved = _run_forward(step, params, others)
-        ctx.step = step
+        inputs = step.inputs(dict(zip(step.params, leaves, strict=True)), others)
+        if past is not None:
+            past.watch(step.forward_inputs, inputs)
+        results, saved = step.run(inputs)
+        ctx.past = past
+        ctx.positions = tuple(map(_rest, step.results))
+        ctx.params = step.params
         ctx.leaves = leaves
         # A result's grad_fn leads to ctx: a saved tensor that is one would keep itself alive.
         ids = {id(result) for result in results}
-        ctx.saved = [t.detach() if id(t) in ids else t for t in saved]
-        ctx.versions = [tensor._version for tensor in saved]
+        _save(ctx, step, [t.detach() if id(t) in ids else t for t in saved])
         ctx.set_materialize_grads(False)
-        named = dict(zip(step.results, results, strict=True))
+        shown = step.shown(results)
+        named = dict(zip(step.results, shown, strict=True))
+        graded = {n: x for n, x in named.items() if _kind(n) in _GRADED or n in step.cut}
         # A meta tensor holds the shape of a result without keeping its memory.
         ctx.blanks = {
-            name: torch.empty_like(value, device="meta")
-            for name, value in named.items()
-            if _kind(name) in ("loss", "value")
+            _rest(name): torch.empty(value.shape, dtype=value.dtype, device="meta")
+            for name, value in graded.items()
         }
-        ctx.mark_non_differentiable(*(named[n] for n in named if n not in ctx.blanks))
-        return tuple(results)
+        ctx.mark_non_differentiable(*(named[n] for n in named if n not in graded))
+        return tuple(shown)
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -122,28 +192,39 @@ class _Differentiable(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(_TWICE)
+        pairs = zip(ctx.positions, tangents, strict=True)
+        given = {position: tangent for position, tangent in pairs if tangent is not None}
+        if not given:
+            return (None, None, None, *(None for _ in ctx.params))
+        if ctx.saved is None:
+            raise RuntimeError(_FREED)
+        cut = [position for position in ctx.step.cut_positions if str(position) in given]
+        if cut:
+            assert ctx.past is not None
+            _save(ctx, *ctx.past.again(cut))
         step = ctx.step
-        if all(tangent is None for tangent in tangents):
-            return (None, None, *(None for _ in step.params))
-        given = dict(zip((_rest(n) for n in step.results), tangents, strict=True))
         inputs = _backward_inputs(ctx, given)
         assert step.backward is not None
         grads = _run(step.backward, inputs)
         by_name = dict(zip((_rest(n) for n in step.backward_outputs), grads, strict=True))
-        leaves = zip(step.params, ctx.leaves, strict=True)
-        return (None, None, *(_like(by_name.get(name), leaf) for name, leaf in leaves))
+        leaves = zip(ctx.params, ctx.leaves, strict=True)
+        return (None, None, None, *(_like(by_name.get(name), leaf) for name, leaf in leaves))
 
 
-def _backward_inputs(ctx: _Context, given: Mapping[str, Tensor | None]) -> list[Any]:
-    if ctx.saved is None:
-        raise RuntimeError(_FREED)
+def _save(ctx: _Context, step: Step, saved: list[Tensor]) -> None:
+    ctx.step, ctx.saved = step, saved
+    ctx.versions = [tensor._version for tensor in saved]
+
+
+def _backward_inputs(ctx: _Context, given: Mapping[str, Tensor]) -> list[Any]:
+    assert ctx.saved is not None
     names = [n for n in ctx.step.forward_outputs if _kind(n) == "saved"]
     for name, tensor, version in zip(names, ctx.saved, ctx.versions, strict=True):
         if tensor._version != version:
             raise RuntimeError(_CHANGED.format(name=name))
     by_name = dict(zip(names, ctx.saved, strict=True))
     if not keeps_graph():
-        ctx.saved = None
+        ctx.saved = ctx.past = None
     inputs: list[Any] = []
     for name in ctx.step.backward_inputs:
         if _kind(name) == "saved":
@@ -153,30 +234,12 @@ def _backward_inputs(ctx: _Context, given: Mapping[str, Tensor | None]) -> list[
     return inputs
 
 
-def _tangent(ctx: _Context, given: Mapping[str, Tensor | None], position: str) -> Tensor:
+def _tangent(ctx: _Context, given: Mapping[str, Tensor], position: str) -> Tensor:
     """The gradient that came in for a result; zeros if the user's loss does not depend on it."""
-    tangent = given[position]
-    blank = next(b for name, b in ctx.blanks.items() if _rest(name) == position)
-    if tangent is None:
-        device = next(t.device for t in given.values() if t is not None)
-        return torch.zeros_like(blank, device=device)
-    return tangent.contiguous()
-
-
-def _run_forward(
-    step: Step, params: Mapping[str, Tensor], others: Mapping[str, Tensor]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """(results, saved), each in the order of `forward_outputs`."""
-    inputs = [
-        _local(params[_rest(name)]) if _kind(name) == "param" else others[name]
-        for name in step.forward_inputs
-    ]
-    outputs = _run(step.forward, inputs)
-    results: list[Tensor] = []
-    saved: list[Tensor] = []
-    for name, value in zip(step.forward_outputs, outputs, strict=True):
-        (saved if _kind(name) == "saved" else results).append(value)
-    return results, saved
+    if position in given:
+        return whole_of(given[position]).contiguous()
+    device = next(iter(given.values())).device
+    return torch.zeros_like(ctx.blanks[position], device=device)
 
 
 def _local(param: Tensor) -> Tensor:

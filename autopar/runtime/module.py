@@ -6,24 +6,25 @@ import copy
 import operator
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError
 from autopar.plan import Plan
+from autopar.runtime.binding import Result
 from autopar.runtime.doors import TreeSpec, flatten, unflatten
 from autopar.runtime.function import Step
 from autopar.runtime.inputs import Inputs, Piece, take_inputs
-from autopar.runtime.random import SharedRandom
+from autopar.runtime.random import DefaultRandom
 from autopar.runtime.saving import save_pretrained
 from autopar.runtime.unsharded import Whole, generate, whole_parameters
+from autopar.runtime.widening import Ready, impossible, remember
 from autopar.runtime.world import Groups, World
 
 
@@ -49,22 +50,15 @@ class Signature(NamedTuple):
         }
 
 
-class Result(NamedTuple):
-    """A leaf of the model's output: the program's result `name`, or the constant `value`."""
-
-    name: str | None
-    value: Any = None
-
-
 @dataclass(frozen=True, slots=True)
 class Executable:
     """A program bound to this rank.
 
     `storage` has DTensor's placements of each parameter on `groups.params`, but for those that are
     plain tensors, whole on every rank; `pieces` the inputs that the program takes in the pieces
-    that ranks are handed, by name ("input:0"); `detached` the mesh and placements of each detached
-    result, by its name; `random` is what it draws random numbers from, if it must not be the
-    default generator.
+    that ranks are handed, by name ("input:0"); `random` is what it draws random numbers from, if it
+    draws any. `in_spec` is that of (args, kwargs), and `names` what users call the outputs, by
+    position. `origin` is the same for all programs of a call, each with gradients of more outputs.
     """
 
     step: Step
@@ -73,15 +67,18 @@ class Executable:
     storage: Mapping[str, tuple[Placement, ...]]
     pieces: frozenset[str]
     results: tuple[Result, ...]
+    in_spec: TreeSpec
     out_spec: TreeSpec
-    detached: Mapping[str, tuple[DeviceMesh, tuple[Placement, ...]]]
-    random: SharedRandom | None
+    names: tuple[str, ...]
+    random: DefaultRandom | None
+    origin: object = field(default_factory=object)
 
 
 class Build(Protocol):
     """Makes a program for a call; an input of which ranks hold pieces is a meta tensor of the
     whole's shape. The groups are those of the programs made before, whose mesh it must share; None
-    for the first, at which the model's parameters are to be sharded."""
+    for the first, at which the model's parameters are to be sharded. `differentiable` are the
+    names of outputs that backwards have gone through."""
 
     def __call__(
         self,
@@ -89,6 +86,7 @@ class Build(Protocol):
         kwargs: dict[str, Any],
         signature: Signature,
         groups: Groups | None,
+        differentiable: frozenset[str],
     ) -> Executable: ...
 
     def copied(self, model: nn.Module) -> Build:
@@ -107,9 +105,25 @@ class Runner:
     made: dict[str, list[tuple[Signature, Executable]]] = field(default_factory=dict)
     groups: Groups | None = None
     places: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
+    differentiable: frozenset[str] = frozenset()
+    """The names of outputs that backwards have gone through."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, executable = self.prepare(args, kwargs)
+        step, params, others, random = ready = self._ready(executable, leaves)
+        past = None
+        if step.cut and step.is_differentiated:
+            wider = partial(self._wider, executable, leaves)
+            past = remember(ready, leaves, executable.names, wider)
+        with random.drawn_from() if random is not None else nullcontext():
+            results = step(params, others, past)
+        with torch.no_grad():
+            for name in [name for name in results if name.startswith("mutation:")]:
+                self._tensor(name.partition(":")[2]).copy_(results.pop(name))
+        leaves = [r.value if r.name is None else results[r.name] for r in executable.results]
+        return unflatten(leaves, executable.out_spec)
+
+    def _ready(self, executable: Executable, leaves: list[Any]) -> Ready:
         step = executable.step
         params = {name: self._param(executable, name) for name in step.params}
         others = {
@@ -117,13 +131,22 @@ class Runner:
             for name in step.forward_inputs
             if not name.startswith("param:")
         }
-        random = executable.random
-        with random.drawn_from() if random is not None else nullcontext():
-            results = step(params, others)
-        with torch.no_grad():
-            for name in [name for name in results if name.startswith("mutation:")]:
-                self._tensor(name.partition(":")[2]).copy_(results.pop(name))
-        return _rebuild(executable, results)
+        return Ready(step, params, others, executable.random)
+
+    def _wider(self, executable: Executable, leaves: list[Any], outputs: frozenset[str]) -> Ready:
+        """A call that `executable` was run for, with a program that has gradients of `outputs`."""
+        found = self._executable(leaves, executable.in_spec)
+        if found.origin is not executable.origin:
+            raise impossible(outputs, "the model was changed since, as by train() or eval()")
+        if any(found.names[position] in outputs for position in found.step.cut_positions):
+            self.differentiable |= outputs
+            for same in self.made.values():
+                for index, (signature, known) in enumerate(same):
+                    if known is found:
+                        made = self._make(leaves, signature)
+                        found = replace(made, origin=executable.origin)
+                        same[index] = signature, found
+        return self._ready(found, leaves)
 
     @property
     def plans(self) -> tuple[Plan, ...]:
@@ -149,15 +172,19 @@ class Runner:
         for known, executable in same:
             if known == signature:
                 return executable
+        executable = self._make(leaves, signature)
+        same.append((signature, executable))
+        return executable
+
+    def _make(self, leaves: list[Any], signature: Signature) -> Executable:
         stand_ins = [leaf.stand_in() if isinstance(leaf, Piece) else leaf for leaf in leaves]
-        args, kwargs = unflatten(stand_ins, spec)
-        executable = self.build(args, kwargs, signature, self.groups)
+        args, kwargs = unflatten(stand_ins, signature.spec)
+        executable = self.build(args, kwargs, signature, self.groups, self.differentiable)
         self.groups = executable.groups
         self.places = {
             name: (self.model.get_submodule(path), leaf)
             for name, path, leaf in map(_split, _state_names(self.model))
         }
-        same.append((signature, executable))
         return executable
 
     def _signature(self, leaves: list[Any], spec: TreeSpec) -> Signature:
@@ -211,8 +238,8 @@ class CompiledModule(nn.Module):
 
     The first call plans, and so does each call of another signature (shapes, dtypes, constants,
     training mode); programs are kept. Results come as the model's own containers. A loss is a plain
-    scalar, equal on every rank; results that autopar returns without gradient are DTensors (plain
-    tensors with one device). Hooks of the model are part of the program.
+    scalar, equal on every rank; other results behave as on one device, though ranks may hold pieces
+    of them (`sharded`). Hooks of the model are part of the program.
     """
 
     _is_accelerate_prepared = True
@@ -349,20 +376,6 @@ def describe(leaf: Any) -> str:
     if leaf is None or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
         return repr(leaf)
     return type(leaf).__qualname__
-
-
-def _rebuild(executable: Executable, results: Mapping[str, Tensor]) -> Any:
-    leaves: list[Any] = []
-    for result in executable.results:
-        if result.name is None:
-            leaves.append(result.value)
-            continue
-        value = results[result.name]
-        if result.name in executable.detached:
-            mesh, placements = executable.detached[result.name]
-            value = DTensor.from_local(value, mesh, placements, run_check=False)
-        leaves.append(value)
-    return unflatten(leaves, executable.out_spec)
 
 
 def _state_names(model: nn.Module) -> list[str]:

@@ -15,11 +15,49 @@ import torch
 from torch import fx
 
 
-class SharedRandom:
-    """The generator state of a compiled model's programs on `device`."""
+class DefaultRandom:
+    """The default generator of `device`, which a program of one process draws from."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+
+    def now(self) -> torch.Tensor:
+        """The state that the next program starts from."""
+        return self._get()
+
+    @contextmanager
+    def drawn_from(self) -> Generator[None, None, None]:
+        """Inside, the default generator is this one."""
+        yield
+
+    @contextmanager
+    def replayed(self, state: torch.Tensor) -> Generator[None, None, None]:
+        """Inside, the default generator starts from `state`; outside, it is as if nothing was
+        drawn."""
+        before = self._get()
+        self._put(state)
+        try:
+            yield
+        finally:
+            self._put(before)
+
+    def _get(self) -> torch.Tensor:
+        if self._device.type == "cuda":
+            return torch.cuda.get_rng_state(self._device)
+        return torch.get_rng_state()
+
+    def _put(self, state: torch.Tensor) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state, self._device)
+        else:
+            torch.set_rng_state(state)
+
+
+class SharedRandom(DefaultRandom):
+    """The generator state of a compiled model's programs on `device`."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
         self._state: torch.Tensor | None = None
 
     @property
@@ -34,29 +72,17 @@ class SharedRandom:
         """Start from `state`, as `default` returns it on rank 0."""
         self._state = torch.frombuffer(bytearray(state), dtype=torch.uint8)
 
+    def now(self) -> torch.Tensor:
+        if self._state is None:
+            raise RuntimeError("a random program runs before the ranks share a generator state")
+        return self._state
+
     @contextmanager
     def drawn_from(self) -> Generator[None, None, None]:
         """Inside, the default generator is this one; outside, it is as if nothing was drawn."""
-        if self._state is None:
-            raise RuntimeError("a random program runs before the ranks share a generator state")
-        before = self._get()
-        self._put(self._state)
-        try:
+        with self.replayed(self.now()):
             yield
-        finally:
             self._state = self._get()
-            self._put(before)
-
-    def _get(self) -> torch.Tensor:
-        if self._device.type == "cuda":
-            return torch.cuda.get_rng_state(self._device)
-        return torch.get_rng_state()
-
-    def _put(self, state: torch.Tensor) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state, self._device)
-        else:
-            torch.set_rng_state(state)
 
 
 def draws(gm: fx.GraphModule) -> bool:

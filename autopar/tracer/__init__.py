@@ -14,7 +14,7 @@ from autopar.garbage import collection_paused
 from autopar.graph import Graph, Role
 from autopar.tracer.annotate import report_unknown, with_rules
 from autopar.tracer.aot import TreeSpec
-from autopar.tracer.capture import Capture, InputLeaf
+from autopar.tracer.capture import Capture, InputLeaf, Wanted, only_losses
 from autopar.tracer.capture import capture as _capture
 from autopar.tracer.classes import with_keys
 from autopar.tracer.expand import expand as _expand
@@ -26,15 +26,19 @@ from autopar.tracer.snapshot import snapshot as _snapshot
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["InputLeaf", "OutputLeaf", "Traced", "trace"]
+__all__ = ["InputLeaf", "OutputLeaf", "Traced", "Wanted", "only_losses", "trace"]
 
 
 @dataclass(frozen=True)
 class OutputLeaf:
-    """A leaf of the model's output: item `item` of the graph's output, or the constant `value`."""
+    """A leaf of the model's output: item `item` of the graph's output, or the constant `value`.
+    `name` is the way to it ("logits"); `is_cut` says that it has a gradient in eager, and none
+    here."""
 
     item: int | None = None
     value: Any = None
+    name: str = ""
+    is_cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -67,14 +71,17 @@ def trace(
     *,
     strict: bool = False,
     name: str = "",
+    wanted: Wanted = only_losses,
 ) -> Traced:
     """The joint forward and backward graph of `model(*args, **kwargs)`, without computing anything.
+
+    Beside a loss, other outputs have gradients where they are `wanted`.
 
     Forward only where gradients are off or no parameter requires one. TraceError where the model
     cannot be captured, and with `strict` for an op without a rule, which is otherwise an
     UnknownOpWarning. The model is left as it was.
     """
-    found, graph = _graph(model, args, kwargs or {}, name or type(model).__name__)
+    found, graph = _graph(model, args, kwargs or {}, name or type(model).__name__, wanted)
     report_unknown(graph, strict=strict)
     placeholders = [
         f"{node.role.value}:{node.target}"
@@ -92,7 +99,11 @@ def trace(
         input_leaves=found.inputs,
         out_spec=found.out_spec,
         outputs=tuple(
-            OutputLeaf(value=leaf.value) if leaf.role is None else OutputLeaf(items[str(i)])
+            OutputLeaf(None, leaf.value, leaf.name)
+            if leaf.role is None
+            else OutputLeaf(
+                items[str(i)], None, leaf.name, leaf.has_grad and leaf.role is Role.DETACHED
+            )
             for i, leaf in enumerate(found.outputs)
         ),
         tied=found.tied,
@@ -100,27 +111,27 @@ def trace(
 
 
 def _graph(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, wanted: Wanted
 ) -> tuple[Capture, Graph]:
     """The joint graph and its twin, from a shorter model where blocks repeat."""
-    runs = find_runs(model, args, kwargs)
+    runs = find_runs(model, args, kwargs, wanted)
     if runs:
         try:
             with shortened(model, runs):
-                found, graph = _whole_graph(model, args, kwargs, name)
+                found, graph = _whole_graph(model, args, kwargs, name, wanted)
             for run in runs:
                 graph = _expand(found.gm, graph, run)
         except (TraceError, Different) as error:
             _log.info("%s is traced whole, though blocks repeat: %s", name, error)
         else:
             return found, graph
-    return _whole_graph(model, args, kwargs, name)
+    return _whole_graph(model, args, kwargs, name, wanted)
 
 
 def _whole_graph(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, wanted: Wanted
 ) -> tuple[Capture, Graph]:
-    found = _capture(model, args, kwargs)
+    found = _capture(model, args, kwargs, wanted)
     with torch.autocast("cpu", enabled=False):
         _normalize(found.gm, found.tied)
     graph = with_keys(with_rules(_snapshot(found, name)))

@@ -7,9 +7,10 @@ nothing is computed or allocated, whatever device the model is on; the model com
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,12 +48,25 @@ class InputLeaf:
         return self.shape is not None
 
 
+Wanted = Callable[[int, str], bool]
+"""Whether an output, by its position and its name ("logits"), is to be differentiable even if
+another one is a loss."""
+
+
+def only_losses(_position: int, _name: str) -> bool:
+    """What is `Wanted` where nothing is asked for."""
+    return False
+
+
 @dataclass(frozen=True)
 class OutputLeaf:
-    """A leaf of the model's output: a tensor of `role`, or the constant `value`."""
+    """A leaf of the model's output: a tensor of `role`, or the constant `value`. `name` is the way
+    to it ("logits"), and `has_grad` says whether it has a gradient in eager."""
 
     role: Role | None = None
     value: Any = None
+    name: str = ""
+    has_grad: bool = False
 
 
 @dataclass
@@ -94,12 +108,14 @@ class _Step(nn.Module):
         leaves: list[Any],
         spec: aot.TreeSpec,
         paths: dict[nn.Module, str],
+        wanted: Wanted,
     ) -> None:
         super().__init__()
         self.model = model
         self.leaves = leaves
         self.spec = spec
         self.paths = paths
+        self.wanted = wanted
         self.out_spec: aot.TreeSpec | None = None
         self.outputs: tuple[OutputLeaf, ...] = ()
 
@@ -110,10 +126,13 @@ class _Step(nn.Module):
         with AttentionMode(), annotated(self.paths):
             result = self.model(*args, **kwargs)
         found, self.out_spec = aot.tree_flatten(result)
-        roles = output_roles(found)
+        names = _names(found, result)
+        roles = output_roles(found, [self.wanted(i, name) for i, name in enumerate(names)])
         self.outputs = tuple(
-            OutputLeaf(role, None if isinstance(x, Tensor) else x)
-            for x, role in zip(found, roles, strict=True)
+            OutputLeaf(role, None, name, x.requires_grad)
+            if isinstance(x, Tensor)
+            else OutputLeaf(role, x, name)
+            for x, role, name in zip(found, roles, names, strict=True)
         )
         # An output that shares memory with another tensor would be rebuilt outside of the graph.
         return tuple(
@@ -123,12 +142,31 @@ class _Step(nn.Module):
         )
 
 
-def output_roles(leaves: list[Any]) -> list[Role | None]:
+def _names(leaves: list[Any], result: Any) -> list[str]:
+    """What users call each leaf of an output: the way to it (`more.1`), or else its position."""
+    ways = {id(value): path for path, value in _ways(result) if path}
+    return [ways.get(id(leaf), str(i)) for i, leaf in enumerate(leaves)]
+
+
+def _ways(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """(path, item) of all that is in nested mappings and sequences."""
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    else:
+        yield path, value
+        return
+    for key, inner in items:
+        yield from _ways(inner, f"{path}.{key}" if path else str(key))
+
+
+def output_roles(leaves: list[Any], wanted: list[bool]) -> list[Role | None]:
     """The role of each leaf of a model's output; None for what is no tensor.
 
-    Scalars that can be differentiated are losses, and then nothing else has a gradient; without
-    one, every tensor that can be differentiated has one. Where gradients are off, floating-point
-    tensors stand for those that can be differentiated.
+    Scalars that can be differentiated are losses, and then of the others only what is `wanted` has
+    a gradient; without one, every tensor that can be differentiated has one. Where gradients are
+    off, floating-point tensors stand for those that can be differentiated.
     """
     graded = any(isinstance(x, Tensor) and x.requires_grad for x in leaves)
 
@@ -137,11 +175,11 @@ def output_roles(leaves: list[Any]) -> list[Role | None]:
         return floating and (x.requires_grad or not graded)
 
     losses = [differentiable(x) and x.dim() == 0 for x in leaves]
-    wanted, role = (losses, Role.LOSS) if any(losses) else (map(differentiable, leaves), Role.VALUE)
     found: list[Role | None] = []
-    for x, want in zip(leaves, wanted, strict=True):
+    for x, is_loss, want in zip(leaves, losses, wanted, strict=True):
         if isinstance(x, Tensor):
-            found.append(role if want else Role.DETACHED)
+            is_value = differentiable(x) and (want or not any(losses))
+            found.append(Role.LOSS if is_loss else Role.VALUE if is_value else Role.DETACHED)
         elif isinstance(x, _PLAIN):
             found.append(None)
         else:
@@ -153,7 +191,12 @@ def output_roles(leaves: list[Any]) -> list[Role | None]:
     return found
 
 
-def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Capture:
+def capture(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wanted: Wanted = only_losses,
+) -> Capture:
     """The joint graph of `model(*args, **kwargs)`; TraceError where there is none."""
     leaves, spec = aot.tree_flatten((args, kwargs))
     for index, leaf in enumerate(leaves):
@@ -164,12 +207,12 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
             )
     tied = tied_parameters(model)
     try:
-        step, gm = _joint_graph(model, leaves, spec, as_compiled=True)
+        step, gm = _joint_graph(model, leaves, spec, wanted, as_compiled=True)
     except TraceError as error:
         if is_data_dependent(error):
             raise
         # Some models leave out what they need where they are compiled, and run in eager alone.
-        step, gm = _joint_graph(model, leaves, spec, as_compiled=False)
+        step, gm = _joint_graph(model, leaves, spec, wanted, as_compiled=False)
     assert step.out_spec is not None
     inputs = tuple(
         InputLeaf(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else InputLeaf(value=x)
@@ -179,11 +222,12 @@ def capture(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _joint_graph(
-    model: nn.Module, leaves: list[Any], spec: aot.TreeSpec, *, as_compiled: bool
+    model: nn.Module, leaves: list[Any], spec: aot.TreeSpec, wanted: Wanted, *, as_compiled: bool
 ) -> tuple[_Step, fx.GraphModule]:
     mode = aot.FakeTensorMode(allow_non_fake_inputs=True)
     paths = {module: name for name, module in model.named_modules()}
-    with staged(model, leaves, spec, lambda x: fake_tensor(x, mode), paths) as (step, fakes):
+    stand_in = partial(fake_tensor, mode=mode)
+    with staged(model, leaves, spec, stand_in, paths, wanted) as (step, fakes):
         try:
             return step, aot.joint_graph(step, fakes, mode, as_compiled=as_compiled)
         except TraceError:
@@ -199,13 +243,14 @@ def staged(
     spec: aot.TreeSpec,
     stand_in: Callable[[Tensor], Tensor],
     paths: dict[nn.Module, str],
+    wanted: Wanted,
 ) -> Generator[tuple[_Step, tuple[Tensor, ...]], None, None]:
     """The step of `model` and the tensors to call it on, with stand-ins for parameters, buffers and
     inputs; inside, the model is made ready for it."""
     given = [stand_in(x) if isinstance(x, Tensor) else x for x in leaves]
     with ExitStack() as stack:
         stack.enter_context(untouched(model))
-        step = _Step(model, given, spec, paths)
+        step = _Step(model, given, spec, paths, wanted)
         _replace_states(model, stand_in)
         stack.enter_context(prepared(model))
         stack.enter_context(_autocast())

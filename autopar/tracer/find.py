@@ -10,19 +10,21 @@ from torch import nn
 
 from autopar.tracer import aot
 from autopar.tracer.alike import Stream, proposals, repeats, same_around
-from autopar.tracer.capture import staged
+from autopar.tracer.capture import Wanted, staged
 from autopar.tracer.recording import Kinds, Recording, meta_tensor, record
 from autopar.tracer.runs import Run, block_lists, block_name, shortened
 
 
-def find_runs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Run, ...]:
+def find_runs(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: Wanted
+) -> tuple[Run, ...]:
     """The runs of `model(*args, **kwargs)`: none where blocks differ, or where the step cannot be
     recorded. The model is left as it was."""
     lists = dict(block_lists(model))
     if not lists:
         return ()
     kinds: Kinds = {}
-    whole = _recorded(model, args, kwargs, lists, kinds)
+    whole = _recorded(model, args, kwargs, lists, kinds, wanted)
     if whole is None:
         return ()
     found, states = whole
@@ -31,7 +33,7 @@ def find_runs(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
         return ()
     with shortened(model, runs):
         kept = {run.path: [lists[run.path][m] for m in run.kept] for run in runs}
-        rest = _recorded(model, args, kwargs, kept, kinds)
+        rest = _recorded(model, args, kwargs, kept, kinds, wanted)
     if rest is None:
         return ()
     there = Stream(found, runs, states, kinds, short=False)
@@ -63,13 +65,14 @@ def _recorded(
     kwargs: dict[str, Any],
     lists: Mapping[str, Sequence[nn.Module]],
     kinds: Kinds,
+    wanted: Wanted,
 ) -> tuple[Recording, dict[str, Hashable]] | None:
     """A recording, and what each parameter and buffer is like; None if the model raises."""
     leaves, spec = aot.tree_flatten((args, kwargs))
     blocks = {block: block_name(path, i) for path in lists for i, block in enumerate(lists[path])}
     with warnings.catch_warnings(), aot.compiling():
         warnings.simplefilter("ignore")
-        with staged(model, leaves, spec, meta_tensor, {}) as (step, tensors):
+        with staged(model, leaves, spec, meta_tensor, {}, wanted) as (step, tensors):
             states = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             try:
                 found = record(step, tensors, states, blocks, kinds)

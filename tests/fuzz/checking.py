@@ -38,7 +38,7 @@ differs there proves nothing."""
 def check(program: Program, places: Sequence[On]) -> Drawn:
     """AssertionError or VerificationError where a step on one of `places` is not eager's."""
     model, args = program.build()
-    traced = traced_model(model, args)
+    traced = traced_model(model, args, program.through_all)
     if not is_sound(model, args, traced):
         reject()
     plans = [check_plan(traced, model, args, place) for place in places]
@@ -48,10 +48,10 @@ def check(program: Program, places: Sequence[On]) -> Drawn:
     return Drawn(facts_of_model(program, traced, places), plans)
 
 
-def traced_model(model: nn.Module, args: tuple[Any, ...]) -> Traced:
+def traced_model(model: nn.Module, args: tuple[Any, ...], through_all: bool = False) -> Traced:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UnknownOpWarning)
-        return trace(model, args)
+        return trace(model, args, wanted=lambda *_: through_all)
 
 
 def check_plan(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: On) -> set[str]:

@@ -29,7 +29,8 @@ def programs(draw: Draw) -> Program:
         d.source(*(d.size() for _ in range(d.number(2, 4))))
         for _ in range(count):
             d.pick(d.pick(FAMILIES))(d)
-        return d.program(returned(d))
+        program = d.program(returned(d))
+        return replace(program, through_all=d.chance(30))
 
 
 def returned(d: Drawing) -> str:

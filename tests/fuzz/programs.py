@@ -42,12 +42,13 @@ WORDS: dict[str, Any] = {
 @dataclass(frozen=True)
 class Program:
     """`source` defines a class `Drawn` of modules, and a function `inputs` that makes the tuple of
-    its arguments."""
+    its arguments. With `through_all`, gradients go through all outputs, beside losses too."""
 
     source: str
+    through_all: bool = False
 
     def __repr__(self) -> str:
-        return f"\n{self.source}"
+        return f"\n{self.source}" + ("# through_all=True\n" if self.through_all else "")
 
     def build(self) -> tuple[nn.Module, tuple[Any, ...]]:
         """The model and its inputs, the same every time."""

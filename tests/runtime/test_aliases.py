@@ -8,28 +8,35 @@ import torch
 from torch import nn
 
 from autopar.runtime.aliases import aliases
-from autopar.runtime.doors import flatten
+from autopar.tracer import trace
 
 
 class Model(nn.Module):
     def forward(self, ids: Any, pair: Any, *, mask: Any = None) -> Any: ...
 
 
-def named(returned: Any, *args: Any, **kwargs: Any) -> dict[str, str]:
-    leaves, spec = flatten(returned)
-    return aliases(Model(), args, kwargs, spec, len(leaves))
+class Returning(nn.Module):
+    def __init__(self, returned: Any) -> None:
+        super().__init__()
+        self.returned = returned
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.returned(x)
 
 
-def test_arguments_and_results_have_their_names() -> None:
+def names(returned: Any) -> list[str]:
+    return [leaf.name for leaf in trace(Returning(returned), (torch.zeros(1),)).outputs]
+
+
+def test_arguments_have_their_names() -> None:
     x = torch.zeros(1)
-    found = named({"loss": x, "states": (x, {"last": x})}, x, (x, x), mask=x)
-    assert found == {
+    assert aliases(Model(), (x, (x, x)), {"mask": x}) == {
         "input:0": "ids", "input:1": "pair.0", "input:2": "pair.1", "input:3": "mask",
-        "output:0": "loss", "output:1": "states.0", "output:2": "states.1.last",
     }  # fmt: skip
 
 
-def test_what_has_no_name_has_its_position() -> None:
-    x = torch.zeros(1)
-    assert named(x, x) == {"input:0": "ids"}
-    assert named((x, x), x)["output:1"] == "1"
+def test_results_have_their_names_or_their_position() -> None:
+    found = names(lambda x: {"loss": x.sum(), "states": (x + 1, {"last": x * 2}), "n": 3})
+    assert found == ["loss", "states.0", "states.1.last", "n"]
+    assert names(lambda x: (x + 1, x * 2)) == ["0", "1"]
+    assert names(lambda x: x + 1) == ["0"]
