@@ -22,7 +22,8 @@ class EveryPlan:
 
     `variants` are near relatives of other models, and `drawn` what no solver is to choose for: they
     have one random plan a mesh instead of five, variants the one chosen on two axes alone. In
-    inference there is one random plan a mesh too, and none is chosen on three axes.
+    inference there is one random plan a mesh too, and none is chosen on three axes. `make test`
+    runs two of the five, and of the plans chosen on three axes that of the first of `names`.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
@@ -43,8 +44,13 @@ class EveryPlan:
                 ]
                 metafunc.parametrize(("name", "sizes", "seed"), found, ids=str)
             case "test_the_plan_chosen":
-                chosen = [(n, sizes) for n in self.names for sizes in MESHES]
-                chosen += [(n, VARIANTS_MESH) for n in self.variants]
+                chosen = [
+                    pytest.param(n, sizes, marks=pytest.mark.nightly if by_night else ())
+                    for n in self.names
+                    for sizes in MESHES
+                    for by_night in [sizes == MESHES[-1] and n != self.names[0]]
+                ]
+                chosen += [pytest.param(n, VARIANTS_MESH) for n in self.variants]
                 metafunc.parametrize(("name", "sizes"), chosen, ids=str)
             case "test_any_plan_of_inference":
                 evaluations = [(n, sizes) for n in self.names for sizes in MESHES]

@@ -32,7 +32,13 @@ def case(name: str) -> ZooCase:
     return make_case(moved(AutoModelForCausalLM.from_config(config)), tokens())
 
 
-@pytest.mark.parametrize("name", OWN)
+DAILY = ("falcon", "gpt_neox", "mistral")
+"""Those whose attention is of a kind of its own: few keys for a group, parallel, in a window."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in DAILY else pytest.mark.nightly) for n in OWN]
+)
 def test_as_eager_on_two_axes(name: str) -> None:
     found = case(name)
     assert all(node.has_rule for node in found.traced.graph.nodes)
