@@ -54,6 +54,7 @@ def compile(
     forbid: Forbidden = (),
     strategy: str | None = None,
     differentiable_outputs: str | Sequence[str] = (),
+    verify: bool = False,
 ) -> CompiledModule:
     """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
 
@@ -77,12 +78,15 @@ def compile(
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
     beside the losses: planned so from the start, where it would else be planned at the first
     backward that does. `backend` is "eager" or "inductor"; the default is inductor on CUDA devices,
-    eager on the CPU.
+    eager on the CPU. With `verify`, each program is compared with eager on the batch it is made for,
+    before it is used: rank 0 runs all ranks and eager on its CPU, and needs memory for a few whole
+    models and steps there.
 
     ArgumentError on what is of a kind that says nothing; PlanMismatchError if the processes are not
     as many as the plan or cluster has devices, if the plan is for other parameters, or if ranks
     disagree; ClusterError if the device is unknown; WeightsError, before anything is changed, if
-    `weights` do not fit the model, or a parameter on the meta device gets no values.
+    `weights` do not fit the model, or a parameter on the meta device gets no values. With `verify`
+    the first call raises VerificationError if its program is not equal to eager.
     """
     model = read_model(model)
     params.check(model)
@@ -106,11 +110,11 @@ def compile(
     agreement = make_agreement(world)
     with agreement.telling("the model and the plan"):
         sources = find_sources(model, weights, seed)
-    request = Request(stored, described, options, chosen, sources)
+    request = Request(stored, described, options, chosen, sources, verify=verify)
     agreement.agree("the model and the plan", request.facts(model))
     params.replicate(model, world, sources)
     builder = Builder(model, world, request, SharedRandom(world.device))
-    return CompiledModule(model, Runner(model, world, builder, inputs))
+    return CompiledModule(model, Runner(model, world, builder, inputs, with_values=verify))
 
 
 @told

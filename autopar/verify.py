@@ -2,51 +2,25 @@
 
 All ranks run in this process, one op after the other, with collectives done by hand; neither the
 devices nor the processes of the plan are needed.
-
-What is compared is what the model has when PyTorch alone runs it, so that an output, a buffer or a
-gradient that the compiler lost is missed. A tensor that differs by more than its dtype explains is
-looked at in float64: the same program on all ranks, and the same model, with every op computing in
-float64 (`runtime.precision`). What is equal there was rounding; what is not is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autopar.codegen import generate
 from autopar.driver.asking import planned_gradients, trace_for_training
-from autopar.errors import AutoparError
+from autopar.driver.comparing import compare_program
 from autopar.fingerprint import fingerprint
 from autopar.fit import check_fit
-from autopar.graph import Graph
-from autopar.mesh import Axis, Link, Mesh
 from autopar.options import Options
-from autopar.plan import Plan, Structure
+from autopar.plan import Plan
 from autopar.runtime.building import split_inputs
-from autopar.runtime.comparison import EXACT, Report, blank_note
-from autopar.runtime.differences import Step, differences, distances, with_exact
-from autopar.runtime.doors import flatten, unflatten
-from autopar.runtime.lockstep import train_step
-from autopar.runtime.precision import computing_in, in_dtype
-from autopar.runtime.program import Program
-from autopar.runtime.verify import (
-    TOLERANCES,
-    eager_step,
-    own_values,
-    seeded,
-    step_of,
-    tangents,
-    whole_tensors,
-)
-from autopar.tracer import Traced
-from autopar.tracer.capture import untouched
+from autopar.runtime.comparison import Report
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-_FINE, _COARSE = "float64", "float32"
+    from torch import nn
 
 
 def verify(
@@ -101,131 +75,3 @@ def compare(
         tolerance=tolerance,
         progress=progress,
     )
-
-
-def compare_program(
-    program: Program,
-    traced: Traced,
-    plan: Plan,
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    dtype: str | None = None,
-    seed: int = 0,
-    tolerance: float | None = None,
-    progress: Callable[[str], None] = lambda _: None,
-) -> Report:
-    """`compare` for what `plan` was made into, `traced` being the model for (args, kwargs).
-
-    All steps draw their random numbers, if any, from a generator that starts from `seed`; the
-    caller's is left as it was.
-    """
-    own = dtype or _lowest_dtype(traced.graph)
-    allowed = TOLERANCES[own] if tolerance is None else tolerance
-    sides = _Sides(program, traced, plan, model, args, kwargs, seed)
-    progress("running the model")
-    eager = sides.eager(dtype)
-    progress(f"running {plan.world_size} ranks")
-    found = sides.compiled(dtype, allowed)
-    measured = differences(found, eager)
-    notes = blank_note(measured)
-    if any(d.relative > allowed and not d.why for d in measured):
-        progress(f"running both in {_FINE}: some tensors differ by more than {own} explains")
-        try:
-            other = sides.eager(_COARSE if own == _FINE else _FINE)
-            noise = distances(eager, other)
-            if own == _FINE:
-                exact = differences(found, eager, noise)
-            else:
-                exact = differences(sides.compiled(_FINE, EXACT), other, noise)
-        except (AutoparError, RuntimeError, TypeError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            notes += (f"the step could not be run in {_FINE} to tell rounding: {reason}",)
-        else:
-            measured = with_exact(measured, exact)
-    return Report(
-        model=plan.structure.model,
-        plan=plan.digest,
-        num_ranks=plan.world_size,
-        dtype=own,
-        tolerance=allowed,
-        seed=seed,
-        differences=measured,
-        notes=notes,
-    )
-
-
-def eager(
-    traced: Traced,
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    seed: int = 0,
-    dtype: str | None = None,
-) -> Step:
-    """The step by PyTorch alone, with every op computing in `dtype` if one is given; the model is
-    left as it was."""
-    device = next((x.device for x in model.parameters()), None)
-    directions = tangents(traced.graph, seed, device)
-    if dtype is not None:
-        leaves, spec = flatten((args, kwargs))
-        args, kwargs = unflatten([_in(leaf, dtype) for leaf in leaves], spec)
-        directions = {k: in_dtype(x, dtype) for k, x in directions.items()}
-    form = traced.out_spec, len(traced.outputs)
-    with untouched(model), own_values(model, dtype), computing_in(dtype), seeded(seed):
-        return eager_step(model, args, kwargs, form, directions)
-
-
-def _in(leaf: Any, dtype: str) -> Any:
-    return in_dtype(leaf, dtype) if hasattr(leaf, "is_floating_point") else leaf
-
-
-@dataclass(frozen=True, slots=True)
-class _Sides:
-    """The two that are compared, each of which can be run in several dtypes."""
-
-    program: Program
-    traced: Traced
-    plan: Plan
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    seed: int
-
-    def eager(self, dtype: str | None) -> Step:
-        """What the model computes."""
-        return eager(self.traced, self.model, self.args, self.kwargs, self.seed, dtype)
-
-    def compiled(self, dtype: str | None, tolerance: float) -> Step:
-        """What the ranks compute."""
-        tensors = whole_tensors(self.model, self.args, self.kwargs)
-        device = next((tensor.device for tensor in tensors.values()), None)
-        directions: dict[int, Tensor] = tangents(self.traced.graph, self.seed, device)
-        if dtype is not None:
-            tensors = {name: in_dtype(x, dtype) for name, x in tensors.items()}
-            directions = {k: in_dtype(x, dtype) for k, x in directions.items()}
-        with computing_in(dtype), seeded(self.seed):
-            result = train_step(
-                self.program,
-                _mesh(self.plan.structure),
-                self.traced.graph,
-                self.plan.structure,
-                tensors,
-                directions,
-                tolerance=tolerance,
-            )
-        return step_of(result)
-
-
-def _lowest_dtype(graph: Graph) -> str:
-    """The least precise floating dtype that the step computes in."""
-    order = list(TOLERANCES)
-    used = {tensor.dtype for node in graph.nodes for tensor in node.outputs}
-    return max(used & set(order), key=order.index, default="float32")
-
-
-def _mesh(structure: Structure) -> Mesh:
-    """The plan's mesh; its links matter to prices alone."""
-    link = Link("none", 0.0, 0.0, 0.0, "simulated")
-    return Mesh(tuple(Axis(axis.name, axis.size, link) for axis in structure.mesh))

@@ -14,12 +14,12 @@ from torch.utils.checkpoint import checkpoint
 
 import autopar
 from autopar.codegen import generate
+from autopar.driver.comparing import compare_program
 from autopar.graph import Role
 from autopar.runtime.lockstep import run
 from autopar.runtime.random import draws
 from autopar.runtime.verify import seeded, whole_tensors
 from autopar.tracer import Traced, trace
-from autopar.verify import compare_program
 from tests.planned import on_h100, plan_for
 
 ROWS, WIDTH = 8, 6

@@ -20,6 +20,7 @@ from autopar.driver.asking import (
     settled,
     trace_for_training,
 )
+from autopar.driver.comparing import check_call
 from autopar.errors import ConstraintError, InfeasibleError, NotImposedWarning
 from autopar.fingerprint import fingerprint
 from autopar.fit import check_fit
@@ -58,6 +59,8 @@ class Request:
     sources: Sources = field(default_factory=Sources)
     plain: bool = False
     """Parameters stay as they are, whole on every rank: `options` must say so."""
+    verify: bool = False
+    """Compare every program with eager before it runs."""
 
     def facts(self, model: nn.Module) -> dict[str, str]:
         """What ranks compare before the parameters are handed out."""
@@ -69,6 +72,7 @@ class Request:
             "plan": self.plan.digest if self.plan else "none",
             "cluster": self.cluster.name if self.cluster else "none",
             "backend": self.backend,
+            "verify": str(self.verify),
             "weights": self.sources.digest,
             **{field.name: str(getattr(self.options, field.name)) for field in fields(Options)},
         }
@@ -140,11 +144,17 @@ class Builder:
             with agreement.telling("the parameters as stored"):
                 executable = self._bind(traced, program, plan, groups, random)
             agreement.agree("the parameters as stored", {})
+            self.family.is_first, self.family.groups = False, executable.groups
+            self.family.plans[mark] = plan
+            if self.request.verify:
+                progress.phase("verify")
+                check_call(
+                    program, traced, plan, self.model, args, kwargs,
+                    self.world.rank, agreement.share,
+                )  # fmt: skip
         except BaseException:
             progress.close()
             raise
-        self.family.is_first, self.family.groups = False, executable.groups
-        self.family.plans[mark] = plan
         name, mesh = plan.structure.model, mesh_text(plan.structure.mesh)
         progress.close(f"{name} on mesh {mesh}: {summary(plan)}; plan {plan.digest[:12]}")
         return executable

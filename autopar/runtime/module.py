@@ -107,6 +107,8 @@ class Runner:
     places: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
     differentiable: frozenset[str] = frozenset()
     """The names of outputs that backwards have gone through."""
+    with_values: bool = False
+    """Programs are made from the values of a batch, gathered where ranks hold pieces of it."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, executable = self.prepare(args, kwargs)
@@ -164,7 +166,9 @@ class Runner:
 
     def copied(self, model: nn.Module) -> Runner:
         """The same for a copy of the model, with no programs yet."""
-        return Runner(model, self.world, self.build.copied(model), self.inputs)
+        return Runner(
+            model, self.world, self.build.copied(model), self.inputs, with_values=self.with_values
+        )
 
     def _executable(self, leaves: list[Any], spec: TreeSpec) -> Executable:
         signature = self._signature(leaves, spec)
@@ -177,7 +181,7 @@ class Runner:
         return executable
 
     def _make(self, leaves: list[Any], signature: Signature) -> Executable:
-        stand_ins = [leaf.stand_in() if isinstance(leaf, Piece) else leaf for leaf in leaves]
+        stand_ins = [self._stand_in(leaf) if isinstance(leaf, Piece) else leaf for leaf in leaves]
         args, kwargs = unflatten(stand_ins, signature.spec)
         executable = self.build(args, kwargs, signature, self.groups, self.differentiable)
         self.groups = executable.groups
@@ -186,6 +190,9 @@ class Runner:
             for name, path, leaf in map(_split, _state_names(self.model))
         }
         return executable
+
+    def _stand_in(self, piece: Piece) -> Tensor:
+        return piece.whole() if self.with_values else piece.stand_in()
 
     def _signature(self, leaves: list[Any], spec: TreeSpec) -> Signature:
         return Signature(

@@ -48,6 +48,8 @@ from torch.utils._pytree import (
     tree_unflatten,
 )
 
+from autopar.errors import TraceError
+
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
 __all__ = [
@@ -104,12 +106,40 @@ def joint_graph(
     arguments are fake; forward only where nothing requires grad. `as_compiled` is what the module
     is told where it asks whether it is being compiled. Flat inputs and outputs, each with its
     descriptor: `node.meta["desc"]`, one for a placeholder, a list for the output node."""
-    with ExitStack() as stack, fake_mode, compiling(as_compiled), preserve_node_meta():
+    with (
+        ExitStack() as stack,
+        fake_mode,
+        compiling(as_compiled),
+        preserve_node_meta(),
+        _without_inner_backward(),
+    ):
         joint = aot_export_joint_with_descriptors(stack, module, args)
         gm = joint.graph_module
     gm.graph.set_codegen(CodeGen())
     # Code is written once it is asked for: most graphs are read, not run.
     return _LazyGraphModule(gm, gm.graph)
+
+
+_INNER_BACKWARD = (
+    "the backward of a custom autograd.Function of the model calls torch.autograd.backward, as "
+    "reversible layers do: that adds gradients to parameters where no graph shows it; return them "
+    "from torch.autograd.grad instead, or use torch.utils.checkpoint to save memory"
+)
+
+
+@contextmanager
+def _without_inner_backward() -> Generator[None, None, None]:
+    """A backward that runs another one is a TraceError: its gradients would be lost."""
+
+    def refused(*_args: Any, **_kwargs: Any) -> None:
+        raise TraceError(_INNER_BACKWARD)
+
+    before = torch.autograd.backward
+    torch.autograd.backward = refused
+    try:
+        yield
+    finally:
+        torch.autograd.backward = before
 
 
 @cache

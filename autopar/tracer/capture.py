@@ -251,9 +251,9 @@ def staged(
     with ExitStack() as stack:
         stack.enter_context(untouched(model))
         step = _Step(model, given, spec, paths, wanted)
-        _replace_states(model, stand_in)
+        replace_states(model, stand_in)
         stack.enter_context(prepared(model))
-        stack.enter_context(_autocast())
+        stack.enter_context(autocast_on_cpu())
         stack.enter_context(unwrapped())
         yield step, tuple(x for x in given if isinstance(x, Tensor))
 
@@ -275,7 +275,7 @@ def fake_tensor(x: Tensor, mode: aot.FakeTensorMode) -> Tensor:
         return nn.Parameter(fake, x.requires_grad) if isinstance(x, nn.Parameter) else fake
 
 
-def _replace_states(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> None:
+def replace_states(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> None:
     """Put stand-ins in the place of parameters and buffers, one for all names of a tensor."""
     found: dict[int, Tensor] = {}
     for states in _states(model):
@@ -343,7 +343,7 @@ def annotated(paths: dict[nn.Module, str]) -> Generator[None, None, None]:
 
 
 @contextmanager
-def _autocast() -> Generator[None, None, None]:
+def autocast_on_cpu() -> Generator[None, None, None]:
     """Autocast as the caller has it on the model's device, on the CPU where the fakes are."""
     if torch.is_autocast_enabled("cuda"):
         with torch.autocast("cpu", dtype=torch.get_autocast_dtype("cuda")):

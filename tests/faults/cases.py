@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.codegen import generate
+from autopar.driver.comparing import compare_program
 from autopar.plan import Plan
 from autopar.runtime.verify import seeded
 from autopar.tracer import Traced, trace
-from autopar.verify import compare_program
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
 from tests.planned import plan_for

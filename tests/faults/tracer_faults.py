@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from autopar.graph import Node, Phase
-from autopar.tracer import aot, capture, decompose, expand, find, normalize, periods
+from autopar.tracer import aot, attention, capture, decompose, expand, find, normalize, periods
+from autopar.tracer.outputs import outputs_of, set_outputs
 from tests.faults.table import by_test, fault, retraced
 from tests.test_randomness import UNUSED, test_what_is_drawn_and_not_used_moves_no_mask
 from tests.tracer.deep_models import causal_masks, plain, two_masks
@@ -108,3 +109,36 @@ def dims_of_a_block_shared_by_its_copies(patch: Patch) -> None:
 @fault(by_test(test_what_is_drawn_and_not_used_moves_no_mask, UNUSED["rand_like"]))
 def random_op_dropped_that_nothing_reads(patch: Patch) -> None:
     patch.setattr(normalize, "is_random", lambda _: False)
+
+
+def without_last(patch: Patch, kind: type) -> None:
+    """Of the outputs of the joint graph that `kind` describes, the last is not returned."""
+    original = normalize.keep_known_outputs
+
+    def kept(gm: fx.GraphModule) -> fx.GraphModule:
+        pairs = list(zip(*outputs_of(original(gm)), strict=True))
+        last = max(k for k, (_, desc) in enumerate(pairs) if isinstance(desc, kind))
+        set_outputs(gm, pairs[:last] + pairs[last + 1 :])
+        return gm
+
+    patch.setattr(normalize, "keep_known_outputs", kept)
+
+
+@fault(retraced("states"))
+def gradient_that_is_not_returned(patch: Patch) -> None:
+    without_last(patch, aot.GradAOTOutput)
+
+
+@fault(retraced("states"))
+def new_value_of_a_buffer_that_is_not_returned(patch: Patch) -> None:
+    without_last(patch, aot.InputMutationAOTOutput)
+
+
+@fault(retraced("attention"))
+def attention_whose_mask_is_lost(patch: Patch) -> None:
+    original = attention.sdpa
+    patch.setattr(
+        attention,
+        "sdpa",
+        lambda q, k, v, mask, is_causal, scale: original(q, k, v, None, False, scale),
+    )

@@ -14,6 +14,7 @@ from hypothesis import reject
 from torch import nn
 
 from autopar.codegen import generate
+from autopar.driver.comparing import compare_program, eager
 from autopar.errors import UnknownOpWarning
 from autopar.handed import Handed, with_handed
 from autopar.plan import Plan
@@ -21,7 +22,6 @@ from autopar.runtime.differences import differences
 from autopar.runtime.program import Program as Step
 from autopar.sharding import Sharding
 from autopar.tracer import Traced, trace
-from autopar.verify import compare_program, eager
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
 from tests.fuzz.drawn import SENT, Drawn, On, facts_of_model, facts_of_plan

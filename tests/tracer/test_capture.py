@@ -250,3 +250,37 @@ def test_large_models_are_not_materialised() -> None:
     num_nodes, grown_mib = map(int, done.stdout.split())
     assert num_nodes > 500
     assert grown_mib < 300
+
+
+class Reversible(torch.autograd.Function):
+    """Computes again in its backward what it is to differentiate, as Reformer's layers do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: nn.Module) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.layer, ctx.x = layer, x.detach()
+        with torch.no_grad():
+            return layer(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with torch.enable_grad():
+            x = ctx.x.requires_grad_()
+            torch.autograd.backward(ctx.layer(x), grad)
+        return x.grad, None
+
+
+class Reversed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Reversible.apply(self.first(x), self.second).square().mean()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_gradients_that_a_backward_adds_itself_are_not_lost_in_silence() -> None:
+    """Those of `second` are returned by nothing."""
+    before = torch.autograd.backward
+    with pytest.raises(TraceError, match=r"calls torch\.autograd\.backward, as reversible layers"):
+        trace(Reversed(), (torch.randn(2, 4),))
+    assert torch.autograd.backward is before
