@@ -78,9 +78,9 @@ def compile(
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
     beside the losses: planned so from the start, where it would else be planned at the first
     backward that does. `backend` is "eager" or "inductor"; the default is inductor on CUDA devices,
-    eager on the CPU. With `verify`, each program is compared with eager on the batch it is made for,
-    before it is used: rank 0 runs all ranks and eager on its CPU, and needs memory for a few whole
-    models and steps there.
+    eager on the CPU. With `verify`, each program is compared with eager on the batch it is made
+    for, before it is used: rank 0 runs all ranks and eager on its CPU, and needs memory for a few
+    whole models and steps there.
 
     ArgumentError on what is of a kind that says nothing; PlanMismatchError if the processes are not
     as many as the plan or cluster has devices, if the plan is for other parameters, or if ranks

@@ -212,7 +212,10 @@ def capture(
         if is_data_dependent(error):
             raise
         # Some models leave out what they need where they are compiled, and run in eager alone.
-        step, gm = _joint_graph(model, leaves, spec, wanted, as_compiled=False)
+        try:
+            step, gm = _joint_graph(model, leaves, spec, wanted, as_compiled=False)
+        except TraceError:
+            raise error from None
     assert step.out_spec is not None
     inputs = tuple(
         InputLeaf(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else InputLeaf(value=x)
