@@ -49,7 +49,7 @@ def compile(
     strict: bool = False,
     weights: str | os.PathLike[str] | None = None,
     seed: int | None = None,
-    inputs: Inputs = "global",
+    inputs: Inputs | None = None,
     pins: Pins = (),
     forbid: Forbidden = (),
     strategy: str | None = None,
@@ -63,7 +63,9 @@ def compile(
     Plan or the path of one, it applies that instead.
 
     With `inputs="global"` every rank passes the same global batch; with "local" each passes its
-    piece of it along dim 0, in order of rank. A mapping says which of them for each argument.
+    piece of it along dim 0, in order of rank. A mapping says which of them for each argument. The
+    default is "global", and "local" once accelerate or Trainer has the model, which hand each rank
+    rows of its own.
 
     `weights`, a safetensors file or a directory of them, has the values of parameters and
     persistent buffers; each rank reads its shards alone. With `seed`, what is on the meta device is
@@ -90,7 +92,7 @@ def compile(
     """
     model = read_model(model)
     params.check(model)
-    check_inputs(inputs, model)
+    check_inputs(inputs or "global", model)
     stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
     described = read_cluster(cluster, model)
     options = make_options(

@@ -3,8 +3,7 @@
     python examples/trainer_opt.py
     torchrun --nproc-per-node 2 examples/trainer_opt.py
 
-Trainer hands each rank its own rows (`inputs="local"`) and would wrap the model in DDP; a compiled
-model is one that accelerate leaves as it is. What is particular is written out below.
+Trainer gets the compiled model as it would get a plain one.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from finetune_opt import TINY, Sources
@@ -23,28 +21,18 @@ from transformers import OPTForCausalLM, Trainer, TrainingArguments
 import autopar
 
 
-class AutoparTrainer(Trainer):
-    """Saves a compiled model: by all ranks together, where Trainer would ask one."""
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        model: Any = self.model
-        model.save_pretrained(output_dir or self.args.output_dir)
-
-
 def train(steps: int, batch: int, folder: str) -> list[float]:
     with torch.device("meta"):
         model = OPTForCausalLM(TINY)
-    net: Any = autopar.compile(model, inputs="local", seed=0)
-    # The loss is that of the whole batch already: Trainer must not average over ranks again.
-    net.accepts_loss_kwargs = False
+    net = autopar.compile(model, seed=0)
     arguments = TrainingArguments(
         output_dir=folder, max_steps=steps, learning_rate=1e-3, seed=1,
         per_device_train_batch_size=batch // int(os.environ.get("WORLD_SIZE", "1")),
         dataloader_drop_last=True, logging_steps=1, save_strategy="no", report_to="none",
-        disable_tqdm=True, remove_unused_columns=False, dataloader_pin_memory=False,
+        disable_tqdm=True, dataloader_pin_memory=False,
         use_cpu=not torch.cuda.is_available(),
     )  # fmt: skip
-    trainer = AutoparTrainer(model=net, args=arguments, train_dataset=Sources(64))
+    trainer = Trainer(model=net, args=arguments, train_dataset=Sources(64))
     trainer.train()
     trainer.save_model()
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

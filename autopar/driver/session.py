@@ -31,7 +31,13 @@ from autopar.options import Options
 from autopar.plan import Plan, mesh_text
 from autopar.runtime import params
 from autopar.runtime.agreement import Agreement, make_agreement
-from autopar.runtime.binding import detached_places, input_pieces, make_step, results
+from autopar.runtime.binding import (
+    detached_places,
+    input_pieces,
+    make_step,
+    results,
+    row_results,
+)
 from autopar.runtime.digests import digest_params, digest_values
 from autopar.runtime.doors import flatten
 from autopar.runtime.module import Executable, Signature
@@ -252,6 +258,7 @@ class Builder:
             pieces=input_pieces(traced.graph, axes),
             results=results(traced.graph, ((leaf.item, leaf.value) for leaf in traced.outputs)),
             in_spec=traced.in_spec,
+            rows=row_results(traced.graph),
             out_spec=traced.out_spec,
             names=tuple(leaf.name for leaf in traced.outputs),
             random=random,

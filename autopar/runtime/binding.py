@@ -89,6 +89,22 @@ def _cut_order(
     )
 
 
+def row_results(graph: Graph) -> frozenset[str]:
+    """The results, by name, whose dim 0 is the batch that ranks are handed pieces of."""
+    batch = {
+        node.outputs[0].parts[0][0]
+        for node in graph.with_role(Role.INPUT)
+        if node.handed and node.outputs[0].parts[0]
+    }
+    found: set[str] = set()
+    for role in (Role.VALUE, Role.DETACHED):
+        for node in graph.with_role(role):
+            parts = graph.type_of(node.inputs[0]).parts
+            if parts and parts[0] and parts[0][0] in batch:
+                found.add(f"{role.value}:{node.target}")
+    return frozenset(found)
+
+
 def results(graph: Graph, leaves: Iterable[tuple[int | None, Any]]) -> tuple[Result, ...]:
     """The leaves of the model's output under the names that the program gives them: each an item of
     what `graph` returns, or a constant."""

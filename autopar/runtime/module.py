@@ -17,12 +17,13 @@ from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError
 from autopar.plan import Plan
+from autopar.runtime.accelerated import Terms, accept, own_rows
 from autopar.runtime.binding import Result
 from autopar.runtime.doors import TreeSpec, flatten, unflatten
+from autopar.runtime.facade import Facade
 from autopar.runtime.function import Step
 from autopar.runtime.inputs import Inputs, Piece, take_inputs
 from autopar.runtime.random import DefaultRandom
-from autopar.runtime.saving import save_pretrained
 from autopar.runtime.unsharded import Whole, generate, whole_parameters
 from autopar.runtime.widening import Ready, impossible, remember
 from autopar.runtime.world import Groups, World
@@ -56,9 +57,10 @@ class Executable:
 
     `storage` has DTensor's placements of each parameter on `groups.params`, but for those that are
     plain tensors, whole on every rank; `pieces` the inputs that the program takes in the pieces
-    that ranks are handed, by name ("input:0"); `random` is what it draws random numbers from, if it
-    draws any. `in_spec` is that of (args, kwargs), and `names` what users call the outputs, by
-    position. `origin` is the same for all programs of a call, each with gradients of more outputs.
+    that ranks are handed, by name ("input:0"); `rows` the results that have a row per row of the
+    batch that ranks hold pieces of; `random` is what it draws random numbers from, if it draws any.
+    `in_spec` is that of (args, kwargs), and `names` what users call the outputs, by position.
+    `origin` is the same for all programs of a call, each with gradients of more outputs.
     """
 
     step: Step
@@ -67,6 +69,7 @@ class Executable:
     storage: Mapping[str, tuple[Placement, ...]]
     pieces: frozenset[str]
     results: tuple[Result, ...]
+    rows: frozenset[str]
     in_spec: TreeSpec
     out_spec: TreeSpec
     names: tuple[str, ...]
@@ -101,7 +104,8 @@ class Runner:
     model: nn.Module
     world: World
     build: Build
-    inputs: Inputs = "global"
+    inputs: Inputs | None = None
+    terms: Terms | None = None
     made: dict[str, list[tuple[Signature, Executable]]] = field(default_factory=dict)
     groups: Groups | None = None
     places: dict[str, tuple[nn.Module, str]] = field(default_factory=dict)
@@ -111,6 +115,22 @@ class Runner:
     """Programs are made from the values of a batch, gathered where ranks hold pieces of it."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.terms is None:
+            return self._run(args, kwargs)
+        kwargs = self.terms.take(kwargs)
+        with self.terms.autocast():
+            return self.terms.give(self._run(args, kwargs), kwargs)
+
+    @property
+    def handed_out(self) -> Inputs:
+        """What ranks are handed of the inputs: unless said, all, and rows from accelerate."""
+        return self.inputs or ("local" if self.terms else "global")
+
+    def accept_accelerate(self) -> None:
+        """From now on the model is one that accelerate has prepared (`accelerated`)."""
+        self.terms = self.terms or accept(self.model, self.world)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, executable = self.prepare(args, kwargs)
         step, params, others, random = ready = self._ready(executable, leaves)
         past = None
@@ -122,6 +142,8 @@ class Runner:
         with torch.no_grad():
             for name in [name for name in results if name.startswith("mutation:")]:
                 self._tensor(name.partition(":")[2]).copy_(results.pop(name))
+        if self.terms is not None:
+            results |= {name: own_rows(results[name], self.world) for name in executable.rows}
         leaves = [r.value if r.name is None else results[r.name] for r in executable.results]
         return unflatten(leaves, executable.out_spec)
 
@@ -133,7 +155,8 @@ class Runner:
             for name in step.forward_inputs
             if not name.startswith("param:")
         }
-        return Ready(step, params, others, executable.random)
+        random = self.terms.random(executable.random) if self.terms else executable.random
+        return Ready(step, params, others, random)
 
     def _wider(self, executable: Executable, leaves: list[Any], outputs: frozenset[str]) -> Ready:
         """A call that `executable` was run for, with a program that has gradients of `outputs`."""
@@ -161,7 +184,7 @@ class Runner:
         """The leaves of a call, and the program for it, made if there is none yet."""
         # The order of keywords means nothing, and must not make another program.
         kwargs = dict(sorted(kwargs.items()))
-        leaves = take_inputs(self.model, self.inputs, self.world, args, kwargs)
+        leaves = take_inputs(self.model, self.handed_out, self.world, args, kwargs)
         return leaves, self._executable(leaves, flatten((args, kwargs))[1])
 
     def copied(self, model: nn.Module) -> Runner:
@@ -239,7 +262,7 @@ class Runner:
         return piece.local if name in executable.pieces else piece.whole()
 
 
-class CompiledModule(nn.Module):
+class CompiledModule(Facade):
     """A model that trains on all ranks. It has the attributes, names, parameters and buffers of the
     model it was made from, and shares them with it: a change to one is a change to both.
 
@@ -248,9 +271,6 @@ class CompiledModule(nn.Module):
     scalar, equal on every rank; other results behave as on one device, though ranks may hold pieces
     of them (`sharded`). Hooks of the model are part of the program.
     """
-
-    _is_accelerate_prepared = True
-    """What accelerate asks before it wraps a model in DDP."""
 
     __slots__ = ("_model", "_runner")
     # In slots, since __dict__ is the model's: that is what keeps names, modes and attributes one.
@@ -263,10 +283,6 @@ class CompiledModule(nn.Module):
         object.__setattr__(self, "_runner", runner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # Not by self.forward, which a model may have as an attribute of its own.
-        return self._runner(args, kwargs)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._runner(args, kwargs)
 
     @property
@@ -274,12 +290,6 @@ class CompiledModule(nn.Module):
         """The plan of each program made so far, one per signature of calls; empty before the first
         call."""
         return self._runner.plans
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model.state_dict(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._model.load_state_dict(*args, **kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Make the program for a call like this one, and store the parameters as it says, without
@@ -316,15 +326,7 @@ class CompiledModule(nn.Module):
             runner.check()
             return own
         entire = self.unsharded(writeback=False)
-        return partial(generate, own, entire, runner.world, runner.inputs)
-
-    @property
-    def save_pretrained(self) -> Callable[..., None]:
-        """That of a model of `transformers`, to be called by all ranks: rank 0 writes the files,
-        with whole tensors, and `from_pretrained` reads them back. AttributeError for others."""
-        if not hasattr(self._model, "save_pretrained"):
-            raise AttributeError(f"{type(self._model).__name__} has no save_pretrained")
-        return partial(save_pretrained, self._model, self._runner.world)
+        return partial(generate, own, entire, runner.world, runner.handed_out)
 
     def train(self, mode: bool = True) -> CompiledModule:
         self._model.train(mode)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn, optim
@@ -30,6 +30,7 @@ from torch.optim.optimizer import (
 )
 
 from autopar.errors import AutoparError
+from autopar.runtime import reading
 from autopar.runtime.doors import local_slices
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
@@ -66,6 +67,8 @@ def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
     kind = type(optimizer)
     if not any(_is_ours(p) for group in optimizer.param_groups for p in group["params"]):
         return None
+    _offer(optimizer)
+    reading.moves.begin()
     if kind in UNABLE:
         raise AutoparError(
             f"{kind.__name__} needs sparse gradients, and a compiled model has dense ones: take "
@@ -85,6 +88,42 @@ def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     stepping = _stepping.pop(optimizer, None)
     if stepping is not None:
         stepping.leave()
+    if reading.moves.are_going_on:
+        reading.moves.end()
+
+
+_offers: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
+
+
+def _offer(optimizer: Optimizer) -> None:
+    """Where single ranks save, the optimizer's `state_dict()` has whole tensors."""
+    reader = reading.running()
+    if reader is None or optimizer in _offers:
+        return
+    here = ref(optimizer)
+
+    def state(name: str) -> Any:
+        found = here()
+        assert found is not None
+        index, _, key = name.partition("/")
+        params = [param for group in found.param_groups for param in group["params"]]
+        return found.state[params[int(index)]][key]
+
+    _offers[optimizer] = offer = reader.offer(state)
+
+    def gather(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        states = {
+            index: {
+                key: reader.whole(offer, f"{index}/{key}", value)
+                if isinstance(value, DTensor)
+                else value
+                for key, value in state.items()
+            }
+            for index, state in saved["state"].items()
+        }
+        return {**saved, "state": states}
+
+    optimizer.register_state_dict_post_hook(gather)
 
 
 @torch.no_grad()

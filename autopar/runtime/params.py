@@ -11,6 +11,7 @@ plain, equal on all ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,7 @@ from autopar.errors import AutoparError
 from autopar.runtime.doors import hand_hooks, local_slices
 from autopar.runtime.identity import supersede
 from autopar.runtime.optimizers import mark
+from autopar.runtime.reading import moves
 from autopar.runtime.weights import Sources
 from autopar.runtime.world import Groups, World, param_placements
 from autopar.sharding import Sharding
@@ -101,6 +103,7 @@ def shard(
 
     Every rank cuts its piece from the copy it holds, or gets it from `sources`: nothing is sent.
     """
+    moves.begin()
     for name, param in model.named_parameters():
         if not isinstance(param, DTensor):
             raise AutoparError(f"parameter {name} was replaced after autopar.compile")
@@ -118,6 +121,29 @@ def shard(
             new.grad = _from_local(grad, param, groups.params, wanted)
         _swap(name, param, new)
         mark(param)
+    moves.end()
+
+
+def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` by name, for `load_state_dict`: of whole tensors, what this rank stores of them. A
+    parameter that has no values yet gets whole ones at once."""
+    params = dict(model.named_parameters(remove_duplicate=False))
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        param = params.get(name)
+        plain = isinstance(value, Tensor) and not isinstance(value, DTensor)
+        if isinstance(param, DTensor) and plain and value.shape == param.shape:
+            if param.is_meta:
+                data = torch.empty_like(param.to_local(), device=param.device_mesh.device_type)
+                whole = DTensor.from_local(
+                    data, param.device_mesh, param.placements, run_check=False
+                )
+                _swap(name, param, _parameter(whole, param))
+            place = local_slices(param.shape, param.device_mesh, param.placements)
+            piece = value[place].to(param.device)
+            value = _from_local(piece, param, param.device_mesh, param.placements)
+        found[name] = value
+    return found
 
 
 def _from_local(

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
+import torch.distributed as dist
 from torch import fx
 
 
@@ -51,6 +52,32 @@ class DefaultRandom:
             torch.cuda.set_rng_state(state, self._device)
         else:
             torch.set_rng_state(state)
+
+
+class RandomOfRank0(DefaultRandom):
+    """Rank 0's default generator, which goes on as it would alone; that of another `rank` stays as
+    it was. Each state is sent to all ranks, which start and draw together."""
+
+    def __init__(self, device: torch.device, rank: int) -> None:
+        super().__init__(device)
+        self._rank = rank
+
+    def now(self) -> torch.Tensor:
+        """The state of rank 0. A collective call."""
+        state = self._get().to(self._device)
+        dist.broadcast(state, src=0)
+        return state.cpu()
+
+    @contextmanager
+    def drawn_from(self) -> Generator[None, None, None]:
+        """Inside, the default generator is that of rank 0. A collective call."""
+        before = self._get()
+        self._put(self.now())
+        try:
+            yield
+        finally:
+            if self._rank != 0:
+                self._put(before)
 
 
 class SharedRandom(DefaultRandom):
