@@ -68,6 +68,7 @@ _OF_MODEL: dict[str, dict[str, Any]] = {
     "cohere_compass_text": {"rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 1e4},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_local_experts": 4, "n_shared_experts": 1,
         "num_experts_per_tok": 2},
     "dots3_note": {"text_config": {"num_key_value_heads": 4}},
