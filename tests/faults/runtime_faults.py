@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import count
 from typing import Any
 
@@ -11,10 +11,11 @@ import pytest
 
 from autopar import chunking
 from autopar.cost_model import account
-from autopar.runtime import initialise, random, symbols, world
+from autopar.runtime import function, initialise, random, symbols, world
 from tests.codegen.test_chunks import test_every_step
 from tests.cost_model.test_price import test_the_bill_of_any_plan_is_what_the_problem_says
 from tests.faults.table import by_test, fault, verified
+from tests.runtime.test_gradients import test_gradients_through_any_output_are_those_of_eager
 from tests.runtime.test_helpers import test_random_numbers_have_a_state_of_their_own
 from tests.runtime.test_weights import test_a_seed_decides_by_name_alone
 from tests.runtime.test_world import test_placements_of_parameters_are_in_reversed_order
@@ -40,6 +41,16 @@ def random_numbers_that_repeat(patch: Patch) -> None:
         self._state = before
 
     patch.setattr(random.SharedRandom, "drawn_from", again)
+
+
+@fault(by_test(test_gradients_through_any_output_are_those_of_eager, "both", ()))
+def gradients_through_an_output_beside_the_loss_dropped(patch: Patch) -> None:
+    patch.setattr(function.Step, "cut_positions", frozenset())
+
+
+@fault(by_test(test_gradients_through_any_output_are_those_of_eager, "both", ()))
+def forward_done_again_with_other_random_numbers(patch: Patch) -> None:
+    patch.setattr(random.DefaultRandom, "replayed", lambda *_: nullcontext())
 
 
 @fault(by_test(test_a_seed_decides_by_name_alone))
