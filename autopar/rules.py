@@ -175,6 +175,8 @@ def _table() -> dict[str, str | RuleFunction]:
     found["transformers.grouped_mm_fallback_backward.default"] = grouped.grouped_matmul_backward
     found["autopar.sdpa.default"] = ops.attention
     found["autopar.sdpa_backward.default"] = ops.attention_backward
+    found["autopar.recurrent.default"] = ops.recurrent
+    found["autopar.recurrent_backward.default"] = ops.recurrent
     found["autopar.experts.default"] = experts.experts
     found["autopar.experts_backward.default"] = experts.experts_backward
     return found

@@ -194,6 +194,25 @@ def nll_loss_backward(call: Call) -> Rule:
     return rule(inputs, [scores], exchanged="c", partial=linear(call, (call.arg(0),)))
 
 
+def recurrent(call: Call) -> Rule:
+    """autopar.recurrent and its backward: sequences [T, b, .] and states [D, b, .] of independent
+    rows; a step needs all that the step before it made. Gradients of weights are summed over b."""
+
+    def dims(shape: Sequence[int], prefix: str) -> Dims:
+        names = list(letters(len(shape), prefix))
+        names[1:2] = "b" if len(shape) == _SEQUENCE else names[1:2]
+        return singles(names)
+
+    inputs = [dims(x.shape, f"i{k}_") for k, x in enumerate(call.inputs)]
+    outputs = [dims(x.shape, f"o{k}_") for k, x in enumerate(call.outputs)]
+    named = {a for tensor in (*inputs, *outputs) for dim in tensor for a in dim}
+    return rule(inputs, outputs, whole=named - {"b"})
+
+
+_SEQUENCE = 3
+"""Dims of what has rows, unlike a weight."""
+
+
 def attention(call: Call) -> Rule:
     """autopar.sdpa(q, k, v, mask, is_causal, scale) -> (out, lse). Query rows are parallel; under a
     causal mask the op must know which ones it has. Grouped heads share a key-value head: q has

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Generator
+from importlib.util import find_spec
 from typing import TypeVar
 
 import pytest
@@ -15,6 +16,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+if find_spec("torchvision") is not None:  # with the extra zoo alone
+    import tests.torchvision_schemas  # noqa: F401
 
 if "torch" in sys.modules:
     sys.modules["torch"].set_num_threads(1)

@@ -23,11 +23,19 @@ _GROUPED = {
 }
 """Products of rows with the matrix of their group, and how many."""
 
+_RECURRENT = {"autopar.recurrent.default": 1, "autopar.recurrent_backward.default": 3}
+"""Layers whose sequence is input 0 of the forward's tensors, and how often their products are
+taken: backward computes them again, and each one's gradients to both of its factors."""
+
 _CONVOLUTION = "aten.convolution.default"
 _CONVOLUTION_BACKWARD = "aten.convolution_backward.default"
 
 CONTRACTIONS = (
-    _PRODUCTS | set(_GROUPED) | {_CONVOLUTION, _CONVOLUTION_BACKWARD} | set(ATTENTION_FLOPS)
+    _PRODUCTS
+    | set(_GROUPED)
+    | set(_RECURRENT)
+    | {_CONVOLUTION, _CONVOLUTION_BACKWARD}
+    | set(ATTENTION_FLOPS)
 ) | moe.OPS
 """Ops whose arithmetic may take longer than their memory traffic."""
 
@@ -40,6 +48,8 @@ def flops(node: Node, graph: Graph) -> float:
         return 2.0 * _GROUPED[node.op] * _grouped_points(node, graph)
     if node.op in (_CONVOLUTION, _CONVOLUTION_BACKWARD):
         return _convolution(node, graph)
+    if node.op in _RECURRENT:
+        return 2.0 * _RECURRENT[node.op] * _recurrent_points(node, graph)
     if node.op in ATTENTION_FLOPS:
         return attention_flops(node, graph)
     if node.op in moe.OPS:
@@ -51,6 +61,14 @@ def _grouped_points(node: Node, graph: Graph) -> int:
     """Every row (or column) meets the matrix of one group alone, unless both have groups."""
     left, right = (graph.type_of(ref).shape for ref in node.inputs[:2])
     return prod(left[-2:] if len(right) == 2 else left) * right[-1]
+
+
+def _recurrent_points(node: Node, graph: Graph) -> int:
+    """Every row of every step meets each weight matrix of its direction."""
+    types = graph.input_types(node)
+    steps, batch, _ = types[0 if node.op == "autopar.recurrent.default" else 3].shape
+    matrices = [tensor for tensor in types if len(tensor.shape) == 2]
+    return steps * batch * sum(prod(tensor.shape) for tensor in matrices)
 
 
 def _convolution(node: Node, graph: Graph) -> float:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._C import _disabled_torch_function_impl
+from torch._C import DispatchKey, _disabled_torch_function_impl, _SetExcludeDispatchKeyGuard
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._C._distributed_c10d import HashStore
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -30,6 +31,7 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "default_store",
+    "differentiating",
     "dtensor_like",
     "flatten",
     "hand_hooks",
@@ -67,6 +69,22 @@ def local_store() -> Store:
 def keeps_graph() -> bool:
     """Inside a backward: whether the user asked for `retain_graph=True`."""
     return bool(_get_current_graph_task_keep_graph())
+
+
+@contextmanager
+def differentiating() -> Generator[None, None, None]:
+    """Inside the kernel of a custom op, which autograd has passed already, it records again."""
+    with ExitStack() as stack, torch.enable_grad():
+        for key in _AUTOGRAD:
+            stack.enter_context(_SetExcludeDispatchKeyGuard(key, False))
+        yield
+
+
+_AUTOGRAD = (
+    DispatchKey.AutogradFunctionality,
+    DispatchKey.AutogradOther,
+    DispatchKey.ADInplaceOrView,
+)
 
 
 def dtensor_like(local: Tensor, like: DTensor) -> DTensor:

@@ -120,7 +120,7 @@ def eager_step(
     return Step(
         outputs={name: x.detach() for name, x in outputs.items()},
         buffers=buffers,
-        gradients={n: p.grad for n, p in model.named_parameters() if p.grad is not None},
+        gradients={n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None},
         ends=frozenset(_ends(outputs)),
         changed=frozenset(
             n for n, b in buffers.items() if n not in before or not _same(before[n], b)

@@ -7,7 +7,7 @@ signatures relied on.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -35,11 +35,12 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 from torch.fx.traceback import annotate, preserve_node_meta
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import (
     TreeSpec,
     register_pytree_node,
@@ -71,8 +72,10 @@ __all__ = [
     "annotate",
     "compiling",
     "decomposition",
+    "functionless",
     "is_functional",
     "joint_graph",
+    "no_modes",
     "ops_of",
     "register_pytree_node",
     "renamed",
@@ -159,6 +162,19 @@ def is_functional(op: Any) -> bool:
     if schema is None or schema.is_mutable:
         return False
     return all(result.alias_info is None for result in schema.returns)
+
+
+def functionless(tensor: torch.Tensor) -> torch.Tensor:
+    """What a tensor of a model under functionalization stands for, as it is now."""
+    if isinstance(tensor, FunctionalTensor):
+        torch._sync(tensor)  # pyright: ignore[reportPrivateImportUsage]
+        return torch._from_functional_tensor(tensor.elem)  # pyright: ignore[reportPrivateImportUsage]
+    return tensor
+
+
+def no_modes() -> AbstractContextManager[Any]:
+    """Inside, ops are computed as if nothing were traced."""
+    return _disable_current_modes()
 
 
 def storage_of(tensor: torch.Tensor) -> int:

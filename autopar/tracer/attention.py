@@ -9,24 +9,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from autopar.runtime.attention import sdpa
-
-
-class AttentionMode(TorchFunctionMode):
-    """Turns every call of `F.scaled_dot_product_attention` into `attend`."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: tuple[type, ...],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        if func is F.scaled_dot_product_attention:
-            return attend(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
 
 
 def attend(

@@ -19,9 +19,10 @@ from torch import Tensor, fx, nn
 from autopar.errors import TraceError
 from autopar.graph import Role
 from autopar.tracer import aot
-from autopar.tracer.attention import AttentionMode
+from autopar.tracer.calls import CallMode
 from autopar.tracer.failures import is_data_dependent, trace_error
 from autopar.tracer.huggingface import prepared
+from autopar.tracer.known import Known
 from autopar.tracer.wrappers import unwrapped
 
 PREFIX = "model."
@@ -116,6 +117,7 @@ class _Step(nn.Module):
         self.spec = spec
         self.paths = paths
         self.wanted = wanted
+        self.known: Known | None = None
         self.out_spec: aot.TreeSpec | None = None
         self.outputs: tuple[OutputLeaf, ...] = ()
 
@@ -123,7 +125,7 @@ class _Step(nn.Module):
         given = iter(tensors)
         leaves = [next(given) if isinstance(x, Tensor) else x for x in self.leaves]
         args, kwargs = aot.tree_unflatten(leaves, self.spec)
-        with AttentionMode(), annotated(self.paths):
+        with CallMode(self.known), annotated(self.paths):
             result = self.model(*args, **kwargs)
         found, self.out_spec = aot.tree_flatten(result)
         names = _names(found, result)
@@ -207,13 +209,14 @@ def capture(
             )
     tied = tied_parameters(model)
     try:
-        step, gm = _joint_graph(model, leaves, spec, wanted, as_compiled=True)
+        step, gm = _joint_graph(model, leaves, spec, wanted, aot.FakeTensorMode, as_compiled=True)
     except TraceError as error:
-        if is_data_dependent(error):
-            raise
-        # Some models leave out what they need where they are compiled, and run in eager alone.
+        # What the model looks at may follow from its code alone. And some models leave out what
+        # they need where they are compiled, and run in eager alone.
+        looks = is_data_dependent(error)
+        mode = Known if looks else aot.FakeTensorMode
         try:
-            step, gm = _joint_graph(model, leaves, spec, wanted, as_compiled=False)
+            step, gm = _joint_graph(model, leaves, spec, wanted, mode, as_compiled=looks)
         except TraceError:
             raise error from None
     assert step.out_spec is not None
@@ -225,12 +228,19 @@ def capture(
 
 
 def _joint_graph(
-    model: nn.Module, leaves: list[Any], spec: aot.TreeSpec, wanted: Wanted, *, as_compiled: bool
+    model: nn.Module,
+    leaves: list[Any],
+    spec: aot.TreeSpec,
+    wanted: Wanted,
+    kind: type[aot.FakeTensorMode],
+    *,
+    as_compiled: bool,
 ) -> tuple[_Step, fx.GraphModule]:
-    mode = aot.FakeTensorMode(allow_non_fake_inputs=True)
+    mode = kind(allow_non_fake_inputs=True)
     paths = {module: name for name, module in model.named_modules()}
     stand_in = partial(fake_tensor, mode=mode)
     with staged(model, leaves, spec, stand_in, paths, wanted) as (step, fakes):
+        step.known = mode if isinstance(mode, Known) else None
         try:
             return step, aot.joint_graph(step, fakes, mode, as_compiled=as_compiled)
         except TraceError:

@@ -29,6 +29,10 @@ _AVERAGE_CURE = (
     "with momentum=None its running statistics are the average of all batches so far, whose number "
     "is known only when the model runs: give it a momentum, such as 0.1"
 )
+_LAYERDROP_CURE = (
+    "it leaves out layers by chance, and a program has the same ops in every step: set its "
+    "layerdrop, and config.layerdrop, to 0"
+)
 _CURE = "call the model on these inputs without autopar first; if that works, rewrite this line"
 
 
@@ -37,10 +41,12 @@ def trace_error(error: Exception, paths: dict[nn.Module, str]) -> TraceError:
     module, place = _where(error, paths)
     cure = _CURE
     if is_data_dependent(error):
-        averages = any(path == module and _averages(found) for found, path in paths.items())
-        experts = "expert" in module
-        cure = _EXPERTS_CURE if experts else _DATA_DEPENDENT_CURE
-        cure = _AVERAGE_CURE if averages else cure
+        running = [found for found, path in paths.items() if path == module]
+        cure = _EXPERTS_CURE if "expert" in module else _DATA_DEPENDENT_CURE
+        if any(map(_averages, running)):
+            cure = _AVERAGE_CURE
+        elif any(map(_drops_layers, running)):
+            cure = _LAYERDROP_CURE
     name = f"module {module!r}" if module else "the model"
     at = f" at {place}" if place else ""
     return TraceError(f"cannot capture {name}{at}: {type(error).__name__}: {error}\n  {cure}")
@@ -49,6 +55,12 @@ def trace_error(error: Exception, paths: dict[nn.Module, str]) -> TraceError:
 def _averages(module: nn.Module) -> bool:
     """Whether a norm's running statistics are averages of all batches so far."""
     return getattr(module, "num_batches_tracked", None) is not None and module.momentum is None
+
+
+def _drops_layers(module: nn.Module) -> bool:
+    """Whether a model of `transformers` leaves out some of its layers in training."""
+    holders: tuple[Any, ...] = (module, getattr(module, "config", None))
+    return module.training and any(getattr(holder, "layerdrop", 0) for holder in holders)
 
 
 def is_data_dependent(error: BaseException | None) -> bool:

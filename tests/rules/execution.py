@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 import autopar.runtime.attention
-import autopar.runtime.experts  # noqa: F401 - both register ops
+import autopar.runtime.experts
+import autopar.runtime.recurrent  # noqa: F401 - all register ops
 from autopar.codegen.localize import Shapes, localize
 from autopar.graph import Arg, Ref
 from autopar.notation import Dims, Rule

@@ -9,6 +9,7 @@ from tests.rules import (  # noqa: F401 - more samples
     samples_algebra,
     samples_experts,
     samples_images,
+    samples_recurrent,
 )
 from tests.rules.making import B, C, F, I, U
 from tests.rules.sampling import SAMPLES, sample

@@ -153,3 +153,15 @@ def test_what_torch_compile_made_leads_to_the_plain_module() -> None:
     plain = torch.nn.Linear(2, 2)
     made: Any = torch.compile(plain)
     assert doors.without_dynamo(made) is plain and doors.without_dynamo(plain) is plain
+
+
+def test_autograd_records_again_inside_the_kernel_of_an_op() -> None:
+    @torch.library.custom_op("autopar_tests::slope", mutates_args=(), schema="(Tensor x) -> Tensor")
+    def slope(x: torch.Tensor) -> torch.Tensor:
+        x = x.detach().requires_grad_()
+        with doors.differentiating():
+            (found,) = torch.autograd.grad((x * x).sum(), x)
+        assert not (x * x).requires_grad
+        return found
+
+    assert slope(torch.tensor([3.0])).tolist() == [6.0]

@@ -91,3 +91,10 @@ def test_ops_of_a_function_on_fakes_are_a_graph_with_values() -> None:
     assert op.target is torch.ops.aten.exp.default and op.meta["val"].shape == (2, 3)
     assert gm.graph.output_node().args[0] == (op, None)
     assert aot.ops_of(lambda _: NotImplemented, [x]) is None
+
+
+def test_a_plain_tensor_stands_for_itself_and_is_computed_without_modes() -> None:
+    plain = torch.zeros(2)
+    assert aot.functionless(plain) is plain
+    with aot.FakeTensorMode(), aot.no_modes():
+        assert (plain + 1).tolist() == [1.0, 1.0]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autopar.runtime import attention
 from autopar.runtime.attention import sdpa, sdpa_backward
-from autopar.tracer.attention import AttentionMode
+from autopar.tracer.calls import CallMode
 
 FLOAT64_ATOL = 1e-12
 LENGTHS = {"square": (8, 8), "wide": (5, 9), "tall": (9, 5)}
@@ -122,7 +122,7 @@ def test_calls_of_torch_become_the_op(mask_kind: str) -> None:
     inputs = tensors(2, "square")
     mask = a_mask(mask_kind, "square")
     expected = F.scaled_dot_product_attention(*inputs, attn_mask=mask, enable_gqa=True)
-    with AttentionMode(), torch.profiler.profile() as profile:
+    with CallMode(), torch.profiler.profile() as profile:
         actual = F.scaled_dot_product_attention(*inputs, attn_mask=mask, enable_gqa=True)
     assert "autopar::sdpa" in {event.name for event in profile.events()}
     close(actual, expected)
@@ -136,7 +136,7 @@ def test_other_ranks(rank: int, masked: bool) -> None:
     inputs = [torch.randn(shape, dtype=torch.float64, generator=generator) for _ in range(3)]
     mask = torch.randn(*shape[:-1], 5, dtype=torch.float64) if masked else None
     expected = F.scaled_dot_product_attention(*inputs, attn_mask=mask)
-    with AttentionMode():
+    with CallMode():
         close(F.scaled_dot_product_attention(*inputs, attn_mask=mask), expected)
 
 
@@ -154,7 +154,7 @@ def test_masks_that_are_learned_have_gradients(causal: bool) -> None:
             .sum()
         )
 
-    with AttentionMode():
+    with CallMode():
         actual = torch.autograd.grad(loss(), inputs)
     for got, want in zip(actual, torch.autograd.grad(loss(), inputs), strict=True):
         close(got, want)
@@ -162,7 +162,7 @@ def test_masks_that_are_learned_have_gradients(causal: bool) -> None:
 
 def test_dropout_is_applied_to_the_weights() -> None:
     inputs = tensors(2, "square")
-    with AttentionMode():
+    with CallMode():
         everything = F.scaled_dot_product_attention(*inputs, dropout_p=1.0, enable_gqa=True)
         torch.manual_seed(0)
         many = torch.stack(

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+import tests.torchvision_schemas  # noqa: F401  (before transformers, which imports torchvision)
 from tests.zoo import convolutions, decoders, encoders, sequences
 
 Made = tuple[nn.Module, dict[str, Any]]

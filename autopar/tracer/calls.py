@@ -1,0 +1,119 @@
+"""Calls of torch that are answered otherwise while a model is traced: attention, or a recurrent
+layer, is one op, gradients are dense, and values that the model looks at are told if they do not
+depend on data."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from autopar.tracer.attention import attend
+from autopar.tracer.known import Known
+from autopar.tracer.recurrent import INSTEAD as _RECURRENT
+
+_LIBRARIES = tuple(str(Path(str(file)).parent) for file in (torch.__file__, __file__))
+
+
+class CallMode(TorchFunctionMode):
+    """Answers the calls of `_INSTEAD`, and those that look at a tensor's value as far as it is
+    `known`."""
+
+    def __init__(self, known: Known | None = None) -> None:
+        super().__init__()
+        self._known = known
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: tuple[type, ...],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func in _INSTEAD:
+            return _INSTEAD[func](*args, **(kwargs or {}))
+        if func in _LOOKS:
+            if self._known is not None and self._known.holds(args[0]):
+                return self._known.look(func, args[0])
+            if _asserted(sys._getframe(1)):
+                return _Holds()
+        return func(*args, **(kwargs or {}))
+
+
+class _Holds:
+    """A value of which everything that an assertion says is true."""
+
+    def _true(self, *_others: Any) -> bool:
+        return True
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _true  # pyright: ignore[reportAssignmentType]
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+def _asserted(frame: FrameType | None) -> bool:
+    """Whether the line that runs, outside of torch, is of an assert statement: data was checked by
+    whoever wrote the model."""
+    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
+        frame = frame.f_back
+    return frame is not None and frame.f_lineno in _assertions(frame.f_code.co_filename)
+
+
+@cache
+def _assertions(file: str) -> frozenset[int]:
+    """The lines of a file that assert."""
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    return frozenset(
+        line
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assert)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    )
+
+
+def _embedding(*args: Any, **kwargs: Any) -> Tensor:
+    """Its gradient dense, which is the same numbers: a parameter in shards has no sparse one."""
+    return F.embedding(*args[:6], **{**kwargs, "sparse": False})
+
+
+def _embedding_bag(*args: Any, **kwargs: Any) -> Tensor:
+    """Its gradient dense."""
+    if len(args) > _SPARSE_OF_BAGS:
+        args = (*args[:_SPARSE_OF_BAGS], False, *args[_SPARSE_OF_BAGS + 1 :])
+    else:
+        kwargs = {**kwargs, "sparse": False}
+    return F.embedding_bag(*args, **kwargs)
+
+
+_SPARSE_OF_BAGS = 7
+"""The position of `sparse` among the arguments of F.embedding_bag."""
+
+_INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.scaled_dot_product_attention: attend,
+    F.embedding: _embedding,
+    F.embedding_bag: _embedding_bag,
+    **_RECURRENT,
+}
+
+_LOOKS = frozenset(
+    {
+        Tensor.__bool__,
+        Tensor.__float__,
+        Tensor.__index__,
+        Tensor.__int__,
+        Tensor.item,
+        Tensor.tolist,
+    }
+)
+"""What makes a number, or numbers, of a tensor."""

@@ -1,0 +1,79 @@
+"""Values that are known while a model is traced on fake tensors: those that follow from the code
+alone, as a mask of ones that nobody gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from autopar.tracer import aot
+
+MAX_ELEMENTS = 1 << 20
+"""No larger tensor is computed."""
+
+
+class Known(aot.FakeTensorMode):
+    """Computes beside each op on fake tensors what it makes of known ones. Ops that draw random
+    numbers, leave memory as it was, or change a tensor in place make nothing known."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._values = WeakIdKeyDictionary()
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the value of `tensor`, as the model sees it, is known."""
+        return self._value(aot.functionless(tensor)) is not None
+
+    def look(self, func: Callable[[Tensor], Any], tensor: Tensor) -> Any:
+        """`func` of the value of `tensor`, which is known."""
+        value = self._value(aot.functionless(tensor))
+        assert value is not None
+        with aot.no_modes():
+            return func(value)
+
+    def _value(self, tensor: Tensor) -> Tensor | None:
+        return self._values.get(tensor) if isinstance(tensor, aot.FakeTensor) else tensor
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        found = super().__torch_dispatch__(func, types, args, kwargs or {})
+        if func._schema.is_mutable:
+            for tensor in _tensors((args, kwargs)):
+                self._values.pop(tensor, None)
+        elif _determined(func) and _small(found):
+            self._learn(func, args, dict(kwargs or {}), found)
+        return found
+
+    def _learn(self, func: Any, args: Any, kwargs: dict[str, Any], found: Any) -> None:
+        leaves, spec = aot.tree_flatten((args, kwargs))
+        known = [self._value(x) if isinstance(x, Tensor) else x for x in leaves]
+        given = [isinstance(x, Tensor) and k is None for x, k in zip(leaves, known, strict=True)]
+        if any(given):
+            return
+        real_args, real_kwargs = aot.tree_unflatten(known, spec)
+        with aot.no_modes(), torch.no_grad():
+            real = func(*real_args, **real_kwargs)
+        for fake, value in zip(_tensors(found), _tensors(real), strict=True):
+            self._values[fake] = value
+
+
+def _determined(func: Any) -> bool:
+    """Whether an op's result follows from its arguments."""
+    return torch.Tag.nondeterministic_seeded not in func.tags and "empty" not in func._schema.name
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [x for x in aot.tree_flatten(value)[0] if isinstance(x, Tensor)]
+
+
+def _small(found: Any) -> bool:
+    return all(x.numel() <= MAX_ELEMENTS for x in _tensors(found))

@@ -1,0 +1,105 @@
+"""Calls that are answered otherwise while a model is traced, and values that are known then."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.errors import TraceError
+from autopar.tracer import known, trace
+
+IDS = torch.randint(8, (4, 6))
+
+
+class Words(nn.Module):
+    """An embedding, with what a subclass looks at in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(8, 4)
+
+    def look(self, ids: Tensor) -> bool:
+        return False
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        return (x.tanh() if self.look(ids) else x).mean()
+
+
+def ops(model: nn.Module, *args: Tensor) -> list[str]:
+    return [node.op for node in trace(model, args).graph.nodes]
+
+
+class Asserting(Words):
+    def look(self, ids: Tensor) -> bool:
+        assert ids.max().item() < 8 and (ids >= 0).all(), "no such word"
+        return False
+
+
+class Masked(Words):
+    def look(self, ids: Tensor) -> bool:
+        mask = torch.ones(ids.shape)
+        mask[:, 0] = 2
+        return bool((mask.flatten() > self.least).any())
+
+    least = 1.0
+
+
+class Unwritten(Words):
+    """Memory that was never written has no value, whatever is there."""
+
+    def look(self, ids: Tensor) -> bool:
+        return bool(torch.empty(ids.shape).isfinite().any())
+
+
+class Reading(Words):
+    def look(self, ids: Tensor) -> bool:
+        return bool(ids.max() > 3)
+
+
+class Rolling(Words):
+    def look(self, ids: Tensor) -> bool:
+        return bool(torch.rand(()) < 0.5)
+
+
+def test_what_only_asserts_is_taken_to_hold() -> None:
+    assert "aten.embedding.default" in ops(Asserting(), IDS)
+
+
+@pytest.mark.parametrize(("least", "taken"), [(1.0, True), (2.0, False)])
+def test_the_branch_that_follows_from_the_code_is_taken(least: float, taken: bool) -> None:
+    model = Masked()
+    model.least = least
+    assert ("aten.tanh.default" in ops(model, IDS)) == taken
+
+
+@pytest.mark.parametrize("kind", [Reading, Rolling, Unwritten])
+def test_a_branch_on_data_or_chance_is_refused(kind: type[nn.Module]) -> None:
+    with pytest.raises(TraceError, match=r"test_calls\.py:\d+: return bool\(.*\n  a value that"):
+        trace(kind(), (IDS,))
+
+
+def test_large_tensors_are_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "MAX_ELEMENTS", 23)
+    with pytest.raises(TraceError, match="a value that is known only"):
+        trace(Masked(), (IDS,))
+
+
+def test_gradients_of_embeddings_are_dense() -> None:
+    traced = trace(nn.Embedding(8, 4, sparse=True), (IDS,))
+    (grad,) = (item for item in traced.gm.graph.output_node().args[0][1:] if item is not None)
+    assert grad.meta["val"].layout is torch.strided
+    assert grad.meta["val"].shape == (8, 4)
+
+
+class Dropping(Words):
+    layerdrop = 0.1
+
+    def look(self, ids: Tensor) -> bool:
+        return bool(torch.rand(()) < self.layerdrop)
+
+
+def test_layers_left_out_by_chance_are_refused_with_the_cure() -> None:
+    with pytest.raises(TraceError, match=r"by chance, .* config\.layerdrop, to 0"):
+        trace(Dropping(), (IDS,))
