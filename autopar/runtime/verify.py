@@ -175,6 +175,6 @@ def step_of(result: StepResult) -> Step:
     for name, tensor in result.outputs.items():
         role, _, target = name.partition(":")
         named["mutation" if role == Role.MUTATION.value else "output"][target] = tensor
-        if role in (Role.LOSS.value, Role.VALUE.value):
+        if result.gradients and role in (Role.LOSS.value, Role.VALUE.value):
             ends.append(target)
     return Step(named["output"], named["mutation"], result.gradients, frozenset(ends))
