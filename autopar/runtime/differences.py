@@ -35,13 +35,14 @@ class Step:
     def named(self) -> dict[str, Tensor]:
         """All tensors, as they are called in a report."""
         return (
-            {f"output {name}{self._kind(name)}": x for name, x in self.outputs.items()}
+            {f"output {name}{_kind(x)}": x for name, x in self.outputs.items()}
             | {f"buffer {name}": x for name, x in self.buffers.items()}
             | {_gradient(name): x for name, x in self.gradients.items()}
         )
 
-    def _kind(self, name: str) -> str:
-        return " (loss)" if name in self.ends and self.outputs[name].dim() == 0 else ""
+
+def _kind(output: Tensor) -> str:
+    return " (loss)" if output.dim() == 0 and output.is_floating_point() else ""
 
 
 def _gradient(name: str) -> str:

@@ -200,3 +200,8 @@ def compare(model: nn.Module, x: Tensor, pins: dict[str, str], **options: Any) -
     plan = plan_for(traced.graph, "4", pins)
     program = generate(traced.gm, traced.graph, plan)
     return compare_program(program, traced, plan, model, (x,), {}, **options)
+
+
+def test_a_model_without_parameters_has_a_loss_too() -> None:
+    (loss,) = check(nn.MSELoss(), (*X, -X[0])).differences
+    assert (loss.name, loss.why) == ("output 0 (loss)", "")
