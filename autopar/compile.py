@@ -28,8 +28,9 @@ from autopar.runtime import params
 from autopar.runtime.agreement import make_agreement
 from autopar.runtime.digests import param_types
 from autopar.runtime.inputs import Inputs, check_inputs
-from autopar.runtime.module import CompiledModule, Runner
+from autopar.runtime.module import CompiledModule
 from autopar.runtime.random import SharedRandom
+from autopar.runtime.runner import Runner
 from autopar.runtime.weights import find_sources
 from autopar.runtime.world import device_of, join, look
 

@@ -33,8 +33,8 @@ from autopar.matching import matches
 from autopar.options import Options, make_options
 from autopar.runtime import backend as backends
 from autopar.runtime.agreement import make_agreement
-from autopar.runtime.module import Runner
 from autopar.runtime.random import SharedRandom
+from autopar.runtime.runner import Runner
 from autopar.runtime.sharded import whole_of
 from autopar.runtime.world import device_of, join, look
 from autopar.tracer.labels import labelled

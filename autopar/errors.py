@@ -18,6 +18,10 @@ class TraceError(AutoparError):
     """The model could not be captured as a graph."""
 
 
+class GuardError(TraceError):
+    """What the model reads cannot be watched for changes."""
+
+
 class TargetError(AutoparError):
     """The function that a command names cannot be loaded, or does not return (model, inputs)."""
 
@@ -82,6 +86,14 @@ class NotImposedWarning(AutoparWarning):
 
 class UnknownOpWarning(AutoparWarning):
     """An op has no sharding rule and runs replicated."""
+
+
+class SideEffectWarning(AutoparWarning):
+    """The model's forward does in Python what its program will not do again."""
+
+
+class ManyProgramsWarning(AutoparWarning):
+    """What the model reads changes from call to call, and each change makes another program."""
 
 
 class OtherStepWarning(AutoparWarning):

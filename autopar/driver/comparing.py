@@ -24,6 +24,7 @@ from autopar.runtime.comparison import EXACT, Report, blank_note
 from autopar.runtime.differences import Step, differences, distances, with_exact
 from autopar.runtime.doors import flatten, tree_map, unflatten
 from autopar.runtime.lockstep import train_step
+from autopar.runtime.params import buffer_places
 from autopar.runtime.precision import computing_in, in_dtype
 from autopar.runtime.program import Program
 from autopar.runtime.verify import (
@@ -36,7 +37,8 @@ from autopar.runtime.verify import (
     whole_tensors,
 )
 from autopar.tracer import Traced
-from autopar.tracer.capture import autocast_on_cpu, replace_states, untouched
+from autopar.tracer.capture import autocast_on_cpu, replace_states
+from autopar.tracer.watch import untouched
 
 _FINE, _COARSE = "float64", "float32"
 
@@ -111,7 +113,7 @@ def eager(
         args, kwargs = unflatten([_in(leaf, dtype) for leaf in leaves], spec)
         directions = {k: in_dtype(x, dtype) for k, x in directions.items()}
     form = traced.out_spec, len(traced.outputs)
-    with untouched(model), own_values(model, dtype), computing_in(dtype), seeded(seed):
+    with untouched(model.modules()), own_values(model, dtype), computing_in(dtype), seeded(seed):
         return eager_step(model, args, kwargs, form, directions)
 
 
@@ -188,7 +190,7 @@ def check_call(
 
     def work() -> bytes:
         given, named = tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, (args, kwargs))
-        with untouched(model), torch.inference_mode(False), autocast_on_cpu():
+        with untouched(model.modules()), torch.inference_mode(False), autocast_on_cpu():
             replace_states(model, lambda x: whole[id(x)])
             compare_program(program, traced, plan, model, given, named).check()
         return b"equal"
@@ -197,7 +199,7 @@ def check_call(
 
 
 def _states(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]
+    return [*model.parameters(), *(buffer for *_, buffer in buffer_places(model))]
 
 
 def _whole(state: Tensor, *, keep: bool) -> Tensor:

@@ -38,12 +38,12 @@ from autopar.runtime.binding import (
     results,
     row_results,
 )
-from autopar.runtime.digests import digest_params, digest_values
+from autopar.runtime.digests import digest_params, digest_values, modes
 from autopar.runtime.doors import flatten
-from autopar.runtime.module import Executable, Signature
 from autopar.runtime.program import Program
 from autopar.runtime.progress import Progress
 from autopar.runtime.random import DefaultRandom, SharedRandom, draws
+from autopar.runtime.runner import Executable, Signature
 from autopar.runtime.weights import Sources
 from autopar.runtime.world import Groups, World, make_groups, param_placements
 from autopar.search import summary
@@ -139,7 +139,7 @@ class Builder:
                 stored = self._stored(traced, mark)
                 values = digest_values(flatten((args, kwargs))[0])
             facts = {"graph of the model": mark, _BATCH: values}
-            agreement.agree("what to compile", facts | signature.facts())
+            agreement.agree("what to compile", facts | signature.facts() | modes(self.model))
             progress.phase("plan")
             plan = stored or self._plan(agreement, traced, args, kwargs, groups, progress)
             with agreement.telling("the plan"):
@@ -262,6 +262,7 @@ class Builder:
             out_spec=traced.out_spec,
             names=tuple(leaf.name for leaf in traced.outputs),
             random=random,
+            reads=traced.reads,
         )
 
     def _random(self, agreement: Agreement, program: Program) -> DefaultRandom | None:

@@ -31,6 +31,14 @@ def digest_params(model: nn.Module) -> str:
     return f"{sum(p.numel() for p in model.parameters())} numbers, {digest}"
 
 
+def modes(model: nn.Module) -> dict[str, str]:
+    """Which modules train, and which parameters are trained, in the order of their names."""
+    return {
+        "training modes": _runs(module.training for module in model.modules()),
+        "trainable parameters": _runs(param.requires_grad for param in model.parameters()),
+    }
+
+
 def digest_values(leaves: Iterable[Any]) -> str:
     """A hash of the values of the tensors among `leaves`; of those on meta there are none."""
     digest = hashlib.blake2b(digest_size=8)
@@ -39,3 +47,12 @@ def digest_values(leaves: Iterable[Any]) -> str:
             flat = leaf.detach().to("cpu").contiguous().reshape(-1)
             digest.update(flat.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _runs(flags: Iterable[bool]) -> str:
+    """`3 yes, 1 no, 2 yes`."""
+    runs: list[tuple[bool, int]] = []
+    for flag in flags:
+        count = runs.pop()[1] if runs and runs[-1][0] == flag else 0
+        runs.append((flag, count + 1))
+    return ", ".join(f"{count} {'yes' if flag else 'no'}" for flag, count in runs)

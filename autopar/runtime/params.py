@@ -22,6 +22,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError
 from autopar.runtime.doors import hand_hooks, local_slices
+from autopar.runtime.guards import is_state
 from autopar.runtime.identity import supersede
 from autopar.runtime.optimizers import mark
 from autopar.runtime.reading import moves
@@ -52,9 +53,7 @@ def replicate(model: nn.Module, world: World, sources: Sources) -> None:
     mesh = world.device_mesh
     supersede(tuple(_ready(model, world, mesh, sources)))
     buffers: dict[int, Tensor] = {}
-    for table, leaf, name, buffer in list(_buffers(model)):
-        if isinstance(buffer, DTensor):
-            raise AutoparError(f"buffer {name} is a DTensor: autopar.compile needs it plain")
+    for table, leaf, name, buffer in list(buffer_places(model)):
         if id(buffer) not in buffers:
             given = sources.whole(name, buffer) if name in sources else buffer
             buffers[id(buffer)] = given.to(world.device)
@@ -170,9 +169,11 @@ def _parameter(data: Tensor, like: Tensor) -> nn.Parameter:
     return new
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, str, Tensor]]:
-    """Every place that holds a buffer, with the name there; one buffer may have several."""
+def buffer_places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, str, Tensor]]:
+    """Every place that holds a buffer, or a tensor that is a plain attribute and like one, with the
+    name there; one tensor may have several."""
     for path, module in model.named_modules():
-        for leaf, buffer in module._buffers.items():
-            if buffer is not None:
-                yield module._buffers, leaf, f"{path}.{leaf}" if path else leaf, buffer
+        for table in (module._buffers, vars(module)):
+            for leaf, buffer in table.items():
+                if isinstance(buffer, Tensor) and is_state(buffer):
+                    yield table, leaf, f"{path}.{leaf}" if path else leaf, buffer

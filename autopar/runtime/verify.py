@@ -14,6 +14,7 @@ from autopar.graph import Graph, Role
 from autopar.runtime.differences import Step
 from autopar.runtime.doors import TreeSpec, flatten, unflatten
 from autopar.runtime.lockstep import StepResult
+from autopar.runtime.params import buffer_places
 from autopar.runtime.precision import in_dtype
 
 TOLERANCES: Mapping[str, float] = {
@@ -33,7 +34,7 @@ def whole_tensors(
     AutoparError if a tensor has no values.
     """
     named = {f"param:{name}": param for name, param in model.named_parameters()}
-    named |= {f"buffer:{n}": b for n, b in model.named_buffers(remove_duplicate=False)}
+    named |= {f"buffer:{name}": buffer for _, _, name, buffer in buffer_places(model)}
     leaves, _ = flatten((args, kwargs))
     named |= {f"input:{i}": leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     for name, tensor in named.items():

@@ -12,8 +12,9 @@ from torch import fx, nn
 from autopar.errors import TraceError
 from autopar.garbage import collection_paused
 from autopar.graph import Graph, Role
+from autopar.runtime.guards import Read
 from autopar.tracer.annotate import report_unknown, with_rules
-from autopar.tracer.aot import TreeSpec
+from autopar.tracer.aot import TreeSpec, tree_flatten
 from autopar.tracer.capture import Capture, InputLeaf, Wanted, only_losses
 from autopar.tracer.capture import capture as _capture
 from autopar.tracer.classes import with_keys
@@ -23,6 +24,7 @@ from autopar.tracer.normalize import normalize as _normalize
 from autopar.tracer.periods import Different
 from autopar.tracer.runs import shortened
 from autopar.tracer.snapshot import snapshot as _snapshot
+from autopar.tracer.watch import Watch
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +52,7 @@ class Traced:
     "buffer:NAME", "input:I" (flat leaf I of (args, kwargs)), "tangent:POS" (flat leaf POS of the
     output). `in_spec` and `input_leaves` are what a later call's (args, kwargs) must flatten to;
     `out_spec` and `outputs` rebuild the output. `tied` gives the first name of a parameter for each
-    of its other names.
+    of its other names. `reads` is what else the program depends on.
     """
 
     gm: fx.GraphModule
@@ -61,6 +63,7 @@ class Traced:
     out_spec: TreeSpec
     outputs: tuple[OutputLeaf, ...]
     tied: dict[str, str]
+    reads: tuple[Read, ...]
 
 
 @collection_paused()
@@ -81,7 +84,11 @@ def trace(
     cannot be captured, and with `strict` for an op without a rule, which is otherwise an
     UnknownOpWarning. The model is left as it was.
     """
-    found, graph = _graph(model, args, kwargs or {}, name or type(model).__name__, wanted)
+    watch = Watch(model, tree_flatten((args, kwargs or {}))[0])
+    with watch.around(strict):
+        found, graph = _graph(
+            model, args, kwargs or {}, name or type(model).__name__, wanted, watch
+        )
     report_unknown(graph, strict=strict)
     placeholders = [
         f"{node.role.value}:{node.target}"
@@ -107,31 +114,42 @@ def trace(
             for i, leaf in enumerate(found.outputs)
         ),
         tied=found.tied,
+        reads=watch.reads,
     )
 
 
 def _graph(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, wanted: Wanted
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    wanted: Wanted,
+    watch: Watch,
 ) -> tuple[Capture, Graph]:
     """The joint graph and its twin, from a shorter model where blocks repeat."""
-    runs = find_runs(model, args, kwargs, wanted)
+    runs = find_runs(model, args, kwargs, wanted, watch)
     if runs:
         try:
             with shortened(model, runs):
-                found, graph = _whole_graph(model, args, kwargs, name, wanted)
+                found, graph = _whole_graph(model, args, kwargs, name, wanted, watch)
             for run in runs:
                 graph = _expand(found.gm, graph, run)
         except (TraceError, Different) as error:
             _log.info("%s is traced whole, though blocks repeat: %s", name, error)
         else:
             return found, graph
-    return _whole_graph(model, args, kwargs, name, wanted)
+    return _whole_graph(model, args, kwargs, name, wanted, watch)
 
 
 def _whole_graph(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], name: str, wanted: Wanted
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    wanted: Wanted,
+    watch: Watch,
 ) -> tuple[Capture, Graph]:
-    found = _capture(model, args, kwargs, wanted)
+    found = _capture(model, args, kwargs, wanted, watch)
     with torch.autocast("cpu", enabled=False):
         _normalize(found.gm, found.tied)
     graph = with_keys(with_rules(_snapshot(found, name)))

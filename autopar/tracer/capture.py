@@ -6,7 +6,6 @@ nothing is computed or allocated, whatever device the model is on; the model com
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -18,11 +17,13 @@ from torch import Tensor, fx, nn
 
 from autopar.errors import TraceError
 from autopar.graph import Role
+from autopar.runtime.guards import is_state
 from autopar.tracer import aot
 from autopar.tracer.calls import CallMode
 from autopar.tracer.failures import is_data_dependent, trace_error
 from autopar.tracer.huggingface import prepared
 from autopar.tracer.known import Known
+from autopar.tracer.watch import Watch, untouched
 from autopar.tracer.wrappers import unwrapped
 
 PREFIX = "model."
@@ -30,8 +31,6 @@ PREFIX = "model."
 
 MODULE_KEY = "autopar_module"
 """Where a node's `meta["custom"]` holds its module's path."""
-
-_CONTAINERS = (dict, OrderedDict, list, set)
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
@@ -110,6 +109,7 @@ class _Step(nn.Module):
         spec: aot.TreeSpec,
         paths: dict[nn.Module, str],
         wanted: Wanted,
+        watch: Watch,
     ) -> None:
         super().__init__()
         self.model = model
@@ -117,6 +117,7 @@ class _Step(nn.Module):
         self.spec = spec
         self.paths = paths
         self.wanted = wanted
+        self.watch = watch
         self.known: Known | None = None
         self.out_spec: aot.TreeSpec | None = None
         self.outputs: tuple[OutputLeaf, ...] = ()
@@ -125,7 +126,7 @@ class _Step(nn.Module):
         given = iter(tensors)
         leaves = [next(given) if isinstance(x, Tensor) else x for x in self.leaves]
         args, kwargs = aot.tree_unflatten(leaves, self.spec)
-        with CallMode(self.known), annotated(self.paths):
+        with CallMode(self.known), annotated(self.paths), self.watch.forward():
             result = self.model(*args, **kwargs)
         found, self.out_spec = aot.tree_flatten(result)
         names = _names(found, result)
@@ -197,7 +198,8 @@ def capture(
     model: nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    wanted: Wanted = only_losses,
+    wanted: Wanted,
+    watch: Watch,
 ) -> Capture:
     """The joint graph of `model(*args, **kwargs)`; TraceError where there is none."""
     leaves, spec = aot.tree_flatten((args, kwargs))
@@ -209,14 +211,14 @@ def capture(
             )
     tied = tied_parameters(model)
     try:
-        step, gm = _joint_graph(model, leaves, spec, wanted, aot.FakeTensorMode, as_compiled=True)
+        step, gm = _joint_graph(model, leaves, spec, wanted, watch, as_compiled=True)
     except TraceError as error:
         # What the model looks at may follow from its code alone. And some models leave out what
         # they need where they are compiled, and run in eager alone.
         looks = is_data_dependent(error)
         mode = Known if looks else aot.FakeTensorMode
         try:
-            step, gm = _joint_graph(model, leaves, spec, wanted, mode, as_compiled=looks)
+            step, gm = _joint_graph(model, leaves, spec, wanted, watch, mode, as_compiled=looks)
         except TraceError:
             raise error from None
     assert step.out_spec is not None
@@ -232,14 +234,15 @@ def _joint_graph(
     leaves: list[Any],
     spec: aot.TreeSpec,
     wanted: Wanted,
-    kind: type[aot.FakeTensorMode],
+    watch: Watch,
+    kind: type[aot.FakeTensorMode] = aot.FakeTensorMode,
     *,
     as_compiled: bool,
 ) -> tuple[_Step, fx.GraphModule]:
     mode = kind(allow_non_fake_inputs=True)
     paths = {module: name for name, module in model.named_modules()}
     stand_in = partial(fake_tensor, mode=mode)
-    with staged(model, leaves, spec, stand_in, paths, wanted) as (step, fakes):
+    with staged(model, leaves, spec, stand_in, paths, wanted, watch) as (step, fakes):
         step.known = mode if isinstance(mode, Known) else None
         try:
             return step, aot.joint_graph(step, fakes, mode, as_compiled=as_compiled)
@@ -257,13 +260,14 @@ def staged(
     stand_in: Callable[[Tensor], Tensor],
     paths: dict[nn.Module, str],
     wanted: Wanted,
+    watch: Watch,
 ) -> Generator[tuple[_Step, tuple[Tensor, ...]], None, None]:
     """The step of `model` and the tensors to call it on, with stand-ins for parameters, buffers and
     inputs; inside, the model is made ready for it."""
     given = [stand_in(x) if isinstance(x, Tensor) else x for x in leaves]
     with ExitStack() as stack:
-        stack.enter_context(untouched(model))
-        step = _Step(model, given, spec, paths, wanted)
+        stack.enter_context(untouched(model.modules()))
+        step = _Step(model, given, spec, paths, wanted, watch)
         replace_states(model, stand_in)
         stack.enter_context(prepared(model))
         stack.enter_context(autocast_on_cpu())
@@ -289,7 +293,11 @@ def fake_tensor(x: Tensor, mode: aot.FakeTensorMode) -> Tensor:
 
 
 def replace_states(model: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> None:
-    """Put stand-ins in the place of parameters and buffers, one for all names of a tensor."""
+    """Put stand-ins in the place of parameters and buffers, one for all names of a tensor. Tensors
+    that are plain attributes become buffers: a program has their values as inputs."""
+    for module in model.modules():
+        for name in [name for name, value in vars(module).items() if is_state(value)]:
+            module._buffers[name] = vars(module).pop(name)
     found: dict[int, Tensor] = {}
     for states in _states(model):
         for name, tensor in states.items():
@@ -303,26 +311,6 @@ def _states(model: nn.Module) -> Iterator[dict[str, Any]]:
     for module in model.modules():
         yield module._parameters
         yield module._buffers
-
-
-@contextmanager
-def untouched(model: nn.Module) -> Generator[None, None, None]:
-    """Whatever happens inside, every module of `model` has the attributes it had, and the tables,
-    lists and sets among them (parameters, hooks, what a model remembers) hold what they held."""
-    before: list[tuple[nn.Module, dict[str, Any], list[tuple[Any, Any]]]] = []
-    for module in model.modules():
-        attributes = dict(vars(module))
-        kept = [(x, x.copy()) for x in attributes.values() if type(x) in _CONTAINERS]
-        before.append((module, attributes, kept))
-    try:
-        yield
-    finally:
-        for module, attributes, kept in before:
-            vars(module).clear()
-            vars(module).update(attributes)
-            for held, copy in kept:
-                held.clear()
-                held.extend(copy) if isinstance(held, list) else held.update(copy)
 
 
 @contextmanager

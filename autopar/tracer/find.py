@@ -13,10 +13,15 @@ from autopar.tracer.alike import Stream, proposals, repeats, same_around
 from autopar.tracer.capture import Wanted, staged
 from autopar.tracer.recording import Kinds, Recording, meta_tensor, record
 from autopar.tracer.runs import Run, block_lists, block_name, shortened
+from autopar.tracer.watch import Watch
 
 
 def find_runs(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], wanted: Wanted
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    wanted: Wanted,
+    watch: Watch,
 ) -> tuple[Run, ...]:
     """The runs of `model(*args, **kwargs)`: none where blocks differ, or where the step cannot be
     recorded. The model is left as it was."""
@@ -24,7 +29,7 @@ def find_runs(
     if not lists:
         return ()
     kinds: Kinds = {}
-    whole = _recorded(model, args, kwargs, lists, kinds, wanted)
+    whole = _recorded(model, args, kwargs, lists, kinds, wanted, watch)
     if whole is None:
         return ()
     found, states = whole
@@ -33,7 +38,7 @@ def find_runs(
         return ()
     with shortened(model, runs):
         kept = {run.path: [lists[run.path][m] for m in run.kept] for run in runs}
-        rest = _recorded(model, args, kwargs, kept, kinds, wanted)
+        rest = _recorded(model, args, kwargs, kept, kinds, wanted, watch)
     if rest is None:
         return ()
     there = Stream(found, runs, states, kinds, short=False)
@@ -66,13 +71,14 @@ def _recorded(
     lists: Mapping[str, Sequence[nn.Module]],
     kinds: Kinds,
     wanted: Wanted,
+    watch: Watch,
 ) -> tuple[Recording, dict[str, Hashable]] | None:
     """A recording, and what each parameter and buffer is like; None if the model raises."""
     leaves, spec = aot.tree_flatten((args, kwargs))
     blocks = {block: block_name(path, i) for path in lists for i, block in enumerate(lists[path])}
     with warnings.catch_warnings(), aot.compiling():
         warnings.simplefilter("ignore")
-        with staged(model, leaves, spec, meta_tensor, {}, wanted) as (step, tensors):
+        with staged(model, leaves, spec, meta_tensor, {}, wanted, watch) as (step, tensors):
             states = {**dict(model.named_parameters()), **dict(model.named_buffers())}
             try:
                 found = record(step, tensors, states, blocks, kinds)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from autopar.graph import Role
+from autopar.runtime.params import buffer_places
 from autopar.tracer import Traced
 from autopar.tracer.aot import tree_flatten
 
@@ -20,7 +21,8 @@ def run(
     tangents: dict[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Value of every output item by "role:target". A tangent that is not given is one."""
-    parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    parameters = dict(model.named_parameters())
+    buffers = {name: buffer for _, _, name, buffer in buffer_places(model)}
     leaves = tree_flatten((args, kwargs))[0]
     values: list[Tensor] = []
     for name in traced.inputs:

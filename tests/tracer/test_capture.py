@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from autopar.errors import TraceError, UnknownOpWarning
+from autopar.errors import SideEffectWarning, TraceError, UnknownOpWarning
 from autopar.tracer import trace
 from tests.tracer.execute import run
 from tests.tracer.models import gpt2, llama, mlp, token_inputs
@@ -75,7 +75,8 @@ def test_what_forward_leaves_on_the_model_is_removed(fails: bool) -> None:
         with pytest.raises(TraceError, match="RuntimeError: no luck"):
             trace(model, (torch.randn(2, 4),))
     else:
-        trace(model, (torch.randn(2, 4),))
+        with pytest.warns(SideEffectWarning, match="sets last of the model"):
+            trace(model, (torch.randn(2, 4),))
     assert state_of(model) == before
     assert model.last is None
 
@@ -204,21 +205,23 @@ def test_dtensor_parameters_are_traced_by_their_global_shape(one_rank: Any) -> N
     assert all(isinstance(p, DTensor) for p in model.parameters())
 
 
-class HoldsConstant(nn.Module):
-    """A tensor that is no parameter and no buffer."""
+class HoldsTensors(nn.Module):
+    """Tensors that are no parameter and no buffer: one is an attribute, two are not."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
-        self.constant = torch.arange(4.0)
+        self.attribute, self.inside = torch.arange(4.0), [torch.ones(4)]
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.linear(x) * self.constant + torch.tensor([1.0, 2.0, 3.0, 4.0])).sum()
+        y = self.linear(x) * self.attribute * self.inside[0]
+        return (y + torch.tensor([1.0, 2.0, 3.0, 4.0])).sum()
 
 
-def test_tensors_that_are_no_state_are_constants() -> None:
-    model, x = HoldsConstant(), torch.randn(2, 4)
+def test_tensors_that_are_attributes_are_state_and_others_constants() -> None:
+    model, x = HoldsTensors(), torch.randn(2, 4)
     traced = trace(model, (x,))
+    assert "buffer:attribute" in traced.inputs and "attribute" in vars(model)
     assert [n.role.value for n in traced.graph.nodes if n.op == "get_attr"] == ["constant"] * 2
     torch.testing.assert_close(run(traced, model, (x,), {})["loss:0"], model(x).detach())
 

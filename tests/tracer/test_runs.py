@@ -18,10 +18,14 @@ from autopar.notation import Rule
 from autopar.rules import Call, rule_for
 from autopar.tracer import Traced, annotate, only_losses, trace
 from autopar.tracer.find import find_runs
+from autopar.tracer.watch import Watch
 from tests.tracer.deep_models import DEPTH, SHORT, WIDTH, Block, Made, llama, plain, t5
 from tests.tracer.misleading_models import WHOLE, all_hidden_states
 from tests.zoo.cases import make_case, moved
 from tests.zoo.equality import check_any_plan
+
+# These models keep what they computed, and start from it at the next call.
+pytestmark = pytest.mark.filterwarnings("ignore:forward sets skips of the model")
 
 
 def traced_whole(model: nn.Module, inputs: dict[str, Any]) -> Traced:
@@ -64,7 +68,7 @@ def _lines(gm: fx.GraphModule) -> list[object]:
 @pytest.mark.parametrize("build", SHORT, ids=lambda build: build.__name__)
 def test_a_short_trace_is_the_whole_one(build: Callable[[], Made]) -> None:
     model, inputs = build()
-    runs = find_runs(model, (), inputs, only_losses)
+    runs = find_runs(model, (), inputs, only_losses, Watch(model))
     assert [(run.path, run.head, run.period) for run in runs] == SHORT[build]
     assert_equal(trace(model, (), inputs), traced_whole(model, inputs))
 
@@ -72,7 +76,7 @@ def test_a_short_trace_is_the_whole_one(build: Callable[[], Made]) -> None:
 @pytest.mark.parametrize("build", WHOLE, ids=lambda build: build.__name__)
 def test_blocks_that_differ_are_all_traced(build: Callable[[], Made]) -> None:
     model, inputs = build()
-    assert not find_runs(model, (), inputs, only_losses)
+    assert not find_runs(model, (), inputs, only_losses, Watch(model))
 
 
 @pytest.mark.parametrize("build", [llama, plain], ids=lambda build: build.__name__)
@@ -103,7 +107,7 @@ def test_what_a_model_remembers_comes_back_as_it_was() -> None:
 def test_forward_alone() -> None:
     model, inputs = plain()
     with torch.no_grad():
-        assert find_runs(model, (), inputs, only_losses)
+        assert find_runs(model, (), inputs, only_losses, Watch(model))
         assert_equal(trace(model, (), inputs), traced_whole(model, inputs))
 
 
@@ -117,7 +121,7 @@ class Looks(Block):
 def test_what_cannot_be_recorded_is_traced_whole() -> None:
     model = nn.Sequential(*(Looks() for _ in range(DEPTH)))
     inputs = {"input": torch.zeros(4, WIDTH)}
-    assert not find_runs(model, (), inputs, only_losses)
+    assert not find_runs(model, (), inputs, only_losses, Watch(model))
 
 
 def test_unknown_ops_are_counted_in_the_whole_graph(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +136,7 @@ def test_unknown_ops_are_counted_in_the_whole_graph(monkeypatch: pytest.MonkeyPa
 
 def test_two_halves_have_a_run_each() -> None:
     model, inputs = t5()
-    runs = find_runs(model, (), inputs, only_losses)
+    runs = find_runs(model, (), inputs, only_losses, Watch(model))
     assert [(run.path, run.kept, run.extra) for run in runs] == [
         ("encoder.block", (0, 1, DEPTH - 2, DEPTH - 1), DEPTH - 4),
         ("decoder.block", (0, 1, DEPTH - 2, DEPTH - 1), DEPTH - 4),

@@ -8,9 +8,10 @@ import pytest
 from torch import nn
 
 from autopar.graph import Phase, Ref, Role
-from autopar.tracer.capture import capture
+from autopar.tracer.capture import capture, only_losses
 from autopar.tracer.normalize import normalize
 from autopar.tracer.snapshot import snapshot
+from autopar.tracer.watch import Watch
 from tests.tracer.models import gpt2, llama, token_inputs
 
 BUILDS = pytest.mark.parametrize("build", [gpt2, llama])
@@ -18,7 +19,8 @@ BUILDS = pytest.mark.parametrize("build", [gpt2, llama])
 
 @BUILDS
 def test_nodes_are_those_of_the_fx_graph_then_its_outputs(build: Callable[[], nn.Module]) -> None:
-    found = capture(build(), (), token_inputs())
+    model = build()
+    found = capture(model, (), token_inputs(), only_losses, Watch(model))
     normalize(found.gm, found.tied)
     graph = snapshot(found, "model")
     *fx_nodes, output = found.gm.graph.nodes
@@ -34,7 +36,8 @@ def test_nodes_are_those_of_the_fx_graph_then_its_outputs(build: Callable[[], nn
 
 @BUILDS
 def test_forward_depends_on_forward_alone(build: Callable[[], nn.Module]) -> None:
-    found = capture(build(), (), token_inputs())
+    model = build()
+    found = capture(model, (), token_inputs(), only_losses, Watch(model))
     normalize(found.gm, found.tied)
     tagged = snapshot(found, "model")
     for node in tagged.nodes:
@@ -57,7 +60,7 @@ def test_forward_depends_on_forward_alone(build: Callable[[], nn.Module]) -> Non
 @BUILDS
 def test_every_op_of_a_block_is_in_its_module(build: Callable[[], nn.Module]) -> None:
     model = build()
-    found = capture(model, (), token_inputs())
+    found = capture(model, (), token_inputs(), only_losses, Watch(model))
     normalize(found.gm, found.tied)
     graph = snapshot(found, "model")
     modules = {name for name, _ in model.named_modules()}

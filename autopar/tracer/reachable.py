@@ -1,0 +1,162 @@
+"""What the code of a model reads besides its arguments and modules: globals, and what functions
+closed over, found by reading the code.
+
+Installed packages are taken as they are: only the user's own files are looked through.
+"""
+
+from __future__ import annotations
+
+import dis
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import nn
+
+from autopar.runtime.guards import Read
+
+_MODULE_CLASSES = frozenset(nn.Module.__mro__)
+_NONE = object()
+
+
+@cache
+def is_installed(file: str) -> bool:
+    """Whether a file is part of Python, of an installed package or of autopar."""
+    if file.startswith("<frozen"):
+        return True
+    paths = sysconfig.get_paths()
+    own = str(Path(__file__).parents[1])
+    folders = {paths[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")} | {own}
+    return any(file.startswith(f"{folder}/") for folder in folders)
+
+
+def reachable(model: nn.Module, leaves: list[Any]) -> tuple[Read, ...]:
+    """The globals, cells and attributes of user's classes and modules that a call of `model`, given
+    `leaves`, may read."""
+    search = _Search()
+    for module in model.modules():
+        search.methods(type(module), "forward")
+        for value in vars(module).values():
+            if isinstance(value, Mapping):  # of hooks
+                for hook in list(value.values()):
+                    search.function(hook)
+            search.function(value)
+    for leaf in leaves:
+        search.function(leaf)
+    return tuple(search.found.values())
+
+
+class _Search:
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, str], Read] = {}
+        self._functions: set[FunctionType] = set()
+        self._methods: set[tuple[type, str]] = set()
+
+    def methods(self, kind: type, name: str) -> None:
+        """Method or property `name` of a class, and the others that its code names."""
+        if (kind, name) in self._methods:
+            return
+        self._methods.add((kind, name))
+        for each in kind.__mro__:
+            found = vars(each).get(name)
+            if found is not None:
+                if each not in _MODULE_CLASSES:
+                    for used in self.function(getattr(found, "fget", found)):
+                        self.methods(kind, used)
+                return
+
+    def function(self, value: Any) -> set[str]:
+        """Look through a function, if this is one; the names of the attributes its code reads."""
+        value = (
+            value.__func__ if isinstance(value, MethodType | staticmethod | classmethod) else value
+        )
+        if not isinstance(value, FunctionType) or value in self._functions:
+            return set()
+        self._functions.add(value)
+        code, used = value.__code__, set[str]()
+        cells = dict(zip(code.co_freevars, value.__closure__ or (), strict=True))
+        installed = is_installed(code.co_filename)
+        if not installed:
+            for name, attributes in _loads(code):
+                if name in cells:
+                    self._cell(name, cells[name], value.__qualname__, attributes)
+                elif name in value.__globals__:
+                    where = f"{name} of {value.__module__}"
+                    self._entry(Read(value.__globals__, name, where), attributes)
+            used = {name for each in _codes(code) for name in each.co_names}
+        for cell in cells.values():
+            # What a decorator wraps.
+            used |= self.function(_content(cell))
+        return used
+
+    def _cell(self, name: str, cell: CellType, function: str, attributes: set[str]) -> None:
+        content = _content(cell)
+        if name != "__class__" and content is not _NONE:
+            read = Read(cell, "cell_contents", f"{name}, which {function} closes over")
+            self._value(read, content, attributes)
+
+    def _entry(self, read: Read, attributes: set[str]) -> None:
+        table: Any = vars(read.owner) if isinstance(read.owner, type) else read.owner
+        self._value(read, table[read.name], attributes)
+
+    def _value(self, read: Read, value: Any, attributes: set[str]) -> None:
+        if isinstance(value, ModuleType | type):
+            file = _file(value)
+            if file is None or is_installed(file):
+                return
+            owner: Any = value if isinstance(value, type) else vars(value)
+            for name in sorted(attributes & vars(value).keys()):
+                self._entry(Read(owner, name, f"{read.label.split(' of ')[0]}.{name}"), set())
+        if isinstance(value, ModuleType | nn.Module):
+            return
+        if isinstance(value, FunctionType):
+            if is_installed(value.__code__.co_filename):
+                return
+            self.function(value)
+        elif not isinstance(value, type):
+            for name in sorted(attributes):
+                self.function(getattr(type(value), name, None))
+        self.found[id(read.owner), read.name] = read
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return _NONE
+
+
+def _file(value: ModuleType | type) -> str | None:
+    if isinstance(value, type):
+        found = sys.modules.get(value.__module__)
+        return _file(found) if found is not None else None
+    return getattr(value, "__file__", None) or ("<main>" if value.__name__ == "__main__" else None)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions and comprehensions inside."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
+
+
+def _loads(code: CodeType) -> Iterator[tuple[str, set[str]]]:
+    """The globals and free variables that code loads, each with the attributes it takes of them."""
+    found: dict[str, set[str]] = {}
+    for each in _codes(code):
+        name = ""
+        for instruction in dis.get_instructions(each):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF"):
+                name = instruction.argval
+                found.setdefault(name, set())
+            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and name:
+                found[name].add(instruction.argval)
+                name = ""
+            elif instruction.opname != "CACHE":
+                name = ""
+    yield from sorted(found.items())

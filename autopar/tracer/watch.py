@@ -1,0 +1,237 @@
+"""Watching a model's forward while it is traced: what it reads of its modules, and what it does in
+Python that its program will not do again."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from types import CellType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from autopar.errors import SideEffectWarning, TraceError
+from autopar.runtime.frozen import frozen
+from autopar.runtime.guards import HOOKS, TABLES, Read
+from autopar.tracer.reachable import reachable
+
+_CONTAINERS = (dict, OrderedDict, list, set)
+
+# The last three are asked for where there are hooks, as those are that label nodes.
+_INTERNAL = (frozenset(vars(nn.Module)) - {"training", "forward"}) | {
+    "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
+}  # fmt: skip
+# Models of transformers put hooks where they need them at their first call.
+_SET_UP = {*TABLES, *HOOKS, *_INTERNAL, "_output_capturing_hooks_installed"}
+_SHOWN = 5
+
+
+class Watch:
+    """What `model` reads, and what it changes, in the forwards that run inside `forward()`."""
+
+    def __init__(self, model: nn.Module, leaves: list[Any] | None = None) -> None:
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._ids = {id(module): module for module in self._paths}
+        self._found: dict[tuple[int, str], None] = {}
+        self._around = reachable(model, leaves or [])
+        self._effects: dict[str, None] = {}
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """What was read, in the order in which it was first."""
+        inside = (
+            Read(self._ids[owner], name, self._label(self._ids[owner], name))
+            for owner, name in self._found
+        )
+        return (*inside, *self._around)
+
+    def _label(self, module: nn.Module, name: str) -> str:
+        path = self._paths[module]
+        what = "the hooks" if name in HOOKS else name
+        return f"{what} of {path}" if path else f"{what} of the model"
+
+    @contextmanager
+    def forward(self) -> Generator[None, None, None]:
+        """Around a call of the model, which is as before afterwards. A buffer that is replaced
+        inside is changed in place, which a program can do."""
+        modules = list(self._paths)
+        with untouched(modules) as before:
+            with _recorded(self._found, self._ids):
+                yield
+            for module, (attributes, copies) in zip(modules, before, strict=True):
+                for name in _changed(module, attributes, copies):
+                    self._effects[f"sets {self._label(module, name)}"] = None
+                for name in _replaced(module, copies):
+                    self._effects[f"replaces {self._label(module, name)}"] = None
+
+    @contextmanager
+    def around(self, strict: bool) -> Generator[None, None, None]:
+        """Around all of a trace: globals and random numbers are as before afterwards, and what the
+        forward did to them and to its modules is told."""
+        states = [frozen(_held(read), read.label) for read in self._around]
+        kept = [(read, _held(read), _copy(_held(read))) for read in self._around]
+        drawn, drawn_by_numpy = random.getstate(), _numpy_state()
+        try:
+            yield
+            for read, state in zip(self._around, states, strict=True):
+                if frozen(_held(read), read.label) != state:
+                    self._effects[f"changes {read.label}"] = None
+            if random.getstate() != drawn:
+                self._effects["draws from Python's random"] = None
+            if not _equal(_numpy_state(), drawn_by_numpy):
+                self._effects["draws from numpy's random"] = None
+        finally:
+            random.setstate(drawn)
+            np.random.set_state(drawn_by_numpy)  # noqa: NPY002
+            for read, value, copy in kept:
+                _restore(read, value, copy)
+        self._tell(strict)
+
+    def _tell(self, strict: bool) -> None:
+        if not self._effects:
+            return
+        listed = list(self._effects)
+        more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
+        text = (
+            f"forward {', '.join(listed[:_SHOWN])}{more}: Python runs when the model is traced, "
+            "and not again when its program runs. Pass what changes as an argument, keep it in a "
+            "buffer, or do it outside of forward"
+        )
+        if strict:
+            raise TraceError(text)
+        warnings.warn(SideEffectWarning(text), stacklevel=2)
+
+
+@contextmanager
+def _recorded(found: dict[tuple[int, str], None], ids: dict[int, nn.Module]) -> Generator[None]:
+    """Inside, every attribute of the modules of `ids` that is asked for is noted."""
+    inherited = nn.Module.__getattribute__
+
+    def noted(self: nn.Module, name: str) -> Any:
+        if name not in _INTERNAL and id(self) in ids and not name.startswith("__"):
+            found[id(self), name] = None
+        return inherited(self, name)
+
+    nn.Module.__getattribute__ = noted
+    try:
+        yield
+    finally:
+        del nn.Module.__getattribute__
+
+
+_Before = tuple[dict[str, Any], dict[str, Any]]
+"""The attributes of a module, and a copy of each table, list or set among them."""
+
+
+@contextmanager
+def untouched(modules: Iterable[nn.Module]) -> Generator[list[_Before], None, None]:
+    """Whatever happens inside, every module has the attributes it had, and the tables, lists and
+    sets among them (parameters, hooks, what a model remembers) hold what they held."""
+    modules = list(modules)
+    before = [(dict(vars(module)), _copies(module)) for module in modules]
+    try:
+        yield before
+    finally:
+        for module, (attributes, copies) in zip(modules, before, strict=True):
+            vars(module).clear()
+            vars(module).update(attributes)
+            for name, copy in copies.items():
+                _refill(attributes[name], copy)
+
+
+def _copies(module: nn.Module) -> dict[str, Any]:
+    return {k: x.copy() for k, x in vars(module).items() if type(x) in _CONTAINERS}
+
+
+def _changed(
+    module: nn.Module, attributes: dict[str, Any], copies: dict[str, Any]
+) -> Iterator[str]:
+    """The attributes of a module that are not what they were."""
+    for name in {**attributes, **vars(module)}:
+        if name in _SET_UP or _is_recomputed(module, name):
+            continue
+        now, was = vars(module).get(name), attributes.get(name)
+        same = now is was or (type(now) is type(was) and not _held_tensors(now) and _same(now, was))
+        if not same or (name in copies and not _same(now, copies[name])):
+            yield name
+
+
+def _is_recomputed(module: nn.Module, name: str) -> bool:
+    """Whether the hooks of weight_norm and spectral_norm make this anew before each forward."""
+    return any(f"{name}{suffix}" in module._parameters for suffix in ("_g", "_orig"))
+
+
+def _held_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor | np.ndarray)
+
+
+def _same(now: Any, was: Any) -> bool:
+    """Whether two values are the same, or containers of the same items, or equal and plain."""
+    if type(now) is not type(was):
+        return False
+    if isinstance(now, dict):
+        return now.keys() == was.keys() and all(now[k] is was[k] for k in now)
+    if isinstance(now, list):
+        return len(now) == len(was) and all(a is b for a, b in zip(now, was, strict=True))
+    return bool(now == was) if isinstance(now, bool | int | float | str | set) else now is was
+
+
+def _replaced(module: nn.Module, copies: dict[str, Any]) -> Iterator[str]:
+    """The parameters and submodules that were replaced; buffers are changed in place instead."""
+    for table in TABLES:
+        now, was = vars(module)[table], copies[table]
+        for name in {**was, **now}:
+            old, new = was.get(name), now.get(name)
+            if new is old:
+                continue
+            alike = isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape == new.shape
+            if table == "_buffers" and alike and old.dtype == new.dtype:
+                with torch.no_grad():
+                    old.copy_(new)
+                now[name] = old
+            else:
+                yield name
+
+
+def _held(read: Read) -> Any:
+    owner: Any = read.owner
+    if isinstance(owner, CellType):
+        return owner.cell_contents
+    return vars(owner)[read.name] if isinstance(owner, type) else owner[read.name]
+
+
+def _copy(value: Any) -> Any:
+    return value.copy() if type(value) in _CONTAINERS else None
+
+
+def _restore(read: Read, value: Any, copy: Any) -> None:
+    owner: Any = read.owner
+    if _held(read) is not value:
+        if isinstance(owner, CellType):
+            owner.cell_contents = value
+        elif isinstance(owner, type):
+            setattr(owner, read.name, value)
+        else:
+            owner[read.name] = value
+    if copy is not None:
+        _refill(value, copy)
+
+
+def _refill(held: Any, items: Any) -> None:
+    """Make a dict, list or set hold `items` again."""
+    held.clear()
+    held.extend(items) if isinstance(held, list) else held.update(items)
+
+
+def _numpy_state() -> Any:
+    """That of the generator that `np.random.rand` and its like draw from."""
+    return np.random.get_state()  # noqa: NPY002
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
