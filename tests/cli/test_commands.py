@@ -231,6 +231,7 @@ def test_plan_asks_for_what_was_said(
         "profile": None,
         "mesh": "dp=2,tp=4",
         "memory_limit": 30 * 2**30,
+        "differentiable_outputs": (),
         "optimizer": "sgd",
         "time_limit": 1.5,
         "strict": True,

@@ -101,12 +101,13 @@ class Deep(nn.Module):
         self.blocks = nn.ModuleList(blocks or [Block() for _ in range(DEPTH)])
         self.scale = nn.Parameter(torch.ones(WIDTH))
         self.between = between
+        self.skips: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
-        self.skips: list[Tensor] = []
         x = self.first(x)
         for i in range(len(self.blocks)):
             x = self.between(self, i, x)
+        self.skips = []
         return x.square().mean()
 
 

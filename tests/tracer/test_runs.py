@@ -24,9 +24,6 @@ from tests.tracer.misleading_models import WHOLE, all_hidden_states
 from tests.zoo.cases import make_case, moved
 from tests.zoo.equality import check_any_plan
 
-# These models keep what they computed, and start from it at the next call.
-pytestmark = pytest.mark.filterwarnings("ignore:forward sets skips of the model")
-
 
 def traced_whole(model: nn.Module, inputs: dict[str, Any]) -> Traced:
     with pytest.MonkeyPatch.context() as patch:
