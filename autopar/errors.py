@@ -66,6 +66,12 @@ class PlanMismatchError(AutoparError):
     exit_status = 5
 
 
+class RankError(AutoparError):
+    """A rank did not come to a call of a compiled model, or left it."""
+
+    exit_status = 5
+
+
 class WeightsError(AutoparError):
     """A checkpoint does not fit the model, or a parameter cannot be initialised."""
 

@@ -10,23 +10,15 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
+from autopar.codegen.collectives import SENDS
 from autopar.codegen.doors import boxed_codegen
 from autopar.errors import PlanMismatchError
 from autopar.plan import MeshAxis
 from autopar.runtime.lean import LeanGraph
 from autopar.runtime.program import Program
+from autopar.runtime.spots import AXIS
 from autopar.runtime.symbols import SYMBOLS, on_rank
 from autopar.runtime.talk import TALKS
-
-_GROUP_LAST = frozenset(
-    getattr(torch.ops._c10d_functional, name).default
-    for name in (
-        "all_gather_into_tensor",
-        "all_reduce",
-        "all_to_all_single",
-        "reduce_scatter_tensor",
-    )
-)
 
 
 def bind(
@@ -73,8 +65,9 @@ def _bound(
             x, *behind = node.args
             node.target, args = on_rank(node.target, behind, index)
             node.args = (x, *args)
-        if node.target in _GROUP_LAST or node.target in TALKS:
-            node.args = (*node.args[:-1], groups[node.args[-1]])
+        if node.target in SENDS or node.target in TALKS:
+            node.meta[AXIS] = axis = node.args[-1]
+            node.args = (*node.args[:-1], groups[axis])
         elif device is not None and device.type != "cpu":
             node.args, node.kwargs = _on(node.args, device), _on(node.kwargs, device)
     graph.lint()

@@ -19,6 +19,7 @@ from torch import fx
 
 from autopar.buckets import BUCKET_BYTES
 from autopar.codegen.collectives import SENT, Sent
+from autopar.runtime.spots import FOR
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -64,6 +65,9 @@ class Bucket:
         target: Any = first.target
         issued = graph.call_function(target, (given, *first.args[1:]))
         issued.meta[MEMBERS] = len(inputs)
+        if FOR in first.meta:
+            more = f" and {len(inputs) - 1} more" if len(inputs) > 1 else ""
+            issued.meta[FOR] = f"{first.meta[FOR]}{more}"
         return issued
 
     def pieces(self, graph: fx.Graph, landed: fx.Node) -> dict[fx.Node, Piece]:

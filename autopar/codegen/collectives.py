@@ -9,7 +9,8 @@ on the CPU, for its statistics).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -20,6 +21,7 @@ from torch import fx
 
 from autopar.graph import Atom, Slot, TensorType, itemsize
 from autopar.reshard import Collective, local_part_sizes
+from autopar.runtime.spots import FOR
 from autopar.runtime.symbols import local_chunk
 from autopar.sharding import Sharding
 
@@ -51,6 +53,17 @@ def parts_of(
     )
 
 
+SENDS = frozenset(
+    getattr(c10d, name).default
+    for name in (
+        "all_gather_into_tensor",
+        "all_reduce",
+        "all_to_all_single",
+        "reduce_scatter_tensor",
+    )
+)
+"""The collectives of graphs; their last argument is the group."""
+
 SENT = "sent"
 """Where the meta of a collective's node has its `Sent`, if it may share a bucket."""
 
@@ -65,6 +78,18 @@ class Sent:
     dtype: str
     num_bytes: int
     leaves: bool
+
+
+@contextmanager
+def sending(graph: fx.Graph, what: str) -> Generator[None]:
+    """Inside, collectives that are appended to `graph` are of `what`: errors say so."""
+    last = next(iter(reversed(graph.nodes)))
+    yield
+    node = last.next
+    while node.op != "root":
+        if node.target in SENDS:
+            node.meta[FOR] = what
+        node = node.next
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from torch.fx.node import map_arg
 
 from autopar.chunking import chunked_dim
 from autopar.codegen.bias import BIAS, adds_bias
+from autopar.codegen.collectives import sending
 from autopar.codegen.doors import unwritten
 from autopar.codegen.exchange import Peers
 from autopar.codegen.localize import Shapes, localize
@@ -138,7 +139,9 @@ class _Generator:
             dtype = source.all_input_nodes[0].meta["val"].dtype
             axes, atoms = self.values.axes, self.graph.atoms
             sent = exchanges(self.graph, node, choice, self.values.sizes)
-            return Peers(graph, node, choice, axes, atoms, shapes, dtype, sent, args, kwargs).emit()
+            peers = Peers(graph, node, choice, axes, atoms, shapes, dtype, sent, args, kwargs)
+            with sending(graph, f"{node.name} in {node.module}" if node.module else node.name):
+                return peers.emit()
         value = self._call(graph, node, source, arguments, inputs, outputs)
         positions = _tensor_positions(source)
         if positions is None:

@@ -9,7 +9,7 @@ from torch import fx
 
 from autopar.buckets import can_share, is_bucketed
 from autopar.codegen.chunks import emit_chunks
-from autopar.codegen.collectives import Emitter, parts_of
+from autopar.codegen.collectives import Emitter, parts_of, sending
 from autopar.codegen.routes import Tree, collective_of, path, tree
 from autopar.dataflow import Group
 from autopar.errors import PlanMismatchError
@@ -131,16 +131,17 @@ class Values:
         tensor = graph.type_of(group.root)
         collective = collective_of(move, tensor, graph.atoms, self.sizes, group.key)
         local = self.local[group.phase].graph
-        if collective.chunks:
-            result = emit_chunks(local, value, tensor, graph.atoms, self.axes, move, collective)
-        else:
-            before, after = (parts_of(tensor, graph.atoms, s, self.sizes) for s in move)
-            axis = self.axes[collective.axis]
-            leaves = None
-            if is_bucketed(graph, group) and can_share(collective, move.source):
-                leaves = graph.nodes[group.root.node].role is not Role.PARAM
-            emitter = Emitter(local, axis.name, axis.size, before, after, tensor.dtype, leaves)
-            result = emitter.emit(value, collective)
+        with sending(local, self._spoken(group)):
+            if collective.chunks:
+                result = emit_chunks(local, value, tensor, graph.atoms, self.axes, move, collective)
+            else:
+                before, after = (parts_of(tensor, graph.atoms, s, self.sizes) for s in move)
+                axis = self.axes[collective.axis]
+                leaves = None
+                if is_bucketed(graph, group) and can_share(collective, move.source):
+                    leaves = graph.nodes[group.root.node].role is not Role.PARAM
+                emitter = Emitter(local, axis.name, axis.size, before, after, tensor.dtype, leaves)
+                result = emitter.emit(value, collective)
         if collective.kind != "slice":
             return result
         if graph.nodes[group.root.node].role is not Role.OP:
@@ -149,3 +150,14 @@ class Values:
         return local.call_function(
             aten.clone.default, (result,), {"memory_format": torch.contiguous_format}
         )
+
+    def _spoken(self, group: Group) -> str:
+        """The group's root in words."""
+        nodes = self.layout.graph.nodes
+        root = nodes[group.root.node]
+        if root.role is not Role.OP:
+            return f"{root.role.value} {root.target}"
+        grads = [nodes[use.node].target for use in group.uses if nodes[use.node].role is Role.GRAD]
+        if grads:
+            return f"the gradient of {grads[0]}"
+        return f"what {root.name} made" + (f" in {root.module}" if root.module else "")

@@ -38,7 +38,7 @@ from autopar.runtime.binding import (
     results,
     row_results,
 )
-from autopar.runtime.digests import digest_params, digest_values, modes
+from autopar.runtime.digests import BATCH, digest_params, digest_values, modes
 from autopar.runtime.doors import flatten
 from autopar.runtime.program import Program
 from autopar.runtime.progress import Progress
@@ -50,8 +50,6 @@ from autopar.search import summary
 from autopar.sharding import Sharding
 from autopar.tracer import Traced, only_losses
 from autopar.version import __version__
-
-_BATCH = "batch (all ranks must be handed the same global one)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,7 @@ class Builder:
                 mark = fingerprint(traced.graph)
                 stored = self._stored(traced, mark)
                 values = digest_values(flatten((args, kwargs))[0])
-            facts = {"graph of the model": mark, _BATCH: values}
+            facts = {"graph of the model": mark, BATCH: values}
             agreement.agree("what to compile", facts | signature.facts() | modes(self.model))
             progress.phase("plan")
             plan = stored or self._plan(agreement, traced, args, kwargs, groups, progress)
@@ -251,6 +249,7 @@ class Builder:
                 self.request.backend,
                 detached_places(traced.graph, program, groups),
                 (i for i, leaf in enumerate(traced.outputs) if leaf.is_cut),
+                self.world.meeting,
             ),
             plan=plan,
             groups=groups,

@@ -16,13 +16,16 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from torch.distributed.distributed_c10d import Store
 
 from autopar import errors
 from autopar.errors import AutoparError, PlanMismatchError
 from autopar.runtime.doors import local_store
-from autopar.runtime.world import World
+
+if TYPE_CHECKING:
+    from autopar.runtime.world import World
 
 CHUNK_BYTES = 1 << 20
 AGREE_TIMEOUT_S = 60.0

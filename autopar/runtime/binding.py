@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from torch import fx
+
 from autopar.errors import PlanError
 from autopar.graph import OUTPUT_ROLES, Atom, Graph, Role, TensorType
 from autopar.handed import input_state
 from autopar.plan import MeshAxis
 from autopar.reshard import nesting
 from autopar.runtime.backend import prepare
+from autopar.runtime.function import Graph as LocalGraph
 from autopar.runtime.function import Step
+from autopar.runtime.meeting import Meeting
 from autopar.runtime.program import Program
 from autopar.runtime.sharded import Place
 from autopar.runtime.world import Groups, param_placements, placements
@@ -26,14 +30,24 @@ class Result(NamedTuple):
 
 
 def make_step(
-    program: Program, backend: str, places: Mapping[str, Place], cut: Iterable[int]
+    program: Program,
+    backend: str,
+    places: Mapping[str, Place],
+    cut: Iterable[int],
+    meeting: Meeting | None = None,
 ) -> Step:
     """A program that is bound, as `backend` runs it. `cut` are the positions of detached outputs
-    that have a gradient in eager."""
+    that have a gradient in eager. With a `meeting`, an error of a collective says which it was and
+    where the other ranks are."""
+
+    def made(phase: str, gm: fx.GraphModule) -> LocalGraph:
+        graph = prepare(gm, backend)
+        return graph if meeting is None else meeting.told(phase, gm, graph)
+
     backward = program.backward
     return Step(
-        forward=prepare(program.forward, backend),
-        backward=prepare(backward, backend) if backward is not None else None,
+        forward=made("forward", program.forward),
+        backward=made("backward", backward) if backward is not None else None,
         forward_inputs=program.forward_inputs,
         forward_outputs=program.forward_outputs,
         backward_inputs=program.backward_inputs,

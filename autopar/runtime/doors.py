@@ -10,9 +10,11 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
+from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch._C import DispatchKey, _disabled_torch_function_impl, _SetExcludeDispatchKeyGuard
 from torch._C._autograd import _get_current_graph_task_keep_graph
@@ -34,16 +36,20 @@ __all__ = [
     "differentiating",
     "dtensor_like",
     "flatten",
+    "gloo_of_world",
     "hand_hooks",
     "inductor",
     "is_pointwise",
     "is_view",
     "keeps_graph",
+    "limit_waiting",
     "local_of",
     "local_slices",
     "local_store",
     "map_tensors",
     "no_torch_function",
+    "store_of_its_own",
+    "timeout_of_world",
     "tree_map",
     "unflatten",
     "without_dynamo",
@@ -59,6 +65,33 @@ no_torch_function: Any = _disabled_torch_function_impl
 def default_store() -> Store:
     """The Store over which the default process group met."""
     return _get_default_store()
+
+
+def store_of_its_own() -> Store:
+    """Another connection to the default Store: a wait over one does not hold up the other."""
+    store: Any = _get_default_store()
+    return store.clone()
+
+
+def gloo_of_world() -> dist.ProcessGroup:
+    """A further process group of all ranks, on the host, with the timeout of the default one. A
+    collective call."""
+    group = dist.new_group(backend="gloo", timeout=timeout_of_world())
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def timeout_of_world() -> timedelta:
+    """How long a collective of the default process group may take."""
+    group = dist.group.WORLD
+    assert group is not None
+    return group._get_backend(group._device_types[0]).options._timeout
+
+
+def limit_waiting(group: dist.ProcessGroup) -> None:
+    """Collectives of `group` may take as long as those of the default process group."""
+    for device in group._device_types:
+        group._get_backend(device)._set_default_timeout(timeout_of_world())
 
 
 def local_store() -> Store:

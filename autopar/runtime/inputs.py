@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,11 @@ def take_inputs(
             for leaf in flatten(value)[0]
         ]
     return found
+
+
+def same_everywhere(leaves: Sequence[Any]) -> list[Tensor]:
+    """The tensors of a call that every rank is handed all of."""
+    return [leaf.local for leaf in leaves if isinstance(leaf, Piece) and leaf.source is None]
 
 
 def _take(leaf: Tensor, is_local: bool, world: World) -> Piece:

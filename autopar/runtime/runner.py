@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,11 +19,13 @@ from autopar.errors import AutoparError, GuardError, ManyProgramsWarning
 from autopar.plan import Plan
 from autopar.runtime.accelerated import Terms, accept, own_rows
 from autopar.runtime.binding import Result
+from autopar.runtime.digests import modes
 from autopar.runtime.doors import TreeSpec, flatten, unflatten
 from autopar.runtime.frozen import PLAIN, Freezer
 from autopar.runtime.function import Step
 from autopar.runtime.guards import Guard, Read
-from autopar.runtime.inputs import Inputs, Piece, take_inputs
+from autopar.runtime.inputs import Inputs, Piece, same_everywhere, take_inputs
+from autopar.runtime.meeting import NEW
 from autopar.runtime.random import DefaultRandom
 from autopar.runtime.widening import Ready, impossible, remember
 from autopar.runtime.world import Groups, World
@@ -31,6 +34,7 @@ CONSTANTS = frozenset({*PLAIN, float})
 """Types of arguments that are part of the program, and known by what they print."""
 
 _MANY = 8
+_NUMBERS = count()
 
 
 class Signature(NamedTuple):
@@ -82,7 +86,8 @@ class Executable:
 
 @dataclass(slots=True)
 class Made:
-    """A program, the `number`-th that was made, and when it is the one to run."""
+    """A program, the `number`-th that was made by all ranks together, and when it is the one to
+    run."""
 
     number: int
     signature: Signature
@@ -202,7 +207,14 @@ class Runner:
         spec = flatten((args, kwargs))[1]
         signature = self._signature(leaves, spec)
         found = self._known(signature)
+        if self.world.meeting is not None:
+            number = NEW if found is None else found.number
+            facts = partial(self._facts, signature)
+            self.world.meeting.meet(number, same_everywhere(leaves), facts)
         return leaves, self._new(leaves, signature) if found is None else found
+
+    def _facts(self, signature: Signature) -> dict[str, str]:
+        return signature.facts() | modes(self.model)
 
     def copied(self, model: nn.Module) -> Runner:
         """The same for a copy of the model, with no programs yet."""
@@ -238,7 +250,7 @@ class Runner:
         names = [*executable.step.params, *(name.removeprefix("buffer:") for name in names)]
         reads = (Read(*self._place(name), name) for name in names)
         guard = Guard(self.model, [*executable.reads, *reads])
-        number = sum(map(len, self.made.values())) if instead is None else instead.number
+        number = next(_NUMBERS) if instead is None else instead.number
         made = Made(number, signature, guard, executable, {}, {})
         self._collect(made)
         self.made[signature.inputs].insert(0, made)

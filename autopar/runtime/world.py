@@ -15,18 +15,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.tensor import placement_types
 
 from autopar.errors import ClusterError, PlanError
 from autopar.plan import MeshAxis
 from autopar.presets import DEVICES
-from autopar.runtime.doors import default_store
+from autopar.runtime.doors import default_store, gloo_of_world, limit_waiting, store_of_its_own
+from autopar.runtime.meeting import Meeting
+from autopar.runtime.roll import Roll, keeps_store
 from autopar.sharding import Sharding
 from autopar.units import format_bytes
 
@@ -44,6 +47,8 @@ class World:
     store: Store | None = None
     device_mesh: DeviceMesh | None = None
     """All ranks in one axis; None for a world of one."""
+    meeting: Meeting | None = None
+    """Where all ranks come at the start of each call; None for a world of one."""
 
     @property
     def cluster(self) -> str:
@@ -96,8 +101,30 @@ def join(model_device: torch.device, kind: str | None = None) -> World:
         atexit.register(_leave)
     device_mesh = DeviceMesh(world.device.type, torch.arange(world.size), mesh_dim_names=("world",))
     return World(
-        world.rank, world.size, world.local_size, world.device, default_store(), device_mesh
+        world.rank,
+        world.size,
+        world.local_size,
+        world.device,
+        default_store(),
+        device_mesh,
+        _meeting(world),
     )
+
+
+_meetings: WeakKeyDictionary[dist.ProcessGroup, Meeting] = WeakKeyDictionary()
+"""By the default process group that they were made for."""
+
+
+def _meeting(world: World) -> Meeting:
+    """That of the default process group. A collective call."""
+    group = dist.group.WORLD
+    assert group is not None
+    if group not in _meetings:
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"autopar/roll/{attempt}", store_of_its_own())
+        roll = Roll(store, world.rank, world.size, keeps_store=keeps_store(world.rank))
+        _meetings[group] = Meeting(gloo_of_world(), default_store(), roll)
+    return _meetings[group]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +152,14 @@ class Groups:
 
 
 def make_groups(axes: Sequence[MeshAxis], world: World) -> Groups:
-    """The process groups of a mesh over all ranks of `world`. A collective call."""
+    """The process groups of a mesh over all ranks of `world`. A collective call.
+
+    DeviceMesh gives groups a timeout of their own: these take that of the world."""
     names = tuple(axis.name for axis in axes)
     ranks = torch.arange(world.size).reshape([axis.size for axis in axes])
     others = DeviceMesh(world.device.type, ranks, mesh_dim_names=names)
+    for name in names:
+        limit_waiting(others.get_group(name))
     fastest_first = tuple(reversed(names))
     if len(names) == 1:
         return Groups(tuple(axes), others, others)

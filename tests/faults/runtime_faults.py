@@ -8,15 +8,20 @@ from itertools import count
 from typing import Any
 
 import pytest
+import torch
 
 from autopar import chunking
 from autopar.cost_model import account
-from autopar.runtime import function, initialise, random, symbols, world
+from autopar.runtime import digests, function, initialise, random, symbols, world
 from tests.codegen.test_chunks import test_every_step
 from tests.cost_model.test_price import test_the_bill_of_any_plan_is_what_the_problem_says
 from tests.faults.table import by_test, fault, verified
 from tests.runtime.test_gradients import test_gradients_through_any_output_are_those_of_eager
 from tests.runtime.test_helpers import test_random_numbers_have_a_state_of_their_own
+from tests.runtime.test_meeting import (
+    test_a_digest_sees_every_value_and_its_place,
+    test_what_differs_is_told_to_all_and_they_can_go_on,
+)
 from tests.runtime.test_weights import test_a_seed_decides_by_name_alone
 from tests.runtime.test_world import test_placements_of_parameters_are_in_reversed_order
 
@@ -129,3 +134,13 @@ def bill_that_leaves_some_out(patch: Patch) -> None:
 @fault(by_test(test_the_bill_of_any_plan_is_what_the_problem_says, seed=1, mesh="2x2"))
 def bill_that_forgets_the_optimizer(patch: Patch) -> None:
     patch.setattr(account, "update_s", lambda *_: 0.0)
+
+
+@fault(by_test(test_a_digest_sees_every_value_and_its_place, torch.int64, (5, 3)))
+def digest_of_a_batch_in_any_order(patch: Patch) -> None:
+    patch.setattr(digests, "_weights", lambda device: torch.ones(1 << 14, dtype=torch.int64))
+
+
+@fault(by_test(test_what_differs_is_told_to_all_and_they_can_go_on, "batch"))
+def batches_that_are_not_compared(patch: Patch) -> None:
+    patch.setattr(digests.BatchDigest, "__call__", lambda self, tensors: 0)

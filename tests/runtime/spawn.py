@@ -21,8 +21,11 @@ with open(sys.argv[2], "w") as file:
 """
 
 
-def spawn(function: str, world_size: int, *, timeout_s: float = 240.0) -> list[object]:
-    """What `function` ("tests.runtime.workers.train") returns on each rank, through JSON.
+def spawn(
+    function: str, world_size: int, *, timeout_s: float = 240.0, lost: tuple[int, ...] = ()
+) -> list[object]:
+    """What `function` ("tests.runtime.workers.train") returns on each rank, through JSON; None for
+    the ranks in `lost`, which may end as they like.
 
     AssertionError with the output of the first to fail, or of those that still run in the end.
     """
@@ -44,19 +47,23 @@ def spawn(function: str, world_size: int, *, timeout_s: float = 240.0) -> list[o
                     subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log)
                 )
         failed: list[int] = []
+        awaited = {rank: child for rank, child in enumerate(children) if rank not in lost}
         try:
             deadline = time.monotonic() + timeout_s
-            while not failed and any(child.poll() is None for child in children):
-                failed = [rank for rank, child in enumerate(children) if child.poll()]
+            while not failed and any(child.poll() is None for child in awaited.values()):
+                failed = [rank for rank, child in awaited.items() if child.poll()]
                 if time.monotonic() > deadline:
-                    failed = [rank for rank, child in enumerate(children) if child.poll() is None]
+                    failed = [rank for rank, child in awaited.items() if child.poll() is None]
                 time.sleep(0.05)
         finally:
             for child in children:
                 child.kill()
                 child.wait()
-        failed += [rank for rank, child in enumerate(children) if child.poll() and not failed]
+        failed += [rank for rank, child in awaited.items() if child.poll() and not failed]
         if failed:
             told = (f"--- rank {rank}\n{logs[rank].read_text()[-6000:]}" for rank in failed)
             raise AssertionError(f"{function} failed within {timeout_s:g} s:\n" + "\n".join(told))
-        return [json.loads(path.read_text()) for path in results]
+        return [
+            json.loads(path.read_text()) if rank in awaited else None
+            for rank, path in enumerate(results)
+        ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -26,6 +27,25 @@ def test_the_default_store_is_the_one_of_the_process_group() -> None:
     finally:
         dist.destroy_process_group()
     assert store.num_keys() > 0
+
+
+def test_groups_wait_as_long_as_that_of_the_world() -> None:
+    store = dist.HashStore()
+    dist.init_process_group(
+        "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=77)
+    )
+    try:
+        assert doors.timeout_of_world() == timedelta(seconds=77)
+        other = dist.new_group(backend="gloo")
+        assert isinstance(other, dist.ProcessGroup)
+        for group in (doors.gloo_of_world(), other):
+            doors.limit_waiting(group)
+            backend = group._get_backend(torch.device("cpu"))
+            assert backend.options._timeout == timedelta(seconds=77)
+        doors.store_of_its_own().set("k", "v")
+        assert doors.default_store().get("k") == b"v"
+    finally:
+        dist.destroy_process_group()
 
 
 def test_a_dtensor_like_another() -> None:

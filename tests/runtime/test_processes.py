@@ -72,6 +72,10 @@ def test_dropout_is_that_of_rank_0_on_every_rank(ranks: list[Any]) -> None:
         ("options", "rank 2 differs from ranks 0, 1, 3 in optimizer: sgd and adamw"),
         ("batch", "rank 2 differs from ranks 0, 1, 3 in batch (all ranks must be handed the same"),
         ("shape", "inputs: float32[4, 16], float32[4, 16] and float32[8, 16], float32[8, 16]"),
+        (
+            "arguments",
+            "inputs: float32[8, 16] and float32[8, 16], float32[8, 16]",
+        ),
         ("cluster", "cluster 8xcpu has 8 devices, but 4 processes run"),
         ("other model", "only the model has the parameters down.weight, up.bias, up.weight"),
     ],

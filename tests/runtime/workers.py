@@ -254,7 +254,12 @@ def mistakes() -> dict[str, str]:
     model = autopar.compile(net(), mesh="4")
     seen["batch"] = error_of(lambda: model(*points(8, seed=int(odd))))
     seen["shape"] = error_of(lambda: model(*points(4 if odd else 8)))
-    seen["one fails"] = error_of(lambda: model(points()[0]) if odd else model(*points()))
+    seen["arguments"] = error_of(lambda: model(points()[0]) if odd else model(*points()))
+    broken = net()
+    if odd:
+        broken.down.forward = broken.up.forward  # type: ignore[method-assign]
+    failing = autopar.compile(broken, mesh="4")
+    seen["one fails"] = error_of(lambda: failing(*points()))
     seen["right after wrong"] = error_of(lambda: model(*points()))
     tight = autopar.compile(net(), mesh="4", memory_limit="1KiB")
     seen["memory"] = error_of(lambda: tight(*points()))
