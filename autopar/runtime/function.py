@@ -84,14 +84,16 @@ class Step:
         params: Mapping[str, Tensor],
         others: Mapping[str, Tensor],
         past: Past | None = None,
+        trained: tuple[bool, ...] | None = None,
     ) -> dict[str, Tensor]:
         """The results by name. `params` are parameters by name, plain or DTensors stored as the
         program expects, which receive gradients of their kind; `others` are buffers and inputs
         under their names in `forward_inputs`. `past` is asked where a backward goes through
-        results that are `cut`."""
+        results that are `cut`. RefrozenError, before anything is run, if not `trained` says which
+        of the parameters require gradients: autograd finds it out as it goes."""
         if self.is_differentiated:
             leaves = (params[name] for name in self.params)
-            values = _Differentiable.apply(self, others, past, *leaves)
+            values = _Differentiable.apply(self, others, past, trained, *leaves)
         else:
             values = self.shown(self.run(self.inputs(params, others))[0])
         return dict(zip(self.results, values, strict=True))
@@ -129,6 +131,10 @@ class Step:
         return [output(value, self.places.get(name)) for name, value in pairs]
 
 
+class RefrozenError(Exception):
+    """Other parameters require gradients than did when the program was made."""
+
+
 class Past(Protocol):
     """What is remembered of a call, so that its forward can be done again (`widening`)."""
 
@@ -144,6 +150,7 @@ class Past(Protocol):
 class _Context(FunctionCtx):
     """What `_Differentiable` keeps from forward to backward."""
 
+    needs_input_grad: tuple[bool, ...]
     step: Step
     past: Past | None
     positions: tuple[str, ...]
@@ -161,8 +168,11 @@ class _Differentiable(torch.autograd.Function):
         step: Step,
         others: Mapping[str, Tensor],
         past: Past | None,
+        trained: tuple[bool, ...] | None,
         *leaves: Tensor,
     ) -> tuple[Tensor, ...]:
+        if trained is not None and ctx.needs_input_grad[-len(trained) :] != trained:
+            raise RefrozenError
         inputs = step.inputs(dict(zip(step.params, leaves, strict=True)), others)
         if past is not None:
             past.watch(step.forward_inputs, inputs)
@@ -195,7 +205,7 @@ class _Differentiable(torch.autograd.Function):
         pairs = zip(ctx.positions, tangents, strict=True)
         given = {position: tangent for position, tangent in pairs if tangent is not None}
         if not given:
-            return (None, None, None, *(None for _ in ctx.params))
+            return (None, None, None, None, *(None for _ in ctx.params))
         if ctx.saved is None:
             raise RuntimeError(_FREED)
         cut = [position for position in ctx.step.cut_positions if str(position) in given]
@@ -208,7 +218,7 @@ class _Differentiable(torch.autograd.Function):
         grads = _run(step.backward, inputs)
         by_name = dict(zip((_rest(n) for n in step.backward_outputs), grads, strict=True))
         leaves = zip(ctx.params, ctx.leaves, strict=True)
-        return (None, None, None, *(_like(by_name.get(name), leaf) for name, leaf in leaves))
+        return (None, None, None, None, *(_like(by_name.get(name), leaf) for name, leaf in leaves))
 
 
 def _save(ctx: _Context, step: Step, saved: list[Tensor]) -> None:

@@ -151,8 +151,9 @@ class _Looking(Freezer):
         self._is(table, name, value)
         if not isinstance(value, Tensor):
             return Same(value)
-        if isinstance(value, nn.Parameter) and value.is_floating_point():
-            self._term(f"{self._name(value)}.requires_grad is {value.requires_grad}")
+        if isinstance(value, nn.Parameter) and not value.requires_grad:
+            # Of those that require one, autograd tells (`function.RefrozenError`).
+            self._term(f"{self._name(value)}.requires_grad is False")
         tie = self._ties.setdefault(id(value), len(self._ties))
         return tie, *form(value)
 

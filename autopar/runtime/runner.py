@@ -22,7 +22,7 @@ from autopar.runtime.binding import Result
 from autopar.runtime.digests import modes
 from autopar.runtime.doors import TreeSpec, flatten, unflatten
 from autopar.runtime.frozen import PLAIN, Freezer
-from autopar.runtime.function import Step
+from autopar.runtime.function import RefrozenError, Step
 from autopar.runtime.guards import Guard, Read
 from autopar.runtime.inputs import Inputs, Piece, same_everywhere, take_inputs
 from autopar.runtime.meeting import NEW
@@ -97,6 +97,8 @@ class Made:
     """The parameters it takes, by name, while the guard holds."""
     buffers: dict[str, Tensor]
     """The same of buffers, by their names among the inputs of its forward graph."""
+    trained: tuple[bool, ...] = ()
+    """Which of the parameters require gradients."""
 
 
 class Build(Protocol):
@@ -152,15 +154,18 @@ class Runner:
         """From now on the model is one that accelerate has prepared (`accelerated`)."""
         self.terms = self.terms or accept(self.model, self.world)
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        leaves, made = self.prepare(args, kwargs)
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool = False) -> Any:
+        leaves, made = self.prepare(args, kwargs, exact=exact)
         executable = made.executable
         step, params, others, random = ready = self._ready(made, leaves)
         past = None
         if step.cut and step.is_differentiated:
             past = remember(ready, leaves, executable.names, partial(self._wider, made, leaves))
-        with random.drawn_from() if random is not None else nullcontext():
-            results = step(params, others, past)
+        try:
+            with random.drawn_from() if random is not None else nullcontext():
+                results = step(params, others, past, made.trained)
+        except RefrozenError:
+            return self._run(args, kwargs, exact=True)
         with torch.no_grad():
             for name in [name for name in results if name.startswith("mutation:")]:
                 self._tensor(name.partition(":")[2]).copy_(results.pop(name))
@@ -199,14 +204,17 @@ class Runner:
         made = [each for same in self.made.values() for each in same]
         return tuple(each.executable.plan for each in sorted(made, key=lambda each: each.number))
 
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Made]:
-        """The leaves of a call, and the program for it, made if there is none yet."""
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool = False
+    ) -> tuple[list[Any], Made]:
+        """The leaves of a call, and the program for it, made if there is none yet; `exact` as in
+        `_known`."""
         # The order of keywords means nothing, and must not make another program.
         kwargs = dict(sorted(kwargs.items()))
         leaves = take_inputs(self.model, self.handed_out, self.world, args, kwargs)
         spec = flatten((args, kwargs))[1]
         signature = self._signature(leaves, spec)
-        found = self._known(signature)
+        found = self._known(signature, exact=exact)
         if self.world.meeting is not None:
             number = NEW if found is None else found.number
             facts = partial(self._facts, signature)
@@ -222,11 +230,12 @@ class Runner:
             model, self.world, self.build.copied(model), self.inputs, with_values=self.with_values
         )
 
-    def _known(self, signature: Signature) -> Made | None:
-        """The program for a call, if the model is as it was when that was made."""
+    def _known(self, signature: Signature, *, exact: bool = False) -> Made | None:
+        """The program for a call, if the model is as it was when that was made. If not `exact`,
+        parameters may have been frozen since, which leaves results right."""
         same = self.made.setdefault(signature.inputs, [])
         suited = [each for each in same if each.signature == signature]
-        found = next((each for each in suited if each.guard.holds()), None)
+        found = next((each for each in suited if not exact and each.guard.holds()), None)
         if found is None:
             found = next((each for each in suited if each.guard.holds_after_all()), None)
             if found is not None:
@@ -259,6 +268,7 @@ class Runner:
     def _collect(self, made: Made) -> None:
         executable = made.executable
         made.params = {name: self._param(executable, name) for name in executable.step.params}
+        made.trained = tuple(param.requires_grad for param in made.params.values())
         made.buffers = {
             name: self._tensor(name.removeprefix("buffer:"))
             for name in executable.step.forward_inputs

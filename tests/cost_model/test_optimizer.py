@@ -101,7 +101,7 @@ def test_an_optimizer_that_looks_at_whole_tensors_gathers_shards(name: str) -> N
 
 def test_no_optimizer_takes_no_time_and_an_unknown_one_is_an_error() -> None:
     assert seconds("none", "[R, R]") == 0
-    with pytest.raises(AutoparError, match="name one of sgd, "):
+    with pytest.raises(AutoparError, match="name the one most like it of sgd, "):
         find_optimizer("sparse")
 
 

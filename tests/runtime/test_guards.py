@@ -167,6 +167,16 @@ def test_a_parameter_thawed_is_trained(head: Head) -> None:
     assert head.linear.bias.grad is not None
 
 
+def test_frozen_and_thawed_in_turn(head: Head) -> None:
+    model = autopar.compile(head)
+    for trained in (True, False, True, False):
+        head.linear.weight.requires_grad_(trained)
+        agrees(head, model, X)
+        with torch.no_grad():
+            model(X)
+    assert len(model.plans) == 2
+
+
 class Takes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
