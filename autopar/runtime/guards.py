@@ -8,9 +8,12 @@ differs, the values are looked at: those that are equal after all give the funct
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
 from dataclasses import dataclass
-from types import CellType
+from enum import Enum
+from functools import partial
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -25,14 +28,20 @@ HOOKS = frozenset(
     {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
 )
 _MISSING = "missing"
+_HEAP_TYPE = 1 << 9
+_LOOKED_INTO = (
+    nn.Module, Tensor, type, Enum, Mapping, Set, list, tuple, deque, partial, FunctionType,
+    MethodType,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Something that a trace read: attribute `name` of a module, or an entry of the globals of a
-    file, of a class, or of a function's closure. `label` is what to call it."""
+    """Something that a trace read: attribute `name` of a module or of an object that one holds, or
+    an entry of the globals of a file, of a class, or of a function's closure. `label` is what to
+    call it."""
 
-    owner: nn.Module | dict[str, Any] | type | CellType
+    owner: Any
     name: str
     label: str
 
@@ -73,18 +82,21 @@ class Guard:
 
     def _look(self) -> tuple[tuple[Hashable, ...], Callable[[], bool]]:
         """What was read as it is now, and the function that tells whether all of it is the same."""
-        looking = _Looking({id(x) for x in (*self._model.parameters(), *self._model.buffers())})
+        states = {id(x) for x in (*self._model.parameters(), *self._model.buffers())}
+        looking = _Looking(states, {id(x.owner) for x in self._reads if is_watchable(x.owner)})
         state = tuple(map(looking.read, self._reads))
         return state, looking.written()
 
 
 class _Looking(Freezer):
     """Freezes what reads found, and writes down how to see that it has not changed. `states` are
-    the identities of the model's parameters and buffers, whose values may change."""
+    the identities of the model's parameters and buffers, whose values may change; `watched` those
+    of objects of which it is known what was read."""
 
-    def __init__(self, states: set[int]) -> None:
+    def __init__(self, states: set[int], watched: set[int]) -> None:
         super().__init__()
         self._states = states
+        self._watched = watched
         self._names: dict[str, Any] = {"default_dtype": torch.get_default_dtype}
         self._known: dict[int, str] = {}
         self._empty: dict[int, Any] = {}
@@ -113,6 +125,8 @@ class _Looking(Freezer):
                 return _MISSING
             self.container(owner, [("cell_contents", content)])
             return self.freeze(content, read.label)
+        if is_watchable(owner):
+            return self._of_object(owner, name, read.label)
         table = self._table(owner) if isinstance(owner, type) else owner
         if name not in table:
             self._term(f"{name!r} not in {self._name(table)}")
@@ -140,6 +154,21 @@ class _Looking(Freezer):
             if name in vars(kind):
                 return self._entry(self._table(kind), name, label)
         return _MISSING
+
+    def _of_object(self, owner: Any, name: str, label: str) -> Hashable:
+        table = vars(owner)
+        # How configurations of transformers have several names for an attribute.
+        name = getattr(type(owner), "attribute_map", {}).get(name, name)
+        if name in table:
+            return self._entry(table, name, label)
+        self._term(f"{name!r} not in {self._name(table)}")
+        for kind in type(owner).__mro__:
+            if name in vars(kind):
+                return self._entry(self._table(kind), name, label)
+        return _MISSING
+
+    def freeze(self, value: Any, where: str) -> Hashable:
+        return Same(value) if id(value) in self._watched else super().freeze(value, where)
 
     def _table(self, kind: type) -> Any:
         """The attributes of a class: the same object whenever it is asked for."""
@@ -212,6 +241,17 @@ def is_state(value: Any) -> bool:
     """Whether an attribute of a module is a tensor like a buffer, though it is registered nowhere:
     its value is an input of the program."""
     return isinstance(value, Tensor) and not value.requires_grad and not isinstance(value, DTensor)
+
+
+def is_watchable(value: Any) -> bool:
+    """Whether a value is an object of whose attributes it can be seen which are read."""
+    kind = type(value)
+    return (
+        hasattr(value, "__dict__")
+        and bool(kind.__flags__ & _HEAP_TYPE)
+        and not kind.__module__.startswith(("torch.", "numpy."))
+        and not isinstance(value, _LOOKED_INTO)
+    )
 
 
 def form(tensor: Tensor) -> tuple[Hashable, ...]:

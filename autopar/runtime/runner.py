@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Hashable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
@@ -161,10 +161,10 @@ class Runner:
         past = None
         if step.cut and step.is_differentiated:
             past = remember(ready, leaves, executable.names, partial(self._wider, made, leaves))
-        try:
-            with random.drawn_from() if random is not None else nullcontext():
-                results = step(params, others, past, made.trained)
-        except RefrozenError:
+        results: dict[str, Tensor] | None = None
+        with suppress(RefrozenError), random.drawn_from() if random else nullcontext():
+            results = step(params, others, past, made.trained)
+        if results is None:
             return self._run(args, kwargs, exact=True)
         with torch.no_grad():
             for name in [name for name in results if name.startswith("mutation:")]:

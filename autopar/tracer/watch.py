@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from autopar.errors import SideEffectWarning, TraceError
 from autopar.runtime.frozen import frozen
-from autopar.runtime.guards import HOOKS, TABLES, Read
+from autopar.runtime.guards import HOOKS, TABLES, Read, is_watchable
 from autopar.tracer.reachable import reachable
 
 _CONTAINERS = (dict, OrderedDict, list, set)
@@ -26,8 +26,12 @@ _CONTAINERS = (dict, OrderedDict, list, set)
 _INTERNAL = (frozenset(vars(nn.Module)) - {"training", "forward"}) | {
     "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs",
 }  # fmt: skip
-# Models of transformers put hooks where they need them at their first call.
-_SET_UP = {*TABLES, *HOOKS, *_INTERNAL, "_output_capturing_hooks_installed"}
+# Models of transformers put hooks where they need them at their first call; recurrent layers list
+# their weights whenever one is put in place.
+_SET_UP = {
+    *TABLES, *HOOKS, *_INTERNAL, "_output_capturing_hooks_installed",
+    "_flat_weights", "_flat_weight_refs",
+}  # fmt: skip
 _SHOWN = 5
 
 
@@ -36,7 +40,8 @@ class Watch:
 
     def __init__(self, model: nn.Module, leaves: list[Any] | None = None) -> None:
         self._paths = {module: path for path, module in model.named_modules()}
-        self._ids = {id(module): module for module in self._paths}
+        # Modules, and the objects that they hold, with what to call them.
+        self._owners = {id(m): (m, path or "the model") for m, path in self._paths.items()}
         self._found: dict[tuple[int, str], None] = {}
         self._around = reachable(model, leaves or [])
         self._effects: dict[str, None] = {}
@@ -44,16 +49,11 @@ class Watch:
     @property
     def reads(self) -> tuple[Read, ...]:
         """What was read, in the order in which it was first."""
-        inside = (
-            Read(self._ids[owner], name, self._label(self._ids[owner], name))
-            for owner, name in self._found
-        )
+        inside: list[Read] = []
+        for identity, name in self._found:
+            owner, called = self._owners[identity]
+            inside.append(Read(owner, name, _label(called, name)))
         return (*inside, *self._around)
-
-    def _label(self, module: nn.Module, name: str) -> str:
-        path = self._paths[module]
-        what = "the hooks" if name in HOOKS else name
-        return f"{what} of {path}" if path else f"{what} of the model"
 
     @contextmanager
     def forward(self) -> Generator[None, None, None]:
@@ -61,13 +61,15 @@ class Watch:
         inside is changed in place, which a program can do."""
         modules = list(self._paths)
         with untouched(modules) as before:
-            with _recorded(self._found, self._ids):
+            with _recorded(self._found, self._owners):
                 yield
             for module, (attributes, copies) in zip(modules, before, strict=True):
                 for name in _changed(module, attributes, copies):
-                    self._effects[f"sets {self._label(module, name)}"] = None
+                    self._effects[f"sets {_label(self._paths[module] or 'the model', name)}"] = None
                 for name in _replaced(module, copies):
-                    self._effects[f"replaces {self._label(module, name)}"] = None
+                    self._effects[
+                        f"replaces {_label(self._paths[module] or 'the model', name)}"
+                    ] = None
 
     @contextmanager
     def around(self, strict: bool) -> Generator[None, None, None]:
@@ -107,21 +109,45 @@ class Watch:
         warnings.warn(SideEffectWarning(text), stacklevel=2)
 
 
+def _label(called: str, name: str) -> str:
+    return f"{'the hooks' if name in HOOKS else name} of {called}"
+
+
 @contextmanager
-def _recorded(found: dict[tuple[int, str], None], ids: dict[int, nn.Module]) -> Generator[None]:
-    """Inside, every attribute of the modules of `ids` that is asked for is noted."""
-    inherited = nn.Module.__getattribute__
+def _recorded(
+    found: dict[tuple[int, str], None], owners: dict[int, tuple[Any, str]]
+) -> Generator[None, None, None]:
+    """Inside, every attribute that is asked for of `owners` is noted; an object that is found there
+    becomes one of them."""
+    changed: dict[type, Any] = {}
 
-    def noted(self: nn.Module, name: str) -> Any:
-        if name not in _INTERNAL and id(self) in ids and not name.startswith("__"):
-            found[id(self), name] = None
-        return inherited(self, name)
+    def watch(kind: type) -> None:
+        if kind not in changed and "__dict__" in dir(kind):
+            inherited: Any = kind.__getattribute__
+            changed[kind] = vars(kind).get("__getattribute__")
 
-    nn.Module.__getattribute__ = noted
+            def noted(self: Any, name: str) -> Any:
+                known = owners.get(id(self))
+                if known is None or known[0] is not self or name in _INTERNAL or name[:2] == "__":
+                    return inherited(self, name)
+                found[id(self), name] = None
+                value = inherited(self, name)
+                if is_watchable(value):
+                    owners.setdefault(id(value), (value, _label(known[1], name)))
+                    watch(type(value))
+                return value
+
+            type.__setattr__(kind, "__getattribute__", noted)
+
+    watch(nn.Module)
     try:
         yield
     finally:
-        del nn.Module.__getattribute__
+        for kind, before in changed.items():
+            if before is None:
+                del kind.__getattribute__
+            else:
+                kind.__getattribute__ = before
 
 
 _Before = tuple[dict[str, Any], dict[str, Any]]
