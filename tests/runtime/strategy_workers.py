@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import autopar
-from autopar.errors import AutoparError, NotImposedWarning
+from autopar.errors import NotImposedWarning
+from autopar.runtime.sharded import ShardedOutput
 from tests.runtime.dynamo_workers import model
 from tests.runtime.workers import distance
 
@@ -44,8 +45,8 @@ def two() -> dict[str, Any]:
             returned = compiled(**batch)
         told += [str(w.message) for w in caught if issubclass(w.category, NotImposedWarning)]
         losses.append(distance(returned["loss"], expected))
-        assert isinstance(returned["logits"], DTensor)
-        logits.append(str(returned["logits"].placements[0]))
+        shown = returned["logits"]
+        logits.append(str(shown.placements[0]) if isinstance(shown, ShardedOutput) else "whole")
         for loss, found in ((expected, plain), (returned["loss"], compiled)):
             loss.backward()
             optimizer = torch.optim.SGD(found.parameters(), lr=0.1)
@@ -70,6 +71,6 @@ def _dynamo(plain: nn.Module) -> dict[str, Any]:
     torch.compiler.reset()
     try:
         torch.compile(plain, backend="autopar", options={"strategy": "fsdp"})(**batch)
-    except AutoparError as error:
+    except Exception as error:  # dynamo's own, with autopar's inside
         return {"loss": distance(loss, plain(**batch)["loss"]), "told": str(error)}
     return {}
