@@ -222,7 +222,10 @@ class Runner:
         return leaves, self._new(leaves, signature) if found is None else found
 
     def _facts(self, signature: Signature) -> dict[str, str]:
-        return signature.facts() | modes(self.model)
+        suited = [each for each in self.made[signature.inputs] if each.signature == signature]
+        changed = suited[0].guard.changed()[:3] if suited else []
+        changes = {"changes since the call before": ", ".join(changed) or "none"}
+        return signature.facts() | modes(self.model) | changes
 
     def copied(self, model: nn.Module) -> Runner:
         """The same for a copy of the model, with no programs yet."""
