@@ -74,17 +74,15 @@ class Guard:
     def changed(self) -> list[str]:
         """What is not equal to what it was."""
         state, _ = self._look()
-        return [
-            read.label
-            for read, was, now in zip(self._reads, self._state, state, strict=True)
-            if was != now
-        ]
+        labels = ("torch's default dtype", *(read.label for read in self._reads))
+        pairs = zip(labels, self._state, state, strict=True)
+        return [label for label, was, now in pairs if was != now]
 
     def _look(self) -> tuple[tuple[Hashable, ...], Callable[[], bool]]:
         """What was read as it is now, and the function that tells whether all of it is the same."""
         states = {id(x) for x in (*self._model.parameters(), *self._model.buffers())}
         looking = _Looking(states, {id(x.owner) for x in self._reads if is_watchable(x.owner)})
-        state = tuple(map(looking.read, self._reads))
+        state = (torch.get_default_dtype(), *map(looking.read, self._reads))
         return state, looking.written()
 
 

@@ -157,6 +157,26 @@ def test_what_was_before_finds_its_program_again(head: Head) -> None:
     assert len(model.plans) == 6  # each hook is another function
 
 
+def test_factories_follow_the_default_dtype() -> None:
+    class Makes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).sum() + torch.full((), 1 / 3)
+
+    plain = Makes()
+    model = autopar.compile(plain)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        torch.set_default_dtype(dtype)
+        try:
+            agrees(plain, model, X)
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert len(model.plans) == 2
+
+
 def test_a_parameter_thawed_is_trained(head: Head) -> None:
     head.linear.bias.requires_grad_(False)
     model = autopar.compile(head)
