@@ -221,12 +221,28 @@ def capture(
             step, gm = _joint_graph(model, leaves, spec, wanted, watch, mode, as_compiled=looks)
         except TraceError:
             raise error from None
+    _check_constants(gm, model)
     assert step.out_spec is not None
     inputs = tuple(
         InputLeaf(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else InputLeaf(value=x)
         for x in leaves
     )
     return Capture(gm, spec, step.out_spec, inputs, step.outputs, tied)
+
+
+def _check_constants(gm: fx.GraphModule, model: nn.Module) -> None:
+    """TraceError if the graph holds a parameter or buffer of the model as a constant: the model
+    found it where its state is not looked for, and would never see it change."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    names = {aot.storage_of(x): name for name, x in named if type(x) in (Tensor, nn.Parameter)}
+    for node in gm.graph.find_nodes(op="get_attr"):
+        value = getattr(gm, node.target, None)
+        if type(value) in (Tensor, nn.Parameter) and aot.storage_of(value) in names:
+            raise TraceError(
+                f"forward reads {names[aot.storage_of(value)]} through a list or another object, "
+                "where it would stay what it is now: read it as an attribute of its module, or "
+                "keep the list as nn.ParameterList"
+            )
 
 
 def _joint_graph(

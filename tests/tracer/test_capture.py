@@ -287,3 +287,20 @@ def test_gradients_that_a_backward_adds_itself_are_not_lost_in_silence() -> None
     with pytest.raises(TraceError, match=r"calls torch\.autograd\.backward, as reversible layers"):
         trace(Reversed(), (torch.randn(2, 4),))
     assert torch.autograd.backward is before
+
+
+class ListsWeights(nn.Module):
+    """Reads a weight where the state of modules is not looked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.weights = [self.linear.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) @ self.weights[0]).sum()
+
+
+def test_a_parameter_in_a_list_is_refused_not_frozen() -> None:
+    with pytest.raises(TraceError, match=r"reads linear\.weight through a list"):
+        trace(ListsWeights(), (torch.randn(2, 4),))
