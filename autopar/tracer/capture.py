@@ -236,7 +236,7 @@ def _check_constants(gm: fx.GraphModule, model: nn.Module) -> None:
     named = (*model.named_parameters(), *model.named_buffers())
     names = {aot.storage_of(x): name for name, x in named if type(x) in (Tensor, nn.Parameter)}
     for node in gm.graph.find_nodes(op="get_attr"):
-        value = getattr(gm, node.target, None)
+        value: Any = getattr(gm, node.target, None)
         if type(value) in (Tensor, nn.Parameter) and aot.storage_of(value) in names:
             raise TraceError(
                 f"forward reads {names[aot.storage_of(value)]} through a list or another object, "
