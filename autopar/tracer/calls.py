@@ -1,6 +1,6 @@
 """Calls of torch that are answered otherwise while a model is traced: attention, or a recurrent
-layer, is one op, gradients are dense, and values that the model looks at are told if they do not
-depend on data."""
+layer, is one op, gradients are dense, what a mask picks is assigned without counting it, and values
+that the model looks at are told if they do not depend on data."""
 
 from __future__ import annotations
 
@@ -99,10 +99,23 @@ def _embedding_bag(*args: Any, **kwargs: Any) -> Tensor:
 _SPARSE_OF_BAGS = 7
 """The position of `sparse` among the arguments of F.embedding_bag."""
 
+def _assign(x: Tensor, index: Any, value: Any) -> None:
+    """`x[index] = value`. Of what a mask picks, all gets one value: how much it is need not be
+    known, as it would be for the value's gradient."""
+    masks = isinstance(index, Tensor) and index.dtype == torch.bool
+    alike = masks and index.shape == x.shape[: index.dim()]
+    if alike and (not isinstance(value, Tensor) or value.dim() <= x.dim() - index.dim()):
+        mask = index[(..., *[None] * (x.dim() - index.dim()))]
+        x.copy_(torch.where(mask, value, x))
+    else:
+        x[index] = value
+
+
 _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: attend,
     F.embedding: _embedding,
     F.embedding_bag: _embedding_bag,
+    Tensor.__setitem__: _assign,
     **_RECURRENT,
 }
 

@@ -215,12 +215,11 @@ def capture(
     except TraceError as error:
         # What the model looks at may follow from its code alone. And some models leave out what
         # they need where they are compiled, and run in eager alone.
-        looks = is_data_dependent(error)
-        mode = Known if looks else aot.FakeTensorMode
+        compiled = is_data_dependent(error)
         try:
-            step, gm = _joint_graph(model, leaves, spec, wanted, watch, mode, as_compiled=looks)
-        except TraceError:
-            raise error from None
+            step, gm = _joint_graph(model, leaves, spec, wanted, watch, Known, as_compiled=compiled)
+        except TraceError as last:
+            raise last from None
     _check_constants(gm, model)
     assert step.out_spec is not None
     inputs = tuple(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -100,6 +101,12 @@ def _call_as_cast(
     return _call(x, chosen, weights, up, down, up_bias, down_bias, gate).to(result)
 
 
+def looped(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """What the forward of a layer of `transformers` computes by a loop over the experts that have
+    tokens, as one op; None for a module that is no such layer."""
+    return with_identities(module) or of_modules(module)
+
+
 def with_identities(module: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
     """What experts compute of which the last ones return what they get (those of LongcatFlash, a
     loop over the experts that have tokens); None for a module that is no such layer."""
@@ -119,6 +126,63 @@ def with_identities(module: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor] |
         return y + x * weights.masked_fill(~kept, 0).sum(-1, keepdim=True).to(x.dtype)
 
     return forward
+
+
+def of_modules(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """What experts compute that are modules of their own (those of SwitchTransformers and NllbMoe);
+    None for a module that is no such layer, or that drops out (`dropout_of_experts`)."""
+    experts = _experts(module)
+    parts = [part for part in map(_parts, experts) if part is not None]
+    kinds = {gate for _, _, gate in parts}
+    if len(parts) != len(experts) or len(kinds) != 1 or dropout_of_experts(module):
+        return None
+    ups, downs = [up for up, _, _ in parts], [down for _, down, _ in parts]
+
+    def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        if chosen.dim() == 3:  # [N, 1, E]: one-hot, or zeros for a token that no expert takes
+            weights, chosen = weights * chosen.sum(-1).to(weights.dtype), chosen.argmax(-1)
+        up = torch.stack([linear.weight.unsqueeze(0) for linear in ups])
+        down = torch.stack([linear.weight for linear in downs])
+        biases = [linear.bias.unsqueeze(0) for linear in ups if linear.bias is not None]
+        up_bias = torch.stack(biases) if biases else None
+        biases = [linear.bias for linear in downs if linear.bias is not None]
+        down_bias = torch.stack(biases) if biases else None
+        return _call_as_cast(x, chosen, weights, up, down, up_bias, down_bias, *kinds)
+
+    return forward
+
+
+def dropout_of_experts(module: nn.Module) -> bool:
+    """Whether a layer that `of_modules` takes drops out: what it draws depends on how many tokens
+    each expert has. The layer's own dropout scales in evaluation, too."""
+    own = any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.children())
+    drops = any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
+    return bool(_experts(module)) and (own or (module.training and drops))
+
+
+_LOOPS = (
+    ("hidden_states", "selected_experts", "routing_weights"),
+    ("hidden_states", "router_mask", "router_probs"),
+)
+"""What a layer of `transformers` takes that loops over the modules of its experts."""
+
+
+def _experts(module: nn.Module) -> list[nn.Module]:
+    """The experts, by number, of a layer of `transformers` that loops over those that have tokens;
+    none for other modules."""
+    kind = type(module)
+    if not isinstance(module, nn.ModuleDict) or not kind.__module__.startswith("transformers."):
+        return []
+    if tuple(inspect.signature(kind.forward).parameters)[1:] not in _LOOPS:
+        return []
+    return [module[f"expert_{k}"] for k in range(module.num_experts)]
+
+
+def _parts(expert: Any) -> tuple[nn.Linear, nn.Linear, str] | None:
+    """The two projections of an expert, and the name of the activation between them."""
+    linears = [part for part in expert.children() if isinstance(part, nn.Linear)]
+    gates = [name for name in ACTIVATIONS if _activates(expert.act, name)]
+    return (linears[0], linears[1], gates[0]) if len(linears) == 2 and gates else None
 
 
 def _activates(function: Callable[[Tensor], Tensor], name: str) -> bool:

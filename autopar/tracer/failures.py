@@ -12,6 +12,7 @@ from torch import nn
 
 from autopar.errors import TraceError
 from autopar.tracer import aot
+from autopar.tracer.experts import dropout_of_experts
 
 _NOT_THE_USERS = tuple(str(Path(str(file)).parent) for file in (torch.__file__, __file__))
 
@@ -24,6 +25,11 @@ _EXPERTS_CURE = (
     "how many tokens each expert has is known only when the model runs, and decides what it "
     "computes: write the layer with autopar.experts (docs/experts.md), which takes all experts at "
     "once"
+)
+_EXPERTS_DROPOUT_CURE = (
+    "experts are one op where they have no dropout, which would be drawn for the tokens that each "
+    "has: set the dropout in them (config.dropout_rate, config.activation_dropout, "
+    "config.moe_token_dropout) to 0"
 )
 _AVERAGE_CURE = (
     "with momentum=None its running statistics are the average of all batches so far, whose number "
@@ -47,6 +53,8 @@ def trace_error(error: Exception, paths: dict[nn.Module, str]) -> TraceError:
             cure = _AVERAGE_CURE
         elif any(map(_drops_layers, running)):
             cure = _LAYERDROP_CURE
+        elif any(map(dropout_of_experts, running)):
+            cure = _EXPERTS_DROPOUT_CURE
     name = f"module {module!r}" if module else "the model"
     at = f" at {place}" if place else ""
     return TraceError(f"cannot capture {name}{at}: {type(error).__name__}: {error}\n  {cure}")

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from autopar.tracer.attention import transformers_attention
-from autopar.tracer.experts import TransformersExperts, with_identities
+from autopar.tracer.experts import TransformersExperts, looped
 
 IMPLEMENTATION = "autopar"
 
@@ -27,11 +27,24 @@ def prepared(model: nn.Module) -> Generator[None, None, None]:
         return
     configs = _configs(outermost)
     with (
+        _without_a_look_at_padding(),
         _without_cache(outermost, configs),
         _attention_as_one_op(outermost, configs),
         _experts_as_one_op(outermost, configs),
     ):
         yield
+
+
+@contextmanager
+def _without_a_look_at_padding() -> Generator[None, None, None]:
+    """Nothing looks for padding in the inputs, of which `transformers` would only warn."""
+    library = sys.modules["transformers.modeling_utils"].PreTrainedModel
+    before = library.warn_if_padding_and_no_attention_mask
+    library.warn_if_padding_and_no_attention_mask = lambda *_given, **_named: None
+    try:
+        yield
+    finally:
+        library.warn_if_padding_and_no_attention_mask = before
 
 
 @contextmanager
@@ -41,17 +54,17 @@ def _experts_as_one_op(models: list[Any], configs: list[Any]) -> Generator[None,
         yield
         return
     before = [getattr(config, "_experts_implementation", None) for config in configs]
-    found = {m: with_identities(m) for model in models for m in model.modules()}
-    looping = {module: forward for module, forward in found.items() if forward is not None}
+    found = {m: looped(m) for model in models for m in model.modules()}
+    loops = {module: forward for module, forward in found.items() if forward is not None}
     library.ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, TransformersExperts(models))
     try:
         for config in configs:
             config._experts_implementation = IMPLEMENTATION
-        for module, forward in looping.items():
+        for module, forward in loops.items():
             module.forward = forward
         yield
     finally:
-        for module in looping:
+        for module in loops:
             del module.forward  # back to the class's
         for config, implementation in zip(configs, before, strict=True):
             config._experts_implementation = implementation

@@ -14,7 +14,7 @@ from torch import fx
 from autopar.errors import TraceError
 from autopar.runtime.random import is_random
 from autopar.tracer import aot
-from autopar.tracer.capture import PREFIX
+from autopar.tracer.capture import MODULE_KEY, PREFIX
 from autopar.tracer.decompose import (
     split_biased_matmuls,
     split_dropouts,
@@ -85,8 +85,10 @@ def keep_known_outputs(gm: fx.GraphModule) -> fx.GraphModule:
         if isinstance(desc, aot.InputMutationAOTOutput):
             known = isinstance(desc.mutated_input, aot.BufferAOTInput)
             if not known:
+                module = item.meta.get("custom", {}).get(MODULE_KEY, "")
+                who = f"module {module!r}" if module else "the model"
                 raise TraceError(
-                    f"the model changes one of its inputs or parameters in place "
+                    f"{who} changes one of the model's inputs or parameters in place "
                     f"({desc.mutated_input.expr()}): change a copy of it, or make it a buffer"
                 )
         if not known:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -46,6 +48,14 @@ class Masked(Words):
     least = 1.0
 
 
+class InEagerAlone(Words):
+    """Has no mask where it is compiled, and looks into it."""
+
+    def look(self, ids: Tensor) -> bool:
+        mask: Any = None if torch.compiler.is_compiling() else torch.ones(ids.shape)
+        return bool(mask.all())
+
+
 class Unwritten(Words):
     """Memory that was never written has no value, whatever is there."""
 
@@ -72,6 +82,10 @@ def test_the_branch_that_follows_from_the_code_is_taken(least: float, taken: boo
     model = Masked()
     model.least = least
     assert ("aten.tanh.default" in ops(model, IDS)) == taken
+
+
+def test_a_model_that_runs_in_eager_alone_may_look_at_what_follows_from_its_code() -> None:
+    assert "aten.tanh.default" in ops(InEagerAlone(), IDS)
 
 
 @pytest.mark.parametrize("kind", [Reading, Rolling, Unwritten])

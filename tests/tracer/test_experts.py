@@ -7,13 +7,18 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import nn
+from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
+from transformers.models.nllb_moe.modeling_nllb_moe import NllbMoeExperts
+from transformers.models.switch_transformers.modeling_switch_transformers import (
+    SwitchTransformersExperts,
+)
 
 from autopar import moe
+from autopar.errors import TraceError
 from autopar.tracer import trace
-from autopar.tracer.experts import with_identities
+from autopar.tracer.experts import looped
 from tests.zoo import ZOO
 
 _SMALL: dict[str, Any] = {
@@ -61,21 +66,57 @@ def test_experts_that_return_what_they_get() -> None:
     """Those of LongcatFlash are a loop over the experts that have tokens."""
     sizes = {"hidden_size": 16, "expert_ffn_hidden_size": 12}
     config = transformers.LongcatFlashConfig(**sizes, n_routed_experts=3, zero_expert_num=2)
-    layer = LongcatFlashExperts(config).double()
+    check_loop(LongcatFlashExperts(config), torch.rand(10, 5).argsort(1)[:, :3])
+
+
+SWITCH = {"d_model": 16, "d_ff": 12, "num_experts": 3}
+NLLB = {"d_model": 16, "num_experts": 3}
+
+
+def test_experts_that_are_modules() -> None:
+    """Those of SwitchTransformers are told by a mask, without a one where none has room."""
+    config = transformers.SwitchTransformersConfig(**SWITCH, dropout_rate=0.0)
+    mask = nn.functional.one_hot(torch.randint(3, (10, 1)), 3)
+    mask[::4] = 0
+    check_loop(SwitchTransformersExperts(config), mask)
+    config = transformers.NllbMoeConfig(**NLLB, moe_token_dropout=0.0, activation_dropout=0.0)
+    check_loop(NllbMoeExperts(config, 12), torch.randint(3, (10, 3)))
+
+
+def check_loop(layer: Any, chosen: Tensor) -> None:
+    """What stands for the loop of a layer computes what it does, and its gradients."""
+    layer = layer.double()
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
     x = torch.randn(10, 16, dtype=torch.float64, requires_grad=True)
-    chosen = torch.rand(10, 5).argsort(1)[:, :3]
-    weights = torch.rand(10, 3, dtype=torch.float64, requires_grad=True)
-    forward = with_identities(layer)
+    weights = torch.rand(10, chosen.shape[1], dtype=torch.float64, requires_grad=True)
+    forward = looped(layer)
     assert forward is not None
     inputs = (x, weights, *layer.parameters())
     expected, found = layer(x, chosen, weights), forward(x, chosen, weights)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(
         torch.autograd.grad(found.square().sum(), inputs),
-        torch.autograd.grad(expected.square().sum(), inputs),
+        torch.autograd.grad(expected.square().sum(), inputs, materialize_grads=True),
     )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_experts_that_drop_out_are_left(training: bool) -> None:
+    """What is dropped depends on how many tokens each has; in evaluation nothing is, but where the
+    layer scales."""
+    switch = SwitchTransformersExperts(transformers.SwitchTransformersConfig(**SWITCH))
+    nllb = NllbMoeExperts(transformers.NllbMoeConfig(**NLLB, activation_dropout=0.0), 12)
+    assert (looped(switch.train(training)) is None) == training
+    assert looped(nllb.train(training)) is None
+    assert looped(nn.ModuleDict({"expert_0": nn.Linear(2, 2)})) is None
+
+
+def test_dropout_of_experts_is_told() -> None:
+    config = transformers.SwitchTransformersConfig(**SWITCH)
+    mask = nn.functional.one_hot(torch.randint(3, (10, 1)), 3)
+    with pytest.raises(TraceError, match=r"nonzero.*\n.*config\.dropout_rate"):
+        trace(SwitchTransformersExperts(config), (torch.randn(10, 16), mask, torch.rand(10, 1)))
 
 
 def test_the_model_is_as_before() -> None:

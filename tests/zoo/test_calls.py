@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from autopar.codegen import generate
 from autopar.graph import Role
 from autopar.runtime.lockstep import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
-from tests.zoo.calls import call, everything
+from tests.zoo.calls import WIDTH, call, everything
 from tests.zoo.cases import ZooCase, make_case
 from tests.zoo.equality import check_any_plan, check_plan_chosen
 
@@ -61,3 +62,27 @@ def test_a_model_in_bfloat16_is_as_near_to_float64_as_eager_is() -> None:
             assert gradient.dtype == torch.bfloat16
             ours, eager_s = ((g - exact[name]).norm() for g in (gradient, found.gradients[name]))
             assert ours <= 2 * eager_s
+
+
+class Spans(nn.Module):
+    """Puts a parameter, or a number, where masks say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.span = nn.Linear(WIDTH, WIDTH), nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        hidden = self.up(x) * 2
+        hidden[mask] = self.span
+        hidden[hidden > 1] = 0
+        return hidden.square().sum()
+
+
+def test_what_a_mask_picks_is_assigned() -> None:
+    torch.manual_seed(0)
+    inputs = {"x": torch.randn(ROWS, 4, WIDTH), "mask": torch.rand(ROWS, 4) > 0.5}
+    found = make_case(Spans().double(), {**inputs, "x": inputs["x"].double()})
+    assert found.gradients["span"].any()
+    check_plan_chosen(found, (2, 2))
+    for seed in range(3):
+        check_any_plan(found, (2, 2), seed)

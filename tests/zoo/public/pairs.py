@@ -29,6 +29,19 @@ _BART = {
 _LED = {**_BART, "max_encoder_position_embeddings": 64, "max_decoder_position_embeddings": 64}
 del _LED["max_position_embeddings"]
 _SWITCH = {**_T5, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
+_ALL = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
+"""No layer is left out by chance."""
+_NLLB = {
+    **_BART,
+    **_ALL,
+    "num_experts": 4,
+    "expert_capacity": 8,
+    "encoder_sparse_step": 2,
+    "decoder_sparse_step": 2,
+    "activation_dropout": 0.0,
+    "moe_token_dropout": 0.0,
+    "second_expert_policy": "all",
+}
 _PROPHET = {
     "vocab_size": VOCAB,
     "hidden_size": WIDTH,
@@ -84,7 +97,11 @@ MODELS = {
         global_block_size=4,
         **_T5,
     ),
-    "SwitchTransformers": _pair("SwitchTransformersForConditionalGeneration", **_SWITCH),
+    "SwitchTransformers": _pair(
+        "SwitchTransformersForConditionalGeneration", dropout_rate=0.0, **_SWITCH
+    ),
+    "SwitchTransformers (dropout)": _pair("SwitchTransformersForConditionalGeneration", **_SWITCH),
+    "NllbMoeForConditionalGeneration": _pair("NllbMoeForConditionalGeneration", **_NLLB),
     "BartForConditionalGeneration": _pair("BartForConditionalGeneration", **_BART),
     "BartForConditionalGeneration, padded": _pair(
         "BartForConditionalGeneration", mask=True, **_BART
@@ -95,7 +112,8 @@ MODELS = {
         "PegasusXForConditionalGeneration", num_global_tokens=4, block_size=8, **_BART
     ),
     "LEDForConditionalGeneration": _pair("LEDForConditionalGeneration", attention_window=8, **_LED),
-    "M2M100ForConditionalGeneration": _pair("M2M100ForConditionalGeneration", **_BART),
+    "M2M100ForConditionalGeneration": _pair("M2M100ForConditionalGeneration", **_BART, **_ALL),
+    "M2M100 (LayerDrop)": _pair("M2M100ForConditionalGeneration", **_BART),
     "MarianMTModel": _pair("MarianMTModel", **_MARIAN),
     "BlenderbotForConditionalGeneration": _pair("BlenderbotForConditionalGeneration", **_BART),
     "BlenderbotSmallForConditionalGeneration": _pair(

@@ -159,7 +159,7 @@ MODELS = {
         "CvtForImageClassification",
         embed_dim=[16, 32, 48],
         num_heads=[1, 2, 3],
-        depth=[1, 1, 1],
+        depth=[1, 2, 3],
     ),
     "PoolFormerForImageClassification": _classifier(
         "PoolFormerForImageClassification", 64, hidden_sizes=[8, 16, 32, 64], depths=[1, 1, 1, 1]
@@ -193,6 +193,7 @@ MODELS = {
         "GLPNForDepthEstimation",
         64,
         hidden_sizes=[8, 16, 24, 32],
+        num_attention_heads=[1, 2, 3, 4],
         decoder_hidden_size=16,
         depths=[1, 1, 1, 1],
     ),
