@@ -99,6 +99,7 @@ def _embedding_bag(*args: Any, **kwargs: Any) -> Tensor:
 _SPARSE_OF_BAGS = 7
 """The position of `sparse` among the arguments of F.embedding_bag."""
 
+
 def _assign(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`. Of what a mask picks, all gets one value: how much it is need not be
     known, as it would be for the value's gradient."""

@@ -141,15 +141,19 @@ def of_modules(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] 
     def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         if chosen.dim() == 3:  # [N, 1, E]: one-hot, or zeros for a token that no expert takes
             weights, chosen = weights * chosen.sum(-1).to(weights.dtype), chosen.argmax(-1)
-        up = torch.stack([linear.weight.unsqueeze(0) for linear in ups])
-        down = torch.stack([linear.weight for linear in downs])
-        biases = [linear.bias.unsqueeze(0) for linear in ups if linear.bias is not None]
-        up_bias = torch.stack(biases) if biases else None
-        biases = [linear.bias for linear in downs if linear.bias is not None]
-        down_bias = torch.stack(biases) if biases else None
+        up = torch.stack([linear.weight[None] for linear in ups])
+        down = torch.stack(tuple(linear.weight for linear in downs))
+        up_bias, down_bias = _biases(ups), _biases(downs)
+        up_bias = None if up_bias is None else up_bias.unsqueeze(1)
         return _call_as_cast(x, chosen, weights, up, down, up_bias, down_bias, *kinds)
 
     return forward
+
+
+def _biases(linears: list[nn.Linear]) -> Tensor | None:
+    """[E, out] of E projections; None where they have none."""
+    found = tuple(linear.bias for linear in linears if linear.bias is not None)
+    return torch.stack(found) if len(found) == len(linears) else None
 
 
 def dropout_of_experts(module: nn.Module) -> bool:
@@ -175,7 +179,8 @@ def _experts(module: nn.Module) -> list[nn.Module]:
         return []
     if tuple(inspect.signature(kind.forward).parameters)[1:] not in _LOOPS:
         return []
-    return [module[f"expert_{k}"] for k in range(module.num_experts)]
+    experts: Any = module
+    return [experts[f"expert_{k}"] for k in range(experts.num_experts)]
 
 
 def _parts(expert: Any) -> tuple[nn.Linear, nn.Linear, str] | None:
