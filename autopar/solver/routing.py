@@ -13,6 +13,7 @@ decides step by step. Lengths are Python integers (cost x scale + 1 per arc), so
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 
 from autopar.problem import FORBIDDEN, Flow
@@ -45,17 +46,33 @@ class Router:
 
     def __init__(self, flow: Flow) -> None:
         self.num_states = len(flow.states)
-        self._tails: list[int] = flow.tails.tolist()
-        self._heads: list[int] = flow.heads.tolist()
-        self._costs: list[int] = flow.costs.tolist()
-        self._scale = len(self._costs) + 1
-        self._into: list[list[tuple[int, int, int]]] = [[] for _ in range(self.num_states)]
-        for arc, cost in enumerate(self._costs):
-            if cost < FORBIDDEN:
-                step = (self._tails[arc], cost * self._scale + 1, arc)
-                self._into[self._heads[arc]].append(step)
+        self._flow = flow
+        self._scale = len(flow.costs) + 1
         self._tables: dict[frozenset[int], _Table] = {}
         self._routes: dict[tuple[int, frozenset[int]], Route | None] = {}
+
+    @cached_property
+    def _tails(self) -> list[int]:
+        return self._flow.tails.tolist()
+
+    @cached_property
+    def _heads(self) -> list[int]:
+        return self._flow.heads.tolist()
+
+    @cached_property
+    def _costs(self) -> list[int]:
+        return self._flow.costs.tolist()
+
+    @cached_property
+    def _into(self) -> list[list[tuple[int, int, int]]]:
+        """Per state, the arcs that end there: tail, length, index. Made when first asked for: most
+        tensors are used in the state they are made in."""
+        found: list[list[tuple[int, int, int]]] = [[] for _ in range(self.num_states)]
+        ends = zip(self._tails, self._heads, self._costs, strict=True)
+        for arc, (tail, head, cost) in enumerate(ends):
+            if cost < FORBIDDEN:
+                found[head].append((tail, cost * self._scale + 1, arc))
+        return found
 
     def route(self, root: int, terminals: frozenset[int]) -> Route | None:
         """The cheapest arcs from `root` to all `terminals`; None when one cannot be reached."""
