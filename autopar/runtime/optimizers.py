@@ -10,8 +10,8 @@ left behind are DTensors placed as the parameter is, if they have its shape, so 
 States that were there before the parameter was stored so, and whole ones that were loaded, are cut
 as it is, with the values of rank 0.
 
-Hooks before and after every `Optimizer.step` do this, for the optimizers of `torch.optim` and
-parameters of compiled models alone. Other optimizers see DTensors.
+Hooks before and after every `Optimizer.step` do this, for the optimizers of `torch.optim`, the
+Adafactor of transformers, and parameters of compiled models alone. Other optimizers see DTensors.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     }
 )  # fmt: skip
 BY_TENSOR: frozenset[type[Optimizer]] = frozenset({optim.Adafactor, optim.Muon})
+BY_TENSOR_ELSEWHERE = frozenset({"transformers.optimization.Adafactor"})
+"""The same of other libraries, which may not be there."""
 TOGETHER: frozenset[type[Optimizer]] = frozenset({optim.LBFGS})
 UNABLE: frozenset[type[Optimizer]] = frozenset({optim.SparseAdam})
 """Those that no compiled model can be trained with."""
@@ -75,9 +77,10 @@ def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
             "Adam or AdamW"
         )
     _adopt(optimizer)
-    if kind not in ELEMENTWISE | BY_TENSOR | TOGETHER:
+    by_tensor = kind in BY_TENSOR or f"{kind.__module__}.{kind.__name__}" in BY_TENSOR_ELSEWHERE
+    if not by_tensor and kind not in ELEMENTWISE | TOGETHER:
         return None
-    stepping = _ByTensor(optimizer) if kind in BY_TENSOR else _Stepping(optimizer)
+    stepping = _ByTensor(optimizer) if by_tensor else _Stepping(optimizer)
     _stepping[optimizer] = stepping
     args, kwargs = stepping.around_closure(args, kwargs)
     stepping.enter()
