@@ -24,6 +24,7 @@ from torch.autograd.function import FunctionCtx
 
 from autopar.errors import AutoparError
 from autopar.runtime.doors import flatten, unflatten
+from autopar.runtime.padding import to_one_length
 from autopar.runtime.random import DefaultRandom, RandomOfRank0
 from autopar.runtime.saving import Library
 from autopar.runtime.sharded import ShardedOutput, whole_of
@@ -55,6 +56,7 @@ def mixed_precision() -> torch.dtype | None:
 class Terms:
     """What holds between a compiled model and accelerate."""
 
+    model: nn.Module
     world: World
     library: Library
     dtype: torch.dtype | None
@@ -72,8 +74,11 @@ class Terms:
         return torch.autocast(self.world.device.type, self.dtype)
 
     def take(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments, with the mean over ranks of `num_items_in_batch`: ranks that count their
-        own labels train on the mean over all, as one process does."""
+        """The arguments, sequences as long on every rank, with the mean over ranks of
+        `num_items_in_batch`: ranks that count their own labels train on the mean over all, as one
+        process does."""
+        if self.world.meeting is not None:
+            kwargs = to_one_length(self.model, kwargs, self.world.meeting.exchange)
         if kwargs.get(ITEMS) is None:
             return kwargs
         items = torch.as_tensor(kwargs[ITEMS], device=self.world.device).float()
@@ -105,7 +110,9 @@ def accept(model: nn.Module, world: World) -> Terms | None:
     """The terms for a model that accelerate asks about; None if no `Accelerator` is there."""
     from accelerate.state import is_initialized
 
-    return Terms(world, Library(model, world), mixed_precision()) if is_initialized() else None
+    if not is_initialized():
+        return None
+    return Terms(model, world, Library(model, world), mixed_precision())
 
 
 def own_rows(value: Tensor, world: World) -> Tensor:

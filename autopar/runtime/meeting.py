@@ -62,6 +62,17 @@ class Meeting:
         self._mine, self._rows = mine, list(rows.unbind())
         self._brought, self._gathered = mine.numpy(), rows.numpy()
         self._parted: RankError | None = None
+        self._has_begun = False
+
+    def exchange(self, numbers: Sequence[int]) -> Tensor:
+        """What each rank brings to the call that `meet` starts, a row per rank: as many numbers
+        on all of them. RankError as from `meet`."""
+        self._begin()
+        mine = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        rows = torch.empty((self.size, len(numbers)), dtype=torch.int64, device="cpu")
+        with self.roll.during("start"):
+            self._wait(self._group.allgather([list(rows.unbind())], [mine]))
+        return rows
 
     def meet(
         self,
@@ -76,16 +87,21 @@ class Meeting:
         PlanMismatchError, on every rank, names those that differ and in what; RankError those that
         cannot come.
         """
-        if self._parted is not None:
-            raise self._parted
-        roll = self.roll
-        roll.calls += 1
+        self._begin()
+        self._has_begun = False
         grad = torch.is_grad_enabled()
         self._brought[:] = program, grad, self._digest(batch)
-        with roll.during("start"):
+        with self.roll.during("start"):
             self._wait(self._group.allgather([self._rows], [self._mine]))
             if (self._gathered != self._gathered[0]).any():
                 self._compare(facts())
+
+    def _begin(self) -> None:
+        if self._parted is not None:
+            raise self._parted
+        if not self._has_begun:
+            self.roll.calls += 1
+            self._has_begun = True
 
     def told(self, phase: str, gm: fx.GraphModule, graph: Graph) -> Graph:
         """`graph`, which runs `gm`, the local graph of `phase`: if a collective fails in it, the

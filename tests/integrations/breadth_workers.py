@@ -57,12 +57,24 @@ def llama() -> Any:
     return LlamaForCausalLM(config)
 
 
+def padded_to_longest(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+    """A batch as collators of `transformers` make it: every rank pads to the longest of its own."""
+    length = 8 if all(row["attention_mask"][8:].sum() == 0 for row in rows) else LENGTH
+    return {
+        key: torch.stack([torch.as_tensor(row[key])[:length] for row in rows])
+        if key != "labels"
+        else torch.tensor([row[key] for row in rows])
+        for key in rows[0]
+    }
+
+
 CASES: dict[str, tuple[Callable[[], Any], type[Dataset[Any]], str | None, dict[str, Any]]] = {
     "GPT-2 in bfloat16": (gpt2, Rows, "fsdp", {"bf16": True}),
     "GPT-2 by megatron": (gpt2, Rows, "megatron", {"gradient_accumulation_steps": 3}),
     "GPT-2 by ddp with dropout": (lambda: gpt2(dropout=0.1), Rows, "ddp", {"max_grad_norm": 0.0}),
     "Llama as it is planned": (llama, Rows, None, {"optim": "adafactor"}),
     "BERT with classes": (bert, Classes, "fsdp", {"lr_scheduler_type": "cosine"}),
+    "BERT, each rank pads to its longest": (bert, Classes, "fsdp", {"collator": padded_to_longest}),
 }
 
 
@@ -81,6 +93,8 @@ def _train(
     options: dict[str, Any],
     is_plain: bool = False,
 ) -> list[dict[str, float]]:
+    options = dict(options)
+    collator = options.pop("collator", None)
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(
             output_dir=folder, max_steps=4, learning_rate=1e-3, seed=2, eval_strategy="steps",
@@ -89,6 +103,9 @@ def _train(
             disable_tqdm=True, dataloader_pin_memory=False, use_cpu=True, **options,
         )  # fmt: skip
         model = make() if is_plain else autopar.compile(make(), strategy=strategy)
-        used = Trainer(model=model, args=arguments, train_dataset=rows(24), eval_dataset=rows(8))
+        used = Trainer(
+            model=model, args=arguments, train_dataset=rows(24), eval_dataset=rows(8),
+            data_collator=collator,
+        )  # fmt: skip
         used.train()
         return history(used)
