@@ -4,12 +4,8 @@ that the model looks at are told if they do not depend on data."""
 
 from __future__ import annotations
 
-import ast
-import sys
 from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from types import FrameType
+from types import CodeType
 from typing import Any
 
 import torch
@@ -19,9 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.tracer.attention import attend
 from autopar.tracer.known import Known
+from autopar.tracer.looks import look_of, users_frame
 from autopar.tracer.recurrent import INSTEAD as _RECURRENT
-
-_LIBRARIES = tuple(str(Path(str(file)).parent) for file in (torch.__file__, __file__))
 
 
 class CallMode(TorchFunctionMode):
@@ -31,6 +26,8 @@ class CallMode(TorchFunctionMode):
     def __init__(self, known: Known | None = None) -> None:
         super().__init__()
         self._known = known
+        # What decides whether a clamp stands, by its code and line.
+        self._conditions: dict[tuple[CodeType, int], list[Tensor]] = {}
 
     def __torch_function__(
         self,
@@ -44,42 +41,34 @@ class CallMode(TorchFunctionMode):
         if func in _LOOKS:
             if self._known is not None and self._known.holds(args[0]):
                 return self._known.look(func, args[0])
-            if _asserted(sys._getframe(1)):
-                return _Holds()
+            frame = users_frame()
+            look = look_of(frame)
+            if look is not None:
+                if look.clamps is not None:
+                    met = args[0] if look.answer else args[0].logical_not()
+                    self._conditions.setdefault((frame.f_code, look.clamps), []).append(met)
+                return _Told(look.answer)
+        if func is torch.clamp and self._conditions:
+            frame = users_frame()
+            conditions = self._conditions.pop((frame.f_code, frame.f_lineno), ())
+            found = func(*args, **(kwargs or {}))
+            for met in conditions:
+                found = torch.where(met, found, args[0])
+            return found
         return func(*args, **(kwargs or {}))
 
 
-class _Holds:
-    """A value of which everything that an assertion says is true."""
+class _Told:
+    """A value of which nothing is known but what whoever looks at it is told: yes, or no."""
 
-    def _true(self, *_others: Any) -> bool:
-        return True
+    def __init__(self, answer: bool) -> None:
+        self._answer = answer
 
-    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _true  # pyright: ignore[reportAssignmentType]
+    def _tell(self, *_others: Any) -> bool:
+        return self._answer
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _tell  # pyright: ignore[reportAssignmentType]
     __hash__ = None  # pyright: ignore[reportAssignmentType]
-
-
-def _asserted(frame: FrameType | None) -> bool:
-    """Whether the line that runs, outside of torch, is of an assert statement: data was checked by
-    whoever wrote the model."""
-    while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
-        frame = frame.f_back
-    return frame is not None and frame.f_lineno in _assertions(frame.f_code.co_filename)
-
-
-@cache
-def _assertions(file: str) -> frozenset[int]:
-    """The lines of a file that assert."""
-    try:
-        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return frozenset()
-    return frozenset(
-        line
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assert)
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    )
 
 
 def _embedding(*args: Any, **kwargs: Any) -> Tensor:

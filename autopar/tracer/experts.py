@@ -129,8 +129,8 @@ def with_identities(module: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor] |
 
 
 def of_modules(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """What experts compute that are modules of their own (those of SwitchTransformers and NllbMoe);
-    None for a module that is no such layer, or that drops out (`dropout_of_experts`)."""
+    """What experts compute that are modules of their own (those of SwitchTransformers); None
+    for a module that is no such layer, or that drops out (`dropout_of_experts`)."""
     experts = _experts(module)
     parts = [part for part in map(_parts, experts) if part is not None]
     kinds = {gate for _, _, gate in parts}
@@ -157,17 +157,13 @@ def _biases(linears: list[nn.Linear]) -> Tensor | None:
 
 
 def dropout_of_experts(module: nn.Module) -> bool:
-    """Whether a layer that `of_modules` takes drops out: what it draws depends on how many tokens
-    each expert has. The layer's own dropout scales in evaluation, too."""
-    own = any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.children())
+    """Whether the experts of a layer that `of_modules` takes drop out: what is drawn depends on how
+    many tokens each has."""
     drops = any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
-    return bool(_experts(module)) and (own or (module.training and drops))
+    return module.training and drops and bool(_experts(module))
 
 
-_LOOPS = (
-    ("hidden_states", "selected_experts", "routing_weights"),
-    ("hidden_states", "router_mask", "router_probs"),
-)
+_LOOP = ["self", "hidden_states", "selected_experts", "routing_weights"]
 """What a layer of `transformers` takes that loops over the modules of its experts."""
 
 
@@ -177,7 +173,7 @@ def _experts(module: nn.Module) -> list[nn.Module]:
     kind = type(module)
     if not isinstance(module, nn.ModuleDict) or not kind.__module__.startswith("transformers."):
         return []
-    if tuple(inspect.signature(kind.forward).parameters)[1:] not in _LOOPS:
+    if list(inspect.signature(kind.forward).parameters) != _LOOP:
         return []
     experts: Any = module
     return [experts[f"expert_{k}"] for k in range(experts.num_experts)]

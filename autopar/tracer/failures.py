@@ -28,8 +28,7 @@ _EXPERTS_CURE = (
 )
 _EXPERTS_DROPOUT_CURE = (
     "experts are one op where they have no dropout, which would be drawn for the tokens that each "
-    "has: set the dropout in them (config.dropout_rate, config.activation_dropout, "
-    "config.moe_token_dropout) to 0"
+    "has: set the dropout in them (config.dropout_rate) to 0"
 )
 _AVERAGE_CURE = (
     "with momentum=None its running statistics are the average of all batches so far, whose number "
@@ -37,7 +36,8 @@ _AVERAGE_CURE = (
 )
 _LAYERDROP_CURE = (
     "it leaves out layers by chance, and a program has the same ops in every step: set its "
-    "layerdrop, and config.layerdrop, to 0"
+    "layerdrop, and that of its configuration (layerdrop, encoder_layerdrop, "
+    "decoder_layerdrop), to 0"
 )
 _CURE = "call the model on these inputs without autopar first; if that works, rewrite this line"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,6 +11,8 @@ from torch import Tensor, nn
 
 from autopar.errors import TraceError
 from autopar.tracer import known, trace
+from tests.zoo.cases import make_case
+from tests.zoo.equality import check_plan_chosen
 
 IDS = torch.randint(8, (4, 6))
 
@@ -36,6 +39,63 @@ def ops(model: nn.Module, *args: Tensor) -> list[str]:
 class Asserting(Words):
     def look(self, ids: Tensor) -> bool:
         assert ids.max().item() < 8 and (ids >= 0).all(), "no such word"
+        return False
+
+
+class Denying(Words):
+    def look(self, ids: Tensor) -> bool:
+        assert not (ids < 0).any()
+        return False
+
+
+class Raising(Words):
+    def look(self, ids: Tensor) -> bool:
+        if self.training and ids.max() >= 8:
+            raise ValueError("no such word")
+        if not (ids.min().item() >= 0):
+            raise ValueError("no word")
+        return False
+
+
+class Unclear(Words):
+    """Which of the two would raise is not told apart."""
+
+    def look(self, ids: Tensor) -> bool:
+        if not bool((ids >= 0).all()) or bool((ids > 8).any()):
+            raise ValueError("no such word")
+        return False
+
+
+class Clamping(Words):
+    """What overflowed is clamped, as in models of `transformers`."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        if x.dtype == self.embed.weight.dtype and not torch.isfinite(x).all():
+            limit = torch.finfo(x.dtype).max - 1000
+            x = torch.clamp(x, min=-limit, max=limit)
+        if (x > 2).any():
+            x = torch.clamp(x, max=1)
+        return x.sum()
+
+
+class ClampingEither(Words):
+    """Where the first holds, the second is not looked at."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        if torch.isinf(x).any() or torch.isnan(x).any():
+            x = torch.clamp(x, max=1)
+        return x.sum()
+
+
+class Catching(Words):
+    def look(self, ids: Tensor) -> bool:
+        try:
+            if ids.max() > 3:
+                raise ValueError
+        except ValueError:
+            return True
         return False
 
 
@@ -73,8 +133,24 @@ class Rolling(Words):
         return bool(torch.rand(()) < 0.5)
 
 
-def test_what_only_asserts_is_taken_to_hold() -> None:
-    assert "aten.embedding.default" in ops(Asserting(), IDS)
+@pytest.mark.parametrize("kind", [Asserting, Denying, Raising])
+def test_what_only_checks_is_taken_to_hold(kind: type[nn.Module]) -> None:
+    assert "aten.embedding.default" in ops(kind(), IDS)
+
+
+@pytest.mark.parametrize("kind", [Unclear, Catching, ClampingEither])
+def test_a_check_that_is_unclear_or_decides_is_refused(kind: type[nn.Module]) -> None:
+    with pytest.raises(TraceError, match=r": if .*\n  a value that"):
+        trace(kind(), (IDS,))
+
+
+@pytest.mark.parametrize("largest", [1.0, 3.0, math.inf])
+def test_a_branch_that_only_clamps_is_taken_where_its_condition_holds(largest: float) -> None:
+    model = Clamping().double()
+    with torch.no_grad():
+        model.embed.weight[3, 0] = largest
+    found = make_case(model, {"ids": IDS}, exact=False)
+    check_plan_chosen(found, (2, 2))
 
 
 @pytest.mark.parametrize(("least", "taken"), [(1.0, True), (2.0, False)])
@@ -115,5 +191,5 @@ class Dropping(Words):
 
 
 def test_layers_left_out_by_chance_are_refused_with_the_cure() -> None:
-    with pytest.raises(TraceError, match=r"by chance, .* config\.layerdrop, to 0"):
+    with pytest.raises(TraceError, match=r"by chance, .* configuration \(layerdrop, .*\), to 0"):
         trace(Dropping(), (IDS,))

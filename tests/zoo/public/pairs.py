@@ -31,17 +31,6 @@ del _LED["max_position_embeddings"]
 _SWITCH = {**_T5, "num_experts": 4, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1}
 _ALL = {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0}
 """No layer is left out by chance."""
-_NLLB = {
-    **_BART,
-    **_ALL,
-    "num_experts": 4,
-    "expert_capacity": 8,
-    "encoder_sparse_step": 2,
-    "decoder_sparse_step": 2,
-    "activation_dropout": 0.0,
-    "moe_token_dropout": 0.0,
-    "second_expert_policy": "all",
-}
 _PROPHET = {
     "vocab_size": VOCAB,
     "hidden_size": WIDTH,
@@ -101,7 +90,6 @@ MODELS = {
         "SwitchTransformersForConditionalGeneration", dropout_rate=0.0, **_SWITCH
     ),
     "SwitchTransformers (dropout)": _pair("SwitchTransformersForConditionalGeneration", **_SWITCH),
-    "NllbMoeForConditionalGeneration": _pair("NllbMoeForConditionalGeneration", **_NLLB),
     "BartForConditionalGeneration": _pair("BartForConditionalGeneration", **_BART),
     "BartForConditionalGeneration, padded": _pair(
         "BartForConditionalGeneration", mask=True, **_BART

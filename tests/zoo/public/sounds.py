@@ -38,10 +38,21 @@ def _wave(kind: str, **options: Any) -> Any:
     return build
 
 
-def _ctc() -> Any:
-    made = model("Wav2Vec2ForCTC", **_WAVE, **_STEADY, pad_token_id=0)
-    labels = torch.randint(1, VOCAB, (BATCH, 5))
-    return made, {"input_values": torch.randn(BATCH, SAMPLES), "labels": labels}
+def _ctc(*, loss: bool) -> Any:
+    def build() -> Any:
+        made = model("Wav2Vec2ForCTC", **_WAVE, **_STEADY, pad_token_id=0)
+        labels = {"labels": torch.randint(1, VOCAB, (BATCH, 5))} if loss else {}
+        return made, {"input_values": torch.randn(BATCH, SAMPLES), **labels}
+
+    return build
+
+
+def _spans() -> Any:
+    """With the spans that are masked given, which are otherwise drawn by numpy."""
+    made = model("Wav2Vec2Model", **_WAVE, layerdrop=0.0)
+    steps = int(made._get_feat_extract_output_lengths(SAMPLES))
+    spans = torch.rand(BATCH, steps) < 0.4
+    return made, {"input_values": torch.randn(BATCH, SAMPLES), "mask_time_indices": spans}
 
 
 def _whisper() -> Any:
@@ -134,7 +145,9 @@ def _features(kind: str, **options: Any) -> Any:
 MODELS = {
     "Wav2Vec2 (defaults)": _wave("Wav2Vec2ForSequenceClassification"),
     "Wav2Vec2ForSequenceClassification": _wave("Wav2Vec2ForSequenceClassification", **_STEADY),
-    "Wav2Vec2ForCTC": _ctc,
+    "Wav2Vec2ForCTC": _ctc(loss=True),
+    "Wav2Vec2ForCTC, without labels": _ctc(loss=False),
+    "Wav2Vec2Model, spans given": _spans,
     "Wav2Vec2ConformerForSequenceClassification": _wave(
         "Wav2Vec2ConformerForSequenceClassification", **_STEADY
     ),

@@ -1,0 +1,130 @@
+"""Lines of a model's code that look at data, and yet have the same ops whatever they find: those
+that check data, and those that only clamp what overflowed."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+_LIBRARIES = tuple(str(Path(str(file)).parent) for file in (torch.__file__, __file__))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What all looks at data in a line are told. With `clamps`, they decide whether the result of
+    the `torch.clamp` in that line stands for what it is given."""
+
+    answer: bool
+    clamps: int | None = None
+
+
+def users_frame() -> FrameType:
+    """The frame that runs, of code that is neither torch's nor this package's."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename.startswith(_LIBRARIES) and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
+
+
+def look_of(frame: FrameType) -> Look | None:
+    """What looks at data in the line that runs are told; None if that is to be refused."""
+    return _looks(frame.f_code.co_filename).get(frame.f_lineno)
+
+
+@cache
+def _looks(file: str) -> dict[int, Look]:
+    """By line. What an assertion, or an `if` that only raises, needs so that nothing is raised:
+    data was checked by whoever wrote the model. What an `if` that only clamps needs to do it. Left
+    out are lines where some looks need the contrary, and checks whose error is caught."""
+    try:
+        tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return {}
+    attempts = [node for node in ast.walk(tree) if isinstance(node, ast.Try) and node.handlers]
+    caught = {inner for node in attempts for line in node.body for inner in ast.walk(line)}
+    found: dict[int, Look] = {}
+    for node in ast.walk(tree):
+        look, last = None, node
+        if isinstance(node, ast.Assert) and node not in caught:
+            look = _told(node.test, True)
+        elif isinstance(node, ast.If):
+            last, clamps = node.test, _clamps(node)
+            if clamps is not None and _in_turn(node.test, True):
+                look = _told(node.test, True, clamps)
+            elif node not in caught and all(isinstance(line, ast.Raise) for line in node.body):
+                look = _told(node.test, False)
+        if (
+            look is not None
+            and isinstance(node, ast.stmt)
+            and isinstance(last, ast.stmt | ast.expr)
+        ):
+            lines = range(node.lineno, (last.end_lineno or last.lineno) + 1)
+            found |= dict.fromkeys(lines, look)
+    return found
+
+
+def _told(test: ast.expr, answer: bool, clamps: int | None = None) -> Look | None:
+    """What looks in a condition are told so that it is `answer`, if it is the same for all."""
+    wanted = _wanted(test, answer)
+    return Look(wanted.pop(), clamps) if len(wanted) == 1 else None
+
+
+def _wanted(test: ast.expr, answer: bool) -> set[bool]:
+    """What the parts of a condition that may look at data are, where it is `answer`."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _wanted(operand, not answer)
+        case ast.BoolOp(values=parts):
+            return {wanted for part in parts for wanted in _wanted(part, answer)}
+        case _:
+            return set() if _is_known(test) else {answer}
+
+
+def _in_turn(test: ast.expr, answer: bool) -> bool:
+    """Whether a condition is `answer` if, and only if, all its parts are as `_wanted`: such as
+    `x.isinf().any()`."""
+    match test:
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _in_turn(operand, not answer)
+        case ast.BoolOp(op=op, values=parts):
+            needs_all = isinstance(op, ast.And) == answer
+            return needs_all and all(_in_turn(part, answer) for part in parts)
+        case ast.Call(func=ast.Attribute(attr=name)):
+            return name in ("all", "any", "item")
+        case _:
+            return _is_known(test)
+
+
+def _is_known(test: ast.expr) -> bool:
+    """Whether a condition is one on dtypes or on the mode, which look at no data."""
+    match test:
+        case ast.Attribute(attr="training") | ast.Compare(left=ast.Attribute(attr="dtype")):
+            return True
+        case _:
+            return False
+
+
+def _clamps(node: ast.If) -> int | None:
+    """The line of `x = torch.clamp(x, ...)`, where an `if` does no more than that, with a limit
+    from `torch.finfo` set before; else None."""
+    *before, last = node.body
+    if node.orelse or not all(isinstance(line, ast.Assign) and _is_limit(line) for line in before):
+        return None
+    match last:
+        case ast.Assign(
+            targets=[ast.Name(id=name)],
+            value=ast.Call(func=ast.Attribute(attr="clamp"), args=[ast.Name(id=given), *_]) as call,
+        ) if name == given:
+            return call.lineno
+    return None
+
+
+def _is_limit(line: ast.Assign) -> bool:
+    calls = [node.func for node in ast.walk(line.value) if isinstance(node, ast.Call)]
+    return all(isinstance(func, ast.Attribute) and func.attr == "finfo" for func in calls)
