@@ -89,12 +89,16 @@ _SPARSE_OF_BAGS = 7
 """The position of `sparse` among the arguments of F.embedding_bag."""
 
 
+def _is_one(value: Any, dims: int) -> bool:
+    """Whether a value has no dim for what is picked, of which each has `dims`."""
+    return value.dim() <= dims if isinstance(value, Tensor) else isinstance(value, int | float)
+
+
 def _assign(x: Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`. Of what a mask picks, all gets one value: how much it is need not be
     known, as it would be for the value's gradient."""
-    masks = isinstance(index, Tensor) and index.dtype == torch.bool
-    alike = masks and index.shape == x.shape[: index.dim()]
-    if alike and (not isinstance(value, Tensor) or value.dim() <= x.dim() - index.dim()):
+    picks = isinstance(index, Tensor) and index.dtype == torch.bool
+    if picks and index.shape == x.shape[: index.dim()] and _is_one(value, x.dim() - index.dim()):
         mask = index[(..., *[None] * (x.dim() - index.dim()))]
         x.copy_(torch.where(mask, value, x))
     else:
