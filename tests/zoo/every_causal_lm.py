@@ -66,20 +66,41 @@ _SIZES: dict[int, tuple[str, ...]] = {
 _OF_FIELD = {name: size for size, names in _SIZES.items() for name in names}
 
 _HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
+_QWEN4 = {
+    **_HYBRID,
+    "num_key_value_heads": 2,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 2,
+}
+_GEMMA3N = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 1,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0],
+}
 _OF_MODEL: dict[str, dict[str, Any]] = {
     "bailing_hybrid": _HYBRID,
     "bamba": {"attn_layer_indices": [1]},
+    "blt": {"num_hidden_layers": 2},
     "cohere_compass_text": {"rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 1e4},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "num_local_experts": 4, "n_shared_experts": 1,
         "num_experts_per_tok": 2},
-    "dots3_note": {"text_config": {"num_key_value_heads": 4}},
+    "dots3_note": {
+        "text_config": {"num_key_value_heads": 4},
+        "vision_config": {"pyramid_num_routed": [-1, 4], "adapter_in_dim": 32,
+            "adapter_out_dim": 32},
+        "audio_config": {"adapter_input_size": 32, "adapter_out_dim": 32}},
     "dots3_note_text": {"num_key_value_heads": 4},
-    "gemma3n_text": {"num_hidden_layers": 4, "num_kv_shared_layers": 1, "layer_types": [
-        "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
-        "activation_sparsity_pattern": [0.95, 0.0, 0.0, 0.0]},
+    "gemma3n": {
+        "text_config": _GEMMA3N, "vision_config": {"architecture": "mobilenetv3_small_050"}},
+    "gemma3n_text": _GEMMA3N,
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": _HYBRID,
     "hunyuan_v1_dense": {"head_dim": 8},
@@ -92,10 +113,13 @@ _OF_MODEL: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "ministral": {"head_dim": 8},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+    "qwen3_5": {"text_config": _HYBRID},
+    "qwen3_5_moe": {"text_config": _HYBRID},
     "qwen3_5_moe_text": _HYBRID,
     "qwen3_5_text": _HYBRID,
     "qwen3_next": _HYBRID,
-    "qwen4_exp_text": {**_HYBRID, "num_key_value_heads": 2},
+    "qwen4_exp": {"text_config": _QWEN4},
+    "qwen4_exp_text": _QWEN4,
     "recurrent_gemma": {"num_hidden_layers": 3},
     "reformer": {
         "is_decoder": True, "attn_layers": ["local", "lsh"], "axial_pos_shape": [4, 4],
@@ -103,22 +127,29 @@ _OF_MODEL: dict[str, dict[str, Any]] = {
         "lsh_attn_chunk_length": 4, "attention_head_size": 8, "num_buckets": 4, "hash_seed": 0,
         "max_position_embeddings": 16,
     },
-    "xlstm": {"chunk_size": 16, "mode": "train", "return_last_states": False},
+    "xlstm": {"hidden_size": 128, "embedding_dim": 128, "chunk_size": 16, "mode": "train"},
     "xmod": {"default_language": "en_XX"},
-    "zamba": {"layers_block_type": ["mamba", "hybrid"]},
+    "zamba": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "hybrid"]},
     "zamba2": {"num_hidden_layers": 3, "layers_block_type": ["mamba", "hybrid", "mamba"]},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 """What each needs beside the sizes that all have."""
 
+_IN_FLOAT32 = ("inkling2_text", "xglm")
+"""Those that compute in float32 whatever their dtype is."""
+
+_WITHOUT_LOSS = ("git", "musicgen", "musicgen_melody")
+"""Those whose loss wants more than tokens."""
+
 
 def tiny_config(name: str) -> PreTrainedConfig:
     """The configuration of model type `name`, with few and small layers and no dropout."""
-    return _shrunk(CONFIG_MAPPING[name], _OF_MODEL.get(name, {}))
+    return _shrunk(CONFIG_MAPPING[name](), _OF_MODEL.get(name, {}))
 
 
-def _shrunk(kind: type[PreTrainedConfig], given: dict[str, Any]) -> PreTrainedConfig:
-    fields = kind().to_dict()
+def _shrunk(config: PreTrainedConfig, given: dict[str, Any]) -> PreTrainedConfig:
+    kind: Any = type(config)
+    fields = config.to_dict()
     values: dict[str, Any] = {}
     for field, default in fields.items():
         if default is None or isinstance(default, bool):
@@ -129,8 +160,9 @@ def _shrunk(kind: type[PreTrainedConfig], given: dict[str, Any]) -> PreTrainedCo
             values[field] = min(default, 3)
         elif isinstance(default, float) and ("drop" in field or "jitter" in field):
             values[field] = 0.0
-    for field, sub in kind.sub_configs.items():
-        if fields.get(field) is not None and hasattr(sub, "to_dict"):
+    for field in kind.sub_configs:
+        sub = getattr(config, field, None)
+        if isinstance(sub, PreTrainedConfig):
             values[field] = _shrunk(sub, given.get(field, {})).to_dict()
     if "kv_lora_rank" in values:  # heads of latent attention have keys of their own
         values["num_key_value_heads"] = values["num_attention_heads"]
@@ -141,11 +173,16 @@ def _shrunk(kind: type[PreTrainedConfig], given: dict[str, Any]) -> PreTrainedCo
 def causal_lm(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     """The causal language model of type `name`, in float64 and in training, and a batch for it."""
     config = tiny_config(name)
+    kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if not isinstance(config, kind.config_class):  # that of the text model in a larger one
+        parts = (getattr(config, part) for part in config.sub_configs)
+        config = next(part for part in parts if isinstance(part, kind.config_class))
     torch.manual_seed(0)
-    model = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)](config)
+    model = kind(config)
     model.set_experts_implementation("eager")  # the others are not there in float64
     ids = torch.randint(4, VOCAB, (BATCH, SEQ))
-    return model.double().train(), {"input_ids": ids, "labels": ids}
+    inputs = {"input_ids": ids} if name in _WITHOUT_LOSS else {"input_ids": ids, "labels": ids}
+    return (model if name in _IN_FLOAT32 else model.double()).train(), inputs
 
 
 MODELS = {name: partial(causal_lm, name) for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES}
