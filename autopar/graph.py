@@ -89,11 +89,16 @@ class Role(StrEnum):
     """Output: returned without gradient, in a sharding of the planner's choice."""
     MUTATION = "mutation"
     """Output: the new value of a buffer (`target`)."""
+    UPDATE = "update"
+    """Output: the new value of a parameter (`target`) that forward changes in place."""
     GRAD = "grad"
     """Output: the gradient of a parameter (`target`)."""
 
 
-OUTPUT_ROLES = frozenset({Role.LOSS, Role.VALUE, Role.DETACHED, Role.MUTATION, Role.GRAD})
+STORED_ROLES = frozenset({Role.UPDATE, Role.GRAD})
+"""Outputs that leave in the sharding that the parameter `target` is stored in."""
+
+OUTPUT_ROLES = STORED_ROLES | {Role.LOSS, Role.VALUE, Role.DETACHED, Role.MUTATION}
 
 
 class Phase(StrEnum):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from autopar.dataflow import Group, Use, root_key
 from autopar.errors import PlanMismatchError
-from autopar.graph import Graph, Node, Phase, Ref, Role
+from autopar.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.handed import input_state
 from autopar.plan import Structure
 from autopar.reshard import local_bytes
@@ -106,7 +106,7 @@ class Layout:
         found: list[Sharding] = []
         for use in group.uses:
             user = self.graph.nodes[use.node]
-            if user.role is Role.GRAD:
+            if user.role in STORED_ROLES:
                 wanted = Sharding.parse(self.structure.params[user.target].storage)
             else:
                 wanted = self.pair(user)[0][use.arg]

@@ -29,7 +29,7 @@ from autopar.dataflow import Group, Use, groups
 from autopar.errors import PlanMismatchError
 from autopar.exchange import exchange_axes, exchanges
 from autopar.garbage import collection_paused
-from autopar.graph import OUTPUT_ROLES, Graph, Node, Phase, Ref, Role, TensorType
+from autopar.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.layout import Move, parse_layout
 from autopar.plan import Plan
 from autopar.reshard import local_shape
@@ -218,7 +218,7 @@ class _Generator:
     def _argument(self, node: Node, arg: int) -> fx.Node:
         """The local value of a tensor input, in the sharding that the node's choice asks for."""
         group, use = self.use_of[node.index, arg]
-        if node.role is Role.GRAD:
+        if node.role in STORED_ROLES:
             wanted = Sharding.parse(self.layout.structure.params[node.target].storage)
         else:
             wanted = self.layout.pair(node)[0][arg]

@@ -14,7 +14,7 @@ from autopar.cost_model.returned import Returned, returned
 from autopar.dataflow import Group, Use, requirement, root_key
 from autopar.demands import Test, Tests, holds, is_batch, on_mesh, option_holds
 from autopar.errors import ConstraintError, InfeasibleError
-from autopar.graph import Graph, Node, Phase, Ref, Role, TensorType
+from autopar.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.matching import covers, general, matches
 from autopar.mesh import Mesh
 from autopar.products import Products, batch_atoms, find_products
@@ -270,7 +270,7 @@ class _Imposing:
                     state = requirement(self.graph, use, inputs[use.arg])
                     return state is None or allowed(state)
 
-                if user.role is not Role.GRAD:
+                if user.role not in STORED_ROLES:
                     self._rule(user.key, constraint, passes)
 
     def _returned(self, constraint: Constraint, what: Returned, tests: Tests) -> None:

@@ -31,7 +31,7 @@ from autopar.cost_model.work import node_s, traffic
 from autopar.dataflow import SAVED, Group, groups, is_saved, requirement, root_key
 from autopar.errors import InfeasibleError
 from autopar.garbage import collection_paused
-from autopar.graph import Graph, Phase, Role
+from autopar.graph import STORED_ROLES, Graph, Phase, Role
 from autopar.mesh import Cluster, Mesh
 from autopar.options import Options
 from autopar.problem import Flow, IntArray, Problem, Sink
@@ -284,7 +284,7 @@ def _asked_states(
     asked: list[tuple[str, tuple[Sharding | None, ...]]] = []
     for use in group.uses:
         user = graph.nodes[use.node]
-        if user.role is Role.GRAD:
+        if user.role in STORED_ROLES:
             entry = table[owners[user.target]]
             wanted = tuple(pair[0] for pair in entry.outputs)
         else:

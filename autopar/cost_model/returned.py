@@ -9,6 +9,8 @@ from autopar.dataflow import root_of
 from autopar.graph import Graph, Node, Phase, Ref, Role
 from autopar.matching import matches, outer_names
 
+_CHANGES = (Role.MUTATION, Role.UPDATE)
+
 
 @dataclass(frozen=True, slots=True)
 class Returned:
@@ -26,7 +28,7 @@ def returned(graph: Graph, pattern: str) -> Iterator[Returned]:
     phase, in order."""
     users: dict[Ref, list[Node]] = {}
     for node in graph.nodes:
-        if node.phase is Phase.FORWARD and node.role is not Role.MUTATION:
+        if node.phase is Phase.FORWARD and node.role not in _CHANGES:
             for ref in node.inputs:
                 users.setdefault(ref, []).append(node)
     for ref, using in sorted(users.items()):

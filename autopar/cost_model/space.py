@@ -9,7 +9,7 @@ from itertools import product
 from autopar.chunking import chunkable_dim, chunked_axes, chunked_dim, stored
 from autopar.cost_model.limits import Limits
 from autopar.dataflow import Group, Use, requirement
-from autopar.graph import Graph, Node, Role, TensorType
+from autopar.graph import STORED_ROLES, Graph, Node, Role, TensorType
 from autopar.handed import input_state
 from autopar.mesh import Mesh
 from autopar.reshard import is_legal, states, step
@@ -39,14 +39,15 @@ class NodeClass:
 def classes(
     graph: Graph, mesh: Mesh, groups: Sequence[Group], limits: Limits
 ) -> dict[str, NodeClass]:
-    """Every class that takes a decision (no views, no gradients), in order of the first node.
+    """Every class that takes a decision (no views, nothing that leaves as a parameter is stored),
+    in order of the first node.
 
     A choice that asks for an input no root can be brought into is left out, as is a parameter's if
     no gradient can be, and what `limits` forbid. InfeasibleError if they leave nothing.
     """
     members: dict[str, list[Node]] = {}
     for node in graph.nodes:
-        if not node.view and node.role is not Role.GRAD:
+        if not node.view and node.role not in STORED_ROLES:
             members.setdefault(node.key, []).append(node)
     constant = _constants(graph)
     owners = {node.target: node.key for node in graph.with_role(Role.PARAM)}
@@ -56,7 +57,7 @@ def classes(
         for use in group.uses:
             chain = tuple(graph.nodes[view].key for view in use.chain)
             user = graph.nodes[use.node]
-            key = owners[user.target] if user.role is Role.GRAD else user.key
+            key = owners[user.target] if user.role in STORED_ROLES else user.key
             distinct = uses.setdefault(key, {})
             distinct.setdefault((use.arg, chain), (use, tensor))
     found: dict[str, NodeClass] = {}

@@ -22,12 +22,13 @@ tensor is equal, however small the tensor is."""
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one forward and backward computes, whole: outputs by their position, buffers afterwards
-    and the gradients of parameters by name. `ends` are the outputs that are differentiated,
-    `changed` the buffers that have other values than before."""
+    """What one forward and backward computes, whole: outputs by their position, buffers and
+    parameters afterwards and the gradients of parameters by name. `ends` are the outputs that are
+    differentiated, `changed` the buffers and parameters that have other values than before."""
 
     outputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     buffers: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    parameters: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     gradients: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     ends: frozenset[str] = frozenset()
     changed: frozenset[str] = frozenset()
@@ -36,9 +37,15 @@ class Step:
         """All tensors, as they are called in a report."""
         return (
             {f"output {name}{_kind(x)}": x for name, x in self.outputs.items()}
-            | {f"buffer {name}": x for name, x in self.buffers.items()}
+            | self.states()
             | {_gradient(name): x for name, x in self.gradients.items()}
         )
+
+    def states(self) -> dict[str, Tensor]:
+        """Buffers and parameters, as they are called in a report."""
+        return {f"buffer {name}": x for name, x in self.buffers.items()} | {
+            f"parameter {name}": x for name, x in self.parameters.items()
+        }
 
 
 def _kind(output: Tensor) -> str:
@@ -52,15 +59,15 @@ def _gradient(name: str) -> str:
 def differences(
     found: Step, eager: Step, noise: Mapping[str, float] | None = None
 ) -> tuple[Difference, ...]:
-    """How far `found` is from `eager`: outputs and buffers first, then gradients, the worst first
-    in each. What only one of the two has is infinitely far; of buffers that is what eager changes
-    and `found` has not. `noise` is what rounding alone does to
+    """How far `found` is from `eager`: outputs and states first, then gradients, the worst first in
+    each. What only one of the two has is infinitely far; of states that is what eager changes and
+    `found` has not. `noise` is what rounding alone does to
     each tensor, by its name in the report."""
     largest = max((_largest(grad) for grad in eager.gradients.values()), default=0.0)
     here, there = found.named(), eager.named()
     gradients = {_gradient(name) for step in (found, eager) for name in step.gradients}
     compared: list[Difference] = []
-    kept = {f"buffer {name}" for name in eager.buffers.keys() - eager.changed}
+    kept = {name for name in eager.states() if name.partition(" ")[2] not in eager.changed}
     for name in dict.fromkeys([*there, *here]):
         if name in kept and name not in here:
             continue

@@ -21,6 +21,7 @@ from autopar.runtime.doors import dtensor_like, keeps_graph
 from autopar.runtime.sharded import Place, output, whole_of
 
 _GRADED = ("loss", "value")
+_CHANGED_BY = {"mutation": "buffer", "update": "param"}
 
 Graph = Callable[[list[Any]], Sequence[Any]]
 """A graph over local tensors; it may clear the list it is given."""
@@ -46,10 +47,10 @@ class Step:
     """A program as it runs on this rank.
 
     Names are `codegen.Program`'s: inputs `param:NAME`, `buffer:NAME`, `input:I`; outputs
-    `loss:POS`, `value:POS`, `detached:POS`, `mutation:NAME`, `saved:K`; backward inputs `saved:K`,
-    `tangent:POS`; backward outputs `grad:NAME`. `backward` is None if there is nothing to
-    differentiate. `places` says where the pieces of detached results are, `cut` which of them have
-    a gradient in eager.
+    `loss:POS`, `value:POS`, `detached:POS`, `mutation:NAME`, `update:NAME`, `saved:K`; backward
+    inputs `saved:K`, `tangent:POS`; backward outputs `grad:NAME`. `backward` is None if there is
+    nothing to differentiate. `places` says where the pieces of detached results are, `cut` which of
+    them have a gradient in eager.
     """
 
     forward: Graph
@@ -99,10 +100,10 @@ class Step:
         return dict(zip(self.results, values, strict=True))
 
     @property
-    def mutations(self) -> list[str]:
-        """The buffers that a call changes, as in `forward_inputs`."""
-        names = [name for name in self.forward_outputs if _kind(name) == "mutation"]
-        return [f"buffer:{_rest(name)}" for name in names]
+    def changes(self) -> list[str]:
+        """The buffers and parameters that a call changes, as in `forward_inputs`."""
+        pairs = [(_CHANGED_BY.get(_kind(name)), _rest(name)) for name in self.forward_outputs]
+        return [f"{kind}:{name}" for kind, name in pairs if kind]
 
     @property
     def cut_positions(self) -> frozenset[int]:
@@ -112,7 +113,7 @@ class Step:
     def inputs(self, params: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[Tensor]:
         """What the forward graph takes, as it lies on this rank."""
         return [
-            _local(params[_rest(name)]) if _kind(name) == "param" else others[name]
+            local(params[_rest(name)]) if _kind(name) == "param" else others[name]
             for name in self.forward_inputs
         ]
 
@@ -252,7 +253,7 @@ def _tangent(ctx: _Context, given: Mapping[str, Tensor], position: str) -> Tenso
     return torch.zeros_like(ctx.blanks[position], device=device)
 
 
-def _local(param: Tensor) -> Tensor:
+def local(param: Tensor) -> Tensor:
     """This rank's piece. Without a step of its own in autograd's graph, which costs as much as many
     a kernel."""
     if not isinstance(param, DTensor):

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from autopar.errors import AutoparError
-from autopar.graph import OUTPUT_ROLES, Graph, Node, Role, TensorType
+from autopar.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Role, TensorType
 from autopar.handed import input_state
 from autopar.mesh import Mesh
 from autopar.plan import Structure
@@ -309,7 +309,7 @@ class _Step:
         node = self.leaving[name]
         kind: TensorType = self.graph.type_of(node.inputs[0])
         sharding = Sharding.replicated(len(self.mesh.axes))
-        if node.role is Role.GRAD:
+        if node.role in STORED_ROLES:
             sharding = Sharding.parse(self.structure.params[node.target].storage)
         elif node.role is Role.DETACHED:
             sharding = Sharding.parse(self.detached[int(node.target)])

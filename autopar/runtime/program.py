@@ -18,8 +18,9 @@ class Program:
     """A forward and a backward graph over local tensors; both take one list, which they clear.
 
     `forward_inputs` are `param:NAME` (this rank's shard, as stored), `buffer:NAME` and `input:I`
-    (whole). `forward_outputs` are `loss:POS`, `value:POS`, `detached:POS`, `mutation:NAME`, and
-    `saved:K`, which may be one of the inputs itself. `backward_inputs` are `saved:K` and
+    (whole). `forward_outputs` are `loss:POS`, `value:POS`, `detached:POS`, `mutation:NAME` (the new
+    value of a buffer), `update:NAME` (of a parameter, sharded as it is stored), and `saved:K`,
+    which may be one of the inputs itself. `backward_inputs` are `saved:K` and
     `tangent:POS`, `backward_outputs` are `grad:NAME`, sharded as the parameter is stored.
     `backward` is None where there is nothing to differentiate. `detached_shardings` gives the
     sharding of each detached output by its position.

@@ -22,7 +22,7 @@ from autopar.runtime.binding import Result
 from autopar.runtime.digests import modes
 from autopar.runtime.doors import TreeSpec, flatten, unflatten
 from autopar.runtime.frozen import PLAIN, Freezer
-from autopar.runtime.function import RefrozenError, Step
+from autopar.runtime.function import RefrozenError, Step, local
 from autopar.runtime.guards import Guard, Read
 from autopar.runtime.inputs import Inputs, Piece, same_everywhere, take_inputs
 from autopar.runtime.meeting import NEW
@@ -167,8 +167,8 @@ class Runner:
         if results is None:
             return self._run(args, kwargs, exact=True)
         with torch.no_grad():
-            for name in [name for name in results if name.startswith("mutation:")]:
-                self._tensor(name.partition(":")[2]).copy_(results.pop(name))
+            for name in [name for name in results if name.startswith(("mutation:", "update:"))]:
+                local(self._tensor(name.partition(":")[2])).copy_(results.pop(name))
         if self.terms is not None:
             results |= {name: own_rows(results[name], self.world) for name in executable.rows}
         leaves = [r.value if r.name is None else results[r.name] for r in executable.results]

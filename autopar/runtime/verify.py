@@ -104,12 +104,12 @@ def eager_step(
     directions: Mapping[int, Tensor],
 ) -> Step:
     """The step by PyTorch alone. What there is to compare is what the model has: every output of
-    `form` (how many leaves, in which containers), every buffer that changed, and every gradient;
-    what else it returns, such as a cache, is left out.
+    `form` (how many leaves, in which containers), every buffer and parameter that changed, and
+    every gradient; what else it returns, such as a cache, is left out.
 
     The model is changed as a step changes it: see `own_values`.
     """
-    before = {n: b.detach().clone() for n, b in model.named_buffers(remove_duplicate=False)}
+    before = {name: x.clone() for name, x in (_buffers(model) | _parameters(model)).items()}
     trained = any(param.requires_grad for param in model.parameters())
     with torch.set_grad_enabled(trained):
         leaves = _in_form(model(*args, **kwargs), *form)
@@ -117,21 +117,34 @@ def eager_step(
     ends = [k for k in directions if leaves[k].requires_grad]
     if ends:
         torch.autograd.backward([leaves[k] for k in ends], [directions[k] for k in ends])
-    buffers = {n: b.detach() for n, b in model.named_buffers(remove_duplicate=False)}
+    buffers, parameters = _buffers(model), _parameters(model)
     return Step(
         outputs={name: x.detach() for name, x in outputs.items()},
         buffers=buffers,
+        parameters=parameters,
         gradients={n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None},
         ends=frozenset(_ends(outputs)),
         changed=frozenset(
-            n for n, b in buffers.items() if n not in before or not _same(before[n], b)
+            name
+            for name, x in (buffers | parameters).items()
+            if name not in before or not _same(before[name], x)
         ),
     )
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: x.detach() for name, x in model.named_buffers(remove_duplicate=False)}
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    return {name: x.detach() for name, x in model.named_parameters()}
 
 
 def _same(before: Tensor, after: Tensor) -> bool:
     if before.shape != after.shape or before.dtype != after.dtype:
         return False
+    if after.is_meta:
+        return True  # neither has values
     return bool(((before == after) | ((before != before) & (after != after))).all())
 
 
@@ -171,11 +184,13 @@ def _ways(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
 
 def step_of(result: StepResult) -> Step:
     """What ranks computed, as eager's is put."""
-    named: dict[str, dict[str, Tensor]] = {"output": {}, "mutation": {}}
+    named: dict[str, dict[str, Tensor]] = {"output": {}, "mutation": {}, "update": {}}
     ends: list[str] = []
     for name, tensor in result.outputs.items():
         role, _, target = name.partition(":")
-        named["mutation" if role == Role.MUTATION.value else "output"][target] = tensor
+        named[role if role in named else "output"][target] = tensor
         if result.gradients and role in (Role.LOSS.value, Role.VALUE.value):
             ends.append(target)
-    return Step(named["output"], named["mutation"], result.gradients, frozenset(ends))
+    return Step(
+        named["output"], named["mutation"], named["update"], result.gradients, frozenset(ends)
+    )

@@ -34,13 +34,13 @@ class Ready(NamedTuple):
 
 @dataclass(slots=True)
 class Past:
-    """What decided a forward: `buffers` that it changed, as they were; the state that its random
+    """What decided a forward: what it `changed`, as that was; the state that its random
     numbers started from; autocast; and tensors that are to be found unchanged. `names` are those of
     the outputs, by position; `wider` makes the program that has gradients of some more."""
 
     names: Sequence[str]
     wider: Callable[[frozenset[str]], Ready]
-    buffers: Mapping[str, Tensor]
+    changed: Mapping[str, Tensor]
     random: Tensor | None
     autocast: Autocast
     versions: list[tuple[str, Tensor, int]] = field(default_factory=list[tuple[str, Tensor, int]])
@@ -50,7 +50,7 @@ class Past:
         self.versions += [
             (name, tensor, tensor._version)
             for name, tensor in zip(names, tensors, strict=True)
-            if name not in self.buffers and not tensor.is_inference()
+            if name not in self.changed and not tensor.is_inference()
         ]
 
     def again(self, positions: Collection[int]) -> tuple[Step, list[Tensor]]:
@@ -69,20 +69,23 @@ class Past:
         if self.random is not None and random is not None:
             drawn = random.replayed(self.random)
         with drawn:
-            return step, step.run(step.inputs(params, {**others, **self.buffers}))[1]
+            before = {name.removeprefix("param:"): x for name, x in self.changed.items()}
+            inputs = step.inputs({**params, **before}, {**others, **self.changed})
+            return step, step.run(inputs)[1]
 
 
 def remember(
     ready: Ready, leaves: Sequence[Any], names: Sequence[str], wider: Callable[..., Ready]
 ) -> Past:
     """What decides the forward that `ready` is about to run, for a call with these leaves."""
-    step, _, others, random = ready
-    changed = [name for name in step.mutations if name in others]
+    step, params, others, random = ready
+    there = {**others, **{f"param:{name}": param for name, param in params.items()}}
+    changed = [name for name in step.changes if name in there]
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     past = Past(
         names,
         wider,
-        {name: others[name].clone() for name in changed},
+        {name: there[name].detach().clone() for name in changed},
         random.now() if random is not None else None,
         [(device, torch.get_autocast_dtype(device)) for device in devices],
     )

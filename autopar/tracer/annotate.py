@@ -88,6 +88,7 @@ def _alike(graph: Graph) -> Iterator[tuple[Ref, Ref]]:
     partner = {
         Role.GRAD: Role.PARAM,
         Role.MUTATION: Role.BUFFER,
+        Role.UPDATE: Role.PARAM,
         Role.LOSS: Role.TANGENT,
         Role.VALUE: Role.TANGENT,
     }

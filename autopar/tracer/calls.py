@@ -1,6 +1,7 @@
 """Calls of torch that are answered otherwise while a model is traced: attention, or a recurrent
-layer, is one op, gradients are dense, what a mask picks is assigned without counting it, and values
-that the model looks at are told if they do not depend on data."""
+layer, is one op, gradients are dense, what a mask picks is assigned without counting it, data that
+is set is changed in place, and values that the model looks at are told if they do not depend on
+data."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from autopar.tracer.attention import attend
 from autopar.tracer.known import Known
 from autopar.tracer.looks import look_of, users_frame
 from autopar.tracer.recurrent import INSTEAD as _RECURRENT
+from autopar.tracer.updates import put_into
 
 
 class CallMode(TorchFunctionMode):
@@ -110,6 +112,7 @@ _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     F.embedding: _embedding,
     F.embedding_bag: _embedding_bag,
     Tensor.__setitem__: _assign,
+    Tensor.data.__set__: put_into,  # pyright: ignore[reportAttributeAccessIssue]
     **_RECURRENT,
 }
 

@@ -23,6 +23,7 @@ from autopar.tracer.calls import CallMode
 from autopar.tracer.failures import is_data_dependent, trace_error
 from autopar.tracer.huggingface import prepared
 from autopar.tracer.known import Known
+from autopar.tracer.updates import hidden_updates
 from autopar.tracer.watch import Watch, untouched
 from autopar.tracer.wrappers import unwrapped
 
@@ -126,7 +127,12 @@ class _Step(nn.Module):
         given = iter(tensors)
         leaves = [next(given) if isinstance(x, Tensor) else x for x in self.leaves]
         args, kwargs = aot.tree_unflatten(leaves, self.spec)
-        with CallMode(self.known), annotated(self.paths), self.watch.forward():
+        with (
+            CallMode(self.known),
+            annotated(self.paths),
+            hidden_updates(self.model),
+            self.watch.forward(),
+        ):
             result = self.model(*args, **kwargs)
         found, self.out_spec = aot.tree_flatten(result)
         names = _names(found, result)

@@ -23,6 +23,7 @@ _NAMED_BY_TARGET = {
     Role.VALUE: "value",
     Role.DETACHED: "detached",
     Role.MUTATION: "mutation",
+    Role.UPDATE: "update",
     Role.GRAD: "grad",
 }
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from autopar.runtime.experts import experts as _op
 from autopar.runtime.gates import ACTIVATIONS, Gate
 
-_NEAR, _FAR = 4.0, 40.0
+_NEAR, FAR = 4.0, 40.0
 """Gates are told apart by what they make of values up to these."""
 
 _QUICK_GELU = 1.702
@@ -84,10 +83,10 @@ class TransformersExperts:
 
             return ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, x, chosen, weights)
         up, up_bias, down, down_bias = _weights_of(module)
-        return _call_as_cast(x, chosen, weights, up, down, up_bias, down_bias, gate)
+        return call_as_cast(x, chosen, weights, up, down, up_bias, down_bias, gate)
 
 
-def _call_as_cast(
+def call_as_cast(
     x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None,
     down_bias: Tensor | None, gate: str,
 ) -> Tensor:  # fmt: skip
@@ -99,97 +98,6 @@ def _call_as_cast(
         x, up, down = (t.to(dtype) for t in (x, up, down))
         up_bias, down_bias = (None if t is None else t.to(dtype) for t in (up_bias, down_bias))
     return _call(x, chosen, weights, up, down, up_bias, down_bias, gate).to(result)
-
-
-def looped(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """What the forward of a layer of `transformers` computes by a loop over the experts that have
-    tokens, as one op; None for a module that is no such layer."""
-    return with_identities(module) or of_modules(module)
-
-
-def with_identities(module: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """What experts compute of which the last ones return what they get (those of LongcatFlash, a
-    loop over the experts that have tokens); None for a module that is no such layer."""
-    names = ("gate_up_proj", "down_proj", "act_fn", "identity_expert", "num_routed_experts")
-    if not all(hasattr(module, name) for name in names) or module.gate_up_proj is None:
-        return None
-    gate = next((name for name in ACTIVATIONS if _activates(module.act_fn, name)), None)
-    if gate is None:
-        return None
-    count = module.num_routed_experts
-
-    def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        kept = chosen >= count
-        up = module.gate_up_proj[:count].unflatten(1, (2, -1))
-        routed, numbers = weights.masked_fill(kept, 0), chosen.clamp(max=count - 1)
-        y = _call_as_cast(x, numbers, routed, up, module.down_proj, None, None, gate)
-        return y + x * weights.masked_fill(~kept, 0).sum(-1, keepdim=True).to(x.dtype)
-
-    return forward
-
-
-def of_modules(module: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-    """What experts compute that are modules of their own (those of SwitchTransformers); None
-    for a module that is no such layer, or that drops out (`dropout_of_experts`)."""
-    experts = _experts(module)
-    parts = [part for part in map(_parts, experts) if part is not None]
-    kinds = {gate for _, _, gate in parts}
-    if len(parts) != len(experts) or len(kinds) != 1 or dropout_of_experts(module):
-        return None
-    ups, downs = [up for up, _, _ in parts], [down for _, down, _ in parts]
-
-    def forward(x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        if chosen.dim() == 3:  # [N, 1, E]: one-hot, or zeros for a token that no expert takes
-            weights, chosen = weights * chosen.sum(-1).to(weights.dtype), chosen.argmax(-1)
-        up = torch.stack([linear.weight[None] for linear in ups])
-        down = torch.stack(tuple(linear.weight for linear in downs))
-        up_bias, down_bias = _biases(ups), _biases(downs)
-        up_bias = None if up_bias is None else up_bias.unsqueeze(1)
-        return _call_as_cast(x, chosen, weights, up, down, up_bias, down_bias, *kinds)
-
-    return forward
-
-
-def _biases(linears: list[nn.Linear]) -> Tensor | None:
-    """[E, out] of E projections; None where they have none."""
-    found = tuple(linear.bias for linear in linears if linear.bias is not None)
-    return torch.stack(found) if len(found) == len(linears) else None
-
-
-def dropout_of_experts(module: nn.Module) -> bool:
-    """Whether the experts of a layer that `of_modules` takes drop out: what is drawn depends on how
-    many tokens each has."""
-    drops = any(isinstance(part, nn.Dropout) and part.p > 0 for part in module.modules())
-    return module.training and drops and bool(_experts(module))
-
-
-_LOOP = ["self", "hidden_states", "selected_experts", "routing_weights"]
-"""What a layer of `transformers` takes that loops over the modules of its experts."""
-
-
-def _experts(module: nn.Module) -> list[nn.Module]:
-    """The experts, by number, of a layer of `transformers` that loops over those that have tokens;
-    none for other modules."""
-    kind = type(module)
-    if not isinstance(module, nn.ModuleDict) or not kind.__module__.startswith("transformers."):
-        return []
-    if list(inspect.signature(kind.forward).parameters) != _LOOP:
-        return []
-    experts: Any = module
-    return [experts[f"expert_{k}"] for k in range(experts.num_experts)]
-
-
-def _parts(expert: Any) -> tuple[nn.Linear, nn.Linear, str] | None:
-    """The two projections of an expert, and the name of the activation between them."""
-    linears = [part for part in expert.children() if isinstance(part, nn.Linear)]
-    gates = [name for name in ACTIVATIONS if _activates(expert.act, name)]
-    return (linears[0], linears[1], gates[0]) if len(linears) == 2 and gates else None
-
-
-def _activates(function: Callable[[Tensor], Tensor], name: str) -> bool:
-    """Whether `function` is the activation called `name`, found by trying."""
-    line = torch.linspace(-_FAR, _FAR, 97, device="cpu")
-    return torch.allclose(function(line), ACTIVATIONS[name][0](line), atol=1e-6)
 
 
 def _weights_of(module: Any) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
@@ -218,7 +126,7 @@ def _gate_of(module: Any) -> str | None:
     `_candidates` does it, or if it does more."""
     if module.has_post_expert_norm or module._is_expert_parallel:
         return None
-    hidden = _probe(max((4 * limit for limit in _constants(module, _LIMITS)), default=_FAR))
+    hidden = _probe(max((4 * limit for limit in _constants(module, _LIMITS)), default=FAR))
     flat = (hidden if module.is_concatenated else hidden.transpose(1, 2)).flatten(1)
     try:
         with torch.no_grad():

@@ -12,7 +12,7 @@ from torch import nn
 
 from autopar.errors import TraceError
 from autopar.tracer import aot
-from autopar.tracer.experts import dropout_of_experts
+from autopar.tracer.loops import dropout_of_experts
 
 _NOT_THE_USERS = tuple(str(Path(str(file)).parent) for file in (torch.__file__, __file__))
 

@@ -12,7 +12,8 @@ from typing import Any
 from torch import nn
 
 from autopar.tracer.attention import transformers_attention
-from autopar.tracer.experts import TransformersExperts, looped
+from autopar.tracer.experts import TransformersExperts
+from autopar.tracer.loops import looped
 
 IMPLEMENTATION = "autopar"
 

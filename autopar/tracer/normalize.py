@@ -22,6 +22,7 @@ from autopar.tracer.decompose import (
 )
 from autopar.tracer.outputs import outputs_of, set_outputs
 from autopar.tracer.pieces import split_into_pieces
+from autopar.tracer.updates import settle_updates
 
 aten = torch.ops.aten
 Pass = Callable[[fx.GraphModule], fx.GraphModule]
@@ -36,6 +37,7 @@ def passes(tied: dict[str, str]) -> tuple[Pass, ...]:
     return (
         strip_prefix,
         keep_known_outputs,
+        settle_updates,
         partial(merge_tied_parameters, tied=tied),
         drop_output_copies,
         split_mean_losses,
@@ -83,13 +85,13 @@ def keep_known_outputs(gm: fx.GraphModule) -> fx.GraphModule:
             isinstance(desc, aot.GradAOTOutput) and isinstance(desc.grad_of, aot.ParamAOTInput)
         )
         if isinstance(desc, aot.InputMutationAOTOutput):
-            known = isinstance(desc.mutated_input, aot.BufferAOTInput)
+            known = isinstance(desc.mutated_input, aot.BufferAOTInput | aot.ParamAOTInput)
             if not known:
                 module = item.meta.get("custom", {}).get(MODULE_KEY, "")
                 who = f"module {module!r}" if module else "the model"
                 raise TraceError(
-                    f"{who} changes one of the model's inputs or parameters in place "
-                    f"({desc.mutated_input.expr()}): change a copy of it, or make it a buffer"
+                    f"{who} changes one of the model's inputs in place "
+                    f"({desc.mutated_input.expr()}): change a copy of it"
                 )
         if not known:
             raise TraceError(f"the captured graph has an output autopar does not know: {desc!r}")
@@ -108,6 +110,8 @@ def merge_tied_parameters(gm: fx.GraphModule, tied: dict[str, str]) -> fx.GraphM
         if isinstance(node.meta["desc"], aot.ParamAOTInput)
     }
     for name, first in tied.items():
+        if name not in placeholders:
+            continue  # of a parameter that forward changes, torch has one placeholder
         placeholders[name].replace_all_uses_with(placeholders[first])
         gm.graph.erase_node(placeholders[name])
     kept: list[tuple[Any, Any]] = []

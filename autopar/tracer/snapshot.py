@@ -124,7 +124,9 @@ def _item(found: Capture, source: fx.Node, desc: Any) -> _Item:
         return _Item(source, role, str(position))
     if isinstance(desc, aot.GradAOTOutput):
         return _Item(source, Role.GRAD, found.name_of(desc.grad_of))
-    return _Item(source, Role.MUTATION, found.name_of(desc.mutated_input))
+    changed = desc.mutated_input
+    role = Role.UPDATE if isinstance(changed, aot.ParamAOTInput) else Role.MUTATION
+    return _Item(source, role, found.name_of(changed))
 
 
 def _op_name(node: fx.Node) -> str:

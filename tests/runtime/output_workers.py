@@ -18,7 +18,7 @@ from torch.distributed.tensor import Replicate, Shard
 import autopar
 from autopar.errors import AutoparError
 from autopar.runtime.sharded import Place, ShardedOutput, output, whole_of
-from tests.runtime.workers import RANK, distance, net, points, slow_devices
+from tests.runtime.workers import RANK, Net, distance, points, slow_devices
 
 SHAPE = (4, 6, 8)
 
@@ -174,9 +174,19 @@ def writes() -> dict[str, Any]:
     return {"seen": torch.equal(x.full_tensor(), y), "told": told}
 
 
+class Changing(Net):
+    """Changes a parameter in place in every forward."""
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        with torch.no_grad():
+            self.up.weight.mul_(0.9).clamp_(-0.2, 0.2)
+        return super().forward(x, y)
+
+
 def trained(asked: tuple[str, ...], term: Callable[[Any], Tensor]) -> dict[str, Any]:
     """Steps through the loss and another output, with dropout and metrics of the output."""
-    reference = net(0.5)
+    torch.manual_seed(0)
+    reference = Changing(0.5)
     model = autopar.compile(
         copy.deepcopy(reference), cluster=slow_devices(2), mesh="2", differentiable_outputs=asked
     )
@@ -199,6 +209,7 @@ def trained(asked: tuple[str, ...], term: Callable[[Any], Tensor]) -> dict[str, 
     seen["param"] = max(distance(p, q) for p, q in pairs)
     seen["calls"] = float(model.calls)
     seen["programs"] = len(model.plans)
+    seen["in shards"] = "S(" in model.plans[0].structure.params["up.weight"].storage
     return seen
 
 

@@ -39,7 +39,7 @@ def test_training_through_another_output_is_that_of_one_process(ranks: list[Any]
     }
     for seen in (rank[how] for rank in ranks):
         assert seen["metric"] == 0 and seen["param"] < 1e-5
-        assert seen["calls"] == 3 and seen["programs"] == 1
+        assert seen["calls"] == 3 and seen["programs"] == 1 and seen["in shards"]
         assert seen["kinds"] == kinds[how]
 
 

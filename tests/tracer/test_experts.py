@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+from transformers.models.dbrx.configuration_dbrx import DbrxFFNConfig
+from transformers.models.dbrx.modeling_dbrx import DbrxExperts
+from transformers.models.jetmoe.modeling_jetmoe import JetMoeMoA, JetMoeMoE
 from transformers.models.longcat_flash.modeling_longcat_flash import LongcatFlashExperts
 from transformers.models.switch_transformers.modeling_switch_transformers import (
     SwitchTransformersExperts,
@@ -16,9 +20,12 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 
 from autopar import moe
 from autopar.errors import TraceError
-from autopar.tracer import trace
-from autopar.tracer.experts import looped
+from autopar.tracer import aot, trace
+from autopar.tracer.loops import looped
 from tests.zoo import ZOO
+
+Loop = tuple[nn.Module, Callable[[Any, Tensor], Tensor]]
+"""A layer of experts, and how it is called on tokens [10, 16]."""
 
 _SMALL: dict[str, Any] = {
     "num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -61,40 +68,77 @@ def test_a_gate_that_is_not_known_is_left_to_the_library() -> None:
     assert not moe.OPS & set(found)
 
 
-def test_experts_that_return_what_they_get() -> None:
-    """Those of LongcatFlash are a loop over the experts that have tokens."""
+def longcat() -> Loop:
+    """The last experts return what they get."""
     sizes = {"hidden_size": 16, "expert_ffn_hidden_size": 12}
     config = transformers.LongcatFlashConfig(**sizes, n_routed_experts=3, zero_expert_num=2)
-    check_loop(LongcatFlashExperts(config), torch.rand(10, 5).argsort(1)[:, :3])
+    return LongcatFlashExperts(config), lambda layer, x: layer(x, *routed(x, 5))
+
+
+def dbrx() -> Loop:
+    sizes = {"hidden_size": 16, "ffn_hidden_size": 12}
+    layer = DbrxExperts(DbrxFFNConfig(**sizes, moe_num_experts=4))
+    return layer, lambda layer, x: layer(x.view(2, 5, 16), *routed(x, 4))
 
 
 SWITCH = {"d_model": 16, "d_ff": 12, "num_experts": 3}
 
 
-def test_experts_that_are_modules() -> None:
-    """Those of SwitchTransformers are told by a mask, without a one where none has room."""
+def switch() -> Loop:
+    """Told by a mask, without a one where no expert has room."""
     config = transformers.SwitchTransformersConfig(**SWITCH, dropout_rate=0.0)
     mask = nn.functional.one_hot(torch.randint(3, (10, 1)), 3)
     mask[::4] = 0
-    check_loop(SwitchTransformersExperts(config), mask)
+    return SwitchTransformersExperts(config), lambda layer, x: layer(x, mask, x[:, :1].sigmoid())
 
 
-def check_loop(layer: Any, chosen: Tensor) -> None:
-    """What stands for the loop of a layer computes what it does, and its gradients."""
-    layer = layer.double()
+def jetmoe(kind: type[nn.Module]) -> nn.Module:
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 12, "kv_channels": 4}
+    sizes |= {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+    return kind(transformers.JetMoeConfig(**sizes))
+
+
+LOOPS: dict[str, Callable[[], Loop]] = {
+    "LongcatFlash": longcat,
+    "DBRX": dbrx,
+    "SwitchTransformers": switch,
+    "JetMoe": lambda: (jetmoe(JetMoeMoE), lambda layer, x: layer(x.view(2, 5, 16))),
+    "JetMoe's attention": lambda: (jetmoe(JetMoeMoA), attend),
+}
+
+
+def attend(layer: Any, x: Tensor) -> Tensor:
+    queries, _, sorted_by = layer.map(x.view(2, 5, 16))
+    return layer.reduce(queries, sorted_by)
+
+
+def routed(x: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """The experts that each token goes to, and their weights."""
+    generator = torch.Generator().manual_seed(0)
+    chosen = torch.rand(len(x), experts, generator=generator).argsort(1)[:, :3]
+    return chosen, x[:, :3].sigmoid()
+
+
+@pytest.mark.parametrize("family", LOOPS)
+def test_loops_over_the_experts_that_have_tokens(family: str) -> None:
+    layer, call = LOOPS[family]()
+    layer.double()
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
     x = torch.randn(10, 16, dtype=torch.float64, requires_grad=True)
-    weights = torch.rand(10, chosen.shape[1], dtype=torch.float64, requires_grad=True)
-    forward = looped(layer)
-    assert forward is not None
-    inputs = (x, weights, *layer.parameters())
-    expected, found = layer(x, chosen, weights), forward(x, chosen, weights)
+    inputs = (x, *layer.parameters())
+    expected = call(layer, x)
+    wanted = torch.autograd.grad(expected.square().sum(), inputs, materialize_grads=True)
+    for module in layer.modules():
+        forward = looped(module)
+        if forward is not None:
+            module.forward = forward
+    with aot.compiling():  # as in a trace
+        found = call(layer, x)
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(
-        torch.autograd.grad(found.square().sum(), inputs),
-        torch.autograd.grad(expected.square().sum(), inputs, materialize_grads=True),
-    )
+    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), inputs), wanted)
+    with aot.FakeTensorMode(allow_non_fake_inputs=True) as mode, aot.compiling():
+        assert call(layer, mode.from_tensor(x)).shape == expected.shape
 
 
 def test_experts_that_drop_out_are_left() -> None:

@@ -84,7 +84,6 @@ _GEMMA3N = {
 _OF_MODEL: dict[str, dict[str, Any]] = {
     "bailing_hybrid": _HYBRID,
     "bamba": {"attn_layer_indices": [1]},
-    "blt": {"num_hidden_layers": 2},
     "cohere_compass_text": {"rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 1e4},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},

@@ -13,6 +13,7 @@ import argparse
 import json
 import multiprocessing
 import resource
+import sys
 import time
 import warnings
 from collections.abc import Iterable
@@ -60,7 +61,7 @@ def judge(name: str, tell: Connection) -> None:
 
     def row(result: str, sentence: object = "") -> None:
         seconds = round(time.perf_counter() - start, 1)
-        tell.send(Row(name, result, reached, seconds, " ".join(str(sentence).split())))
+        tell.send(Row(name, result, reached, seconds, _without_places(str(sentence))))
 
     def passed(step: str) -> None:
         nonlocal reached
@@ -88,6 +89,13 @@ def judge(name: str, tell: Connection) -> None:
         worst = report.failed[0]
         return row(DIFFERS, f"{len(report.failed)} tensors, {worst.name} by {worst.relative:.2g}")
     return row(VERIFIED)
+
+
+def _without_places(text: str) -> str:
+    """On one line, with files from their package on: where packages are is this machine's own."""
+    for place in sorted(filter(None, sys.path), key=len, reverse=True):
+        text = text.replace(f"{place}/", "")
+    return " ".join(text.split())
 
 
 def _step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

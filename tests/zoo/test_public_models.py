@@ -8,8 +8,6 @@ from tests.zoo.public import FILES, entries
 from tests.zoo.table import ABSENT, NOT_BY_EAGER, REFUSED, VERIFIED, apart
 
 REFUSED_BY_NAME = (
-    "causal_lm/gemma3n_text",
-    "causal_lm/jetmoe",
     "causal_lm/reformer",
     "transformers/EncodecModel",
     "transformers/M2M100 (LayerDrop)",
