@@ -32,6 +32,8 @@ EXCHANGES: dict[str, tuple[str, ...]] = {
     "aten._fused_rms_norm_backward.default": ("sum",),
     "aten.embedding.default": (),
     "aten.embedding_dense_backward.default": (),
+    "aten._embedding_bag.default": (),
+    "aten._embedding_bag_forward_only.default": (),
     "aten.nll_loss_forward.default": (),
     "aten.nll_loss2d_forward.default": (),
     "aten.nll_loss_backward.default": (),

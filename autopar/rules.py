@@ -133,6 +133,8 @@ _FAMILIES: tuple[tuple[str | RuleFunction, str], ...] = (
     (norm.batch_norm_backward, "native_batch_norm_backward"),
     (index.embedding, "embedding"),
     (index.embedding_backward, "embedding_dense_backward"),
+    (index.embedding_bag, "_embedding_bag _embedding_bag_forward_only"),
+    (index.embedding_bag_backward, "_embedding_bag_backward"),
     (ops.nll_loss, "nll_loss_forward nll_loss2d_forward"),
     (ops.nll_loss_backward, "nll_loss_backward nll_loss2d_backward"),
     (index.gather, "gather"),

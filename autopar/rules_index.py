@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from autopar.graph import Arg, Ref
-from autopar.notation import Rule
+from autopar.notation import Dims, Rule
 from autopar.rules_call import Call, aligned, dim_of, letters, linear, place, rule, singles
 
 
@@ -28,6 +28,35 @@ def embedding_backward(call: Call) -> Rule:
     return rule(
         inputs, [singles("vh")], whole=whole, exchanged="v", partial=linear(call, (call.arg(0),))
     )
+
+
+def embedding_bag(call: Call) -> Rule:
+    """aten._embedding_bag(weight, indices, offsets, ...): `v! h@, i! -> b! h@`. Which bag an index
+    is in is data. Every rank finds the same bags for its columns."""
+    weight = call.arg(0)
+    dims = [singles(letters(len(i.shape), f"i{k}_")) for k, i in enumerate(call.inputs)]
+    outputs = [singles(letters(len(o.shape), f"o{k}_")) for k, o in enumerate(call.outputs)]
+    at = cast(Ref, weight).node
+    dims[at], outputs[0] = singles("vh"), (*outputs[0][:-1], ("h",))
+    if len(call.outputs[-1].shape) == len(call.out):
+        outputs[-1] = (*outputs[-1][:-1], ("h",))
+    whole = _without_columns(dims, outputs)
+    return rule(dims, outputs, whole=whole, exchanged="h", complete=True)
+
+
+def embedding_bag_backward(call: Call) -> Rule:
+    """aten._embedding_bag_backward(grad, indices, offsets, offset2bag, bag_size, maximum_indices,
+    ...): `b! h, i! -> v! h`."""
+    dims = [singles(letters(len(i.shape), f"i{k}_")) for k, i in enumerate(call.inputs)]
+    for arg in (call.arg(0), call.arg(5)):
+        if len(call.shape(arg)) == len(call.out):
+            dims[cast(Ref, arg).node] = (*dims[cast(Ref, arg).node][:-1], ("h",))
+    outputs = [singles("vh")]
+    return rule(dims, outputs, whole=_without_columns(dims, outputs))
+
+
+def _without_columns(*sides: Sequence[Dims]) -> set[str]:
+    return {a for side in sides for dims in side for dim in dims for a in dim} - {"h"}
 
 
 def gather(call: Call) -> Rule:

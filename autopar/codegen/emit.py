@@ -38,9 +38,14 @@ from autopar.sharding import Sharding
 
 aten = torch.ops.aten
 
-ONE_LAYOUT = (aten.native_batch_norm_backward.default,)
-"""Ops whose CPU kernel reads all tensors in the layout of one of them: where a dim is cut down to
-size 1, layouts that look alike are not."""
+ONE_LAYOUT = (
+    aten.native_batch_norm_backward.default,
+    aten.native_group_norm.default,
+    aten.native_group_norm_backward.default,
+)
+"""Ops whose kernels want tensors without gaps, all in one layout. Eager sees to that before it
+calls them; the local tensors may be laid out otherwise than the whole ones, and where a dim is cut
+down to size 1, layouts that look alike are not."""
 
 
 @collection_paused()

@@ -271,6 +271,12 @@ def _embedding_backward(p: Peers) -> list[fx.Node]:
     return [p(aten.slice.Tensor, found, 0, 0, rows)]
 
 
+def _embedding_bag(p: Peers) -> list[fx.Node]:
+    """The rank's columns; the other outputs are the same on all ranks."""
+    found = p(getattr(aten, p.node.op.split(".")[1]).default, *p.args, **p.kwargs)
+    return [p(operator.getitem, found, k) for k in range(len(p.node.outputs))]
+
+
 def _own_targets(p: Peers, target: fx.Node, ignored: int, classes: int) -> fx.Node:
     """Targets counted in this rank's `classes`; `_IGNORED` for what is not here or is ignored."""
     at, inside = p.local(target, classes)
@@ -309,6 +315,8 @@ _TABLE: dict[str, Callable[[Peers], list[fx.Node]]] = {
     "aten._fused_rms_norm_backward.default": _rms_norm_backward,
     "aten.embedding.default": _embedding,
     "aten.embedding_dense_backward.default": _embedding_backward,
+    "aten._embedding_bag.default": _embedding_bag,
+    "aten._embedding_bag_forward_only.default": _embedding_bag,
     "aten.nll_loss_forward.default": _nll_loss,
     "aten.nll_loss2d_forward.default": _nll_loss,
     "aten.nll_loss_backward.default": _nll_loss_backward,

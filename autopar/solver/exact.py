@@ -112,6 +112,7 @@ def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs
         {
             # With the tolerance of the bound on top still less than the one to the next cost.
             "mip_abs_gap": 0.5 * model.cost_scale,
+            "mip_rel_gap": aim.tolerance,
             # Diving has found good plans, and the program is already small: both only cost time.
             "mip_heuristic_effort": 0.0,
             "mip_allow_restart": False,

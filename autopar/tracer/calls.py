@@ -78,17 +78,31 @@ def _embedding(*args: Any, **kwargs: Any) -> Tensor:
     return F.embedding(*args[:6], **{**kwargs, "sparse": False})
 
 
-def _embedding_bag(*args: Any, **kwargs: Any) -> Tensor:
-    """Its gradient dense."""
-    if len(args) > _SPARSE_OF_BAGS:
-        args = (*args[:_SPARSE_OF_BAGS], False, *args[_SPARSE_OF_BAGS + 1 :])
-    else:
-        kwargs = {**kwargs, "sparse": False}
-    return F.embedding_bag(*args, **kwargs)
-
-
-_SPARSE_OF_BAGS = 7
-"""The position of `sparse` among the arguments of F.embedding_bag."""
+def _embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """Its gradient dense; and bags of one length as a lookup and a sum, which can be sharded by
+    bags, rows and columns."""
+    norm = max_norm, norm_type, scale_grad_by_freq
+    even = input.dim() == 2 and not input.is_floating_point() and bool(input.shape[1])
+    even = even and offsets is None and padding_idx is None
+    if even and (mode == "sum" or (mode == "mean" and per_sample_weights is None)):
+        found = F.embedding(input, weight, None, *norm)
+        if per_sample_weights is not None:
+            found = found * per_sample_weights.unsqueeze(-1)
+        return found.sum(1) if mode == "sum" else found.mean(1)
+    rest = per_sample_weights, include_last_offset, padding_idx
+    return F.embedding_bag(input, weight, offsets, *norm, mode, False, *rest)
 
 
 def _is_one(value: Any, dims: int) -> bool:

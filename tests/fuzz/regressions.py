@@ -47,6 +47,22 @@ def inputs():
         "2",
         {r":backward:native_batch_norm_backward\.0": "d1", r":backward:(div|pow|mul)\.[01]": "-"},
     ),
+    "group norm of a batch cut down to 1": Found(
+        """
+class Drawn(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = param(4, 4)
+    def forward(self, x):
+        y = F.linear(x, self.weight).transpose(1, 2).reshape(2, 4, 4, 4)
+        return F.group_norm(y, 2).square().mean()
+
+def inputs():
+    return (floats(2, 16, 4),)
+""",
+        "2",
+        {r":forward:mm\.0": "-", r":forward:native_group_norm\.0": "n"},
+    ),
     "one element of a rank comes out of a bucket": Found(
         """
 class Drawn(nn.Module):

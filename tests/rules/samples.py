@@ -275,6 +275,13 @@ sample("embedding", F(8, 6), I(5, high=8), 3)
 sample("embedding_dense_backward", F(4, 3, 6), I(4, 3, high=9), 9, -1, False)
 sample("embedding_dense_backward", F(4, 6), I(4, high=9), 9, 2, True)
 sample("embedding_dense_backward", F(5, 6), I(5, high=8), 8, 3, False)
+_BAGS, _IDS = torch.tensor([0, 3, 5, 6]), I(8, high=9)
+_BAG_OF, _COUNTS = torch.tensor([0, 0, 0, 1, 1, 2, 3, 3]), torch.tensor([3, 2, 1, 2])
+for mode in (0, 1, 2):
+    largest = I(4, 6, high=9) if mode == 2 else torch.tensor([0, 0, 0, 0])
+    sample("_embedding_bag _embedding_bag_forward_only", F(9, 6), _IDS, _BAGS, False, mode)
+    _OF_BAGS = (F(4, 6), _IDS, _BAGS, _BAG_OF, _COUNTS, largest)
+    sample("_embedding_bag_backward", *_OF_BAGS, 9, False, mode, False, None)
 for reduction in (0, 2):
     for weight in (None, U(6)):
         sample("nll_loss_forward", F(4, 6), I(4, high=6), weight, reduction, 2)

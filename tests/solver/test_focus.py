@@ -37,13 +37,18 @@ def small_masters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "_FIRST_CHOICES", 2)
     monkeypatch.setattr(path, "_MORE_CHOICES", 2)
     monkeypatch.setattr(path, "_FEW_CHOICES", 3)
+    monkeypatch.setattr(path, "_FEW_EACH", 0)
 
 
 @SETTINGS
-@given(problems())
-def test_answers_hold(stated: Problem) -> None:
+@given(problems(), st.sampled_from([0, 1_000]))
+def test_answers_hold(stated: Problem, few_each: int) -> None:
+    """In rounds, and as a whole."""
     best = solve_by_enumeration(stated)
-    solution = solve(stated)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(path, "_FEW_EACH", few_each)
+        solution = solve(stated)
+    assert not (few_each and "rounds" in solution.statistics)
     if best.objective is None:
         assert solution.status is Status.INFEASIBLE
         return

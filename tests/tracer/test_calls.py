@@ -193,3 +193,26 @@ class Dropping(Words):
 def test_layers_left_out_by_chance_are_refused_with_the_cure() -> None:
     with pytest.raises(TraceError, match=r"by chance, .* configuration \(layerdrop, .*\), to 0"):
         trace(Dropping(), (IDS,))
+
+
+@pytest.mark.parametrize(
+    ("mode", "even", "op"),
+    [
+        ("sum", True, "aten.embedding.default"),
+        ("mean", True, "aten.embedding.default"),
+        ("max", True, "aten._embedding_bag.default"),
+        ("mean", False, "aten._embedding_bag.default"),
+    ],
+)
+def test_bags_of_one_length_are_a_lookup_and_a_sum(mode: str, even: bool, op: str) -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = nn.EmbeddingBag(8, 4, mode=mode, sparse=mode == "sum")
+
+        def forward(self, ids: Tensor) -> Tensor:
+            if even:
+                return self.bags(ids).square().mean()
+            return self.bags(ids.flatten(), torch.tensor([0, 5, 9])).square().mean()
+
+    assert op in ops(Bags(), IDS)

@@ -12,6 +12,10 @@ Of a problem of very many nodes, a model of a thousand different layers, even a 
 choices per node is a large program. There the plan that message passing reads off comes first, and
 is enough if it is within `TOLERANCE`.
 
+A problem of many nodes with few choices each, such as a convolutional network on two axes, needs
+masters of nearly all its choices before message passing tells the bound, while its own relaxation
+is quick and tight. It is solved as a whole, as far as `TOLERANCE`.
+
 This is column generation (Gilmore and Gomory, 1961) with message passing (Kolmogorov, "Convergent
 Tree-Reweighted Message Passing for Energy Minimization", 2006) to price whole chains of columns,
 which one after the other would not pay, and to stop with a bound.
@@ -43,6 +47,10 @@ TOLERANCE = 0.01
 _MASTER = exact.Aim(ways=shortest_ways, tolerance=TOLERANCE / 4)
 _MANY_NODES = 1_000
 """Nodes of which a master of `_FIRST_CHOICES` has no more than two choices each."""
+
+_FEW_EACH = 32
+_WHOLE_CHOICES = 40_000
+"""Choices per node, on average, and in all, of a problem that is solved as a whole."""
 
 _ROUNDS = 12
 _FIRST_CHOICES = 2_000
@@ -95,6 +103,8 @@ class _Work:
         self._descent: Descent | None = None
         self._has_many = len(problem.keys) > _MANY_NODES
         self._room = 2 * len(problem.keys) if self._has_many else 0
+        num_choices = sum(map(len, problem.costs))
+        self._is_thin = num_choices <= min(_FEW_EACH * len(problem.keys), _WHOLE_CHOICES)
 
     def begin(self) -> None:
         """Chooses the first master: what is leanest, and what message passing alone deems good."""
@@ -104,7 +114,11 @@ class _Work:
             return
         self._learn(passing, _FIRST_SWEEPS)
         self._done = self._has_many and self._gap() <= TOLERANCE
-        if not self.finished():
+        if self.finished():
+            return
+        if self._is_thin:
+            self._close(exact.Aim(cutoff=self.state.cutoff, tolerance=TOLERANCE))
+        else:
             self._grow(max(_FIRST_CHOICES, self._room))
 
     def round(self, number: int) -> None:
@@ -205,16 +219,19 @@ class _Work:
         ]
         return sum(map(len, self.kept)) - before
 
-    def _close(self) -> None:
+    def _close(self, aim: exact.Aim = exact.EXACT) -> None:
         """Solves what is left of the problem: no better plan has any other choice."""
         state = self.state
-        found = exact.search(self.problem, state.clock, state.progress)
+        found = exact.search(self.problem, state.clock, state.progress, aim)
         state.statistics |= found.statistics
         if found.choice:
             chosen = self._chosen([np.arange(len(some)) for some in self.left], found.choice)
             state.prefer(chosen, state.evaluator(chosen))
         if state.evaluation is not None:
             state.raise_bound(min(found.bound, float(state.evaluation.objective)))
+        else:
+            state.raise_bound(found.bound)
+            state.infeasible = found.infeasible
         self._done = True
 
     def _grow(self, count: int) -> bool:

@@ -46,10 +46,10 @@ def unet_condition() -> Any:
 
 def unet_1d() -> Any:
     model = diffusers.UNet1DModel(
-        block_out_channels=(8, 8),
+        block_out_channels=(32, 32),
         down_block_types=("DownBlock1DNoSkip", "DownBlock1D"),
         up_block_types=("UpBlock1D", "UpBlock1DNoSkip"),
-        extra_in_channels=16,
+        extra_in_channels=64,
         sample_size=SIZE,
     )
     timestep = torch.randint(1000, (BATCH,))

@@ -6,6 +6,10 @@ from typing import Any
 
 import timm
 import torch
+from timm.layers import GatedMlp
+from timm.models import convmixer, metaformer, mlp_mixer
+from timm.models.volo import VOLO
+from torch import nn
 
 BATCH, CLASSES = 4, 8
 
@@ -18,7 +22,17 @@ def _model(name: str, size: int = 64, **options: Any) -> Any:
     return build
 
 
+def _family(kind: Any, size: int = 32, **options: Any) -> Any:
+    """For families whose named models fix what is to be small."""
+
+    def build() -> Any:
+        return kind(num_classes=CLASSES, **options), (torch.randn(BATCH, 3, size, size),)
+
+    return build
+
+
 _VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
+_MIXER = {"img_size": 32, "patch_size": 8, "num_blocks": 2, "embed_dim": 32}
 
 MODELS = {
     "resnet18d": _model("resnet18d"),
@@ -34,12 +48,30 @@ MODELS = {
     "eva02": _model("eva02_tiny_patch14_224", 32, **_VIT),
     "cait": _model("cait_xxs24_224", 32, **_VIT),
     "xcit": _model("xcit_nano_12_p16_224", 32, embed_dim=32, depth=2, num_heads=4),
-    "mixer": _model("mixer_s32_224", 32, img_size=32, patch_size=8, num_blocks=2, embed_dim=32),
-    "gmlp": _model("gmlp_ti16_224", 32, img_size=32, patch_size=8, num_blocks=2, embed_dim=32),
-    "convmixer": _model("convmixer_768_32", dim=32, depth=2, kernel_size=5),
+    "mixer": _family(mlp_mixer.MlpMixer, **_MIXER),
+    "gmlp": _family(
+        mlp_mixer.MlpMixer,
+        block_layer=mlp_mixer.SpatialGatingBlock,
+        mlp_layer=GatedMlp,
+        mlp_ratio=6,
+        **_MIXER,
+    ),
+    "convmixer": _family(convmixer.ConvMixer, 64, dim=32, depth=2, kernel_size=5),
     "convnext": _model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 32, 64)),
-    "poolformer": _model("poolformer_s12", layers=(1, 1, 1, 1), embed_dims=(8, 16, 32, 64)),
-    "maxvit": _model("maxvit_rmlp_pico_rw_256", 64, img_size=64, depths=(1, 1), embed_dim=(16, 32)),
+    "poolformer": _family(
+        metaformer.MetaFormer,
+        64,
+        depths=(1, 1, 1, 1),
+        dims=(8, 16, 32, 64),
+        downsample_norm=None,
+        mlp_act=nn.GELU,
+        mlp_bias=True,
+        norm_layers=metaformer.GroupNorm1,
+        layer_scale_init_values=1e-5,
+        res_scale_init_values=None,
+        use_mlp_head=False,
+    ),
+    "maxvit": _model("maxvit_rmlp_pico_rw_256", 64, img_size=64, depths=(1, 1), embed_dim=(32, 64)),
     "coatnet": _model("coatnet_nano_rw_224", 64, img_size=64),
     "levit": _model("levit_128s", 64, img_size=64, embed_dim=(32, 64, 64), depth=(1, 1, 1)),
     "edgenext": _model("edgenext_xx_small"),
@@ -58,8 +90,8 @@ MODELS = {
         depths=(2, 2),
         num_heads=(2, 4),
     ),
-    "volo": _model(
-        "volo_d1_224",
+    "volo": _family(
+        VOLO,
         64,
         img_size=64,
         layers=(1, 1, 1, 1),
