@@ -69,7 +69,7 @@ def describe_conflict(solution: Solution) -> str:
     """What is missing, and what holds it, for an infeasible solution with a memory conflict."""
     conflict = solution.conflict
     if conflict is None:
-        return "no combination of choices fits together"
+        return str(solution.statistics.get("reason", "no combination of choices is allowed"))
     missing = format_bytes(conflict.needed - conflict.limit)
     holders = ", ".join(f"{key} {format_bytes(size)}" for key, size in conflict.largest[:5])
     return (

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
 from autopar.problem import FORBIDDEN, Conflict, Problem
 from autopar.solver.adapter import Highs, Outcome
+from autopar.solver.distances import all_distances
 from autopar.solver.dive import rounded
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.express import express
 from autopar.solver.ilp import build
 from autopar.solver.memory import peak_conflict
 from autopar.solver.search import Clock
+
+_SHOWN = 4
 
 
 def explain(problem: Problem, clock: Clock) -> tuple[Conflict | None, str]:
@@ -38,4 +46,40 @@ def explain(problem: Problem, clock: Clock) -> tuple[Conflict | None, str]:
             return peak_conflict(problem, choice, time, peak), reason
         if answer.outcome is not Outcome.INFEASIBLE:
             return None, "no plan was found that is allowed, whatever memory it takes"
-    return None, "no combination of choices is allowed, whatever memory it takes"
+    return None, f"no combination of choices is allowed, whatever memory it takes{_where(problem)}"
+
+
+def _where(problem: Problem) -> str:
+    """The two nodes that have nothing left to agree on, once every choice is out that goes with
+    none of a neighbour's; empty where that leaves some of each."""
+    left = [costs < FORBIDDEN for costs in problem.costs]
+    links = list(_links(problem))
+    changed = True
+    while changed:
+        changed = False
+        for a, b, allowed in links:
+            for one, other, table in ((a, b, allowed), (b, a, allowed.T)):
+                kept = left[one] & table[:, left[other]].any(axis=1)
+                if not kept.any():
+                    pair = " and ".join(_shown(problem, node, left[node]) for node in (one, other))
+                    return f": no choice that is left to {pair} goes with one of the other"
+                changed |= bool((kept < left[one]).any())
+                left[one] = kept
+    return ""
+
+
+def _links(problem: Problem) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
+    """Pairs of nodes, and which choices of the one go with which of the other."""
+    for edge in problem.edges:
+        yield edge.source, edge.target, edge.cost < FORBIDDEN
+    for flow, distance in zip(problem.flows, all_distances(problem.flows), strict=True):
+        made = flow.source_state
+        for sink in flow.sinks:
+            nothing = (made < 0)[:, None] | (sink.state < 0)[None, :]
+            way = distance[made[:, None], sink.state[None, :]] < FORBIDDEN
+            yield flow.source, sink.node, nothing | way
+
+
+def _shown(problem: Problem, node: int, left: NDArray[np.bool_]) -> str:
+    labels = [problem.labels[node][c] for c in np.flatnonzero(left)]
+    return f"{problem.keys[node]} ({'; '.join(labels[:_SHOWN])}{'; ...' * (len(labels) > _SHOWN)})"

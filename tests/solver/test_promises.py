@@ -138,7 +138,9 @@ def test_choices_that_exclude_each_other_are_the_reason() -> None:
     solution = solve(problem([[0], [0]], edges=[edge(0, 1, [[FORBIDDEN]])], limit=5))
     assert solution.status is Status.INFEASIBLE
     assert solution.conflict is None
-    assert "no combination of choices" in str(solution.statistics["reason"])
+    reason = str(solution.statistics["reason"])
+    assert "no combination of choices" in reason
+    assert "left to node0" in reason and "node1" in reason
     alone = solve(problem([[FORBIDDEN, FORBIDDEN], [0]]))
     assert "node0" in str(alone.statistics["reason"])
 
