@@ -1,8 +1,8 @@
 """autopar: an auto-parallelizing compiler for PyTorch.
 
-`import autopar` is quick and free of torch: what it exports is imported at first use. `compile` and
-`plan` are functions here, though modules bear the same names; code that wants the modules says
-`from autopar.compile import ...`, `from autopar.plan import ...`.
+`import autopar` is quick and free of torch: what it exports is imported at first use. `compile` is
+a function here, though a module bears the same name; code that wants the module says
+`from autopar.compile import ...`.
 """
 
 from __future__ import annotations
@@ -12,25 +12,26 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from autopar.version import __version__
+from autopar.ir.version import __version__
+from autopar.plans.display import show_with
 
 if TYPE_CHECKING:
     from autopar.compile import compile, plan
     from autopar.cost_model.measured import profile
-    from autopar.plan import Plan
-    from autopar.runtime.data import dataloader
-    from autopar.runtime.meta import on_meta
+    from autopar.driver.verify import verify
+    from autopar.plans.plan import Plan
+    from autopar.runtime.checkpoint.meta import on_meta
+    from autopar.runtime.process.data import dataloader
     from autopar.tracer.experts import experts
-    from autopar.verify import verify
 
 _EXPORTS = {
     "compile": "autopar.compile",
     "plan": "autopar.compile",
-    "Plan": "autopar.plan",
-    "verify": "autopar.verify",
+    "Plan": "autopar.plans.plan",
+    "verify": "autopar.driver.verify",
     "profile": "autopar.cost_model.measured",
-    "dataloader": "autopar.runtime.data",
-    "on_meta": "autopar.runtime.meta",
+    "dataloader": "autopar.runtime.process.data",
+    "on_meta": "autopar.runtime.checkpoint.meta",
     "experts": "autopar.tracer.experts",
 }
 
@@ -46,6 +47,8 @@ __all__ = [
     "verify",
 ]
 
+show_with(lambda: importlib.import_module("autopar.driver.pages"))
+
 
 def __getattr__(name: str) -> object:
     if name not in _EXPORTS:
@@ -60,8 +63,8 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """Importing `autopar.plan` binds that module to the package as `plan`, over the function of
-    this name; this class leaves exported names alone."""
+    """Importing `autopar.compile` binds that module to the package as `compile`, over the function
+    of this name; this class leaves exported names alone."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if not (name in _EXPORTS and isinstance(value, ModuleType)):

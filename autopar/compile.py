@@ -13,26 +13,26 @@ from typing import Any
 
 from torch import nn
 
-from autopar.constraints import Forbidden, Pins
+from autopar.cluster.mesh_shapes import MeshLike
+from autopar.cluster.profile import Profile
 from autopar.cost_model.optimizer import optimizer_name
 from autopar.driver.arguments import ClusterLike, read_cluster, read_model, told
 from autopar.driver.asking import answer, ask, describe_cluster
 from autopar.driver.session import Builder, Request
-from autopar.fit import check_cluster, check_params, check_world, planned_kind
-from autopar.meshes import MeshLike
-from autopar.options import make_options
-from autopar.plan import Plan
-from autopar.profile_file import Profile
-from autopar.runtime import backend as backends
-from autopar.runtime import params
-from autopar.runtime.agreement import make_agreement
-from autopar.runtime.digests import param_types
-from autopar.runtime.inputs import Inputs, check_inputs
-from autopar.runtime.module import CompiledModule
-from autopar.runtime.random import SharedRandom
-from autopar.runtime.runner import Runner
-from autopar.runtime.weights import find_sources
-from autopar.runtime.world import device_of, join, look
+from autopar.plans.compatibility import check_cluster, check_params, check_world, planned_kind
+from autopar.plans.constraints import Forbidden, Pins
+from autopar.plans.options import make_options
+from autopar.plans.plan import Plan
+from autopar.runtime.checkpoint.weights import find_sources
+from autopar.runtime.module import params
+from autopar.runtime.module.module import CompiledModule
+from autopar.runtime.module.runner import Runner
+from autopar.runtime.process.agreement import make_agreement
+from autopar.runtime.process.digests import param_types
+from autopar.runtime.process.inputs import Inputs, check_inputs
+from autopar.runtime.process.world import device_of, join, look
+from autopar.runtime.program import backend as backends
+from autopar.runtime.program.random import SharedRandom
 
 
 @told

@@ -51,7 +51,7 @@ def timed(arguments: Sequence[str], repeats: int) -> tuple[list[float], float, i
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         start = time.perf_counter()
         done = subprocess.run(
-            [sys.executable, "-m", "autopar.cli", *arguments], capture_output=True, check=False
+            [sys.executable, "-m", "autopar.cli.main", *arguments], capture_output=True, check=False
         )
         walls.append(time.perf_counter() - start)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import autopar
-from autopar.runtime.module import CompiledModule
+from autopar.runtime.module.module import CompiledModule
 
 Batch = dict[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]

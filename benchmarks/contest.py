@@ -82,7 +82,7 @@ def measure(case: str, file: Path, limit_s: float | None = None) -> tuple[str, .
     command = [
         sys.executable,
         "-m",
-        "autopar.cli",
+        "autopar.cli.main",
         "solve",
         str(file),
         "--time-limit",

@@ -84,9 +84,9 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
 
 def measure(model: str, layers: int, cluster: str) -> list[str]:
     """A row of the table, from this process."""
-    from autopar import search
-    from autopar.cluster import parse_cluster
-    from autopar.options import Options
+    from autopar.cluster.parsing import parse_cluster
+    from autopar.driver import search
+    from autopar.plans.options import Options
     from autopar.tracer import trace
 
     phases = Phases()

@@ -30,7 +30,7 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.profile_file import Profile
+from autopar.cluster.profile import Profile
 from benchmarks.gpu_report import HEADER, Case, Results, Variant, notes, rows, slug, write
 from benchmarks.models import gpt2, llama_block, tokens
 from benchmarks.tables import show

@@ -28,8 +28,8 @@ import msgspec
 from benchmarks.tables import markdown, show
 
 if TYPE_CHECKING:
-    from autopar.graph import Graph
-    from autopar.plan import Plan
+    from autopar.ir.graph import Graph
+    from autopar.plans.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
 CASES = ("8", "8x8", "32x8", "64x8:8x8x8", "8x8:auto")
@@ -123,10 +123,10 @@ def measure(case: str, layers: int, tell: Tell) -> Result:
 
 
 def _plan(graph: Graph, case: str, limit_bytes: int | None, phases: Phases, tell: Tell) -> Plan:
-    from autopar import search
-    from autopar.cluster import parse_cluster
-    from autopar.fingerprint import fingerprint
-    from autopar.options import Options
+    from autopar.cluster.parsing import parse_cluster
+    from autopar.driver import search
+    from autopar.ir.fingerprint import fingerprint
+    from autopar.plans.options import Options
 
     devices, _, mesh = case.partition(":")
     with ExitStack() as stack:

@@ -67,7 +67,7 @@ def main() -> int:
         run(
             f"Plan a GPT-2 for {NUM_PROCESSES} processes",
             folder,
-            *(sys.executable, "-m", "autopar.cli", "plan", f"{SCRIPT}:build"),
+            *(sys.executable, "-m", "autopar.cli.main", "plan", f"{SCRIPT}:build"),
             *("--cluster", f"{NUM_PROCESSES}xcpu", "--global-batch", str(BATCH)),
             *("-o", "plan.json"),
         )

@@ -20,9 +20,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import autopar
-from autopar.problem import Problem
+from autopar.ir.problem import Problem
 from autopar.solver import solve
-from autopar.solver.focus.path import search_focused
+from autopar.solver.column_generation.path import search_focused
 from autopar.solver.search import Clock
 from tests.solver.synthetic import transformer
 from tests.solver.test_large import ladder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from autopar.graph import Atom, Factor, Graph, Node, Phase, Ref, Role, TensorType
-from autopar.notation import parse_rule
+from autopar.ir.graph import Atom, Factor, Graph, Node, Phase, Ref, Role, TensorType
+from autopar.rules.notation import parse_rule
 
 
 @dataclass

@@ -11,18 +11,18 @@ from math import prod
 import numpy as np
 from torch import fx
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
 from autopar.codegen.bucketing import MEMBERS
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
-from autopar.graph import Graph
-from autopar.mesh import Cluster, Mesh
-from autopar.meshes import parse_mesh
-from autopar.options import Options
-from autopar.plan import SCHEMA_VERSION, Plan, Provenance
-from autopar.planning import make_structure
-from autopar.problem import FORBIDDEN, Problem
-from autopar.runtime.symbols import permute
+from autopar.driver.decisions import make_structure
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.problem import FORBIDDEN, Problem
+from autopar.plans.options import Options
+from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.runtime.program.symbols import permute
 from autopar.solver import solve
 
 LIMIT = 80 << 30
@@ -77,7 +77,7 @@ def collectives(gm: fx.GraphModule | None) -> Counter[tuple[str, str]]:
 
 
 def kind_of(node: fx.Node) -> str:
-    """The kind of a collective, as `reshard.KINDS` has it; empty for any other node."""
+    """The kind of a collective, as `redistribute.KINDS` has it; empty for any other node."""
     if node.target is permute:
         return "permute"
     name = str(node.target)

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, fx
 
 from autopar.cost_model.collectives import received_bytes
-from autopar.graph import Graph
-from autopar.mesh import Mesh
-from autopar.plan import Structure
-from autopar.runtime import lockstep
-from autopar.runtime.program import Program
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import Mesh
+from autopar.plans.plan import Structure
+from autopar.runtime.program.program import Program
+from autopar.runtime.simulator import spmd
 from tests.planned import kind_of
 
 
@@ -42,10 +42,10 @@ def observed(
     tensors: Mapping[str, Tensor],
 ) -> Step:
     """The collectives of a step on `mesh` whose losses have tangent 1."""
-    step = lockstep._Step(mesh, graph, structure, 0.0, program.detached_shardings)
+    step = spmd._Step(mesh, graph, structure, 0.0, program.detached_shardings)
     given = step.split(program.forward_inputs, tensors)
     forward = _sent(program.forward, mesh, given)
-    results = lockstep.run(program.forward, mesh, step.split(program.forward_inputs, tensors))
+    results = spmd.run(program.forward, mesh, step.split(program.forward_inputs, tensors))
     names = program.forward_outputs
     saved = [v for n, v in zip(names, results[0], strict=True) if n.startswith("saved:")]
     assert program.backward is not None
@@ -73,7 +73,7 @@ def _sent(gm: fx.GraphModule, mesh: Mesh, inputs: list[list[Tensor]]) -> list[Se
     graph.graph_copy(gm.graph, copied)
     nodes = [n for n in gm.graph.nodes if kind_of(n)]
     graph.output(tuple((copied[n.all_input_nodes[0]], copied[n]) for n in nodes))
-    (first, *_) = lockstep.run(fx.GraphModule(gm, graph), mesh, inputs)
+    (first, *_) = spmd.run(fx.GraphModule(gm, graph), mesh, inputs)
     return [Sent(kind_of(n), str(n.args[-1]), *pair) for n, pair in zip(nodes, first, strict=True)]
 
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.attention import BACKWARD, FORWARD, RING
 from autopar.codegen import generate
-from autopar.plan import Plan
-from autopar.runtime import lockstep
+from autopar.ir.attention import BACKWARD, FORWARD, RING
+from autopar.plans.plan import Plan
+from autopar.runtime.simulator import spmd
 from autopar.tracer import Traced, trace
 from tests.codegen.test_random_plans import difference
 from tests.held import HandedOver, Held
@@ -184,15 +184,15 @@ def held(form: Form, kind: str, n: int) -> tuple[int, int, int]:
     case, mesh = traced(kind), on_h100(str(n))[1]
     plan = plan_for(case.graph, str(n), pins(form))
     program = generate(case.gm, case.graph, plan)
-    given = lockstep._Step(mesh, case.graph, plan.structure, 0.0, {}).split(
+    given = spmd._Step(mesh, case.graph, plan.structure, 0.0, {}).split(
         program.forward_inputs, tensors(kind)
     )
     assert program.backward is not None
     with Held() as watched:
-        results = lockstep.run(program.forward, mesh, given)
+        results = spmd.run(program.forward, mesh, given)
         inputs = [HandedOver(each) for each in backward_inputs(program, results)]
         del results
-        lockstep.run(program.backward, mesh, inputs)
+        spmd.run(program.backward, mesh, inputs)
     memory = plan.estimates.memory
     return watched.largest, watched.peak // n, memory.saved + memory.kept + memory.transient
 
@@ -222,7 +222,7 @@ def check_equal(plan: Plan, on: str, kind: str, keys: int) -> None:
     case, mesh, model = traced(kind, keys), on_h100(on)[1], Attention(kind, keys)
     program = generate(case.gm, case.graph, plan)
     torch.manual_seed(7)
-    found = lockstep.train_step(program, mesh, case.graph, plan.structure, tensors(kind, keys))
+    found = spmd.train_step(program, mesh, case.graph, plan.structure, tensors(kind, keys))
     torch.manual_seed(7)
     loss = model(*inputs(kind))
     loss.backward()

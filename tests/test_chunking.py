@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Shard
 
-from autopar import chunking
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.space import classes
-from autopar.dataflow import groups
-from autopar.graph import Atom, Role, TensorType
-from autopar.reshard import buffer_bytes, is_legal, local_shape, step
-from autopar.sharding import Placement, Sharding
+from autopar.ir import uneven
+from autopar.ir.graph import Atom, Role, TensorType
+from autopar.ir.redistribute import buffer_bytes, is_legal, local_shape, step
+from autopar.ir.sharding import Placement, Sharding
+from autopar.ir.uses import groups
 from tests.codegen.meshes import mesh
 from tests.graphs import linear_step
 
@@ -31,7 +31,7 @@ HEADS = TensorType("float32", (12, 6), ((1, 2), (3,)))
 def test_rows_are_those_that_torch_gives(size: int, ways: list[int], data: st.DataObject) -> None:
     """`DTensor`, and `torch.chunk` applied again and again, are the two references."""
     index = [data.draw(st.integers(0, n - 1)) for n in ways]
-    start, length = chunking.held(size, zip(ways, index, strict=True))
+    start, length = uneven.held(size, zip(ways, index, strict=True))
     piece, offset, left = torch.arange(size), 0, size
     for n, at in zip(ways, index, strict=True):
         left, first = Shard.local_shard_size_and_offset(left, n, at)
@@ -40,8 +40,8 @@ def test_rows_are_those_that_torch_gives(size: int, ways: list[int], data: st.Da
         piece = chunks[at] if at < len(chunks) else piece[:0]
     assert (start, length) == (offset, left)
     assert torch.equal(torch.arange(start, start + length), piece)
-    assert length <= chunking.largest(size, ways)
-    assert chunking.held(size, [(n, 0) for n in ways]) == (0, chunking.largest(size, ways))
+    assert length <= uneven.largest(size, ways)
+    assert uneven.held(size, [(n, 0) for n in ways]) == (0, uneven.largest(size, ways))
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_rows_are_those_that_torch_gives(size: int, ways: list[int], data: st.Da
 def test_dtensors_shards_are_even_for_as_long_as_they_can(
     kind: TensorType, dims: tuple[int | None, ...], sizes: tuple[int, ...], expected: str
 ) -> None:
-    found = chunking.stored(kind, ATOMS, dims, sizes)
+    found = uneven.stored(kind, ATOMS, dims, sizes)
     assert str(found) == expected
     assert Sharding.parse(expected) == found
     assert is_legal(kind, ATOMS, found, sizes)

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.conflict import MAX_PROBES, smallest_conflict
-from autopar.constraints import (
+from autopar.driver.infeasible_subset import MAX_PROBES, smallest_conflict
+from autopar.errors import ConstraintError
+from autopar.plans.constraints import (
     Constraint,
     Demand,
     Wanted,
@@ -18,8 +19,7 @@ from autopar.constraints import (
     parse_forbidden,
     parse_pins,
 )
-from autopar.errors import ConstraintError
-from autopar.matching import settle
+from autopar.plans.matching import settle
 from tests.graphs import linear_step
 
 AXES = st.sampled_from(["*", "dp", "tp"])

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from autopar import dataflow
-from autopar.dataflow import groups
+from autopar.ir import uses
+from autopar.ir.uses import groups
 from autopar.tracer import trace
 
 
@@ -18,6 +18,6 @@ def test_groups_are_those_of_the_very_graph_and_go_with_it() -> None:
     assert groups(graph) is groups(graph)
     assert [f"other {g.key}" for g in groups(graph)] == [g.key for g in groups(renamed)]
     numbers = {id(graph), id(renamed)}
-    assert numbers <= dataflow._known.keys()
+    assert numbers <= uses._known.keys()
     del graph, renamed
-    assert not numbers & dataflow._known.keys()
+    assert not numbers & uses._known.keys()

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model import network
 from autopar.cost_model.price import price
-from autopar.graph import Graph
-from autopar.meshes import parse_mesh
-from autopar.options import Options
-from autopar.problem import Problem, Status
+from autopar.ir.graph import Graph
+from autopar.ir.problem import Problem, Status
+from autopar.plans.options import Options
 from autopar.solver import driver, exact, solve
-from autopar.solver.focus import path
+from autopar.solver.column_generation import path
 from autopar.solver.search import Clock
 from autopar.tracer import trace
 

@@ -11,17 +11,17 @@ import torch
 from expecttest import assert_expected_inline
 from torch import nn
 
-from autopar.cluster import parse_cluster
-from autopar.constraints import Constraint
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
+from autopar.driver.search import Candidate, solve_mesh
+from autopar.driver.what_if import Explainer, explain
 from autopar.errors import AutoparError
-from autopar.explain import Explainer, explain
-from autopar.explanation import Alternative, Benefit, Explanation
-from autopar.graph import Graph
-from autopar.meshes import parse_mesh
-from autopar.options import Options
-from autopar.problem import Status
+from autopar.ir.graph import Graph
+from autopar.ir.problem import Status
+from autopar.plans.constraints import Constraint
+from autopar.plans.explanation import Alternative, Benefit, Explanation
+from autopar.plans.options import Options
 from autopar.report.explanation import alternatives_text, benefits_text
-from autopar.search import Candidate, solve_mesh
 from autopar.solver import solve
 from autopar.solver.sensitivity import Sensitivity
 from autopar.tracer import trace

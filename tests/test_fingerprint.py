@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from autopar.fingerprint import fingerprint
-from autopar.graph import Atom, Factor, Graph, Node, Phase, Ref, Role, TensorType
+from autopar.ir.fingerprint import fingerprint
+from autopar.ir.graph import Atom, Factor, Graph, Node, Phase, Ref, Role, TensorType
 
 
 def graph() -> Graph:

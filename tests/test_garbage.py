@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from autopar.garbage import collection_paused
+from autopar.ir.gc_pause import collection_paused
 
 
 def test_the_collector_is_back_after_an_error() -> None:

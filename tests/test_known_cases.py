@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from autopar.codegen import generate
-from autopar.runtime.program import Program
+from autopar.runtime.program.program import Program
 from autopar.tracer import Traced, trace
 from tests.planned import collectives, plan_for
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from autopar.codegen import generate
-from autopar.runtime.lockstep import train_step
+from autopar.runtime.simulator.spmd import train_step
 from autopar.tracer import trace
 from tests.planned import on_h100, plan_for
 

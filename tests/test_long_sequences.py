@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.attention import BACKWARD, FORWARD
 from autopar.cost_model.price import price
-from autopar.graph import Graph
-from autopar.options import Options
+from autopar.ir.attention import BACKWARD, FORWARD
+from autopar.ir.graph import Graph
+from autopar.plans.options import Options
 from autopar.solver import solve
 from autopar.tracer import trace
 from tests.planned import LIMIT, on_h100

@@ -9,16 +9,16 @@ from itertools import product
 import msgspec
 import pytest
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.price import price
-from autopar.graph import Graph
-from autopar.margin import search_with_margin
-from autopar.meshes import parse_mesh
-from autopar.options import Options
-from autopar.plan import Margin, Plan
-from autopar.problem import Problem, Solution, Status
-from autopar.roles import ENOUGH, Roles, describe, find_roles, signature
-from autopar.search import peak, search, solve_mesh
+from autopar.driver.margin import search_with_margin
+from autopar.driver.search import peak, search, solve_mesh
+from autopar.ir.graph import Graph
+from autopar.ir.problem import Problem, Solution, Status
+from autopar.plans.options import Options
+from autopar.plans.plan import Margin, Plan
+from autopar.plans.weight_layouts import ENOUGH, Roles, describe, find_roles, signature
 from autopar.solver import solve
 from autopar.solver.evaluate import Evaluator
 from tests.graphs import linear_step

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import candidate_meshes
+from autopar.cluster.parsing import parse_cluster
+from autopar.driver.search import search
 from autopar.errors import ClusterError
-from autopar.meshes import candidate_meshes
-from autopar.options import Options
-from autopar.plan import Plan
-from autopar.search import search
+from autopar.plans.options import Options
+from autopar.plans.plan import Plan
 from tests.graphs import linear_step
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.namesets import MAX_NAMES, compress, expand
+from autopar.ir.patterns import MAX_NAMES, compress, expand
 
 parts = st.sampled_from(["0", "1", "2", "3", "10", "03", "w", "{0-1}", "{", "\\", "\\{", ""])
 names = st.lists(parts, min_size=1, max_size=4).map(".".join)

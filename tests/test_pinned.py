@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autopar.driver.search import search
 from autopar.errors import ConstraintError, InfeasibleError
-from autopar.options import Options, make_options
-from autopar.plan import Plan
-from autopar.search import search
-from autopar.sharding import P, R, S, Sharding
-from autopar.units import format_bytes
+from autopar.ir.sharding import P, R, S, Sharding
+from autopar.ir.units import format_bytes
+from autopar.plans.options import Options, make_options
+from autopar.plans.plan import Plan
 from tests.zoo.cases import ZooCase, make_case, moved
 from tests.zoo.chosen import slow
 from tests.zoo.equality import assert_equal_to_eager

@@ -13,20 +13,20 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 
-from autopar.canonical import written
-from autopar.plan import Plan
+from autopar.ir.canonical import written
+from autopar.plans.plan import Plan
 from tests.report.plans import plans, two_axis_plan
 
 REWRITE = bool(os.environ.get("AUTOPAR_REWRITE_GOLDEN"))
 
 
 def published() -> dict[str, Any]:
-    return json.loads((files("autopar") / "plan.schema.json").read_text())
+    return json.loads((files("autopar.plans") / "plan.schema.json").read_text())
 
 
 def test_the_published_schema_is_that_of_the_nouns() -> None:
     text = written(Plan.json_schema(), None).decode()
-    path = Path(str(files("autopar") / "plan.schema.json"))
+    path = Path(str(files("autopar.plans") / "plan.schema.json"))
     if REWRITE:
         path.write_text(text)
     assert path.read_text() == text, "AUTOPAR_REWRITE_GOLDEN=1 writes it anew"

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from autopar.cli import main
+from autopar.cli.main import main
 from autopar.errors import PlanError
-from autopar.plan import SCHEMA_VERSION, Plan
+from autopar.plans.plan import SCHEMA_VERSION, Plan
 from tests.report.plans import two_axis_plan
 
 FOLDER = Path(__file__).parent / "plan_versions"

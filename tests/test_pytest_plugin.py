@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from autopar.plan import Plan
-from autopar.pytest_plugin import name_of_test
+from autopar.driver.pytest_plugin import name_of_test
+from autopar.plans.plan import Plan
 from tests.report.plans import two_axis_plan
 
 pytest_plugins = ["pytester"]
 
-PLUGIN = "autopar.pytest_plugin"
+PLUGIN = "autopar.driver.pytest_plugin"
 CHECKS = """
 import msgspec, pytest
 from autopar.plan import Plan

@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 import autopar
 from autopar.codegen import generate
 from autopar.driver.comparing import compare_program
-from autopar.graph import Role
-from autopar.runtime.lockstep import run
-from autopar.runtime.random import draws
-from autopar.runtime.verify import seeded, whole_tensors
+from autopar.ir.graph import Role
+from autopar.runtime.program.random import draws
+from autopar.runtime.simulator.eager_step import seeded, whole_tensors
+from autopar.runtime.simulator.spmd import run
 from autopar.tracer import Traced, trace
 from tests.planned import on_h100, plan_for
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autopar.errors import RecipeError
-from autopar.recipe import cluster_file, read_recipe
+from autopar.plans.recipe import cluster_file, read_recipe
 
 LEAST = 'target = "../train.py:build"\ncluster = "2x4xA100"\n'
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.codegen import generate
-from autopar.runtime import lockstep
+from autopar.runtime.simulator import spmd
 from autopar.tracer import Traced, trace
 from tests.planned import on_h100, plan_for
 from tests.sent import observed, received
@@ -148,7 +148,7 @@ def test_a_scheme_sends_and_keeps_what_its_formulas_say(traced: Traced, name: st
     assert received(step.forward, mesh) == scheme.forward
     assert sum(v.nbytes for v in step.saved if v.numel() > 1 and v is not x) == scheme.saved
     assert received(step.backward, mesh) == scheme.backward
-    found = lockstep.train_step(program, mesh, traced.graph, plan.structure, tensors)
+    found = spmd.train_step(program, mesh, traced.graph, plan.structure, tensors)
     model(x).backward()
     for parameter, value in model.named_parameters():
         torch.testing.assert_close(found.gradients[parameter], value.grad, rtol=1e-9, atol=1e-9)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from autopar.attention import FORWARD
 from autopar.codegen import generate
-from autopar.runtime.lockstep import train_step
+from autopar.ir.attention import FORWARD
+from autopar.runtime.simulator.spmd import train_step
 from tests.codegen import models
 from tests.codegen.models import Case, make_case
 from tests.codegen.test_random_plans import difference

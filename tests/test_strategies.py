@@ -9,14 +9,14 @@ from functools import cache
 import pytest
 import torch
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.parsing import parse_cluster
 from autopar.codegen import generate
+from autopar.driver.search import search
 from autopar.errors import AutoparError
-from autopar.options import make_options
-from autopar.plan import Plan
-from autopar.runtime.program import Program
-from autopar.search import search
-from autopar.sharding import Sharding
+from autopar.ir.sharding import Sharding
+from autopar.plans.options import make_options
+from autopar.plans.plan import Plan
+from autopar.runtime.program.program import Program
 from autopar.tracer import trace
 from tests.planned import collectives, on_h100
 from tests.sent import observed, received

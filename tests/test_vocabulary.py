@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.codegen import generate
-from autopar.runtime import lockstep
+from autopar.runtime.simulator import spmd
 from autopar.tracer import Traced, trace
 from tests.planned import on_h100, plan_for
 from tests.sent import observed
@@ -64,7 +64,7 @@ def test_a_cut_vocabulary_gathers_no_scores(mesh: str, tied: bool) -> None:
     laid = on_h100(mesh)[1]
     loss = model(ids, targets)
     loss.backward()
-    found = lockstep.train_step(program, laid, traced.graph, plan.structure, tensors)
+    found = spmd.train_step(program, laid, traced.graph, plan.structure, tensors)
     torch.testing.assert_close(found.outputs["loss:0"], loss.detach(), rtol=1e-9, atol=0)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(found.gradients[name], parameter.grad, rtol=1e-9, atol=1e-12)
@@ -86,7 +86,7 @@ def test_an_ignored_token_is_counted_by_no_rank() -> None:
     plan = plan_for(traced.graph, "4", PINS)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
     program = generate(traced.gm, traced.graph, plan)
-    found = lockstep.train_step(
+    found = spmd.train_step(
         program,
         on_h100("4")[1],
         traced.graph,

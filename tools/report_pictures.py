@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from autopar.plan import Plan  # noqa: E402
+from autopar.plans.plan import Plan  # noqa: E402
 from autopar.report.html.page import html  # noqa: E402
 from autopar.report.trace import trace  # noqa: E402
 from tools.browser import chromium, look, perfetto, screenshot, show_tracks  # noqa: E402

@@ -2,6 +2,6 @@
 
 from autopar.codegen.bind import bind
 from autopar.codegen.emit import generate
-from autopar.runtime.program import Program
+from autopar.runtime.program.program import Program
 
 __all__ = ["Program", "bind", "generate"]

@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from autopar.codegen.localize import Shapes
-from autopar.graph import Node, TensorType
+from autopar.ir.graph import Node, TensorType
 
 aten = torch.ops.aten
 

@@ -11,14 +11,14 @@ from torch import fx
 from torch.fx.node import map_aggregate
 
 from autopar.codegen.collectives import SENDS
-from autopar.codegen.doors import boxed_codegen
+from autopar.codegen.torch_private import boxed_codegen
 from autopar.errors import PlanMismatchError
-from autopar.plan import MeshAxis
-from autopar.runtime.lean import LeanGraph
-from autopar.runtime.program import Program
-from autopar.runtime.spots import AXIS
-from autopar.runtime.symbols import SYMBOLS, on_rank
-from autopar.runtime.talk import TALKS
+from autopar.plans.plan import MeshAxis
+from autopar.runtime.ops.ragged_all_to_all import TALKS
+from autopar.runtime.process.spots import AXIS
+from autopar.runtime.program.lean import LeanGraph
+from autopar.runtime.program.program import Program
+from autopar.runtime.program.symbols import SYMBOLS, on_rank
 
 
 def bind(

@@ -17,9 +17,9 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
-from autopar.buckets import BUCKET_BYTES
 from autopar.codegen.collectives import SENT, Sent
-from autopar.runtime.spots import FOR
+from autopar.ir.buckets import BUCKET_BYTES
+from autopar.runtime.process.spots import FOR
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

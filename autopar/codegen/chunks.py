@@ -15,12 +15,12 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
-from autopar.chunking import chunked_axes, without_chunks
-from autopar.graph import Atom, TensorType
-from autopar.layout import Move
-from autopar.plan import MeshAxis
-from autopar.reshard import Collective, local_shape
-from autopar.runtime.symbols import Cuts, first_rows, own_rows, padded_piece, padded_whole
+from autopar.ir.graph import Atom, TensorType
+from autopar.ir.redistribute import Collective, local_shape
+from autopar.ir.uneven import chunked_axes, without_chunks
+from autopar.plans.layout import Move
+from autopar.plans.plan import MeshAxis
+from autopar.runtime.program.symbols import Cuts, first_rows, own_rows, padded_piece, padded_whole
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -19,11 +19,11 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
-from autopar.graph import Atom, Slot, TensorType, itemsize
-from autopar.reshard import Collective, local_part_sizes
-from autopar.runtime.spots import FOR
-from autopar.runtime.symbols import local_chunk
-from autopar.sharding import Sharding
+from autopar.ir.graph import Atom, Slot, TensorType, itemsize
+from autopar.ir.redistribute import Collective, local_part_sizes
+from autopar.ir.sharding import Sharding
+from autopar.runtime.process.spots import FOR
+from autopar.runtime.program.symbols import local_chunk
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

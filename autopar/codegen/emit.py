@@ -17,24 +17,24 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from autopar.chunking import chunked_dim
 from autopar.codegen.bias import BIAS, adds_bias
 from autopar.codegen.collectives import sending
-from autopar.codegen.doors import unwritten
 from autopar.codegen.exchange import Peers
 from autopar.codegen.localize import Shapes, localize
 from autopar.codegen.passes import apply_passes
+from autopar.codegen.torch_private import unwritten
 from autopar.codegen.values import LocalGraph, Values
-from autopar.dataflow import Group, Use, groups
 from autopar.errors import PlanMismatchError
-from autopar.exchange import exchange_axes, exchanges
-from autopar.garbage import collection_paused
-from autopar.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
-from autopar.layout import Move, parse_layout
-from autopar.plan import Plan
-from autopar.reshard import local_shape
-from autopar.runtime.program import Program
-from autopar.sharding import Sharding
+from autopar.ir.gc_pause import collection_paused
+from autopar.ir.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
+from autopar.ir.intra_op import exchange_axes, exchanges
+from autopar.ir.redistribute import local_shape
+from autopar.ir.sharding import Sharding
+from autopar.ir.uneven import chunked_dim
+from autopar.ir.uses import Group, Use, groups
+from autopar.plans.layout import Move, parse_layout
+from autopar.plans.plan import Plan
+from autopar.runtime.program.program import Program
 
 aten = torch.ops.aten
 

@@ -17,16 +17,16 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
-from autopar import moe
-from autopar.attention import BACKWARD, FORWARD, RING
 from autopar.codegen.experts import experts, experts_exchange
 from autopar.codegen.localize import Shapes
 from autopar.codegen.ring import attention_rows, attention_rows_backward, ring, ring_backward
-from autopar.exchange import Exchange, exchange_axes, exchanged_dims, joint_name
-from autopar.graph import Atom, Node
-from autopar.plan import MeshAxis
-from autopar.reshard import nesting
-from autopar.runtime.symbols import local_position, permute
+from autopar.ir import moe
+from autopar.ir.attention import BACKWARD, FORWARD, RING
+from autopar.ir.graph import Atom, Node
+from autopar.ir.intra_op import Exchange, exchange_axes, exchanged_dims, joint_name
+from autopar.ir.redistribute import nesting
+from autopar.plans.plan import MeshAxis
+from autopar.runtime.program.symbols import local_position, permute
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-import autopar.runtime.experts_exchange  # noqa: F401 - defines the ops
-from autopar import moe
+import autopar.runtime.ops.experts_exchange  # noqa: F401 - defines the ops
+from autopar.ir import moe
 
 if TYPE_CHECKING:
     from autopar.codegen.exchange import Peers

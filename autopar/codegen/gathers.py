@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from autopar.codegen.bucketing import WAIT, Bucket, Piece, sent_by
-from autopar.runtime.lean import LeanGraph
+from autopar.runtime.program.lean import LeanGraph
 
 
 def bucket_gathers(graph: fx.Graph) -> fx.Graph:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from autopar.codegen.bucketing import WAIT, Bucket, sent_by
-from autopar.runtime.lean import LeanGraph
+from autopar.runtime.program.lean import LeanGraph
 
 MAX_UNDER_WAY = 2
 """How many full buckets are under way: each holds its input and its result."""

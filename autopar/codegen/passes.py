@@ -10,11 +10,11 @@ import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
 from autopar.codegen.bias import fuse_bias
-from autopar.codegen.doors import boxed_codegen
 from autopar.codegen.gathers import bucket_gathers
 from autopar.codegen.gradients import bucket_gradients
 from autopar.codegen.tidy import drop_dead_code, tidy_views
-from autopar.runtime.symbols import first_rows
+from autopar.codegen.torch_private import boxed_codegen
+from autopar.runtime.program.symbols import first_rows
 
 aten = torch.ops.aten
 Pass = Callable[[fx.Graph], fx.Graph]

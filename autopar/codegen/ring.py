@@ -20,9 +20,9 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
-from autopar.attention import RING, is_causal
-from autopar.reshard import nesting
-from autopar.runtime.symbols import Cuts, Piece, attention_piece, attention_piece_backward
+from autopar.ir.attention import RING, is_causal
+from autopar.ir.redistribute import nesting
+from autopar.runtime.program.symbols import Cuts, Piece, attention_piece, attention_piece_backward
 
 if TYPE_CHECKING:
     from autopar.codegen.exchange import Peers

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from autopar.errors import PlanMismatchError
-from autopar.graph import Atom, TensorType
-from autopar.layout import Move
-from autopar.reshard import Collective, is_legal, step
-from autopar.sharding import Sharding
+from autopar.ir.graph import Atom, TensorType
+from autopar.ir.redistribute import Collective, is_legal, step
+from autopar.ir.sharding import Sharding
+from autopar.plans.layout import Move
 
 Tree = Mapping[Sharding, Sharding]
 """Each state that can be reached, and the one it is reached from; the source has no entry."""

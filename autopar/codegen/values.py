@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from autopar.buckets import can_share, is_bucketed
 from autopar.codegen.chunks import emit_chunks
 from autopar.codegen.collectives import Emitter, parts_of, sending
 from autopar.codegen.routes import Tree, collective_of, path, tree
-from autopar.dataflow import Group
 from autopar.errors import PlanMismatchError
-from autopar.graph import Phase, Ref, Role
-from autopar.layout import Layout, Move
-from autopar.plan import MeshAxis
-from autopar.runtime.lean import LeanGraph
-from autopar.sharding import Sharding
+from autopar.ir.buckets import can_share, is_bucketed
+from autopar.ir.graph import Phase, Ref, Role
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group
+from autopar.plans.layout import Layout, Move
+from autopar.plans.plan import MeshAxis
+from autopar.runtime.program.lean import LeanGraph
 
 aten = torch.ops.aten
 

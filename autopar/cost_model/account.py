@@ -10,26 +10,26 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.buckets import Sharing, is_bucketed, sharing
 from autopar.cost_model.flops import flops
+from autopar.cost_model.kernel_cost import node_s, traffic
 from autopar.cost_model.liveness import residence
 from autopar.cost_model.moves import move_ns, sent, to_ns
 from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.rates import cluster_rates, tokens_of, utilisation_ppm
 from autopar.cost_model.reads import inputs, outputs, reads
 from autopar.cost_model.timeline import memory_curve, order, peak_holders, positions
-from autopar.cost_model.work import node_s, traffic
-from autopar.dataflow import Group, groups, is_saved
 from autopar.errors import PlanMismatchError
-from autopar.garbage import collection_paused
-from autopar.graph import Graph, Node, Role
-from autopar.layout import Layout, parse_layout
-from autopar.matching import general
-from autopar.mesh import Cluster, Mesh
-from autopar.options import Options
-from autopar.plan import CollectiveTotal, Estimates, OpTotal, StageTotal, Structure
-from autopar.reshard import buffer_bytes, step
-from autopar.sharding import Sharding
+from autopar.ir.buckets import Sharing, is_bucketed, sharing
+from autopar.ir.gc_pause import collection_paused
+from autopar.ir.graph import Graph, Node, Role
+from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.redistribute import buffer_bytes, step
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group, groups, is_saved
+from autopar.plans.layout import Layout, parse_layout
+from autopar.plans.matching import general
+from autopar.plans.options import Options
+from autopar.plans.plan import CollectiveTotal, Estimates, OpTotal, StageTotal, Structure
 
 
 @collection_paused()

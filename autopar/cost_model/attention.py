@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from autopar.attention import BACKWARD, FORWARD, RING, is_causal, last_share, query_ways
-from autopar.cost_model.compute import op_s
-from autopar.exchange import row_itemsize
-from autopar.graph import Graph, Node
-from autopar.mesh import Device
-from autopar.reshard import local_bytes
-from autopar.sharding import Sharding
-from autopar.strategy import num_shards
+from autopar.cost_model.roofline import op_s
+from autopar.ir.attention import BACKWARD, FORWARD, RING, is_causal, last_share, query_ways
+from autopar.ir.choices import num_shards
+from autopar.ir.graph import Graph, Node
+from autopar.ir.intra_op import row_itemsize
+from autopar.ir.mesh import Device
+from autopar.ir.redistribute import local_bytes
+from autopar.ir.sharding import Sharding
 
 FLOPS = {FORWARD: 4.0, BACKWARD: 10.0}
 """FLOPs per (batch, head, query, key, head dim): two matmuls forward, five backward (the scores are

@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.mesh import Axis
-from autopar.reshard import KINDS
+from autopar.ir.mesh import Axis
+from autopar.ir.redistribute import KINDS
 
 
 def collective_s(

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from math import prod
 
-from autopar import moe
 from autopar.cost_model.attention import FLOPS as ATTENTION_FLOPS
 from autopar.cost_model.attention import attention_flops
-from autopar.graph import Graph, Node, Ref
+from autopar.ir import moe
+from autopar.ir.graph import Graph, Node, Ref
 
 _PRODUCTS = frozenset(
     f"aten.{name}.default" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "dot")

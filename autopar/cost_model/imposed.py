@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
-from autopar.constraints import OP_KINDS, Constraint
-from autopar.cost_model.given import storages
 from autopar.cost_model.limits import Arcs, Limits, Passes, Rule, Rules, Shardings
-from autopar.cost_model.returned import Returned, returned
-from autopar.dataflow import Group, Use, requirement, root_key
-from autopar.demands import Test, Tests, holds, is_batch, on_mesh, option_holds
+from autopar.cost_model.module_outputs import Returned, returned
+from autopar.cost_model.parameter_storages import storages
 from autopar.errors import ConstraintError, InfeasibleError
-from autopar.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
-from autopar.matching import covers, general, matches
-from autopar.mesh import Mesh
-from autopar.products import Products, batch_atoms, find_products
-from autopar.sharding import P, Sharding
-from autopar.strategy import axis_options
+from autopar.ir.choices import axis_options
+from autopar.ir.contractions import Products, batch_atoms, find_products
+from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
+from autopar.ir.mesh import Mesh
+from autopar.ir.sharding import P, Sharding
+from autopar.ir.uses import Group, Use, requirement, root_key
+from autopar.plans.constraints import OP_KINDS, Constraint
+from autopar.plans.demands import Test, Tests, holds, is_batch, on_mesh, option_holds
+from autopar.plans.matching import covers, general, matches
 
 Named = Callable[[str, str], bool]
 """Whether a pattern speaks of a name."""

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autopar.constraints import Constraint
-from autopar.dataflow import Group
-from autopar.demands import Tests, holds
 from autopar.errors import InfeasibleError
-from autopar.graph import Graph, Phase, Role, TensorType
-from autopar.matching import general
-from autopar.mesh import Mesh
-from autopar.problem import FORBIDDEN, IntArray
-from autopar.sharding import Sharding
+from autopar.ir.graph import Graph, Phase, Role, TensorType
+from autopar.ir.mesh import Mesh
+from autopar.ir.problem import FORBIDDEN, IntArray
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group
+from autopar.plans.constraints import Constraint
+from autopar.plans.demands import Tests, holds
+from autopar.plans.matching import general
 
 if TYPE_CHECKING:
     from autopar.cost_model.network import Network

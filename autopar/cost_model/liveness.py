@@ -5,7 +5,7 @@ that accumulates keeps them through the forward phase). A tensor lives from the 
 its last use in either phase; a redistributed copy from the first use that needs it to the last one.
 What is kept for backward, where that is not the tensor as it was made, lives from the first forward
 use to the last backward use. A step between two states holds both. What buckets hold beside that
-(`in_flight`) is added to the peak.
+(`bucket_memory`) is added to the peak.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_model.in_flight import in_flight_bytes
+from autopar.cost_model.bucket_memory import in_flight_bytes
 from autopar.cost_model.optimizer import find_optimizer
-from autopar.dataflow import Group
-from autopar.exchange import scratch_bytes
-from autopar.graph import Node, Phase, Ref, Role
-from autopar.layout import Layout
-from autopar.mesh import Mesh
-from autopar.options import Options
-from autopar.plan import Memory
-from autopar.sharding import Sharding
+from autopar.ir.graph import Node, Phase, Ref, Role
+from autopar.ir.intra_op import scratch_bytes
+from autopar.ir.mesh import Mesh
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group
+from autopar.plans.layout import Layout
+from autopar.plans.options import Options
+from autopar.plans.plan import Memory
 
 
 @dataclass(frozen=True, slots=True)

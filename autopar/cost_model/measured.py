@@ -20,12 +20,7 @@ from typing import TypeVar
 import torch
 import torch.nn.functional as F
 
-from autopar.cost_model.cases import Cases, cases
-from autopar.cost_model.compute import COMPUTE_CEILING, KNEE, MEMORY_CEILING
-from autopar.errors import ClusterError
-from autopar.graph import itemsize
-from autopar.mesh import Device
-from autopar.profile_file import (
+from autopar.cluster.profile import (
     SCHEMA_VERSION,
     Attention,
     HostCopy,
@@ -35,6 +30,11 @@ from autopar.profile_file import (
     Pointwise,
     Profile,
 )
+from autopar.cost_model.cases import Cases, cases
+from autopar.cost_model.roofline import COMPUTE_CEILING, KNEE, MEMORY_CEILING
+from autopar.errors import ClusterError
+from autopar.ir.graph import itemsize
+from autopar.ir.mesh import Device
 
 Entry = TypeVar("Entry")
 

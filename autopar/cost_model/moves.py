@@ -9,16 +9,16 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from autopar.buckets import BUCKET_BYTES, Sharing, can_share
-from autopar.chunking import is_padded
 from autopar.cost_model.collectives import collective_s
 from autopar.errors import ClusterError
-from autopar.exchange import Exchange, exchanges
-from autopar.graph import Atom, Graph, Node, TensorType
-from autopar.mesh import Device, Mesh
-from autopar.problem import IntArray
-from autopar.reshard import Collective, buffer_bytes, local_part_sizes
-from autopar.sharding import Placement, Sharding
+from autopar.ir.buckets import BUCKET_BYTES, Sharing, can_share
+from autopar.ir.graph import Atom, Graph, Node, TensorType
+from autopar.ir.intra_op import Exchange, exchanges
+from autopar.ir.mesh import Device, Mesh
+from autopar.ir.problem import IntArray
+from autopar.ir.redistribute import Collective, buffer_bytes, local_part_sizes
+from autopar.ir.sharding import Placement, Sharding
+from autopar.ir.uneven import is_padded
 
 NS = 1e9
 _MOST_S = 2.0**20

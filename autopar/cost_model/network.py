@@ -16,14 +16,14 @@ from typing import cast
 
 import numpy as np
 
-from autopar.buckets import Sharing
 from autopar.cost_model.moves import moves_ns
 from autopar.cost_model.steps import Steps
-from autopar.graph import Atom, TensorType, itemsize
-from autopar.mesh import Device, Mesh
-from autopar.problem import IntArray
-from autopar.reshard import Collective, is_legal
-from autopar.sharding import Placement, R, Sharding
+from autopar.ir.buckets import Sharing
+from autopar.ir.graph import Atom, TensorType, itemsize
+from autopar.ir.mesh import Device, Mesh
+from autopar.ir.problem import IntArray
+from autopar.ir.redistribute import Collective, is_legal
+from autopar.ir.sharding import Placement, R, Sharding
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ from math import prod
 from typing import Any
 
 from autopar.cost_model.collectives import collective_s
-from autopar.cost_model.compute import op_s
+from autopar.cost_model.roofline import op_s
 from autopar.errors import AutoparError
-from autopar.graph import Atom, TensorType, itemsize
-from autopar.mesh import Device, Mesh
-from autopar.reshard import local_bytes, local_shape
-from autopar.sharding import Sharding
+from autopar.ir.graph import Atom, TensorType, itemsize
+from autopar.ir.mesh import Device, Mesh
+from autopar.ir.redistribute import local_bytes, local_shape
+from autopar.ir.sharding import Sharding
 
 _CHUNK = 65_536
 _CHUNKS_PER_LAUNCH = 320

@@ -1,6 +1,6 @@
 """From a graph, a cluster and a mesh to the `Problem` whose solution is the plan.
 
-    node costs     compute time of the choice, times the nodes of the class        (`work`);
+    node costs     compute time of the choice, times the nodes of the class        (`kernel_cost`);
                    of a parameter's, its share of the optimizer's step             (`optimizer`)
     flows          one per class of groups: redistributions of its tensor          (`moves`)
     usages         parameters, gradients, optimizer states, kept copies; activations saved for
@@ -20,23 +20,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.buckets import is_bucketed, sharing
 from autopar.cost_model.imposed import impose
+from autopar.cost_model.kernel_cost import node_s, traffic
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.network import Network, Wanted, closure, networks
 from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.space import NodeClass, classes
-from autopar.cost_model.work import node_s, traffic
-from autopar.dataflow import SAVED, Group, groups, is_saved, requirement, root_key
 from autopar.errors import InfeasibleError
-from autopar.garbage import collection_paused
-from autopar.graph import STORED_ROLES, Graph, Phase, Role
-from autopar.mesh import Cluster, Mesh
-from autopar.options import Options
-from autopar.problem import Flow, IntArray, Problem, Sink
-from autopar.reshard import local_bytes
-from autopar.sharding import Sharding
+from autopar.ir.buckets import is_bucketed, sharing
+from autopar.ir.gc_pause import collection_paused
+from autopar.ir.graph import STORED_ROLES, Graph, Phase, Role
+from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.problem import Flow, IntArray, Problem, Sink
+from autopar.ir.redistribute import local_bytes
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import SAVED, Group, groups, is_saved, requirement, root_key
+from autopar.plans.options import Options
 
 
 @collection_paused()

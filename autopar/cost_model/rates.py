@@ -8,9 +8,9 @@ from math import prod
 
 from autopar.cost_model.flops import CONTRACTIONS, flops
 from autopar.cost_model.moves import to_ns
-from autopar.graph import Graph, Role
-from autopar.mesh import Cluster
-from autopar.plan import ClusterRates, LinkRates
+from autopar.ir.graph import Graph, Role
+from autopar.ir.mesh import Cluster
+from autopar.plans.plan import ClusterRates, LinkRates
 
 _TOKENS = ("int32", "int64")
 

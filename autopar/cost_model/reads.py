@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from autopar.dataflow import Group, root_key
-from autopar.graph import Node, Role, TensorType
-from autopar.layout import Layout
-from autopar.sharding import Sharding
+from autopar.ir.graph import Node, Role, TensorType
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group, root_key
+from autopar.plans.layout import Layout
 
 Words = tuple[tuple[str, str], ...]
 Reads = Mapping[tuple[int, int], tuple[Group, Sharding]]

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from autopar.chunking import chunkable_dim, chunked_axes, chunked_dim, stored
 from autopar.cost_model.limits import Limits
-from autopar.dataflow import Group, Use, requirement
-from autopar.graph import STORED_ROLES, Graph, Node, Role, TensorType
-from autopar.handed import input_state
-from autopar.mesh import Mesh
-from autopar.reshard import is_legal, states, step
-from autopar.sharding import R, Sharding
-from autopar.strategy import choices, shardings
+from autopar.ir.choices import choices, shardings
+from autopar.ir.graph import STORED_ROLES, Graph, Node, Role, TensorType
+from autopar.ir.input_sharding import input_state
+from autopar.ir.mesh import Mesh
+from autopar.ir.redistribute import is_legal, states, step
+from autopar.ir.sharding import R, Sharding
+from autopar.ir.uneven import chunkable_dim, chunked_axes, chunked_dim, stored
+from autopar.ir.uses import Group, Use, requirement
 
 SEPARATOR = "|"
 """Between the storage and the kept sharding of a parameter's choice."""

@@ -1,9 +1,9 @@
 """Every step between the states of one tensor, found many at a time.
 
-`reshard.step` says of two states whether one collective leads from one to the other. Between
+`redistribute.step` says of two states whether one collective leads from one to the other. Between
 hundreds of states there are tens of thousands of pairs that differ on one axis, so that the same
 rule is applied here to arrays: per mesh axis and pair of placements there, to all states that are
-alike elsewhere. Where chunks are cut, which is rare, `reshard.step` itself is asked.
+alike elsewhere. Where chunks are cut, which is rare, `redistribute.step` itself is asked.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from autopar.chunking import chunked_axes
-from autopar.graph import Atom, TensorType
-from autopar.problem import IntArray
-from autopar.reshard import (
+from autopar.ir.graph import Atom, TensorType
+from autopar.ir.problem import IntArray
+from autopar.ir.redistribute import (
     Collective,
     collective,
     local_bytes,
@@ -25,7 +24,8 @@ from autopar.reshard import (
     nesting,
     step,
 )
-from autopar.sharding import Placement, Sharding
+from autopar.ir.sharding import Placement, Sharding
+from autopar.ir.uneven import chunked_axes
 
 BoolArray = npt.NDArray[np.bool_]
 

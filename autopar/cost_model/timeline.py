@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autopar.cost_model.liveness import Residence
-from autopar.dataflow import Group
-from autopar.graph import Graph, Role
-from autopar.plan import OPTIMIZER, Held, MemoryCurve, Run
+from autopar.ir.graph import Graph, Role
+from autopar.ir.uses import Group
+from autopar.plans.plan import OPTIMIZER, Held, MemoryCurve, Run
 
 MAX_MOMENTS = 128
 MAX_HELD = 24

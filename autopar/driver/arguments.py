@@ -13,12 +13,12 @@ from typing import Any, ParamSpec, TypeVar
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.parsing import parse_cluster
 from autopar.errors import ArgumentError, AutoparError, ClusterError
-from autopar.mesh import Cluster
-from autopar.runtime.doors import without_dynamo
-from autopar.runtime.module import CompiledModule
-from autopar.runtime.world import device_of, look
+from autopar.ir.mesh import Cluster
+from autopar.runtime.module.module import CompiledModule
+from autopar.runtime.process.world import device_of, look
+from autopar.runtime.torch_private import without_dynamo
 
 ClusterLike = Cluster | str | os.PathLike[str] | int
 

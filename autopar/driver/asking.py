@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopar.asked import Asked
-from autopar.cluster import checked, parse_cluster
+from autopar.cluster.parsing import checked, parse_cluster
+from autopar.cluster.profile import Profile
 from autopar.cost_model.measured import device_from_profile
+from autopar.driver.margin import search_with_margin
+from autopar.driver.search import search
 from autopar.errors import ConstraintError, InfeasibleError
-from autopar.fingerprint import fingerprint
-from autopar.fit import undivided_batch
-from autopar.graph import Graph
-from autopar.margin import search_with_margin
-from autopar.matching import matches, settle, unmatched
-from autopar.mesh import Cluster
-from autopar.options import Options
-from autopar.plan import Plan, Structure
-from autopar.profile_file import Profile
-from autopar.runtime.aliases import aliases
-from autopar.runtime.building import split_inputs
-from autopar.search import search
+from autopar.ir.fingerprint import fingerprint
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import Cluster
+from autopar.plans.compatibility import undivided_batch
+from autopar.plans.matching import matches, settle, unmatched
+from autopar.plans.options import Options
+from autopar.plans.plan import Plan, Structure
+from autopar.plans.request import Asked
+from autopar.runtime.module.aliases import aliases
+from autopar.runtime.module.building import split_inputs
 from autopar.tracer import Traced, Wanted, only_losses, trace
 
 

@@ -17,17 +17,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import AutoparError
-from autopar.graph import Graph
-from autopar.mesh import Axis, Link, Mesh
-from autopar.plan import Plan, Structure
-from autopar.runtime.comparison import EXACT, Report, blank_note
-from autopar.runtime.differences import Step, differences, distances, with_exact
-from autopar.runtime.doors import flatten, tree_map, unflatten
-from autopar.runtime.lockstep import train_step
-from autopar.runtime.params import buffer_places
-from autopar.runtime.precision import computing_in, in_dtype
-from autopar.runtime.program import Program
-from autopar.runtime.verify import (
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import Axis, Link, Mesh
+from autopar.plans.plan import Plan, Structure
+from autopar.runtime.module.params import buffer_places
+from autopar.runtime.program.program import Program
+from autopar.runtime.simulator.comparison import EXACT, Report, blank_note
+from autopar.runtime.simulator.differences import Step, differences, distances, with_exact
+from autopar.runtime.simulator.eager_step import (
     TOLERANCES,
     eager_step,
     own_values,
@@ -36,6 +33,9 @@ from autopar.runtime.verify import (
     tangents,
     whole_tensors,
 )
+from autopar.runtime.simulator.precision import computing_in, in_dtype
+from autopar.runtime.simulator.spmd import train_step
+from autopar.runtime.torch_private import flatten, tree_map, unflatten
 from autopar.tracer import Traced
 from autopar.tracer.capture import autocast_on_cpu, replace_states
 from autopar.tracer.watch import untouched

@@ -11,7 +11,7 @@ from weakref import ref
 import torch
 from torch import nn
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.parsing import parse_cluster
 from autopar.codegen import bind, generate
 from autopar.driver.asking import (
     check_outputs,
@@ -21,35 +21,35 @@ from autopar.driver.asking import (
     trace_for_training,
 )
 from autopar.driver.comparing import check_call
+from autopar.driver.search import summary
 from autopar.errors import ConstraintError, InfeasibleError, NotImposedWarning
-from autopar.fingerprint import fingerprint
-from autopar.fit import check_fit
-from autopar.graph import Role
-from autopar.handed import with_handed
-from autopar.mesh import Cluster
-from autopar.options import Options
-from autopar.plan import Plan, mesh_text
-from autopar.runtime import params
-from autopar.runtime.agreement import Agreement, make_agreement
-from autopar.runtime.binding import (
+from autopar.ir.fingerprint import fingerprint
+from autopar.ir.graph import Role
+from autopar.ir.input_sharding import with_handed
+from autopar.ir.mesh import Cluster
+from autopar.ir.sharding import Sharding
+from autopar.ir.version import __version__
+from autopar.plans.compatibility import check_fit
+from autopar.plans.options import Options
+from autopar.plans.plan import Plan, mesh_text
+from autopar.runtime.checkpoint.weights import Sources
+from autopar.runtime.module import params
+from autopar.runtime.module.runner import Executable, Signature
+from autopar.runtime.process.agreement import Agreement, make_agreement
+from autopar.runtime.process.digests import BATCH, digest_params, digest_values, modes
+from autopar.runtime.process.progress import Progress
+from autopar.runtime.process.world import Groups, World, make_groups, param_placements
+from autopar.runtime.program.binding import (
     detached_places,
     input_pieces,
     make_step,
     results,
     row_results,
 )
-from autopar.runtime.digests import BATCH, digest_params, digest_values, modes
-from autopar.runtime.doors import flatten
-from autopar.runtime.program import Program
-from autopar.runtime.progress import Progress
-from autopar.runtime.random import DefaultRandom, SharedRandom, draws
-from autopar.runtime.runner import Executable, Signature
-from autopar.runtime.weights import Sources
-from autopar.runtime.world import Groups, World, make_groups, param_placements
-from autopar.search import summary
-from autopar.sharding import Sharding
+from autopar.runtime.program.program import Program
+from autopar.runtime.program.random import DefaultRandom, SharedRandom, draws
+from autopar.runtime.torch_private import flatten
 from autopar.tracer import Traced, only_losses
-from autopar.version import __version__
 
 
 @dataclass(frozen=True, slots=True)

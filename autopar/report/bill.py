@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from autopar.plan import Estimates, Plan
+from autopar.plans.plan import Estimates, Plan
 from autopar.report.holders import held_by
 from autopar.report.summary import blocks
 

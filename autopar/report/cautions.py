@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import prod
 
-from autopar.graph import itemsize
-from autopar.plan import MAX_TENSOR_BYTES, Plan
+from autopar.ir.graph import itemsize
+from autopar.ir.sharding import Sharding
+from autopar.ir.units import format_bytes
+from autopar.plans.plan import MAX_TENSOR_BYTES, Plan
 from autopar.report.costs import tensor_name
 from autopar.report.param_groups import REPLICATED, ParamGroup
-from autopar.sharding import Sharding
-from autopar.units import format_bytes
 
 LARGE_SHARE = 0.01
 """What is replicated and takes this share of the memory limit is worth a warning."""
@@ -22,7 +22,7 @@ def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
     if unknown:
         yield (
             f"{', '.join(unknown)}: no sharding rule, so every device computes all of it; "
-            "a line in autopar/rules.py describes an op"
+            "a line in autopar/rules/table.py describes an op"
         )
     if plan.world_size > 1 and plan.estimates.memory_limit:
         yield from _whole(plan, params)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from autopar.matching import general
-from autopar.namesets import compress
+from autopar.ir.patterns import compress
+from autopar.plans.matching import general
 
 Cause = Literal["model", "request", "decision"]
 """What the model became, what was asked of the plan, or what was decided otherwise."""

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
-from autopar.plan import Estimates
+from autopar.plans.plan import Estimates
 
 WHOLE_MODEL = "(model)"
 PARAM = "param:"

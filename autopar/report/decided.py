@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import TypeVar
 
-from autopar.matching import general
-from autopar.plan import Plan, Stage, Structure, mesh_text
+from autopar.plans.matching import general
+from autopar.plans.plan import Plan, Stage, Structure, mesh_text
 from autopar.report.changes import Change, Item, Topic, folded, gathered, single
 from autopar.report.costs import maker
 from autopar.report.opnames import op_place, tensor_place

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from autopar.graph import itemsize
-from autopar.matching import general
-from autopar.namesets import compress
-from autopar.plan import MeshAxis, OpTotal, Param, Plan
+from autopar.ir.graph import itemsize
+from autopar.ir.patterns import compress
+from autopar.ir.sharding import Placement, Sharding
+from autopar.ir.units import format_bytes
+from autopar.plans.matching import general
+from autopar.plans.plan import MeshAxis, OpTotal, Param, Plan
 from autopar.report.costs import PARAM, short_op, tensor_name
 from autopar.report.param_groups import local_bytes, on_axes
 from autopar.report.placed import sharding_text
-from autopar.sharding import Placement, Sharding
-from autopar.units import format_bytes
 
 
 @dataclass(frozen=True, slots=True)

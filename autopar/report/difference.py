@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.plan import FRAGILE, Plan, mesh_text
+from autopar.plans.plan import FRAGILE, Plan, mesh_text
 from autopar.report.bill import Figure, bill
 from autopar.report.changes import Cause, Topic
 from autopar.report.decided import decision_topics

@@ -9,13 +9,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from autopar.ir.units import format_bytes, format_seconds
 from autopar.report.bill import MEMORY, TIME, Figure
 from autopar.report.changes import Cause, Change, Topic
 from autopar.report.difference import Difference, Side
 from autopar.report.figures import change_text, value_text
 from autopar.report.names import clean
 from autopar.report.verdict import SAME, Verdict
-from autopar.units import format_bytes, format_seconds
 
 MAX_ROWS = 30
 """Changes of a topic that are printed; a last line counts the rest."""

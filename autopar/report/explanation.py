@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.explanation import Alternative, Benefit, Explanation
-from autopar.plan import MeshAxis
-from autopar.problem import Status
+from autopar.ir.problem import Status
+from autopar.ir.units import format_seconds
+from autopar.plans.explanation import Alternative, Benefit, Explanation
+from autopar.plans.plan import MeshAxis
 from autopar.report.columns import Row, columns
 from autopar.report.placed import sharding_text
-from autopar.units import format_seconds
 
 
 def alternatives_text(explanation: Explanation) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from autopar.ir.units import format_bytes, format_seconds
 from autopar.report.bill import Figure, Unit
-from autopar.units import format_bytes, format_seconds
 
 
 def value_text(value: int | None, unit: Unit) -> str:

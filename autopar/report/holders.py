@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autopar.plan import Memory
+from autopar.plans.plan import Memory
 
 TITLES: Mapping[str, str] = {
     "params": "parameters",

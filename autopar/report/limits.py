@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from autopar.plan import LinkRates, Plan
-from autopar.units import format_bytes, format_seconds
+from autopar.ir.units import format_bytes, format_seconds
+from autopar.plans.plan import LinkRates, Plan
 
 SHORT = 0.9
 """Memory is short where the peak takes this share of the limit: activations and shards come in
@@ -127,8 +127,8 @@ def _axes(plan: Plan) -> tuple[AxisShare, ...]:
 
 
 def _links(plan: Plan) -> dict[str, str]:
-    """The slowest link that each axis crosses, as `meshes` lays axes over the levels of a cluster;
-    empty for plans that do not say what they were priced with."""
+    """The slowest link that each axis crosses, as `mesh_shapes` lays axes over the levels of a
+    cluster; empty for plans that do not say what they were priced with."""
     rates = plan.estimates.cluster
     found: dict[str, str] = {}
     for k, axis in enumerate(plan.structure.mesh):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
+from autopar.ir.units import format_bytes, format_seconds
 from autopar.report.names import clean
 from autopar.report.summary import Block, Summary
-from autopar.units import format_bytes, format_seconds
 
 MAX_ROWS = 30
 

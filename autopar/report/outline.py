@@ -8,17 +8,17 @@ batch and sequence are one dim.
 
 from __future__ import annotations
 
-from autopar.dataflow import Group, groups, root_key
-from autopar.graph import Graph, Phase, Role
-from autopar.layout import parse_layout
-from autopar.matching import general
-from autopar.plan import Plan, mesh_text
+from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.sharding import Sharding
+from autopar.ir.units import format_bytes, format_seconds
+from autopar.ir.uses import Group, groups, root_key
+from autopar.plans.layout import parse_layout
+from autopar.plans.matching import general
+from autopar.plans.plan import Plan, mesh_text
 from autopar.report.columns import Row, columns
 from autopar.report.costs import WHOLE_MODEL, short_op
 from autopar.report.param_groups import on_axes
 from autopar.report.summary import summarize
-from autopar.sharding import Sharding
-from autopar.units import format_bytes, format_seconds
 
 
 def outline(graph: Graph, plan: Plan) -> str:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
 
-from autopar.graph import itemsize
-from autopar.matching import general
-from autopar.namesets import compress, expand
-from autopar.plan import MeshAxis, Param
-from autopar.sharding import Sharding
+from autopar.ir.graph import itemsize
+from autopar.ir.patterns import compress, expand
+from autopar.ir.sharding import Sharding
+from autopar.plans.matching import general
+from autopar.plans.plan import MeshAxis, Param
 
 REPLICATED = "replicated"
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopar.plan import MeshAxis, Param
+from autopar.ir.sharding import Sharding
+from autopar.plans.plan import MeshAxis, Param
 from autopar.report.param_groups import REPLICATED, on_axes
-from autopar.sharding import Sharding
 
 
 def sharding_text(text: str, mesh: Sequence[MeshAxis]) -> str:

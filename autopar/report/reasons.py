@@ -13,15 +13,15 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from autopar.errors import AutoparError
-from autopar.matching import general, matches, outer_names
-from autopar.plan import OpTotal, Plan
+from autopar.plans.matching import general, matches, outer_names
+from autopar.plans.plan import OpTotal, Plan
 from autopar.report.costs import PARAM, WHOLE_MODEL, costs, maker, short_op, tensor_name
 from autopar.report.decisions import Alike, Decision, alike, op_decision, param_decision
 from autopar.report.limits import Limits, find_limits
 
 if TYPE_CHECKING:
     # What a plan alone says starts without numpy.
-    from autopar.explanation import Benefit, Explanation
+    from autopar.plans.explanation import Benefit, Explanation
 
 _TOP = 10
 

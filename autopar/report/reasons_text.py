@@ -8,12 +8,12 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from autopar.ir.units import format_bytes, format_seconds
 from autopar.report.decisions import Decision
 from autopar.report.limits import margin_text
 from autopar.report.names import clean
 from autopar.report.reasons import Part, Reasons
 from autopar.report.tables import table as new_table
-from autopar.units import format_bytes, format_seconds
 
 MAX_DECISIONS, MAX_PARTS = 30, 20
 """Rows that are printed; a last line counts the rest."""

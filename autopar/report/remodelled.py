@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from autopar.plan import OpTotal, Param, Plan
+from autopar.plans.plan import OpTotal, Param, Plan
 from autopar.report.changes import Change, Item, Topic, folded, gathered, single
 from autopar.report.costs import WHOLE_MODEL
 from autopar.report.opnames import op_place

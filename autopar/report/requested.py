@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autopar.plan import ClusterRates, Plan
+from autopar.ir.units import format_bytes, format_bytes_per_s, format_seconds
+from autopar.plans.plan import ClusterRates, Plan
 from autopar.report.changes import Change, Topic, single
-from autopar.units import format_bytes, format_bytes_per_s, format_seconds
 
 TOLERANCE_PERCENT = 1
 """Estimates, and the figures they start from, are equal if they differ by no more."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.graph import Phase
-from autopar.matching import general
-from autopar.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Plan, Schedule, Stage
+from autopar.ir.graph import Phase
+from autopar.plans.matching import general
+from autopar.plans.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Plan, Schedule, Stage
 from autopar.report.cautions import cautions
 from autopar.report.costs import WHOLE_MODEL, Cost, costs
 from autopar.report.limits import find_limits, margin_text

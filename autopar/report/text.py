@@ -9,13 +9,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autopar.plan import Memory, Plan
+from autopar.ir.units import format_bytes, format_seconds
+from autopar.plans.plan import Memory, Plan
 from autopar.report.holders import held_by
 from autopar.report.names import clean, escape
 from autopar.report.param_groups import REPLICATED
 from autopar.report.summary import Block, Summary, summarize
 from autopar.report.tables import table as new_table
-from autopar.units import format_bytes, format_seconds
 
 MAX_SENTENCE = 600
 MAX_ROWS = 60

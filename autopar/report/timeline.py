@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from autopar.matching import general
-from autopar.plan import OPTIMIZER, Estimates, Plan, Run
+from autopar.plans.matching import general
+from autopar.plans.plan import OPTIMIZER, Estimates, Plan, Run
 
 Kind = Literal["compute", "network", "optimizer"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from autopar.errors import PlanError
-from autopar.plan import Plan
+from autopar.plans.plan import Plan
 from autopar.report.costs import short_op
 from autopar.report.names import clean
 from autopar.report.placed import route_text, sharding_text

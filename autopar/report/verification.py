@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autopar.report.names import clean
-from autopar.runtime.comparison import Report
+from autopar.runtime.simulator.comparison import Report
 
 MAX_ROWS = 12
 """Tensors that are listed; all count."""

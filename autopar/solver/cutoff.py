@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.problem import FORBIDDEN, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, IntArray, Problem
 
 
 def largest_cost(problem: Problem) -> int:

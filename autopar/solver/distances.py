@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.problem import FORBIDDEN, Flow, IntArray
+from autopar.ir.problem import FORBIDDEN, Flow, IntArray
 
 
 def all_distances(flows: Sequence[Flow]) -> list[IntArray]:

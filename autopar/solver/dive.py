@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autopar.problem import IntArray
+from autopar.ir.problem import IntArray
 from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.ilp import FloatArray, Model
 from autopar.solver.search import Search

@@ -8,7 +8,7 @@ import highspy
 import numpy as np
 
 from autopar.errors import SolverError
-from autopar.problem import Conflict, Problem, Solution, Status
+from autopar.ir.problem import Conflict, Problem, Solution, Status
 from autopar.solver.evaluate import Evaluator, evaluate
 from autopar.solver.exact import Aim, search
 from autopar.solver.infeasible import explain
@@ -84,7 +84,7 @@ def _search(
     if is_small and cutoff is None:
         return search(problem, clock, progress, Aim(max_iterations=max_iterations))
     # numba takes a moment to import, and a single problem on one or two axes does not need it.
-    from autopar.solver.focus.path import quick_bound, search_focused
+    from autopar.solver.column_generation.path import quick_bound, search_focused
 
     if not is_small:
         return search_focused(problem, clock, progress, inf if cutoff is None else cutoff)
@@ -101,7 +101,7 @@ def is_large(problem: Problem) -> bool:
 
 
 def _solve_large(problem: Problem, clock: Clock, progress: Progress) -> Solution:
-    from autopar.solver.large.path import search_large
+    from autopar.solver.message_passing.path import search_large
 
     answer = search_large(problem, clock, progress)
     if answer.choice:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.problem import FORBIDDEN, Flow, Problem
+from autopar.ir.problem import FORBIDDEN, Flow, Problem
 from autopar.solver.routing import Route, Router
 
 

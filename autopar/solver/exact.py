@@ -17,7 +17,7 @@ from time import process_time
 import numpy as np
 
 from autopar.errors import SolverError
-from autopar.problem import IntArray, Problem
+from autopar.ir.problem import IntArray, Problem
 from autopar.solver.adapter import Answer, Highs, Outcome
 from autopar.solver.bounds import DualBound, dual_bound, least_cost
 from autopar.solver.cutoff import forbid_above, largest_cost

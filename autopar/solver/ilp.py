@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from autopar.problem import FORBIDDEN, Edge, Flow, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, Edge, Flow, IntArray, Problem
 from autopar.solver.distances import all_distances
 from autopar.solver.memory import live_sets
 from autopar.solver.ways import Ways, any_way

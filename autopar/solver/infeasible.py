@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from autopar.problem import FORBIDDEN, Conflict, Problem
+from autopar.ir.problem import FORBIDDEN, Conflict, Problem
 from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.distances import all_distances
 from autopar.solver.dive import rounded

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from autopar.problem import Conflict, IntArray, Problem
+from autopar.ir.problem import Conflict, IntArray, Problem
 
 _NUM_NAMED = 5
 

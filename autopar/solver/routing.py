@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
-from autopar.problem import FORBIDDEN, Flow
+from autopar.ir.problem import FORBIDDEN, Flow
 
 MAX_EXACT_TERMINALS = 6
 UNREACHABLE = 1 << 200

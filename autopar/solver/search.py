@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
-from autopar.problem import Problem
+from autopar.ir.problem import Problem
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.ilp import FloatArray, Model
 

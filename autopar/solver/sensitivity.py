@@ -15,7 +15,7 @@ from math import ceil
 import numpy as np
 
 from autopar.errors import SolverError
-from autopar.problem import Problem, Solution, Status
+from autopar.ir.problem import Problem, Solution, Status
 from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.bounds import dual_bound
 from autopar.solver.dive import rounded

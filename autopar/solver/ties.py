@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from autopar.problem import IntArray, Problem
+from autopar.ir.problem import IntArray, Problem
 
 WEIGHT_LIMIT = 1 << 20
 

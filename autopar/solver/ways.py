@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from autopar.problem import FORBIDDEN, Flow, IntArray
+from autopar.ir.problem import FORBIDDEN, Flow, IntArray
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -10,11 +10,10 @@ import torch
 from torch import fx, nn
 
 from autopar.errors import TraceError
-from autopar.garbage import collection_paused
-from autopar.graph import Graph, Role
-from autopar.runtime.guards import Read
+from autopar.ir.gc_pause import collection_paused
+from autopar.ir.graph import Graph, Role
+from autopar.runtime.program.guards import Read
 from autopar.tracer.annotate import report_unknown, with_rules
-from autopar.tracer.aot import TreeSpec, tree_flatten
 from autopar.tracer.capture import Capture, InputLeaf, Wanted, only_losses
 from autopar.tracer.capture import capture as _capture
 from autopar.tracer.classes import with_keys
@@ -24,6 +23,7 @@ from autopar.tracer.normalize import normalize as _normalize
 from autopar.tracer.periods import Different
 from autopar.tracer.runs import shortened
 from autopar.tracer.snapshot import snapshot as _snapshot
+from autopar.tracer.torch_private import TreeSpec, tree_flatten
 from autopar.tracer.watch import Watch
 
 _log = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
 
-from autopar.graph import Atom, Factor, Graph, Node, Ref, Role, Slot, TensorType
-from autopar.notation import Rule
+from autopar.ir.graph import Atom, Factor, Graph, Node, Ref, Role, Slot, TensorType
+from autopar.rules.notation import Rule
 from autopar.tracer.names import atom_names
 
 

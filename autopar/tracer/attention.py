@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.runtime.attention import sdpa
+from autopar.runtime.ops.attention import sdpa
 
 
 def attend(

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from autopar.errors import TraceError
-from autopar.graph import Role
-from autopar.runtime.guards import is_state
-from autopar.tracer import aot
+from autopar.ir.graph import Role
+from autopar.runtime.program.guards import is_state
+from autopar.tracer import torch_private
 from autopar.tracer.calls import CallMode
 from autopar.tracer.failures import is_data_dependent, trace_error
 from autopar.tracer.huggingface import prepared
@@ -77,16 +77,16 @@ class Capture:
     `tensor_outputs[i]` of the output."""
 
     gm: fx.GraphModule
-    in_spec: aot.TreeSpec
-    out_spec: aot.TreeSpec
+    in_spec: torch_private.TreeSpec
+    out_spec: torch_private.TreeSpec
     inputs: tuple[InputLeaf, ...]
     outputs: tuple[OutputLeaf, ...]
     tied: dict[str, str] = field(default_factory=dict)
 
-    def name_of(self, desc: aot.AOTInput) -> str:
+    def name_of(self, desc: torch_private.AOTInput) -> str:
         """The user's name of the parameter or buffer that a descriptor speaks of; of several, the
         first."""
-        assert isinstance(desc, aot.ParamAOTInput | aot.BufferAOTInput)
+        assert isinstance(desc, torch_private.ParamAOTInput | torch_private.BufferAOTInput)
         name = desc.target.removeprefix(PREFIX)
         return self.tied.get(name, name)
 
@@ -107,7 +107,7 @@ class _Step(nn.Module):
         self,
         model: nn.Module,
         leaves: list[Any],
-        spec: aot.TreeSpec,
+        spec: torch_private.TreeSpec,
         paths: dict[nn.Module, str],
         wanted: Wanted,
         watch: Watch,
@@ -120,13 +120,13 @@ class _Step(nn.Module):
         self.wanted = wanted
         self.watch = watch
         self.known: Known | None = None
-        self.out_spec: aot.TreeSpec | None = None
+        self.out_spec: torch_private.TreeSpec | None = None
         self.outputs: tuple[OutputLeaf, ...] = ()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         given = iter(tensors)
         leaves = [next(given) if isinstance(x, Tensor) else x for x in self.leaves]
-        args, kwargs = aot.tree_unflatten(leaves, self.spec)
+        args, kwargs = torch_private.tree_unflatten(leaves, self.spec)
         with (
             CallMode(self.known),
             annotated(self.paths),
@@ -134,7 +134,7 @@ class _Step(nn.Module):
             self.watch.forward(),
         ):
             result = self.model(*args, **kwargs)
-        found, self.out_spec = aot.tree_flatten(result)
+        found, self.out_spec = torch_private.tree_flatten(result)
         names = _names(found, result)
         roles = output_roles(found, [self.wanted(i, name) for i, name in enumerate(names)])
         self.outputs = tuple(
@@ -208,7 +208,7 @@ def capture(
     watch: Watch,
 ) -> Capture:
     """The joint graph of `model(*args, **kwargs)`; TraceError where there is none."""
-    leaves, spec = aot.tree_flatten((args, kwargs))
+    leaves, spec = torch_private.tree_flatten((args, kwargs))
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             raise TraceError(
@@ -239,12 +239,14 @@ def _check_constants(gm: fx.GraphModule, model: nn.Module) -> None:
     """TraceError if the graph holds a parameter or buffer of the model as a constant: the model
     found it where its state is not looked for, and would never see it change."""
     named = (*model.named_parameters(), *model.named_buffers())
-    names = {aot.storage_of(x): name for name, x in named if type(x) in (Tensor, nn.Parameter)}
+    plain = (Tensor, nn.Parameter)
+    names = {torch_private.storage_of(x): name for name, x in named if type(x) in plain}
     for node in gm.graph.find_nodes(op="get_attr"):
         value: Any = getattr(gm, node.target, None)
-        if type(value) in (Tensor, nn.Parameter) and aot.storage_of(value) in names:
+        name = names.get(torch_private.storage_of(value)) if type(value) in plain else None
+        if name is not None:
             raise TraceError(
-                f"forward reads {names[aot.storage_of(value)]} through a list or another object, "
+                f"forward reads {name} through a list or another object, "
                 "where it would stay what it is now: read it as an attribute of its module, or "
                 "keep the list as nn.ParameterList"
             )
@@ -253,10 +255,10 @@ def _check_constants(gm: fx.GraphModule, model: nn.Module) -> None:
 def _joint_graph(
     model: nn.Module,
     leaves: list[Any],
-    spec: aot.TreeSpec,
+    spec: torch_private.TreeSpec,
     wanted: Wanted,
     watch: Watch,
-    kind: type[aot.FakeTensorMode] = aot.FakeTensorMode,
+    kind: type[torch_private.FakeTensorMode] = torch_private.FakeTensorMode,
     *,
     as_compiled: bool,
 ) -> tuple[_Step, fx.GraphModule]:
@@ -266,7 +268,7 @@ def _joint_graph(
     with staged(model, leaves, spec, stand_in, paths, wanted, watch) as (step, fakes):
         step.known = mode if isinstance(mode, Known) else None
         try:
-            return step, aot.joint_graph(step, fakes, mode, as_compiled=as_compiled)
+            return step, torch_private.joint_graph(step, fakes, mode, as_compiled=as_compiled)
         except TraceError:
             raise
         except Exception as error:
@@ -277,7 +279,7 @@ def _joint_graph(
 def staged(
     model: nn.Module,
     leaves: list[Any],
-    spec: aot.TreeSpec,
+    spec: torch_private.TreeSpec,
     stand_in: Callable[[Tensor], Tensor],
     paths: dict[nn.Module, str],
     wanted: Wanted,
@@ -306,7 +308,7 @@ def tied_parameters(model: nn.Module) -> dict[str, str]:
     return tied
 
 
-def fake_tensor(x: Tensor, mode: aot.FakeTensorMode) -> Tensor:
+def fake_tensor(x: Tensor, mode: torch_private.FakeTensorMode) -> Tensor:
     """A fake CPU tensor of x's global shape; of a parameter, a parameter."""
     with mode:
         fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
@@ -340,7 +342,7 @@ def annotated(paths: dict[nn.Module, str]) -> Generator[None, None, None]:
     entered: list[tuple[nn.Module, Any]] = []
 
     def enter(module: nn.Module, _args: Any) -> None:
-        label = aot.annotate({MODULE_KEY: paths[module]})
+        label = torch_private.annotate({MODULE_KEY: paths[module]})
         label.__enter__()
         entered.append((module, label))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from autopar.graph import Arg, Graph, Node, Ref, Role, TensorType
+from autopar.ir.graph import Arg, Graph, Node, Ref, Role, TensorType
 
 _NAMED_BY_TARGET = {
     Role.PARAM: "param",

@@ -10,9 +10,9 @@ from typing import Any
 from torch import fx
 from torch.fx.node import map_arg
 
-from autopar.graph import Arg, Factor, Graph, Node, Ref, TensorType
-from autopar.runtime.lean import give
-from autopar.tracer import aot
+from autopar.ir.graph import Arg, Factor, Graph, Node, Ref, TensorType
+from autopar.runtime.program.lean import give
+from autopar.tracer import torch_private
 from autopar.tracer.capture import MODULE_KEY, PREFIX
 from autopar.tracer.classes import with_keys
 from autopar.tracer.names import atom_names
@@ -240,6 +240,6 @@ class _Names:
 
     def of(self, desc: Any, copy: int) -> Any:
         """The descriptor of a copy's input or output."""
-        return aot.renamed(
+        return torch_private.renamed(
             desc, lambda name: PREFIX + self._periods.rename(name.removeprefix(PREFIX), copy)
         )

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopar.runtime.experts import experts as _op
-from autopar.runtime.gates import ACTIVATIONS, Gate
+from autopar.runtime.ops.experts import experts as _op
+from autopar.runtime.ops.gates import ACTIVATIONS, Gate
 
 _NEAR, FAR = 4.0, 40.0
 """Gates are told apart by what they make of values up to these."""

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autopar.errors import TraceError
-from autopar.tracer import aot
+from autopar.tracer import torch_private
 from autopar.tracer.loops import dropout_of_experts
 
 _NOT_THE_USERS = tuple(str(Path(str(file)).parent) for file in (torch.__file__, __file__))
@@ -74,7 +74,7 @@ def _drops_layers(module: nn.Module) -> bool:
 def is_data_dependent(error: BaseException | None) -> bool:
     """Whether `error` comes from a value that is known only when the model runs."""
     while error is not None:
-        if isinstance(error, aot.DATA_DEPENDENT):
+        if isinstance(error, torch_private.DATA_DEPENDENT):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from autopar.tracer import aot
+from autopar.tracer import torch_private
 from autopar.tracer.alike import Stream, proposals, repeats, same_around
 from autopar.tracer.capture import Wanted, staged
 from autopar.tracer.recording import Kinds, Recording, meta_tensor, record
@@ -74,9 +74,9 @@ def _recorded(
     watch: Watch,
 ) -> tuple[Recording, dict[str, Hashable]] | None:
     """A recording, and what each parameter and buffer is like; None if the model raises."""
-    leaves, spec = aot.tree_flatten((args, kwargs))
+    leaves, spec = torch_private.tree_flatten((args, kwargs))
     blocks = {block: block_name(path, i) for path in lists for i, block in enumerate(lists[path])}
-    with warnings.catch_warnings(), aot.compiling():
+    with warnings.catch_warnings(), torch_private.compiling():
         warnings.simplefilter("ignore")
         with staged(model, leaves, spec, meta_tensor, {}, wanted, watch) as (step, tensors):
             states = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from autopar.tracer import aot
+from autopar.tracer import torch_private
 
 MAX_ELEMENTS = 1 << 20
 """No larger tensor is computed."""
 
 
-class Known(aot.FakeTensorMode):
+class Known(torch_private.FakeTensorMode):
     """Computes beside each op on fake tensors what it makes of known ones. Ops that draw random
     numbers, leave memory as it was, or change a tensor in place make nothing known."""
 
@@ -26,17 +26,17 @@ class Known(aot.FakeTensorMode):
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether the value of `tensor`, as the model sees it, is known."""
-        return self._value(aot.functionless(tensor)) is not None
+        return self._value(torch_private.functionless(tensor)) is not None
 
     def look(self, func: Callable[[Tensor], Any], tensor: Tensor) -> Any:
         """`func` of the value of `tensor`, which is known."""
-        value = self._value(aot.functionless(tensor))
+        value = self._value(torch_private.functionless(tensor))
         assert value is not None
-        with aot.no_modes():
+        with torch_private.no_modes():
             return func(value)
 
     def _value(self, tensor: Tensor) -> Tensor | None:
-        return self._values.get(tensor) if isinstance(tensor, aot.FakeTensor) else tensor
+        return self._values.get(tensor) if isinstance(tensor, torch_private.FakeTensor) else tensor
 
     def __torch_dispatch__(
         self,
@@ -54,13 +54,13 @@ class Known(aot.FakeTensorMode):
         return found
 
     def _learn(self, func: Any, args: Any, kwargs: dict[str, Any], found: Any) -> None:
-        leaves, spec = aot.tree_flatten((args, kwargs))
+        leaves, spec = torch_private.tree_flatten((args, kwargs))
         known = [self._value(x) if isinstance(x, Tensor) else x for x in leaves]
         given = [isinstance(x, Tensor) and k is None for x, k in zip(leaves, known, strict=True)]
         if any(given):
             return
-        real_args, real_kwargs = aot.tree_unflatten(known, spec)
-        with aot.no_modes(), torch.no_grad():
+        real_args, real_kwargs = torch_private.tree_unflatten(known, spec)
+        with torch_private.no_modes(), torch.no_grad():
             real = func(*real_args, **real_kwargs)
         for fake, value in zip(_tensors(found), _tensors(real), strict=True):
             self._values[fake] = value
@@ -72,7 +72,7 @@ def _determined(func: Any) -> bool:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return [x for x in aot.tree_flatten(value)[0] if isinstance(x, Tensor)]
+    return [x for x in torch_private.tree_flatten(value)[0] if isinstance(x, Tensor)]
 
 
 def _small(found: Any) -> bool:

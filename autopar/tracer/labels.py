@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import fx
 
-from autopar.tracer.aot import annotate
 from autopar.tracer.capture import MODULE_KEY
+from autopar.tracer.torch_private import annotate
 
 
 def labelled(gm: fx.GraphModule, values: Sequence[Any]) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopar.runtime.gates import ACTIVATIONS
+from autopar.runtime.ops.gates import ACTIVATIONS
 from autopar.tracer.experts import FAR, call_as_cast
 
 Forward = Callable[..., Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autopar.graph import Node, Role, TensorType
+from autopar.ir.graph import Node, Role, TensorType
 
 _INPUT_DIMS = ("batch", "seq")
 _FLOAT_INPUT_DIMS = {

@@ -12,8 +12,8 @@ import torch
 from torch import fx
 
 from autopar.errors import TraceError
-from autopar.runtime.random import is_random
-from autopar.tracer import aot
+from autopar.runtime.program.random import is_random
+from autopar.tracer import torch_private
 from autopar.tracer.capture import MODULE_KEY, PREFIX
 from autopar.tracer.decompose import (
     split_biased_matmuls,
@@ -69,7 +69,7 @@ def strip_prefix(gm: fx.GraphModule) -> fx.GraphModule:
     """Names of parameters and buffers as the user's model has them: `meta["target"]`."""
     for node in gm.graph.find_nodes(op="placeholder"):
         desc = node.meta["desc"]
-        if isinstance(desc, aot.ParamAOTInput | aot.BufferAOTInput):
+        if isinstance(desc, torch_private.ParamAOTInput | torch_private.BufferAOTInput):
             node.meta["target"] = _target(desc)
     return gm
 
@@ -81,11 +81,14 @@ def keep_known_outputs(gm: fx.GraphModule) -> fx.GraphModule:
     for item, desc in zip(*outputs_of(gm), strict=True):
         if item is None:
             continue
-        known = isinstance(desc, aot.PlainAOTOutput) or (
-            isinstance(desc, aot.GradAOTOutput) and isinstance(desc.grad_of, aot.ParamAOTInput)
+        known = isinstance(desc, torch_private.PlainAOTOutput) or (
+            isinstance(desc, torch_private.GradAOTOutput)
+            and isinstance(desc.grad_of, torch_private.ParamAOTInput)
         )
-        if isinstance(desc, aot.InputMutationAOTOutput):
-            known = isinstance(desc.mutated_input, aot.BufferAOTInput | aot.ParamAOTInput)
+        if isinstance(desc, torch_private.InputMutationAOTOutput):
+            known = isinstance(
+                desc.mutated_input, torch_private.BufferAOTInput | torch_private.ParamAOTInput
+            )
             if not known:
                 module = item.meta.get("custom", {}).get(MODULE_KEY, "")
                 who = f"module {module!r}" if module else "the model"
@@ -107,7 +110,7 @@ def merge_tied_parameters(gm: fx.GraphModule, tied: dict[str, str]) -> fx.GraphM
     placeholders = {
         node.meta["target"]: node
         for node in gm.graph.find_nodes(op="placeholder")
-        if isinstance(node.meta["desc"], aot.ParamAOTInput)
+        if isinstance(node.meta["desc"], torch_private.ParamAOTInput)
     }
     for name, first in tied.items():
         if name not in placeholders:
@@ -118,7 +121,7 @@ def merge_tied_parameters(gm: fx.GraphModule, tied: dict[str, str]) -> fx.GraphM
     position: dict[str, int] = {}
     output = gm.graph.output_node()
     for item, desc in zip(*outputs_of(gm), strict=True):
-        if isinstance(desc, aot.GradAOTOutput):
+        if isinstance(desc, torch_private.GradAOTOutput):
             name = _target(desc.grad_of)
             name = tied.get(name, name)
             if name in position:
@@ -139,7 +142,7 @@ def drop_output_copies(gm: fx.GraphModule) -> fx.GraphModule:
     pairs = list(zip(*outputs_of(gm), strict=True))
     returned = {item for item, _ in pairs}
     for index, (item, desc) in enumerate(pairs):
-        if isinstance(desc, aot.PlainAOTOutput) and item.target is aten.clone.default:
+        if isinstance(desc, torch_private.PlainAOTOutput) and item.target is aten.clone.default:
             source = item.args[0]
             made_here = source.op == "call_function" and source not in returned
             if made_here and not item.kwargs:

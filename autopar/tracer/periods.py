@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autopar.graph import Graph, Node, Phase, Ref, Role
+from autopar.ir.graph import Graph, Node, Phase, Ref, Role
 from autopar.tracer.classes import without_refs
 from autopar.tracer.runs import Run
 

@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-from autopar.rules import rule_for
-from autopar.tracer import aot
+from autopar.rules.table import rule_for
+from autopar.tracer import torch_private
 from autopar.tracer.decompose import META
 from autopar.tracer.pieces_norm import NORM_PIECES
 from autopar.tracer.snapshot import call_of
@@ -35,7 +35,7 @@ def split_into_pieces(gm: fx.GraphModule) -> fx.GraphModule:
             continue
         function = PIECES.get(node.target)
         if function is None and rule_for(call_of(node)) is None:
-            function = aot.decomposition(node.target)
+            function = torch_private.decomposition(node.target)
         if function is not None:
             pending += reversed(_replace(node, function))
     return gm
@@ -56,7 +56,7 @@ def _replace(node: fx.Node, function: Pieces) -> list[fx.Node]:
         trusted = found is NotImplemented or node.target in PIECES
         return found if trusted else _cast(found, wanted, several=several)
 
-    traced = aot.ops_of(call, [source.meta["val"] for source in sources])
+    traced = torch_private.ops_of(call, [source.meta["val"] for source in sources])
     if traced is None:
         return []
     results = traced.graph.output_node().args[0]

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from autopar.runtime.guards import Read
+from autopar.runtime.program.guards import Read
 
 _MODULE_CLASSES = frozenset(nn.Module.__mro__)
 _NONE = object()

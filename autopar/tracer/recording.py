@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from autopar.tracer import aot
+from autopar.tracer import torch_private
 
 
 class Unrecordable(Exception):
@@ -47,7 +47,7 @@ Kinds = dict[Hashable, int]
 """The number of every kind; recordings that are compared share one."""
 
 
-class Recorder(aot.TorchDispatchMode):
+class Recorder(torch_private.TorchDispatchMode):
     """Writes down every op that is dispatched inside."""
 
     def __init__(self, kinds: Kinds) -> None:
@@ -109,7 +109,7 @@ class Recorder(aot.TorchDispatchMode):
             like = self._results[kind]
             return _again(like) if isinstance(like, tuple) else func(*args, **kwargs)
         found = func(*args, **kwargs)
-        self._results[kind] = _likeness(found) if aot.is_functional(func) else None
+        self._results[kind] = _likeness(found) if torch_private.is_functional(func) else None
         return found
 
     def _form(self, value: Any, reads: list[Value]) -> Hashable:
@@ -126,7 +126,7 @@ class Recorder(aot.TorchDispatchMode):
 def _place(tensor: Tensor) -> Hashable:
     """Where a tensor is, and which part of what is there."""
     return (
-        aot.storage_of(tensor),
+        torch_private.storage_of(tensor),
         tensor.storage_offset(),
         tuple(tensor.shape),
         tensor.stride(),
@@ -213,7 +213,7 @@ def _watch(blocks: Mapping[nn.Module, str], found: Recording) -> list[Any]:
         def arrive(_grad: Tensor) -> None:
             found.entered.setdefault(name, len(found.kinds))
 
-        for tensor in aot.tree_flatten(output)[0]:
+        for tensor in torch_private.tree_flatten(output)[0]:
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(arrive)
 

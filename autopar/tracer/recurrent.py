@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autopar.runtime.recurrent import KINDS, recurrent
+from autopar.runtime.ops.recurrent import KINDS, recurrent
 
 
 def layers(kind: str) -> Callable[..., tuple[Tensor, ...]]:

@@ -13,9 +13,9 @@ import torch
 from torch import fx
 
 from autopar.errors import TraceError
-from autopar.graph import Arg, Graph, Node, Phase, Ref, Role, TensorType
-from autopar.rules import Call, TensorShape
-from autopar.tracer import aot
+from autopar.ir.graph import Arg, Graph, Node, Phase, Ref, Role, TensorType
+from autopar.rules.table import Call, TensorShape
+from autopar.tracer import torch_private
 from autopar.tracer.capture import MODULE_KEY, Capture
 from autopar.tracer.outputs import outputs_of
 
@@ -105,27 +105,29 @@ def _role(found: Capture, node: fx.Node) -> tuple[Role, str]:
     if node.op == "get_attr":
         return Role.CONSTANT, str(node.target)
     desc = node.meta["desc"]
-    if isinstance(desc, aot.ParamAOTInput):
+    if isinstance(desc, torch_private.ParamAOTInput):
         return Role.PARAM, node.meta["target"]
-    if isinstance(desc, aot.BufferAOTInput):
+    if isinstance(desc, torch_private.BufferAOTInput):
         return Role.BUFFER, node.meta["target"]
-    if isinstance(desc, aot.PlainAOTInput):
+    if isinstance(desc, torch_private.PlainAOTInput):
         return Role.INPUT, str(found.tensor_inputs[desc.idx])
-    if isinstance(desc, aot.TangentAOTInput) and isinstance(desc.output, aot.PlainAOTOutput):
+    if isinstance(desc, torch_private.TangentAOTInput) and isinstance(
+        desc.output, torch_private.PlainAOTOutput
+    ):
         return Role.TANGENT, str(found.tensor_outputs[desc.output.idx])
     raise TraceError(f"the captured graph has an input autopar does not know: {desc!r}")
 
 
 def _item(found: Capture, source: fx.Node, desc: Any) -> _Item:
-    if isinstance(desc, aot.PlainAOTOutput):
+    if isinstance(desc, torch_private.PlainAOTOutput):
         position = found.tensor_outputs[desc.idx]
         role = found.outputs[position].role
         assert role is not None
         return _Item(source, role, str(position))
-    if isinstance(desc, aot.GradAOTOutput):
+    if isinstance(desc, torch_private.GradAOTOutput):
         return _Item(source, Role.GRAD, found.name_of(desc.grad_of))
     changed = desc.mutated_input
-    role = Role.UPDATE if isinstance(changed, aot.ParamAOTInput) else Role.MUTATION
+    role = Role.UPDATE if isinstance(changed, torch_private.ParamAOTInput) else Role.MUTATION
     return _Item(source, role, found.name_of(changed))
 
 

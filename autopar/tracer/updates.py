@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from autopar.errors import TraceError
-from autopar.tracer import aot
+from autopar.tracer import torch_private
 from autopar.tracer.outputs import outputs_of, set_outputs
 
 aten = torch.ops.aten
@@ -25,7 +25,7 @@ def settle_updates(gm: fx.GraphModule) -> fx.GraphModule:
     starts from the parameter, where torch starts from a copy of it."""
     for node in gm.graph.find_nodes(op="placeholder"):
         desc = node.meta["desc"]
-        if isinstance(desc, aot.TangentAOTInput) and _is_update(desc.output):
+        if isinstance(desc, torch_private.TangentAOTInput) and _is_update(desc.output):
             _drop_tangent(gm, node)
     changed = {desc.mutated_input for desc in outputs_of(gm)[1] if _is_update(desc)}
     for node in gm.graph.find_nodes(op="placeholder"):
@@ -37,7 +37,7 @@ def settle_updates(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _is_update(desc: Any) -> bool:
-    return isinstance(desc, aot.InputMutationAOTOutput)
+    return isinstance(desc, torch_private.InputMutationAOTOutput)
 
 
 def _drop_tangent(gm: fx.GraphModule, tangent: fx.Node) -> None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from autopar.errors import SideEffectWarning, TraceError
-from autopar.runtime.frozen import frozen
-from autopar.runtime.guards import HOOKS, TABLES, Read, is_watchable
+from autopar.runtime.program.frozen import frozen
+from autopar.runtime.program.guards import HOOKS, TABLES, Read, is_watchable
 from autopar.tracer.reachable import reachable
 
 _CONTAINERS = (dict, OrderedDict, list, set)

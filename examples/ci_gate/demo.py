@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 
 from seeds import CHANGES, CLUSTER, HARMLESS, MODEL, RECIPE, Seed  # noqa: E402
 
-from autopar.cli import main as autopar  # noqa: E402
+from autopar.cli.main import main as autopar  # noqa: E402
 
 SAME, DIFFERENT = 0, 2
 
@@ -39,7 +39,7 @@ def check(folder: Path, *options: str) -> tuple[int, str]:
 
 def check_apart(folder: Path, environment: dict[str, str]) -> tuple[int, str]:
     """The same in a new process; nothing that was solved before is used."""
-    command = [sys.executable, "-m", "autopar.cli", "check", str(folder), "--no-cache"]
+    command = [sys.executable, "-m", "autopar.cli.main", "check", str(folder), "--no-cache"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 

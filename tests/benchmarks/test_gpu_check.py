@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from autopar.profile_file import Profile
+from autopar.cluster.profile import Profile
 from benchmarks import gpu_check
 from benchmarks.gpu_report import Case, Results, Variant, notes, rows, slug
 

@@ -19,9 +19,9 @@ from typing import Any
 import msgspec
 from click.testing import CliRunner
 
-from autopar.canonical import written
-from autopar.cli import main
-from autopar.plan_wire import pack
+from autopar.cli.main import main
+from autopar.ir.canonical import written
+from autopar.plans.wire import pack
 from tests.report.plans import renamed, stepped_plan
 
 FORBIDDEN = ("exec", "compile", "import", "subprocess.", "os.system", "os.exec", "os.fork",

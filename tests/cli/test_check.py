@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from autopar.asked import Asked, source_digest
-from autopar.check import Check, _compared
-from autopar.cli import main
-from autopar.cluster import parse_cluster
-from autopar.constraints import parse_pins
+from autopar.cli.main import main
+from autopar.cluster.parsing import parse_cluster
+from autopar.driver.golden import Check, _compared
 from autopar.errors import PlanError
-from autopar.options import Options
-from autopar.plan import Plan
+from autopar.plans.constraints import parse_pins
+from autopar.plans.options import Options
+from autopar.plans.plan import Plan
+from autopar.plans.request import Asked, source_digest
 from tests.graphs import linear_step
 from tests.report.plans import two_axis_plan
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from autopar.cli import main
+from autopar.cli.main import main
 from autopar.errors import (
     AutoparError,
     InfeasibleError,

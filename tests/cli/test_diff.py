@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from autopar.cli import main
+from autopar.cli.main import main
 from tests.report.plans import renamed, two_axis_plan
 
 OLD = two_axis_plan()

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from click.testing import CliRunner
 
-from autopar.cli import main
-from autopar.runtime.building import Built, build
-from autopar.target import load_target
+from autopar.cli.main import main
+from autopar.driver.target import load_target
+from autopar.runtime.module.building import Built, build
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

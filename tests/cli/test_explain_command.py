@@ -12,12 +12,12 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from autopar.cli import main
-from autopar.constraints import Constraint
+from autopar.cli.main import main
 from autopar.errors import ClusterError, ConstraintError
-from autopar.options import make_options
-from autopar.plan import Plan
-from autopar.replanning import Imposed, cluster_of, options_of, read_imposed
+from autopar.plans.constraints import Constraint
+from autopar.plans.options import make_options
+from autopar.plans.plan import Plan
+from autopar.plans.recorded import Imposed, cluster_of, options_of, read_imposed
 from tests.report.plans import renamed, two_axis_plan
 
 TARGET = """

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from autopar import files
-from autopar.cli import main
-from autopar.cluster import parse_cluster
+from autopar.cli.main import main
+from autopar.cluster.parsing import parse_cluster
 from autopar.errors import AutoparError
-from autopar.files import read_at_most, write_atomically
-from autopar.plan import Plan
+from autopar.ir import files
+from autopar.ir.files import read_at_most, write_atomically
+from autopar.plans.plan import Plan
 from tests.report.plans import two_axis_plan
 
 PLAN = two_axis_plan()

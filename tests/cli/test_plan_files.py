@@ -16,10 +16,10 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.canonical import MAX_FILE_BYTES
-from autopar.cli import main
+from autopar.cli.main import main
 from autopar.errors import PlanError
-from autopar.plan import Plan
+from autopar.ir.canonical import MAX_FILE_BYTES
+from autopar.plans.plan import Plan
 from tests.report.plans import plans, two_axis_plan
 
 GOOD = two_axis_plan().to_bytes()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from autopar import contest
-from autopar.cli import main
-from autopar.solver.large import path as large
+from autopar.cli.main import main
+from autopar.solver import contest_files
+from autopar.solver.message_passing import path as large
 
 EXAMPLE = Path(__file__).parents[1] / "solver" / "iopddl_example.json"
 HUGE = 10**18
@@ -133,7 +133,7 @@ def test_files_that_are_damaged(tmp_path: Path) -> None:
 
 
 def test_a_file_that_unpacks_to_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contest, "MAX_BYTES", 1 << 20)
+    monkeypatch.setattr(contest_files, "MAX_BYTES", 1 << 20)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b" " * (1 << 26)))
     result = run(path)

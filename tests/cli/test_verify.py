@@ -15,14 +15,14 @@ from click.testing import CliRunner, Result
 from torch import nn
 
 import autopar
-from autopar.cli import main
+from autopar.cli.main import main
 from autopar.driver import comparing
 from autopar.errors import AutoparError, PlanMismatchError, VerificationError
-from autopar.plan import Plan
-from autopar.runtime.comparison import Report
-from autopar.runtime.differences import Step, differences
+from autopar.plans.plan import Plan
+from autopar.runtime.simulator.comparison import Report
+from autopar.runtime.simulator.differences import Step, differences
 
-VERIFY = importlib.import_module("autopar.verify")
+VERIFY = importlib.import_module("autopar.driver.verify")
 
 TARGET = """
 import torch

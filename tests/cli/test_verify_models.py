@@ -14,8 +14,8 @@ from autopar.codegen import generate
 from autopar.driver import comparing
 from autopar.driver.comparing import compare_program
 from autopar.errors import VerificationError
-from autopar.runtime.comparison import Report
-from autopar.runtime.lockstep import StepResult
+from autopar.runtime.simulator.comparison import Report
+from autopar.runtime.simulator.spmd import StepResult
 from autopar.tracer import trace
 from tests.planned import plan_for
 

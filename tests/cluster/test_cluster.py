@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cluster import MAX_DEVICES, cluster_to_toml, parse_cluster
+from autopar.cluster.parsing import MAX_DEVICES, cluster_to_toml, parse_cluster
+from autopar.cluster.presets import DEVICES, LINKS
 from autopar.errors import ClusterError
-from autopar.mesh import Cluster, Device, Host, Level, Link
-from autopar.presets import DEVICES, LINKS
+from autopar.ir.mesh import Cluster, Device, Host, Level, Link
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import candidate_meshes, parse_mesh
+from autopar.cluster.parsing import parse_cluster
 from autopar.errors import ClusterError
-from autopar.mesh import Cluster, Level, Link, Mesh
-from autopar.meshes import candidate_meshes, parse_mesh
+from autopar.ir.mesh import Cluster, Level, Link, Mesh
 
 
 def text_of(mesh: Mesh) -> str:

@@ -6,8 +6,8 @@ from math import isfinite
 
 import pytest
 
-from autopar.cluster import parse_cluster
-from autopar.presets import ALIASES, DEVICES, LINKS, SHARED_LINKS, SYSTEMS
+from autopar.cluster.parsing import parse_cluster
+from autopar.cluster.presets import ALIASES, DEVICES, LINKS, SHARED_LINKS, SYSTEMS
 
 EXPECTED = (
     "A100", "A100-40G", "H100", "H200", "B200", "V100", "L4", "RTX3090", "RTX4090", "cpu",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.units import (
+from autopar.ir.units import (
     format_bytes,
     format_bytes_per_s,
     format_seconds,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.mesh import Axis, Link, Mesh
+from autopar.ir.mesh import Axis, Link, Mesh
 
 _LINK = Link("none", 1.0, 0.0, 0.0, "tests")
 

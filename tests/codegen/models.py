@@ -104,7 +104,7 @@ MODELS: Mapping[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A traced model; what `lockstep.train_step` takes; eager's loss and gradients."""
+    """A traced model; what `spmd.train_step` takes; eager's loss and gradients."""
 
     traced: Traced
     tensors: dict[str, Tensor]

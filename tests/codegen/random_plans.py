@@ -11,10 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.space import NodeClass, classes
-from autopar.dataflow import Group, groups, is_saved, requirement, root_key
-from autopar.graph import Graph, Phase, Role, TensorType
-from autopar.mesh import Mesh
-from autopar.plan import (
+from autopar.ir.graph import Graph, Phase, Role, TensorType
+from autopar.ir.mesh import Mesh
+from autopar.ir.redistribute import is_legal, placements, step
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group, groups, is_saved, requirement, root_key
+from autopar.plans.plan import (
     SCHEMA_VERSION,
     Estimates,
     Memory,
@@ -24,8 +26,6 @@ from autopar.plan import (
     Provenance,
     Structure,
 )
-from autopar.reshard import is_legal, placements, step
-from autopar.sharding import Sharding
 
 Space = tuple[tuple[Group, ...], dict[str, NodeClass]]
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.buckets import can_share
 from autopar.codegen import bucketing, gradients
 from autopar.codegen.bias import BIAS, fuse_bias
 from autopar.codegen.bucketing import MEMBERS, Bucket
@@ -16,10 +15,11 @@ from autopar.codegen.collectives import SENT, Sent
 from autopar.codegen.gathers import bucket_gathers
 from autopar.codegen.gradients import bucket_gradients
 from autopar.codegen.tidy import tidy_views
-from autopar.reshard import Collective
-from autopar.runtime import lockstep
-from autopar.runtime.eager import reduce_in_place
-from autopar.sharding import P, R, Sharding
+from autopar.ir.buckets import can_share
+from autopar.ir.redistribute import Collective
+from autopar.ir.sharding import P, R, Sharding
+from autopar.runtime.program.eager import reduce_in_place
+from autopar.runtime.simulator import spmd
 from tests.codegen.meshes import mesh
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
@@ -68,7 +68,7 @@ def run(gm: fx.GraphModule, count: int = 5) -> list[list[torch.Tensor]]:
         [torch.randn(4, 3, generator=generator, dtype=torch.float64) for _ in range(count)]
         for _ in range(2)
     ]
-    return lockstep.run(gm, mesh(2), inputs)
+    return spmd.run(gm, mesh(2), inputs)
 
 
 CASES = [

@@ -9,23 +9,23 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from autopar.chunking import chunked_axes, stored
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
 from autopar.codegen import bind, generate
 from autopar.codegen.chunks import emit_chunks
 from autopar.codegen.passes import apply_passes
-from autopar.graph import Atom, TensorType
-from autopar.layout import Move
-from autopar.mesh import Mesh
-from autopar.meshes import parse_mesh
-from autopar.options import Options
-from autopar.plan import MeshAxis, Plan
-from autopar.reshard import Collective, buffer_bytes, is_legal, step
-from autopar.runtime import lockstep
-from autopar.runtime.shards import shard, unshard
-from autopar.runtime.symbols import SYMBOLS
-from autopar.search import solve_mesh
-from autopar.sharding import P, R
+from autopar.driver.search import solve_mesh
+from autopar.ir.graph import Atom, TensorType
+from autopar.ir.mesh import Mesh
+from autopar.ir.redistribute import Collective, buffer_bytes, is_legal, step
+from autopar.ir.sharding import P, R
+from autopar.ir.uneven import chunked_axes, stored
+from autopar.plans.layout import Move
+from autopar.plans.options import Options
+from autopar.plans.plan import MeshAxis, Plan
+from autopar.runtime.program.symbols import SYMBOLS
+from autopar.runtime.simulator import spmd
+from autopar.runtime.simulator.shards import shard, unshard
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import as_plan, random_plan
 from tests.codegen.test_random_plans import difference
@@ -93,7 +93,7 @@ def test_every_step(name: str, sizes: Sequence[int]) -> None:
         graph.output((result, *sent))
         gm = fx.GraphModule({}, apply_passes(graph))
         given = pieces(whole, kind, move, found, on)
-        ran = lockstep.run(gm, on, [[piece] for piece in given])
+        ran = spmd.run(gm, on, [[piece] for piece in given])
         assert len(sent) == (found.kind != "slice")
         if sent:
             priced, _ = buffer_bytes(kind, ATOMS, *move, found, on.sizes)
@@ -116,7 +116,7 @@ def worst_error(plan: Plan, on: Mesh) -> float:
     found = uneven()
     graph = found.traced.graph
     program = generate(found.traced.gm, graph, plan)
-    step = lockstep.train_step(program, on, graph, plan.structure, found.tensors, tolerance=1e-12)
+    step = spmd.train_step(program, on, graph, plan.structure, found.tensors, tolerance=1e-12)
     (loss,) = (value for name, value in step.outputs.items() if name.startswith("loss:"))
     assert step.gradients.keys() == found.gradients.keys()
     pairs = [(step.gradients[name], grad) for name, grad in found.gradients.items()]

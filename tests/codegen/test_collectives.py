@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor, fx
 
+from autopar.cluster.presets import DEVICES
 from autopar.codegen.collectives import Emitter, parts_of
 from autopar.codegen.passes import apply_passes
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.moves import move_ns, to_ns
-from autopar.graph import Atom, TensorType
-from autopar.mesh import Mesh
-from autopar.presets import DEVICES
-from autopar.reshard import Collective, local_bytes, local_shape, states, step
-from autopar.runtime import lockstep
-from autopar.runtime.shards import shard, unshard
-from autopar.sharding import R, Sharding
+from autopar.ir.graph import Atom, TensorType
+from autopar.ir.mesh import Mesh
+from autopar.ir.redistribute import Collective, local_bytes, local_shape, states, step
+from autopar.ir.sharding import R, Sharding
+from autopar.runtime.simulator import spmd
+from autopar.runtime.simulator.shards import shard, unshard
 from tests.codegen.meshes import mesh
 
 ATOMS = (
@@ -103,7 +103,7 @@ def test_every_step(name: str, sizes: Sequence[int]) -> None:
             target,
         )
         given = pieces_of(whole, kind, source, on)
-        results = [r[0] for r in lockstep.run(gm, on, [[piece] for piece in given])]
+        results = [r[0] for r in spmd.run(gm, on, [[piece] for piece in given])]
         assert tuple(results[0].shape) == local_shape(kind, ATOMS, target, on.sizes)
         assert move.kind == "slice" or all(r.is_contiguous() for r in results)
         found = unshard(results, kind, ATOMS, target, on, name=f"{source} -> {target}")

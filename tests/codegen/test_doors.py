@@ -8,7 +8,7 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
-from autopar.codegen.doors import boxed_codegen, unwritten
+from autopar.codegen.torch_private import boxed_codegen, unwritten
 
 
 def test_boxed_code_clears_its_list() -> None:

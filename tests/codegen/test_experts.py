@@ -17,11 +17,12 @@ from transformers import (
 )
 
 import autopar
-from autopar import moe
 from autopar.codegen import generate
-from autopar.exchange import exchanges
-from autopar.runtime import lockstep, talk
-from autopar.strategy import choices
+from autopar.ir import moe
+from autopar.ir.choices import choices
+from autopar.ir.intra_op import exchanges
+from autopar.runtime.ops import ragged_all_to_all
+from autopar.runtime.simulator import spmd
 from tests.codegen.models import Case, make_case
 from tests.planned import on_h100, plan_for
 
@@ -109,7 +110,7 @@ def check(name: str, mesh: str, choice: str | None) -> set[str]:
     program = generate(found.traced.gm, graph, plan)
     # What comes besides the loss (a router's own loss) is in it already.
     tangents = {at: torch.zeros_like(value) for at, value in found.outputs.items()}
-    step = lockstep.train_step(
+    step = spmd.train_step(
         program, on_h100(mesh)[1], graph, plan.structure, found.tensors, tangents, tolerance=1e-12
     )
     close = OWN if name == "own" else FLOAT32_INSIDE
@@ -153,13 +154,13 @@ def test_under_the_plan_chosen() -> None:
 def test_a_step_sends_the_messages_that_are_priced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the first rank on each line of an axis: its rows, whatever the router makes of them."""
     heard: list[tuple[int, int]] = []
-    exchanged = talk.exchanged
+    exchanged = ragged_all_to_all.exchanged
 
-    def listen(messages: Sequence[talk.Message]) -> list[Tensor]:
+    def listen(messages: Sequence[ragged_all_to_all.Message]) -> list[Tensor]:
         heard.append((len(messages), sum(message.rows.nbytes for message in messages)))
         return exchanged(messages)
 
-    monkeypatch.setattr(talk, "exchanged", listen)
+    monkeypatch.setattr(ragged_all_to_all, "exchanged", listen)
     check("own", "2x2", "n,exchange")
     graph = case("own").traced.graph
     priced = [

@@ -11,12 +11,12 @@ from torch import fx
 
 from autopar.codegen import Program, bind, generate
 from autopar.errors import PlanMismatchError, VerificationError
-from autopar.graph import Role
-from autopar.plan import Plan, Structure
-from autopar.runtime import lockstep
-from autopar.runtime.shards import shard, unshard
-from autopar.runtime.symbols import local_chunk, permute
-from autopar.sharding import Sharding
+from autopar.ir.graph import Role
+from autopar.ir.sharding import Sharding
+from autopar.plans.plan import Plan, Structure
+from autopar.runtime.program.symbols import local_chunk, permute
+from autopar.runtime.simulator import spmd
+from autopar.runtime.simulator.shards import shard, unshard
 from autopar.tracer import trace
 from tests.codegen.meshes import mesh
 from tests.codegen.models import Case, case
@@ -74,7 +74,7 @@ def test_forward_only_without_gradients() -> None:
     assert program.backward is None
     assert program.backward_inputs == program.backward_outputs == ()
     tensors = {f"param:{n}": p for n, p in model.named_parameters()} | {"input:0": x}
-    result = lockstep.train_step(program, mesh(2), traced.graph, plan.structure, tensors)
+    result = spmd.train_step(program, mesh(2), traced.graph, plan.structure, tensors)
     (value,) = result.outputs.values()
     torch.testing.assert_close(value, model(x))
 
@@ -102,7 +102,7 @@ def test_values_take_tangents_and_buffers_are_updated() -> None:
     for seed in range(4):
         plan = random_plan(traced.graph, mesh(2, 2), seed)
         program = generate(traced.gm, traced.graph, plan)
-        step = lockstep.train_step(
+        step = spmd.train_step(
             program, mesh(2, 2), traced.graph, plan.structure, tensors | {"input:0": x},
             {0: tangent}, tolerance=1e-12,
         )  # fmt: skip
@@ -204,7 +204,7 @@ def test_detached_outputs_come_back_whole() -> None:
         program = generated(found, plan)
         assert sorted(program.detached_shardings) == [1, 2]
         structure: Structure = plan.structure
-        step = lockstep.train_step(
+        step = spmd.train_step(
             program, mesh(2, 2), found.traced.graph, structure, found.tensors, tolerance=1e-12
         )
         for position, expected in found.outputs.items():

@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from autopar.codegen import generate
-from autopar.runtime.lockstep import train_step
+from autopar.runtime.simulator.spmd import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.models import case
 from tests.codegen.random_plans import random_plan

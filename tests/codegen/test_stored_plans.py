@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.codegen import generate
-from autopar.plan import Plan
-from autopar.runtime.lockstep import StepResult, train_step
+from autopar.plans.plan import Plan
+from autopar.runtime.simulator.spmd import StepResult, train_step
 from tests.codegen.models import case
 from tests.planned import on_h100, plan_for
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.attention import BACKWARD, FORWARD, last_share
 from autopar.cost_model.moves import sent
 from autopar.cost_model.price import price
-from autopar.graph import Graph, Node
-from autopar.options import Options
+from autopar.ir.attention import BACKWARD, FORWARD, last_share
+from autopar.ir.graph import Graph, Node
+from autopar.plans.options import Options
 from tests.planned import LIMIT, on_h100
 from tests.test_long_sequences import graph
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.cost_model.collectives import collective_s, received_bytes
-from autopar.mesh import Axis, Link
-from autopar.reshard import KINDS
+from autopar.ir.mesh import Axis, Link
+from autopar.ir.redistribute import KINDS
 
 LINK = Link("test", 100e9, 2e-6, 10e-6, "test")
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cost_model.compute import COMPUTE_CEILING, KNEE, MEMORY_CEILING, op_s
-from autopar.mesh import Device
-from autopar.presets import DEVICES
+from autopar.cluster.presets import DEVICES
+from autopar.cost_model.roofline import COMPUTE_CEILING, KNEE, MEMORY_CEILING, op_s
+from autopar.ir.mesh import Device
 
 H100 = DEVICES["H100"]
 devices = st.sampled_from(tuple(DEVICES.values()))

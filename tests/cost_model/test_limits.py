@@ -7,11 +7,11 @@ from functools import cache
 import torch
 
 from autopar.cost_model.price import choices, price
-from autopar.dataflow import SAVED, groups, requirement
-from autopar.graph import Graph, Phase, Role
-from autopar.options import Options, make_options
-from autopar.problem import FORBIDDEN, Problem
-from autopar.sharding import P, Sharding
+from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.problem import FORBIDDEN, Problem
+from autopar.ir.sharding import P, Sharding
+from autopar.ir.uses import SAVED, groups, requirement
+from autopar.plans.options import Options, make_options
 from autopar.tracer import trace
 from tests.planned import LIMIT, on_h100
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from autopar.cli import main
+from autopar.cli.main import main
+from autopar.cluster.presets import DEVICES
+from autopar.cluster.profile import SCHEMA_VERSION, LeftOut, Matmul, MemoryCopy, Profile
 from autopar.cost_model import measured
 from autopar.cost_model.cases import cases
-from autopar.cost_model.compute import op_s
 from autopar.cost_model.measured import device_from_profile, profile
+from autopar.cost_model.roofline import op_s
 from autopar.errors import ClusterError
-from autopar.graph import itemsize
-from autopar.presets import DEVICES
-from autopar.profile_file import SCHEMA_VERSION, LeftOut, Matmul, MemoryCopy, Profile
+from autopar.ir.graph import itemsize
 
 CPU = next(device for device in DEVICES.values() if device.kind == "cpu")
 

@@ -7,15 +7,15 @@ from itertools import product
 
 import pytest
 
-from autopar.buckets import Sharing
-from autopar.chunking import chunkable_dim, stored
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.moves import move_ns
 from autopar.cost_model.network import Wanted, networks
 from autopar.errors import ClusterError
-from autopar.graph import Atom, TensorType
-from autopar.meshes import parse_mesh
-from autopar.reshard import states, step
+from autopar.ir.buckets import Sharing
+from autopar.ir.graph import Atom, TensorType
+from autopar.ir.redistribute import states, step
+from autopar.ir.uneven import chunkable_dim, stored
 
 ATOMS = Atom(16, "b", False), Atom(64, "s", False), Atom(16, "k", True), Atom(32, "d", True)
 TYPES = (

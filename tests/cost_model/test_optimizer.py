@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn, optim
 from torch.overrides import TorchFunctionMode
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.optimizer import OPTIMIZERS, find_optimizer, update_s
 from autopar.cost_model.price import price
 from autopar.errors import AutoparError
-from autopar.graph import Atom, Graph, Role, TensorType
-from autopar.meshes import parse_mesh
-from autopar.options import Options
-from autopar.sharding import Sharding
+from autopar.ir.graph import Atom, Graph, Role, TensorType
+from autopar.ir.sharding import Sharding
+from autopar.plans.options import Options
 from tests.graphs import linear_step
 
 ROWS, COLUMNS = 4096, 1024

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.parsing import parse_cluster
+from autopar.driver.search import search
 from autopar.errors import AutoparError
-from autopar.options import make_options
-from autopar.plan import Plan
-from autopar.search import search
+from autopar.plans.options import make_options
+from autopar.plans.plan import Plan
 from tests.graphs import linear_step
 
 

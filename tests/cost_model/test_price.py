@@ -9,22 +9,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.buckets import BUCKET_BYTES, Sharing
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.account import account
-from autopar.cost_model.in_flight import in_flight_bytes
+from autopar.cost_model.bucket_memory import in_flight_bytes
 from autopar.cost_model.price import price
-from autopar.dataflow import groups
+from autopar.driver.decisions import make_structure
+from autopar.driver.search import search, solve_mesh
 from autopar.errors import InfeasibleError, PlanMismatchError
-from autopar.graph import Phase, Role
-from autopar.layout import parse_layout
-from autopar.meshes import parse_mesh
-from autopar.options import Options
-from autopar.planning import make_structure
-from autopar.problem import Problem
-from autopar.reshard import local_bytes
-from autopar.search import search, solve_mesh
-from autopar.sharding import Sharding
+from autopar.ir.buckets import BUCKET_BYTES, Sharing
+from autopar.ir.graph import Phase, Role
+from autopar.ir.problem import Problem
+from autopar.ir.redistribute import local_bytes
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import groups
+from autopar.plans.layout import parse_layout
+from autopar.plans.options import Options
 from autopar.solver import solve
 from tests.graphs import linear_step
 

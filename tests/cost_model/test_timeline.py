@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.cost_model.timeline import MAX_MOMENTS, repeated
-from autopar.graph import Graph
-from autopar.meshes import parse_mesh
-from autopar.options import Options
-from autopar.plan import OPTIMIZER, CollectiveTotal, Estimates
-from autopar.planning import make_structure
+from autopar.driver.decisions import make_structure
+from autopar.ir.graph import Graph
+from autopar.plans.options import Options
+from autopar.plans.plan import OPTIMIZER, CollectiveTotal, Estimates
 from tests.cost_model.test_price import LIMIT, random_solution
 from tests.graphs import linear_step
 

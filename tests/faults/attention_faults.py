@@ -10,7 +10,8 @@ from torch import Tensor, fx
 
 from autopar.codegen import ring
 from autopar.codegen.ring import _Ring
-from autopar.runtime import attention_piece, symbols
+from autopar.runtime.ops import attention_piece
+from autopar.runtime.program import symbols
 from tests.faults.table import by_test, fault, verified
 from tests.runtime.test_symbols import test_each_rank_is_passed_what_the_one_before_it_had
 

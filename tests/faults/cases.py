@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import autopar
 from autopar.codegen import generate
 from autopar.driver.comparing import compare_program
-from autopar.plan import Plan
-from autopar.runtime.verify import seeded
+from autopar.plans.plan import Plan
+from autopar.runtime.simulator.eager_step import seeded
 from autopar.tracer import Traced, trace
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan

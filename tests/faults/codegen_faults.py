@@ -12,9 +12,9 @@ from autopar.codegen import emit, exchange, localize, passes, values
 from autopar.codegen.emit import _Generator
 from autopar.codegen.exchange import Peers
 from autopar.codegen.values import LocalGraph, Values
-from autopar.dataflow import Group
-from autopar.graph import Node, Phase, Role
-from autopar.sharding import Sharding
+from autopar.ir.graph import Node, Phase, Role
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group
 from tests.codegen.test_passes import test_wait_and_layout_sink_to_the_first_use
 from tests.faults.table import by_test, exchanged, fault, verified
 

@@ -14,7 +14,7 @@ from torch import fx
 from autopar.codegen.bucketing import Bucket
 from autopar.codegen.bucketing import _rows as rows
 from autopar.codegen.collectives import Emitter
-from autopar.reshard import Collective
+from autopar.ir.redistribute import Collective
 from tests.codegen.test_collectives import test_every_step
 from tests.faults.table import by_test, fault, verified
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from autopar.runtime import experts_exchange
-from autopar.runtime.experts_exchange import _Post
+from autopar.runtime.ops import experts_exchange
+from autopar.runtime.ops.experts_exchange import _Post
 from tests.faults.table import fault, verified
 
 Patch = pytest.MonkeyPatch

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 
-from autopar import exchange, rules_ops, strategy
 from autopar.codegen import exchange as written
 from autopar.cost_model import space
-from autopar.graph import Node
-from autopar.notation import Rule, parse_rule
-from autopar.rules import RULES, Call
-from autopar.sharding import P, R
+from autopar.ir import choices as strategy
+from autopar.ir import intra_op as exchange
+from autopar.ir.graph import Node
+from autopar.ir.sharding import P, R
+from autopar.rules import ops as rules_ops
+from autopar.rules.notation import Rule, parse_rule
+from autopar.rules.table import RULES, Call
 from tests.faults.table import exchanged, fault, proved, retraced, verified
 
 Patch = pytest.MonkeyPatch

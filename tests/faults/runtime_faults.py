@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from autopar import chunking
 from autopar.cost_model import account
-from autopar.runtime import digests, function, initialise, random, symbols, world
+from autopar.ir import uneven
+from autopar.runtime.checkpoint import initialise
+from autopar.runtime.process import digests, world
+from autopar.runtime.program import function, random, symbols
 from tests.codegen.test_chunks import test_every_step
 from tests.cost_model.test_price import test_the_bill_of_any_plan_is_what_the_problem_says
 from tests.faults.table import by_test, fault, verified
@@ -117,7 +119,7 @@ def zeros_before_chunks_that_are_scattered(patch: Patch) -> None:
 
 @fault(by_test(test_every_step, "(h w) c", (2, 3)), silent=False)
 def rows_of_chunks_counted_by_all_cuts_but_one(patch: Patch) -> None:
-    original = chunking.held
+    original = uneven.held
     patch.setattr(symbols, "held", lambda size, cuts: original(size, list(cuts)[:1]))
 
 

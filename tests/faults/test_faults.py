@@ -1,5 +1,5 @@
 """What is broken on purpose is noticed: every fault by the detector it names, which is content
-without it. The judge (`lockstep`, and what it compares with) is never what is broken."""
+without it. The judge (`spmd`, and what it compares with) is never what is broken."""
 
 from __future__ import annotations
 

@@ -8,8 +8,17 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from autopar.graph import Node, Phase
-from autopar.tracer import aot, attention, capture, decompose, expand, find, normalize, periods
+from autopar.ir.graph import Node, Phase
+from autopar.tracer import (
+    attention,
+    capture,
+    decompose,
+    expand,
+    find,
+    normalize,
+    periods,
+    torch_private,
+)
 from autopar.tracer.outputs import outputs_of, set_outputs
 from tests.faults.table import by_test, fault, retraced
 from tests.test_randomness import UNUSED, test_what_is_drawn_and_not_used_moves_no_mask
@@ -43,7 +52,7 @@ def gradient_of_a_tied_weight_taken_once(patch: Patch) -> None:
 
 @fault(by_test(test_frozen_parameters_have_no_gradient))
 def frozen_parameter_given_a_gradient(patch: Patch) -> None:
-    def trained(x: Tensor, mode: aot.FakeTensorMode) -> Tensor:
+    def trained(x: Tensor, mode: torch_private.FakeTensorMode) -> Tensor:
         with mode:
             fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu")
             return nn.Parameter(fake, True) if isinstance(x, nn.Parameter) else fake
@@ -126,12 +135,12 @@ def without_last(patch: Patch, kind: type) -> None:
 
 @fault(retraced("states"))
 def gradient_that_is_not_returned(patch: Patch) -> None:
-    without_last(patch, aot.GradAOTOutput)
+    without_last(patch, torch_private.GradAOTOutput)
 
 
 @fault(retraced("states"))
 def new_value_of_a_buffer_that_is_not_returned(patch: Patch) -> None:
-    without_last(patch, aot.InputMutationAOTOutput)
+    without_last(patch, torch_private.InputMutationAOTOutput)
 
 
 @fault(retraced("attention"))

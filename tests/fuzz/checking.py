@@ -16,11 +16,11 @@ from torch import nn
 from autopar.codegen import generate
 from autopar.driver.comparing import compare_program, eager
 from autopar.errors import UnknownOpWarning
-from autopar.handed import Handed, with_handed
-from autopar.plan import Plan
-from autopar.runtime.differences import differences
-from autopar.runtime.program import Program as Step
-from autopar.sharding import Sharding
+from autopar.ir.input_sharding import Handed, with_handed
+from autopar.ir.sharding import Sharding
+from autopar.plans.plan import Plan
+from autopar.runtime.program.program import Program as Step
+from autopar.runtime.simulator.differences import differences
 from autopar.tracer import Traced, trace
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.graph import Graph, Role
-from autopar.handed import input_state
-from autopar.plan import Plan
-from autopar.runtime.program import Program as Step
+from autopar.ir.graph import Graph, Role
+from autopar.ir.input_sharding import input_state
+from autopar.plans.plan import Plan
+from autopar.runtime.program.program import Program as Step
 from autopar.tracer import Traced
 from tests.fuzz.programs import Program
 from tests.planned import collectives

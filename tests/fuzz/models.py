@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from autopar.runtime.verify import seeded
+from autopar.runtime.simulator.eager_step import seeded
 from tests.fuzz import ops_layers, ops_math, ops_shape, ops_state
 from tests.fuzz.drawing import SIZES, Draw, Drawing
 from tests.fuzz.drawn import On

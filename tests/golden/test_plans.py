@@ -16,16 +16,16 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from autopar.buckets import BUCKET_BYTES
-from autopar.cluster import parse_cluster
-from autopar.dataflow import groups
-from autopar.graph import Graph, Phase, Role
-from autopar.layout import Layout, parse_layout
-from autopar.options import Options
-from autopar.plan import Plan
+from autopar.cluster.parsing import parse_cluster
+from autopar.driver.search import search
+from autopar.ir.buckets import BUCKET_BYTES
+from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.sharding import P, R, S, Sharding
+from autopar.ir.uses import groups
+from autopar.plans.layout import Layout, parse_layout
+from autopar.plans.options import Options
+from autopar.plans.plan import Plan
 from autopar.report.outline import outline
-from autopar.search import search
-from autopar.sharding import P, R, S, Sharding
 from autopar.tracer import trace
 
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.check import Check, find_recipes, run
+from autopar.driver.golden import Check, find_recipes, run
 from autopar.report.difference_text import verdict_line
 
 ROOT = Path(__file__).resolve().parents[2]

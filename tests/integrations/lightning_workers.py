@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from autopar.integrations.lightning import AutoparFabricStrategy, AutoparStrategy
+from autopar.driver.lightning import AutoparFabricStrategy, AutoparStrategy
 from tests.integrations.accelerate_workers import Labelled
 from tests.integrations.trainer_workers import WORLD
 

@@ -12,10 +12,10 @@ from transformers.utils import can_return_loss, find_labels
 
 import autopar
 from autopar.errors import AutoparError
-from autopar.runtime.accelerated import Terms, mixed_precision
-from autopar.runtime.module import CompiledModule
-from autopar.runtime.saving import Library
-from autopar.runtime.world import World
+from autopar.runtime.checkpoint.saving import Library
+from autopar.runtime.module.accelerated import Terms, mixed_precision
+from autopar.runtime.module.module import CompiledModule
+from autopar.runtime.process.world import World
 
 
 @pytest.fixture(scope="module")

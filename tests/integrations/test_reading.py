@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from autopar.errors import AutoparError
-from autopar.runtime import reading
-from autopar.runtime.doors import local_store
-from autopar.runtime.reading import Moves, Reader
-from autopar.runtime.world import World
+from autopar.runtime.checkpoint import reading
+from autopar.runtime.checkpoint.reading import Moves, Reader
+from autopar.runtime.process.world import World
+from autopar.runtime.torch_private import local_store
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from hypothesis import strategies as st
 
-from autopar.plan import (
+from autopar.plans.plan import (
     OPTIMIZER,
     SCHEMA_VERSION,
     ClusterRates,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from autopar.plan import Plan
+from autopar.plans.plan import Plan
 from autopar.report.html.page import html
 from autopar.report.trace import trace
 from tests.conftest import NO_BROWSER

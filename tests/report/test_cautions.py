@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.plan import OpTotal, Plan
+from autopar.plans.plan import OpTotal, Plan
 from autopar.report.cautions import type_bytes
 from autopar.report.summary import summarize
 from tests.report.plans import MIB, two_axis_plan

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import AutoparError
-from autopar.plan import (
+from autopar.plans.plan import (
     ClusterRates,
     LinkRates,
     MemoryPolicy,

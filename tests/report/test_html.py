@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from networkx import DiGraph, is_directed_acyclic_graph
 
-from autopar.cli import main
-from autopar.plan import Plan
+from autopar.cli.main import main
+from autopar.plans.plan import Plan
 from autopar.report.html.folding import fold
 from autopar.report.html.layered import place
 from autopar.report.html.page import content, html

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from autopar.matching import general
-from autopar.plan import CollectiveTotal, MeshAxis, OpTotal, Param, Plan
+from autopar.ir.sharding import Sharding
+from autopar.plans.matching import general
+from autopar.plans.plan import CollectiveTotal, MeshAxis, OpTotal, Param, Plan
 from autopar.report.names import MAX_NAME, clean
 from autopar.report.param_groups import on_axes, param_groups
 from autopar.report.summary import summarize
 from autopar.report.text import MAX_ROWS, show
 from autopar.report.verification import page as verification_page
-from autopar.runtime.comparison import Difference, Report
-from autopar.sharding import Sharding
+from autopar.runtime.simulator.comparison import Difference, Report
 from tests.report.plans import plans, renamed, two_axis_plan
 
 
@@ -88,7 +88,7 @@ Memory per device at the peak
   together                        40 MiB          80 %
 
 warning: mylib.twist.default: no sharding rule, so every device computes all of it; a line in
-autopar/rules.py describes an op
+autopar/rules/table.py describes an op
 warning: every device holds 512 KiB of parameters whole, model.layers.0.mlp.down.weight the
 largest (512 KiB)
 warning: not proven optimal: a plan up to 2.94 % faster may exist""",

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
+from autopar.driver.search import search
 from autopar.errors import AutoparError
-from autopar.meshes import parse_mesh
-from autopar.options import Options
-from autopar.plan import Margin, Param, Plan
+from autopar.ir.sharding import Sharding
+from autopar.plans.options import Options
+from autopar.plans.plan import Margin, Param, Plan
 from autopar.report import param_groups
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.names import clean
@@ -23,8 +25,6 @@ from autopar.report.plain import plain
 from autopar.report.reasons import reasons
 from autopar.report.reasons_text import page
 from autopar.report.text import show
-from autopar.search import search
-from autopar.sharding import Sharding
 from tests.graphs import linear_step
 from tests.report.plans import plans, renamed, two_axis_plan
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.errors import PlanError
-from autopar.plan import OPTIMIZER, CollectiveTotal, OpTotal, Plan, Run
+from autopar.plans.plan import OPTIMIZER, CollectiveTotal, OpTotal, Plan, Run
 from autopar.report.timeline import Part, Track, timeline
 from autopar.report.trace import BLOCKS, COMPUTE, FIRST_AXIS, trace
 from tests.report.plans import MS, renamed, stepped_plan, two_axis_plan

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import autopar.runtime.attention
-import autopar.runtime.experts
-import autopar.runtime.recurrent  # noqa: F401 - all register ops
+import autopar.runtime.ops.attention
+import autopar.runtime.ops.experts
+import autopar.runtime.ops.recurrent  # noqa: F401 - all register ops
 from autopar.codegen.localize import Shapes, localize
-from autopar.graph import Arg, Ref
-from autopar.notation import Dims, Rule
-from autopar.rules import Call, TensorShape
+from autopar.ir.graph import Arg, Ref
+from autopar.rules.notation import Dims, Rule
+from autopar.rules.table import Call, TensorShape
 
 Ways = dict[str, int]
 """Among how many ranks each letter is sharded."""

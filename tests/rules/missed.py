@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, combinations
 
-from autopar.notation import Rule
-from autopar.rules import RULES, Call, rule_for
+from autopar.rules.notation import Rule
+from autopar.rules.table import RULES, Call, rule_for
 from tests.rules import test_oracle as oracle
 from tests.rules.execution import (
     assert_equal,

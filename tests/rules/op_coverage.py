@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.errors import TraceError, UnknownOpWarning
-from autopar.tracer import aot, trace
+from autopar.tracer import torch_private, trace
 
 FILE = Path(__file__).with_name("op_coverage.txt")
 _NO_CPU = "jiterator"
@@ -28,7 +28,7 @@ class OneOp(nn.Module):
     """An op of the database as a model: what it differentiates is a parameter. Arguments are
     copied, for some ops write into them."""
 
-    def __init__(self, op: Any, leaves: list[Any], spec: aot.TreeSpec) -> None:
+    def __init__(self, op: Any, leaves: list[Any], spec: torch_private.TreeSpec) -> None:
         super().__init__()
         self.op, self.leaves, self.spec = op, leaves, spec
         self.kept = nn.ParameterDict(
@@ -43,7 +43,7 @@ class OneOp(nn.Module):
                 leaves.append(self.kept[str(i)].clone())
             else:
                 leaves.append(next(given).clone() if isinstance(leaf, Tensor) else leaf)
-        first, args, kwargs = aot.tree_unflatten(leaves, self.spec)
+        first, args, kwargs = torch_private.tree_unflatten(leaves, self.spec)
         return self.op(first, *args, **kwargs)
 
 
@@ -72,7 +72,7 @@ def missing(op: Any) -> list[str]:
     sample = next(iter(op.sample_inputs("cpu", dtype, requires_grad=graded)), None)
     if sample is None:
         return ["no sample"]
-    leaves, spec = aot.tree_flatten((sample.input, sample.args, sample.kwargs))
+    leaves, spec = torch_private.tree_flatten((sample.input, sample.args, sample.kwargs))
     inputs = tuple(x for x in leaves if isinstance(x, Tensor) and not x.requires_grad)
     try:
         with warnings.catch_warnings():

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from torch import Tensor, fx
 
-from autopar import moe
 from autopar.codegen.exchange import Peers
 from autopar.codegen.localize import Shapes
-from autopar.exchange import EXCHANGES, exchange_axes, exchanges
-from autopar.graph import Atom, Factor, Graph, Node, Phase, Ref, Role, Slot, TensorType
-from autopar.mesh import Mesh
-from autopar.notation import Dims, Rule
-from autopar.plan import MeshAxis
-from autopar.reshard import local_shape
-from autopar.rules import RULES, Call, TensorShape
-from autopar.runtime import talk
-from autopar.runtime.lockstep import c10d, run
-from autopar.runtime.shards import shard, unshard
-from autopar.runtime.symbols import permute
-from autopar.strategy import choices, joint_axes, shardings
+from autopar.ir import moe
+from autopar.ir.choices import choices, joint_axes, shardings
+from autopar.ir.graph import Atom, Factor, Graph, Node, Phase, Ref, Role, Slot, TensorType
+from autopar.ir.intra_op import EXCHANGES, exchange_axes, exchanges
+from autopar.ir.mesh import Mesh
+from autopar.ir.redistribute import local_shape
+from autopar.plans.plan import MeshAxis
+from autopar.rules.notation import Dims, Rule
+from autopar.rules.table import RULES, Call, TensorShape
+from autopar.runtime.ops import ragged_all_to_all
+from autopar.runtime.program.symbols import permute
+from autopar.runtime.simulator.shards import shard, unshard
+from autopar.runtime.simulator.spmd import c10d, run
 from autopar.tracer.atoms import joint_factor
 from tests.planned import on_h100
 from tests.rules.execution import assert_equal, call_op, letter_sizes, resolve, snapshot, substitute
@@ -188,13 +188,13 @@ def test_messages_are_as_large_as_priced(
     """What a rank sends is, up to what comes back, the same for any routing; over all ranks all
     of it is."""
     heard: list[list[int]] = []
-    exchanged = talk.exchanged
+    exchanged = ragged_all_to_all.exchanged
 
-    def listen(messages: Sequence[talk.Message]) -> list[Tensor]:
+    def listen(messages: Sequence[ragged_all_to_all.Message]) -> list[Tensor]:
         heard.append([message.rows.nbytes for message in messages])
         return exchanged(messages)
 
-    monkeypatch.setattr(talk, "exchanged", listen)
+    monkeypatch.setattr(ragged_all_to_all, "exchanged", listen)
     args, kwargs = made(op, index)
     call, inputs = snapshot(op, args, kwargs)
     graph, node = one_op(call, ruled(call))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.notation import Rule
-from autopar.rules import RULES, Call, rule_for
+from autopar.rules.notation import Rule
+from autopar.rules.table import RULES, Call, rule_for
 from tests.rules.execution import (
     assert_equal,
     call_op,

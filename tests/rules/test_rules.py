@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from autopar.graph import Arg, Ref
-from autopar.notation import Rule, parse_rule
-from autopar.rules import RULES, Call, TensorShape, rule_for
+from autopar.ir.graph import Arg, Ref
+from autopar.rules.notation import Rule, parse_rule
+from autopar.rules.table import RULES, Call, TensorShape, rule_for
 from tests.rules.execution import snapshot
 from tests.rules.samples import SAMPLES
 from tests.rules.test_oracle import made

@@ -7,12 +7,12 @@ from itertools import product
 import torch
 from torch.distributed.tensor import distribute_tensor
 
-from autopar.chunking import chunked_axes, stored
-from autopar.graph import Atom, TensorType
-from autopar.plan import MeshAxis
-from autopar.reshard import is_legal
-from autopar.runtime import world
-from autopar.runtime.shards import shard
+from autopar.ir.graph import Atom, TensorType
+from autopar.ir.redistribute import is_legal
+from autopar.ir.uneven import chunked_axes, stored
+from autopar.plans.plan import MeshAxis
+from autopar.runtime.process import world
+from autopar.runtime.simulator.shards import shard
 from tests.codegen.meshes import mesh
 
 

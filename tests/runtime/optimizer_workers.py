@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.optim import Optimizer
 
 from autopar.errors import AutoparError
-from autopar.runtime.optimizers import mark
+from autopar.runtime.module.optimizers import mark
 
 Spec = tuple[tuple[int, ...], tuple[Placement, ...]]
 MATRICES: tuple[Spec, ...] = (

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 import autopar
 from autopar.errors import AutoparError
-from autopar.runtime.sharded import Place, ShardedOutput, output, whole_of
+from autopar.runtime.program.sharded import Place, ShardedOutput, output, whole_of
 from tests.runtime.workers import RANK, Net, distance, points, slow_devices
 
 SHAPE = (4, 6, 8)

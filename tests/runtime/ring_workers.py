@@ -9,8 +9,8 @@ import torch
 
 import autopar
 from autopar.driver.asking import trace_for_training
-from autopar.fingerprint import fingerprint
-from autopar.options import Options
+from autopar.ir.fingerprint import fingerprint
+from autopar.plans.options import Options
 from tests.planned import plan_for
 from tests.runtime.workers import distance
 from tests.test_attention_forms import FORMS, Attention, pins

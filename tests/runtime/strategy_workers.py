@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 import autopar
 from autopar.errors import NotImposedWarning
-from autopar.runtime.sharded import ShardedOutput
+from autopar.runtime.program.sharded import ShardedOutput
 from tests.runtime.dynamo_workers import model
 from tests.runtime.workers import distance
 

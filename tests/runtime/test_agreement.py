@@ -11,8 +11,8 @@ import pytest
 import torch.distributed as dist
 
 from autopar.errors import AutoparError, InfeasibleError, PlanMismatchError
-from autopar.runtime import agreement
-from autopar.runtime.agreement import Agreement
+from autopar.runtime.process import agreement
+from autopar.runtime.process.agreement import Agreement
 
 Work = Callable[[Agreement, int], object]
 

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.parallel import DataParallel
 
 import autopar
-from autopar.cluster import cluster_to_toml, parse_cluster
+from autopar.cluster.mesh_shapes import MeshLike, read_mesh
+from autopar.cluster.parsing import cluster_to_toml, parse_cluster
 from autopar.cost_model.optimizer import optimizer_name
 from autopar.driver.arguments import read_cluster
 from autopar.errors import AutoparError, ConstraintError
-from autopar.meshes import MeshLike, read_mesh
-from autopar.options import make_options
+from autopar.plans.options import make_options
 
 WEIGHT = nn.Parameter(torch.zeros(2))
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import AutoparError
-from autopar.runtime.unsharded import held_by
+from autopar.runtime.module.unsharded import held_by
 from tests.runtime import copies_workers
 from tests.runtime.spawn import spawn
 from tests.runtime.workers import net, points

@@ -13,9 +13,10 @@ from torch import fx
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from autopar.codegen.doors import boxed_codegen
+from autopar.codegen.torch_private import boxed_codegen
 from autopar.errors import AutoparError
-from autopar.runtime import backend, doors
+from autopar.runtime import torch_private as doors
+from autopar.runtime.program import backend
 
 
 def test_the_default_store_is_the_one_of_the_process_group() -> None:

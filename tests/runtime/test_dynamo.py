@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from autopar.dynamo import backend
+from autopar.driver.dynamo_backend import backend
 from autopar.errors import AutoparError
 from tests.runtime import dynamo_workers
 from tests.runtime.spawn import ROOT, spawn

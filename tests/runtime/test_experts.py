@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 import autopar
-from autopar.runtime.experts import experts, experts_backward
-from autopar.runtime.gates import ACTIVATIONS, Gate
+from autopar.runtime.ops.experts import experts, experts_backward
+from autopar.runtime.ops.gates import ACTIVATIONS, Gate
 
 TOKENS, CHOICES, EXPERTS, INNER, WIDTH = 10, 2, 4, 6, 8
 GATES = [*ACTIVATIONS, "swish:1.702 limit=0.7 plus=1.0", "silu limit=0.5"]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autopar.runtime.function import Step
+from autopar.runtime.program.function import Step
 
 
 def boxed_forward(boxed: list[Any]) -> Sequence[Any]:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import fx, nn
 
-from autopar.runtime.digests import digest_params, digest_values, param_types
-from autopar.runtime.progress import Progress
-from autopar.runtime.random import SharedRandom, draws
+from autopar.runtime.process.digests import digest_params, digest_values, param_types
+from autopar.runtime.process.progress import Progress
+from autopar.runtime.program.random import SharedRandom, draws
 
 CPU = torch.device("cpu")
 

@@ -7,7 +7,7 @@ import operator
 import torch
 from torch import fx
 
-from autopar.runtime.lean import LeanGraph, give
+from autopar.runtime.program.lean import LeanGraph, give
 
 
 def _written(graph: fx.Graph) -> fx.Graph:

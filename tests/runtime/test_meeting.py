@@ -16,13 +16,13 @@ from torch import Tensor, fx
 
 from autopar.codegen.bind import bind
 from autopar.errors import PlanMismatchError, RankError
-from autopar.plan import MeshAxis
-from autopar.runtime import meeting as meetings
-from autopar.runtime.digests import BatchDigest
-from autopar.runtime.meeting import NEW, Meeting
-from autopar.runtime.program import Program
-from autopar.runtime.roll import Roll
-from autopar.runtime.spots import AXIS, FOR, collective, of_error
+from autopar.plans.plan import MeshAxis
+from autopar.runtime.process import meeting as meetings
+from autopar.runtime.process.digests import BatchDigest
+from autopar.runtime.process.meeting import NEW, Meeting
+from autopar.runtime.process.roll import Roll
+from autopar.runtime.process.spots import AXIS, FOR, collective, of_error
+from autopar.runtime.program.program import Program
 
 Work = Callable[[Meeting, int], object]
 

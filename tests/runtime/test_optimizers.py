@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autopar.cost_model.optimizer import OPTIMIZERS
-from autopar.runtime.optimizers import BY_TENSOR, ELEMENTWISE, TOGETHER, UNABLE
+from autopar.runtime.module.optimizers import BY_TENSOR, ELEMENTWISE, TOGETHER, UNABLE
 from tests.runtime.optimizer_workers import kinds
 from tests.runtime.spawn import spawn
 

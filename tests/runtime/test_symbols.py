@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopar.runtime.symbols import on_rank, permute
+from autopar.runtime.program.symbols import on_rank, permute
 
 WAYS, LENGTH = 3, 4
 

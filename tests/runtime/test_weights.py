@@ -27,9 +27,9 @@ from transformers import (
 
 import autopar
 from autopar.errors import WeightsError
-from autopar.runtime import lazy, safetensors_files
-from autopar.runtime.initialise import Initialiser
-from autopar.runtime.weights import find_sources
+from autopar.runtime.checkpoint import lazy, safetensors_files
+from autopar.runtime.checkpoint.initialise import Initialiser
+from autopar.runtime.checkpoint.weights import find_sources
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,

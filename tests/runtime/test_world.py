@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from autopar.errors import ClusterError, PlanError
-from autopar.runtime.world import look, param_placements, placements
-from autopar.sharding import Sharding
+from autopar.ir.sharding import Sharding
+from autopar.runtime.process.world import look, param_placements, placements
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from torch import nn
 import autopar
 from autopar.driver import comparing
 from autopar.errors import VerificationError
-from autopar.runtime.lockstep import StepResult
+from autopar.runtime.simulator.spmd import StepResult
 from tests.runtime.workers import distance
 
 

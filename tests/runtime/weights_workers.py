@@ -17,8 +17,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 import autopar
 from autopar.errors import AutoparError
-from autopar.runtime import lazy
-from autopar.runtime.initialise import Initialiser
+from autopar.runtime.checkpoint import lazy
+from autopar.runtime.checkpoint.initialise import Initialiser
 from tests.runtime.workers import (
     adamw,
     batch,

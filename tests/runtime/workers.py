@@ -24,15 +24,15 @@ from transformers import (
 )
 
 import autopar
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
 from autopar.driver.asking import trace_for_training
 from autopar.errors import AutoparError
-from autopar.fingerprint import fingerprint
-from autopar.graph import Graph
-from autopar.mesh import Cluster, Level, Link
-from autopar.meshes import parse_mesh
-from autopar.options import Options
-from autopar.runtime.sharded import ShardedOutput
+from autopar.ir.fingerprint import fingerprint
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import Cluster, Level, Link
+from autopar.plans.options import Options
+from autopar.runtime.program.sharded import ShardedOutput
 from tests.codegen.random_plans import random_plan
 from tests.planned import plan_for
 from tests.runtime.chunk_workers import chunks

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import product
 
-from autopar.problem import FORBIDDEN, Flow, Problem
+from autopar.ir.problem import FORBIDDEN, Flow, Problem
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.problem import Edge, Flow, IntArray, Problem, Sink
+from autopar.ir.problem import Edge, Flow, IntArray, Problem, Sink
 
 Arc = tuple[int, int, int]
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from autopar.problem import FORBIDDEN, Edge, Flow, IntArray, Problem, Sink
+from autopar.ir.problem import FORBIDDEN, Edge, Flow, IntArray, Problem, Sink
 
 MAX_NODES = 5
 MAX_CHOICES = 3

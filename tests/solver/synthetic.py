@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from autopar.problem import Flow, Problem, Sink
+from autopar.ir.problem import Flow, Problem, Sink
 
 SIZES = {"b": 64, "s": 4096, "h": 4096, "k": 32, "d": 128, "f": 16384, "v": 32000}
 FLOPS_PER_NS = 400_000.0

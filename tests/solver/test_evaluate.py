@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.problem import FORBIDDEN
+from autopar.ir.problem import FORBIDDEN
 from autopar.solver import evaluate
 from autopar.solver.routing import MAX_EXACT_TERMINALS
 from tests.solver.making import edge, flow, problem

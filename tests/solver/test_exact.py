@@ -8,7 +8,7 @@ from unittest.mock import patch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from autopar.problem import Problem, Status
+from autopar.ir.problem import Problem, Status
 from autopar.solver import solve, tiebreak
 from tests.solver.bruteforce import solve_by_enumeration, tie_weight
 from tests.solver.random_problems import problems

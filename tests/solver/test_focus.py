@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.problem import FORBIDDEN, Problem, Status
+from autopar.ir.problem import FORBIDDEN, Problem, Status
 from autopar.solver import driver, evaluate, solve
+from autopar.solver.column_generation import path
+from autopar.solver.column_generation.neighbours import near
+from autopar.solver.column_generation.passing import Passing
+from autopar.solver.column_generation.potentials import Potential, no_potentials
+from autopar.solver.column_generation.relays import relay
 from autopar.solver.distances import all_distances
-from autopar.solver.focus import path
-from autopar.solver.focus.neighbours import near
-from autopar.solver.focus.passing import Passing
-from autopar.solver.focus.potentials import Potential, no_potentials
-from autopar.solver.focus.relays import relay
 from autopar.solver.ilp import distinct_sinks
 from autopar.solver.memory import maximal_times
 from autopar.solver.reductions import reduce

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.problem import FORBIDDEN, Edge, IntArray, Problem, Status
+from autopar.ir.problem import FORBIDDEN, Edge, IntArray, Problem, Status
 from autopar.solver import driver, evaluate, solve
-from autopar.solver.large import path
-from autopar.solver.large.ascent import Ascent, Guide, certify
-from autopar.solver.large.core import Core, lay_out
-from autopar.solver.large.infeasible import find_shortage
-from autopar.solver.large.memory import Memory
-from autopar.solver.large.plans import Planner
 from autopar.solver.memory import live_sets, maximal_times
+from autopar.solver.message_passing import path
+from autopar.solver.message_passing.ascent import Ascent, Guide, certify
+from autopar.solver.message_passing.core import Core, lay_out
+from autopar.solver.message_passing.infeasible import find_shortage
+from autopar.solver.message_passing.memory import Memory
+from autopar.solver.message_passing.plans import Planner
 from autopar.solver.reductions.contract import contract
 from autopar.solver.search import Clock
 

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import SolverError
-from autopar.problem import FORBIDDEN, IntArray, Problem, Status
+from autopar.ir.problem import FORBIDDEN, IntArray, Problem, Status
 from autopar.solver import evaluate, solve, tiebreak
 from autopar.solver.bounds import dual_bound, least_cost
 from autopar.solver.cutoff import forbid_above

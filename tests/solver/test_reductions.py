@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import SolverError
-from autopar.problem import FORBIDDEN, Edge, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, Edge, IntArray, Problem
 from autopar.solver import evaluate
 from autopar.solver.reductions.blocks import exact_blocks, tie_blocks
 from autopar.solver.reductions.components import split_components

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.problem import FORBIDDEN, Problem, Status
+from autopar.ir.problem import FORBIDDEN, Problem, Status
 from autopar.solver.sensitivity import Sensitivity
 from tests.solver.bruteforce import solve_by_enumeration
 from tests.solver.random_problems import problems

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from autopar.graph import Role
-from autopar.runtime.params import buffer_places
+from autopar.ir.graph import Role
+from autopar.runtime.module.params import buffer_places
 from autopar.tracer import Traced
-from autopar.tracer.aot import tree_flatten
+from autopar.tracer.torch_private import tree_flatten
 
 
 def run(

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from autopar.graph import Graph, Phase, Role
+from autopar.ir.graph import Graph, Phase, Role
 from autopar.tracer import trace
 from autopar.tracer.atoms import Cells
 from autopar.tracer.classes import pattern

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autopar.runtime import attention
-from autopar.runtime.attention import sdpa, sdpa_backward
+from autopar.runtime.ops import attention
+from autopar.runtime.ops.attention import sdpa, sdpa_backward
 from autopar.tracer.calls import CallMode
 
 FLOAT64_ATOL = 1e-12

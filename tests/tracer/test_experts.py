@@ -18,9 +18,9 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
     SwitchTransformersExperts,
 )
 
-from autopar import moe
 from autopar.errors import TraceError
-from autopar.tracer import aot, trace
+from autopar.ir import moe
+from autopar.tracer import torch_private, trace
 from autopar.tracer.loops import looped
 from tests.zoo import ZOO
 
@@ -133,11 +133,14 @@ def test_loops_over_the_experts_that_have_tokens(family: str) -> None:
         forward = looped(module)
         if forward is not None:
             module.forward = forward
-    with aot.compiling():  # as in a trace
+    with torch_private.compiling():  # as in a trace
         found = call(layer, x)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.autograd.grad(found.square().sum(), inputs), wanted)
-    with aot.FakeTensorMode(allow_non_fake_inputs=True) as mode, aot.compiling():
+    with (
+        torch_private.FakeTensorMode(allow_non_fake_inputs=True) as mode,
+        torch_private.compiling(),
+    ):
         assert call(layer, mode.from_tensor(x)).shape == expected.shape
 
 

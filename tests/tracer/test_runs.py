@@ -14,8 +14,8 @@ from torch.fx.node import map_arg
 
 from autopar import tracer
 from autopar.errors import UnknownOpWarning
-from autopar.notation import Rule
-from autopar.rules import Call, rule_for
+from autopar.rules.notation import Rule
+from autopar.rules.table import Call, rule_for
 from autopar.tracer import Traced, annotate, only_losses, trace
 from autopar.tracer.find import find_runs
 from autopar.tracer.watch import Watch

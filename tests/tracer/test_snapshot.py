@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from torch import nn
 
-from autopar.graph import Phase, Ref, Role
+from autopar.ir.graph import Phase, Ref, Role
 from autopar.tracer.capture import capture, only_losses
 from autopar.tracer.normalize import normalize
 from autopar.tracer.snapshot import snapshot

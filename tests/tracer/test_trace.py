@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autopar.graph import Phase, Role
+from autopar.ir.graph import Phase, Role
 from autopar.tracer import trace
-from autopar.tracer.aot import tree_flatten, tree_unflatten
+from autopar.tracer.torch_private import tree_flatten, tree_unflatten
 from tests.tracer.execute import assert_gradients, close, run
 from tests.tracer.models import VOCAB, gpt2, llama, mlp, token_inputs
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.errors import TraceError
-from autopar.graph import Role
+from autopar.ir.graph import Role
 from autopar.tracer import trace
 from tests.zoo.table import _verify
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopar.tracer import Traced, aot, trace
+from autopar.tracer import Traced, torch_private, trace
 from tests.zoo import ZOO
 from tests.zoo.exact import Exact
 
@@ -20,7 +20,7 @@ MOVED = 0.1
 
 @dataclass(frozen=True)
 class ZooCase:
-    """A traced model; what `lockstep.train_step` takes; eager's outputs by the names that a program
+    """A traced model; what `spmd.train_step` takes; eager's outputs by the names that a program
     gives them ("loss:0", "mutation:bn.running_mean"), and its gradients."""
 
     traced: Traced
@@ -72,10 +72,10 @@ def make_case(
         traced = trace(model, args, inputs)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
     tensors |= {f"buffer:{n}": b.clone() for n, b in model.named_buffers()}
-    flat, _ = aot.tree_flatten((args, inputs))
+    flat, _ = torch_private.tree_flatten((args, inputs))
     tensors |= {f"input:{i}": x for i, x in enumerate(flat)}
     with Exact() if exact else nullcontext():
-        leaves, _ = aot.tree_flatten(model(*args, **inputs))
+        leaves, _ = torch_private.tree_flatten(model(*args, **inputs))
     state = dict(model.named_buffers())
     named: dict[str, Tensor] = {}
     for node in traced.graph.nodes:

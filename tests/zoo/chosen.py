@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from autopar.cluster import parse_cluster
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.price import price
-from autopar.graph import Graph
-from autopar.mesh import Cluster, Level, Link, Mesh
-from autopar.meshes import parse_mesh
-from autopar.options import Options
-from autopar.plan import Plan
-from autopar.planning import make_structure
-from autopar.problem import Problem, Solution, Status
+from autopar.driver.decisions import make_structure
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import Cluster, Level, Link, Mesh
+from autopar.ir.problem import Problem, Solution, Status
+from autopar.plans.options import Options
+from autopar.plans.plan import Plan
 from autopar.solver import solve
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from autopar.codegen import generate
-from autopar.mesh import Mesh
-from autopar.plan import Plan
-from autopar.runtime.lockstep import train_step
+from autopar.ir.mesh import Mesh
+from autopar.plans.plan import Plan
+from autopar.runtime.simulator.spmd import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
 from tests.zoo.cases import ZooCase

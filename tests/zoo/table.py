@@ -29,9 +29,9 @@ from autopar.codegen import generate
 from autopar.driver.asking import describe_cluster, find_plan, settled, trace_for_training
 from autopar.driver.comparing import compare_program
 from autopar.errors import AutoparError
-from autopar.options import Options
-from autopar.runtime.building import split_inputs
-from autopar.runtime.doors import flatten
+from autopar.plans.options import Options
+from autopar.runtime.module.building import split_inputs
+from autopar.runtime.torch_private import flatten
 from tests.zoo.public import entries
 
 VERIFIED, DIFFERS, REFUSED = "verified", "differs", "refused"

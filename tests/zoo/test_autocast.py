@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from autopar.codegen import generate
-from autopar.runtime.lockstep import train_step
+from autopar.runtime.simulator.spmd import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
 from tests.zoo import ZOO

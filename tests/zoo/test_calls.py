@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from autopar.codegen import generate
-from autopar.graph import Role
-from autopar.runtime.lockstep import train_step
+from autopar.ir.graph import Role
+from autopar.runtime.simulator.spmd import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
 from tests.zoo.calls import WIDTH, call, everything

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar import moe
+from autopar.ir import moe
 from tests.zoo.cases import trained
 from tests.zoo.equality import check_any_plan
 from tests.zoo.every import EveryPlan

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
+from autopar.ir.units import format_bytes, format_seconds
 from autopar.report.html.gantt import WIDTH
 from autopar.report.html.memory import MemoryUse
 from autopar.report.html.svg import line, path, picture, points, text, ticks
-from autopar.units import format_bytes, format_seconds
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 14, 22, 26
 _HEIGHT = 320

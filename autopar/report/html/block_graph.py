@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.graph import Phase
-from autopar.matching import general
-from autopar.plan import OpTotal, Param, Plan
+from autopar.ir.graph import Phase
+from autopar.plans.matching import general
+from autopar.plans.plan import OpTotal, Param, Plan
 from autopar.report.costs import PARAM, WHOLE_MODEL, short_op
 from autopar.report.html.folding import fold
 from autopar.report.timeline import block_of

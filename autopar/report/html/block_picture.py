@@ -13,13 +13,13 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
-from autopar.plan import MeshAxis
+from autopar.ir.sharding import Sharding
+from autopar.ir.units import format_seconds
+from autopar.plans.plan import MeshAxis
 from autopar.report.html.block_graph import BlockGraph, Box, Made, Read
 from autopar.report.html.layered import Point, place
 from autopar.report.html.svg import cut, path, picture, points, rect, text, text_width
 from autopar.report.placed import sharding_text
-from autopar.sharding import Sharding
-from autopar.units import format_seconds
 
 _SIZE, _SMALL = 12.0, 10.5
 _LINE, _PAD, _STRIPE = 15.0, 8.0, 5.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autopar.plan import OpTotal, Plan
+from autopar.ir.units import format_bytes, format_seconds
+from autopar.plans.plan import OpTotal, Plan
 from autopar.report.costs import WHOLE_MODEL, short_op, tensor_name
 from autopar.report.param_groups import param_groups
 from autopar.report.placed import choice_text, route_text, sharding_text
-from autopar.units import format_bytes, format_seconds
 
 MAX_ROWS = 5_000
 """More rows make a page that browsers are slow to open."""

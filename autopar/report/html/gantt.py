@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from markupsafe import Markup
 
+from autopar.ir.units import format_seconds
 from autopar.report.html.schedule import Block, Panel, Row
 from autopar.report.html.svg import cut, fitting, line, picture, rect, text, ticks
 from autopar.report.timeline import Track
-from autopar.units import format_seconds
 
 WIDTH = 1080
 _LEFT, _RIGHT = 132, 14

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autopar.plan import ClusterRates, Plan, mesh_text
+from autopar.ir.units import format_bytes, format_bytes_per_s, format_seconds
+from autopar.plans.plan import ClusterRates, Plan, mesh_text
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.summary import summarize
-from autopar.units import format_bytes, format_bytes_per_s, format_seconds
 
 UNKNOWN = "not known"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.plan import Memory, MemoryCurve, Plan
+from autopar.plans.plan import Memory, MemoryCurve, Plan
 from autopar.report.holders import TITLES
 from autopar.report.placed import sharding_text
 

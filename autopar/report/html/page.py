@@ -17,7 +17,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from autopar.plan import MeshAxis, Plan
+from autopar.ir.units import format_bytes, format_seconds
+from autopar.plans.plan import MeshAxis, Plan
 from autopar.report.html.areas import areas
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture
@@ -29,7 +30,6 @@ from autopar.report.html.schedule import Schedule, schedule
 from autopar.report.html.traffic import AxisTraffic, traffic
 from autopar.report.names import MAX_NAME, clean, escape
 from autopar.report.timeline import Track
-from autopar.units import format_bytes, format_seconds
 
 NUM_COLOURS = 6
 """Colours of mesh axes in the style sheet; further axes begin again."""

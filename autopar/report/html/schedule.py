@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from autopar.plan import Plan
+from autopar.ir.units import format_bytes, format_seconds
+from autopar.plans.plan import Plan
 from autopar.report.costs import short_op
 from autopar.report.placed import route_text
 from autopar.report.timeline import Bar, Part, Stretch, Timeline, Track, timeline
-from autopar.units import format_bytes, format_seconds
 
 THIN = 1 / 700
 """Bars below this share of a panel's width are drawn together with their neighbours."""

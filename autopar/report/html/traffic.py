@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.plan import CollectiveTotal, Plan
+from autopar.plans.plan import CollectiveTotal, Plan
 from autopar.report.limits import find_limits
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from autopar.problem import Problem
+from autopar.ir.problem import Problem
 from autopar.solver.reductions.dominated import drop_dominated
 from autopar.solver.reductions.edges import merge_edges
 from autopar.solver.reductions.order import in_canonical_order

@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from autopar.errors import SolverError
-from autopar.problem import FORBIDDEN, Edge, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, Edge, IntArray, Problem
 from autopar.solver.reductions.components import split_components
 from autopar.solver.reductions.shrink import Lift, inline_chains
 

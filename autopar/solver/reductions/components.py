@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from autopar.problem import Problem
+from autopar.ir.problem import Problem
 from autopar.solver.memory import live_sets
 
 Join = Callable[[Sequence[tuple[int, ...]]], tuple[int, ...]]

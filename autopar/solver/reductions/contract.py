@@ -22,7 +22,7 @@ from itertools import count
 
 import numpy as np
 
-from autopar.problem import FORBIDDEN, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, IntArray, Problem
 from autopar.solver.reductions.tables import Tables, added
 from autopar.solver.search import Clock
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from autopar.problem import FORBIDDEN, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, IntArray, Problem
 from autopar.solver.distances import all_distances
 from autopar.solver.reductions.keep import keep_choices
 from autopar.solver.ties import tie_weights

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.problem import FORBIDDEN, Edge, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, Edge, IntArray, Problem
 
 
 def merge_edges(

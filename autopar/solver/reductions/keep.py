@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.problem import IntArray, Problem
+from autopar.ir.problem import IntArray, Problem
 
 
 def keep_choices(problem: Problem, kept: Sequence[IntArray]) -> Problem:

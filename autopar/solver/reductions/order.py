@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from autopar.problem import Problem
+from autopar.ir.problem import Problem
 
 
 def in_canonical_order(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autopar.problem import Edge, IntArray, Problem
+from autopar.ir.problem import Edge, IntArray, Problem
 from autopar.solver.reductions.contract import Contracted, Scope, contract, takes_memory
 
 Lift = Callable[[tuple[int, ...]], tuple[int, ...]]

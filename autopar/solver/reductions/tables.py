@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from autopar.problem import FORBIDDEN, IntArray
+from autopar.ir.problem import FORBIDDEN, IntArray
 
 BoolArray = npt.NDArray[np.bool_]
 Key = tuple[str, int, object]

@@ -1,0 +1,1 @@
+"""The command line: a file per command, each of which imports what it needs when it runs."""

@@ -1,0 +1,72 @@
+"""`autopar check`: golden plans, planned again and compared."""
+
+from __future__ import annotations
+
+import os
+import warnings
+
+import click
+
+from autopar.cli.terminal import comparison_options, emit, page_options, spoken_progress
+
+
+@click.command()
+@click.argument("folders", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("--update", is_flag=True, help="Write plans that differ or are missing.")
+@click.option("--allow-gap", is_flag=True, help="Write plans that are not proven optimal, too.")
+@click.option("--no-cache", is_flag=True, help="Solve anew what was solved before.")
+@click.option(
+    "-j", "num_processes", type=click.IntRange(1), metavar="N", help="At once; default: one a core."
+)
+@comparison_options
+@page_options
+def check(
+    folders: tuple[str, ...],
+    update: bool,
+    allow_gap: bool,
+    no_cache: bool,
+    num_processes: int | None,
+    fail_over: str | None,
+    form: str,
+    as_json: bool,
+    width: int | None,
+    no_color: bool,
+    debug: bool,
+) -> int:
+    """Plan again what each NAME.toml in FOLDER describes, and compare with NAME.plan.json.
+
+    The exit status is 0 if all plans are the same, 2 if any differs or is missing, 1 if any cannot
+    be made. What counts is as in `autopar diff`.
+    """
+    from autopar.driver.golden import Check, find_recipes, run
+    from autopar.driver.plan_cache import default_folder
+    from autopar.errors import AutoparWarning
+    from autopar.report.checks import Outcome, checks, markdown, page
+    from autopar.report.verdict import parse_bounds
+
+    asked = Check(
+        update=update,
+        allow_gap=allow_gap,
+        bounds=None if fail_over is None else parse_bounds(fail_over),
+        cache=None if no_cache else default_folder(),
+        num_processes=num_processes or len(os.sched_getaffinity(0)),
+    )
+    paths = find_recipes(folders)
+    done: list[str] = []
+    with spoken_progress() as progress:
+        progress(f"planning {len(paths)} plans again")
+
+        def told(outcome: Outcome) -> None:
+            done.append(outcome.name)
+            progress(f"{len(done)} of {len(paths)} planned again; {outcome.name} {outcome.status}")
+
+        outcomes = run(paths, asked, told)
+    for outcome in outcomes:
+        for line in outcome.warnings:
+            warnings.warn(AutoparWarning(f"{outcome.name}: {line}"), stacklevel=2)
+    content = checks(outcomes)
+    if form == "md":
+        click.echo(markdown(content), nl=False)
+    else:
+        emit(content, page, as_json or form == "json", width, no_color)
+    return content.status

@@ -1,0 +1,42 @@
+"""`autopar diff`: what is different between two plans."""
+
+from __future__ import annotations
+
+import click
+
+from autopar.cli.terminal import comparison_options, emit, page_options
+
+
+@click.command()
+@click.argument("old")
+@click.argument("new")
+@comparison_options
+@page_options
+def diff(
+    old: str,
+    new: str,
+    fail_over: str | None,
+    form: str,
+    as_json: bool,
+    width: int | None,
+    no_color: bool,
+    debug: bool,
+) -> int:
+    """Print what is different in the plan of file NEW, compared with that of OLD.
+
+    The exit status is 0 if they are the same and 2 if not. All decisions count, and estimates that
+    moved by more than 1 %; with --fail-over, only what it names.
+    """
+    from autopar.plans.plan import Plan
+    from autopar.report.difference import compare
+    from autopar.report.difference_markdown import markdown
+    from autopar.report.difference_text import page
+    from autopar.report.verdict import judge, parse_bounds
+
+    bounds = None if fail_over is None else parse_bounds(fail_over)
+    verdict = judge(compare(Plan.load(old), Plan.load(new)), bounds)
+    if form == "md":
+        click.echo(markdown(verdict, verdict.difference.new.model), nl=False)
+    else:
+        emit(verdict, page, as_json or form == "json", width, no_color)
+    return verdict.status

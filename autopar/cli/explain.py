@@ -1,0 +1,114 @@
+"""`autopar explain`: why a plan is as it is, and what else it could be."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import click
+
+from autopar.cli.terminal import emit, page_options, spoken_progress
+
+if TYPE_CHECKING:
+    from autopar.plans.plan import Plan
+    from autopar.plans.recorded import Imposed
+    from autopar.report.reasons import Reasons
+
+_TARGET = re.compile(r"[^:]+:[A-Za-z_][\w.]*")
+
+
+@click.command()
+@click.argument("file")
+@click.argument("name", required=False)
+@click.argument("target", required=False)
+@click.option(
+    "--global-batch",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Batch size over all devices, for targets whose inputs are a function of it.",
+)
+@click.option(
+    "--cluster", metavar="CLUSTER", help="What the plan was made for, if no preset has its name."
+)
+@click.option("--profile", "profile_file", metavar="FILE", help="The profile it was priced with.")
+@click.option("--pin", "pins", multiple=True, metavar="PATTERN=SHARDING", help="As it was planned.")
+@click.option("--forbid", multiple=True, metavar="AXIS:PATTERN", help="As it was planned.")
+@click.option("--strategy", default="", help="As it was planned; default: as the plan says.")
+@page_options
+def explain(
+    file: str,
+    name: str | None,
+    target: str | None,
+    global_batch: int | None,
+    cluster: str | None,
+    profile_file: str | None,
+    pins: tuple[str, ...],
+    forbid: tuple[str, ...],
+    strategy: str,
+    as_json: bool,
+    width: int | None,
+    no_color: bool,
+    debug: bool,
+) -> None:
+    """Say why the plan in FILE is as it is: all of it, or NAME.
+
+    NAME is a parameter (model.layers.*.mlp.down_proj.weight, or that of one layer), a module, or
+    the key of an op: what was chosen, what it costs, part by part, and which limit binds.
+
+    With TARGET, the function that the model was planned from (train.py:build), the plan's problem
+    is solved again: what each alternative would take if all else adapted, and what more memory or
+    faster links would buy.
+    """
+    from autopar.plans.plan import Plan
+    from autopar.report.reasons import knows, reasons
+    from autopar.report.reasons_text import page
+
+    plan = Plan.load(file)
+    if name and target is None and _TARGET.fullmatch(name) and not knows(plan, name):
+        name, target = None, name
+    if target is None:
+        found = reasons(plan, name or "")
+    else:
+        reasons(plan, name or "")
+        from autopar.plans.recorded import Imposed
+
+        given = Imposed(pins, forbid, strategy)
+        imposed = None if given.is_empty else given
+        found = _alternatives(
+            plan, name or "", target, global_batch, cluster, profile_file, imposed
+        )
+    emit(found, page, as_json, width, no_color)
+
+
+def _alternatives(
+    plan: Plan,
+    name: str,
+    target: str,
+    global_batch: int | None,
+    cluster: str | None,
+    profile_file: str | None,
+    imposed: Imposed | None,
+) -> Reasons:
+    from autopar.driver.target import load_target
+    from autopar.plans.recorded import cluster_of, options_of
+
+    # What is missing is said before torch is imported.
+    if cluster is None:
+        cluster_of(plan)
+    options_of(plan, imposed)
+    with spoken_progress() as progress:
+        progress("importing the target")
+        function = load_target(target)
+        from autopar.driver.alternatives import explain_plan
+        from autopar.runtime.module.building import build
+
+        built = build(function, global_batch, on_meta=True)
+        return explain_plan(
+            plan,
+            name,
+            built,
+            cluster=cluster,
+            profile=profile_file,
+            imposed=imposed,
+            progress=progress,
+        )

@@ -1,0 +1,113 @@
+"""The command line. Standard output carries the result alone; progress goes to standard error."""
+
+from __future__ import annotations
+
+import errno
+import sys
+import traceback
+import warnings
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+import click
+
+from autopar.cli.check import check
+from autopar.cli.diff import diff
+from autopar.cli.explain import explain
+from autopar.cli.plan import plan
+from autopar.cli.profile import profile
+from autopar.cli.report import report
+from autopar.cli.show import show
+from autopar.cli.solve import solve
+from autopar.cli.verify import verify
+from autopar.errors import AutoparError, AutoparWarning, sentence
+from autopar.ir.version import __version__
+
+INTERRUPTED = 130
+
+
+class Cli(click.Group):
+    """A group whose errors are one line, and whose exit statuses are autopar's: 0 fine, 1 error,
+    2 plans differ, 3 infeasible, 4 not equal to eager, 5 plan and model do not fit, 130 Ctrl-C."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
+        try:
+            with _spoken_warnings():
+                status = super().main(arguments, "autopar", complete_var, False, **extra)
+        except (KeyboardInterrupt, click.Abort):
+            status = INTERRUPTED
+        except click.ClickException as error:
+            hint = (
+                error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+            )
+            _say("error", error.format_message() + (f" (see {hint} --help)" if hint else ""))
+            status = 1
+        except SystemExit as error:
+            _say("error", f"the target ended the process (sys.exit({error.code!r})) half way")
+            status = 1
+        except Exception as error:
+            if "--debug" in arguments:
+                traceback.print_exc()
+            _say("error", _told(error))
+            status = error.exit_status if isinstance(error, AutoparError) else 1
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def _told(error: Exception) -> str:
+    """What to tell of an error. Commands tell of the files they write themselves."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"cannot write to standard output: {error.strerror}"
+    return sentence(error)
+
+
+def _say(severity: str, message: str) -> None:
+    from autopar.report.names import escape
+
+    lines = "\n  ".join(map(escape, message.splitlines()))
+    click.echo(f"autopar: {severity}: {lines}", err=True)
+
+
+@contextmanager
+def _spoken_warnings() -> Generator[None]:
+    """Inside, autopar's own warnings are printed like its errors."""
+    shown = warnings.showwarning
+
+    def show_warning(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, AutoparWarning):
+            _say("warning", str(message))
+        else:
+            shown(message, category, filename, lineno, file, line)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show_warning
+        yield
+
+
+@click.group(cls=Cli, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="autopar", message="%(prog)s %(version)s")
+def main() -> None:
+    """Plan, inspect and verify how a PyTorch model is spread over a cluster."""
+
+
+for command in (plan, show, explain, report, diff, check, verify, profile, solve):
+    main.add_command(command)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""`autopar plan`: a model and a cluster in, a plan out."""
+
+from __future__ import annotations
+
+import click
+
+from autopar.cli.terminal import emit, page_options, size, spoken_progress, target_options
+
+
+@click.command()
+@target_options
+@click.option(
+    "--cluster", metavar="CLUSTER", help="64x8xH100, or a .toml file; default: the devices at hand."
+)
+@click.option("--mesh", default="auto", show_default=True, help="auto, auto:3, 8x8 or dp=8,tp=8.")
+@click.option(
+    "--profile",
+    "profile_file",
+    metavar="FILE",
+    help="Price with what `autopar profile` measured, not with datasheets.",
+)
+@click.option(
+    "--memory-limit",
+    metavar="SIZE",
+    callback=size,
+    help="Per device, such as 72GiB; default: all.",
+)
+@click.option("--optimizer", default="adamw", show_default=True, help="Whose states count.")
+@click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS")
+@click.option("--strict", is_flag=True, help="An op without a sharding rule is an error.")
+@click.option(
+    "--pin",
+    "pins",
+    multiple=True,
+    metavar="PATTERN=SHARDING",
+    help="Keep to it, as in '*.down_proj.weight=S(1) on tp'; may be given several times.",
+)
+@click.option(
+    "--forbid",
+    multiple=True,
+    metavar="AXIS:PATTERN",
+    help="Shard nothing there on the axis, as in tp:lm_head; may be given several times.",
+)
+@click.option("--strategy", default="", help="ddp, fsdp, megatron, 2d, 2.5d or 3d; default: any.")
+@click.option(
+    "--differentiable-output",
+    "differentiable_outputs",
+    multiple=True,
+    metavar="NAME",
+    help="A backward goes through it beside the losses, as in logits; may be given several times.",
+)
+@click.option(
+    "--margin/--no-margin",
+    default=None,
+    help="Find the best plan of another structure too, which takes about a third longer; default: "
+    "for plans that are written.",
+)
+@click.option(
+    "-o", "--output", metavar="FILE", help="Write the plan there; /dev/stdout: instead of the page."
+)
+@page_options
+def plan(
+    target: str,
+    cluster: str | None,
+    mesh: str,
+    global_batch: int | None,
+    profile_file: str | None,
+    memory_limit: int | None,
+    optimizer: str,
+    time_limit: float | None,
+    strict: bool,
+    pins: tuple[str, ...],
+    forbid: tuple[str, ...],
+    strategy: str,
+    differentiable_outputs: tuple[str, ...],
+    margin: bool | None,
+    output: str | None,
+    as_json: bool,
+    width: int | None,
+    no_color: bool,
+    debug: bool,
+) -> None:
+    """Plan the model of TARGET, such as train.py:build, for a cluster.
+
+    TARGET names a function that returns (model, inputs). It runs on torch's meta device: neither
+    memory for the weights nor a GPU is needed.
+    """
+    from autopar.cluster.parsing import parse_cluster
+    from autopar.cluster.profile import Profile
+    from autopar.driver.target import load_target
+    from autopar.ir.files import is_standard_output
+    from autopar.plans.options import make_options
+    from autopar.report.summary import summarize
+    from autopar.report.text import page
+
+    make_options(mesh, optimizer, memory_limit, time_limit, strict, pins, forbid, strategy)
+    described = None if cluster is None else parse_cluster(cluster)
+    measured = None if profile_file is None else Profile.load(profile_file)
+    with spoken_progress() as progress:
+        progress("importing the target")
+        function = load_target(target)
+        from autopar.compile import plan as make_plan
+        from autopar.runtime.module.building import build
+
+        built = build(function, global_batch, on_meta=True)
+        found = make_plan(
+            built.model,
+            built.inputs,
+            cluster=described,
+            profile=measured,
+            mesh=mesh,
+            optimizer=optimizer,
+            memory_limit=memory_limit,
+            time_limit=time_limit,
+            strict=strict,
+            pins=pins,
+            forbid=forbid,
+            strategy=strategy,
+            differentiable_outputs=differentiable_outputs,
+            margin=output is not None if margin is None else margin,
+            progress=progress,
+        )
+    if output is not None:
+        found.save(output)
+        if is_standard_output(output):
+            return
+    emit(summarize(found), page, as_json, width, no_color)

@@ -1,0 +1,44 @@
+"""`autopar report`: a plan as a page for a browser, and as a trace for a viewer of timelines."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command()
+@click.argument("file")
+@click.option("-o", "--output", metavar="PAGE", help="Write a page there, such as plan.html.")
+@click.option(
+    "--trace",
+    "trace_file",
+    metavar="TRACE",
+    help="Write a trace for ui.perfetto.dev or chrome://tracing there, such as plan.trace.json.",
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def report(file: str, output: str | None, trace_file: str | None, debug: bool) -> None:
+    """Write the plan in FILE as one HTML page that needs no network, as a timeline of the predicted
+    step, or as both."""
+    from autopar.plans.plan import Plan
+
+    if output is None and trace_file is None:
+        raise click.UsageError("say what to write: -o PAGE, --trace TRACE, or both")
+    plan = Plan.load(file)
+    if output is not None:
+        from autopar.report.html.page import html
+
+        _write(output, html(plan))
+    if trace_file is not None:
+        from autopar.report.trace import trace
+
+        _write(trace_file, trace(plan))
+
+
+def _write(path: str, data: bytes) -> None:
+    from autopar.ir.files import write_atomically
+    from autopar.report.names import escape
+
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from None
+    click.echo(f"wrote {escape(path)} ({len(data):,} bytes)", err=True)

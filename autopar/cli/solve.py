@@ -1,0 +1,88 @@
+"""`autopar solve`: a problem file of the public contest in, a list of choices out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import click
+
+from autopar.cli.terminal import spoken_progress
+from autopar.errors import InfeasibleError, SolverError
+
+if TYPE_CHECKING:
+    from autopar.ir.problem import Solution
+    from autopar.solver.contest_files import ContestFile, Stated
+
+_KEPT_BACK_S = 2.0
+"""Time for what comes before and after the solver: starting Python, writing the answer."""
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="For all of it, reading included; default: until nothing is gained any more.",
+)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def solve(file: Path, time_limit: float | None, debug: bool) -> None:
+    """Solve the problem in FILE, in the format of the ASPLOS/EuroSys 2025 contest.
+
+    The last line lists the choice of each node; above it stand its cost, a proven lower bound and
+    the gap between them. The status is 3 if the problem has no solution.
+    """
+    started = monotonic()
+    with spoken_progress() as progress:
+        progress(f"reading {file}")
+        from autopar.solver.contest_files import load
+
+        stated_by_file = load(file)
+        solution, stated = _solve(stated_by_file, file, time_limit, started, progress)
+    cost = stated_by_file.cost(solution.choice)
+    bound = min(cost, stated.lower_bound(solution.bound))
+    limit = stated_by_file.usage_limit
+    peak = stated_by_file.peak(solution.choice)
+    if limit is not None and peak > limit:
+        raise SolverError(f"{file}: a plan of usage {peak} was found, which is a defect of autopar")
+    gap = (cost - bound) / cost if cost else 0.0
+    click.echo(f"cost    {cost}")
+    click.echo(f"bound   {bound}")
+    click.echo(f"gap     {100 * gap:.3f} % ({'optimal' if bound == cost else 'feasible'})")
+    click.echo(f"usage   {peak} of {'any' if limit is None else limit}")
+    click.echo(f"[{', '.join(map(str, solution.choice))}]")
+
+
+def _solve(
+    file: ContestFile,
+    path: Path,
+    time_limit: float | None,
+    started: float,
+    progress: Callable[[str], None],
+) -> tuple[Solution, Stated]:
+    """The best solution without what the file marks as not allowed, or else with it."""
+    from autopar.ir.problem import Status
+    from autopar.solver import solve as solve_problem
+
+    for forbid in (True, False):
+        stated = file.state(forbid=forbid)
+        left = None
+        if time_limit is not None:
+            kept_back = min(_KEPT_BACK_S + time_limit / 100, time_limit / 2)
+            left = max(0.0, time_limit - kept_back - (monotonic() - started))
+        solution = solve_problem(stated.problem, time_limit_s=left, progress=progress)
+        if solution.choice:
+            return solution, stated
+        if solution.status is Status.LIMIT:
+            bound = stated.lower_bound(solution.bound)
+            tried = "" if time_limit is None else f" within {time_limit:g} s"
+            raise SolverError(
+                f"{path}: no solution was found{tried}, and none was proven impossible. No "
+                f"solution costs less than {bound}. Raise --time-limit"
+            )
+        if solution.conflict is not None or file.not_allowed_above() is None:
+            break
+    raise InfeasibleError(f"{path}: there is no solution: {solution.statistics['reason']}")

@@ -1,0 +1,110 @@
+"""What commands share: options, pages on standard output, and what they say while they work."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from autopar.ir.units import parse_bytes
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PIPED_WIDTH = 100
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Content = TypeVar("Content")
+
+
+def page_options(command: Command) -> Command:
+    """The options of a command that prints a page: `as_json`, `width`, `no_color`, `debug`."""
+    for option in (
+        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+        click.option("--no-color", is_flag=True, help="Print without colours."),
+        click.option("--width", type=click.IntRange(40, 1000), help="Columns of the page."),
+        click.option("--json", "as_json", is_flag=True, help="Print the page's content as JSON."),
+    ):
+        command = option(command)
+    return command
+
+
+def comparison_options(command: Command) -> Command:
+    """The options of a command that compares plans: `form` and `fail_over`."""
+    form = click.option(
+        "--format",
+        "form",
+        type=click.Choice(("text", "md", "json")),
+        default="text",
+        show_default=True,
+        help="A page, Markdown for a pull request, or JSON.",
+    )
+    bounds = click.option(
+        "--fail-over",
+        metavar="BOUNDS",
+        help="What counts, as in time=2%,memory=1%,structure; default: everything.",
+    )
+    return bounds(form(command))
+
+
+def target_options(command: Command) -> Command:
+    """The argument `target` and the option `global_batch`."""
+    batch = click.option(
+        "--global-batch",
+        type=click.IntRange(1),
+        metavar="N",
+        help="Batch size over all devices, for targets whose inputs are a function of it.",
+    )
+    return batch(click.argument("target")(command))
+
+
+def size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
+    """The callback of an option that is a number of bytes: `72GiB`."""
+    try:
+        return None if text is None else parse_bytes(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def emit(
+    content: Content,
+    page: Callable[[Content], RenderableType],
+    as_json: bool,
+    width: int | None,
+    no_color: bool,
+) -> None:
+    """Print `content` on standard output: its page, or itself as JSON."""
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(content), indent=2).decode())
+        return
+    from rich.console import Console
+
+    console = Console(no_color=no_color or None, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        from autopar.report.plain import plain
+
+        click.echo(plain(page(content), width or PIPED_WIDTH))
+        return
+    if width is not None:
+        console.width = width
+    console.print(page(content))
+
+
+@contextmanager
+def spoken_progress() -> Generator[Callable[[str], None]]:
+    """A function that shows what is being done, on standard error; silent without a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    from autopar.report.names import clean
+
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(Text(clean(text)))

@@ -1,0 +1,170 @@
+"""Meshes over a whole cluster: parsing one, and listing all that are worth a search.
+
+Ranks lie row-major on the devices of the cluster, its outermost level first, so that the last axis
+of a mesh connects the nearest neighbours. An axis is given the slowest link that any of its groups
+crosses: one that stays inside a node gets the node's link, one that leaves it the network's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+from numbers import Integral
+from typing import Any
+
+from autopar.errors import ArgumentError, ClusterError
+from autopar.ir.mesh import Axis, Cluster, Link, Mesh
+
+_NAMES: dict[int, tuple[str, ...]] = {
+    0: (),
+    1: ("dp",),
+    2: ("dp", "tp"),
+    3: ("dp", "cp", "tp"),
+}
+_EXAMPLES = "for example 8x8, dp=8,tp=8 or 8"
+
+MeshLike = str | int | Sequence[int] | Mapping[str, int] | None
+"""A mesh as text, its number of ranks, its sizes, or sizes by name; None for the best of all."""
+
+
+def read_mesh(mesh: MeshLike) -> str:
+    """`mesh` as text: `2x4` of (2, 4), `dp=2,tp=4` of {"dp": 2, "tp": 4}. ArgumentError if it is
+    none that can be written so."""
+    if mesh is None:
+        return "auto"
+    if isinstance(mesh, str):
+        return mesh
+    if isinstance(mesh, Mapping) and all(map(_is_size, mesh.values())):
+        return ",".join(f"{name}={size}" for name, size in mesh.items())
+    sizes: Sequence[Any] = mesh if isinstance(mesh, Sequence) else (mesh,)
+    if all(map(_is_size, sizes)):
+        return "x".join(map(str, sizes))
+    raise ArgumentError(
+        f'mesh={mesh!r} is no mesh: write sizes, slowest axis first, as (2, 4), "2x4" or '
+        '{"dp": 2, "tp": 4}, or leave it out for the best of all'
+    )
+
+
+def _is_size(value: Any) -> bool:
+    return not isinstance(value, bool) and isinstance(value, Integral)
+
+
+def parse_mesh(text: str, cluster: Cluster) -> Mesh:
+    """The mesh that `text` describes over all devices of `cluster`; the inverse of `str(mesh)`.
+
+    `8x8` gives sizes, outermost first, and default names; `dp=8,tp=8` gives names as well. Axes of
+    size 1 are left out of the result. ClusterError if the text is malformed or if the sizes do not
+    multiply to the number of devices.
+    """
+    names, sizes = _named(text) if "=" in text else _sized(text)
+    wanted, present = prod(sizes), cluster.num_devices
+    if wanted != present:
+        raise ClusterError(
+            f"mesh {text!r} has {_devices(wanted)}, but cluster {cluster.name} has {present}: "
+            f"choose sizes that multiply to {present}"
+        )
+    return _lay(names, sizes, cluster)
+
+
+def candidate_meshes(
+    cluster: Cluster, max_axes: int = 2, *, in_order: bool = False
+) -> tuple[Mesh, ...]:
+    """Every mesh of 1 to `max_axes` axes, each of size 2 or more, over all devices of `cluster`.
+
+    Fewer axes first, then by sizes. Of meshes whose axes are the same sizes over the same links, in
+    whatever order, only the first is listed: they have the same plans at the same cost. With
+    `in_order` all are, for users who speak of an axis by its name or place. One device gives the
+    mesh without axes. ClusterError unless 1 <= `max_axes` <= 3.
+    """
+    if not 1 <= max_axes < len(_NAMES):
+        raise ClusterError(f"a mesh search takes 1 to {len(_NAMES) - 1} axes, not {max_axes}")
+    if cluster.num_devices == 1:
+        return (Mesh(()),)
+    found: dict[tuple[tuple[int, float, float, float, float, str], ...], Mesh] = {}
+    for num_axes in range(1, max_axes + 1):
+        for sizes in _factorizations(cluster.num_devices, num_axes):
+            mesh = _lay(_NAMES[num_axes], sizes, cluster)
+            signatures = [_signature(axis) for axis in mesh.axes]
+            found.setdefault(tuple(signatures if in_order else sorted(signatures)), mesh)
+    return tuple(found.values())
+
+
+def _lay(names: tuple[str, ...], sizes: tuple[int, ...], cluster: Cluster) -> Mesh:
+    """Axes of more than one rank, laid row-major over the cluster."""
+    axes: list[Axis] = []
+    for k, (name, size) in enumerate(zip(names, sizes, strict=True)):
+        if size > 1:
+            axes.append(_axis(name, size, prod(sizes[k + 1 :]), cluster))
+    return Mesh(tuple(axes))
+
+
+def _axis(name: str, size: int, stride: int, cluster: Cluster) -> Axis:
+    """The axis whose groups are ranks first, first + stride, ..., `size` of them, for some first.
+
+    A group of the axis lies in an aligned range of stride * size ranks. Blocks of `block` ranks
+    below a level hold all groups whole exactly if that range divides them; a stride that is a
+    multiple of the level's whole extent moves outside it only.
+    """
+    crossed: list[tuple[Link, int]] = []
+    block = cluster.num_devices
+    for level in cluster.levels:
+        extent, block = block, block // level.size
+        if level.size > 1 and block % (stride * size) and stride % extent:
+            crossed.append((level.link, max(1, block // stride)))
+    slowest = min(crossed, key=lambda found: (found[0].bytes_per_s, -found[0].latency_s))
+    link, shared = slowest
+    below = [other for other, _ in crossed[crossed.index(slowest) + 1 :]]
+    inner = min(below, key=lambda link: link.bytes_per_s) if below else None
+    return Axis(name, size, link, shared if inner else 1, inner)
+
+
+def _signature(axis: Axis) -> tuple[int, float, float, float, float, str]:
+    link = axis.link
+    rates = (link.bytes_per_s, axis.ring_bytes_per_s)
+    return axis.size, *rates, link.latency_s, link.start_s, link.name
+
+
+def _factorizations(n: int, num_factors: int) -> Iterator[tuple[int, ...]]:
+    """Ordered factorizations of `n` into `num_factors` factors of 2 or more, in ascending order."""
+    if num_factors == 1:
+        yield (n,)
+        return
+    for first in range(2, n // 2 + 1):
+        if n % first == 0:
+            for rest in _factorizations(n // first, num_factors - 1):
+                yield (first, *rest)
+
+
+def _named(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    names: list[str] = []
+    sizes: list[int] = []
+    for part in text.split(","):
+        name, equals, size = (piece.strip() for piece in part.partition("="))
+        if not (equals and re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)):
+            raise ClusterError(f"mesh {text!r}: {part.strip()!r} is not name=size ({_EXAMPLES})")
+        if name in names:
+            raise ClusterError(f"mesh {text!r} has two axes named {name!r}: name them differently")
+        names.append(name)
+        sizes.append(_size(size, text))
+    return tuple(names), tuple(sizes)
+
+
+def _sized(text: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    sizes = tuple(_size(part.strip(), text) for part in text.lower().split("x")) if text else ()
+    if len(sizes) not in _NAMES:
+        raise ClusterError(
+            f"mesh {text!r} has {len(sizes)} axes, and default names end at {len(_NAMES) - 1}: "
+            "name them, as in a=2,b=2,c=2,d=2"
+        )
+    return _NAMES[len(sizes)], sizes
+
+
+def _size(token: str, text: str) -> int:
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", token, re.ASCII):
+        raise ClusterError(f"mesh {text!r}: {token!r} is not a size of 1 or more ({_EXAMPLES})")
+    return int(token)
+
+
+def _devices(n: int) -> str:
+    return f"{n} device" if n == 1 else f"{n} devices"

@@ -1,0 +1,361 @@
+"""Clusters from a short text (`64x8xH100`) or a TOML file, and back to TOML.
+
+A text is sizes and the name of a device preset, outermost level first: `8xH100` is one node of
+eight, `64x8xH100` is 64 nodes of eight, `H100` is one device. Sizes are taken as written: `64xH100`
+is 64 devices joined by the link inside a node (an NVLink domain of 64), never split into nodes.
+
+In a file, whatever is left out is taken from the device's preset, and a figure is a number in the
+unit of its key or a quantity in quotes:
+
+    name = "lab"
+    device = "H100"                       # or [device], with preset = "H100" and what differs
+
+    [[levels]]                            # outermost first
+    size = 4
+    link = "InfiniBand HDR 200"           # a preset; or a table, or nothing for the usual link
+
+    [[levels]]
+    size = 8
+    link.name = "switch"
+    link.bytes_per_s = "400GB/s"
+    link.latency_s = "2us"                # of each step of a collective
+    link.start_s = "14us"                 # of any collective
+    link.source = "measured"
+
+    [host]
+    memory_bytes = "256GiB"
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from difflib import get_close_matches
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+
+from autopar.cluster.presets import ALIASES, DEVICES, LINKS, SHARED_LINKS, SYSTEMS, System
+from autopar.errors import ClusterError
+from autopar.ir.files import read_at_most
+from autopar.ir.mesh import Cluster, Device, Host, Level, Link
+from autopar.ir.units import parse_bytes, parse_bytes_per_s, parse_seconds
+
+MAX_DEVICES = 1_000_000
+_MAX_FILE_BYTES = 2**20
+_SIZES = 1, 2**50
+_RATES = 1e3, 1e21
+_TIMES = 0, 1000
+"""The bytes, bytes or FLOPs per second, and seconds that a cluster can be made of."""
+_EXAMPLES = "for example 8xH100, 64x8xH100 or a path to a .toml file"
+
+Figure = int | float | str
+Preset = TypeVar("Preset", Device, Link)
+Noun = TypeVar("Noun", Device, Link, Host)
+
+
+def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
+    """The cluster that `text` describes: sizes and a device, or the path of a `.toml` file.
+
+    The inverse of `cluster.name` for clusters from presets. Upper and lower case are the same.
+    ClusterError names the token or key that is wrong.
+    """
+    if isinstance(text, os.PathLike) or text.lower().endswith(".toml"):
+        return _read(Path(text))
+    match = re.fullmatch(r"\s*((?:\d+\s*x\s*)*)(.*?)\s*", text, re.IGNORECASE | re.ASCII)
+    if match is None or not match[2]:
+        raise ClusterError(f"cluster {text!r} names no device: write one, {_EXAMPLES}")
+    device = _preset(match[2], DEVICES, "device", f"cluster {text!r}", ALIASES)
+    sizes = tuple(_size(token, text) for token in re.findall(r"\d+", match[1])) or (1,)
+    if len(sizes) > 2:
+        raise ClusterError(
+            f"cluster {text!r} has {len(sizes)} levels: a text has nodes and devices per node; "
+            "describe more in a .toml file"
+        )
+    system = SYSTEMS[device.name]
+    names = (system.network_link, system.node_link)[-len(sizes) :]
+    levels = tuple(
+        Level(size, _preset_link(name, prod(sizes[k + 1 :])))
+        for k, (size, name) in enumerate(zip(sizes, names, strict=True))
+    )
+    name = "x".join([*map(str, sizes), device.name])
+    return checked(Cluster(name, device, levels, system.host), f"cluster {text!r}")
+
+
+def cluster_to_toml(cluster: Cluster) -> str:
+    """A TOML file that `parse_cluster` reads back as an equal cluster, every figure spelt out."""
+    device, host = cluster.device, cluster.host
+    flops = ", ".join(f"{_toml(dtype)} = {_toml(rate)}" for dtype, rate in device.flops_per_s)
+    lines = [f"name = {_toml(cluster.name)}", "", "[device]"]
+    lines += _pairs(device, "name", "kind")
+    lines += [f"flops_per_s = {{{flops}}}"]
+    lines += _pairs(device, "memory_bytes", "memory_bytes_per_s", "launch_s", "source")
+    for level in cluster.levels:
+        link = ", ".join(
+            _pairs(level.link, "name", "bytes_per_s", "latency_s", "start_s", "source")
+        )
+        lines += ["", "[[levels]]", f"size = {level.size}", f"link = {{{link}}}"]
+    lines += ["", "[host]", *_pairs(host, "memory_bytes", "bytes_per_s", "latency_s", "source")]
+    return "\n".join(lines) + "\n"
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of the tables of a cluster file; None is what was left out."""
+
+
+class _DeviceTable(_File):
+    preset: str | None = None
+    name: str | None = None
+    kind: str | None = None
+    flops_per_s: dict[str, int | float] | None = None
+    memory_bytes: Figure | None = None
+    memory_bytes_per_s: Figure | None = None
+    launch_s: Figure | None = None
+    source: str | None = None
+
+
+class _LinkTable(_File):
+    preset: str | None = None
+    name: str | None = None
+    bytes_per_s: Figure | None = None
+    latency_s: Figure | None = None
+    start_s: Figure | None = None
+    source: str | None = None
+
+
+class _LevelTable(_File):
+    size: int
+    link: str | _LinkTable | None = None
+
+
+class _HostTable(_File):
+    memory_bytes: Figure | None = None
+    bytes_per_s: Figure | None = None
+    latency_s: Figure | None = None
+    source: str | None = None
+
+
+class _ClusterTable(_File):
+    device: str | _DeviceTable
+    levels: list[_LevelTable]
+    name: str | None = None
+    host: _HostTable | None = None
+
+
+def _read(path: Path) -> Cluster:
+    where = f"cluster file {path}"
+    try:
+        data = read_at_most(path, _MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ClusterError(f"{where} cannot be read: {why or error}") from error
+    if len(data) > _MAX_FILE_BYTES:
+        raise ClusterError(f"{where} is larger than {_MAX_FILE_BYTES} bytes: not a cluster file")
+    try:
+        table = msgspec.convert(tomllib.loads(data.decode()), _ClusterTable)
+    except (ValueError, RecursionError) as error:
+        raise ClusterError(f"{where}: {error}") from error
+    return _from_table(table, path.stem, where)
+
+
+def _from_table(table: _ClusterTable, stem: str, where: str) -> Cluster:
+    given = table.device
+    if isinstance(given, str):
+        given = _DeviceTable(preset=given)
+    base = None
+    if given.preset is not None:
+        base = _preset(given.preset, DEVICES, "device", f"{where}, device", ALIASES)
+    system = SYSTEMS[base.name] if base else None
+    cluster = Cluster(
+        name=table.name if table.name is not None else stem,
+        device=_device(given, base, f"{where}, device"),
+        levels=_levels(table.levels, system, where),
+        host=_merge(
+            table.host or _HostTable(),
+            system.host if system else None,
+            Host,
+            {
+                "memory_bytes": parse_bytes,
+                "bytes_per_s": parse_bytes_per_s,
+                "latency_s": parse_seconds,
+            },
+            f"{where}, host",
+        ),
+    )
+    return checked(cluster, where)
+
+
+def _device(given: _DeviceTable, base: Device | None, where: str) -> Device:
+    device = _merge(
+        given,
+        base,
+        Device,
+        {
+            "memory_bytes": parse_bytes,
+            "memory_bytes_per_s": parse_bytes_per_s,
+            "launch_s": parse_seconds,
+        },
+        where,
+    )
+    rates = dict(base.flops_per_s) if base else {}
+    for dtype, rate in (given.flops_per_s or {}).items():
+        rates[dtype] = _figure(rate, float, f"{where}.flops_per_s.{dtype}")
+    return replace(device, flops_per_s=tuple(rates.items()))
+
+
+def _levels(tables: list[_LevelTable], system: System | None, where: str) -> tuple[Level, ...]:
+    usual = (system.network_link, system.node_link) if system else ()
+    levels: list[Level] = []
+    for k, table in enumerate(tables):
+        here = f"{where}, levels[{k}]"
+        below = prod(inner.size for inner in tables[k + 1 :])
+        given = table.link
+        from_last = len(tables) - k
+        if given is None and from_last > len(usual):
+            raise ClusterError(f"{here} has no link, and none is usual there: name one")
+        if given is None:
+            given = usual[-from_last]
+        if isinstance(given, str):
+            link = _preset_link(_preset(given, LINKS, "link", here, {}).name, below)
+        else:
+            base = None
+            if given.preset is not None:
+                base = _preset_link(_preset(given.preset, LINKS, "link", here, {}).name, below)
+            readers = {
+                "bytes_per_s": parse_bytes_per_s,
+                "latency_s": parse_seconds,
+                "start_s": parse_seconds,
+            }
+            link = _merge(given, base, Link, readers, f"{here}.link")
+        levels.append(Level(table.size, link))
+    return tuple(levels)
+
+
+def _merge(
+    given: _File,
+    base: Noun | None,
+    make: Callable[..., Noun],
+    readers: dict[str, Callable[[str], int | float]],
+    where: str,
+) -> Noun:
+    """A `make` of what the table gives, and of `base` where it gives nothing.
+
+    A source that is left out says that the base was changed, if it was.
+    """
+    fields: dict[str, Any] = {}
+    for key in given.__struct_fields__:
+        value = getattr(given, key)
+        if key == "preset" or value is None:
+            continue
+        fields[key] = _figure(value, readers[key], f"{where}.{key}") if key in readers else value
+    if base is not None:
+        if fields and "source" not in fields:
+            fields["source"] = f"{base.source}; changed: {', '.join(sorted(fields))}"
+        return replace(base, **fields)
+    missing = [key for key in given.__struct_fields__ if key != "preset" and key not in fields]
+    if missing:
+        raise ClusterError(f"{where} lacks {', '.join(missing)}: give it, or name a preset")
+    return make(**fields)
+
+
+def _figure(value: Figure, read: Callable[[str], int | float], where: str) -> int | float:
+    if isinstance(value, str):
+        try:
+            return read(value)
+        except ValueError as error:
+            raise ClusterError(f"{where}: {error}") from error
+    try:
+        number = float(value)
+        return round(value) if read is parse_bytes else number
+    except (OverflowError, ValueError):
+        raise ClusterError(f"{where}: this is no number that can be used: {value!s:.40}") from None
+
+
+def _preset(
+    name: str, presets: dict[str, Preset], what: str, where: str, aliases: dict[str, str]
+) -> Preset:
+    known = {_folded(key): key for key in presets}
+    known |= {_folded(alias): key for alias, key in aliases.items()}
+    folded = _folded(name)
+    if folded in known:
+        return presets[known[folded]]
+    nearest = get_close_matches(folded, known, n=1)
+    hint = f"; did you mean {known[nearest[0]]}?" if nearest else ""
+    raise ClusterError(f"{where}: unknown {what} {name!r} (known: {', '.join(presets)}){hint}")
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\s_-]", "", name.casefold())
+
+
+def _preset_link(name: str, devices_below: int) -> Link:
+    """The link a device sees; what a node has once is divided by the devices it serves."""
+    link = LINKS[name]
+    if name not in SHARED_LINKS or devices_below == 1:
+        return link
+    return replace(
+        link,
+        name=f"{name} / {devices_below}",
+        bytes_per_s=link.bytes_per_s / devices_below,
+        source=f"{link.source}; shared by {devices_below} devices",
+    )
+
+
+def _size(token: str, text: str) -> int:
+    if len(token) > len(str(MAX_DEVICES)) or int(token) < 1:
+        raise ClusterError(f"cluster {text!r}: {token!r} is not a size from 1 to {MAX_DEVICES}")
+    return int(token)
+
+
+def checked(cluster: Cluster, where: str) -> Cluster:
+    """The cluster, if every figure is usable; later parts divide by them, and add up what comes of
+    it in 64 bits. ClusterError, at `where`, names the one that is not."""
+    device, host = cluster.device, cluster.host
+    figures: dict[str, tuple[float, tuple[float, float]]] = {
+        "device.memory_bytes": (device.memory_bytes, _SIZES),
+        "device.memory_bytes_per_s": (device.memory_bytes_per_s, _RATES),
+        "device.launch_s": (device.launch_s, _TIMES),
+        "host.memory_bytes": (host.memory_bytes, (0, _SIZES[1])),
+        "host.bytes_per_s": (host.bytes_per_s, _RATES),
+        "host.latency_s": (host.latency_s, _TIMES),
+    }
+    figures |= {f"device.flops_per_s.{dtype}": (x, _RATES) for dtype, x in device.flops_per_s}
+    if "float32" not in dict(device.flops_per_s):
+        _refuse(where, "device.flops_per_s", "without float32, the rate of every dtype not listed")
+    if not cluster.levels:
+        _refuse(where, "levels", "empty: give at least one, of size 1 for one device")
+    for k, level in enumerate(cluster.levels):
+        figures |= {
+            f"levels[{k}].size": (level.size, (1, MAX_DEVICES)),
+            f"levels[{k}].link.bytes_per_s": (level.link.bytes_per_s, _RATES),
+            f"levels[{k}].link.latency_s": (level.link.latency_s, _TIMES),
+            f"levels[{k}].link.start_s": (level.link.start_s, _TIMES),
+        }
+    for key, (value, (least, most)) in figures.items():
+        # Not a number is in no range.
+        if not least <= value <= most:
+            _refuse(where, key, f"{value!s:.40}: it must be from {least:g} to {most:g}")
+    if cluster.num_devices > MAX_DEVICES:
+        _refuse(where, "number of devices", f"{cluster.num_devices}: at most {MAX_DEVICES}")
+    return cluster
+
+
+def _refuse(where: str, key: str, why: str) -> NoReturn:
+    raise ClusterError(f"{where}: {key} is {why}")
+
+
+def _pairs(noun: object, *keys: str) -> list[str]:
+    return [f"{key} = {_toml(getattr(noun, key))}" for key in keys]
+
+
+def _toml(value: str | float) -> str:
+    """A TOML literal: JSON's strings are TOML's, but for DEL; repr keeps every bit of a float."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)

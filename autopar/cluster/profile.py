@@ -1,0 +1,147 @@
+"""A profile: what one device was measured to do. Times are whole nanoseconds, sizes bytes.
+
+As a file it is canonical JSON, like a plan (`canonical`). `cost_model.measured` makes one, and
+turns one into the figures that the price of a plan starts from.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import msgspec
+
+from autopar.errors import ClusterError
+from autopar.ir.canonical import Format
+from autopar.ir.graph import itemsize
+
+SCHEMA_VERSION = 1
+
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+"""A size, a number of bytes or nanoseconds: never zero, which would be no measurement."""
+
+
+class Matmul(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`[m, k] @ [k, n]` in `dtype`, one kernel on the device."""
+
+    m: Positive
+    k: Positive
+    n: Positive
+    dtype: str
+    time_ns: Positive
+
+    @property
+    def flops(self) -> int:
+        """One multiplication and one addition per point."""
+        return 2 * self.m * self.k * self.n
+
+    @property
+    def num_bytes(self) -> int:
+        """Both operands read and the result written, once."""
+        return (self.m * self.k + self.k * self.n + self.m * self.n) * itemsize(self.dtype)
+
+
+class Attention(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Causal scaled dot-product attention of `[batch, heads, sequence, head_dim]` with itself."""
+
+    batch: Positive
+    heads: Positive
+    sequence: Positive
+    head_dim: Positive
+    dtype: str
+    forward_ns: Positive
+    backward_ns: Positive
+
+
+class Pointwise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`a + b` into a third tensor; `num_bytes` counts what is read and written."""
+
+    num_bytes: Positive
+    dtype: str
+    time_ns: Positive
+
+
+class MemoryCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A copy within the device's memory; `num_bytes` counts what is read and written."""
+
+    num_bytes: Positive
+    time_ns: Positive
+
+    @property
+    def bytes_per_s(self) -> float:
+        return self.num_bytes / self.time_ns * 1e9
+
+
+class HostCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A copy of `num_bytes` between pinned host memory and the device, each way by itself."""
+
+    num_bytes: Positive
+    to_device_ns: Positive
+    to_host_ns: Positive
+
+
+class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was not measured, and why."""
+
+    entry: str
+    reason: str
+
+
+class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `device` was measured to do; see the module's text.
+
+    `kind` is "cuda" or "cpu", `device` the driver's name for it, `memory_bytes` all of its memory.
+    `launch_ns` is the host's time to launch one op through torch. A device without memory of its
+    own has no `host_copies`.
+    """
+
+    schema: int
+    device: str
+    kind: str
+    torch: str
+    memory_bytes: Positive
+    launch_ns: Positive
+    matmuls: tuple[Matmul, ...]
+    attentions: tuple[Attention, ...]
+    pointwise: tuple[Pointwise, ...]
+    memory_copies: tuple[MemoryCopy, ...]
+    host_copies: tuple[HostCopy, ...]
+    left_out: tuple[LeftOut, ...]
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON: sorted keys, two-space indent, a final newline."""
+        return _FORMAT.encode(self)
+
+    @staticmethod
+    def from_bytes(data: bytes, source: str = "profile") -> Profile:
+        """The inverse of `to_bytes`; ClusterError, naming the place, on anything else."""
+        return _FORMAT.decode(data, source)
+
+    def check(self) -> None:
+        """ValueError if a dtype is unknown, or if what every price needs is missing: a float32
+        matmul and a copy within memory."""
+        for entry in (*self.matmuls, *self.attentions, *self.pointwise):
+            try:
+                itemsize(entry.dtype)
+            except KeyError:
+                raise ValueError(f"unknown dtype {entry.dtype!r}") from None
+        if not any(entry.dtype == "float32" for entry in self.matmuls):
+            raise ValueError("no float32 matmul: a profile has at least one" + self._why())
+        if not self.memory_copies:
+            raise ValueError("no memory copy: a profile has at least one" + self._why())
+
+    def _why(self) -> str:
+        return "".join(f"; {gap.entry} was left out: {gap.reason}" for gap in self.left_out[:3])
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file atomically: whoever reads finds the old profile or the new one.
+        ClusterError if it cannot be written."""
+        _FORMAT.save(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Profile:
+        """The profile in a file; ClusterError if it is missing, damaged or of another version."""
+        return _FORMAT.load(path)
+
+
+_FORMAT = Format(Profile, "profile", "measure again", SCHEMA_VERSION, ClusterError)

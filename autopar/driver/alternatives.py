@@ -1,0 +1,132 @@
+"""What a stored plan could be otherwise: its problem stated again from the model, and solved with
+one thing changed.
+
+What a plan does not hold is asked for: the model, and the cluster if no preset has its name. What
+it does hold is compared: the model must be the one that was planned, and the step that comes out is
+held against the plan's.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+from autopar.cluster.profile import Profile
+from autopar.driver.asking import (
+    describe_cluster,
+    planned_gradients,
+    settled,
+    trace_for_training,
+)
+from autopar.driver.what_if import GIB, Explainer, explain
+from autopar.errors import OtherStepWarning
+from autopar.ir.fingerprint import fingerprint
+from autopar.ir.mesh import Cluster
+from autopar.ir.patterns import expand
+from autopar.ir.units import format_seconds
+from autopar.plans.compatibility import check_fit
+from autopar.plans.explanation import Benefit, Explanation
+from autopar.plans.options import Options
+from autopar.plans.plan import Plan
+from autopar.plans.recorded import Imposed, cluster_of, options_of
+from autopar.report.reasons import Reasons, reasons
+from autopar.runtime.module.building import Built, split_inputs
+
+Progress = Callable[[str], None]
+
+
+MAX_SUBJECTS = 4
+"""How many tensors of one name are looked at, where their decisions differ."""
+
+
+def explain_plan(
+    plan: Plan,
+    name: str,
+    built: Built,
+    *,
+    cluster: Cluster | str | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    imposed: Imposed | None = None,
+    progress: Progress | None = None,
+) -> Reasons:
+    """`report.reasons.reasons` of `name`, with its alternatives, each at what a step would take if
+    all else adapted, and what 1 GiB more memory, or twice the bandwidth of each mesh axis, would
+    buy. `built` is the model that was planned, and its inputs.
+
+    PlanMismatchError if the plan is for another model; ClusterError if the cluster must be given;
+    ConstraintError if what was imposed must be. An `OtherStepWarning` says what differs where the
+    problem as it is stated now has another best step than the plan.
+    """
+    said = progress or _silent
+    found = reasons(plan, name)
+    described = describe_cluster(cluster_of(plan) if cluster is None else cluster, profile)
+    explainer = _explainer(plan, built, described, options_of(plan, imposed), said)
+    alternatives: list[Explanation] = []
+    for each in _subjects(found, name):
+        said(f"looking at the alternatives of {each}")
+        alternatives.append(explainer.alternatives(each))
+    return replace(found, alternatives=tuple(alternatives), benefits=_benefits(explainer, said))
+
+
+def _subjects(found: Reasons, name: str) -> tuple[str, ...]:
+    """What `Explainer.alternatives` is asked for; of parameters that lie alike, one."""
+    if found.kind == "module":
+        return (name,)
+    names = [decision.name for decision in found.decisions[:MAX_SUBJECTS]]
+    return tuple(expand(each.partition(", ")[0])[0] if "{" in each else each for each in names)
+
+
+def _explainer(
+    plan: Plan, built: Built, cluster: Cluster, options: Options, said: Progress
+) -> Explainer:
+    args, kwargs = split_inputs(built.inputs)
+    said("tracing the model")
+    wanted = planned_gradients(plan.structure)
+    traced = trace_for_training(built.model, args, kwargs, options, wanted)
+    check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
+    options = settled(traced, built.model, args, kwargs, options)
+    said("solving the plan's problem again")
+    explainer = explain(traced.graph, cluster, options)
+    _compare(plan, explainer, cluster)
+    return explainer
+
+
+def _benefits(explainer: Explainer, said: Progress) -> tuple[Benefit, ...]:
+    said("looking at what more memory would buy")
+    found = [explainer.more_memory(GIB)]
+    for axis in explainer.best.mesh.names:
+        said(f"looking at what a faster link of {axis} would buy")
+        found.append(explainer.faster_axis(axis))
+    return tuple(found)
+
+
+def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
+    now, then = explainer.best.estimates, plan.estimates
+    if now.step_ns == then.step_ns:
+        return
+    differing = [
+        f"{what} {old} in the plan, {new} now"
+        for what, old, new in (
+            ("cluster", plan.structure.cluster, cluster.name),
+            ("rates", then.cluster, now.cluster),
+        )
+        if old != new
+    ]
+    reason = "; ".join(differing) or (
+        "the cluster is the same: the plan was not solved to the end, imposed on otherwise, or "
+        "made by another version of autopar"
+    )
+    warnings.warn(
+        OtherStepWarning(
+            f"the best plan takes {format_seconds(now.step_ns / 1e9)} as it is priced now, and the "
+            f"stored one {format_seconds(then.step_ns / 1e9)}: what follows is about the former "
+            f"({reason})"
+        ),
+        stacklevel=3,
+    )
+
+
+def _silent(_: str) -> None:
+    return

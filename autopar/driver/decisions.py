@@ -1,0 +1,79 @@
+"""From a solution to the decisions of a plan: every label and arc under its canonical name."""
+
+from __future__ import annotations
+
+from autopar.ir.graph import Graph, Role
+from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.problem import Problem, Solution
+from autopar.ir.units import format_bytes
+from autopar.ir.uses import SAVED
+from autopar.plans.compatibility import describe_inputs
+from autopar.plans.options import Options
+from autopar.plans.plan import MeshAxis, Param, Stage, Structure
+
+
+def make_structure(
+    graph: Graph,
+    cluster: Cluster,
+    mesh: Mesh,
+    options: Options,
+    problem: Problem,
+    solution: Solution,
+    *,
+    fingerprint: str,
+) -> Structure:
+    """The decisions of `solution`, which must have a choice for every node of `problem`."""
+    chosen = {
+        key: labels[c]
+        for key, labels, c in zip(problem.keys, problem.labels, solution.choice, strict=True)
+    }
+    roles = {node.key: node.role for node in graph.nodes}
+    params: dict[str, Param] = {}
+    for node in graph.with_role(Role.PARAM):
+        storage, _, kept = chosen[node.key].partition("|")
+        tensor = node.outputs[0]
+        params[node.target] = Param(tensor.shape, tensor.dtype, storage, kept)
+    return Structure(
+        model=graph.name,
+        fingerprint=fingerprint,
+        cluster=cluster.name,
+        mesh=tuple(MeshAxis(axis.name, axis.size) for axis in mesh.axes),
+        optimizer=options.optimizer,
+        inputs=describe_inputs(graph),
+        params=params,
+        ops={key: label for key, label in chosen.items() if roles.get(key) is Role.OP},
+        outputs={key: label for key, label in chosen.items() if roles.get(key) is Role.DETACHED},
+        routes=_routes(problem, solution),
+        saved={
+            key.removeprefix(SAVED): label for key, label in chosen.items() if key.startswith(SAVED)
+        },
+        replicated_unknown_ops=tuple(
+            sorted({n.op for n in graph.with_role(Role.OP) if not n.has_rule})
+        ),
+        stages=(Stage(modules=("*",), first_rank=0, num_ranks=mesh.num_devices),),
+    )
+
+
+def _routes(problem: Problem, solution: Solution) -> dict[str, tuple[str, ...]]:
+    """Per flow that moves anything, its arcs as "[R, P] -> [R, S(0)]"."""
+    routes: dict[str, tuple[str, ...]] = {}
+    for flow, used in zip(problem.flows, solution.arcs, strict=True):
+        if used:
+            routes[flow.key] = tuple(
+                f"{flow.states[flow.tails[a]]} -> {flow.states[flow.heads[a]]}" for a in used
+            )
+    return routes
+
+
+def describe_conflict(solution: Solution) -> str:
+    """What is missing, and what holds it, for an infeasible solution with a memory conflict."""
+    conflict = solution.conflict
+    if conflict is None:
+        return str(solution.statistics.get("reason", "no combination of choices is allowed"))
+    missing = format_bytes(conflict.needed - conflict.limit)
+    holders = ", ".join(f"{key} {format_bytes(size)}" for key, size in conflict.largest[:5])
+    return (
+        f"the leanest plan needs {format_bytes(conflict.needed)} per device where the memory limit "
+        f"is {format_bytes(conflict.limit)}: {missing} is missing. Most is held by {holders}. "
+        "Raise --memory-limit, use more devices, or lower the batch"
+    )

@@ -1,0 +1,206 @@
+"""`torch.compile(model, backend="autopar")`.
+
+dynamo captures the model in its own way and hands over a graph whose parameters are inputs. They
+belong to the user's model, and dynamo watches what type they are: so that they stay plain tensors,
+whole on every rank, as under DistributedDataParallel. What is planned is the computation, of which
+each rank does a part; gradients end whole on every rank, and every rank's optimizer does the same.
+To store parameters in shards, use `autopar.compile`.
+
+All ranks must pass the same global batch. Parameters and buffers start as rank 0 has them. Every
+output is whole and has a gradient. The model must be one graph: `fullgraph=True` shows where it is
+not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx, nn
+
+from autopar.cost_model.optimizer import optimizer_name
+from autopar.driver.arguments import check_keywords, read_cluster
+from autopar.driver.asking import describe_cluster
+from autopar.driver.session import Builder, Request
+from autopar.errors import AutoparError
+from autopar.plans.compatibility import check_cluster
+from autopar.plans.constraints import Constraint
+from autopar.plans.matching import matches
+from autopar.plans.options import Options, make_options
+from autopar.runtime.module.runner import Runner
+from autopar.runtime.process.agreement import make_agreement
+from autopar.runtime.process.world import device_of, join, look
+from autopar.runtime.program import backend as backends
+from autopar.runtime.program.random import SharedRandom
+from autopar.runtime.program.sharded import whole_of
+from autopar.tracer.labels import labelled
+
+_OPTIONS = (
+    "backend", "cluster", "forbid", "memory_limit", "mesh", "optimizer", "pins", "profile",
+    "strategy", "strict", "time_limit",
+)  # fmt: skip
+_ITSELF = 'torch.compile(backend="autopar")'
+_INSTEAD = (
+    "parameters stay whole on every rank there, as torch.compile has them; autopar.compile(model, "
+    "...) stores them in shards"
+)
+_STATE = re.compile(r"\['([^']+)'\]")
+
+
+def backend(
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: dict[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., tuple[Any, ...]]:
+    """What dynamo runs in place of `gm`: planned at the first call, by all ranks together.
+
+    `options` (`torch.compile(..., options={"mesh": "2x2"})`) are keywords of `autopar.compile`.
+    AutoparError, at once, if it is given another one, or is asked for parameters in shards.
+    """
+    if mode is not None:
+        raise AutoparError(f'{_ITSELF} has no modes: leave out mode="{mode}"')
+    given = options or {}
+    check_keywords(_ITSELF, given, _OPTIONS)
+    flat = _Flat(gm, example_inputs)
+    asked = make_options(
+        given.get("mesh"),
+        optimizer_name(given.get("optimizer", "adamw")),
+        given.get("memory_limit"),
+        given.get("time_limit"),
+        given.get("strict", False),
+        given.get("pins"),
+        given.get("forbid"),
+        given.get("strategy"),
+    )
+    _check_whole(asked, flat)
+    (outputs,) = next(node for node in gm.graph.nodes if node.op == "output").args
+    return _Compiled(flat, given, asked, [_is_scalar(_value(node)) for node in outputs])
+
+
+def _check_whole(asked: Options, flat: nn.Module) -> None:
+    """AutoparError if something asked for stores a parameter in shards."""
+    if asked.strategy not in ("", "ddp"):
+        raise AutoparError(f"{_ITSELF} cannot do strategy {asked.strategy}: {_INSTEAD}")
+    for constraint in asked.constraints:
+        named = any(matches(constraint.pattern, name) for name, _ in flat.named_parameters())
+        if constraint.kind in ("", "param") and named and constraint.wanted.shards:
+            raise AutoparError(f"{_ITSELF} cannot do {constraint.origin}: {_INSTEAD}")
+
+
+class _Flat(nn.Module):
+    """`gm` as a module, with the parameters and buffers among its inputs under their names."""
+
+    def __init__(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> None:
+        super().__init__()
+        # In a list, since it is no part of the model.
+        self.graph = [gm]
+        self.states: list[tuple[dict[str, Any], str] | None] = []
+        placeholders = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        for node, value in zip(placeholders, example_inputs, strict=True):
+            is_param = isinstance(value, nn.Parameter)
+            # How dynamo marks what is a module's state and not an argument of the call.
+            marked = "_dynamo_static_input_type" in (node.meta.get("tensor_dict") or {})
+            if not is_param and not (marked and isinstance(value, Tensor)):
+                self.states.append(None)
+                continue
+            *path, leaf = _name(node).split(".")
+            module: nn.Module = self
+            for part in path:
+                if part not in module._modules:
+                    module.add_module(part, nn.Module())
+                module = module.get_submodule(part)
+            table: dict[str, Any] = module._parameters if is_param else module._buffers
+            table[leaf] = value
+            self.states.append((table, leaf))
+
+    def take(self, values: Sequence[Any]) -> list[Any]:
+        """The arguments of a call among `values`; the others become the module's state."""
+        arguments: list[Any] = []
+        for state, value in zip(self.states, values, strict=True):
+            if state is None:
+                arguments.append(value)
+            else:
+                table, leaf = state
+                table[leaf] = value
+        return arguments
+
+    def forward(self, *arguments: Any) -> tuple[Any, ...]:
+        given = iter(arguments)
+        values = [next(given) if s is None else s[0][s[1]] for s in self.states]
+        outputs = labelled(self.graph[0], values)
+        # A scalar would be taken for a loss, and leave the other outputs without gradients.
+        return tuple(x.reshape(1) if _is_scalar(x) else x for x in outputs)
+
+
+class _Compiled:
+    """Runs a graph of dynamo's; makes its program at the first call."""
+
+    def __init__(
+        self, flat: _Flat, given: dict[str, Any], asked: Options, scalars: list[bool]
+    ) -> None:
+        self.flat = flat
+        self.given = given
+        self.asked = asked
+        self.scalars = scalars
+        self.runner: Runner | None = None
+
+    def __call__(self, *values: Any) -> tuple[Any, ...]:
+        arguments = self.flat.take(values)
+        for argument in arguments:
+            if isinstance(argument, Tensor) and argument.requires_grad:
+                raise AutoparError(
+                    "torch.compile broke the model into several graphs, and autopar cannot send "
+                    "gradients from one to the other: fullgraph=True shows where it breaks"
+                )
+        if self.runner is None:
+            self.runner = self._runner()
+        outputs = self.runner(tuple(arguments), {})
+        return tuple(_plain(x, scalar) for x, scalar in zip(outputs, self.scalars, strict=True))
+
+    def _runner(self) -> Runner:
+        options, flat = self.asked, self.flat
+        if any(True for _ in flat.parameters()):
+            whole = Constraint.parse("param:* = R", "parameters whole, as torch.compile has them")
+            options = replace(options, constraints=(whole, *options.constraints))
+        cluster = read_cluster(self.given.get("cluster"), flat)
+        kind = cluster.device.kind if cluster else None
+        world = look(device_of(flat), kind)
+        cluster = describe_cluster(cluster or world.cluster, self.given.get("profile"))
+        check_cluster(cluster, world.size)
+        world = join(device_of(flat), kind)
+        chosen = backends.choose(self.given.get("backend"), world.device)
+        request = Request(None, cluster, options, chosen, plain=True)
+        make_agreement(world).agree("the model and the plan", request.facts(flat))
+        if world.size > 1:
+            with torch.no_grad():
+                for tensor in (*flat.parameters(), *flat.buffers()):
+                    dist.broadcast(tensor.data, src=0)
+        return Runner(flat, world, Builder(flat, world, request, SharedRandom(world.device)))
+
+
+def _name(node: fx.Node) -> str:
+    """`layers.0.weight` of a placeholder that stands for `L['self']._modules['layers']...`."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    path = getattr(source, "name", "")
+    found = _STATE.findall(path if isinstance(path, str) else path())[1:]
+    return ".".join(found) or node.name
+
+
+def _value(node: Any) -> Any:
+    return node.meta.get("example_value") if isinstance(node, fx.Node) else node
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0 and value.is_floating_point()
+
+
+def _plain(value: Any, is_scalar: bool) -> Any:
+    if isinstance(value, Tensor):
+        value = whole_of(value)
+    return value.reshape(()) if is_scalar else value

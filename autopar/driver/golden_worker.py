@@ -1,0 +1,68 @@
+"""A golden plan made again, in a process of its own: this alone runs the target's code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from autopar.driver import plan_cache
+from autopar.driver.target import load_target
+from autopar.errors import AutoparWarning, sentence
+from autopar.ir.fingerprint import fingerprint
+from autopar.plans.plan import Plan
+from autopar.plans.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A plan as a file has it, or the reason why there is none."""
+
+    plan: bytes = b""
+    error: str = ""
+    from_cache: bool = False
+    warnings: tuple[str, ...] = ()
+
+
+def serve(connection: Connection, recipe: Recipe, cache: Path | None) -> None:
+    """Send what `make` finds. Whatever the target prints goes to standard error: the result of
+    the command is alone on standard output."""
+    sys.stdout.flush()
+    os.dup2(2, 1)
+    connection.send(make(recipe, cache))
+    connection.close()
+
+
+def make(recipe: Recipe, cache: Path | None) -> Made:
+    """The plan of `recipe`. It is traced in any case, so that a change of the model shows; it is
+    solved unless `cache` has the plan."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always", AutoparWarning)
+        try:
+            plan, from_cache = _plan(recipe, cache)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            return Made(error=sentence(error))
+    said = dict.fromkeys(str(w.message) for w in heard if issubclass(w.category, AutoparWarning))
+    return Made(plan.to_bytes(), from_cache=from_cache, warnings=tuple(said))
+
+
+def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
+    os.chdir(recipe.root)
+    sys.path.insert(0, str(recipe.root))
+    from autopar.driver.asking import answer, ask, describe_cluster
+    from autopar.runtime.module.building import build
+
+    built = build(load_target(recipe.target), recipe.global_batch, on_meta=True)
+    cluster = describe_cluster(recipe.cluster, recipe.profile)
+    asked = ask(built.model, built.inputs, cluster, recipe.options, recipe.margin)
+    digest = asked.digest()
+    known = plan_cache.find(cache, digest, fingerprint(asked.graph)) if cache else None
+    if known is not None:
+        return known, True
+    plan = answer(asked, lambda _: None)
+    if cache:
+        plan_cache.keep(cache, digest, plan)
+    return plan, False

@@ -1,0 +1,47 @@
+"""What the methods of a plan return. A plan is a noun that everything stands on; what it shows of
+itself is made by what stands above it, so that its methods come here when they are called, and not
+before."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from autopar.report.difference import compare
+from autopar.report.notebook import fragment
+from autopar.report.reasons import Reasons, reasons
+from autopar.report.summary import Summary, summarize
+from autopar.report.verdict import Verdict, judge, parse_bounds
+
+if TYPE_CHECKING:
+    from autopar.cluster.profile import Profile
+    from autopar.ir.mesh import Cluster
+    from autopar.plans.plan import Plan
+
+__all__ = ["Reasons", "Summary", "Verdict", "explain", "fragment", "judged", "summarize"]
+
+
+def explain(
+    plan: Plan,
+    name: str,
+    model: Any,
+    inputs: Any,
+    cluster: Cluster | str | None,
+    profile: Profile | str | os.PathLike[str] | None,
+    progress: Callable[[str], None] | None,
+) -> Reasons:
+    """`display.Shown.explain`."""
+    if model is None:
+        return reasons(plan, name)
+    from autopar.driver.alternatives import explain_plan
+    from autopar.runtime.module.building import Built
+
+    return explain_plan(
+        plan, name, Built(model, inputs), cluster=cluster, profile=profile, progress=progress
+    )
+
+
+def judged(old: Plan, new: Plan, fail_over: str) -> Verdict:
+    """`display.Shown.diff`."""
+    return judge(compare(old, new), parse_bounds(fail_over) if fail_over else None)

@@ -1,0 +1,77 @@
+"""Whether what a plan makes of a model computes what the model computes.
+
+All ranks run in this process, one op after the other, with collectives done by hand; neither the
+devices nor the processes of the plan are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from autopar.codegen import generate
+from autopar.driver.asking import planned_gradients, trace_for_training
+from autopar.driver.comparing import compare_program
+from autopar.ir.fingerprint import fingerprint
+from autopar.plans.compatibility import check_fit
+from autopar.plans.options import Options
+from autopar.plans.plan import Plan
+from autopar.runtime.module.building import split_inputs
+from autopar.runtime.simulator.comparison import Report
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def verify(
+    plan: Plan,
+    model: nn.Module,
+    inputs: Any,
+    *,
+    seed: int = 0,
+    tolerance: float | None = None,
+) -> Report:
+    """Run `plan` on all its ranks in this process, and compare with `model` run by PyTorch alone.
+
+    Compared are the outputs, the buffers that change, and the gradient of every parameter that has
+    one, for the weights that the model has and the whole batch `inputs` (as for `autopar.plan`).
+    `tolerance` is relative; by default it is what rounding in the least precise dtype of the step
+    explains. What differs by more, but not in float64, is equal.
+
+    VerificationError names the tensors that differ; PlanMismatchError says how plan and model do
+    not fit. The model is left as it was.
+    """
+    report = compare(plan, model, inputs, seed=seed, tolerance=tolerance)
+    report.check()
+    return report
+
+
+def compare(
+    plan: Plan,
+    model: nn.Module,
+    inputs: Any,
+    *,
+    dtype: str | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Report:
+    """What `verify` finds, whether equal or not. With `dtype` ("float64"), every op computes in
+    that dtype on both sides, so that rounding hides less."""
+    args, kwargs = split_inputs(inputs)
+    progress("tracing the model")
+    wanted = planned_gradients(plan.structure)
+    traced = trace_for_training(model, args, kwargs, Options(), wanted)
+    check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
+    return compare_program(
+        generate(traced.gm, traced.graph, plan),
+        traced,
+        plan,
+        model,
+        args,
+        kwargs,
+        dtype=dtype,
+        seed=seed,
+        tolerance=tolerance,
+        progress=progress,
+    )

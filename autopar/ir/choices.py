@@ -1,0 +1,143 @@
+"""What an op can do on a mesh: the choices of its node, as text, and what each means.
+
+On one mesh axis an op either replicates (`-`), shards one of its factors (the factor's name), or
+computes on partial inputs (`+i`, the i-th entry of `Node.partial`). A choice is one of these per
+mesh axis, joined by commas: `"b,n"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+
+from autopar.ir.graph import Atom, Factor, Graph, Node, Slot
+from autopar.ir.sharding import C, P, Placement, R, S, Sharding
+
+REPLICATE = "-"
+
+
+def axis_options(node: Node, atoms: Sequence[Atom], size: int) -> tuple[str, ...]:
+    """What `node` can do on one axis of `size` ranks, in canonical order."""
+    atom_of = {f.name: f.atom for f in node.factors}
+    factors = (
+        f.name
+        for f in node.factors
+        if not f.whole
+        and all(atoms[atom_of[name]].size % size == 0 for name in f.members or (f.name,))
+    )
+    partial = (f"+{i}" for i in range(len(node.partial)))
+    return (REPLICATE, *factors, *partial)
+
+
+def choices(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[str, ...]:
+    """Every choice of `node` on axes of `sizes` whose factors divide evenly, in canonical order. A
+    joint factor is used on one axis, and another axis then shards of its members only what is
+    computed without exchange: the tokens of a layer of experts, not the experts."""
+    found: list[str] = []
+    factors = {f.name: f for f in node.factors}
+    cut = {f.name: f.members or (f.name,) for f in node.factors}
+    for options in product(*(axis_options(node, atoms, size) for size in sizes)):
+        if not _joint_once(factors, options):
+            continue
+        ways: dict[str, int] = {}
+        for option, size in zip(options, sizes, strict=True):
+            for name in cut.get(option, ()):
+                ways[name] = ways.get(name, 1) * size
+        if all(atoms[factors[name].atom].size % n == 0 for name, n in ways.items()):
+            found.append(",".join(options))
+    return tuple(found)
+
+
+def _joint_once(factors: Mapping[str, Factor], options: Sequence[str]) -> bool:
+    """Whether no exchanged factor is cut twice where it is a member of a joint one, and no two
+    joint factors are used."""
+    joint = [factors[name] for name in options if name in factors and factors[name].members]
+    if len(joint) > 1:
+        return False
+    bound = {name for f in joint for name in f.members if not _parallel(factors[name])}
+    return not bound & set(options)
+
+
+def _parallel(factor: Factor) -> bool:
+    """Whether each rank computes its part of the factor for itself."""
+    return not (factor.whole or factor.exchanged)
+
+
+def shardings(node: Node, choice: str) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+    """(inputs, outputs): the sharding that `choice` asks of every tensor input and leaves every
+    output in. ValueError on a choice the node does not have."""
+    per_axis = [_placements(node, option) for option in choice.split(",")] if choice else []
+    inputs = tuple(
+        Sharding(tuple(column[0][i] for column in per_axis)) for i in range(len(node.inputs))
+    )
+    outputs = tuple(
+        Sharding(tuple(column[1][o] for column in per_axis)) for o in range(len(node.outputs))
+    )
+    return inputs, outputs
+
+
+def _placements(node: Node, option: str) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    """The placements of inputs and outputs on one axis under `option`."""
+    if option == REPLICATE:
+        return (R,) * len(node.inputs), (R,) * len(node.outputs)
+    if option.startswith("+"):
+        partial = node.partial[int(option[1:])]
+        inputs = tuple(P if i in partial else R for i in range(len(node.inputs)))
+        return inputs, (P,) * len(node.outputs)
+    for factor in node.factors:
+        if factor.name == option and not factor.whole:
+            return tuple(_shard(slot, R) for slot in factor.inputs), tuple(
+                _shard(slot, R if factor.complete else P) for slot in factor.outputs
+            )
+    raise ValueError(f"{node.key}: {option!r} is not a choice of {node.op}")
+
+
+def _shard(slot: Slot | None, absent: Placement) -> Placement:
+    return absent if slot is None else S(*slot)
+
+
+def num_shards(node: Node, choice: str, sizes: Sequence[int]) -> int:
+    """Among how many ranks `choice` divides the op's work."""
+    sharded = {f.name for f in node.factors}
+    pairs = zip(choice.split(","), sizes, strict=True) if choice else ()
+    return prod(size for option, size in pairs if option in sharded)
+
+
+def joint_axes(node: Node, choice: str) -> tuple[int, ...]:
+    """The mesh axes on which `choice` uses a joint factor."""
+    names = {f.name for f in node.factors if f.members}
+    options = choice.split(",") if names and choice else ()
+    return tuple(axis for axis, option in enumerate(options) if option in names)
+
+
+def pull_back(graph: Graph, view: Node, sharding: Sharding) -> Sharding | None:
+    """The sharding of a view's input that leaves its output in `sharding` without communication;
+    None where there is none (a part that must stay whole is sharded, or a dim that the input does
+    not have as such is cut into chunks)."""
+    placements: list[Placement] = []
+    for placement in sharding:
+        if placement.kind == "C":
+            dim = _same_dim(graph, view, placement.dim)
+            if dim is None:
+                return None
+            placements.append(C(dim))
+        elif placement.kind == "S":
+            factor = next(f for f in view.factors if f.outputs[0] == placement.slot)
+            if factor.whole:
+                return None
+            placements.append(_shard(factor.inputs[0], R))
+        else:
+            placements.append(placement)
+    return Sharding(tuple(placements))
+
+
+def _same_dim(graph: Graph, view: Node, dim: int) -> int | None:
+    """The dim of a view's input that is dim `dim` of its output, part by part."""
+    slots = [f.inputs[0] for f in view.factors if f.outputs[0] and f.outputs[0][0] == dim]
+    found = slots[0][0] if slots and slots[0] else -1
+    taken = graph.input_types(view)[0]
+    if found < 0 or taken.parts[found] != view.outputs[0].parts[dim]:
+        return None
+    whole = any(f.whole for f in view.factors if f.inputs[0] and f.inputs[0][0] == found)
+    return None if whole else found

@@ -1,0 +1,172 @@
+"""What a layer's products are made of, told from the graph alone: the batch, the weights, and which
+dims of a weight are input and output features.
+
+A product with a weight sums over a dim that the weight shares with another input. In forward that
+dim is the weight's input features, and its other dim the output features. Backward sums over the
+output features where it makes the gradient of the input, and over all else where it makes that of
+the weight. Casts and views of a weight, and of its gradient, stand for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from autopar.ir.graph import Factor, Graph, Node, Phase, Ref, Role, Slot
+
+IN, OUT = "in", "out"
+
+Slots = Mapping[Slot, Slot]
+"""Slots of a tensor, and the slots of the parameter that they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """A tensor that is parameter `name` in another shape or dtype, or the gradient of it."""
+
+    name: str
+    slots: Slots
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """`roles[key][factor]` is `IN` or `OUT` for the factors of products that are features of a
+    weight; `weights[name][slot]` the same for the dims of weights. `derived` are the tensors that
+    are parameters in another shape or dtype, with their names; `casts` the ops that do no more than
+    make them, or gradients of others in the same way."""
+
+    roles: Mapping[str, Mapping[str, str]]
+    weights: Mapping[str, Mapping[Slot, str]]
+    derived: Mapping[Ref, str]
+    casts: frozenset[int]
+
+
+def batch_atoms(graph: Graph) -> frozenset[int]:
+    """The atoms that samples are counted by: those that lead dim 0 of an input and stand nowhere
+    else in any. An input of one dim counts only if no other has more."""
+    types = [node.outputs[0] for node in graph.with_role(Role.INPUT)]
+    several = [tensor for tensor in types if len(tensor.shape) > 1] or types
+    leading = {tensor.parts[0][0] for tensor in several if tensor.shape and tensor.parts[0]}
+    others = {atom for t in types for (slot, atom) in t.slots() if slot != (0, 0)}
+    return frozenset(leading - others)
+
+
+def find_products(graph: Graph) -> Products:
+    """The products with weights of a graph."""
+    derived = _derived(graph)
+    weights: dict[str, dict[Slot, str]] = {}
+    for node in _contractions(graph, Phase.FORWARD):
+        features = tuple(_features(node, derived))
+        if any(_is_summed(node, factor) for _, factor, _ in features):
+            for weight, factor, slot in features:
+                role = IN if _is_summed(node, factor) else OUT
+                weights.setdefault(weight.name, {}).setdefault(weight.slots[slot], role)
+    gradients = _gradients(graph)
+    roles: dict[str, dict[str, str]] = {}
+    for node in _contractions(graph, Phase.FORWARD, Phase.BACKWARD):
+        found = {
+            factor.name: weights[weight.name][weight.slots[slot]]
+            for weight, factor, slot in _features(node, derived)
+            if weight.slots[slot] in weights.get(weight.name, {})
+        } or _made(node, gradients, weights)
+        if found:
+            roles.setdefault(node.key, found)
+    names = {ref: weight.name for ref, weight in derived.items()}
+    joined = (ref.node for ref in gradients if any(r in gradients for r in _reads(graph, ref)))
+    return Products(roles, weights, names, frozenset((*(ref.node for ref in names), *joined)))
+
+
+def _reads(graph: Graph, ref: Ref) -> tuple[Ref, ...]:
+    return graph.nodes[ref.node].inputs
+
+
+def _contractions(graph: Graph, *phases: Phase) -> Iterator[Node]:
+    for node in graph.with_role(Role.OP):
+        if node.phase in phases and any(
+            sum(slot is not None for slot in f.inputs) > 1 and _is_summed(node, f)
+            for f in node.factors
+        ):
+            yield node
+
+
+def _is_summed(node: Node, factor: Factor) -> bool:
+    return not factor.members and any(slot is None for slot in factor.outputs)
+
+
+def _features(node: Node, derived: Mapping[Ref, Weight]) -> Iterator[tuple[Weight, Factor, Slot]]:
+    """(weight, factor, slot) of every dim of a weight that `node` multiplies with something else
+    than weights."""
+    weights = [(i, derived[ref]) for i, ref in enumerate(node.inputs) if ref in derived]
+    if len(weights) == len(node.inputs):
+        return
+    for i, weight in weights:
+        used = [(f, slot) for f in node.factors if (slot := f.inputs[i]) in weight.slots]
+        if len(weight.slots) > 1:
+            yield from ((weight, f, slot) for f, slot in used if slot is not None)
+
+
+def _made(
+    node: Node,
+    gradients: Mapping[Ref, Weight],
+    weights: Mapping[str, Mapping[Slot, str]],
+) -> dict[str, str]:
+    """The features among the factors of a product that makes the gradient of a weight."""
+    found: dict[str, str] = {}
+    for output in range(len(node.outputs)):
+        weight = gradients.get(Ref(node.index, output))
+        if weight is None or weight.name not in weights:
+            continue
+        for factor in node.factors:
+            slot = factor.outputs[output]
+            if slot is not None and slot in weight.slots:
+                role = weights[weight.name].get(weight.slots[slot])
+                found |= {} if role is None else {factor.name: role}
+    return found
+
+
+def _derived(graph: Graph) -> dict[Ref, Weight]:
+    """Every tensor that is a parameter, a view or a cast of one."""
+    found: dict[Ref, Weight] = {}
+    for node in graph.nodes:
+        if node.role is Role.PARAM:
+            slots = {slot: slot for slot, _ in node.outputs[0].slots()}
+            found[Ref(node.index)] = Weight(node.target, slots)
+        elif node.role is Role.OP and len(node.inputs) == 1 and node.inputs[0] in found:
+            weight = found[node.inputs[0]]
+            moved = _moved(node, weight.slots, lambda f: (f.inputs[0], f.outputs[0]))
+            if moved is not None:
+                found[Ref(node.index)] = Weight(weight.name, moved)
+    return found
+
+
+def _gradients(graph: Graph) -> dict[Ref, Weight]:
+    """Every tensor that becomes a parameter's gradient by views, casts and sums of several."""
+    found: dict[Ref, Weight] = {}
+    for node in reversed(graph.nodes):
+        if node.role is Role.GRAD:
+            tensor = graph.type_of(node.inputs[0])
+            slots = {slot: slot for slot, _ in tensor.slots()}
+            found.setdefault(node.inputs[0], Weight(node.target, slots))
+        weight = found.get(Ref(node.index))
+        if weight is None or node.role is not Role.OP or node.phase is not Phase.BACKWARD:
+            continue
+        for i, ref in enumerate(node.inputs):
+            moved = _moved(node, weight.slots, lambda f, i=i: (f.outputs[0], f.inputs[i]))
+            if moved is not None:
+                found.setdefault(ref, Weight(weight.name, moved))
+    return found
+
+
+def _moved(
+    node: Node, slots: Slots, ends: Callable[[Factor], tuple[Slot | None, Slot | None]]
+) -> Slots | None:
+    """`slots` on the other side of an op that neither adds dims nor takes any away; None for
+    others. `ends` are (this side, the other side) of a factor."""
+    found: dict[Slot, Slot] = {}
+    for factor in node.factors:
+        here, there = ends(factor)
+        if factor.members or here is None or there is None:
+            return None
+        if here in slots:
+            found[there] = slots[here]
+    return found if len(found) == len(slots) else None

@@ -1,0 +1,230 @@
+"""The typed, torch-free snapshot of a joint forward and backward graph.
+
+`tracer` makes it, 1:1 with the FX nodes of the joint graph it came from (same names, same order);
+the items of FX's single output node follow as one `Node` each. Everything between tracing and code
+generation reads this graph alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+Slot = tuple[int, int]
+"""(dim, part): one atom of one dim of a tensor."""
+
+_ITEMSIZE = {
+    "bool": 1, "uint8": 1, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1,
+    "int16": 2, "float16": 2, "bfloat16": 2, "int32": 4, "float32": 4,
+    "int64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes per element of a dtype named as torch names it ("bfloat16"); KeyError if unknown."""
+    return _ITEMSIZE[dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Atom:
+    """A factor of the model's dims that is never split further: batch, sequence, heads, ...
+
+    `in_param` says that some parameter has it; it decides how two mesh axes on it nest
+    (`redistribute.nesting`).
+    """
+
+    size: int
+    name: str
+    in_param: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Dtype name, global shape, and per dim the indices into `Graph.atoms` of its parts,
+    outermost first. The sizes of a dim's parts multiply to its size; a dim of size 1 has none."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * itemsize(self.dtype)
+
+    def slots(self) -> Iterator[tuple[Slot, int]]:
+        """((dim, part), atom) of every part, in order."""
+        for dim, parts in enumerate(self.parts):
+            for part, atom in enumerate(parts):
+                yield (dim, part), atom
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Ref:
+    """Output `output` of node `node`."""
+
+    node: int
+    output: int = 0
+
+
+Arg = Ref | int | float | bool | str | None | tuple["Arg", ...]
+"""An argument: tensors as `Ref`, dtypes, devices and layouts as text, lists as tuples."""
+
+
+class Role(StrEnum):
+    """What a node is to the training step."""
+
+    PARAM = "param"
+    BUFFER = "buffer"
+    INPUT = "input"
+    TANGENT = "tangent"
+    CONSTANT = "constant"
+    OP = "op"
+    LOSS = "loss"
+    """Output: a scalar the user calls backward on; every rank gets its value."""
+    VALUE = "value"
+    """Output: any other differentiable result; every rank gets all of it, and has a tangent."""
+    DETACHED = "detached"
+    """Output: returned without gradient, in a sharding of the planner's choice."""
+    MUTATION = "mutation"
+    """Output: the new value of a buffer (`target`)."""
+    UPDATE = "update"
+    """Output: the new value of a parameter (`target`) that forward changes in place."""
+    GRAD = "grad"
+    """Output: the gradient of a parameter (`target`)."""
+
+
+STORED_ROLES = frozenset({Role.UPDATE, Role.GRAD})
+"""Outputs that leave in the sharding that the parameter `target` is stored in."""
+
+OUTPUT_ROLES = STORED_ROLES | {Role.LOSS, Role.VALUE, Role.DETACHED, Role.MUTATION}
+
+
+class Phase(StrEnum):
+    """Which half of the step a node belongs to: what autograd adds is backward."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One atom of an op: where it sits in each tensor input and each output (None: absent).
+
+    Sharding it gives every input and output that has it `S(slot)` and every other input `R`. An
+    output that lacks it becomes `P`: the op sums over it. `whole` atoms must not be sharded.
+    `exchanged` ones make the op talk to its peers on the axis (`intra_op`); where it is `complete`
+    too, outputs that lack it come out `R`. A joint factor shards its `members`, factors of their
+    own, on one axis at once; it stands where any of them stands.
+    """
+
+    name: str
+    atom: int
+    inputs: tuple[Slot | None, ...]
+    outputs: tuple[Slot | None, ...]
+    whole: bool = False
+    exchanged: bool = False
+    complete: bool = False
+    members: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One op, placeholder or output item.
+
+    `inputs` lists the tensor arguments in the order in which they appear in `args`, then
+    `kwargs`. `key` names the node's class: nodes of equal blocks (layers.0, layers.1, ...) share
+    it, and take one decision. `factors`, `partial`, `mean` and `view` come from the op's rule:
+    each entry of `partial` is a set of inputs that may be partial together, which leaves every
+    output partial; `mean` says a reduced factor averages instead of sums; a `view` computes
+    nothing and shares its input's storage. `has_rule` is False for an op nobody has described: it
+    runs replicated. `target` is the name of a parameter, buffer or input, or the position of an
+    output. For `Role.GRAD`, `target` is the parameter's name. `handed` says what ranks are handed
+    of an input (`input_sharding.Handed`), if that is not all of it.
+    """
+
+    index: int
+    name: str
+    op: str
+    role: Role
+    phase: Phase
+    args: tuple[Arg, ...] = ()
+    kwargs: tuple[tuple[str, Arg], ...] = ()
+    inputs: tuple[Ref, ...] = ()
+    outputs: tuple[TensorType, ...] = ()
+    module: str = ""
+    key: str = ""
+    target: str = ""
+    factors: tuple[Factor, ...] = ()
+    partial: tuple[tuple[int, ...], ...] = ()
+    mean: bool = False
+    view: bool = False
+    has_rule: bool = True
+    source_line: str = ""
+    handed: str = ""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
+class Graph:
+    """Nodes in topological order, and the atoms their tensors are made of."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    atoms: tuple[Atom, ...]
+
+    def type_of(self, ref: Ref) -> TensorType:
+        return self.nodes[ref.node].outputs[ref.output]
+
+    def input_types(self, node: Node) -> tuple[TensorType, ...]:
+        return tuple(self.type_of(ref) for ref in node.inputs)
+
+    def with_role(self, *roles: Role) -> tuple[Node, ...]:
+        return tuple(node for node in self.nodes if node.role in roles)
+
+    def check(self) -> None:
+        """ValueError if the graph is not well formed: order, references, parts, factors, keys."""
+        for position, node in enumerate(self.nodes):
+            where = f"node {node.index} ({node.name}, {node.op})"
+            if node.index != position:
+                raise ValueError(f"{where}: stands at position {position}")
+            for ref in node.inputs:
+                if not 0 <= ref.node < position:
+                    raise ValueError(f"{where}: reads node {ref.node}, which does not precede it")
+                if ref.output >= len(self.nodes[ref.node].outputs):
+                    raise ValueError(f"{where}: reads output {ref.output} of node {ref.node}")
+            for tensor in node.outputs:
+                self._check_type(where, tensor)
+            for factor in node.factors:
+                self._check_factor(where, node, factor)
+
+    def _check_type(self, where: str, tensor: TensorType) -> None:
+        sizes = tuple(prod(self.atoms[a].size for a in parts) for parts in tensor.parts)
+        if sizes != tensor.shape:
+            raise ValueError(f"{where}: parts multiply to {sizes}, the shape is {tensor.shape}")
+
+    def _check_factor(self, where: str, node: Node, factor: Factor) -> None:
+        if factor.members:
+            return
+        types = (*self.input_types(node), *node.outputs)
+        slots = (*factor.inputs, *factor.outputs)
+        if len(types) != len(slots):
+            raise ValueError(f"{where}: factor {factor.name} covers {len(slots)} tensors")
+        for tensor, slot in zip(types, slots, strict=True):
+            if slot is not None and tensor.parts[slot[0]][slot[1]] != factor.atom:
+                raise ValueError(f"{where}: factor {factor.name} is not atom {factor.atom} there")
+
+    def __str__(self) -> str:
+        """One line per node, for people and for golden tests."""
+        return "\n".join(_line(self, node) for node in self.nodes)
+
+
+def _line(graph: Graph, node: Node) -> str:
+    def show(tensor: TensorType) -> str:
+        dims = ("*".join(graph.atoms[a].name for a in parts) or "1" for parts in tensor.parts)
+        return f"{tensor.dtype}[{' '.join(dims)}]"
+
+    outputs = ", ".join(map(show, node.outputs))
+    inputs = ", ".join(f"%{r.node}" + (f".{r.output}" if r.output else "") for r in node.inputs)
+    what = node.op if node.role is Role.OP else f"{node.role.value} {node.target}"
+    return f"%{node.index} = {what}({inputs}) -> {outputs}  # {node.key}"

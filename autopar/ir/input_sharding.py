@@ -1,0 +1,78 @@
+"""How the ranks are handed an input: each all of it, or each a piece.
+
+A grid of all ranks (row-major, slowest axis first) and a sharding over it say which piece. Written
+`[S(0)] on 4`: four ranks, each with a quarter of dim 0, in order of rank. `Node.handed` has it;
+empty text means that every rank is handed all. A plan whose mesh cuts the input in the same way
+starts from the pieces; otherwise the input is put together before the program runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from autopar.ir.graph import Atom, Graph, Node, Role
+from autopar.ir.redistribute import nesting
+from autopar.ir.sharding import Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """`sharding` over ranks in a grid of `sizes`."""
+
+    sharding: Sharding
+    sizes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.sharding} on {'x'.join(map(str, self.sizes))}"
+
+    @staticmethod
+    def parse(text: str) -> Handed:
+        """The inverse of `str`; ValueError on anything else."""
+        sharding, _, sizes = text.partition(" on ")
+        return Handed(Sharding.parse(sharding), tuple(map(int, sizes.split("x"))))
+
+
+def with_handed(graph: Graph, handed: Mapping[str, str]) -> Graph:
+    """`graph` with `handed` as how its inputs, by target, come to the ranks."""
+    return replace(
+        graph,
+        nodes=tuple(
+            replace(node, handed=handed[node.target])
+            if node.role is Role.INPUT and handed.get(node.target)
+            else node
+            for node in graph.nodes
+        ),
+    )
+
+
+def input_state(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> Sharding:
+    """The state in which an input is there when a program on a mesh of `sizes` starts."""
+    whole = Sharding.replicated(len(sizes))
+    if not node.handed:
+        return whole
+    handed = Handed.parse(node.handed)
+    if handed.sizes == tuple(sizes):
+        state = handed.sharding
+    elif len(handed.sizes) == 1:
+        state = Sharding(handed.sharding.placements * len(sizes))
+    else:
+        return whole
+    return state if _is_cut_so(node, atoms, state, sizes) else whole
+
+
+def _is_cut_so(node: Node, atoms: Sequence[Atom], state: Sharding, sizes: Sequence[int]) -> bool:
+    """Whether `state` of the node's tensor is what the ranks are handed: even pieces of a dim's
+    outermost atom, cut by the slowest axis first, as ranks are counted."""
+    if state.has_partial:
+        return False
+    for dim, parts in enumerate(node.outputs[0].parts):
+        axes = state.axes_on((dim, 0))
+        if axes and not parts:
+            return False
+        if axes:
+            atom = atoms[parts[0]]
+            if nesting(atom, axes) != axes or atom.size % prod(sizes[k] for k in axes):
+                return False
+    return True

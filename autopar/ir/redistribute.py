@@ -1,0 +1,204 @@
+"""Moving a tensor from one sharding to another: the one list of collectives that is priced and
+emitted.
+
+A *state* is a sharding the tensor can be in. A `Collective` changes the placement on one mesh axis.
+Two axes on one atom nest: the outer one cuts it first, and only the innermost may be added or
+removed, so that every rank holds one contiguous piece of the atom at all times. A dim that is cut
+into uneven chunks (`uneven`) is joined, from the innermost chunks on, before anything else is
+done with it; a gradient is cut in the opposite order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from autopar.ir.graph import Atom, Slot, TensorType, itemsize
+from autopar.ir.sharding import P, Placement, R, S, Sharding
+from autopar.ir.uneven import chunk_length, chunked_axes, chunked_dim, fits, largest
+
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "slice")
+_CHUNK_STEPS = ({"C", "R"}, {"C", "P"})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Collective:
+    """One step on mesh axis `axis`: `source` placement there becomes `target`. `slice` is local."""
+
+    kind: str
+    axis: int
+    source: Placement
+    target: Placement
+
+    @property
+    def chunks(self) -> bool:
+        """Whether it joins or cuts chunks that may be uneven."""
+        return "C" in (self.source.kind, self.target.kind)
+
+    def __str__(self) -> str:
+        return f"{self.kind}@{self.axis} {self.source}->{self.target}"
+
+
+def nesting(atom: Atom, axes: Sequence[int]) -> tuple[int, ...]:
+    """The mesh axes that shard `atom`, outermost first.
+
+    Atoms of parameters are cut by the fastest axis (the last) first: a gather over the slow axis
+    then moves the pieces that are already small. Other atoms (batch, sequence) are cut by the
+    slowest axis first, so that the fast one can be exchanged while the slow one stays.
+    """
+    return tuple(sorted(axes, reverse=atom.in_param))
+
+
+def is_legal(
+    tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
+) -> bool:
+    """Whether every sharded part divides evenly by the axes on it, and exists; of a dim that is cut
+    into chunks, whether its other cuts go before (`uneven.fits`)."""
+    ways: dict[Slot, int] = {}
+    for axis, placement in enumerate(sharding):
+        if placement.kind == "S":
+            ways[placement.slot] = ways.get(placement.slot, 1) * sizes[axis]
+    table = dict(tensor.slots())
+    even = all(slot in table and atoms[table[slot]].size % n == 0 for slot, n in ways.items())
+    return even and fits(tensor, sharding)
+
+
+def local_part_sizes(
+    tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Per dim, the sizes of its parts on one rank, before any cut into chunks. The sharding must be
+    legal."""
+    ways: dict[Slot, int] = {}
+    for placement, size in zip(sharding.placements, sizes, strict=True):
+        if placement.kind == "S":
+            ways[placement.slot] = ways.get(placement.slot, 1) * size
+    return tuple(
+        tuple(atoms[atom].size // ways.get((dim, part), 1) for part, atom in enumerate(parts))
+        for dim, parts in enumerate(tensor.parts)
+    )
+
+
+def local_shape(
+    tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
+) -> tuple[int, ...]:
+    """The shape of one rank's piece; of chunks that are uneven, of the largest. The sharding must
+    be legal."""
+    shape = tuple(map(prod, local_part_sizes(tensor, atoms, sharding, sizes)))
+    dim = chunked_dim(sharding)
+    if dim is None:
+        return shape
+    rows = largest(shape[dim], (sizes[k] for k in chunked_axes(sharding)))
+    return (*shape[:dim], rows, *shape[dim + 1 :])
+
+
+def local_bytes(
+    tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
+) -> int:
+    """Bytes of one rank's piece, the largest if they differ. The sharding must be legal."""
+    return prod(local_shape(tensor, atoms, sharding, sizes)) * itemsize(tensor.dtype)
+
+
+def placements(
+    tensor: TensorType, atoms: Sequence[Atom], size: int, *, partial: bool
+) -> tuple[Placement, ...]:
+    """What one axis of `size` ranks can be, on its own, in canonical order: R, shards, P."""
+    shards = (S(*slot) for slot, atom in tensor.slots() if atoms[atom].size % size == 0)
+    return (R, *shards, P) if partial else (R, *shards)
+
+
+def states(
+    tensor: TensorType, atoms: Sequence[Atom], sizes: Sequence[int], *, partial: bool
+) -> tuple[Sharding, ...]:
+    """Every legal sharding of `tensor` over axes of `sizes`, in canonical order."""
+    per_axis = (placements(tensor, atoms, size, partial=partial) for size in sizes)
+    candidates = (Sharding(combination) for combination in product(*per_axis))
+    return tuple(s for s in candidates if is_legal(tensor, atoms, s, sizes))
+
+
+def collective(axis: int, source: Placement, target: Placement) -> Collective | None:
+    """The step that turns `source` into `target` on one axis; None where there is none."""
+    if source == target or target == P:
+        return None
+    if "C" in (source.kind, target.kind) and {source.kind, target.kind} not in _CHUNK_STEPS:
+        return None
+    if source == P:
+        kind = "all_reduce" if target == R else "reduce_scatter"
+    elif source == R:
+        kind = "slice"
+    else:
+        kind = "all_gather" if target == R else "all_to_all"
+    return Collective(kind, axis, source, target)
+
+
+def step(
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    source: Sharding,
+    target: Sharding,
+) -> Collective | None:
+    """The single collective from `source` to `target`, two legal states that differ on one axis;
+    None if they differ on several, or if the axis is not innermost where it shards."""
+    pairs = zip(source.placements, target.placements, strict=True)
+    changed = [k for k, (a, b) in enumerate(pairs) if a != b]
+    if len(changed) != 1:
+        return None
+    (axis,) = changed
+    if not _leaves_chunks_alone(source, target, axis):
+        return None
+    for sharding in (source, target):
+        placement = sharding[axis]
+        if placement.kind == "S":
+            atom = atoms[tensor.parts[placement.dim][placement.part]]
+            if nesting(atom, sharding.axes_on(placement.slot))[-1] != axis:
+                return None
+    return collective(axis, source[axis], target[axis])
+
+
+def _leaves_chunks_alone(source: Sharding, target: Sharding, axis: int) -> bool:
+    """Whether a change on `axis` touches no other chunks than the innermost. Ranks hold chunks of
+    different sizes: beside joining and cutting them, only a sum can be made of them as they are."""
+    for sharding in (source, target):
+        chunks = chunked_axes(sharding)
+        if sharding[axis].kind == "C" and chunks[-1] != axis:
+            return False
+        if chunks and "C" not in (source[axis].kind, target[axis].kind):
+            return (source[axis], target[axis]) == (P, R)
+    return True
+
+
+def buffer_bytes(
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    source: Sharding,
+    target: Sharding,
+    move: Collective,
+    sizes: Sequence[int],
+) -> tuple[int, int]:
+    """Bytes of what one rank gives to and gets from `move` = step(source, target), the most of any
+    rank. Chunks travel padded to equal length."""
+    given, got = (local_bytes(tensor, atoms, state, sizes) for state in (source, target))
+    if not move.chunks or move.kind == "slice":
+        return given, got
+    gathers = move.kind == "all_gather"
+    joined, dim = (target, move.source.dim) if gathers else (source, move.target.dim)
+    rows, ways = local_shape(tensor, atoms, joined, sizes)[dim], sizes[move.axis]
+    piece = (got if gathers else given) // rows * chunk_length(rows, ways)
+    return (piece, ways * piece) if gathers else (ways * piece, piece)
+
+
+def chunk_index(
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    sharding: Sharding,
+    sizes: Sequence[int],
+    coordinate: Sequence[int],
+    slot: Slot,
+) -> tuple[int, int]:
+    """(index, count): which of how many equal pieces of `slot` the rank at `coordinate` has."""
+    atom = atoms[tensor.parts[slot[0]][slot[1]]]
+    index, count = 0, 1
+    for axis in nesting(atom, sharding.axes_on(slot)):
+        index, count = index * sizes[axis] + coordinate[axis], count * sizes[axis]
+    return index, count

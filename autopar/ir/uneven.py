@@ -1,0 +1,106 @@
+"""Dims cut into chunks that may be uneven: how parameters are stored where sizes do not divide.
+
+`C(dim)` cuts a dim as DTensor's `Shard(dim)` and `torch.chunk` do: of `n` rows over `p` ranks each
+gets ceil(n / p), the last ones fewer or none. The axes that cut a dim follow each other from the
+fastest (last) to the slowest, as on the `DeviceMesh` of parameters. For as long as the sizes divide
+the dim's first part the cut is the even `S(dim)`; from the first axis that does not, it is `C(dim)`
+of what is left, and the parts of the dim no longer matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import prod
+
+from autopar.ir.graph import Atom, TensorType
+from autopar.ir.sharding import C, Placement, R, S, Sharding
+
+
+def held(size: int, cuts: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """(start, length) of the rows left of `size` after `cuts`, each (ways, index): of that many
+    chunks the one at that index is kept. `start` is counted from the first of the `size` rows."""
+    start, length = 0, size
+    for ways, index in cuts:
+        chunk = chunk_length(length, ways)
+        first = min(index * chunk, length)
+        start, length = start + first, min(chunk, length - first)
+    return start, length
+
+
+def chunk_length(size: int, ways: int) -> int:
+    """Rows of the largest of `ways` chunks."""
+    return -(-size // ways)
+
+
+def largest(size: int, all_ways: Iterable[int]) -> int:
+    """Rows of the largest piece after cuts into `all_ways`, one after the other."""
+    for ways in all_ways:
+        size = chunk_length(size, ways)
+    return size
+
+
+def chunked_axes(sharding: Sharding) -> tuple[int, ...]:
+    """The axes that cut a dim into chunks, outermost (fastest) first."""
+    found = [k for k, placement in enumerate(sharding.placements) if placement.kind == "C"]
+    return tuple(reversed(found))
+
+
+def chunked_dim(sharding: Sharding) -> int | None:
+    """The dim that is cut into chunks, if one is."""
+    axes = chunked_axes(sharding)
+    return sharding[axes[0]].dim if axes else None
+
+
+def without_chunks(sharding: Sharding) -> Sharding:
+    """What the tensor lies in before it is cut into chunks."""
+    return Sharding(tuple(R if p.kind == "C" else p for p in sharding))
+
+
+def fits(tensor: TensorType, sharding: Sharding) -> bool:
+    """Whether the chunks of `sharding`, if any, are pieces that a rank can hold: of one dim, which
+    other axes cut before them and in its first part only."""
+    axes = chunked_axes(sharding)
+    if not axes:
+        return True
+    dims = {sharding[k].dim for k in axes}
+    even = [k for k, p in enumerate(sharding) if p.kind == "S" and p.dim in dims]
+    return (
+        len(dims) == 1
+        and max(dims) < len(tensor.shape)
+        and all(sharding[k].part == 0 and k > axes[0] for k in even)
+    )
+
+
+def is_padded(tensor: TensorType, source: Sharding, target: Sharding, sizes: Sequence[int]) -> bool:
+    """Whether some rank pads its chunk in the step that joins or cuts one of them."""
+    cut = max((source, target), key=lambda s: len(chunked_axes(s)))
+    dim = chunked_dim(cut)
+    axes = [k for k, p in enumerate(cut) if p.kind != "R" and p.dim == dim]
+    return dim is not None and tensor.shape[dim] % prod(sizes[k] for k in axes) != 0
+
+
+def stored(
+    tensor: TensorType, atoms: Sequence[Atom], dims: Sequence[int | None], sizes: Sequence[int]
+) -> Sharding:
+    """The sharding whose pieces are DTensor's when axis k has `Shard(dims[k])`, or `Replicate()`
+    where that is None."""
+    placements: list[Placement] = [R] * len(sizes)
+    ways: dict[int, int] = {}
+    uneven: set[int] = set()
+    for axis in reversed(range(len(sizes))):
+        dim = dims[axis]
+        if dim is None:
+            continue
+        parts = tensor.parts[dim]
+        ways[dim] = ways.get(dim, 1) * sizes[axis]
+        if dim in uneven or not parts or atoms[parts[0]].size % ways[dim]:
+            uneven.add(dim)
+        placements[axis] = C(dim) if dim in uneven else S(dim)
+    return Sharding(tuple(placements))
+
+
+def chunkable_dim(tensor: TensorType, sizes: Sequence[int]) -> int | None:
+    """The dim that is offered for uneven storage: the first with an element for each device; None
+    if the tensor is too small to be shared."""
+    num_devices = prod(sizes)
+    return next((dim for dim, size in enumerate(tensor.shape) if size >= num_devices), None)

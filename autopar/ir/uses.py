@@ -1,0 +1,119 @@
+"""Who uses which tensor: the groups of uses that share redistributions.
+
+Views compute nothing, so a use of a view is a use of its *root*, the tensor that some op made or a
+placeholder is; it is redistributed there, and the views are taken of the result. All uses of one
+root in one phase form a `Group`: a redistribution that several of them need happens once. A root of
+the forward phase that the backward phase uses as well has a group in each: it *crosses*. What is
+handed over is the root in one state, its *kept* state, from which the second group starts. Prices
+and code generation both start from these groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import ReferenceType
+
+from autopar.ir.choices import pull_back
+from autopar.ir.graph import Graph, Phase, Ref, Role
+from autopar.ir.sharding import Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Tensor input `arg` of node `node` reads a root through `chain`, the views between them, the
+    one next to the root first."""
+
+    node: int
+    arg: int
+    chain: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The uses of `root` in `phase`. `key` is equal for groups of equal blocks whose uses are
+    alike, and only for them. `crosses` says of both groups of a root that it has both."""
+
+    key: str
+    root: Ref
+    phase: Phase
+    uses: tuple[Use, ...]
+    crosses: bool = False
+
+
+def root_of(graph: Graph, ref: Ref) -> tuple[Ref, tuple[int, ...]]:
+    """The root of `ref`, and the views that lead from it to `ref`, the first next to the root."""
+    chain: list[int] = []
+    while graph.nodes[ref.node].view:
+        chain.append(ref.node)
+        ref = graph.nodes[ref.node].inputs[0]
+    return ref, tuple(reversed(chain))
+
+
+def requirement(graph: Graph, use: Use, sharding: Sharding) -> Sharding | None:
+    """What the root must be in for the use to find its input in `sharding`; None if impossible."""
+    current: Sharding | None = sharding
+    for index in reversed(use.chain):
+        if current is not None:
+            current = pull_back(graph, graph.nodes[index], current)
+    return current
+
+
+_known: dict[int, tuple[ReferenceType[Graph], tuple[Group, ...]]] = {}
+"""The groups of graphs that are there, by identity: every mesh asks for them, more than once."""
+
+
+def groups(graph: Graph) -> tuple[Group, ...]:
+    """Every group of the graph, in order of the root and then of the phase."""
+    number = id(graph)
+    held, found = _known.get(number, (None, ()))
+    if held is None or held() is not graph:
+        found = _find_groups(graph)
+        _known[number] = ReferenceType(graph, lambda _: _known.pop(number, None)), found
+    return found
+
+
+def _find_groups(graph: Graph) -> tuple[Group, ...]:
+    uses: dict[tuple[Ref, Phase], list[Use]] = {}
+    for node in graph.nodes:
+        if node.view:
+            continue
+        for arg, ref in enumerate(node.inputs):
+            root, chain = root_of(graph, ref)
+            uses.setdefault((root, node.phase), []).append(Use(node.index, arg, chain))
+    signatures: dict[str, dict[tuple[object, ...], int]] = {}
+    found: list[Group] = []
+    for root, phase in sorted(uses, key=lambda item: (item[0], item[1].value)):
+        members = tuple(uses[root, phase])
+        base = f"{root_key(graph, root)}@{phase.value}"
+        seen = signatures.setdefault(base, {})
+        crosses = all((root, each) in uses for each in Phase)
+        ordinal = seen.setdefault((crosses, *_signature(graph, members)), len(seen))
+        key = f"{base}#{ordinal}" if ordinal else base
+        found.append(Group(key, root, phase, members, crosses))
+    return tuple(found)
+
+
+SAVED = "saved:"
+"""Before the key of an activation, in the name of the decision how it is saved."""
+
+
+def root_key(graph: Graph, root: Ref) -> str:
+    """The class of a root: its node's key, and which output it is where there are several."""
+    node = graph.nodes[root.node]
+    return f"{node.key}.{root.output}" if len(node.outputs) > 1 else node.key
+
+
+def _signature(graph: Graph, uses: Sequence[Use]) -> tuple[object, ...]:
+    return tuple(
+        sorted(
+            (graph.nodes[u.node].key, u.arg, tuple(graph.nodes[v].key for v in u.chain))
+            for u in uses
+        )
+    )
+
+
+def is_saved(graph: Graph, group: Group) -> bool:
+    """Whether the group's root crosses from forward to backward as an activation."""
+    root = graph.nodes[group.root.node]
+    return group.phase is Phase.BACKWARD and root.phase is Phase.FORWARD and root.role is Role.OP

@@ -1,0 +1,148 @@
+"""Whether a stored plan fits a model and its inputs, and if not, what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import gcd
+
+from autopar.cluster.parsing import parse_cluster
+from autopar.errors import ClusterError, PlanMismatchError
+from autopar.ir.graph import Graph, Role
+from autopar.ir.mesh import Cluster
+from autopar.plans.plan import Plan, Structure, mesh_text
+
+_SHOWN = 5
+
+ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
+"""Shape and dtype name of each parameter, by its name."""
+
+
+def check_world(structure: Structure, world_size: int) -> None:
+    """PlanMismatchError if the plan is for another number of devices."""
+    mesh = mesh_text(structure.mesh)
+    wanted = 1
+    for axis in structure.mesh:
+        wanted *= axis.size
+    if wanted != world_size:
+        raise PlanMismatchError(
+            f"the plan is for {_count(wanted, 'device')} (mesh {mesh}), but "
+            f"{_count(world_size, 'process')} run: start {wanted} with torchrun, or plan again for "
+            f"{world_size}"
+        )
+
+
+def check_cluster(cluster: Cluster, world_size: int) -> None:
+    """PlanMismatchError if the cluster has another number of devices."""
+    if cluster.num_devices != world_size:
+        raise PlanMismatchError(
+            f"cluster {cluster.name} has {_count(cluster.num_devices, 'device')}, but "
+            f"{_count(world_size, 'process')} run: start one process per device with torchrun, or "
+            "leave out cluster= to use what is there"
+        )
+
+
+def check_params(structure: Structure, params: ParamTypes) -> None:
+    """PlanMismatchError, naming them, if the model's parameters are not those of the plan."""
+    _refuse(structure, _param_differences(structure, params))
+
+
+def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
+    """PlanMismatchError, field by field, unless the plan was made for this very graph."""
+    if structure.fingerprint == fingerprint:
+        return
+    params = {
+        node.target: (node.outputs[0].shape, node.outputs[0].dtype)
+        for node in graph.with_role(Role.PARAM)
+    }
+    differences = _param_differences(structure, params)
+    differences += _input_differences(structure, graph)
+    mine = {node.key: node.op for node in graph.with_role(Role.OP) if not node.view}
+    added = sorted(key for key in mine if key not in structure.ops)
+    gone = sorted(key for key in structure.ops if key not in mine)
+    if added:
+        differences.append(f"only the model has the ops {_list(added)}")
+    if gone:
+        differences.append(f"only the plan has the ops {_list(gone)}")
+    if not differences:
+        differences = [
+            f"the same ops are joined otherwise (fingerprint {structure.fingerprint} in the plan, "
+            f"{fingerprint} of the model)"
+        ]
+    _refuse(structure, differences)
+
+
+def planned_kind(plan: Plan | None) -> str | None:
+    """The kind of device a plan is for; None if its cluster was described in a file."""
+    if plan is None:
+        return None
+    try:
+        return parse_cluster(plan.structure.cluster).device.kind
+    except ClusterError:
+        return None
+
+
+def undivided_batch(graph: Graph, num_devices: int) -> str:
+    """A sentence on a batch that the devices cannot share."""
+    for node in graph.with_role(Role.INPUT):
+        shape = node.outputs[0].shape
+        if len(shape) > 1 and num_devices > 1 and gcd(shape[0], num_devices) < num_devices:
+            return (
+                f". The batch cannot be spread over all devices: dim 0 of input {node.target} is "
+                f"{shape[0]}, which {num_devices} does not divide"
+            )
+    return ""
+
+
+def describe_inputs(graph: Graph) -> tuple[str, ...]:
+    """`0: int64[8, 128]` of every tensor input, as `Structure.inputs` has them, and what ranks are
+    handed of it: `0: int64[8, 128] [S(0)] on 4`."""
+    return tuple(
+        f"{node.target}: {node.outputs[0].dtype}{list(node.outputs[0].shape)} {node.handed}".strip()
+        for node in graph.with_role(Role.INPUT)
+    )
+
+
+def _param_differences(structure: Structure, params: ParamTypes) -> list[str]:
+    differences: list[str] = []
+    added = sorted(name for name in params if name not in structure.params)
+    gone = sorted(name for name in structure.params if name not in params)
+    if added:
+        differences.append(f"only the model has the parameters {_list(added)}")
+    if gone:
+        differences.append(f"only the plan has the parameters {_list(gone)}")
+    changed = [
+        f"{name} ({stored.dtype}{list(stored.shape)} in the plan, "
+        f"{params[name][1]}{list(params[name][0])} in the model)"
+        for name, stored in sorted(structure.params.items())
+        if name in params and (stored.shape, stored.dtype) != params[name]
+    ]
+    if changed:
+        differences.append(f"parameters differ: {_list(changed)}")
+    return differences
+
+
+def _input_differences(structure: Structure, graph: Graph) -> list[str]:
+    mine = describe_inputs(graph)
+    if mine == structure.inputs:
+        return []
+    return [f"the plan is for inputs {_list(structure.inputs)}, the call has {_list(mine)}"]
+
+
+def _refuse(structure: Structure, differences: Iterable[str]) -> None:
+    text = "; ".join(differences)
+    if text:
+        raise PlanMismatchError(
+            f"the plan, made for {structure.model}, does not fit this model and its inputs: "
+            f"{text}. Plan again for what you run"
+        )
+
+
+def _list(items: Iterable[str]) -> str:
+    found = list(items)
+    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return (", ".join(found[:_SHOWN]) or "none") + more
+
+
+def _count(n: int, what: str) -> str:
+    plural = f"{what}es" if what.endswith("s") else f"{what}s"
+    return f"{n} {what if n == 1 else plural}"

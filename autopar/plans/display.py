@@ -1,0 +1,75 @@
+"""The methods with which a plan shows itself.
+
+What they return is made by parts that stand above the plan: by `pages`, which the package brings
+(`show_with`) when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from autopar.plans.plan import Plan
+    from autopar.report.reasons import Reasons
+    from autopar.report.summary import Summary
+    from autopar.report.verdict import Verdict
+
+
+_makers: list[Callable[[], Any]] = []
+
+
+def show_with(pages: Callable[[], Any]) -> None:
+    """Plans show themselves with what `pages` returns: the module `driver.pages`."""
+    _makers[:] = [pages]
+
+
+def _pages() -> Any:
+    return _makers[0]()
+
+
+class Shown:
+    """Base of `Plan`."""
+
+    __slots__ = ()
+
+    def summary(self) -> Summary:
+        """What the plan decided and what it costs, as values; printed, it is the page of `autopar
+        show`."""
+        return _pages().summarize(_plan(self))
+
+    def explain(
+        self,
+        name: str = "",
+        *,
+        model: Any = None,
+        inputs: Any = None,
+        cluster: Any = None,
+        profile: Any = None,
+        progress: Callable[[str], None] | None = None,
+    ) -> Reasons:
+        """Why a parameter, a module or an op (by its key) is as it is, or all of the plan; printed,
+        it is the page of `autopar explain`.
+
+        With the `model` and `inputs` that were planned, the alternatives too: see
+        `alternatives.explain_plan`, which has the other arguments and the errors.
+        """
+        return _pages().explain(_plan(self), name, model, inputs, cluster, profile, progress)
+
+    def diff(self, other: Plan, fail_over: str = "") -> Verdict:
+        """What is different in `other`, and whether it counts; printed, it is the page of `autopar
+        diff`. `fail_over` is as there (`time=2%,memory=1%`); without it every decision counts, and
+        estimates that moved by more than 1 %."""
+        return _pages().judged(_plan(self), other, fail_over)
+
+    def _repr_html_(self) -> str:
+        return _pages().fragment(self.summary())
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """For notebooks: as text, a plan is its page, not all of its fields."""
+        return {"text/plain": str(self.summary()), "text/html": self._repr_html_()}
+
+
+def _plan(shown: Shown) -> Plan:
+    """What is shown: there is no other class of it."""
+    return cast("Plan", shown)

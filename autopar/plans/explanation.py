@@ -1,0 +1,57 @@
+"""What a plan's decisions are worth: the step with every other sharding of a tensor, and the step
+with more memory or a faster link, when all other decisions may adapt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.ir.mesh import Mesh
+from autopar.ir.problem import Status
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A sharding that a tensor may have.
+
+    `step_ns` is the step of the best plan found with it, and `bound_ns` what no plan with it beats.
+    `status` says what is known: `OPTIMAL` (both are equal), `FEASIBLE` (a gap), `INFEASIBLE` (no
+    plan with it fits in memory), `LIMIT` (only the bound: it was not solved for).
+    """
+
+    sharding: str
+    is_chosen: bool
+    step_ns: int | None
+    bound_ns: int
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The alternatives of a tensor, the fastest first, then those with a bound alone, then those
+    that do not fit. `subject` says which tensor and what is fixed; `step_ns` is the plan's step."""
+
+    subject: str
+    mesh: Mesh
+    step_ns: int
+    alternatives: tuple[Alternative, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Benefit:
+    """The step before and after a change of what the plan has to work with.
+
+    `estimate_ns` needs no solve: for memory it is a bound by duals (no plan is faster; None where
+    the relaxation is too large), for a link the step of the plan as it is (the best one is not
+    slower). `step_ns` is that of the best plan for the change, `bound_ns` a proven bound on it.
+    """
+
+    change: str
+    before_ns: int
+    estimate_ns: int | None
+    step_ns: int
+    bound_ns: int
+
+    @property
+    def gain_ns(self) -> int:
+        """By how much the step is shorter."""
+        return self.before_ns - self.step_ns

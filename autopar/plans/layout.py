@@ -1,0 +1,141 @@
+"""A plan's decisions, parsed for the graph they are for: the state of every tensor at every use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from autopar.errors import PlanMismatchError
+from autopar.ir.choices import pull_back, shardings
+from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
+from autopar.ir.input_sharding import input_state
+from autopar.ir.redistribute import local_bytes
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group, Use, root_key
+from autopar.plans.plan import Structure
+
+Pair = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
+"""The shardings of a node's inputs and of its outputs."""
+
+
+class Move(NamedTuple):
+    """One step of a group's route."""
+
+    source: Sharding
+    target: Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A plan's decisions, parsed: the sharding of every tensor at every use."""
+
+    graph: Graph
+    num_axes: int
+    structure: Structure
+    routes: Mapping[str, tuple[Move, ...]]
+    _pairs: dict[str, Pair] = field(default_factory=dict[str, Pair])
+    _asked: dict[tuple[Ref, Phase], tuple[Sharding, ...]] = field(
+        default_factory=dict[tuple[Ref, Phase], tuple[Sharding, ...]]
+    )
+    _held: dict[tuple[str, Sharding], int] = field(default_factory=dict[tuple[str, Sharding], int])
+    _pulled: dict[tuple[str, Sharding], Sharding | None] = field(
+        default_factory=dict[tuple[str, Sharding], Sharding | None]
+    )
+
+    def pair(self, node: Node) -> Pair:
+        """(inputs, outputs) of a node that is neither a view nor a gradient."""
+        if node.key not in self._pairs:
+            self._pairs[node.key] = self._find(node)
+        return self._pairs[node.key]
+
+    def _find(self, node: Node) -> Pair:
+        if node.role is Role.OP:
+            choice = self.structure.ops.get(node.key)
+            if choice is None:
+                raise PlanMismatchError(f"the plan has no decision for {node.key} ({node.op})")
+            return shardings(node, choice)
+        if node.role is Role.DETACHED:
+            return (Sharding.parse(self.structure.outputs[node.key]),), ()
+        if node.role is Role.INPUT:
+            sizes = tuple(axis.size for axis in self.structure.mesh)
+            return (), (input_state(node, self.graph.atoms, sizes),)
+        whole = Sharding.replicated(self.num_axes)
+        return (whole,) * len(node.inputs), (whole,) * len(node.outputs)
+
+    def seen_through(self, use: Use, sharding: Sharding) -> tuple[Sharding, ...] | None:
+        """`sharding`, in which a use finds its input, behind what the root and each view but the
+        last of the use's chain are in for that; None if the root can be in nothing of the sort."""
+        states = [sharding]
+        for index in reversed(use.chain):
+            view = self.graph.nodes[index]
+            known = view.key, states[-1]
+            if known not in self._pulled:
+                self._pulled[known] = pull_back(self.graph, view, states[-1])
+            state = self._pulled[known]
+            if state is None:
+                return None
+            states.append(state)
+        return tuple(reversed(states))
+
+    def source(self, group: Group) -> Sharding:
+        """The state the group's tensor starts in."""
+        root = self.graph.nodes[group.root.node]
+        if group.phase is Phase.BACKWARD and root.phase is Phase.FORWARD:
+            return self.kept(group.root)
+        if root.role is Role.PARAM:
+            return Sharding.parse(self.structure.params[root.target].storage)
+        return self.pair(root)[1][group.root.output]
+
+    def kept(self, ref: Ref) -> Sharding:
+        """The state in which a root of the forward phase is handed to the backward phase."""
+        root = self.graph.nodes[ref.node]
+        if root.role is Role.PARAM:
+            return Sharding.parse(self.structure.params[root.target].kept)
+        saved = self.structure.saved.get(root_key(self.graph, ref))
+        return self.pair(root)[1][ref.output] if saved is None else Sharding.parse(saved)
+
+    def asked(self, group: Group) -> tuple[Sharding, ...]:
+        """The states the group's uses ask its tensor to be in, one per use."""
+        known = group.root, group.phase
+        if known not in self._asked:
+            self._asked[known] = self._find_asked(group)
+        return self._asked[known]
+
+    def _find_asked(self, group: Group) -> tuple[Sharding, ...]:
+        found: list[Sharding] = []
+        for use in group.uses:
+            user = self.graph.nodes[use.node]
+            if user.role in STORED_ROLES:
+                wanted = Sharding.parse(self.structure.params[user.target].storage)
+            else:
+                wanted = self.pair(user)[0][use.arg]
+            states = self.seen_through(use, wanted)
+            if states is None:
+                raise PlanMismatchError(f"{user.key}: no sharding of {group.key} gives {wanted}")
+            found.append(states[0])
+        return tuple(found)
+
+    def held_bytes(self, ref: Ref, state: Sharding) -> int:
+        """Bytes of one rank's piece of a tensor in `state`, the largest if they differ."""
+        known = root_key(self.graph, ref), state
+        if known not in self._held:
+            sizes = tuple(axis.size for axis in self.structure.mesh)
+            tensor = self.graph.type_of(ref)
+            self._held[known] = local_bytes(tensor, self.graph.atoms, state, sizes)
+        return self._held[known]
+
+    def ends(self, group: Group) -> tuple[Sharding, ...]:
+        """Every state the group's tensor has to reach: what is asked for, and what is kept."""
+        if group.crosses and group.phase is Phase.FORWARD:
+            return (*self.asked(group), self.kept(group.root))
+        return self.asked(group)
+
+
+def parse_layout(graph: Graph, structure: Structure) -> Layout:
+    """The decisions of `structure` for `graph`."""
+    routes = {
+        key: tuple(Move(*map(Sharding.parse, text.split(" -> "))) for text in steps)
+        for key, steps in structure.routes.items()
+    }
+    return Layout(graph, len(structure.mesh), structure, routes)

@@ -1,0 +1,137 @@
+"""What a user can ask of the planner, beside the model and the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import inf, isfinite
+from numbers import Real
+from typing import Any
+
+from autopar.cluster.mesh_shapes import MeshLike, read_mesh
+from autopar.errors import ArgumentError, AutoparError
+from autopar.ir.graph import Graph
+from autopar.ir.mesh import Mesh
+from autopar.ir.units import parse_bytes, parse_seconds
+from autopar.plans.constraints import (
+    Constraint,
+    Forbidden,
+    Pins,
+    check_strategy,
+    parse_forbidden,
+    parse_pins,
+)
+from autopar.plans.matching import matches, settle
+from autopar.plans.strategies import expand
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """`mesh` is a shape ("8x8", "dp=8,tp=8"), or "auto" for the best of all with one or two axes,
+    "auto:3" with up to three. `optimizer` names one of `cost_model.optimizer.OPTIMIZERS`
+    ("adamw", "sgd", ...): its step counts, and what it keeps per parameter counts against the
+    memory limit, which defaults to the device's memory. `strict` turns the warning about an op
+    without a rule into an error. `constraints` and `strategy` ("" for none) are what is imposed
+    on the plan; the rest is planned around it. `differentiable_outputs` names the outputs, as the
+    model's user does or by their position, that have a gradient beside the losses; "*" stands for
+    any text.
+    """
+
+    mesh: str = "auto"
+    optimizer: str = "adamw"
+    memory_limit_bytes: int | None = None
+    time_limit_s: float | None = None
+    strict: bool = False
+    constraints: tuple[Constraint, ...] = ()
+    strategy: str = ""
+    differentiable_outputs: tuple[str, ...] = ()
+
+    def wants_gradient(self, position: int, name: str) -> bool:
+        """Whether an output is among the `differentiable_outputs`."""
+        asked = self.differentiable_outputs
+        return any(matches(p, name) or matches(p, str(position)) for p in asked)
+
+    def imposed(self, graph: Graph, mesh: Mesh) -> tuple[Constraint, ...]:
+        """All that is imposed on a plan for `graph` on `mesh`. ConstraintError if it speaks of what
+        is not there, UnsuitedMeshError if the strategy makes no sense on the mesh."""
+        return (*settle(graph, self.constraints), *expand(self.strategy, graph, mesh))
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """What the user imposes, each as it was written, once."""
+        origins = dict.fromkeys(constraint.origin for constraint in self.constraints)
+        return (*origins, *([f"strategy {self.strategy}"] if self.strategy else []))
+
+    def with_only(self, kept: Collection[str]) -> Options:
+        """Without what is `asked` and not `kept`."""
+        constraints = tuple(c for c in self.constraints if c.origin in kept)
+        strategy = self.strategy if f"strategy {self.strategy}" in kept else ""
+        return replace(self, constraints=constraints, strategy=strategy)
+
+    def joined(self, other: Options) -> Options:
+        """`other`, with what is imposed here as well."""
+        constraints = (*other.constraints, *self.constraints)
+        return replace(other, constraints=constraints, strategy=self.strategy)
+
+    def for_stored(self, mesh: str, storage: Mapping[str, str]) -> Options:
+        """Nothing imposed but `mesh`, and parameters as they are stored already."""
+        constraints = tuple(
+            Constraint.parse(f"param:{name} = {sharding}", "parameters as they are stored")
+            for name, sharding in storage.items()
+        )
+        return replace(self, mesh=mesh, constraints=constraints, strategy="")
+
+
+def make_options(
+    mesh: MeshLike,
+    optimizer: str,
+    memory_limit: float | str | None,
+    time_limit: float | str | None,
+    strict: Any,
+    pins: Pins = (),
+    forbid: Forbidden = (),
+    strategy: str | None = "",
+    differentiable_outputs: str | Sequence[str] = (),
+) -> Options:
+    """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` in bytes, or
+    as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
+    `constraints` reads them. AutoparError on what cannot be read."""
+    limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
+    if not isinstance(strict, bool):
+        raise ArgumentError(f"strict={strict!r}: write True or False")
+    return Options(
+        mesh=read_mesh(mesh),
+        optimizer=optimizer,
+        memory_limit_bytes=None if limit is None else int(limit),
+        time_limit_s=_quantity("time_limit", time_limit, parse_seconds, "seconds", "2min"),
+        strict=strict,
+        constraints=(*parse_pins(pins), *parse_forbidden(forbid)),
+        strategy=check_strategy(strategy),
+        differentiable_outputs=(
+            (differentiable_outputs,)
+            if isinstance(differentiable_outputs, str)
+            else tuple(differentiable_outputs)
+        ),
+    )
+
+
+def _quantity(
+    name: str,
+    given: Any,
+    parse: Callable[[str], float],
+    unit: str,
+    example: str,
+) -> float | None:
+    """The number in `given`; None where there is no limit."""
+    try:
+        value = parse(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise AutoparError(f"{name}: {error}") from error
+    if value is None or value == inf:
+        return None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ArgumentError(f'{name}={given!r}: write {unit}, or text such as "{example}"')
+    number = float(value)
+    if not (isfinite(number) and number > 0):
+        raise AutoparError(f"{name}={given!r}: it must be more than 0 {unit}")
+    return number

@@ -1,0 +1,143 @@
+"""How a golden plan is made: the small TOML file beside it.
+
+    target = "../model.py:build"          # or package.module:build
+    cluster = "8x8xH100"                  # or the path of a .toml file
+    global_batch = 64
+
+All other keys are options of `autopar plan`, by their names there. Paths are relative to the file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from autopar.cluster.parsing import parse_cluster
+from autopar.errors import AutoparError, RecipeError
+from autopar.ir.files import read_at_most
+from autopar.ir.mesh import Cluster
+from autopar.plans.options import Options, make_options
+
+PLAN_SUFFIX = ".plan.json"
+_MAX_FILE_BYTES = 2**20
+
+
+class _Table(msgspec.Struct, forbid_unknown_fields=True):
+    target: str
+    cluster: str
+    global_batch: int | None = None
+    root: str = "."
+    mesh: str = "auto"
+    optimizer: str = "adamw"
+    memory_limit: int | str | None = None
+    time_limit: int | float | None = None
+    strict: bool = False
+    strategy: str = ""
+    pins: dict[str, str] | list[str] = []
+    forbid: dict[str, str | list[str]] | list[str] = []
+    profile: str | None = None
+    margin: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`target` is planned on `cluster` with `options`; `root` is the folder that its modules are
+    imported from. `profile` is the path of one, or None; `margin` is as for `Asked`. `golden` is
+    where the plan lies. All paths are absolute; `cluster_file` is None for a cluster that is no
+    file."""
+
+    path: Path
+    target: str
+    root: Path
+    cluster: Cluster
+    cluster_file: Path | None
+    profile: Path | None
+    global_batch: int | None
+    options: Options
+    margin: bool
+
+    @property
+    def golden(self) -> Path:
+        return golden_of(self.path)
+
+
+def golden_of(path: Path) -> Path:
+    """The plan that lies beside the TOML file `path`."""
+    return path.with_name(path.stem + PLAN_SUFFIX)
+
+
+def cluster_file(path: Path) -> Path | None:
+    """The cluster file that the recipe `path` names, whatever else is in it; None if it names none,
+    or cannot be read."""
+    try:
+        text: object = tomllib.loads(_text(path)).get("cluster")
+    except (RecipeError, ValueError, RecursionError):
+        return None
+    if not (isinstance(text, str) and text.lower().endswith(".toml")):
+        return None
+    return (path.parent / text).resolve()
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe in a file; RecipeError, naming file and key, if it cannot be read."""
+    path = path.resolve()
+    try:
+        table = msgspec.convert(tomllib.loads(_text(path)), _Table)
+    except (ValueError, RecursionError) as error:
+        raise RecipeError(f"{path}: {error}") from None
+    batch, limit_s = table.global_batch, table.time_limit
+    if batch is not None and batch < 1:
+        raise RecipeError(f"{path}: global_batch is {batch}: it must be at least 1")
+    if limit_s is not None and not 0 < limit_s < float("inf"):
+        raise RecipeError(f"{path}: time_limit is {limit_s}: it must be more than 0 seconds")
+    if isinstance(table.memory_limit, int) and table.memory_limit < 1:
+        raise RecipeError(f"{path}: memory_limit is {table.memory_limit}: it must be more than 0")
+    described = cluster_file(path)
+    try:
+        cluster = parse_cluster(str(described or table.cluster))
+        options = make_options(
+            table.mesh, table.optimizer, table.memory_limit, limit_s, table.strict,
+            table.pins, table.forbid, table.strategy,
+        )  # fmt: skip
+    except AutoparError as error:
+        raise RecipeError(f"{path}: {error}") from None
+    root = (path.parent / table.root).resolve()
+    if not root.is_dir():
+        raise RecipeError(f"{path}: root is {table.root!r}, and {root} is no folder")
+    return Recipe(
+        path=path,
+        target=_target(table.target, path),
+        root=root,
+        cluster=cluster,
+        cluster_file=described,
+        profile=None if table.profile is None else (path.parent / table.profile).resolve(),
+        global_batch=batch,
+        options=options,
+        margin=table.margin,
+    )
+
+
+def _target(text: str, path: Path) -> str:
+    """`text`, with the file that it names relative to that of the recipe."""
+    place, colon, name = text.rpartition(":")
+    if not (place and name):
+        raise RecipeError(
+            f"{path}: target is {text!r}: write it as ../train.py:build or package.module:build"
+        )
+    return f"{(path.parent / place).resolve()}{colon}{name}" if place.endswith(".py") else text
+
+
+def _text(path: Path) -> str:
+    try:
+        data = read_at_most(path, _MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise RecipeError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > _MAX_FILE_BYTES:
+        raise RecipeError(f"{path} is larger than {_MAX_FILE_BYTES} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{path}: {error}") from None

@@ -1,0 +1,83 @@
+"""What a stored plan was asked for, to plan again: the options it records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.cluster.parsing import parse_cluster
+from autopar.errors import ClusterError, ConstraintError
+from autopar.ir.mesh import Cluster
+from autopar.plans.options import Options, make_options
+from autopar.plans.plan import Plan, mesh_text
+
+_PIN, _FORBID, _STRATEGY = "pin ", "forbid ", "strategy "
+
+
+@dataclass(frozen=True, slots=True)
+class Imposed:
+    """What a user asked of a plan, as `options.make_options` takes it."""
+
+    pins: tuple[str, ...] = ()
+    forbid: tuple[str, ...] = ()
+    strategy: str = ""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it asks for nothing."""
+        return not (self.pins or self.forbid or self.strategy)
+
+
+def read_imposed(lines: Sequence[str]) -> Imposed:
+    """What `Provenance.imposed` lists. ConstraintError on a line that no user can have asked
+    for."""
+    pins: list[str] = []
+    forbid: list[str] = []
+    strategy = ""
+    for line in lines:
+        if strategy and line.startswith(f"{_STRATEGY}{strategy}: "):
+            continue
+        if line.startswith(_PIN):
+            pins.append(line.removeprefix(_PIN))
+        elif line.startswith(_FORBID):
+            forbid.append(line.removeprefix(_FORBID))
+        elif line.startswith(_STRATEGY) and not strategy:
+            strategy = line.removeprefix(_STRATEGY)
+        else:
+            raise ConstraintError(
+                f"the plan was made with {line!r}, which cannot be asked for again from here; say "
+                "what is to be imposed (--pin, --forbid, --strategy), or plan again without it"
+            )
+    return Imposed(tuple(pins), tuple(forbid), strategy)
+
+
+def options_of(plan: Plan, imposed: Imposed | None = None) -> Options:
+    """The options that lead to `plan` again, on its own mesh; `imposed` in the place of what the
+    plan says that was. ConstraintError if that cannot be read."""
+    asked = imposed or read_imposed(plan.provenance.imposed)
+    return make_options(
+        mesh_text(plan.structure.mesh),
+        plan.structure.optimizer,
+        plan.estimates.memory_limit,
+        None,
+        False,
+        asked.pins,
+        asked.forbid,
+        asked.strategy,
+    )
+
+
+def cluster_of(plan: Plan) -> Cluster:
+    """The cluster that a plan was made for, from its name. ClusterError if it was described in a
+    file, which a plan does not hold."""
+    name = plan.structure.cluster
+    try:
+        # A name may come from anyone's file: it is no path to be opened.
+        if not name.lower().endswith(".toml"):
+            return parse_cluster(name)
+    except ClusterError:
+        pass
+    raise ClusterError(
+        f"the plan was made for cluster {name!r}, which is no preset: give --cluster FILE.toml (in "
+        "Python cluster=), the description it was made for"
+    )

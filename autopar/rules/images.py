@@ -1,0 +1,162 @@
+"""Rules of ops on images and signals: convolutions, pooling, padding, resampling.
+
+Batch and channels are parallel; dims of space are whole, for a point of the output needs its
+neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+from autopar.ir.graph import Ref
+from autopar.rules.call import (
+    Call,
+    RuleFunction,
+    letters,
+    linear,
+    place,
+    rule,
+    singles,
+)
+from autopar.rules.notation import Dim, Dims, Rule
+from autopar.rules.ops import unwanted_letters, wanted
+
+
+def planes(space: int, joint: str = "") -> RuleFunction:
+    """The last `space` dims are whole in every tensor, those before them parallel. `joint` lists
+    sets of arguments in which the op is jointly linear."""
+
+    def function(call: Call) -> Rule | None:
+        lead = letters(len(call.out) - space)
+        shapes = [t.shape for t in (*call.inputs, *call.outputs)]
+        if any(len(shape) < len(lead) for shape in shapes):
+            return None
+        marks = [letters(len(s) - len(lead), f"x{k}_") for k, s in enumerate(shapes)]
+        dims = [singles((*lead, *mark)) for mark in marks]
+        split = len(call.inputs)
+        sets = [[call.arg(int(p)) for p in members] for members in joint.split()]
+        whole = [a for mark in marks for a in mark]
+        return rule(dims[:split], dims[split:], whole=whole, partial=linear(call, *sets))
+
+    return function
+
+
+def convolution(call: Call) -> Rule | None:
+    """aten.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding,
+    groups): the input channels are summed where no bias would be added more than once."""
+    transposed, groups = bool(call.arg(6, "transposed")), call.integer(8, "groups", 1)
+    dims = _convolution_dims(call, 0, 1, transposed=transposed, groups=groups)
+    if dims is None:
+        return None
+    source, weight, result, whole, sizes = dims
+    pairs = ((call.arg(0), source), (call.arg(1), weight), (call.arg(2), (result[1],)))
+    if isinstance(call.arg(2), Ref):
+        whole |= {"c"}
+    return rule(place(call, *pairs), [result], whole=whole, sizes=sizes)
+
+
+def convolution_backward(call: Call) -> Rule | None:
+    """aten.convolution_backward(grad, x, weight, bias_sizes, stride, padding, dilation, transposed,
+    output_padding, groups, mask)."""
+    transposed, groups = bool(call.arg(7, "transposed")), call.integer(9, "groups", 1)
+    dims = _convolution_dims(call, 1, 2, transposed=transposed, groups=groups)
+    if dims is None:
+        return None
+    source, weight, result, whole, sizes = dims
+    mask = cast("tuple[bool, ...]", call.arg(10, "output_mask"))
+    if mask[2]:
+        whole |= {"c"}
+    return rule(
+        place(call, (call.arg(0), result), (call.arg(1), source), (call.arg(2), weight)),
+        wanted(call, [source, weight, (result[1],)], mask),
+        whole=whole | set(unwanted_letters(call, mask)),
+        partial=linear(call, (call.arg(0),)),
+        sizes=sizes,
+    )
+
+
+def _convolution_dims(
+    call: Call, at: int, weight_at: int, *, transposed: bool, groups: int
+) -> tuple[Dims, Dims, Dims, set[str], dict[str, int]] | None:
+    """Dims of x, of the weight and of the result; whole letters; sizes. Channels are `(g c)` and
+    `(g o)`, and only the weight's second dim stands in a group's own."""
+    shape = call.shape(call.arg(weight_at))
+    space = len(shape) - 2
+    if len(call.shape(call.arg(at))) != space + 2:
+        return None
+    spaces = [singles(letters(space, mark)) for mark in "ikj"]
+    inside: Dim = ("g", "c") if groups > 1 else ("c",)
+    outside: Dim = ("g", "o") if groups > 1 else ("o",)
+    first, second = shape[0] // groups, shape[1]
+    sizes = {"g": groups, "c": first, "o": second} if transposed else {}
+    sizes = sizes or {"g": groups, "c": second, "o": first}
+    pair: tuple[Dim, Dim] = (inside, ("o",)) if transposed else (outside, ("c",))
+    return (
+        (("n",), inside, *spaces[0]),
+        (*pair, *spaces[1]),
+        (("n",), outside, *spaces[2]),
+        {a for dims in spaces for dim in dims for a in dim},
+        sizes if groups > 1 else {},
+    )
+
+
+def grid_sampler(call: Call) -> Rule:
+    """aten.grid_sampler_2d(x, grid, ...), and in three dims: each point of the grid reads all of
+    the image."""
+    image, grid, result = _grid_dims(call, 0, 1)
+    inputs = place(call, (call.arg(0), image), (call.arg(1), grid))
+    whole = {a for dim in image[2:] for a in dim} | {"w"}
+    return rule(inputs, [result], whole=whole, partial=linear(call, (call.arg(0),)))
+
+
+def grid_sampler_backward(call: Call) -> Rule:
+    """aten.grid_sampler_2d_backward(grad, x, grid, interpolation, padding, align, mask)."""
+    image, grid, result = _grid_dims(call, 1, 2)
+    mask = cast("tuple[bool, ...]", call.arg(6, "output_mask"))
+    pairs = ((call.arg(0), result), (call.arg(1), image), (call.arg(2), grid))
+    whole = {a for dim in image[2:] for a in dim} | {"w", *unwanted_letters(call, mask)}
+    return rule(
+        place(call, *pairs),
+        wanted(call, [image, grid], mask),
+        whole=whole,
+        partial=linear(call, (call.arg(0),)),
+    )
+
+
+def _grid_dims(call: Call, image: int, grid: int) -> tuple[Dims, Dims, Dims]:
+    space = len(call.shape(call.arg(image))) - 2
+    points = letters(space, "p")
+    return (
+        singles(("n", "c", *letters(space, "i"))),
+        singles(("n", *points, "w")),
+        singles(("n", "c", *points)),
+    )
+
+
+IMAGES: tuple[tuple[RuleFunction, str], ...] = (
+    (planes(1, "0"), "reflection_pad1d replication_pad1d avg_pool1d"),
+    (
+        planes(2, "0"),
+        """_adaptive_avg_pool2d _adaptive_avg_pool2d_backward avg_pool2d avg_pool2d_backward
+        reflection_pad2d replication_pad2d max_pool2d_with_indices_backward
+        adaptive_max_pool2d_backward fractional_max_pool2d_backward _upsample_bilinear2d_aa
+        _upsample_bicubic2d_aa""",
+    ),
+    (
+        planes(3, "0"),
+        """_adaptive_avg_pool3d _adaptive_avg_pool3d_backward avg_pool3d avg_pool3d_backward
+        reflection_pad3d replication_pad3d max_pool3d_with_indices_backward
+        adaptive_max_pool3d_backward fractional_max_pool3d_backward""",
+    ),
+    (planes(1, "0"), "reflection_pad1d_backward replication_pad1d_backward"),
+    (planes(2, "0"), "reflection_pad2d_backward replication_pad2d_backward"),
+    (planes(3, "0"), "reflection_pad3d_backward replication_pad3d_backward"),
+    (planes(2), "max_pool2d_with_indices adaptive_max_pool2d fractional_max_pool2d"),
+    (planes(3), "max_pool3d_with_indices adaptive_max_pool3d fractional_max_pool3d"),
+    (planes(2, "0"), "_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward"),
+    (convolution, "convolution"),
+    (convolution_backward, "convolution_backward"),
+    (grid_sampler, "grid_sampler_2d grid_sampler_3d"),
+    (grid_sampler_backward, "grid_sampler_2d_backward grid_sampler_3d_backward"),
+)
+"""Rule functions, and the ops they are of."""

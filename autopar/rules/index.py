@@ -1,0 +1,175 @@
+"""Rules of ops that read or write by index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from autopar.ir.graph import Arg, Ref
+from autopar.rules.call import Call, aligned, dim_of, letters, linear, place, rule, singles
+from autopar.rules.notation import Dims, Rule
+
+
+def embedding(call: Call) -> Rule:
+    """aten.embedding(weight, indices, ...): `v@ h, b s -> b s h`. A rank looks up the
+    rows it has."""
+    index = singles(letters(len(call.shape(call.arg(1)))))
+    inputs = place(call, (call.arg(0), singles("vh")), (call.arg(1), index))
+    outputs = [(*index, ("h",))]
+    return rule(inputs, outputs, exchanged="v", partial=linear(call, (call.arg(0),)))
+
+
+def embedding_backward(call: Call) -> Rule:
+    """aten.embedding_dense_backward(grad, indices, num_weights, padding, scale_by_frequency)."""
+    names = letters(len(call.shape(call.arg(1))))
+    index = singles(names)
+    inputs = place(call, (call.arg(0), (*index, ("h",))), (call.arg(1), index))
+    whole = names if call.arg(4, "scale_grad_by_freq", False) else ()
+    return rule(
+        inputs, [singles("vh")], whole=whole, exchanged="v", partial=linear(call, (call.arg(0),))
+    )
+
+
+def embedding_bag(call: Call) -> Rule:
+    """aten._embedding_bag(weight, indices, offsets, ...): `v! h@, i! -> b! h@`. Which bag an index
+    is in is data. Every rank finds the same bags for its columns."""
+    weight = call.arg(0)
+    dims = [singles(letters(len(i.shape), f"i{k}_")) for k, i in enumerate(call.inputs)]
+    outputs = [singles(letters(len(o.shape), f"o{k}_")) for k, o in enumerate(call.outputs)]
+    at = cast(Ref, weight).node
+    dims[at], outputs[0] = singles("vh"), (*outputs[0][:-1], ("h",))
+    if len(call.outputs[-1].shape) == len(call.out):
+        outputs[-1] = (*outputs[-1][:-1], ("h",))
+    whole = _without_columns(dims, outputs)
+    return rule(dims, outputs, whole=whole, exchanged="h", complete=True)
+
+
+def embedding_bag_backward(call: Call) -> Rule:
+    """aten._embedding_bag_backward(grad, indices, offsets, offset2bag, bag_size, maximum_indices,
+    ...): `b! h, i! -> v! h`."""
+    dims = [singles(letters(len(i.shape), f"i{k}_")) for k, i in enumerate(call.inputs)]
+    for arg in (call.arg(0), call.arg(5)):
+        if len(call.shape(arg)) == len(call.out):
+            dims[cast(Ref, arg).node] = (*dims[cast(Ref, arg).node][:-1], ("h",))
+    outputs = [singles("vh")]
+    return rule(dims, outputs, whole=_without_columns(dims, outputs))
+
+
+def _without_columns(*sides: Sequence[Dims]) -> set[str]:
+    return {a for side in sides for dims in side for dim in dims for a in dim} - {"h"}
+
+
+def gather(call: Call) -> Rule:
+    """aten.gather(x, dim, index): `a v!, a k -> a k`."""
+    shape, index = call.shape(call.arg(0)), call.shape(call.arg(2))
+    dim = dim_of(call.integer(1, "dim"), len(shape))
+    source, picked, whole = _matched(shape, index, dim)
+    inputs = place(call, (call.arg(0), singles(source)), (call.arg(2), singles(picked)))
+    partial = linear(call, (call.arg(0),))
+    return rule(
+        inputs,
+        [singles(picked)],
+        whole=whole - set(picked[dim : dim + 1]),
+        partial=partial,
+    )
+
+
+def scatter(call: Call) -> Rule | None:
+    """aten.scatter*(x, dim, index, source or value): the scattered dim is whole."""
+    shape, index = call.shape(call.arg(0)), call.shape(call.arg(2))
+    source = call.arg(3, "src")
+    if isinstance(source, Ref) and call.shape(source) != index:
+        return None
+    target, picked, whole = _matched(shape, index, dim_of(call.integer(1, "dim"), len(shape)))
+    inputs = place(
+        call,
+        (call.arg(0), singles(target)),
+        (call.arg(2), singles(picked)),
+        (source, singles(picked)),
+    )
+    partial = linear(call, (call.arg(0), source))
+    return rule(inputs, [singles(target)], whole=whole, partial=partial)
+
+
+def _matched(
+    shape: Sequence[int], index: Sequence[int], dim: int
+) -> tuple[list[str], list[str], set[str]]:
+    """Letters of a tensor, of an index into its `dim`, and those that are whole: the ones of `dim`
+    and of every dim that the index does not fill."""
+    own, picked = list(letters(len(shape))), list(letters(len(index), "k"))
+    whole: set[str] = set()
+    for d, (size, count) in enumerate(zip(shape, index, strict=True)):
+        if d != dim and size == count:
+            picked[d] = own[d]
+        else:
+            whole |= {own[d], picked[d]}
+    return own, picked, whole
+
+
+def index_select(call: Call) -> Rule:
+    """aten.index_select(x, dim, index): `a v! c, k -> a k c`."""
+    rank = len(call.out)
+    dim = dim_of(call.integer(1, "dim"), rank)
+    source = letters(rank)
+    result = (*source[:dim], "k", *source[dim + 1 :])
+    inputs = place(call, (call.arg(0), singles(source)), (call.arg(2), singles("k")))
+    partial = linear(call, (call.arg(0),))
+    return rule(inputs, [singles(result)], whole=source[dim : dim + 1], partial=partial)
+
+
+def index_add(call: Call) -> Rule:
+    """aten.index_add(x, dim, index, source)."""
+    rank = len(call.out)
+    dim = dim_of(call.integer(1, "dim"), rank)
+    target = letters(rank)
+    source = (*target[:dim], "k", *target[dim + 1 :])
+    pairs = (
+        (call.arg(0), singles(target)),
+        (call.arg(2), singles("k")),
+        (call.arg(3), singles(source)),
+    )
+    partial = linear(call, (call.arg(0), call.arg(3)))
+    return rule(
+        place(call, *pairs), [singles(target)], whole=(*target[dim : dim + 1], "k"), partial=partial
+    )
+
+
+def indexed(call: Call) -> Rule | None:
+    """aten.index.Tensor(x, indices): indexed dims are whole, the dims of the indices parallel."""
+    indices = cast("tuple[Arg, ...]", call.arg(1, "indices"))
+    return _advanced(call, indices, values=None)
+
+
+def index_put(call: Call) -> Rule | None:
+    """aten.index_put(x, indices, values, accumulate): indexed dims and indices are whole."""
+    indices = cast("tuple[Arg, ...]", call.arg(1, "indices"))
+    return _advanced(call, indices, values=call.arg(2, "values"))
+
+
+def _advanced(call: Call, indices: Sequence[Arg], values: Arg) -> Rule | None:
+    target = call.arg(0, "self")
+    refs = [i for i in indices if isinstance(i, Ref)]
+    if not refs or any(call.inputs[i.node].dtype in ("bool", "uint8") for i in refs):
+        return None
+    shape = call.shape(target)
+    rank = max(len(call.shape(i)) for i in refs)
+    picked = tuple(max(_at(call.shape(i), k - rank) for i in refs) for k in range(rank))
+    at = [d for d, i in enumerate(indices) if isinstance(i, Ref)]
+    kept = [d for d in range(len(shape)) if d not in at]
+    adjacent = at == list(range(at[0], at[-1] + 1))
+    lead = sum(d < at[0] for d in kept) if adjacent else 0
+    own, new = letters(len(shape)), letters(rank, "k")
+    result = (*(own[d] for d in kept[:lead]), *new, *(own[d] for d in kept[lead:]))
+    extent = (*(shape[d] for d in kept[:lead]), *picked, *(shape[d] for d in kept[lead:]))
+    pairs = [(target, singles(own)), *((i, aligned(call.shape(i), picked, new)) for i in refs)]
+    whole = {own[d] for d in at}
+    if values is None:
+        partial = linear(call, (target,))
+        return rule(place(call, *pairs), [singles(result)], whole=whole, partial=partial)
+    pairs.append((values, aligned(call.shape(values), extent, result)))
+    partial = linear(call, (target, values))
+    return rule(place(call, *pairs), [singles(own)], whole={*whole, *new}, partial=partial)
+
+
+def _at(shape: Sequence[int], index: int) -> int:
+    return shape[index] if -index <= len(shape) else 1

@@ -1,0 +1,1 @@
+"""Values of whole tensors, in and out of files and memory."""

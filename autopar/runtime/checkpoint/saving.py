@@ -1,0 +1,103 @@
+"""The whole model in the memory of one rank, and from there into files."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autopar.runtime.checkpoint.reading import start
+from autopar.runtime.process.agreement import Agreement
+from autopar.runtime.process.world import World
+from autopar.runtime.torch_private import local_store
+
+_SERIAL = itertools.count()
+
+
+def gather_on_rank_0(tensors: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """Each DTensor as the whole tensor, on the CPU of rank 0; the others, by their `rank`, end with
+    nothing.
+
+    Tensors of several names stay one. One whole tensor at a time is on the device. A collective
+    call.
+    """
+    found: dict[str, Any] = {}
+    made: dict[int, Any] = {}
+    for name, value in tensors.items():
+        if id(value) not in made:
+            whole = value.full_tensor() if isinstance(value, DTensor) else value
+            made[id(value)] = whole.detach().cpu() if isinstance(whole, Tensor) else whole
+        if rank == 0:
+            found[name] = made[id(value)]
+        else:
+            made[id(value)] = None
+    return found
+
+
+class Library:
+    """The parameters of a model, for every rank to read them whole without the others."""
+
+    def __init__(self, model: nn.Module, world: World) -> None:
+        self._model = model
+        self._reader = start(world) if world.size > 1 else None
+        self._offer = self._reader.offer(lambda name: self._params()[name]) if self._reader else ""
+
+    def whole(self, state: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        """A `state_dict()` of the model with whole tensors, on the CPU, for DTensors. Tensors of
+        several names stay one."""
+        if self._reader is None:
+            return state
+        params = self._params()
+        made: dict[int, Tensor] = {}
+        for full_name, value in state.items():
+            name = full_name.removeprefix(prefix)
+            if not isinstance(value, DTensor) or name not in params:
+                continue
+            param = params[name]
+            if id(param) not in made:
+                made[id(param)] = self._reader.whole(self._offer, name, param)
+            state[full_name] = made[id(param)]
+        return state
+
+    def _params(self) -> dict[str, Any]:
+        return dict(self._model.named_parameters(remove_duplicate=False))
+
+
+def save_alone(
+    model: nn.Module,
+    world: World,
+    whole: Callable[[], Mapping[str, Any]],
+    directory: str | os.PathLike[str],
+    **options: Any,
+) -> None:
+    """`model.save_pretrained(directory, **options)` by this rank, if it is the main process: rank 0
+    unless `options` say otherwise."""
+    if options.get("is_main_process", world.rank == 0):
+        if options.get("state_dict") is None:
+            options["state_dict"] = whole()
+        save: Any = model.save_pretrained
+        save(directory, **options)
+
+
+def save_pretrained(
+    model: nn.Module, world: World, directory: str | os.PathLike[str], **options: Any
+) -> None:
+    """`model.save_pretrained(directory, **options)` of `transformers`, by rank 0, with the tensors
+    of all ranks. A collective call; if rank 0 cannot write, every rank raises."""
+    save: Any = model.save_pretrained
+    if world.size == 1:
+        save(directory, **options)
+        return
+    state = gather_on_rank_0(model.state_dict(keep_vars=True), world.rank)
+    name = f"save/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_SERIAL)}"
+    agreement = Agreement(world.store or local_store(), world.rank, world.size, name=name)
+
+    def write() -> bytes:
+        save(directory, state_dict=state, **options)
+        return b""
+
+    agreement.share("files", write)

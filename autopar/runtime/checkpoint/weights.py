@@ -1,0 +1,176 @@
+"""Where the values of a model's tensors come from: a checkpoint, initialisation, or the model.
+
+A `Source` hands out rectangles of tensors by name, so that a rank reads or makes no more than it
+stores. Everything about a checkpoint is checked before the model is touched.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from autopar.errors import WeightsError
+from autopar.runtime.checkpoint.initialise import Initialiser
+from autopar.runtime.checkpoint.lazy import Lazy, Place, everything
+from autopar.runtime.checkpoint.safetensors_files import open_checkpoint
+
+_SHOWN = 5
+
+
+class Source(Protocol):
+    """Values of tensors by their names in the model."""
+
+    def read(self, name: str, place: Place) -> Tensor:
+        """The rectangle of tensor `name` at `place`, in its dtype and in memory of its own."""
+        ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Tensors that are read piece by piece, and converted to the dtype of the model."""
+
+    tensors: Mapping[str, Lazy]
+    dtypes: Mapping[str, torch.dtype]
+    digest: str
+
+    def read(self, name: str, place: Place) -> Tensor:
+        return self.tensors[name].read(place).to(self.dtypes[name])
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Per tensor of the model that has no values, or is to get others, where they come from."""
+
+    by_name: Mapping[str, Source] = field(default_factory=dict[str, Source])
+    digest: str = "the model"
+    """What ranks compare."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.by_name
+
+    def read(self, name: str, place: Place) -> Tensor:
+        return self.by_name[name].read(name, place)
+
+    def whole(self, name: str, like: Tensor) -> Tensor:
+        """All of a tensor."""
+        return self.read(name, everything(like.shape))
+
+
+def find_sources(
+    model: nn.Module, weights: str | os.PathLike[str] | None, seed: int | None
+) -> Sources:
+    """Where each tensor of `model` has its values from.
+
+    With `weights`, parameters and persistent buffers are read from there, whatever the model holds.
+    With `seed`, what is on the meta device is initialised. Buffers that no checkpoint has are made
+    as the model's modules make them. Nothing is read or changed yet.
+
+    WeightsError if the checkpoint lacks a tensor, has one more, or one of another shape; if a
+    parameter on meta has neither.
+    """
+    if seed is not None and type(seed) is not int:
+        raise WeightsError(f"seed={seed!r}: write a whole number, such as seed=0")
+    tensors = dict(_tensors(model))
+    found: dict[str, Source] = {}
+    digest = "the model"
+    if weights is not None:
+        checkpoint = _checkpoint(model, tensors, weights)
+        found |= dict.fromkeys(checkpoint.tensors, checkpoint)
+        digest = f"checkpoint {checkpoint.digest}"
+    rest = [name for name, x in tensors.items() if x.is_meta and name not in found]
+    if rest:
+        params = [name for name in rest if isinstance(tensors[name], nn.Parameter)]
+        if params and seed is None:
+            raise WeightsError(
+                f"parameters without values, on the meta device: {_list(params)}. Give "
+                "autopar.compile a checkpoint as weights=, or a seed= to initialise them"
+            )
+        found |= dict.fromkeys(rest, Initialiser(model, seed or 0))
+    if seed is not None:
+        digest += f", seed {seed}"
+    return Sources(found, digest)
+
+
+def _tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
+    """Parameters and buffers under their first names."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _checkpoint(
+    model: nn.Module, tensors: Mapping[str, Tensor], path: str | os.PathLike[str]
+) -> Checkpoint:
+    """The checkpoint at `path`, under the first names of the tensors of `model`."""
+    stored: Mapping[str, Lazy] = open_checkpoint(path)
+    unexpected_is_fine: frozenset[str] = frozenset()
+    library = sys.modules.get("transformers.modeling_utils")
+    if library is not None and isinstance(model, library.PreTrainedModel):
+        from autopar.runtime.checkpoint.transformers_checkpoint import ignorable, renamed
+
+        stored, unexpected_is_fine = renamed(model, stored), ignorable(model, stored)
+    persistent = set(model.state_dict(keep_vars=True))
+    first = _first_names(model)
+    found: dict[str, Lazy] = {}
+    unexpected: list[str] = []
+    for name, lazy in stored.items():
+        if name in first and first[name] in tensors:
+            found.setdefault(first[name], lazy)
+        elif name not in unexpected_is_fine:
+            unexpected.append(name)
+    wanted = {first[name] for name in persistent if name in first}
+    missing = [name for name in tensors if name in wanted and name not in found]
+    told: list[str] = []
+    if missing:
+        told.append(f"it lacks {_list(missing)}")
+    if unexpected:
+        told.append(f"only it has {_list(unexpected)}")
+    told += _misfits(tensors, found)
+    if told:
+        raise WeightsError(
+            f"the checkpoint {os.fspath(path)} does not fit {type(model).__name__}: "
+            + "; ".join(told)
+        )
+    lines = (f"{name} {lazy.dtype} {lazy.shape}" for name, lazy in sorted(stored.items()))
+    digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
+    return Checkpoint(found, {name: tensors[name].dtype for name in found}, digest)
+
+
+def _first_names(model: nn.Module) -> dict[str, str]:
+    """The first name of a tensor for each of its names."""
+    seen: dict[int, str] = {}
+    found: dict[str, str] = {}
+    named = (model.named_parameters, model.named_buffers)
+    for name, tensor in (pair for names in named for pair in names(remove_duplicate=False)):
+        found[name] = seen.setdefault(id(tensor), name)
+    return found
+
+
+def _misfits(tensors: Mapping[str, Tensor], found: Mapping[str, Lazy]) -> list[str]:
+    shapes: list[str] = []
+    dtypes: list[str] = []
+    for name, lazy in found.items():
+        wanted = tensors[name]
+        if tuple(wanted.shape) != lazy.shape:
+            shapes.append(f"{name} {list(lazy.shape)} where the model has {list(wanted.shape)}")
+        elif wanted.dtype != lazy.dtype and not (
+            wanted.is_floating_point() and lazy.dtype.is_floating_point
+        ):
+            dtypes.append(f"{name} {lazy.dtype} where the model has {wanted.dtype}")
+    told: list[str] = []
+    if shapes:
+        told.append(f"shapes differ: {_list(shapes)}")
+    if dtypes:
+        told.append(f"dtypes differ: {_list(dtypes)}")
+    return told
+
+
+def _list(items: Sequence[Any]) -> str:
+    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
+    return ", ".join(map(str, items[:_SHOWN])) + more

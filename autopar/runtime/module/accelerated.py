@@ -1,0 +1,143 @@
+"""A compiled model in the hands of accelerate, and so of `transformers.Trainer`.
+
+accelerate hands each rank rows of its own, and expects what `DistributedDataParallel` would give
+back: outputs for these rows, and gradients that are the mean over ranks of what each rank's loss
+gives. So the rows of all ranks, in order of rank, are the batch; results that have a row per row of
+it come back as the rank's own rows; and the tangents of such results are averaged. A loss that the
+model computes is that of the whole batch, on every rank.
+
+With `num_items_in_batch`, Trainer multiplies the loss by the number of processes, since what it
+expects are shares that add up, not means. So each rank returns an equal share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+
+from autopar.errors import AutoparError
+from autopar.runtime.checkpoint.saving import Library
+from autopar.runtime.module.padding import to_one_length
+from autopar.runtime.process.world import World
+from autopar.runtime.program.random import DefaultRandom, RandomOfRank0
+from autopar.runtime.program.sharded import ShardedOutput, whole_of
+from autopar.runtime.torch_private import flatten, unflatten
+
+ITEMS = "num_items_in_batch"
+"""The argument by which Trainer tells the number of labels in all batches of a step."""
+
+
+def mixed_precision() -> torch.dtype | None:
+    """What accelerate is to run models in, by autocast; None for the model's own dtypes.
+
+    AutoparError for float16, whose gradients need a scaler that sees all of them.
+    """
+    from accelerate.state import AcceleratorState
+
+    kind: str = AcceleratorState().mixed_precision
+    if kind == "bf16":
+        return torch.bfloat16
+    if kind != "no":
+        raise AutoparError(
+            f"accelerate is to run the compiled model in {kind}, which autopar cannot: take "
+            'mixed_precision="bf16" (bf16=True of TrainingArguments) or "no"'
+        )
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What holds between a compiled model and accelerate."""
+
+    model: nn.Module
+    world: World
+    library: Library
+    dtype: torch.dtype | None
+
+    def random(self, own: DefaultRandom | None) -> DefaultRandom | None:
+        """What to draw from: accelerate saves, and restores, each rank's default generator."""
+        if own is None or self.world.size == 1:
+            return own
+        return RandomOfRank0(self.world.device, self.world.rank)
+
+    def autocast(self) -> Any:
+        """The context to call the model in."""
+        if self.dtype is None:
+            return nullcontext()
+        return torch.autocast(self.world.device.type, self.dtype)
+
+    def take(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments, sequences as long on every rank, with the mean over ranks of
+        `num_items_in_batch`: ranks that count their own labels train on the mean over all, as one
+        process does."""
+        if self.world.meeting is not None:
+            kwargs = to_one_length(self.model, kwargs, self.world.meeting.exchange)
+        if kwargs.get(ITEMS) is None:
+            return kwargs
+        items = torch.as_tensor(kwargs[ITEMS], device=self.world.device).float()
+        if self.world.size > 1:
+            items = items.clone()
+            dist.all_reduce(items)
+            items /= self.world.size
+        return {**kwargs, ITEMS: items}
+
+    def give(self, outputs: Any, kwargs: Mapping[str, Any]) -> Any:
+        """The model's outputs as accelerate's callers expect them."""
+        if self.dtype is not None:
+            leaves, spec = flatten(outputs)
+            outputs = unflatten([self._in_float32(leaf) for leaf in leaves], spec)
+        if kwargs.get(ITEMS) is None or self.world.size == 1:
+            return outputs
+        if isinstance(outputs, tuple):
+            return (outputs[0] / self.world.size, *outputs[1:])
+        if outputs.get("loss") is not None:
+            outputs["loss"] = outputs["loss"] / self.world.size
+        return outputs
+
+    def _in_float32(self, leaf: Any) -> Any:
+        low = isinstance(leaf, Tensor) and leaf.dtype == self.dtype
+        return leaf.float() if low else leaf
+
+
+def accept(model: nn.Module, world: World) -> Terms | None:
+    """The terms for a model that accelerate asks about; None if no `Accelerator` is there."""
+    from accelerate.state import is_initialized
+
+    if not is_initialized():
+        return None
+    return Terms(model, world, Library(model, world), mixed_precision())
+
+
+def own_rows(value: Tensor, world: World) -> Tensor:
+    """This rank's rows of a result that has those of all ranks."""
+    return value if world.size == 1 else _Rows.apply(value, world)
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, whole: Tensor, world: World) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.world = world  # pyright: ignore[reportAttributeAccessIssue]
+        if isinstance(whole, ShardedOutput) and _is_by_rows(whole, world):
+            return whole.piece.detach()
+        return whole_of(whole).chunk(world.size)[world.rank].clone()
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, tangent: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        world: World = ctx.world  # pyright: ignore[reportAttributeAccessIssue]
+        parts = [torch.empty_like(tangent) for _ in range(world.size)]
+        dist.all_gather(parts, tangent.contiguous())
+        return torch.cat(parts) / world.size, None
+
+
+def _is_by_rows(value: ShardedOutput, world: World) -> bool:
+    """Whether the piece that this rank has of it are its rows."""
+    mesh, placements = value.place
+    in_order = mesh is not None and mesh.mesh.flatten().tolist() == list(range(world.size))
+    return in_order and len(value) % world.size == 0 and all(p.is_shard(0) for p in placements)

@@ -1,0 +1,86 @@
+"""One parameter in the place of another, wherever Python code has taken hold of it.
+
+A plain parameter cannot become a DTensor and stay the same object: objects of the two classes are
+laid out differently in memory. So what holds it is handed the new one: optimizers, their states,
+lists and mappings of any sort. What is left of the old one, in a tuple or in a variable, is an
+error as soon as it is used.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from autopar.errors import AutoparError
+from autopar.runtime.torch_private import flatten
+
+_NAME = "_autopar_superseded"
+
+
+class _Superseded(nn.Parameter):
+    """A parameter whose place another one has taken."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> NoReturn:
+        found = [x for x in flatten((args, kwargs))[0] if isinstance(x, _Superseded)]
+        raise AutoparError(_stale(vars(found[0])[_NAME] if found else "of the model"))
+
+
+def supersede(new: Sequence[tuple[str, nn.Parameter, nn.Parameter]]) -> None:
+    """For each (name, old, new): whatever list or mapping has the old one gets the new one, as an
+    item, value or key, and any other use of the old one is an AutoparError."""
+    by_id = {id(old): param for _, old, param in new}
+    _replace(by_id)
+    for name, old, _ in new:
+        if old.requires_grad:
+            # A graph made before leads to it, and its gradient would be lost there.
+            torch.autograd.graph.get_gradient_edge(old).node.register_prehook(_refusal(name))
+        vars(old)[_NAME] = name
+        old.__class__ = _Superseded
+
+
+def _replace(by_id: Mapping[int, Tensor]) -> None:
+    """What objects are is asked of their types, and done by the methods of list and dict
+    themselves: other code must not run here."""
+    for held in gc.get_objects() if by_id else ():
+        if issubclass(type(held), list):
+            if by_id.keys().isdisjoint(map(id, list.__iter__(held))):
+                continue
+            for index, item in enumerate(list.__iter__(held)):
+                list.__setitem__(held, index, by_id.get(id(item), item))
+        elif issubclass(type(held), dict):
+            if not by_id.keys().isdisjoint(map(id, dict.values(held))):
+                for key, value in dict.items(held):
+                    dict.__setitem__(held, key, by_id.get(id(value), value))
+            if not by_id.keys().isdisjoint(map(id, dict.keys(held))):
+                items = [(by_id.get(id(key), key), value) for key, value in dict.items(held)]
+                dict.clear(held)
+                dict.update(held, items)
+
+
+def _refusal(name: str) -> Any:
+    def refuse(_: Any) -> NoReturn:
+        raise AutoparError(
+            f"this backward leads to parameter {name} as it was before autopar.compile: call "
+            "backward before the model is compiled, or compute the loss with the compiled model"
+        )
+
+    return refuse
+
+
+def _stale(name: str) -> str:
+    return (
+        f"parameter {name} was taken from the model before autopar.compile, which stores it as a "
+        "DTensor, and is held where it cannot be exchanged (a tuple, a variable, an attribute): "
+        "take it from the compiled model, with parameters() or named_parameters(), again"
+    )

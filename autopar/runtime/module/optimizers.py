@@ -1,0 +1,318 @@
+"""Steps of torch's optimizers on sharded parameters, equal to those on whole ones.
+
+The parameters and gradients of a compiled model are DTensors. An optimizer that treats each element
+by itself steps on the local shards: exact, and without DTensor's cost per operation. One that looks
+at a whole tensor (Adafactor's row means, Muon's orthogonal update) steps on one whole parameter at
+a time; LBFGS, which looks at all of them together, steps on all of them whole. The states that are
+left behind are DTensors placed as the parameter is, if they have its shape, so that
+`torch.distributed.checkpoint` saves them and loads them on another mesh.
+
+States that were there before the parameter was stored so, and whole ones that were loaded, are cut
+as it is, with the values of rank 0.
+
+Hooks before and after every `Optimizer.step` do this, for the optimizers of `torch.optim`, the
+Adafactor of transformers, and parameters of compiled models alone. Other optimizers see DTensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import Tensor, nn, optim
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.optimizer import (
+    Optimizer,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from autopar.errors import AutoparError
+from autopar.runtime.checkpoint import reading
+from autopar.runtime.torch_private import local_slices
+
+ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
+    {
+        optim.ASGD, optim.Adadelta, optim.Adagrad, optim.Adam, optim.AdamW, optim.Adamax,
+        optim.NAdam, optim.RAdam, optim.RMSprop, optim.Rprop, optim.SGD,
+    }
+)  # fmt: skip
+BY_TENSOR: frozenset[type[Optimizer]] = frozenset({optim.Adafactor, optim.Muon})
+BY_TENSOR_ELSEWHERE = frozenset({"transformers.optimization.Adafactor"})
+"""The same of other libraries, which may not be there."""
+TOGETHER: frozenset[type[Optimizer]] = frozenset({optim.LBFGS})
+UNABLE: frozenset[type[Optimizer]] = frozenset({optim.SparseAdam})
+"""Those that no compiled model can be trained with."""
+
+_MARK = "_autopar_sharded"
+
+
+def mark(param: Tensor) -> None:
+    """`param` is one of a compiled model: what the hooks act on."""
+    vars(param)[_MARK] = True
+    if not _handles:
+        _handles.append(register_optimizer_step_pre_hook(_before))
+        _handles.append(register_optimizer_step_post_hook(_after))
+
+
+_handles: list[Any] = []
+_stepping: WeakKeyDictionary[Optimizer, _Stepping] = WeakKeyDictionary()
+
+
+def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What stands in for the parameters is put in their place, also around a closure."""
+    stale = _stepping.pop(optimizer, None)
+    if stale is not None:
+        stale.leave()
+    kind = type(optimizer)
+    if not any(_is_ours(p) for group in optimizer.param_groups for p in group["params"]):
+        return None
+    _offer(optimizer)
+    reading.moves.begin()
+    if kind in UNABLE:
+        raise AutoparError(
+            f"{kind.__name__} needs sparse gradients, and a compiled model has dense ones: take "
+            "Adam or AdamW"
+        )
+    _adopt(optimizer)
+    by_tensor = kind in BY_TENSOR or f"{kind.__module__}.{kind.__name__}" in BY_TENSOR_ELSEWHERE
+    if not by_tensor and kind not in ELEMENTWISE | TOGETHER:
+        return None
+    stepping = _ByTensor(optimizer) if by_tensor else _Stepping(optimizer)
+    _stepping[optimizer] = stepping
+    args, kwargs = stepping.around_closure(args, kwargs)
+    stepping.enter()
+    return args, kwargs
+
+
+def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    stepping = _stepping.pop(optimizer, None)
+    if stepping is not None:
+        stepping.leave()
+    if reading.moves.are_going_on:
+        reading.moves.end()
+
+
+_offers: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()
+
+
+def _offer(optimizer: Optimizer) -> None:
+    """Where single ranks save, the optimizer's `state_dict()` has whole tensors."""
+    reader = reading.running()
+    if reader is None or optimizer in _offers:
+        return
+    here = ref(optimizer)
+
+    def state(name: str) -> Any:
+        found = here()
+        assert found is not None
+        index, _, key = name.partition("/")
+        params = [param for group in found.param_groups for param in group["params"]]
+        return found.state[params[int(index)]][key]
+
+    _offers[optimizer] = offer = reader.offer(state)
+
+    def gather(_: Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+        states = {
+            index: {
+                key: reader.whole(offer, f"{index}/{key}", value)
+                if isinstance(value, DTensor)
+                else value
+                for key, value in state.items()
+            }
+            for index, state in saved["state"].items()
+        }
+        return {**saved, "state": states}
+
+    optimizer.register_state_dict_post_hook(gather)
+
+
+@torch.no_grad()
+def _adopt(optimizer: Optimizer) -> None:
+    """States of a parameter's shape are stored as it is. A collective call where they were not."""
+    for param, state in optimizer.state.items():
+        if not isinstance(param, DTensor) or not _is_ours(param):
+            continue
+        for key, value in state.items():
+            if not isinstance(value, Tensor) or value.shape != param.shape or not value.dim():
+                continue
+            mesh, placements = param.device_mesh, param.placements
+            if not isinstance(value, DTensor):
+                _check_values(optimizer, value)
+                state[key] = distribute_tensor(value.to(param.device), mesh, placements)
+            elif value.device_mesh != mesh:
+                # Made before the parameter was sharded.
+                _check_values(optimizer, value)
+                place = local_slices(param.shape, mesh, placements)
+                state[key] = _distributed(param, value.full_tensor()[place].clone())
+
+
+def _check_values(optimizer: Optimizer, state: Tensor) -> None:
+    if state.is_meta:
+        raise AutoparError(
+            f"{type(optimizer).__name__} has a state made of parameters without values: make the "
+            "optimizer after the model's first call, or after model.prepare(...)"
+        )
+
+
+def _is_ours(param: Tensor) -> bool:
+    return isinstance(param, DTensor) and _MARK in vars(param)
+
+
+class _Stepping:
+    """An optimizer while it steps on plain tensors: local shards, or whole ones for those in
+    `TOGETHER`."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.whole = type(optimizer) in TOGETHER
+        self.lists: list[tuple[list[Tensor], list[Tensor]]] = []
+        self.pairs: list[tuple[DTensor, nn.Parameter]] = []
+        self.known: dict[int, DTensor] = {}
+
+    def around_closure(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments of a step (the optimizer is the first), whose closure finds the parameters
+        as it knows them."""
+        optimizer, closure = self.optimizer, _closure(args, kwargs)
+        if closure is None:
+            return args, kwargs
+
+        def called() -> Any:
+            self.leave()
+            try:
+                return closure()
+            finally:
+                self.enter()
+
+        return (optimizer, called), {}
+
+    @torch.no_grad()
+    def enter(self) -> None:
+        for group in self.optimizer.param_groups:
+            params: list[Tensor] = group["params"]
+            self.lists.append((params, list(params)))
+            # The list itself is changed: LBFGS keeps a reference to it.
+            params[:] = [self._stand_in(p) if _is_ours(p) else p for p in params]
+
+    @torch.no_grad()
+    def leave(self) -> None:
+        for params, before in self.lists:
+            params[:] = before
+        for param, plain in self.pairs:
+            if self.whole:
+                _write(param, plain)
+            if plain in self.optimizer.state:
+                state = self.optimizer.state[param] = self.optimizer.state.pop(plain)
+                # In place: LBFGS holds on to it while it calls the closure.
+                for key, value in state.items():
+                    state[key] = self._stored(param, plain, value)
+        self.lists, self.pairs, self.known = [], [], {}
+
+    def _stand_in(self, param: Tensor) -> nn.Parameter:
+        assert isinstance(param, DTensor)
+        data = param.full_tensor() if self.whole else param.to_local()
+        plain = nn.Parameter(data.detach(), requires_grad=param.requires_grad)
+        if param.grad is not None:
+            plain.grad = self._plain(param, param.grad, ours=False)
+        if param in self.optimizer.state:
+            state = self.optimizer.state[plain] = self.optimizer.state.pop(param)
+            for key, value in state.items():
+                state[key] = self._plain(param, value, ours=True)
+        self.pairs.append((param, plain))
+        return plain
+
+    def _plain(self, param: DTensor, value: Any, *, ours: bool) -> Any:
+        """A gradient or state of `param` as the optimizer sees it while it steps."""
+        if not isinstance(value, DTensor):
+            return value
+        if self.whole:
+            return value.full_tensor()
+        if value.placements != param.placements:
+            value = value.redistribute(placements=param.placements)
+        local = value.to_local()
+        if ours:
+            self.known[id(local)] = value
+        return local
+
+    def _stored(self, param: DTensor, plain: Tensor, value: Any) -> Any:
+        """A state as it is between steps."""
+        if not isinstance(value, Tensor) or value.shape != plain.shape or value.dim() == 0:
+            return value
+        known = self.known.get(id(value))
+        if known is not None:
+            return known
+        if self.whole:
+            place = local_slices(param.shape, param.device_mesh, param.placements)
+            value = value[place].clone()
+        return _distributed(param, value)
+
+
+class _ByTensor(_Stepping):
+    """An optimizer that steps on one whole parameter after the other, as if it had no others."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        super().__init__(optimizer)
+        self.whole = True
+
+    def around_closure(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The closure is called first of all: each parameter's step needs its gradients."""
+        optimizer, closure = self.optimizer, _closure(args, kwargs)
+        if closure is None:
+            return args, kwargs
+        with torch.enable_grad():
+            loss = closure()
+        return (optimizer, lambda: loss), {}
+
+    @torch.no_grad()
+    def enter(self) -> None:
+        step = _inner_step(type(self.optimizer))
+        groups: Sequence[dict[str, Any]] = self.optimizer.param_groups
+        self.lists = [(group["params"], list(group["params"])) for group in groups]
+        for params, _ in self.lists:
+            params.clear()
+        for params, before in self.lists:
+            for param in before:
+                if param.grad is None:
+                    continue
+                params[:] = [self._stand_in(param) if _is_ours(param) else param]
+                step(self.optimizer)
+                params.clear()
+                self._put_back()
+
+    def _put_back(self) -> None:
+        lists, self.lists = self.lists, []
+        self.leave()
+        self.lists = lists
+
+
+def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+    """That of a step's arguments, of which the optimizer is the first."""
+    return args[1] if len(args) > 1 else kwargs.get("closure")
+
+
+def _inner_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
+    """`kind.step` below the hooks, which are for whole steps."""
+    step: Any = kind.step
+    return getattr(step, "__wrapped__", step)
+
+
+def _write(param: DTensor, whole: Tensor) -> None:
+    place = local_slices(param.shape, param.device_mesh, param.placements)
+    param.to_local().copy_(whole[place])
+
+
+def _distributed(param: DTensor, local: Tensor) -> DTensor:
+    return DTensor.from_local(
+        local,
+        param.device_mesh,
+        param.placements,
+        run_check=False,
+        shape=param.shape,
+        stride=param.stride(),
+    )

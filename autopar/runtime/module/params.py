@@ -1,0 +1,179 @@
+"""The parameters of a compiled model: replicated DTensors first, their sharded selves once planned.
+
+A parameter keeps its name, its ties and its hooks. Whoever held it before it was a DTensor, such as
+an optimizer, then holds the DTensor (`identity`), which stays the same object when it is sharded
+(`torch.utils.swap_tensors`): optimizers may be made at any time. One whose values come
+from a checkpoint or an initialisation stays on the meta device until then, and never exists whole
+on a rank that stores a shard of it. In a world of one, parameters are plain tensors. Buffers stay
+plain, equal on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
+
+from autopar.errors import AutoparError
+from autopar.ir.sharding import Sharding
+from autopar.runtime.checkpoint.reading import moves
+from autopar.runtime.checkpoint.weights import Sources
+from autopar.runtime.module.identity import supersede
+from autopar.runtime.module.optimizers import mark
+from autopar.runtime.process.world import Groups, World, param_placements
+from autopar.runtime.program.guards import is_state
+from autopar.runtime.torch_private import hand_hooks, local_slices
+
+
+def check(model: nn.Module) -> None:
+    """AutoparError if a parameter cannot be handed out: lazy, or distributed already."""
+    for name, param in model.named_parameters():
+        if nn.parameter.is_lazy(param):
+            raise AutoparError(
+                f"parameter {name} has no shape yet: call the model once before autopar.compile"
+            )
+        if isinstance(param, DTensor):
+            raise AutoparError(
+                f"parameter {name} is a DTensor already: give autopar.compile the plain model, and "
+                "only once"
+            )
+
+
+def replicate(model: nn.Module, world: World, sources: Sources) -> None:
+    """Move the model to the device of `world`. With several ranks, make each parameter a replicated
+    DTensor with the values of rank 0, or without values if `sources` has them, and each buffer
+    equal to that of rank 0. With one, all have their values. A collective call.
+    """
+    mesh = world.device_mesh
+    supersede(tuple(_ready(model, world, mesh, sources)))
+    buffers: dict[int, Tensor] = {}
+    for table, leaf, name, buffer in list(buffer_places(model)):
+        if id(buffer) not in buffers:
+            given = sources.whole(name, buffer) if name in sources else buffer
+            buffers[id(buffer)] = given.to(world.device)
+        table[leaf] = buffers[id(buffer)]
+    if mesh is not None:
+        for buffer in buffers.values():
+            dist.broadcast(buffer, src=0)
+
+
+def _ready(
+    model: nn.Module, world: World, mesh: DeviceMesh | None, sources: Sources
+) -> Iterator[tuple[str, nn.Parameter, nn.Parameter]]:
+    """Each parameter under its first name, with the DTensor that is to take its place; with one
+    process, parameters get their values where they are."""
+    for name, param in model.named_parameters():
+        if mesh is not None:
+            yield name, param, _replicated(name, param, world, mesh, sources)
+        elif name in sources:
+            value = sources.whole(name, param).to(world.device)
+            _swap(name, param, _parameter(value, param))
+        else:
+            param.data = param.data.to(world.device)
+
+
+def _replicated(
+    name: str, param: nn.Parameter, world: World, mesh: DeviceMesh, sources: Sources
+) -> nn.Parameter:
+    """The parameter as it is before a plan says how to store it."""
+    if name in sources:
+        data = torch.empty_like(param, device="meta")
+    else:
+        data = param.detach().to(world.device).contiguous()
+        if data.data_ptr() == param.data_ptr():
+            data = data.clone()
+        dist.broadcast(data, src=0)
+    new = _parameter(DTensor.from_local(data, mesh, [Replicate()], run_check=False), param)
+    if param.grad is not None:
+        new.grad = distribute_tensor(param.grad.to(world.device), mesh, [Replicate()])
+    return new
+
+
+def shard(
+    model: nn.Module, groups: Groups, storage: Mapping[str, Sharding], sources: Sources
+) -> None:
+    """Store each replicated parameter as `storage` says of its name, keeping its identity.
+
+    Every rank cuts its piece from the copy it holds, or gets it from `sources`: nothing is sent.
+    """
+    moves.begin()
+    for name, param in model.named_parameters():
+        if not isinstance(param, DTensor):
+            raise AutoparError(f"parameter {name} was replaced after autopar.compile")
+        wanted = param_placements(storage[name])
+        place = local_slices(param.shape, groups.params, wanted)
+        whole = param.to_local().detach()
+        if whole.is_meta:
+            piece = sources.read(name, place).to(groups.params.device_type)
+        else:
+            # A copy, so that the whole can be freed.
+            piece = whole[place].clone(memory_format=torch.contiguous_format)
+        new = _parameter(_from_local(piece, param, groups.params, wanted), param)
+        if isinstance(param.grad, DTensor):
+            grad = param.grad.to_local()[place].clone(memory_format=torch.contiguous_format)
+            new.grad = _from_local(grad, param, groups.params, wanted)
+        _swap(name, param, new)
+        mark(param)
+    moves.end()
+
+
+def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` by name, for `load_state_dict`: of whole tensors, what this rank stores of them. A
+    parameter that has no values yet gets whole ones at once."""
+    params = dict(model.named_parameters(remove_duplicate=False))
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        param = params.get(name)
+        plain = isinstance(value, Tensor) and not isinstance(value, DTensor)
+        if isinstance(param, DTensor) and plain and value.shape == param.shape:
+            if param.is_meta:
+                data = torch.empty_like(param.to_local(), device=param.device_mesh.device_type)
+                whole = DTensor.from_local(
+                    data, param.device_mesh, param.placements, run_check=False
+                )
+                _swap(name, param, _parameter(whole, param))
+            place = local_slices(param.shape, param.device_mesh, param.placements)
+            piece = value[place].to(param.device)
+            value = _from_local(piece, param, param.device_mesh, param.placements)
+        found[name] = value
+    return found
+
+
+def _from_local(
+    piece: Tensor, like: Tensor, mesh: DeviceMesh, wanted: Sequence[Placement]
+) -> DTensor:
+    stride = torch.empty(like.shape, device="meta").stride()
+    return DTensor.from_local(piece, mesh, wanted, run_check=False, shape=like.shape, stride=stride)
+
+
+def _swap(name: str, param: Tensor, new: Tensor) -> None:
+    try:
+        torch.utils.swap_tensors(param, new)
+    except RuntimeError as error:
+        raise AutoparError(
+            f"parameter {name} is in use and cannot be sharded ({error}): drop tensors computed "
+            "from it, such as an earlier loss, before the first call"
+        ) from error
+
+
+def _parameter(data: Tensor, like: Tensor) -> nn.Parameter:
+    new = nn.Parameter(data, requires_grad=like.requires_grad)
+    vars(new).update(vars(like))
+    hand_hooks(like, new)
+    return new
+
+
+def buffer_places(model: nn.Module) -> Iterator[tuple[dict[str, Any], str, str, Tensor]]:
+    """Every place that holds a buffer, or a tensor that is a plain attribute and like one, with the
+    name there; one tensor may have several."""
+    for path, module in model.named_modules():
+        for table in (module._buffers, vars(module)):
+            for leaf, buffer in table.items():
+                if isinstance(buffer, Tensor) and is_state(buffer):
+                    yield table, leaf, f"{path}.{leaf}" if path else leaf, buffer

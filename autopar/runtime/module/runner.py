@@ -1,0 +1,365 @@
+"""Calls of a compiled model: the program for each, made where there is none yet."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Placement
+
+from autopar.errors import AutoparError, GuardError, ManyProgramsWarning
+from autopar.plans.plan import Plan
+from autopar.runtime.module.accelerated import Terms, accept, own_rows
+from autopar.runtime.process.digests import modes
+from autopar.runtime.process.inputs import Inputs, Piece, same_everywhere, take_inputs
+from autopar.runtime.process.meeting import NEW
+from autopar.runtime.process.world import Groups, World
+from autopar.runtime.program.binding import Result
+from autopar.runtime.program.frozen import PLAIN, Freezer
+from autopar.runtime.program.function import RefrozenError, Step, local
+from autopar.runtime.program.guards import Guard, Read
+from autopar.runtime.program.random import DefaultRandom
+from autopar.runtime.program.widening import Ready, impossible, remember
+from autopar.runtime.torch_private import TreeSpec, flatten, unflatten
+
+CONSTANTS = frozenset({*PLAIN, float})
+"""Types of arguments that are part of the program, and known by what they print."""
+
+_MANY = 8
+_NUMBERS = count()
+
+
+class Signature(NamedTuple):
+    """The arguments that a program was made for: a call that differs in any of it needs another
+    one. `objects` are the arguments that are neither tensors nor constants, frozen."""
+
+    inputs: tuple[str, ...]
+    handed: tuple[str, ...]
+    objects: tuple[Hashable, ...]
+    spec: TreeSpec
+    autocast: tuple[str, ...]
+
+    def facts(self) -> dict[str, str]:
+        """What ranks compare."""
+        return {
+            "inputs": ", ".join(self.inputs),
+            "structure of the inputs": str(self.spec),
+            "autocast": ", ".join(self.autocast) or "off",
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Executable:
+    """A program bound to this rank.
+
+    `storage` has DTensor's placements of each parameter on `groups.params`, but for those that are
+    plain tensors, whole on every rank; `pieces` the inputs that the program takes in the pieces
+    that ranks are handed, by name ("input:0"); `rows` the results that have a row per row of the
+    batch that ranks hold pieces of; `random` is what it draws random numbers from, if it draws any.
+    `in_spec` is that of (args, kwargs), and `names` what users call the outputs, by position.
+    `origin` is the same for all programs of a call, each with gradients of more outputs;
+    `reads` are what a program is right for, besides its arguments.
+    """
+
+    step: Step
+    plan: Plan
+    groups: Groups | None
+    storage: Mapping[str, tuple[Placement, ...]]
+    pieces: frozenset[str]
+    results: tuple[Result, ...]
+    rows: frozenset[str]
+    in_spec: TreeSpec
+    out_spec: TreeSpec
+    names: tuple[str, ...]
+    random: DefaultRandom | None
+    reads: tuple[Read, ...]
+    origin: object = field(default_factory=object)
+
+
+@dataclass(slots=True)
+class Made:
+    """A program, the `number`-th that was made by all ranks together, and when it is the one to
+    run."""
+
+    number: int
+    signature: Signature
+    guard: Guard
+    executable: Executable
+    params: dict[str, Tensor]
+    """The parameters it takes, by name, while the guard holds."""
+    buffers: dict[str, Tensor]
+    """The same of buffers, by their names among the inputs of its forward graph."""
+    trained: tuple[bool, ...] = ()
+    """Which of the parameters require gradients."""
+
+
+class Build(Protocol):
+    """Makes a program for a call; an input of which ranks hold pieces is a meta tensor of the
+    whole's shape. The groups are those of the programs made before, whose mesh it must share; None
+    for the first, at which the model's parameters are to be sharded. `differentiable` are the
+    names of outputs that backwards have gone through."""
+
+    def __call__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        signature: Signature,
+        groups: Groups | None,
+        differentiable: frozenset[str],
+    ) -> Executable: ...
+
+    def copied(self, model: nn.Module) -> Build:
+        """The same for a copy of the model, whose parameters are stored alike."""
+        ...
+
+
+@dataclass
+class Runner:
+    """Calls the program made for a call's signature; has it made where there is none yet."""
+
+    model: nn.Module
+    world: World
+    build: Build
+    inputs: Inputs | None = None
+    terms: Terms | None = None
+    made: dict[tuple[str, ...], list[Made]] = field(default_factory=dict)
+    """By the inputs' types, those that ran last first."""
+    groups: Groups | None = None
+    differentiable: frozenset[str] = frozenset()
+    """The names of outputs that backwards have gone through."""
+    with_values: bool = False
+    """Programs are made from the values of a batch, gathered where ranks hold pieces of it."""
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.terms is None:
+            return self._run(args, kwargs)
+        kwargs = self.terms.take(kwargs)
+        with self.terms.autocast():
+            return self.terms.give(self._run(args, kwargs), kwargs)
+
+    @property
+    def handed_out(self) -> Inputs:
+        """What ranks are handed of the inputs: unless said, all, and rows from accelerate."""
+        return self.inputs or ("local" if self.terms else "global")
+
+    def accept_accelerate(self) -> None:
+        """From now on the model is one that accelerate has prepared (`accelerated`)."""
+        self.terms = self.terms or accept(self.model, self.world)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool = False) -> Any:
+        leaves, made = self.prepare(args, kwargs, exact=exact)
+        executable = made.executable
+        step, params, others, random = ready = self._ready(made, leaves)
+        past = None
+        if step.cut and step.is_differentiated:
+            past = remember(ready, leaves, executable.names, partial(self._wider, made, leaves))
+        results: dict[str, Tensor] | None = None
+        with suppress(RefrozenError), random.drawn_from() if random else nullcontext():
+            results = step(params, others, past, made.trained)
+        if results is None:
+            return self._run(args, kwargs, exact=True)
+        with torch.no_grad():
+            for name in [name for name in results if name.startswith(("mutation:", "update:"))]:
+                local(self._tensor(name.partition(":")[2])).copy_(results.pop(name))
+        if self.terms is not None:
+            results |= {name: own_rows(results[name], self.world) for name in executable.rows}
+        leaves = [r.value if r.name is None else results[r.name] for r in executable.results]
+        return unflatten(leaves, executable.out_spec)
+
+    def _ready(self, made: Made, leaves: list[Any]) -> Ready:
+        executable = made.executable
+        # A tensor that is a plain attribute may lie elsewhere.
+        others = {name: x.to(self.world.device) for name, x in made.buffers.items()}
+        for name in executable.step.forward_inputs:
+            if name.startswith("input:"):
+                piece: Piece = leaves[int(name.removeprefix("input:"))]
+                others[name] = piece.local if name in executable.pieces else piece.whole()
+        random = self.terms.random(executable.random) if self.terms else executable.random
+        return Ready(executable.step, made.params, others, random)
+
+    def _wider(self, made: Made, leaves: list[Any], outputs: frozenset[str]) -> Ready:
+        """A call that `made` was run for, with a program that has gradients of `outputs`."""
+        signature = self._signature(leaves, made.executable.in_spec)
+        found = self._known(signature)
+        if found is None or found.executable.origin is not made.executable.origin:
+            raise impossible(outputs, "the model was changed since, as by train() or eval()")
+        names, cut = found.executable.names, found.executable.step.cut_positions
+        if any(names[position] in outputs for position in cut):
+            self.differentiable |= outputs
+            self.made[signature.inputs].remove(found)
+            found = self._new(leaves, signature, found)
+        return self._ready(found, leaves)
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """The plans of the programs made so far."""
+        made = [each for same in self.made.values() for each in same]
+        return tuple(each.executable.plan for each in sorted(made, key=lambda each: each.number))
+
+    def prepare(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool = False
+    ) -> tuple[list[Any], Made]:
+        """The leaves of a call, and the program for it, made if there is none yet; `exact` as in
+        `_known`."""
+        # The order of keywords means nothing, and must not make another program.
+        kwargs = dict(sorted(kwargs.items()))
+        leaves = take_inputs(self.model, self.handed_out, self.world, args, kwargs)
+        spec = flatten((args, kwargs))[1]
+        signature = self._signature(leaves, spec)
+        found = self._known(signature, exact=exact)
+        if self.world.meeting is not None:
+            number = NEW if found is None else found.number
+            facts = partial(self._facts, signature)
+            self.world.meeting.meet(number, same_everywhere(leaves), facts)
+        return leaves, self._new(leaves, signature) if found is None else found
+
+    def _facts(self, signature: Signature) -> dict[str, str]:
+        suited = [each for each in self.made[signature.inputs] if each.signature == signature]
+        changed = suited[0].guard.changed()[:3] if suited else []
+        changes = {"changes since the call before": ", ".join(changed) or "none"}
+        return signature.facts() | modes(self.model) | changes
+
+    def copied(self, model: nn.Module) -> Runner:
+        """The same for a copy of the model, with no programs yet."""
+        return Runner(
+            model, self.world, self.build.copied(model), self.inputs, with_values=self.with_values
+        )
+
+    def _known(self, signature: Signature, *, exact: bool = False) -> Made | None:
+        """The program for a call, if the model is as it was when that was made. If not `exact`,
+        parameters may have been frozen since, which leaves results right."""
+        same = self.made.setdefault(signature.inputs, [])
+        suited = [each for each in same if each.signature == signature]
+        found = next((each for each in suited if not exact and each.guard.holds()), None)
+        if found is None:
+            found = next((each for each in suited if each.guard.holds_after_all()), None)
+            if found is not None:
+                self._collect(found)
+        if found is not None and found is not same[0]:
+            same.remove(found)
+            same.insert(0, found)
+        if found is None and len(suited) >= _MANY:
+            _tell_many(suited)
+        return found
+
+    def _new(self, leaves: list[Any], signature: Signature, instead: Made | None = None) -> Made:
+        """The program for a call, made, in the place of one that is dropped if that is given."""
+        stand_ins = [self._stand_in(leaf) if isinstance(leaf, Piece) else leaf for leaf in leaves]
+        args, kwargs = unflatten(stand_ins, signature.spec)
+        executable = self.build(args, kwargs, signature, self.groups, self.differentiable)
+        if instead is not None:
+            executable = replace(executable, origin=instead.executable.origin)
+        self.groups = executable.groups
+        names = [name for name in executable.step.forward_inputs if name.startswith("buffer:")]
+        names = [*executable.step.params, *(name.removeprefix("buffer:") for name in names)]
+        reads = (Read(*self._place(name), name) for name in names)
+        guard = Guard(self.model, [*executable.reads, *reads])
+        number = next(_NUMBERS) if instead is None else instead.number
+        made = Made(number, signature, guard, executable, {}, {})
+        self._collect(made)
+        self.made[signature.inputs].insert(0, made)
+        return made
+
+    def _collect(self, made: Made) -> None:
+        executable = made.executable
+        made.params = {name: self._param(executable, name) for name in executable.step.params}
+        made.trained = tuple(param.requires_grad for param in made.params.values())
+        made.buffers = {
+            name: self._tensor(name.removeprefix("buffer:"))
+            for name in executable.step.forward_inputs
+            if name.startswith("buffer:")
+        }
+
+    def _stand_in(self, piece: Piece) -> Tensor:
+        return piece.whole() if self.with_values else piece.stand_in()
+
+    def _signature(self, leaves: list[Any], spec: TreeSpec) -> Signature:
+        return Signature(
+            inputs=tuple(map(describe, leaves)),
+            handed=tuple(leaf.handed if isinstance(leaf, Piece) else "" for leaf in leaves),
+            objects=tuple(_objects(leaves)),
+            spec=spec,
+            autocast=tuple(
+                f"{device} {torch.get_autocast_dtype(device)}"
+                for device in ("cpu", "cuda")
+                if torch.is_autocast_enabled(device)
+            ),
+        )
+
+    def _place(self, name: str) -> tuple[nn.Module, str]:
+        path, _, leaf = name.rpartition(".")
+        return self.model.get_submodule(path), leaf
+
+    def _tensor(self, name: str) -> Tensor:
+        module, leaf = self._place(name)
+        found = getattr(module, leaf, None)
+        if not isinstance(found, Tensor):
+            raise AutoparError(f"{name} was a tensor of the model when it was planned, and is none")
+        return found
+
+    def _param(self, executable: Executable, name: str) -> Tensor:
+        """The parameter, as the program stores it."""
+        param = self._tensor(name)
+        if executable.groups is None or name not in executable.storage:
+            return param
+        if not isinstance(param, DTensor):
+            raise AutoparError(f"parameter {name} was replaced after autopar.compile")
+        wanted = executable.storage[name]
+        if param.placements != wanted:
+            raise AutoparError(
+                f"parameter {name} is {param.placements} where its program needs {wanted}: it was "
+                "redistributed after autopar.compile"
+            )
+        return param
+
+
+def describe(leaf: Any) -> str:
+    """`float32[8, 16]` of a tensor, the value of a constant, the type of anything else."""
+    if isinstance(leaf, Piece):
+        return leaf.describe()
+    return repr(leaf) if type(leaf) in CONSTANTS else type(leaf).__qualname__
+
+
+def _objects(leaves: list[Any]) -> Iterator[Hashable]:
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, Piece) and type(leaf) not in CONSTANTS:
+            where = f"argument {position} (a {type(leaf).__qualname__})"
+            yield _Argument(where).freeze(leaf, where)
+
+
+class _Argument(Freezer):
+    """Freezes an argument. Its tensors would be other ones at each call."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self._where = where
+
+    def tensor(self, held: Tensor) -> Hashable:
+        if self.is_inside_object:
+            raise GuardError(
+                f"{self._where} holds a tensor where autopar cannot look: pass tensors as "
+                "arguments of their own or in tuples, lists and dicts, or register the class with "
+                "torch.export.register_dataclass"
+            )
+        return super().tensor(held)
+
+
+def _tell_many(suited: list[Made]) -> None:
+    changed = suited[0].guard.changed()
+    what = ", ".join(changed[:3]) or "an argument that is an object"
+    warnings.warn(
+        ManyProgramsWarning(
+            f"{len(suited)} programs were made for inputs of one shape, since {what} changed, and "
+            "one more is being made, which takes as long as the first: pass what changes often as "
+            "a tensor, or keep it in a buffer"
+        ),
+        stacklevel=2,
+    )

@@ -1,0 +1,236 @@
+"""Whole parameters for a while: for evaluation, generation, saving, and changes by hand.
+
+Inside, the places where the model holds its parameters hold plain, whole ones, and calls go to the
+plain model; the shards, which optimizers know, wait outside of it. They are gathered one parameter
+after the other, each over its own process groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autopar.errors import AutoparError
+from autopar.runtime.process.agreement import make_agreement
+from autopar.runtime.process.digests import digest_values
+from autopar.runtime.process.inputs import Inputs
+from autopar.runtime.process.world import World
+from autopar.runtime.program.random import SharedRandom
+from autopar.runtime.torch_private import flatten, local_slices, unflatten
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What calls go to meanwhile: the plain model, on ranks that have its parameters. All else is
+    asked of `runner`."""
+
+    model: nn.Module
+    runner: Any
+    here: bool
+
+    def check(self) -> None:
+        """AutoparError on a rank that has no parameters."""
+        if not self.here:
+            raise AutoparError(
+                f"rank {self.runner.world.rank} has no parameters inside unsharded(rank=...): use "
+                "the model there only if the context gives it (`if whole is not None:`)"
+            )
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.check()
+        args, kwargs = _on_device(self.runner.world, args, kwargs)
+        return self.model(*args, **kwargs)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise AutoparError("no program can be made inside unsharded(): call prepare() outside")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+
+class Held(NamedTuple):
+    """A parameter or buffer, its first name, and what modules hold it, under which name each."""
+
+    name: str
+    tensor: Tensor
+    places: list[tuple[nn.Module, str]]
+
+    @property
+    def now(self) -> Any:
+        """What is in its place."""
+        module, leaf = self.places[0]
+        return getattr(module, leaf, None)
+
+    def put(self, tensor: Tensor) -> None:
+        """As an assignment, by which modules that list their weights, as `nn.LSTM`, see it."""
+        for module, leaf in self.places:
+            setattr(module, leaf, tensor)
+
+
+@contextmanager
+def whole_parameters(
+    model: nn.Module, world: World, rank: int | None, writeback: bool
+) -> Generator[bool, None, None]:
+    """Inside, the parameters of `model` are plain and whole on `rank`, or on every rank for None;
+    given is whether they are so here. All ranks are to enter and to leave.
+
+    Afterwards all is as before, with the values that `rank` (of all ranks, rank 0) left in the
+    whole parameters and in buffers; without `writeback`, with the values from before. AutoparError
+    if a parameter has no values yet, if one was replaced or got a gradient inside, or if another
+    rank failed there; then nothing that was changed is kept.
+    """
+    if rank is not None and not 0 <= rank < world.size:
+        raise AutoparError(f"unsharded(rank={rank}): there are ranks 0 to {world.size - 1}")
+    here = rank in (None, world.rank)
+    if world.size == 1:
+        yield here
+        return
+    params = [held for held in held_by(model, "_parameters") if isinstance(held.tensor, DTensor)]
+    buffers = list(held_by(model, "_buffers"))
+    for held in params:
+        if held.tensor.is_meta:
+            raise AutoparError(
+                f"parameter {held.name} has no values before the first call: call "
+                "model.prepare(**batch) first"
+            )
+    before = [held.tensor.clone() for held in buffers]
+    whole: dict[str, Tensor] = {}
+    keep = False
+    try:
+        _gather(params, whole, here)
+        yield here
+        _check(params, buffers, whole)
+        keep = writeback
+    except Exception:
+        _meet(world, failed=True)
+        raise
+    finally:
+        values = whole | {held.name: held.now for held in buffers}
+        for held in (*params, *buffers):
+            held.put(held.tensor)
+        if not keep:
+            _put_back(buffers, before)
+    _meet(world, failed=False)
+    if keep:
+        _take(params, buffers, values, rank or 0)
+
+
+def generate(
+    own: Callable[..., Any],
+    entire: AbstractContextManager[Any],
+    world: World,
+    inputs: Inputs,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """`own(*args, **kwargs)`, the `generate` of a model of `transformers`, by every rank with whole
+    parameters, which it has inside `entire`. Of global inputs, which ranks are held to, all make
+    the same tokens, with the random numbers of rank 0's default generator. A collective call."""
+    args, kwargs = _on_device(world, args, kwargs)
+    drawing: AbstractContextManager[None] = nullcontext()
+    if inputs == "global" and world.size > 1:
+        agreement = make_agreement(world)
+        values = digest_values(flatten((args, kwargs))[0])
+        agreement.agree("what to generate from", {"inputs of generate": values})
+        random = SharedRandom(world.device)
+        random.set(agreement.share("random state", random.default))
+        # That of rank 0 goes on from what was drawn, as in one process.
+        drawing = nullcontext() if world.rank == 0 else random.drawn_from()
+    with entire, drawing:
+        return own(*args, **kwargs)
+
+
+def held_by(model: nn.Module, kind: str) -> Iterator[Held]:
+    """The `_parameters` or `_buffers` of all modules, each once."""
+    found: dict[int, Held] = {}
+    for path, module in model.named_modules():
+        table: dict[str, Any] = vars(module)[kind]
+        for leaf, tensor in table.items():
+            if tensor is not None:
+                name = f"{path}.{leaf}" if path else leaf
+                found.setdefault(id(tensor), Held(name, tensor, [])).places.append((module, leaf))
+    yield from found.values()
+
+
+@torch.no_grad()
+def _gather(params: Sequence[Held], whole: dict[str, Tensor], here: bool) -> None:
+    for held in params:
+        param = held.tensor
+        assert isinstance(param, DTensor)
+        value = param.full_tensor()
+        if here:
+            # Of one that every rank stores whole, it is the stored tensor itself.
+            stored = param.to_local().untyped_storage().data_ptr()
+            if value.untyped_storage().data_ptr() == stored:
+                value = value.clone()
+            whole[held.name] = nn.Parameter(value, requires_grad=param.requires_grad)
+            held.put(whole[held.name])
+
+
+def _check(params: Sequence[Held], buffers: Sequence[Held], whole: Mapping[str, Tensor]) -> None:
+    """AutoparError if what is there now cannot take the place of what was there."""
+    for held in (*params, *buffers):
+        now, given = held.now, whole.get(held.name, held.now)
+        like = isinstance(now, Tensor) and (now.shape, now.dtype) == (
+            held.tensor.shape,
+            held.tensor.dtype,
+        )
+        if not like or now is not given:
+            raise AutoparError(
+                f"{held.name} was replaced inside unsharded(): change its values in place"
+            )
+        if now.grad is not None and held.name in whole:
+            raise AutoparError(
+                f"{held.name} got a gradient inside unsharded(), where no optimizer finds it: call "
+                "backward outside"
+            )
+
+
+def _meet(world: World, *, failed: bool) -> None:
+    """Wait for all ranks; AutoparError if another failed."""
+    flag = torch.tensor(int(failed), device=world.device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    if flag.item() and not failed:
+        raise AutoparError(
+            "another rank failed inside unsharded(); nothing that was changed there is kept"
+        )
+
+
+@torch.no_grad()
+def _put_back(buffers: Sequence[Held], before: Sequence[Tensor]) -> None:
+    for held, value in zip(buffers, before, strict=True):
+        held.tensor.copy_(value)
+
+
+@torch.no_grad()
+def _take(
+    params: Sequence[Held], buffers: Sequence[Held], values: dict[str, Any], source: int
+) -> None:
+    """Store, on all ranks, the values that rank `source` has."""
+    for held in (*params, *buffers):
+        stored, value = held.tensor, values.pop(held.name, None)
+        place: tuple[slice, ...] = ()
+        if isinstance(stored, DTensor):
+            place = local_slices(stored.shape, stored.device_mesh, stored.placements)
+            stored = stored.to_local()
+        if value is None:
+            value = torch.empty(held.tensor.shape, dtype=stored.dtype, device=stored.device)
+        value = value.detach().contiguous()
+        dist.broadcast(value, src=source)
+        stored.copy_(value[place])
+
+
+def _on_device(
+    world: World, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    leaves, spec = flatten((args, kwargs))
+    moved = [leaf.to(world.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    found: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(moved, spec)
+    return found

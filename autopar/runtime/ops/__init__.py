@@ -1,0 +1,1 @@
+"""Ops of autopar's own, the same in a graph for every device."""

@@ -1,0 +1,232 @@
+"""A layer of experts as one op: `autopar::experts` and its backward, the same for every device.
+
+`x` [N, D] are tokens; each goes to the K experts that `chosen` [N, K] (int64) names, and comes back
+as the sum of what they make of it, by `weights` [N, K]:
+
+    y[n] = sum over k of weights[n, k] * expert(chosen[n, k], x[n])
+    expert(e, x) = down[e] @ gate(up[e] @ x + up_bias[e])
+
+with `up` [E, G, I, D], `down` [E, D, I], `up_bias` [E, G, I] or None, and a gate as in `gates`: G
+is 2 where it has something to let through, otherwise 1. With `may_skip`, what is chosen may lie
+outside of 0..E-1 and adds nothing; without, the host need not ask how many rows there are.
+
+No token is dropped. A *slot* is one of the N * K choices; the rows of slots are sorted by expert.
+Backward computes up and the gate again: what they make, K * G * I values a token, is not kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.runtime.ops import grouped
+from autopar.runtime.ops.gates import Gate
+
+_ONES = 8
+"""Columns of ones that sum rows: whole 16 bytes in bfloat16, as the grouped kernel asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """`slots` [R]: the slot of every row, rows sorted by expert; `ends` [E]: where the rows of each
+    expert end."""
+
+    slots: Tensor
+    ends: Tensor
+
+
+def route(chosen: Tensor, num_experts: int, *, may_skip: bool) -> Routing:
+    """The routing of `chosen` [N, K] to `num_experts` experts; see the module for `may_skip`."""
+    flat = chosen.flatten()
+    if may_skip:
+        flat = torch.where((flat >= 0) & (flat < num_experts), flat, num_experts)
+    ordered, slots = torch.sort(flat, stable=True)
+    experts = torch.arange(num_experts, device=chosen.device)
+    ends = torch.searchsorted(ordered, experts, right=True).to(torch.int32)
+    return Routing(slots[: int(ends[-1])] if may_skip else slots, ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """The two projections of some experts, for rows sorted by expert."""
+
+    up: Tensor
+    down: Tensor
+    up_bias: Tensor | None
+    gate: Gate
+
+    def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """[R, D] of `rows` [R, D]."""
+        return grouped.linear(self.gate(self._hidden(rows, ends)), self.down, ends)
+
+    def backward(
+        self, grad: Tensor, weights: Tensor, rows: Tensor, ends: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Where each row of the output is weighted by `weights` [R] and `grad` [R, D] is the
+        gradient of what is weighted: gradients of (rows, weights, up, down, up_bias)."""
+        hidden = self._hidden(rows, ends)
+        active = self.gate(hidden)
+        through = grouped.linear(grad, self.down.transpose(1, 2), ends)
+        of_weights = (through * active).sum(-1, dtype=weights.dtype)
+        scale = weights.unsqueeze(-1)
+        of_hidden = self.gate.backward((through * scale).to(grad.dtype), hidden)
+        of_down = grouped.outer((grad * scale).to(grad.dtype), active, ends)
+        flat = self._flat(of_hidden)
+        of_up = self._unflat(grouped.outer(flat, rows, ends))
+        of_rows = grouped.linear(flat, self._up().transpose(1, 2), ends)
+        if self.up_bias is None:
+            return of_rows, of_weights, of_up, of_down, _nothing(rows)
+        ones = rows.new_ones(rows.shape[0], _ONES)
+        summed = grouped.outer(of_hidden.flatten(1), ones, ends)[..., 0].contiguous()
+        return of_rows, of_weights, of_up, of_down, summed.unflatten(1, self.up_bias.shape[1:])
+
+    def _hidden(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """[R, G, I]."""
+        found = grouped.linear(rows, self._up(), ends)
+        _, gates, inner, _ = self.up.shape
+        if _interleaved(self.up):
+            found = found.unflatten(1, (inner, gates)).transpose(1, 2)
+        else:
+            found = found.unflatten(1, (gates, inner))
+        if self.up_bias is None:
+            return found
+        counts = torch.diff(ends, prepend=ends.new_zeros(1))
+        return found + self.up_bias.repeat_interleave(counts, 0, output_size=rows.shape[0])
+
+    def _up(self) -> Tensor:
+        """`up` as [E, G * I, D] or, where it lies so in memory, [E, I * G, D]."""
+        return (self.up.transpose(1, 2) if _interleaved(self.up) else self.up).flatten(1, 2)
+
+    def _flat(self, hidden: Tensor) -> Tensor:
+        """[R, G, I] with columns as the rows of `_up`."""
+        return (hidden.transpose(1, 2) if _interleaved(self.up) else hidden).flatten(1)
+
+    def _unflat(self, of_up: Tensor) -> Tensor:
+        _, gates, inner, _ = self.up.shape
+        if _interleaved(self.up):
+            return of_up.unflatten(1, (inner, gates)).transpose(1, 2)
+        return of_up.unflatten(1, (gates, inner))
+
+
+def _interleaved(up: Tensor) -> bool:
+    return up.shape[1] > 1 and up.stride(1) < up.stride(2)
+
+
+def _nothing(x: Tensor) -> Tensor:
+    """Stands for the gradient of a bias that is not there."""
+    return x.new_empty(0)
+
+
+def gather(x: Tensor, slots: Tensor, choices: int) -> Tensor:
+    """The rows of `slots`, which are `choices` per token, from tokens [N, D]."""
+    return x[slots // choices]
+
+
+def combine(rows: Tensor, slots: Tensor, chosen: Tensor, dtype: torch.dtype) -> Tensor:
+    """[N, D] in `dtype`: the sum of the rows of every token, slots without a row being zero."""
+    count = chosen.numel()
+    found = rows.new_empty if len(slots) == count else rows.new_zeros
+    placed = found(count, *rows.shape[1:])
+    placed[slots] = rows
+    return placed.unflatten(0, chosen.shape).sum(1).to(dtype)
+
+
+def spread(values: Tensor, slots: Tensor, chosen: Tensor) -> Tensor:
+    """[N, K] of one value per row, slots without a row being zero."""
+    return values.new_zeros(chosen.numel()).index_copy(0, slots, values).view(chosen.shape)
+
+
+@torch.library.custom_op(
+    "autopar::experts",
+    mutates_args=(),
+    schema="(Tensor x, Tensor chosen, Tensor weights, Tensor up, Tensor down, Tensor? up_bias,"
+    " str gate, bool may_skip) -> Tensor",
+)
+def experts(
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    gate: str,
+    may_skip: bool,
+) -> Tensor:
+    """y [N, D] in the dtype of `x`."""
+    way = route(chosen, up.shape[0], may_skip=may_skip)
+    rows = gather(x, way.slots, chosen.shape[1])
+    out = Feed(up, down, up_bias, Gate.parse(gate)).forward(rows, way.ends)
+    weighted = out * weights.flatten()[way.slots].unsqueeze(-1)
+    return combine(weighted, way.slots, chosen, x.dtype)
+
+
+@torch.library.custom_op(
+    "autopar::experts_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor x, Tensor chosen, Tensor weights, Tensor up, Tensor down,"
+    " Tensor? up_bias, str gate, bool may_skip) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def experts_backward(
+    grad: Tensor,
+    x: Tensor,
+    chosen: Tensor,
+    weights: Tensor,
+    up: Tensor,
+    down: Tensor,
+    up_bias: Tensor | None,
+    gate: str,
+    may_skip: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, weights, up, down and up_bias (empty where there is none)."""
+    way = route(chosen, up.shape[0], may_skip=may_skip)
+    rows, grads = (gather(t, way.slots, chosen.shape[1]) for t in (x, grad))
+    of_rows, of_weights, *rest = Feed(up, down, up_bias, Gate.parse(gate)).backward(
+        grads, weights.flatten()[way.slots], rows, way.ends
+    )
+    of_x = combine(of_rows, way.slots, chosen, x.dtype)
+    return of_x, spread(of_weights, way.slots, chosen), *rest  # pyright: ignore[reportReturnType]
+
+
+@experts.register_fake
+def _(x: Tensor, *_rest: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def fake_gradients(
+    x: Tensor, weights: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What the backward ops return, as tensors without values."""
+    count, gates, inner, width = up.shape
+    if _interleaved(up):
+        of_up = up.new_empty(count, inner, gates, width).transpose(1, 2)
+    else:
+        of_up = up.new_empty(up.shape)
+    bias = _nothing(x) if up_bias is None else up_bias.new_empty(up_bias.shape)
+    of_weights = weights.new_empty(weights.shape)
+    return x.new_empty(x.shape), of_weights, of_up, down.new_empty(down.shape), bias
+
+
+@experts_backward.register_fake
+def _(
+    grad: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor,
+    up_bias: Tensor | None, *_rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    return fake_gradients(x, weights, up, down, up_bias)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.gate, ctx.may_skip = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    found = experts_backward(grad, *ctx.saved_tensors, ctx.gate, ctx.may_skip)
+    of_x, of_weights, of_up, of_down, of_bias = found
+    bias = None if ctx.saved_tensors[-1] is None else of_bias
+    return of_x, None, of_weights, of_up, of_down, bias, None, None
+
+
+experts.register_autograd(_differentiate, setup_context=_save)

@@ -1,0 +1,154 @@
+"""Experts and tokens sharded over one group of ranks: `autopar::experts_exchange` and its backward.
+
+A rank has N tokens of its own and E / ways of the experts, in order of rank. It sends each of its
+rows to the rank that has the expert, which computes on what it gets and sends the result back. How
+many rows that is depends on the data: ranks first tell one another how many rows they send to each
+expert. No row is dropped. Backward sends the rows again, with their gradients and weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.runtime.ops.experts import (
+    Feed,
+    Routing,
+    combine,
+    fake_gradients,
+    gather,
+    route,
+    spread,
+)
+from autopar.runtime.ops.gates import Gate
+from autopar.runtime.ops.ragged_all_to_all import TALKS, Message, Talk, with_group
+
+
+@dataclass(frozen=True, slots=True)
+class _Post:
+    """How rows go to the ranks of their experts: `sent[r]` of this rank's rows go to rank r,
+    `received[r]` come from it; row i of those sorted by expert is row `order[i]` of what comes."""
+
+    way: Routing
+    sent: Sequence[int]
+    received: Sequence[int]
+    order: Tensor
+    ends: Tensor
+
+    def there(self, rows: Tensor) -> Generator[Message, Tensor, Tensor]:
+        """This rank's rows in, rows for its experts out, sorted by expert."""
+        got = yield Message(rows, self.sent, self.received)
+        return got[self.order]
+
+    def back(self, rows: Tensor) -> Generator[Message, Tensor, Tensor]:
+        """The inverse."""
+        placed = torch.empty_like(rows)
+        placed[self.order] = rows
+        return (yield Message(placed, self.received, self.sent))
+
+
+def _post(chosen: Tensor, here: int, ways: int) -> Generator[Message, Tensor, _Post]:
+    """Of `ways` ranks with `here` experts each."""
+    way = route(chosen, here * ways, may_skip=False)
+    counts = torch.diff(way.ends, prepend=way.ends.new_zeros(1))
+    theirs = yield Message(counts, [here] * ways, [here] * ways)
+    sent, received = torch.stack((counts, theirs)).view(2, ways, here).sum(-1).tolist()
+    expert = torch.arange(here, device=chosen.device).repeat(ways)
+    of_row = expert.repeat_interleave(theirs, output_size=sum(received))
+    ends = theirs.view(ways, here).sum(0).cumsum(0).to(torch.int32)
+    return _Post(way, sent, received, torch.sort(of_row, stable=True)[1], ends)
+
+
+def _forward(
+    x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None,
+    gate: str, ways: int,
+) -> Talk:  # fmt: skip
+    post = yield from _post(chosen, up.shape[0], ways)
+    slots = post.way.slots
+    rows = yield from post.there(gather(x, slots, chosen.shape[1]))
+    out = Feed(up, down, up_bias, Gate.parse(gate)).forward(rows, post.ends)
+    back = yield from post.back(out)
+    return combine(back * weights.flatten()[slots].unsqueeze(-1), slots, chosen, x.dtype)
+
+
+def _backward(
+    grad: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor,
+    up_bias: Tensor | None, gate: str, ways: int,
+) -> Talk:  # fmt: skip
+    post = yield from _post(chosen, up.shape[0], ways)
+    slots, choices = post.way.slots, chosen.shape[1]
+    given = (gather(grad, slots, choices), gather(x, slots, choices), weights.flatten()[slots])
+    there = yield from post.there(_packed(*given))
+    grads, rows, scale = _unpacked(there, *given)
+    of_rows, of_weights, *rest = Feed(up, down, up_bias, Gate.parse(gate)).backward(
+        grads, scale, rows, post.ends
+    )
+    back = yield from post.back(_packed(of_rows, of_weights))
+    of_rows, of_weights = _unpacked(back, given[1], given[2])
+    of_x = combine(of_rows, slots, chosen, x.dtype)
+    return of_x, spread(of_weights, slots, chosen), *rest
+
+
+def _packed(*tensors: Tensor) -> Tensor:
+    """Tensors of R rows, of any dtypes, as one of bytes: one message instead of several."""
+    rows = len(tensors[0])
+    return torch.cat([t.contiguous().view(rows, -1).view(torch.uint8) for t in tensors], 1)
+
+
+def _unpacked(packed: Tensor, *like: Tensor) -> list[Tensor]:
+    """The tensors in `packed`, in dtypes and widths like those of `like`."""
+    widths = [t[:1].numel() * t.element_size() if len(t) else _width(t) for t in like]
+    return [
+        piece.contiguous().view(t.dtype).view(len(packed), *t.shape[1:])
+        for piece, t in zip(packed.split(widths, 1), like, strict=True)
+    ]
+
+
+def _width(empty: Tensor) -> int:
+    return empty.new_empty(1, *empty.shape[1:]).numel() * empty.element_size()
+
+
+@torch.library.custom_op(
+    "autopar::experts_exchange",
+    mutates_args=(),
+    schema="(Tensor x, Tensor chosen, Tensor weights, Tensor up, Tensor down, Tensor? up_bias,"
+    " str gate, int ways, str group) -> Tensor",
+)
+def experts_exchange(*args: Any) -> Tensor:
+    """y [N, D] of this rank's tokens, as `autopar::experts` of all tokens and experts of the
+    `group` of `ways` ranks gives it."""
+    *given, group = args
+    return with_group(_forward(*given), group)
+
+
+@torch.library.custom_op(
+    "autopar::experts_exchange_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor x, Tensor chosen, Tensor weights, Tensor up, Tensor down,"
+    " Tensor? up_bias, str gate, int ways, str group) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def experts_exchange_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of this rank's x and weights, and of its experts' up, down and up_bias."""
+    *given, group = args
+    return with_group(_backward(*given), group)
+
+
+@experts_exchange.register_fake
+def _(x: Tensor, *_rest: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@experts_exchange_backward.register_fake
+def _(
+    grad: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor,
+    up_bias: Tensor | None, *_rest: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    return fake_gradients(x, weights, up, down, up_bias)
+
+
+TALKS[torch.ops.autopar.experts_exchange.default] = _forward
+TALKS[torch.ops.autopar.experts_exchange_backward.default] = _backward

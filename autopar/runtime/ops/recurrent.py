@@ -1,0 +1,117 @@
+"""A recurrent layer as one op: `autopar::recurrent` and its backward, the same for every device.
+
+`x` [T, N, I] is a sequence of T steps, `h` [D, N, P] and, of an LSTM, `c` [D, N, H] the states that
+each of D directions starts from (`c` is empty otherwise). `weights` are torch's, for each direction
+in turn: [G * H, I], [G * H, P], two biases if there are any, the projection if there is one. What
+comes out is y [T, N, D * P] and the last states.
+
+Each device's own kernel runs forward. Backward computes forward again and differentiates that, so
+that nothing but the op's inputs is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.runtime.torch_private import differentiating
+
+KINDS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    "lstm": torch.lstm,
+    "gru": torch.gru,
+    "rnn_tanh": torch.rnn_tanh,
+    "rnn_relu": torch.rnn_relu,
+}
+
+
+def _computed(
+    kind: str,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Sequence[Tensor],
+    biased: bool,
+    *,
+    train: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, h, c) of one layer; `train` where cuDNN is to keep what its backward needs."""
+    state: Any = [h, c] if kind == "lstm" else h
+    both = h.shape[0] == 2
+    found = KINDS[kind](x, state, weights, biased, 1, 0.0, train, both, False)
+    y, last, *cell = found
+    return y, last, cell[0] if cell else c.new_empty(c.shape)
+
+
+@torch.library.custom_op(
+    "autopar::recurrent",
+    mutates_args=(),
+    schema="(str kind, Tensor x, Tensor h, Tensor c, Tensor[] weights, bool biased)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def recurrent(
+    kind: str, x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor], biased: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(y, h, c) of one layer of `kind`."""
+    y, last, cell = _computed(kind, x, h, c, weights, biased)
+    return y.contiguous(), last.contiguous(), cell.contiguous()
+
+
+@torch.library.custom_op(
+    "autopar::recurrent_backward",
+    mutates_args=(),
+    schema="(str kind, Tensor grad_y, Tensor grad_h, Tensor grad_c, Tensor x, Tensor h, Tensor c,"
+    " Tensor[] weights, bool biased) -> Tensor[]",
+)
+def recurrent_backward(
+    kind: str,
+    grad_y: Tensor,
+    grad_h: Tensor,
+    grad_c: Tensor,
+    x: Tensor,
+    h: Tensor,
+    c: Tensor,
+    weights: Sequence[Tensor],
+    biased: bool,
+) -> list[Tensor]:
+    """The gradients of x, h, c and every weight."""
+    inputs = [tensor.detach().requires_grad_() for tensor in (x, h, c, *weights)]
+    with differentiating():
+        first, hidden, cell, *rest = inputs
+        made = _computed(kind, first, hidden, cell, rest, biased, train=True)
+    ends = 3 if kind == "lstm" else 2
+    grads = torch.autograd.grad(
+        made[:ends], inputs, (grad_y, grad_h, grad_c)[:ends], allow_unused=True
+    )
+    pairs = zip(inputs, grads, strict=True)
+    return [torch.zeros_like(x) if grad is None else grad.contiguous() for x, grad in pairs]
+
+
+@recurrent.register_fake
+def _(
+    kind: str, x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor], biased: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    y = x.new_empty((*x.shape[:2], h.shape[0] * h.shape[2]))
+    return y, h.new_empty(h.shape), c.new_empty(c.shape)
+
+
+@recurrent_backward.register_fake
+def _(kind: str, grad_y: Tensor, grad_h: Tensor, grad_c: Tensor, *inputs: Any) -> list[Tensor]:
+    x, h, c, weights, _biased = inputs
+    return [tensor.new_empty(tensor.shape) for tensor in (x, h, c, *weights)]
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.kind, x, h, c, weights, ctx.biased = inputs
+    ctx.save_for_backward(x, h, c, *weights)
+
+
+def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+    x, h, c, *weights = ctx.saved_tensors
+    found = recurrent_backward(ctx.kind, *grads, x, h, c, weights, ctx.biased)
+    return None, *found[:3], found[3:], None
+
+
+recurrent.register_autograd(_differentiate, setup_context=_save)

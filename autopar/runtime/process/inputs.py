@@ -1,0 +1,133 @@
+"""The inputs of a call: tensors that every rank has all of, pieces of a global batch, DTensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+
+from autopar.errors import AutoparError
+from autopar.ir.input_sharding import Handed
+from autopar.ir.sharding import P, R, S, Sharding
+from autopar.runtime.process.world import World
+from autopar.runtime.torch_private import flatten
+
+Inputs = str | Mapping[str, str]
+"""`global`, `local`, or one of them per argument of the model's forward, by name."""
+
+_KINDS = ("global", "local")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A tensor of which this rank holds `local`. Where that is not all of it, `source` is the
+    whole as a DTensor, and `handed` (`input_sharding.Handed`) says which piece, if that can be
+    said."""
+
+    local: Tensor
+    source: DTensor | None = None
+    handed: str = ""
+
+    @property
+    def shape(self) -> torch.Size:
+        """That of the whole."""
+        return self.local.shape if self.source is None else self.source.shape
+
+    def whole(self) -> Tensor:
+        """All of the tensor, on every rank. A collective call if they hold pieces."""
+        return self.local if self.source is None else self.source.full_tensor()
+
+    def stand_in(self) -> Tensor:
+        """A tensor to trace with, of the shape of the whole; without values if there are pieces."""
+        if self.source is None:
+            return self.local
+        empty = torch.empty(self.shape, dtype=self.local.dtype, device="meta")
+        return empty.requires_grad_(self.source.requires_grad)
+
+    def describe(self) -> str:
+        """`float32[8, 16]`, and what ranks are handed of it."""
+        dtype = str(self.local.dtype).removeprefix("torch.")
+        return f"{dtype}{list(self.shape)} {self.handed}".strip()
+
+
+def check_inputs(inputs: Inputs, model: nn.Module) -> None:
+    """AutoparError unless `inputs` says "global" or "local", of the arguments of the model."""
+    kinds = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
+    wrong = [kind for kind in kinds if kind not in _KINDS]
+    if wrong:
+        raise AutoparError(
+            f'inputs={wrong[0]!r}: say "global" or "local", or one of them for each argument by '
+            'name, {"input_ids": "local"}'
+        )
+    if isinstance(inputs, Mapping):
+        names = _names(model)
+        unknown = [name for name in inputs if name not in names]
+        if unknown and "" not in names:
+            raise AutoparError(
+                f"inputs= speaks of {unknown[0]}, which {type(model).__name__} does not take; its "
+                f"arguments are {', '.join(names)}"
+            )
+
+
+def take_inputs(
+    model: nn.Module, inputs: Inputs, world: World, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[Any]:
+    """The leaves of (args, kwargs), tensors as `Piece`s on the device of `world`."""
+    names = _names(model) if not isinstance(inputs, str) else []
+    found: list[Any] = []
+    for position, value in [*enumerate(args), *kwargs.items()]:
+        kind = inputs
+        if not isinstance(inputs, str):
+            known = isinstance(position, int) and position < len(names)
+            kind = inputs.get(names[position] if known else str(position), "global")
+        found += [
+            _take(leaf, kind == "local", world) if isinstance(leaf, Tensor) else leaf
+            for leaf in flatten(value)[0]
+        ]
+    return found
+
+
+def same_everywhere(leaves: Sequence[Any]) -> list[Tensor]:
+    """The tensors of a call that every rank is handed all of."""
+    return [leaf.local for leaf in leaves if isinstance(leaf, Piece) and leaf.source is None]
+
+
+def _take(leaf: Tensor, is_local: bool, world: World) -> Piece:
+    if isinstance(leaf, DTensor):
+        return _of_dtensor(leaf, world)
+    local = leaf.to(world.device, non_blocking=True)
+    mesh = world.device_mesh
+    if mesh is None or not is_local or local.dim() == 0:
+        return Piece(local)
+    source = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
+    return Piece(local, source, str(Handed(Sharding((S(0),)), (world.size,))))
+
+
+def _of_dtensor(leaf: DTensor, world: World) -> Piece:
+    if world.size == 1 or all(p.is_replicate() for p in leaf.placements):
+        return Piece(leaf.to_local())
+    return Piece(leaf.to_local(), leaf, _handed(leaf, world))
+
+
+def _handed(leaf: DTensor, world: World) -> str:
+    """How a DTensor lies on the ranks, if they are counted as its mesh does; empty otherwise."""
+    mesh: DeviceMesh = leaf.device_mesh
+    if mesh.mesh.flatten().tolist() != list(range(world.size)):
+        return ""
+    placements = tuple(
+        S(p.dim) if type(p) is Shard else R if p.is_replicate() else P for p in leaf.placements
+    )
+    sharding = Sharding(placements)
+    return "" if sharding.has_partial else str(Handed(sharding, tuple(mesh.mesh.shape)))
+
+
+def _names(model: nn.Module) -> list[str]:
+    """The arguments of the model's forward, in order; one of them is empty if it takes any."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    return ["" if p.kind is p.VAR_KEYWORD else p.name for p in parameters]

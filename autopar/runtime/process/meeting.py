@@ -1,0 +1,176 @@
+"""What all ranks do together at the start of each call of a compiled model: they meet.
+
+Each brings a few numbers: which program is to run, whether for gradients, and a digest of the
+inputs that must be the same everywhere. They are gathered over a process group of their own, on the
+host, before anything of the call is sent: a rank that was handed another batch, takes another
+program or does not come is told before it can make a loss wrong or hang.
+
+A rank that waits asks where the others are (`roll`). It gives up when those that have not come can
+never come, since they have ended or stand still in other collectives; others may be slow, and have
+the process group's timeout. What fails within a step is told in the same words.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx
+from torch.distributed.distributed_c10d import Store
+
+from autopar.errors import PlanMismatchError, RankError
+from autopar.runtime.process.agreement import Agreement
+from autopar.runtime.process.digests import BATCH, BatchDigest
+from autopar.runtime.process.roll import Place, Roll, guilty, is_lost_peer
+from autopar.runtime.process.spots import collective, of_error, of_stack, script_line
+
+PATIENCE_S = 1.0
+"""How long a rank waits before it asks where the others are, and then again and again."""
+SURE_S = 3.0
+"""How long ranks stand still in other collectives before they are held to be stuck there."""
+NEW = -1
+"""The number of a program that is to be made."""
+
+_TOGETHER = (
+    "; every rank calls a compiled model at the same time with the same inputs, since each holds a "
+    "part of it: make the call on all ranks, or enter `with model.unsharded(rank=0):` on all ranks "
+    "and make it inside on that one alone"
+)
+_FACTS = ("program", "gradients", "batch")
+_Graph = Callable[[list[Any]], Sequence[Any]]
+
+
+class Meeting:
+    """One rank's end of the meetings of all ranks. `group` is a process group of gloo for this
+    alone."""
+
+    def __init__(self, group: dist.ProcessGroup, store: Store, roll: Roll) -> None:
+        self.rank, self.size = group.rank(), group.size()
+        self.roll = roll
+        self._group, self._store = group, store
+        self._digest = BatchDigest()
+        rows = torch.zeros((self.size, len(_FACTS)), dtype=torch.int64, device="cpu")
+        mine = torch.zeros(len(_FACTS), dtype=torch.int64, device="cpu")
+        self._mine, self._rows = mine, list(rows.unbind())
+        self._brought, self._gathered = mine.numpy(), rows.numpy()
+        self._parted: RankError | None = None
+        self._has_begun = False
+
+    def exchange(self, numbers: Sequence[int]) -> Tensor:
+        """What each rank brings to the call that `meet` starts, a row per rank: as many numbers
+        on all of them. RankError as from `meet`."""
+        self._begin()
+        mine = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        rows = torch.empty((self.size, len(numbers)), dtype=torch.int64, device="cpu")
+        with self.roll.during("start"):
+            self._wait(self._group.allgather([list(rows.unbind())], [mine]))
+        return rows
+
+    def meet(
+        self,
+        program: int,
+        batch: Sequence[Tensor],
+        facts: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """Return when all ranks are here with the same. `program` is the number of what they made
+        together, or `NEW`, `batch` the inputs of which every rank has all, `facts` what else to
+        compare where something differs.
+
+        PlanMismatchError, on every rank, names those that differ and in what; RankError those that
+        cannot come.
+        """
+        self._begin()
+        self._has_begun = False
+        grad = torch.is_grad_enabled()
+        self._brought[:] = program, grad, self._digest(batch)
+        with self.roll.during("start"):
+            self._wait(self._group.allgather([self._rows], [self._mine]))
+            if (self._gathered != self._gathered[0]).any():
+                self._compare(facts())
+
+    def _begin(self) -> None:
+        if self._parted is not None:
+            raise self._parted
+        if not self._has_begun:
+            self.roll.calls += 1
+            self._has_begun = True
+
+    def told(self, phase: str, gm: fx.GraphModule, graph: _Graph) -> _Graph:
+        """`graph`, which runs `gm`, the local graph of `phase`: if a collective fails in it, the
+        error says which it was, and where the other ranks are."""
+
+        def run(inputs: list[Any]) -> Sequence[Any]:
+            with self.roll.during(phase, gm):
+                try:
+                    return graph(inputs)
+                except RuntimeError as error:
+                    if not is_lost_peer(error):
+                        raise
+                    waited = collective(of_error(error), gm) or "a collective"
+                    where = f"the {phase} of call {self.roll.calls}, in {waited}"
+                    raise self._lost(where, self.roll.call()) from error
+
+        return run
+
+    def _wait(self, work: Any) -> None:
+        stuck: list[Place] = []
+        since = time.monotonic()
+        while True:
+            with suppress(RuntimeError):
+                work.wait(timedelta(seconds=PATIENCE_S))
+                return
+            if work.is_completed():
+                try:
+                    work.wait()
+                    return
+                except RuntimeError as error:
+                    raise self._lost(self._start(), self.roll.call()) from error
+            places = self.roll.call()
+            if work.is_completed():
+                continue
+            if places is None or any(place.ended for place in places):
+                raise self._lost(self._start(), places, _TOGETHER)
+            absent = [place for place in places if place.calls < self.roll.calls]
+            if not _same(absent, stuck):
+                stuck, since = absent, time.monotonic()
+            elif absent and all(p.waits_in for p in absent) and time.monotonic() > since + SURE_S:
+                raise self._lost(self._start(), absent, _TOGETHER)
+
+    def _start(self) -> str:
+        line = script_line(iter(of_stack(sys._getframe())))
+        return f"the start of call {self.roll.calls}" + (f", at {line}" if line else "")
+
+    def _lost(self, where: str, places: Sequence[Place] | None, hint: str = "") -> RankError:
+        """What to tell of a wait in vain; from now on the ranks have parted."""
+        # gloo cannot take back what is under way, and a group that is freed waits for it, which
+        # would hold up the end of the process for as long as the group's timeout says.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        told = guilty(places)
+        self._parted = RankError(f"rank {self.rank} waited in {where}, and {told}{hint}")
+        return self._parted
+
+    def _compare(self, facts: Mapping[str, str]) -> None:
+        """All ranks know that something differs: what it is, in words."""
+        named: dict[str, str] = dict(zip(_FACTS, map(str, self._brought), strict=True))
+        named[BATCH] = named.pop("batch")
+        named["program"] = "a new one" if self._brought[0] == NEW else named["program"]
+        named["gradients"] = "on" if self._brought[1] else "off"
+        agreement = Agreement(self._store, self.rank, self.size, name=f"meeting/{self.roll.calls}")
+        try:
+            agreement.agree(f"call {self.roll.calls} of a compiled model", {**facts, **named})
+        except PlanMismatchError as error:
+            raise PlanMismatchError(f"{error}{_TOGETHER}") from None
+
+
+def _same(some: Sequence[Place], others: Sequence[Place]) -> bool:
+    """Whether ranks stand where they stood when the roll was called before."""
+    before, after = ([msgspec.structs.replace(p, roll=0) for p in ps] for ps in (some, others))
+    return before == after

@@ -1,0 +1,99 @@
+"""Where a process is, from its stack: the line of the user's script, the collective it waits in."""
+
+from __future__ import annotations
+
+import linecache
+import re
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from traceback import walk_tb
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import fx
+
+FOR = "for"
+"""Where the meta of a collective's node says which tensor it brings where."""
+AXIS = "axis"
+"""Where the meta of a collective's node has the mesh axis, once a process group stands for it."""
+
+_SENDS = re.compile(r"(\w+)\b[^=]*= .*_c10d_functional\.(\w+?)_?\.default\(")
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parents[2])
+_PYTHON = sysconfig.get_paths()["stdlib"]
+_WRAPPERS = frozenset({"wrapper", "__call__"})
+
+
+def script_line(frames: Iterator[tuple[CodeType, int]]) -> str:
+    """`train.py:57 in main`, of the innermost of `frames`, outermost first, that is the user's."""
+    found = ""
+    for code, line in frames:
+        name = code.co_filename
+        if not (name.startswith(("<", _TORCH, _OURS)) or _is_python(name)):
+            found = f"{Path(name).name}:{line} in {code.co_name}"
+    return found
+
+
+def _is_python(name: str) -> bool:
+    return name.startswith(_PYTHON) and "site-packages" not in name
+
+
+def of_stack(frame: FrameType | None) -> list[tuple[CodeType, int]]:
+    """The frames of a running thread, outermost first, with the lines they are at."""
+    found: list[tuple[CodeType, int]] = []
+    while frame is not None:
+        found.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return found[::-1]
+
+
+def of_error(error: BaseException) -> list[tuple[CodeType, int]]:
+    """The frames an error came through, outermost first, with the lines they were at."""
+    return [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)]
+
+
+def collective(frames: list[tuple[CodeType, int]], gm: fx.GraphModule | None = None) -> str:
+    """Which collective the innermost frames are in: one of the local graph `gm`, with its mesh axis
+    and the tensor it is for, or one of torch.distributed; empty if they are in none."""
+    found = ""
+    for code, line in frames:
+        name = code.co_filename
+        sends = _SENDS.search(linecache.getline(name, line)) if _is_written(name) else None
+        if sends is not None:
+            return _described(sends[1], sends[2], gm)
+        if not name.startswith(_TORCH):
+            found = ""
+        elif not found and name.startswith(f"{_TORCH}/distributed") and _is_named(code):
+            found = code.co_name
+    return found
+
+
+def in_optimizer(frames: list[tuple[CodeType, int]]) -> bool:
+    """Whether one of torch's optimizers is among the frames."""
+    return any(code.co_filename.startswith(f"{_TORCH}/optim/") for code, _ in frames)
+
+
+def _is_written(name: str) -> bool:
+    """Whether code was written by torch, from a graph."""
+    return name.startswith("<") or "torchinductor" in name
+
+
+def _is_named(code: CodeType) -> bool:
+    return code.co_name not in _WRAPPERS and not code.co_name.startswith("_")
+
+
+def _described(name: str, op: str, gm: fx.GraphModule | None) -> str:
+    node: Any = None
+    if gm is not None:
+        node = next((node for node in gm.graph.nodes if node.name == name), None)
+    if node is not None and op == "wait_tensor":
+        (node,) = node.all_input_nodes
+        op = getattr(node.target, "_opname", node.name).rstrip("_")
+    text = op.removesuffix("_tensor").removesuffix("_into").removesuffix("_single")
+    if node is None:
+        return text
+    over = f" over mesh axis {node.meta[AXIS]}" if AXIS in node.meta else ""
+    tensor = f" of {node.meta[FOR]}" if FOR in node.meta else ""
+    return f"{text}{over}{tensor}"

@@ -1,0 +1,240 @@
+"""Which processes there are, which device this one runs on, and the groups of a mesh.
+
+The device of a run: that of the cluster or plan if one is given; else CUDA if the model lies there,
+or if there is a CUDA device at all (a model that was left on the CPU is moved, so that one script
+serves every machine; `cluster="1xcpu"` keeps it on the CPU); else the CPU. Under torchrun each
+process takes the device of its LOCAL_RANK. A process group that exists already is used as it is:
+one without NCCL runs on the CPU.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.tensor import placement_types
+
+from autopar.cluster.presets import DEVICES
+from autopar.errors import ClusterError, PlanError
+from autopar.ir.sharding import Sharding
+from autopar.ir.units import format_bytes
+from autopar.plans.plan import MeshAxis
+from autopar.runtime.process.meeting import Meeting
+from autopar.runtime.process.roll import Roll, keeps_store
+from autopar.runtime.torch_private import (
+    default_store,
+    gloo_of_world,
+    limit_waiting,
+    store_of_its_own,
+)
+
+_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The processes that train together, and the place of this one among them."""
+
+    rank: int
+    size: int
+    local_size: int
+    device: torch.device
+    store: Store | None = None
+    device_mesh: DeviceMesh | None = None
+    """All ranks in one axis; None for a world of one."""
+    meeting: Meeting | None = None
+    """Where all ranks come at the start of each call; None for a world of one."""
+
+    @property
+    def cluster(self) -> str:
+        """The devices at hand as `autopar.cluster.parse_cluster` reads them: `4xcpu`, `2x8xH100`.
+        ClusterError if the device is none that autopar knows."""
+        preset = "cpu" if self.device.type == "cpu" else _cuda_preset(self.device)
+        num_nodes, rest = divmod(self.size, self.local_size)
+        if self.device.type == "cpu" or num_nodes == 1 or rest:
+            return f"{self.size}x{preset}"
+        return f"{num_nodes}x{self.local_size}x{preset}"
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's parameters lie: the CPU if that is nowhere yet."""
+    return next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
+
+
+def place_of_process() -> tuple[int, int]:
+    """(rank, world size), as the process group or torchrun's environment say."""
+    if dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    if _under_torchrun():
+        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    return 0, 1
+
+
+def look(model_device: torch.device, kind: str | None = None) -> World:
+    """The world as the environment tells it, without joining it.
+
+    `kind` is "cpu" or "cuda" if a cluster or a plan says so. ClusterError if there is no such
+    device here.
+    """
+    rank, size = place_of_process()
+    if dist.is_initialized() and "nccl" not in dist.get_backend_config():
+        kind = "cpu"
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if size > 1 else 1
+    return World(rank, size, local_size, _device(model_device, kind, rank, size))
+
+
+def join(model_device: torch.device, kind: str | None = None) -> World:
+    """The world, with its process group made if there is none yet (gloo; NCCL for CUDA)."""
+    world = look(model_device, kind)
+    if world.device.type == "cuda":
+        torch.cuda.set_device(world.device)
+    if world.size == 1:
+        return world
+    if not dist.is_initialized():
+        cuda = world.device.type == "cuda"
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        atexit.register(_leave)
+    device_mesh = DeviceMesh(world.device.type, torch.arange(world.size), mesh_dim_names=("world",))
+    return World(
+        world.rank,
+        world.size,
+        world.local_size,
+        world.device,
+        default_store(),
+        device_mesh,
+        _meeting(world),
+    )
+
+
+_meetings: WeakKeyDictionary[dist.ProcessGroup, Meeting] = WeakKeyDictionary()
+"""By the default process group that they were made for."""
+
+
+def _meeting(world: World) -> Meeting:
+    """That of the default process group. A collective call."""
+    group = dist.group.WORLD
+    assert group is not None
+    if group not in _meetings:
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"autopar/roll/{attempt}", store_of_its_own())
+        roll = Roll(store, world.rank, world.size, keeps_store=keeps_store(world.rank))
+        _meetings[group] = Meeting(gloo_of_world(), default_store(), roll)
+    return _meetings[group]
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The process groups of a plan's mesh, whose axes are `axes`, slowest first.
+
+    `params` lists the axes reversed, fastest first: an atom of a parameter is cut by the fastest
+    axis first, which is DTensor's left-to-right rule there. `others` lists them in mesh order, for
+    tensors whose atoms are cut by the slowest axis first.
+    """
+
+    axes: tuple[MeshAxis, ...]
+    params: DeviceMesh
+    others: DeviceMesh
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Per axis, the name of the process group of this rank on it."""
+        return {axis.name: self.params.get_group(axis.name).group_name for axis in self.axes}
+
+    @property
+    def coordinate(self) -> tuple[int, ...]:
+        """Where this rank sits, in mesh order."""
+        return tuple(self.others.get_local_rank(axis.name) for axis in self.axes)
+
+
+def make_groups(axes: Sequence[MeshAxis], world: World) -> Groups:
+    """The process groups of a mesh over all ranks of `world`. A collective call.
+
+    DeviceMesh gives groups a timeout of their own: these take that of the world."""
+    names = tuple(axis.name for axis in axes)
+    ranks = torch.arange(world.size).reshape([axis.size for axis in axes])
+    others = DeviceMesh(world.device.type, ranks, mesh_dim_names=names)
+    for name in names:
+        limit_waiting(others.get_group(name))
+    fastest_first = tuple(reversed(names))
+    if len(names) == 1:
+        return Groups(tuple(axes), others, others)
+    params = DeviceMesh.from_group(
+        [others.get_group(name) for name in fastest_first],
+        world.device.type,
+        mesh=ranks.permute(tuple(reversed(range(len(names))))).contiguous(),
+        mesh_dim_names=fastest_first,
+    )
+    return Groups(tuple(axes), params, others)
+
+
+def placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:
+    """DTensor's placements of `sharding`, in its order of axes. PlanError if it is partial."""
+    found: list[placement_types.Placement] = []
+    for placement in sharding:
+        if placement.kind == "P":
+            raise PlanError(f"{sharding} is partial: no tensor is stored so; plan again")
+        shard = placement.kind in "SC"
+        found.append(placement_types.Shard(placement.dim) if shard else placement_types.Replicate())
+    return tuple(found)
+
+
+def param_placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:
+    """`placements` in the order of `Groups.params`."""
+    return tuple(reversed(placements(sharding)))
+
+
+def _under_torchrun() -> bool:
+    return all(name in os.environ for name in _TORCHRUN) and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def _device(model_device: torch.device, kind: str | None, rank: int, size: int) -> torch.device:
+    available = torch.cuda.is_available()
+    if kind == "cuda" and not available:
+        raise ClusterError(
+            "the plan is for CUDA devices and there is none here: plan for CPUs, for example with "
+            f'cluster="{size}xcpu"'
+        )
+    if kind == "cpu" or not available:
+        return torch.device("cpu")
+    if size == 1:
+        index = model_device.index if model_device.type == "cuda" else torch.cuda.current_device()
+        return torch.device("cuda", index or 0)
+    num_devices = torch.cuda.device_count()
+    local_rank = int(os.environ.get("LOCAL_RANK", rank % num_devices))
+    if local_rank >= num_devices:
+        raise ClusterError(
+            f"this is process {local_rank} of its machine, which has {num_devices} CUDA devices: "
+            "start at most one process per device"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def _cuda_preset(device: torch.device) -> str:
+    """The preset with the device's name and memory: H100 for "NVIDIA H100 80GB HBM3"."""
+    name = torch.cuda.get_device_name(device)
+    memory_bytes = torch.cuda.get_device_properties(device).total_memory
+    words = re.split(r"[\s-]+", name.upper())
+    spoken = {*words, *(a + b for a, b in pairwise(words))}
+    for preset in sorted(DEVICES):
+        same_size = abs(DEVICES[preset].memory_bytes - memory_bytes) < 0.15 * memory_bytes
+        if preset.split("-")[0].upper() in spoken and same_size:
+            return preset
+    raise ClusterError(
+        f"{name} with {format_bytes(memory_bytes)} is none of the devices that autopar knows "
+        f"({', '.join(sorted(DEVICES))}): describe it in a TOML file and pass it as cluster="
+    )
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,1 @@
+"""Programs of one rank, and which one a call runs."""

@@ -1,0 +1,53 @@
+"""What runs a local graph: `eager` as it stands, `inductor` fused and compiled.
+
+A backend that is asked for and fails is an error; none takes over in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopar.errors import AutoparError
+from autopar.runtime.program.eager import reduce_in_place
+from autopar.runtime.program.function import Graph
+from autopar.runtime.torch_private import inductor
+
+BACKENDS = ("eager", "inductor")
+
+
+def choose(backend: str | None, device: torch.device) -> str:
+    """`backend`, or the default of the device: inductor on CUDA, eager on the CPU. AutoparError if
+    there is no such backend."""
+    if backend is None:
+        return "inductor" if device.type == "cuda" else "eager"
+    if backend not in BACKENDS:
+        raise AutoparError(f"no backend {backend!r}: choose one of {', '.join(BACKENDS)}")
+    return backend
+
+
+def prepare(gm: fx.GraphModule, backend: str) -> Graph:
+    """`gm`, which takes its inputs as a list that it clears, as `backend` runs it."""
+    return reduce_in_place(gm) if backend == "eager" else _Inductor(gm)
+
+
+class _Inductor:
+    """Compiles at the first call, for the inputs of that call."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        self._gm = gm
+        self._compiled: Graph | None = None
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        if self._compiled is None:
+            try:
+                self._compiled = inductor(self._gm, inputs)
+            except Exception as error:
+                raise AutoparError(
+                    f"backend 'inductor' failed ({type(error).__name__}: {error}): pass "
+                    "backend='eager' to autopar.compile to run the graphs as they are"
+                ) from error
+        return self._compiled(inputs)

@@ -1,0 +1,133 @@
+"""From a program that is bound to this rank to what the compiled module runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch import fx
+
+from autopar.errors import PlanError
+from autopar.ir.graph import OUTPUT_ROLES, Atom, Graph, Role, TensorType
+from autopar.ir.input_sharding import input_state
+from autopar.ir.redistribute import nesting
+from autopar.ir.sharding import Sharding
+from autopar.plans.plan import MeshAxis
+from autopar.runtime.process.meeting import Meeting
+from autopar.runtime.process.world import Groups, param_placements, placements
+from autopar.runtime.program.backend import prepare
+from autopar.runtime.program.function import Graph as LocalGraph
+from autopar.runtime.program.function import Step
+from autopar.runtime.program.program import Program
+from autopar.runtime.program.sharded import Place
+
+
+class Result(NamedTuple):
+    """A leaf of the model's output: the program's result `name`, or the constant `value`."""
+
+    name: str | None
+    value: Any = None
+
+
+def make_step(
+    program: Program,
+    backend: str,
+    places: Mapping[str, Place],
+    cut: Iterable[int],
+    meeting: Meeting | None = None,
+) -> Step:
+    """A program that is bound, as `backend` runs it. `cut` are the positions of detached outputs
+    that have a gradient in eager. With a `meeting`, an error of a collective says which it was and
+    where the other ranks are."""
+
+    def made(phase: str, gm: fx.GraphModule) -> LocalGraph:
+        graph = prepare(gm, backend)
+        return graph if meeting is None else meeting.told(phase, gm, graph)
+
+    backward = program.backward
+    return Step(
+        forward=made("forward", program.forward),
+        backward=made("backward", backward) if backward is not None else None,
+        forward_inputs=program.forward_inputs,
+        forward_outputs=program.forward_outputs,
+        backward_inputs=program.backward_inputs,
+        backward_outputs=program.backward_outputs,
+        places=places,
+        cut=frozenset(f"detached:{position}" for position in cut),
+    )
+
+
+def input_pieces(graph: Graph, axes: Sequence[MeshAxis]) -> frozenset[str]:
+    """The inputs, by their names in `Program.forward_inputs`, that a program on a mesh of `axes`
+    takes in the pieces that ranks are handed."""
+    sizes = tuple(axis.size for axis in axes)
+    return frozenset(
+        f"input:{node.target}"
+        for node in graph.with_role(Role.INPUT)
+        if not input_state(node, graph.atoms, sizes).is_replicated
+    )
+
+
+def detached_places(graph: Graph, program: Program, groups: Groups | None) -> dict[str, Place]:
+    """Where the pieces of each detached output, by its name, are; nowhere with one device.
+
+    DTensor cuts a dim by the axes of its mesh from left to right: which of the two meshes of
+    `groups` does that as the atoms of the output were cut, is taken.
+    """
+    if groups is None:
+        return {}
+    found: dict[str, Place] = {}
+    for node in graph.with_role(Role.DETACHED):
+        sharding = Sharding.parse(program.detached_shardings[int(node.target)])
+        tensor = graph.type_of(node.inputs[0])
+        dims = range(len(tensor.shape))
+        orders = [_cut_order(tensor, graph.atoms, sharding, dim) for dim in dims]
+        if all(list(order) == sorted(order, reverse=True) for order in orders):
+            place = Place(groups.params, param_placements(sharding))
+        elif all(list(order) == sorted(order) for order in orders):
+            place = Place(groups.others, placements(sharding))
+        else:
+            raise PlanError(f"output {node.target} in {sharding} is no DTensor; plan again")
+        found[f"detached:{node.target}"] = place
+    return found
+
+
+def _cut_order(
+    tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, dim: int
+) -> tuple[int, ...]:
+    """The mesh axes that cut a dim, outermost first."""
+    return tuple(
+        axis
+        for part, atom in enumerate(tensor.parts[dim])
+        for axis in nesting(atoms[atom], sharding.axes_on((dim, part)))
+    )
+
+
+def row_results(graph: Graph) -> frozenset[str]:
+    """The results, by name, whose dim 0 is the batch that ranks are handed pieces of."""
+    batch = {
+        node.outputs[0].parts[0][0]
+        for node in graph.with_role(Role.INPUT)
+        if node.handed and node.outputs[0].parts[0]
+    }
+    found: set[str] = set()
+    for role in (Role.VALUE, Role.DETACHED):
+        for node in graph.with_role(role):
+            parts = graph.type_of(node.inputs[0]).parts
+            if parts and parts[0] and parts[0][0] in batch:
+                found.add(f"{role.value}:{node.target}")
+    return frozenset(found)
+
+
+def results(graph: Graph, leaves: Iterable[tuple[int | None, Any]]) -> tuple[Result, ...]:
+    """The leaves of the model's output under the names that the program gives them: each an item of
+    what `graph` returns, or a constant."""
+    returned = [node for node in graph.nodes if node.role in OUTPUT_ROLES]
+    found: list[Result] = []
+    for item, value in leaves:
+        if item is None:
+            found.append(Result(None, value))
+        else:
+            node = returned[item]
+            found.append(Result(f"{node.role.value}:{node.target}"))
+    return tuple(found)

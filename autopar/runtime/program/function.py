@@ -1,0 +1,287 @@
+"""One step of a compiled program as one node of autograd.
+
+Both graphs take their inputs as a list that they clear, so that a tensor is freed at its last use.
+What the forward graph saves goes to the backward graph by reference, outside of autograd's own
+saved tensors, which would keep all of it until the backward graph has run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+from torch.distributed.tensor import DTensor
+
+from autopar.runtime.program.sharded import Place, output, whole_of
+from autopar.runtime.torch_private import dtensor_like, keeps_graph
+
+_GRADED = ("loss", "value")
+_CHANGED_BY = {"mutation": "buffer", "update": "param"}
+
+Graph = Callable[[list[Any]], Sequence[Any]]
+"""A graph over local tensors; it may clear the list it is given."""
+
+_FREED = (
+    "Trying to backward through the graph a second time (or directly access saved tensors after "
+    "they have already been freed). Saved intermediate values of the graph are freed when you call "
+    ".backward() or autograd.grad(). Specify retain_graph=True if you need to backward through the "
+    "graph a second time or if you need to access saved tensors after calling backward."
+)
+_TWICE = (
+    "a compiled model gives first derivatives only: create_graph=True is not possible through it"
+)
+_CHANGED = (
+    "one of the variables needed for gradient computation has been modified by an inplace "
+    "operation: a parameter or input was changed between the forward and the backward of a "
+    "compiled model (output {name} of its forward graph)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A program as it runs on this rank.
+
+    Names are `codegen.Program`'s: inputs `param:NAME`, `buffer:NAME`, `input:I`; outputs
+    `loss:POS`, `value:POS`, `detached:POS`, `mutation:NAME`, `update:NAME`, `saved:K`; backward
+    inputs `saved:K`, `tangent:POS`; backward outputs `grad:NAME`. `backward` is None if there is
+    nothing to differentiate. `places` says where the pieces of detached results are, `cut` which of
+    them have a gradient in eager.
+    """
+
+    forward: Graph
+    backward: Graph | None
+    forward_inputs: tuple[str, ...]
+    forward_outputs: tuple[str, ...]
+    backward_inputs: tuple[str, ...] = ()
+    backward_outputs: tuple[str, ...] = ()
+    places: Mapping[str, Place] = field(default_factory=dict[str, Place])
+    cut: frozenset[str] = frozenset()
+
+    @property
+    def params(self) -> tuple[str, ...]:
+        """Names of the parameters that the forward graph reads or the backward graph has a gradient
+        of, in a fixed order."""
+        names = [name for name in self.forward_inputs if name.startswith("param:")]
+        names += [f"param:{_rest(name)}" for name in self.backward_outputs]
+        return tuple(_rest(name) for name in dict.fromkeys(names))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The forward outputs that are not saved for backward."""
+        return tuple(n for n in self.forward_outputs if _kind(n) != "saved")
+
+    @property
+    def is_differentiated(self) -> bool:
+        """Whether a call now would be a node of autograd's."""
+        return self.backward is not None and torch.is_grad_enabled()
+
+    def __call__(
+        self,
+        params: Mapping[str, Tensor],
+        others: Mapping[str, Tensor],
+        past: Past | None = None,
+        trained: tuple[bool, ...] | None = None,
+    ) -> dict[str, Tensor]:
+        """The results by name. `params` are parameters by name, plain or DTensors stored as the
+        program expects, which receive gradients of their kind; `others` are buffers and inputs
+        under their names in `forward_inputs`. `past` is asked where a backward goes through
+        results that are `cut`. RefrozenError, before anything is run, if not `trained` says which
+        of the parameters require gradients: autograd finds it out as it goes."""
+        if self.is_differentiated:
+            leaves = (params[name] for name in self.params)
+            values = _Differentiable.apply(self, others, past, trained, *leaves)
+        else:
+            values = self.shown(self.run(self.inputs(params, others))[0])
+        return dict(zip(self.results, values, strict=True))
+
+    @property
+    def changes(self) -> list[str]:
+        """The buffers and parameters that a call changes, as in `forward_inputs`."""
+        pairs = [(_CHANGED_BY.get(_kind(name)), _rest(name)) for name in self.forward_outputs]
+        return [f"{kind}:{name}" for kind, name in pairs if kind]
+
+    @property
+    def cut_positions(self) -> frozenset[int]:
+        """The positions of the results that are `cut`."""
+        return frozenset(int(_rest(name)) for name in self.cut)
+
+    def inputs(self, params: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[Tensor]:
+        """What the forward graph takes, as it lies on this rank."""
+        return [
+            local(params[_rest(name)]) if _kind(name) == "param" else others[name]
+            for name in self.forward_inputs
+        ]
+
+    def run(self, inputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """(results, saved), each in the order of `forward_outputs`, as they lie on this rank."""
+        outputs = _run(self.forward, inputs)
+        results: list[Tensor] = []
+        saved: list[Tensor] = []
+        for name, value in zip(self.forward_outputs, outputs, strict=True):
+            (saved if _kind(name) == "saved" else results).append(value)
+        return results, saved
+
+    def shown(self, results: Sequence[Tensor]) -> list[Tensor]:
+        """The results as the user sees them."""
+        pairs = zip(self.results, results, strict=True)
+        return [output(value, self.places.get(name)) for name, value in pairs]
+
+
+class RefrozenError(Exception):
+    """Other parameters require gradients than did when the program was made."""
+
+
+class Past(Protocol):
+    """What is remembered of a call, so that its forward can be done again (`widening`)."""
+
+    def watch(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
+        """These inputs of the call are not to change."""
+        ...
+
+    def again(self, positions: Collection[int]) -> tuple[Step, list[Tensor]]:
+        """A step with gradients of the results at `positions` too, and what it saved for them."""
+        ...
+
+
+class _Context(FunctionCtx):
+    """What `_Differentiable` keeps from forward to backward."""
+
+    needs_input_grad: tuple[bool, ...]
+    step: Step
+    past: Past | None
+    positions: tuple[str, ...]
+    params: tuple[str, ...]
+    saved: list[Tensor] | None
+    versions: list[int]
+    blanks: dict[str, Tensor]
+    leaves: tuple[Tensor, ...]
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: _Context,
+        step: Step,
+        others: Mapping[str, Tensor],
+        past: Past | None,
+        trained: tuple[bool, ...] | None,
+        *leaves: Tensor,
+    ) -> tuple[Tensor, ...]:
+        if trained is not None and ctx.needs_input_grad[-len(trained) :] != trained:
+            raise RefrozenError
+        inputs = step.inputs(dict(zip(step.params, leaves, strict=True)), others)
+        if past is not None:
+            past.watch(step.forward_inputs, inputs)
+        results, saved = step.run(inputs)
+        ctx.past = past
+        ctx.positions = tuple(map(_rest, step.results))
+        ctx.params = step.params
+        ctx.leaves = leaves
+        # A result's grad_fn leads to ctx: a saved tensor that is one would keep itself alive.
+        ids = {id(result) for result in results}
+        _save(ctx, step, [t.detach() if id(t) in ids else t for t in saved])
+        ctx.set_materialize_grads(False)
+        shown = step.shown(results)
+        named = dict(zip(step.results, shown, strict=True))
+        graded = {n: x for n, x in named.items() if _kind(n) in _GRADED or n in step.cut}
+        # A meta tensor holds the shape of a result without keeping its memory.
+        ctx.blanks = {
+            _rest(name): torch.empty(value.shape, dtype=value.dtype, device="meta")
+            for name, value in graded.items()
+        }
+        ctx.mark_non_differentiable(*(named[n] for n in named if n not in graded))
+        return tuple(shown)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: _Context, *tangents: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError(_TWICE)
+        pairs = zip(ctx.positions, tangents, strict=True)
+        given = {position: tangent for position, tangent in pairs if tangent is not None}
+        if not given:
+            return (None, None, None, None, *(None for _ in ctx.params))
+        if ctx.saved is None:
+            raise RuntimeError(_FREED)
+        cut = [position for position in ctx.step.cut_positions if str(position) in given]
+        if cut:
+            assert ctx.past is not None
+            _save(ctx, *ctx.past.again(cut))
+        step = ctx.step
+        inputs = _backward_inputs(ctx, given)
+        assert step.backward is not None
+        grads = _run(step.backward, inputs)
+        by_name = dict(zip((_rest(n) for n in step.backward_outputs), grads, strict=True))
+        leaves = zip(ctx.params, ctx.leaves, strict=True)
+        return (None, None, None, None, *(_like(by_name.get(name), leaf) for name, leaf in leaves))
+
+
+def _save(ctx: _Context, step: Step, saved: list[Tensor]) -> None:
+    ctx.step, ctx.saved = step, saved
+    ctx.versions = [tensor._version for tensor in saved]
+
+
+def _backward_inputs(ctx: _Context, given: Mapping[str, Tensor]) -> list[Any]:
+    assert ctx.saved is not None
+    names = [n for n in ctx.step.forward_outputs if _kind(n) == "saved"]
+    for name, tensor, version in zip(names, ctx.saved, ctx.versions, strict=True):
+        if tensor._version != version:
+            raise RuntimeError(_CHANGED.format(name=name))
+    by_name = dict(zip(names, ctx.saved, strict=True))
+    if not keeps_graph():
+        ctx.saved = ctx.past = None
+    inputs: list[Any] = []
+    for name in ctx.step.backward_inputs:
+        if _kind(name) == "saved":
+            inputs.append(by_name[name])
+        else:
+            inputs.append(_tangent(ctx, given, _rest(name)))
+    return inputs
+
+
+def _tangent(ctx: _Context, given: Mapping[str, Tensor], position: str) -> Tensor:
+    """The gradient that came in for a result; zeros if the user's loss does not depend on it."""
+    if position in given:
+        return whole_of(given[position]).contiguous()
+    device = next(iter(given.values())).device
+    return torch.zeros_like(ctx.blanks[position], device=device)
+
+
+def local(param: Tensor) -> Tensor:
+    """This rank's piece. Without a step of its own in autograd's graph, which costs as much as many
+    a kernel."""
+    if not isinstance(param, DTensor):
+        return param.detach()
+    with torch.no_grad():
+        return param.to_local().detach()
+
+
+def _like(grad: Tensor | None, leaf: Tensor) -> Tensor | None:
+    """A local gradient as the DTensor that its parameter is."""
+    if grad is None or not isinstance(leaf, DTensor):
+        return grad
+    # Laid out as the parameter is, which is contiguous, autograd keeps it without a copy.
+    return dtensor_like(grad.contiguous(), leaf)
+
+
+def _run(graph: Graph, inputs: list[Any]) -> Sequence[Any]:
+    """The casts of autocast are in the graph since it was traced: it must not cast again."""
+    with torch.no_grad(), ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        return graph(inputs)
+
+
+def _kind(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _rest(name: str) -> str:
+    return name.partition(":")[2]

@@ -1,0 +1,262 @@
+"""Guards: whether all that a trace read of a model is as it was, asked before every call.
+
+A trace reads more than tensors: attributes such as a temperature, hooks, submodules, globals. Its
+program is right while they are what they were. The question is asked in microseconds: a function
+is written for it that compares identities (`table["p"] is value`) and nothing else. Where one
+differs, the values are looked at: those that are equal after all give the function anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Mapping, Set
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from autopar.runtime.program.frozen import Freezer, Same
+
+TABLES = ("_parameters", "_buffers", "_modules")
+HOOKS = frozenset(
+    {"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"}
+)
+_MISSING = "missing"
+_HEAP_TYPE = 1 << 9
+_LOOKED_INTO = (
+    nn.Module, Tensor, type, Enum, Mapping, Set, list, tuple, deque, partial, FunctionType,
+    MethodType,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Something that a trace read: attribute `name` of a module or of an object that one holds, or
+    an entry of the globals of a file, of a class, or of a function's closure. `label` is what to
+    call it."""
+
+    owner: Any
+    name: str
+    label: str
+
+
+class Guard:
+    """Of a program: whether what its trace read is as it is now, when the guard is made."""
+
+    def __init__(self, model: nn.Module, reads: Iterable[Read]) -> None:
+        self._model = model
+        # What differs between programs most often is asked first.
+        each = {(id(read.owner), read.name): read for read in reads}.values()
+        self._reads = tuple(sorted(each, key=lambda read: read.name != "training"))
+        self._state, self._check = self._look()
+
+    def holds(self) -> bool:
+        """Whether every object is the one it was: no false yes, but a no may be a mistake."""
+        try:
+            return self._check()
+        except (KeyError, IndexError, AttributeError, ValueError, TypeError):
+            return False
+
+    def holds_after_all(self) -> bool:
+        """Whether all is equal to what it was, if not the same; from then on, that is the same."""
+        state, check = self._look()
+        if state != self._state:
+            return False
+        self._check = check
+        return True
+
+    def changed(self) -> list[str]:
+        """What is not equal to what it was."""
+        state, _ = self._look()
+        labels = ("torch's default dtype", *(read.label for read in self._reads))
+        pairs = zip(labels, self._state, state, strict=True)
+        return [label for label, was, now in pairs if was != now]
+
+    def _look(self) -> tuple[tuple[Hashable, ...], Callable[[], bool]]:
+        """What was read as it is now, and the function that tells whether all of it is the same."""
+        states = {id(x) for x in (*self._model.parameters(), *self._model.buffers())}
+        looking = _Looking(states, {id(x.owner) for x in self._reads if is_watchable(x.owner)})
+        state = (torch.get_default_dtype(), *map(looking.read, self._reads))
+        return state, looking.written()
+
+
+class _Looking(Freezer):
+    """Freezes what reads found, and writes down how to see that it has not changed. `states` are
+    the identities of the model's parameters and buffers, whose values may change; `watched` those
+    of objects of which it is known what was read."""
+
+    def __init__(self, states: set[int], watched: set[int]) -> None:
+        super().__init__()
+        self._states = states
+        self._watched = watched
+        self._names: dict[str, Any] = {"default_dtype": torch.get_default_dtype}
+        self._known: dict[int, str] = {}
+        self._empty: dict[int, Any] = {}
+        self._classes: dict[type, Any] = {}
+        self._terms: dict[str, None] = {}
+        self._ties: dict[int, int] = {}
+        self._term(f"default_dtype() is {self._name(torch.get_default_dtype())}")
+
+    def written(self) -> Callable[[], bool]:
+        """The function that the terms make."""
+        # One call for all that is empty, most of it hooks, is the quickest.
+        self._term(f"not any({self._name(tuple(self._empty.values()))})")
+        source = "def check():\n    return (" + "\n        and ".join(self._terms) + ")\n"
+        exec(compile(source, "<guard>", "exec"), self._names)
+        return self._names["check"]
+
+    def read(self, read: Read) -> Hashable:
+        """What the read finds now."""
+        owner, name = read.owner, read.name
+        if isinstance(owner, nn.Module):
+            return self._attribute(owner, name, read.label)
+        if isinstance(owner, CellType):
+            try:
+                content = owner.cell_contents
+            except ValueError:
+                return _MISSING
+            self.container(owner, [("cell_contents", content)])
+            return self.freeze(content, read.label)
+        if is_watchable(owner):
+            return self._of_object(owner, name, read.label)
+        table = self._table(owner) if isinstance(owner, type) else owner
+        if name not in table:
+            self._term(f"{name!r} not in {self._name(table)}")
+            return _MISSING
+        return self._entry(table, name, read.label)
+
+    def _attribute(self, module: nn.Module, name: str, label: str) -> Hashable:
+        table = vars(module)
+        # An attribute of an object hides that of its class.
+        self._term(f"len({self._name(table)}) == {len(table)}")
+        if name in HOOKS:
+            self.container(table[name], list(table[name].items()))
+            return tuple(Same(hook) for hook in table[name].values())
+        if name in TABLES:
+            entries = table[name]
+            self.container(entries, list(entries.items()))
+            return tuple((key, self._state(entries, key)) for key in entries)
+        if name in table:
+            found = table[name]
+            return self._state(table, name) if is_state(found) else self._entry(table, name, label)
+        for inner in TABLES:
+            if name in table[inner]:
+                return self._state(table[inner], name)
+        for kind in type(module).__mro__:
+            if name in vars(kind):
+                return self._entry(self._table(kind), name, label)
+        return _MISSING
+
+    def _of_object(self, owner: Any, name: str, label: str) -> Hashable:
+        table = vars(owner)
+        # How configurations of transformers have several names for an attribute.
+        name = getattr(type(owner), "attribute_map", {}).get(name, name)
+        if name in table:
+            return self._entry(table, name, label)
+        self._term(f"{name!r} not in {self._name(table)}")
+        for kind in type(owner).__mro__:
+            if name in vars(kind):
+                return self._entry(self._table(kind), name, label)
+        return _MISSING
+
+    def freeze(self, value: Any, where: str) -> Hashable:
+        return Same(value) if id(value) in self._watched else super().freeze(value, where)
+
+    def _table(self, kind: type) -> Any:
+        """The attributes of a class: the same object whenever it is asked for."""
+        return self._classes.setdefault(kind, vars(kind))
+
+    def _state(self, table: dict[str, Any], name: str) -> Hashable:
+        """A parameter, a buffer or a submodule: values of tensors are inputs of the program."""
+        value = table[name]
+        self._is(table, name, value)
+        if not isinstance(value, Tensor):
+            return Same(value)
+        if isinstance(value, nn.Parameter) and not value.requires_grad:
+            # Of those that require one, autograd tells (`function.RefrozenError`).
+            self._term(f"{self._name(value)}.requires_grad is False")
+        tie = self._ties.setdefault(id(value), len(self._ties))
+        return tie, *form(value)
+
+    def _entry(self, table: Any, name: str, label: str) -> Hashable:
+        value = table[name]
+        self._is(table, name, value)
+        if isinstance(value, staticmethod | classmethod | property):
+            return Same(value)
+        return self.freeze(value, label)
+
+    def container(self, held: Any, items: Iterable[tuple[Any, Any]]) -> None:
+        pairs = list(items)
+        if isinstance(held, set | frozenset):
+            self._term(f"{self._name(held)} == {self._name(frozenset(held))}")
+            return
+        if not pairs and hasattr(held, "__len__"):
+            self._empty[id(held)] = held
+            return
+        by_key = hasattr(held, "__getitem__")
+        if by_key:
+            self._term(f"len({self._name(held)}) == {len(pairs)}")
+        for key, value in pairs:
+            if by_key:
+                self._is(held, key, value)
+            else:
+                self._term(f"{self._name(held)}.{key} is {self._name(value)}")
+
+    def tensor(self, held: Tensor) -> Hashable:
+        if id(held) in self._states:
+            return form(held)
+        if not held.is_inference():
+            self._term(f"{self._name(held)}._version == {held._version}")
+        return super().tensor(held)
+
+    def array(self, held: np.ndarray) -> Hashable:
+        self._term(f"{self._name(held)}.tobytes() == {self._name(held.tobytes())}")
+        return super().array(held)
+
+    def _is(self, table: Any, key: Any, value: Any) -> None:
+        written = repr(key) if type(key) in (str, int) else self._name(key)
+        self._term(f"{self._name(table)}[{written}] is {self._name(value)}")
+
+    def _term(self, term: str) -> None:
+        self._terms[term] = None
+
+    def _name(self, value: Any) -> str:
+        """A name for an object, which is kept with it."""
+        if value is None or value is True or value is False:
+            return repr(value)
+        name = self._known.setdefault(id(value), f"x{len(self._known)}")
+        self._names[name] = value
+        return name
+
+
+def is_state(value: Any) -> bool:
+    """Whether an attribute of a module is a tensor like a buffer, though it is registered nowhere:
+    its value is an input of the program."""
+    return isinstance(value, Tensor) and not value.requires_grad and not isinstance(value, DTensor)
+
+
+def is_watchable(value: Any) -> bool:
+    """Whether a value is an object of whose attributes it can be seen which are read."""
+    kind = type(value)
+    return (
+        hasattr(value, "__dict__")
+        and bool(kind.__flags__ & _HEAP_TYPE)
+        and not kind.__module__.startswith(("torch.", "numpy."))
+        and not isinstance(value, _LOOKED_INTO)
+    )
+
+
+def form(tensor: Tensor) -> tuple[Hashable, ...]:
+    """What a program depends on of a tensor that is one of its inputs."""
+    return (
+        isinstance(tensor, nn.Parameter),
+        tuple(tensor.shape),
+        str(tensor.dtype),
+        tensor.requires_grad,
+    )

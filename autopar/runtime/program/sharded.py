@@ -1,0 +1,303 @@
+"""Outputs of which every rank holds a piece, and which behave as the whole tensor.
+
+A script of one device reads a model's logits as any tensor. On several ranks they stay as they were
+computed, in shards, which no rank may have the memory to put together. An op that DTensor does
+right, with plain tensors beside, works on the shards; for any other, and where values are read
+(`item`, `tolist`, `numpy`, printing, saving), the tensor is put together first: a collective call,
+which every rank makes, as every rank runs the same script. What comes out is a plain tensor unless
+it is in shards again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.experimental import implicit_replication
+from torch.distributed.tensor.placement_types import Placement
+
+from autopar.errors import AutoparError
+from autopar.runtime.torch_private import (
+    is_pointwise,
+    is_view,
+    local_of,
+    local_slices,
+    map_tensors,
+    no_torch_function,
+    wrapper_of,
+    written_by,
+)
+
+aten = torch.ops.aten
+
+_NO_WRITE = (
+    "one of several parts of an output of a compiled model (split, chunk, unbind) is written in "
+    "place, which would not be seen in the output: clone() the part first"
+)
+
+
+class Place(NamedTuple):
+    """Where the pieces of a tensor are: placements, as DTensor has them, on a mesh."""
+
+    mesh: DeviceMesh | None
+    placements: tuple[Placement, ...]
+
+
+_NOWHERE = Place(None, ())
+
+VIEWS = frozenset(
+    {
+        aten.alias.default, aten.detach.default, aten.expand.default, aten.permute.default,
+        aten.select.int, aten.slice.Tensor, aten.squeeze.dim, aten.t.default,
+        aten.transpose.int, aten.unsqueeze.default, aten.view.default,
+    }
+)  # fmt: skip
+"""Views that shards have, where they leave the dims alone that are cut."""
+
+FUNCTIONS = frozenset(
+    {
+        aten._log_softmax.default, aten._log_softmax_backward_data.default, aten._softmax.default,
+        aten._softmax_backward_data.default, aten._to_copy.default, aten._unsafe_view.default,
+        aten.amax.default, aten.amin.default, aten.argmax.default, aten.argmin.default,
+        aten.clone.default, aten.gather.default, aten.max.dim, aten.mean.default, aten.mean.dim,
+        aten.min.dim, aten.ones_like.default, aten.sum.default, aten.sum.dim_IntList,
+        aten.topk.default, aten.zeros_like.default,
+    }
+)  # fmt: skip
+"""Ops, beside the pointwise ones, that DTensor does right on even shards. Not its `nll_loss`, which
+takes the mean of ranks' means."""
+
+
+class _Copied(NamedTuple):
+    """A view that was taken of a whole copy of its first argument."""
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+    def again(self, source: Any) -> Any:
+        """The view of another one."""
+        return self.func(source, *self.args[1:], **self.kwargs)
+
+
+class ShardedOutput(Tensor):
+    """A tensor of the shape and strides of the whole, `like`; this rank holds `piece` of it."""
+
+    piece: Tensor
+    place: Place
+    view_of: _Copied | None
+    """What it was made of, if it has whole values of its own where eager has a view: what is
+    written to it is to be found there."""
+
+    __torch_function__ = no_torch_function
+
+    @staticmethod
+    def __new__(
+        cls, piece: Tensor, place: Place, like: Tensor, view_of: _Copied | None = None
+    ) -> ShardedOutput:
+        self = wrapper_of(cls, like, piece.device)
+        self.piece, self.place, self.view_of = piece, place, view_of
+        return self
+
+    def __init__(self, *_: Any) -> None:
+        """All is done where it is made."""
+
+    @classmethod
+    def __torch_dispatch__(
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if any(True for _ in written_by(func, args, given)):
+            return _written(func, args, given)
+        if is_view(func):
+            return _view(func, args, given)
+        if func in FUNCTIONS or is_pointwise(func):
+            found = _on_shards(func, args, given)
+            if found is not NotImplemented:
+                return found
+        return func(*map_tensors(_whole, args), **map_tensors(_whole, given))
+
+    def full_tensor(self) -> Tensor:
+        """The whole, plain tensor on every rank. A collective call."""
+        return _Whole.apply(self)
+
+    def to_dtensor(self) -> DTensor:
+        """The DTensor of this rank's piece and those of the others, without gradient."""
+        return _dtensor(self.detach())
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Those of the DTensor."""
+        return self.place.placements
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None:
+        """That of the DTensor."""
+        return self.place.mesh
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return repr(self.full_tensor())
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.full_tensor().numpy(force=force)
+
+    def tolist(self) -> Any:
+        return self.full_tensor().tolist()
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.full_tensor().__array__(*args, **kwargs)
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.full_tensor().__dlpack__(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.full_tensor().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        found = memo[id(self)] = self.full_tensor().__deepcopy__(memo)
+        return found
+
+
+class _Whole(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, sharded: ShardedOutput
+    ) -> Tensor:
+        return _whole(sharded)
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad: Tensor
+    ) -> Tensor:
+        return grad
+
+
+def output(piece: Tensor, place: Place | None) -> Tensor:
+    """The output of which a rank holds `piece`, even as those of the others: a plain tensor where
+    that is all of it."""
+    if place is None or all(p.is_replicate() for p in place.placements):
+        return piece
+    assert place.mesh is not None
+    shape = list(piece.shape)
+    for size, placement in zip(place.mesh.shape, place.placements, strict=True):
+        if isinstance(placement, Shard):
+            shape[placement.dim] *= size
+    return ShardedOutput(piece, place, torch.empty(shape, dtype=piece.dtype, device="meta"))
+
+
+def whole_of(tensor: Tensor) -> Tensor:
+    """All of a tensor, plain. A collective call where ranks hold pieces."""
+    return _whole(tensor)
+
+
+def _whole(x: Tensor) -> Tensor:
+    if isinstance(x, ShardedOutput):
+        return x.piece if _is_whole(x) else _dtensor(x).full_tensor()
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def _is_whole(x: ShardedOutput) -> bool:
+    return all(p.is_replicate() for p in x.place.placements)
+
+
+def _dtensor(x: Tensor) -> Any:
+    if not isinstance(x, ShardedOutput):
+        return x
+    mesh, placements = x.place
+    return DTensor.from_local(
+        x.piece, mesh, placements, run_check=False, shape=x.shape, stride=x.stride()
+    )
+
+
+def _on_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What `func` makes of the shards; NotImplemented where DTensor has no way."""
+    try:
+        with torch.no_grad(), implicit_replication():
+            made = func(*map_tensors(_dtensor, args), **map_tensors(_dtensor, kwargs))
+            return map_tensors(_placed, made)
+    except Exception:  # on whole tensors it works, or says what is wrong in torch's own words
+        return NotImplemented
+
+
+def _placed(made: Tensor) -> Tensor:
+    """A result of DTensor's: a plain tensor where it is whole, added up where it is partial."""
+    if not isinstance(made, DTensor):
+        return made
+    placements = [Replicate() if p.is_partial() else p for p in made.placements]
+    if any(type(p) not in (Shard, Replicate) for p in placements):
+        raise NotImplementedError(f"{placements} is no way to hold an output")
+    if all(p.is_replicate() for p in placements):
+        return made.full_tensor()
+    made = made.redistribute(placements=placements)
+    return ShardedOutput(local_of(made), Place(made.device_mesh, made.placements), made)
+
+
+def _view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A view of shards, or else one of a copy that is whole."""
+    source = args[0]
+    if func in VIEWS and isinstance(source, ShardedOutput) and not _cuts(func, args):
+        found = _on_shards(func, args, kwargs)
+        if isinstance(found, ShardedOutput) and _shares(found.piece, source.piece):
+            return found
+    copied = _Copied(func, args, kwargs)
+    made = copied.again(map_tensors(_whole, source))
+    return map_tensors(lambda x: ShardedOutput(x, _NOWHERE, x, copied), made)
+
+
+def _cuts(func: Any, args: Sequence[Any]) -> bool:
+    """Whether a view takes a part of a dim that is cut."""
+    if func not in (aten.select.int, aten.slice.Tensor):
+        return False
+    dim = args[1] % args[0].dim() if len(args) > 1 else 0
+    return any(p.is_shard(dim) for p in args[0].placements)
+
+
+def _shares(a: Tensor, b: Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An op that writes into its arguments: on whole copies, of which each rank keeps its piece."""
+    copies: dict[int, Tensor] = {}
+    written = [x for x in written_by(func, args, kwargs) if isinstance(x, ShardedOutput)]
+    roots: list[tuple[ShardedOutput, Tensor]] = []
+    for x in written:
+        root, views = x, list[_Copied]()
+        while root.view_of is not None:
+            views.append(root.view_of)
+            root = root.view_of.args[0]
+        copy = _whole(root).clone()
+        roots.append((root, copy))
+        for view in reversed(views):
+            copy = view.again(copy)
+            if not isinstance(copy, Tensor):
+                raise AutoparError(_NO_WRITE)
+        copies[id(x)] = copy
+
+    def read(x: Tensor) -> Tensor:
+        known = copies.get(id(x))
+        return known if known is not None else _whole(x) if isinstance(x, ShardedOutput) else x
+
+    with implicit_replication():
+        result = func(*map_tensors(read, args), **map_tensors(read, kwargs))
+    for root, copy in roots:
+        _keep(root, copy)
+    back: dict[int, Tensor] = {}
+    for x in written:
+        back[id(copies[id(x)])] = x
+        if x.view_of is not None:
+            _keep(x, copies[id(x)])
+    return map_tensors(lambda x: back.get(id(x), x), result)
+
+
+def _keep(x: ShardedOutput, whole: Tensor) -> None:
+    mesh, placements = x.place
+    x.piece.copy_(whole if mesh is None else whole[local_slices(x.shape, mesh, placements)])

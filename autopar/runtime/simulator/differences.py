@@ -1,0 +1,134 @@
+"""How far one step is from another, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite
+
+import torch
+from torch import Tensor
+
+from autopar.runtime.simulator.comparison import EXACT, Difference
+
+NEGLIGIBLE = 1e-2
+"""Gradients are measured against no less than this share of the largest of all: one that is zero
+but for rounding (a bias that softmax cancels) has no precision of its own."""
+
+ROUNDED = 1e-6
+"""What is closer in float64 than this share of what rounding in the step's own dtype makes of the
+tensor is equal, however small the tensor is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one forward and backward computes, whole: outputs by their position, buffers and
+    parameters afterwards and the gradients of parameters by name. `ends` are the outputs that are
+    differentiated, `changed` the buffers and parameters that have other values than before."""
+
+    outputs: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    buffers: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    parameters: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    gradients: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    ends: frozenset[str] = frozenset()
+    changed: frozenset[str] = frozenset()
+
+    def named(self) -> dict[str, Tensor]:
+        """All tensors, as they are called in a report."""
+        return (
+            {f"output {name}{_kind(x)}": x for name, x in self.outputs.items()}
+            | self.states()
+            | {_gradient(name): x for name, x in self.gradients.items()}
+        )
+
+    def states(self) -> dict[str, Tensor]:
+        """Buffers and parameters, as they are called in a report."""
+        return {f"buffer {name}": x for name, x in self.buffers.items()} | {
+            f"parameter {name}": x for name, x in self.parameters.items()
+        }
+
+
+def _kind(output: Tensor) -> str:
+    return " (loss)" if output.dim() == 0 and output.is_floating_point() else ""
+
+
+def _gradient(name: str) -> str:
+    return f"gradient of {name}"
+
+
+def differences(
+    found: Step, eager: Step, noise: Mapping[str, float] | None = None
+) -> tuple[Difference, ...]:
+    """How far `found` is from `eager`: outputs and states first, then gradients, the worst first in
+    each. What only one of the two has is infinitely far; of states that is what eager changes and
+    `found` has not. `noise` is what rounding alone does to
+    each tensor, by its name in the report."""
+    largest = max((_largest(grad) for grad in eager.gradients.values()), default=0.0)
+    here, there = found.named(), eager.named()
+    gradients = {_gradient(name) for step in (found, eager) for name in step.gradients}
+    compared: list[Difference] = []
+    kept = {name for name in eager.states() if name.partition(" ")[2] not in eager.changed}
+    for name in dict.fromkeys([*there, *here]):
+        if name in kept and name not in here:
+            continue
+        floor = NEGLIGIBLE * largest if name in gradients else 0.0
+        floor = max(floor, (noise or {}).get(name, 0.0) * ROUNDED / EXACT)
+        compared.append(_difference(name, here.get(name), there.get(name), floor))
+    compared += (
+        Difference(f"gradient through output {name}", inf, 0.0, "in eager alone")
+        for name in sorted(eager.ends - found.ends)
+    )
+    compared.sort(key=lambda d: (d.name in gradients, -d.relative, d.name))
+    return tuple(compared)
+
+
+def distances(a: Step, b: Step) -> dict[str, float]:
+    """The largest difference of the elements of each tensor that both have; 0 if not finite."""
+    here, there = a.named(), b.named()
+    found = {name: _distance(here[name], there[name]) for name in here if name in there}
+    return {name: distance if isfinite(distance) else 0.0 for name, distance in found.items()}
+
+
+def with_exact(
+    measured: tuple[Difference, ...], exact: tuple[Difference, ...]
+) -> tuple[Difference, ...]:
+    """`measured`, and how far the same tensors are from one another in float64."""
+    known = {difference.name: difference.relative for difference in exact}
+    return tuple(replace(d, exact=known.get(d.name, inf)) for d in measured)
+
+
+def _difference(name: str, found: Tensor | None, eager: Tensor | None, floor: float) -> Difference:
+    if found is None or eager is None:
+        which, tensor = ("eager", eager) if found is None else ("the compiled model", found)
+        return Difference(name, inf, _largest(tensor), f"in {which} alone")
+    largest = _largest(eager)
+    if found.shape != eager.shape:
+        return Difference(name, inf, largest, f"{list(found.shape)} for {list(eager.shape)}")
+    distance = _distance(found, eager)
+    scale = max(largest, floor)
+    return Difference(name, distance / scale if scale else (inf if distance else 0.0), largest)
+
+
+def _distance(found: Tensor, eager: Tensor) -> float:
+    if found.shape != eager.shape:
+        return inf
+    a, b = _wide(found), _wide(eager)
+    if not a.numel():
+        return 0.0
+    same = (a == b) | ((a != a) & (b != b))
+    return torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=inf).max().item()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """On the CPU, in the widest dtype of its kind."""
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    return tensor.detach().to("cpu", wide)
+
+
+def _largest(tensor: Tensor | None) -> float:
+    """The largest finite magnitude."""
+    if tensor is None:
+        return 0.0
+    magnitudes = _wide(tensor).abs()
+    finite = magnitudes[magnitudes.isfinite()]
+    return finite.max().item() if finite.numel() else 0.0

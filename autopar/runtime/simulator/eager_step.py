@@ -1,0 +1,196 @@
+"""One training step the eager way, on the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from autopar.errors import AutoparError, VerificationError
+from autopar.ir.graph import Graph, Role
+from autopar.runtime.module.params import buffer_places
+from autopar.runtime.simulator.differences import Step
+from autopar.runtime.simulator.precision import in_dtype
+from autopar.runtime.simulator.spmd import StepResult
+from autopar.runtime.torch_private import TreeSpec, flatten, unflatten
+
+TOLERANCES: Mapping[str, float] = {
+    "float64": 1e-9,
+    "float32": 1e-5,
+    "float16": 1e-2,
+    "bfloat16": 5e-2,
+}
+"""The relative difference that rounding explains, by the least precise dtype of a step."""
+
+
+def whole_tensors(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Tensor]:
+    """Copies of all that goes into a step, named as in `Program.forward_inputs`.
+
+    AutoparError if a tensor has no values.
+    """
+    named = {f"param:{name}": param for name, param in model.named_parameters()}
+    named |= {f"buffer:{name}": buffer for _, _, name, buffer in buffer_places(model)}
+    leaves, _ = flatten((args, kwargs))
+    named |= {f"input:{i}": leaf for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    for name, tensor in named.items():
+        if tensor.is_meta:
+            raise AutoparError(f"{name} is on the meta device: to compare, values are needed")
+    return {name: tensor.detach().clone() for name, tensor in named.items()}
+
+
+def tangents(graph: Graph, seed: int, device: torch.device | None) -> dict[int, Tensor]:
+    """What is to be differentiated: losses as they are, other outputs in a random direction."""
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[int, Tensor] = {}
+    for node in graph.with_role(Role.LOSS, Role.VALUE):
+        kind = graph.type_of(node.inputs[0])
+        direction = torch.ones(kind.shape, dtype=torch.float64)
+        if node.role is Role.VALUE:
+            direction = torch.randn(kind.shape, generator=generator, dtype=torch.float64)
+        found[int(node.target)] = direction.to(device, getattr(torch, kind.dtype))
+    return found
+
+
+@contextmanager
+def seeded(seed: int) -> Generator[None, None, None]:
+    """Inside, random numbers are those that follow `seed`; outside, as if none were drawn."""
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def own_values(model: nn.Module, dtype: str | None = None) -> Generator[None, None, None]:
+    """Inside, the tensors that the modules of `model` hold have copies of their values, floating
+    ones in `dtype` if one is given, and no gradients; outside, what they had.
+
+    They are the same tensors: what else refers to them, such as a function that the model keeps,
+    finds them. A copy of the model would leave that behind, and cannot be made of every model.
+    """
+    held = {id(x): x for module in model.modules() for x in _tensors(module)}.values()
+    before = [(x, x.data, x.grad if x.is_leaf else None) for x in held]
+    try:
+        for tensor, data, grad in before:
+            if grad is not None:
+                tensor.grad = None
+            copied = data.clone()
+            tensor.data = copied if dtype is None else in_dtype(copied, dtype)
+        yield
+    finally:
+        for tensor, data, grad in before:
+            if tensor.is_leaf:
+                tensor.grad = None
+            tensor.data = data
+            if tensor.is_leaf:
+                tensor.grad = grad
+
+
+def _tensors(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters, buffers, and tensors that are mere attributes."""
+    for table in (module._parameters, module._buffers, vars(module)):
+        yield from (x for x in table.values() if isinstance(x, Tensor))
+
+
+def eager_step(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    form: tuple[TreeSpec, int],
+    directions: Mapping[int, Tensor],
+) -> Step:
+    """The step by PyTorch alone. What there is to compare is what the model has: every output of
+    `form` (how many leaves, in which containers), every buffer and parameter that changed, and
+    every gradient; what else it returns, such as a cache, is left out.
+
+    The model is changed as a step changes it: see `own_values`.
+    """
+    before = {name: x.clone() for name, x in (_buffers(model) | _parameters(model)).items()}
+    trained = any(param.requires_grad for param in model.parameters())
+    with torch.set_grad_enabled(trained):
+        leaves = _in_form(model(*args, **kwargs), *form)
+    outputs = {str(k): x for k, x in enumerate(leaves) if isinstance(x, Tensor)}
+    ends = [k for k in directions if leaves[k].requires_grad]
+    if ends:
+        torch.autograd.backward([leaves[k] for k in ends], [directions[k] for k in ends])
+    buffers, parameters = _buffers(model), _parameters(model)
+    return Step(
+        outputs={name: x.detach() for name, x in outputs.items()},
+        buffers=buffers,
+        parameters=parameters,
+        gradients={n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None},
+        ends=frozenset(_ends(outputs)),
+        changed=frozenset(
+            name
+            for name, x in (buffers | parameters).items()
+            if name not in before or not _same(before[name], x)
+        ),
+    )
+
+
+def _buffers(model: nn.Module) -> dict[str, Tensor]:
+    return {name: x.detach() for name, x in model.named_buffers(remove_duplicate=False)}
+
+
+def _parameters(model: nn.Module) -> dict[str, Tensor]:
+    return {name: x.detach() for name, x in model.named_parameters()}
+
+
+def _same(before: Tensor, after: Tensor) -> bool:
+    if before.shape != after.shape or before.dtype != after.dtype:
+        return False
+    if after.is_meta:
+        return True  # neither has values
+    return bool(((before == after) | ((before != before) & (after != after))).all())
+
+
+def _ends(outputs: Mapping[str, Tensor]) -> list[str]:
+    """The outputs that are differentiated: losses, or else all that can be."""
+    able = {k: x for k, x in outputs.items() if x.requires_grad}
+    return [k for k, x in able.items() if x.dim() == 0] or list(able)
+
+
+def _in_form(result: Any, spec: TreeSpec, count: int) -> list[Any]:
+    """The leaves of `result` in the order of `spec`, which has `count` of them."""
+    leaves, own = flatten(result)
+    if own == spec:
+        return leaves
+    here = {path: leaves[k] for path, k in _ways(unflatten(range(len(leaves)), own))}
+    there = [path for path, _ in _ways(unflatten(range(count), spec))]
+    if all(path in here for path in there):
+        return [here[path] for path in there]
+    plain = [x for x in leaves if x is None or isinstance(x, (Tensor, bool, int, float, str))]
+    if len(plain) == count:
+        return plain
+    raise VerificationError(
+        f"eager returns {len(leaves)} values where the compiled model returns {count}: {own}"
+    )
+
+
+def _ways(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
+    """(path, leaf) of every number in nested containers, in order of the leaves."""
+    items = value.items() if isinstance(value, Mapping) else ()
+    if isinstance(value, list | tuple):
+        items = enumerate(value)
+    elif isinstance(value, int):
+        yield path, value
+    for key, inner in items:
+        yield from _ways(inner, f"{path}.{key}")
+
+
+def step_of(result: StepResult) -> Step:
+    """What ranks computed, as eager's is put."""
+    named: dict[str, dict[str, Tensor]] = {"output": {}, "mutation": {}, "update": {}}
+    ends: list[str] = []
+    for name, tensor in result.outputs.items():
+        role, _, target = name.partition(":")
+        named[role if role in named else "output"][target] = tensor
+        if result.gradients and role in (Role.LOSS.value, Role.VALUE.value):
+            ends.append(target)
+    return Step(
+        named["output"], named["mutation"], named["update"], result.gradients, frozenset(ends)
+    )

@@ -1,0 +1,165 @@
+"""Whole tensors to the pieces that ranks hold of them, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from autopar.errors import VerificationError
+from autopar.ir import uneven
+from autopar.ir.graph import Atom, TensorType
+from autopar.ir.mesh import Mesh
+from autopar.ir.redistribute import chunk_index, local_part_sizes, local_shape
+from autopar.ir.sharding import R, Sharding
+from autopar.ir.uneven import chunked_axes, chunked_dim, without_chunks
+
+
+def shard(
+    tensor: Tensor,
+    kind: TensorType,
+    atoms: Sequence[Atom],
+    sharding: Sharding,
+    mesh: Mesh,
+    coordinate: Sequence[int],
+) -> Tensor:
+    """The piece of `tensor`, whole and of type `kind`, that the rank at `coordinate` holds.
+
+    Contiguous and of its own storage, but for a piece that is the whole, which is `tensor` itself.
+    ValueError if the sharding is partial: a whole has no such pieces.
+    """
+    if sharding.has_partial:
+        raise ValueError(f"{sharding}: a whole tensor has no partial pieces")
+    if sharding.is_replicated:
+        return tensor
+    split, place = _place(kind, atoms, sharding, mesh, coordinate)
+    shape = tuple(map(prod, local_part_sizes(kind, atoms, sharding, mesh.sizes)))
+    piece = tensor.reshape(split)[_slices(place)].reshape(shape)
+    dim = chunked_dim(sharding)
+    if dim is not None:
+        piece = piece.narrow(dim, *_rows(shape[dim], sharding, mesh, coordinate))
+    return piece.clone(memory_format=torch.contiguous_format)
+
+
+def unshard(
+    pieces: Sequence[Tensor],
+    kind: TensorType,
+    atoms: Sequence[Atom],
+    sharding: Sharding,
+    mesh: Mesh,
+    *,
+    tolerance: float = 0.0,
+    name: str = "a tensor",
+) -> Tensor:
+    """The whole tensor from the piece of every rank, in order of rank; partial ones are added up.
+
+    VerificationError if ranks that hold the same piece differ by more than `tolerance`, relative to
+    the largest magnitude in it; `name` says what then.
+    """
+    held = {mesh.coordinate(rank): piece for rank, piece in enumerate(pieces)}
+    for axis, placement in enumerate(sharding):
+        if placement.kind == "P":
+            held = _sum(held, axis, mesh.sizes[axis])
+    summed = Sharding(tuple(R if p.kind == "P" else p for p in sharding))
+    held, summed = _join(held, kind, atoms, summed, mesh, name), without_chunks(summed)
+    sizes = local_part_sizes(kind, atoms, summed, mesh.sizes)
+    expected = tuple(map(prod, sizes))
+    split: tuple[int, ...] = ()
+    first: dict[Place, Tensor] = {}
+    for coordinate, piece in held.items():
+        split, place = _place(kind, atoms, summed, mesh, coordinate)
+        if tuple(piece.shape) != expected:
+            raise VerificationError(
+                f"{name} has shape {tuple(piece.shape)} at {coordinate}, not {expected}"
+            )
+        seen = first.setdefault(place, piece)
+        if seen is not piece and not _equal(seen, piece, tolerance):
+            raise VerificationError(f"{name}, in {sharding}, differs between ranks: {coordinate}")
+    result = pieces[0].new_empty(split)
+    for place, piece in first.items():
+        result[_slices(place)] = piece.reshape([size for parts in sizes for size in parts])
+    return result.reshape(kind.shape)
+
+
+def _rows(size: int, sharding: Sharding, mesh: Mesh, coordinate: Sequence[int]) -> tuple[int, int]:
+    """(start, length) of the rows that a rank has of `size` cut into chunks."""
+    return uneven.held(size, [(mesh.sizes[k], coordinate[k]) for k in chunked_axes(sharding)])
+
+
+def _join(
+    pieces: Mapping[tuple[int, ...], Tensor],
+    kind: TensorType,
+    atoms: Sequence[Atom],
+    sharding: Sharding,
+    mesh: Mesh,
+    name: str,
+) -> dict[tuple[int, ...], Tensor]:
+    """Every rank with the chunks of all put together."""
+    found, dim = dict(pieces), chunked_dim(sharding)
+    if dim is None:
+        return found
+    shape = list(local_shape(kind, atoms, without_chunks(sharding), mesh.sizes))
+    size = shape[dim]
+    for coordinate, piece in found.items():
+        shape[dim] = _rows(size, sharding, mesh, coordinate)[1]
+        if list(piece.shape) != shape:
+            raise VerificationError(
+                f"{name} has shape {tuple(piece.shape)} at {coordinate}, not {tuple(shape)}"
+            )
+    for axis in reversed(chunked_axes(sharding)):
+        found = {
+            at: torch.cat([found[peer] for peer in _peers(at, axis, mesh.sizes[axis])], dim)
+            for at in found
+        }
+    return found
+
+
+Place = tuple[tuple[int, int], ...]
+"""Per part of a tensor, where a piece begins and ends in it."""
+
+
+def _place(
+    kind: TensorType,
+    atoms: Sequence[Atom],
+    sharding: Sharding,
+    mesh: Mesh,
+    coordinate: Sequence[int],
+) -> tuple[tuple[int, ...], Place]:
+    """The shape with one dim per part, and where in it the piece lies."""
+    split: list[int] = []
+    place: list[tuple[int, int]] = []
+    for slot, atom in kind.slots():
+        size = atoms[atom].size
+        at, count = chunk_index(kind, atoms, sharding, mesh.sizes, coordinate, slot)
+        length = size // count
+        split.append(size)
+        place.append((at * length, (at + 1) * length))
+    return tuple(split), tuple(place)
+
+
+def _slices(place: Place) -> tuple[slice, ...]:
+    return tuple(slice(*bounds) for bounds in place)
+
+
+def _sum(
+    held: dict[tuple[int, ...], Tensor], axis: int, size: int
+) -> dict[tuple[int, ...], Tensor]:
+    """Every rank with the sum over `axis`."""
+
+    return {at: torch.stack([held[peer] for peer in _peers(at, axis, size)]).sum(0) for at in held}
+
+
+def _peers(coordinate: tuple[int, ...], axis: int, size: int) -> list[tuple[int, ...]]:
+    """The coordinates that differ on `axis` alone, in order."""
+    return [(*coordinate[:axis], i, *coordinate[axis + 1 :]) for i in range(size)]
+
+
+def _equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if tolerance == 0 or not a.is_floating_point():
+        return torch.equal(a, b)
+    scale = max(a.abs().max().item(), 1e-30) if a.numel() else 1.0
+    return bool(((a - b).abs() <= tolerance * scale).all())

@@ -1,0 +1,88 @@
+"""Message passing from the master's prices: a bound for all plans, and one for those with a choice.
+
+The prices of states that the master does not know are guesses on the safe side, so that the bound
+they give at first is far below the master's; sweeps raise it, to what the relaxation of the whole
+problem gives where the master has what matters.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autopar.ir.problem import Problem
+from autopar.solver.column_generation import kernels
+from autopar.solver.column_generation.relays import Relayed
+from autopar.solver.ilp import FloatArray, Model
+from autopar.solver.memory import maximal_times
+from autopar.solver.message_passing.ascent import Guide, certify, run_sweep
+from autopar.solver.message_passing.memory import Memory
+from autopar.solver.search import Clock
+
+_SWEEPS_PER_LOOK = 10
+_PROGRESS = 1e-4
+
+
+class Passing:
+    """Messages on `relayed`, at a price per time of a byte (`multipliers`, of `maximal_times`)."""
+
+    def __init__(self, relayed: Relayed, multipliers: FloatArray) -> None:
+        self.core = relayed.core
+        self.memory = Memory(self.core)
+        self.multipliers = multipliers
+        self._labels = relayed.labels
+        self._message = relayed.message
+        self._theta = self.core.cost + self.memory.prices(multipliers)
+        self._plan = np.zeros(self.core.num_nodes, dtype=np.int64)
+
+    def settle(self, clock: Clock, most_sweeps: int) -> int:
+        """Sweeps until the bound rises no more, or `most_sweeps` are done; returns the bound, as
+        far as exact arithmetic proves it."""
+        core = self.core
+        order, free = np.arange(core.num_nodes), np.ones(core.num_nodes, dtype=np.bool_)
+        margin = np.zeros(core.num_nodes)
+        bound = last = float("-inf")
+        for _ in range(0, most_sweeps, _SWEEPS_PER_LOOK):
+            for _ in range(_SWEEPS_PER_LOOK):
+                for upward in (True, False):
+                    bound = run_sweep(
+                        core, upward, order, free, self._theta, self._message, self._plan, margin
+                    )
+            if bound - last <= _PROGRESS * abs(bound) or clock.expired:
+                break
+            last = bound
+        return certify(core, self.memory, Guide(self.multipliers, self._message, bound, 1.0))
+
+    def read(self) -> tuple[int, ...]:
+        """Per node of the problem its choice in the plan that the last sweep read off: each node as
+        suits those that were decided before it, and what the messages say of the others."""
+        taken = np.zeros(len(self.core.cost), dtype=np.bool_)
+        taken[self.core.first[:-1] + self._plan] = True
+        return tuple(int(np.argmax((own >= 0) & taken[own])) for own in self._labels)
+
+    def at_least(self) -> tuple[FloatArray, ...]:
+        """Per node of the problem and choice, a bound on the cost of plans with it."""
+        core = self.core
+        found = np.full(len(core.cost), -np.inf)
+        for upward in (True, False, True):
+            kernels.weigh(
+                upward, core.first, self._theta, core.source, core.target, core.table,
+                core.float_pool, core.near_first, core.near_split, core.near_edge,
+                core.source_message, core.target_message, self._message, found,
+            )  # fmt: skip
+        found += core.fixed_cost + float(self.multipliers @ (core.base - core.limit))
+        return tuple(np.where(own < 0, np.inf, found[own]) for own in self._labels)
+
+
+def memory_prices(problem: Problem, model: Model, row_duals: FloatArray) -> FloatArray:
+    """What a byte costs at each of the problem's `maximal_times`, by the duals of `model`."""
+    times = maximal_times(problem)
+    found = np.zeros(len(times))
+    for limit in model.limits:
+        place = int(np.searchsorted(times, limit.time))
+        found[place] += max(0.0, -float(row_duals[limit.row])) * limit.scale
+    return found
+
+
+def unpriced(problem: Problem) -> FloatArray:
+    """Memory for nothing."""
+    return np.zeros(len(maximal_times(problem)))

@@ -1,0 +1,250 @@
+"""The focused path: flows and more choices than one integer program takes, as on three axes.
+
+A *master*, the problem with some of its choices, is solved exactly: a plan, and prices (duals) of
+what every tensor costs in every state. Message passing extends the prices to all choices, which
+gives a lower bound for the whole problem, and one per choice for the plans that have it. Choices
+whose bound exceeds the best plan are out for good; those next to the best plan and the most
+promising of the others enter the next master. When few choices are left, the problem with these is
+solved exactly, and what comes of it is optimal. Else rounds go on until the plan is within
+`TOLERANCE` of the bound.
+
+Of a problem of very many nodes, a model of a thousand different layers, even a master of two
+choices per node is a large program. There the plan that message passing reads off comes first, and
+is enough if it is within `TOLERANCE`.
+
+A problem of many nodes with few choices each, such as a convolutional network on two axes, needs
+masters of nearly all its choices before message passing tells the bound, while its own relaxation
+is quick and tight. It is solved as a whole, as far as `TOLERANCE`.
+
+This is column generation (Gilmore and Gomory, 1961) with message passing (Kolmogorov, "Convergent
+Tree-Reweighted Message Passing for Energy Minimization", 2006) to price whole chains of columns,
+which one after the other would not pay, and to stop with a bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autopar.ir.problem import IntArray, Problem
+from autopar.solver import exact
+from autopar.solver.column_generation.neighbours import near
+from autopar.solver.column_generation.passing import Passing, memory_prices, unpriced
+from autopar.solver.column_generation.potentials import no_potentials, potentials
+from autopar.solver.column_generation.relays import relay
+from autopar.solver.distances import all_distances
+from autopar.solver.evaluate import Evaluator
+from autopar.solver.heuristic import Descent
+from autopar.solver.ilp import FloatArray
+from autopar.solver.reductions.keep import keep_choices
+from autopar.solver.search import Clock, Progress, Search
+from autopar.solver.ways import shortest_ways
+
+TOLERANCE = 0.01
+"""The gap with which a plan is good enough, as a part of its cost, if it cannot be closed soon."""
+
+_MASTER = exact.Aim(ways=shortest_ways, tolerance=TOLERANCE / 4)
+_MANY_NODES = 1_000
+"""Nodes of which a master of `_FIRST_CHOICES` has no more than two choices each."""
+
+_FEW_EACH = 32
+_WHOLE_CHOICES = 40_000
+"""Choices per node, on average, and in all, of a problem that is solved as a whole."""
+
+_ROUNDS = 12
+_FIRST_CHOICES = 2_000
+_MORE_CHOICES = 1_000
+_FEW_CHOICES = 6_000
+_FIRST_SWEEPS, _SWEEPS = 30, 240
+_ROUNDING = 1e-9
+"""How far a bound in floating point may be off, as a part of it: sums of a few thousand terms."""
+
+
+def search_focused(
+    problem: Problem, clock: Clock, progress: Progress, cutoff: float = float("inf")
+) -> Search:
+    """Solves `problem` as far as `TOLERANCE`, rounds and clock allow, or until it is known that no
+    plan costs less than `cutoff`."""
+    work = _Work(problem, clock, progress, cutoff)
+    work.begin()
+    for number in range(_ROUNDS):
+        if work.finished():
+            break
+        work.round(number)
+    return work.state
+
+
+def quick_bound(problem: Problem, clock: Clock) -> float:
+    """What message passing alone finds soon: within a percent on two axes, if memory is ample."""
+    passing = _without_prices(problem, all_distances(problem.flows))
+    return float("-inf") if passing is None else passing.settle(clock, _FIRST_SWEEPS)
+
+
+def _without_prices(problem: Problem, distances: Sequence[IntArray]) -> Passing | None:
+    """Message passing with nothing known of any price; None if there is no plan."""
+    relayed = relay(problem, distances, no_potentials(problem))
+    return None if relayed is None else Passing(relayed, unpriced(problem))
+
+
+class _Work:
+    """`problem` is what is left of the one to be solved: `left[i]` are the choices of node `i` that
+    may be in a plan as good as the best one, by their places in the first problem. `kept[i]` are
+    those of the master, by their places in `left[i]`."""
+
+    def __init__(self, problem: Problem, clock: Clock, progress: Progress, cutoff: float) -> None:
+        self.problem = problem
+        self.state = Search(problem, Evaluator(problem), clock, progress, cutoff=cutoff)
+        self.distances = all_distances(problem.flows)
+        self.left: list[IntArray] = [np.arange(len(c)) for c in problem.costs]
+        self.kept: list[IntArray] = [np.array([int(u.argmin())]) for u in problem.usages]
+        self._at_least: list[FloatArray] = [np.full(len(c), -np.inf) for c in problem.costs]
+        self._done = False
+        self._descent: Descent | None = None
+        self._has_many = len(problem.keys) > _MANY_NODES
+        self._room = 2 * len(problem.keys) if self._has_many else 0
+        num_choices = sum(map(len, problem.costs))
+        self._is_thin = num_choices <= min(_FEW_EACH * len(problem.keys), _WHOLE_CHOICES)
+
+    def begin(self) -> None:
+        """Chooses the first master: what is leanest, and what message passing alone deems good."""
+        passing = _without_prices(self.problem, self.distances)
+        if passing is None:
+            self.state.infeasible = self._done = True
+            return
+        self._learn(passing, _FIRST_SWEEPS)
+        self._done = self._has_many and self._gap() <= TOLERANCE
+        if self.finished():
+            return
+        if self._is_thin:
+            self._close(exact.Aim(cutoff=self.state.cutoff, tolerance=TOLERANCE))
+        else:
+            self._grow(max(_FIRST_CHOICES, self._room))
+
+    def round(self, number: int) -> None:
+        """One master, and what its prices say of the whole."""
+        state = self.state
+        master = keep_choices(self.problem, self.kept)
+        found = exact.search(master, state.clock, state.progress, _MASTER)
+        state.statistics |= found.statistics | {"rounds": number + 1}
+        if found.choice:
+            chosen = self._chosen(self.kept, found.choice)
+            state.offer(chosen, state.evaluator(chosen))
+        if found.relaxation is None or found.infeasible:
+            grown = self._grow(sum(map(len, self.kept)))
+            state.infeasible = found.infeasible and not grown
+            self._done = not grown
+            return
+        model, row_duals = found.relaxation
+        prices = potentials(self.problem, self.kept, model, row_duals, self.distances)
+        relayed = relay(self.problem, self.distances, prices)
+        assert relayed is not None, "what is possible by itself does not depend on prices"
+        self._learn(Passing(relayed, memory_prices(self.problem, model, row_duals)), _SWEEPS)
+        num_left = sum(map(len, self.left))
+        state.progress(f"round {number + 1}: gap {self._gap():.4%}, {num_left} choices left")
+        if not self.finished():
+            self._close_or_grow(num_left)
+
+    def finished(self) -> bool:
+        """Whether nothing more is to be done."""
+        return self._done or self.state.settled or self.state.clock.expired
+
+    def _chosen(self, kept: Sequence[IntArray], choice: tuple[int, ...]) -> tuple[int, ...]:
+        """The choice of the first problem that is `choice` of the one with `kept` alone."""
+        return tuple(
+            int(left[some[c]]) for left, some, c in zip(self.left, kept, choice, strict=True)
+        )
+
+    def _learn(self, passing: Passing, most_sweeps: int) -> None:
+        """Takes the bounds of `passing`, and leaves out the choices that they exclude."""
+        state = self.state
+        state.raise_bound(passing.settle(state.clock, most_sweeps))
+        if self._has_many:
+            self._read_off(passing)
+        for i, bounds in enumerate(passing.at_least()):
+            self._at_least[i] = np.maximum(self._at_least[i], bounds)
+        best = state.evaluation
+        if best is None:
+            return
+        most = best.objective * (1 + _ROUNDING)
+        still = [np.flatnonzero(bounds <= most) for bounds in self._at_least]
+        if not all(map(len, still)):
+            state.raise_bound(float(best.objective))
+            return
+        self.problem = keep_choices(self.problem, still)
+        self.kept = [
+            np.flatnonzero(np.isin(some, kept)) for some, kept in zip(still, self.kept, strict=True)
+        ]
+        self.left = [left[some] for left, some in zip(self.left, still, strict=True)]
+        self._at_least = [b[some] for b, some in zip(self._at_least, still, strict=True)]
+
+    def _read_off(self, passing: Passing) -> None:
+        """Offers the plan that `passing` read off, and if that is not good enough what coordinate
+        descent makes of it."""
+        state = self.state
+        read = self._chosen([np.arange(len(some)) for some in self.left], passing.read())
+        state.offer(read, state.evaluator(read))
+        if self._gap() > TOLERANCE:
+            if self._descent is None:
+                self._descent = Descent(state.problem, state.evaluator, state.clock)
+            found = self._descent.improve(read)
+            if found is not None:
+                state.offer(*found)
+
+    def _gap(self) -> float:
+        best = self.state.evaluation
+        return self.state.gap / best.objective if best and best.objective else float("inf")
+
+    def _close_or_grow(self, num_left: int) -> None:
+        few, more = max(_FEW_CHOICES, self._room), max(_MORE_CHOICES, self._room)
+        if self.state.evaluation is not None and num_left <= few:
+            self._close()
+        elif self._gap() <= TOLERANCE:
+            self._done = True
+        elif self._add_neighbours() < more and not self._grow(more):
+            self._close()
+
+    def _add_neighbours(self) -> int:
+        """Adds what is next to the best plan to the master; returns how many choices that were."""
+        if not self.state.choice:
+            return 0
+        best = [
+            int(np.searchsorted(left, c))
+            for left, c in zip(self.left, self.state.choice, strict=True)
+        ]
+        before = sum(map(len, self.kept))
+        self.kept = [
+            np.union1d(kept, some)
+            for kept, some in zip(self.kept, near(self.problem, best), strict=True)
+        ]
+        return sum(map(len, self.kept)) - before
+
+    def _close(self, aim: exact.Aim = exact.EXACT) -> None:
+        """Solves what is left of the problem: no better plan has any other choice."""
+        state = self.state
+        found = exact.search(self.problem, state.clock, state.progress, aim)
+        state.statistics |= found.statistics
+        if found.choice:
+            chosen = self._chosen([np.arange(len(some)) for some in self.left], found.choice)
+            state.prefer(chosen, state.evaluator(chosen))
+        if state.evaluation is not None:
+            state.raise_bound(min(found.bound, float(state.evaluation.objective)))
+        else:
+            state.raise_bound(found.bound)
+            state.infeasible = found.infeasible
+        self._done = True
+
+    def _grow(self, count: int) -> bool:
+        """Adds the `count` choices of the lowest bounds to the master, if any are left."""
+        fresh: list[tuple[float, int, int]] = []
+        for i, (bounds, kept) in enumerate(zip(self._at_least, self.kept, strict=True)):
+            new = np.setdiff1d(np.flatnonzero(bounds < np.inf), kept)
+            fresh += [(float(bounds[c]), i, int(c)) for c in new]
+        more: list[list[int]] = [[] for _ in self.kept]
+        for _, i, c in sorted(fresh)[:count]:
+            more[i].append(c)
+        self.kept = [
+            np.union1d(kept, np.array(new, dtype=np.int64))
+            for kept, new in zip(self.kept, more, strict=True)
+        ]
+        return bool(fresh)

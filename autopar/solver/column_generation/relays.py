@@ -1,0 +1,237 @@
+"""A problem with flows as one with tables alone, laid out for message passing.
+
+A flow with one commodity is a table of shortest distances between two nodes. With two, it gets a
+node of its own, the state in which the two part: from there on nothing is shared, so that three
+tables say exactly what the flow costs. With more, the cost of every arc is split among the
+commodities and each is a table of its own: a lower bound whatever the split, which follows the
+prices of the commodities (`potentials`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autopar.ir.problem import FORBIDDEN, Flow, IntArray, Problem
+from autopar.solver.column_generation.potentials import Potential, Potentials
+from autopar.solver.distances import all_distances
+from autopar.solver.ilp import FloatArray, distinct_sinks
+from autopar.solver.message_passing.core import Core, lay_out
+from autopar.solver.reductions.contract import Contracted
+from autopar.solver.reductions.tables import Tables, added
+
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Relayed:
+    """`core` in arrays, with the `message` that the potentials stand for. Choice `c` of node `i` of
+    the problem is label `labels[i][c]` of the core, or -1 where the choice is impossible."""
+
+    core: Core
+    message: FloatArray
+    labels: tuple[IntArray, ...]
+
+
+@dataclass(slots=True)
+class _Link:
+    """Costs between two nodes, and what is moved from them to the nodes."""
+
+    table: IntArray
+    to_source: FloatArray
+    to_target: FloatArray
+
+
+@dataclass(slots=True)
+class _Builder:
+    """Nodes and links; the nodes of the problem come first."""
+
+    costs: list[IntArray]
+    places: list[float]
+    links: dict[tuple[int, int], _Link] = field(default_factory=dict[tuple[int, int], _Link])
+
+    def add_node(self, size: int, place: float) -> int:
+        self.costs.append(np.zeros(size, dtype=np.int64))
+        self.places.append(place)
+        return len(self.costs) - 1
+
+    def charge(self, node: int, costs: IntArray) -> None:
+        self.costs[node] = added(self.costs[node], costs)
+
+    def link(self, a: int, b: int, table: IntArray, to_a: FloatArray, to_b: FloatArray) -> None:
+        """Adds costs between `a` and `b`, on top of those that are there."""
+        if a > b:
+            a, b, table, to_a, to_b = b, a, table.T, to_b, to_a
+        there = self.links.get((a, b))
+        if there is None:
+            self.links[a, b] = _Link(table, to_a, to_b)
+            return
+        there.table = added(there.table, table)
+        there.to_source = there.to_source + to_a
+        there.to_target = there.to_target + to_b
+
+
+def relay(problem: Problem, distances: Sequence[IntArray], prices: Potentials) -> Relayed | None:
+    """`problem` without flows; None if some node has no choice that is possible by itself.
+    `distances` are those between the states of each flow."""
+    builder = _Builder([*problem.costs], _places(problem))
+    for edge in problem.edges:
+        if edge.source == edge.target:
+            builder.charge(edge.source, np.diagonal(edge.cost))
+        else:
+            nothing = (np.zeros(size) for size in edge.cost.shape)
+            builder.link(edge.source, edge.target, edge.cost, *nothing)
+    for flow, distance, of_flow in zip(problem.flows, distances, prices, strict=True):
+        if not of_flow:
+            continue
+        if len(of_flow) == 2:
+            _meet(builder, flow, distance, of_flow)
+        else:
+            _split(builder, flow, distance, of_flow)
+    if any((costs >= FORBIDDEN).all() for costs in builder.costs):
+        return None
+    return _laid_out(problem, builder)
+
+
+def _places(problem: Problem) -> list[float]:
+    """Where nodes stand: as in the problem, but that one which comes after its users is put behind
+    its maker. Message passing is at its best where tensors go forward."""
+    places = [float(i) for i in range(len(problem.keys))]
+    users: dict[int, int] = {}
+    makers: dict[int, int] = {}
+    for flow in problem.flows:
+        for sink in flow.sinks:
+            users[flow.source] = min(users.get(flow.source, sink.node), sink.node)
+            makers[sink.node] = min(makers.get(sink.node, flow.source), flow.source)
+    for node, first in users.items():
+        if first < node and node in makers:
+            places[node] = makers[node] + 0.25
+    return places
+
+
+def _meet(builder: _Builder, flow: Flow, distance: IntArray, prices: tuple[Potential, ...]) -> None:
+    every = np.arange(len(flow.states))
+    node = builder.add_node(len(every), builder.places[flow.source] + 0.5)
+    table = _paid(distance, flow.source_state, every)
+    to_source = -_at(prices[0].made + prices[1].made, flow.source_state)
+    to_node = np.zeros(len(every))
+    for (sink, state), price in zip(distinct_sinks(flow), prices, strict=True):
+        way = _paid(distance, every, state)
+        if sink == flow.source:
+            table, to_source = added(table, way.T), to_source + _at(price.asked, state)
+        else:
+            builder.link(node, sink, way, -price.made, _at(price.asked, state))
+            to_node = to_node + price.asked
+    builder.link(flow.source, node, table, to_source, to_node)
+
+
+def _split(
+    builder: _Builder, flow: Flow, distance: IntArray, prices: tuple[Potential, ...]
+) -> None:
+    parts = _shares(flow, prices)
+    for (sink, state), price, part in zip(distinct_sinks(flow), prices, parts, strict=True):
+        own = distance if len(prices) == 1 else _distance(flow, part)
+        table = _paid(own, flow.source_state, state)
+        if sink == flow.source:
+            builder.charge(sink, np.diagonal(table))
+        else:
+            to_source = -_at(price.made, flow.source_state)
+            builder.link(flow.source, sink, table, to_source, _at(price.asked, state))
+
+
+def _shares(flow: Flow, prices: tuple[Potential, ...]) -> list[IntArray]:
+    """What of each arc's cost falls to each commodity: the rise of its price, as far as the cost
+    suffices for all, and of the rest as much as to any other. The sum is the cost."""
+    costs = np.minimum(flow.costs, FORBIDDEN).astype(np.float64)
+    rises = np.array([np.maximum(0.0, p.asked[flow.heads] - p.asked[flow.tails]) for p in prices])
+    total = rises.sum(axis=0)
+    fitting = rises * np.minimum(1.0, costs / np.maximum(total, 1.0))
+    rest = np.maximum(0.0, costs - fitting.sum(axis=0)) / len(prices)
+    exact = np.floor((fitting + rest) * (1 - _ROUNDING)).astype(np.int64)
+    exact[0] += np.minimum(flow.costs, FORBIDDEN) - exact.sum(axis=0)
+    return [np.where(flow.costs >= FORBIDDEN, FORBIDDEN, part) for part in exact]
+
+
+def _distance(flow: Flow, costs: IntArray) -> IntArray:
+    (found,) = all_distances((replace(flow, costs=costs),))
+    return found
+
+
+def _paid(distance: IntArray, rows: IntArray, columns: IntArray) -> IntArray:
+    """Distances from state to state; nothing where nothing is made or asked for."""
+    nothing = (rows < 0)[:, None] | (columns < 0)[None, :]
+    return np.where(nothing, 0, distance[rows[:, None], columns[None, :]])
+
+
+def _at(prices: FloatArray, states: IntArray) -> FloatArray:
+    return np.where(states < 0, 0.0, prices[states])
+
+
+def _laid_out(problem: Problem, builder: _Builder) -> Relayed:
+    order = sorted(range(len(builder.costs)), key=lambda i: (builder.places[i], i))
+    place = {node: at for at, node in enumerate(order)}
+    kept = [np.flatnonzero(builder.costs[node] < FORBIDDEN) for node in order]
+    tables, near = Tables(), [dict[int, int]() for _ in order]
+    moved: dict[tuple[int, int], tuple[FloatArray, FloatArray]] = {}
+    for (a, b), link in builder.links.items():
+        ends = (place[a], place[b])
+        table, messages = link.table, (link.to_source, link.to_target)
+        if ends[0] > ends[1]:
+            ends, table, messages = (ends[1], ends[0]), table.T, (messages[1], messages[0])
+        number = tables.add(table[np.ix_(kept[ends[0]], kept[ends[1]])])
+        near[ends[0]][ends[1]] = near[ends[1]][ends[0]] = number
+        moved[ends] = (messages[0][kept[ends[0]]], messages[1][kept[ends[1]]])
+    contracted = Contracted(
+        tables=tables,
+        nodes=list(range(len(order))),
+        costs=[builder.costs[node][some] for node, some in zip(order, kept, strict=True)],
+        kept=kept,
+        near=near,
+        takes_memory=[False] * len(order),
+        decided=[],
+    )
+    core = lay_out(_reordered(problem, builder.costs, order), contracted)
+    labels: list[IntArray] = []
+    for node, costs in enumerate(problem.costs):
+        at = place[node]
+        found = np.full(len(costs), -1, dtype=np.int64)
+        found[kept[at]] = np.arange(core.first[at], core.first[at + 1])
+        labels.append(found)
+    return Relayed(core, _messages(core, moved), tuple(labels))
+
+
+def _reordered(problem: Problem, costs: Sequence[IntArray], order: Sequence[int]) -> Problem:
+    """The problem's nodes and those added to it, in order; without edges and flows."""
+    more = len(costs) - len(problem.keys)
+    empty = [np.zeros(len(c), dtype=np.int64) for c in costs[len(problem.keys) :]]
+    keys = (*problem.keys, *(f"relay {i}" for i in range(more)))
+    labels = (*problem.labels, *(("",) * len(e) for e in empty))
+    usages, intervals = (*problem.usages, *empty), (*problem.intervals, *((0, 0),) * more)
+    return replace(
+        problem,
+        keys=tuple(keys[i] for i in order),
+        labels=tuple(labels[i] for i in order),
+        costs=tuple(costs[i] for i in order),
+        usages=tuple(usages[i] for i in order),
+        intervals=tuple(intervals[i] for i in order),
+        edges=(),
+        flows=(),
+    )
+
+
+def _messages(
+    core: Core, moved: dict[tuple[int, int], tuple[FloatArray, FloatArray]]
+) -> FloatArray:
+    counts = np.diff(core.first)
+    message = np.zeros(int((counts[core.source] + counts[core.target]).sum()))
+    ends = zip(core.source.tolist(), core.target.tolist(), strict=True)
+    for edge, pair in enumerate(ends):
+        to_source, to_target = moved[pair]
+        for at, part in (
+            (int(core.source_message[edge]), to_source),
+            (int(core.target_message[edge]), to_target),
+        ):
+            message[at : at + len(part)] = part
+    return message

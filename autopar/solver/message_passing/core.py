@@ -1,0 +1,161 @@
+"""The contracted problem as flat arrays, as the kernels take them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from autopar.ir.problem import FORBIDDEN, IntArray, Problem
+from autopar.solver.memory import maximal_times
+from autopar.solver.reductions.contract import Contracted, takes_memory
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Core:
+    """Choice `c` of node `i` is label `first[i] + c`.
+
+    Edge `e` lies between `source[e] < target[e]`; its costs start at `table[e]` in `pool`, row by
+    row (rows are the source's choices), and `float_pool` has them as figures with `too_much` where
+    a pair is not allowed. `near_first[i]:near_first[i + 1]` are the places in `near_edge` where the
+    edges of node `i` stand, those to lower nodes first (`near_split[i]` of them).
+
+    Item `m` is memory that node `item_node[m]` takes at the times `item_start[m] <= t <
+    item_stop[m]`: `item_usage[item_first[m] + c]` above `base`, which is there anyhow. Items are
+    ordered by node (`node_item[i]:node_item[i + 1]`). Times are those of maximal live sets.
+    """
+
+    first: IntArray
+    cost: IntArray
+    source: IntArray
+    target: IntArray
+    table: IntArray
+    pool: IntArray
+    float_pool: FloatArray
+    near_first: IntArray
+    near_split: IntArray
+    near_edge: IntArray
+    source_message: IntArray
+    target_message: IntArray
+    item_node: IntArray
+    node_item: IntArray
+    item_start: IntArray
+    item_stop: IntArray
+    item_first: IntArray
+    item_usage: IntArray
+    base: IntArray
+    limit: int
+    fixed_cost: int
+    too_much: float
+
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.first) - 1
+
+    @property
+    def num_times(self) -> int:
+        """Number of maximal live sets; 0 without a limit on memory."""
+        return len(self.base)
+
+
+def lay_out(problem: Problem, contracted: Contracted) -> Core:
+    """`contracted` in arrays, its nodes in order of the problem's."""
+    nodes = contracted.nodes
+    place = {node: at for at, node in enumerate(nodes)}
+    counts = np.array([len(contracted.costs[i]) for i in nodes], dtype=np.int64)
+    first = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    pairs = [(place[i], place[j], n) for i in nodes for j, n in contracted.near[i].items()]
+    edges = sorted((a, b, n) for a, b, n in pairs if a < b)
+    source, target, numbers = np.array(edges, dtype=np.int64).reshape(-1, 3).T
+    used, at = np.unique(numbers, return_inverse=True)
+    tables = [contracted.tables[int(n)].ravel() for n in used]
+    starts = np.concatenate([[0], np.cumsum([len(t) for t in tables])]).astype(np.int64)
+    pool = np.concatenate([np.empty(0, dtype=np.int64), *tables])
+    cost = np.concatenate([np.empty(0, dtype=np.int64), *(contracted.costs[i] for i in nodes)])
+    largest = [float(c.max()) for c in (contracted.costs[i] for i in nodes)]
+    most = [float(np.where(t < FORBIDDEN, t, 0).max(initial=0)) for t in tables]
+    too_much = 1.0 + sum(largest) + float(np.array(most)[at].sum() if len(most) else 0.0)
+    near_first, near_split, near_edge = _near(len(nodes), source, target)
+    sizes = np.stack([counts[source], counts[target]], axis=1).ravel()
+    places = np.concatenate([[0], np.cumsum(sizes)])[:-1].reshape(-1, 2).astype(np.int64)
+    items = _items(problem, contracted, place)
+    return Core(
+        first=first,
+        cost=cost,
+        source=np.ascontiguousarray(source),
+        target=np.ascontiguousarray(target),
+        table=starts[at].astype(np.int64),
+        pool=pool,
+        float_pool=np.where(pool >= FORBIDDEN, too_much, pool.astype(np.float64)),
+        near_first=near_first,
+        near_split=near_split,
+        near_edge=near_edge,
+        source_message=np.ascontiguousarray(places[:, 0]),
+        target_message=np.ascontiguousarray(places[:, 1]),
+        item_node=items.node,
+        node_item=np.searchsorted(items.node, np.arange(len(nodes) + 1)).astype(np.int64),
+        item_start=items.start,
+        item_stop=items.stop,
+        item_first=items.first,
+        item_usage=items.usage,
+        base=items.base,
+        limit=problem.usage_limit if problem.usage_limit is not None else 0,
+        fixed_cost=contracted.fixed_cost,
+        too_much=too_much,
+    )
+
+
+def _near(count: int, source: IntArray, target: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    ends = np.concatenate([target, source])
+    edges = np.concatenate([np.arange(len(source)), np.arange(len(source))])
+    is_upward = np.repeat([0, 1], len(source))
+    order = np.lexsort((edges, is_upward, ends))
+    first = np.concatenate([[0], np.cumsum(np.bincount(ends, minlength=count))])
+    split = np.bincount(target, minlength=count)
+    return first.astype(np.int64), split.astype(np.int64), edges[order].astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Items:
+    node: IntArray
+    start: IntArray
+    stop: IntArray
+    first: IntArray
+    usage: IntArray
+    base: IntArray
+
+
+def _items(problem: Problem, contracted: Contracted, place: dict[int, int]) -> _Items:
+    times = maximal_times(problem)
+    span = np.searchsorted(times, np.array(problem.intervals, dtype=np.int64).reshape(-1, 2))
+    led = contracted.led()
+    base = np.zeros(len(times) + 1, dtype=np.int64)
+    merged: dict[tuple[int, int, int], IntArray] = {}
+    for node, (start, stop) in enumerate(span.tolist()):
+        if not takes_memory(problem, node) or start >= stop:
+            continue
+        leader, choices = led[node]
+        usage = np.atleast_1d(problem.usages[node][choices])
+        least = int(usage.min())
+        base[start] += least
+        base[stop] -= least
+        usage = usage - least
+        if usage.any():
+            key = (place[leader], start, stop)
+            merged[key] = merged[key] + usage if key in merged else usage
+    keys = sorted(merged)
+    node, start, stop = np.array(keys, dtype=np.int64).reshape(-1, 3).T
+    usages = [merged[key] for key in keys]
+    first = np.concatenate([[0], np.cumsum([len(u) for u in usages])])[:-1]
+    return _Items(
+        node=np.ascontiguousarray(node),
+        start=np.ascontiguousarray(start),
+        stop=np.ascontiguousarray(stop),
+        first=first.astype(np.int64),
+        usage=np.concatenate([np.empty(0, dtype=np.int64), *usages]),
+        base=np.cumsum(base)[:-1],
+    )

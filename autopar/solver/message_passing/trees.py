@@ -1,0 +1,329 @@
+"""Compiled moves of whole trees: exact dynamic programming on a random tree of nodes, all else
+fixed, with memory as a wall. See `kernels` for what compiled means."""
+
+# numba has no types of its own, and inside compiled functions numpy's scalars are Python's.
+# pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none
+# pyright: reportUntypedFunctionDecorator=none, reportUnknownVariableType=none
+# pyright: reportReturnType=none, reportArgumentType=none
+
+from __future__ import annotations
+
+import numpy as np
+
+from autopar.ir.problem import IntArray
+from autopar.solver.message_passing.core import FloatArray
+from autopar.solver.message_passing.kernels import compiled
+
+HUB = 64
+"""Nodes with more edges than this do not bring their neighbours into a tree."""
+
+
+@compiled
+def next_random(state: IntArray, below: int) -> int:
+    """A number in [0, below) from the generator in `state[0]` (Knuth's linear congruence)."""
+    x = np.uint64(state[0]) * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
+    state[0] = np.int64(x)
+    return np.int64((x >> np.uint64(33)) % np.uint64(below))
+
+
+@compiled
+def add_usage(tree: IntArray, size: int, start: int, stop: int, amount: int) -> None:
+    """Adds `amount` at the times `start <= t < stop` of a segment tree of maxima.
+
+    `tree[v]` is what was added to all of the span of `v`, `tree[2 size + v]` the largest sum in it.
+    """
+    left, right = start + size, stop + size
+    while left < right:
+        if left & 1:
+            tree[left] += amount
+            tree[2 * size + left] += amount
+            left += 1
+        if right & 1:
+            right -= 1
+            tree[right] += amount
+            tree[2 * size + right] += amount
+        left >>= 1
+        right >>= 1
+    for end in (start + size, stop - 1 + size):
+        v = end >> 1
+        while v:
+            higher = max(tree[2 * size + 2 * v], tree[2 * size + 2 * v + 1])
+            tree[2 * size + v] = tree[v] + higher
+            v >>= 1
+
+
+@compiled
+def set_choice(
+    node: int,
+    chosen: int,
+    choice: IntArray,
+    node_item: IntArray,
+    item_start: IntArray,
+    item_stop: IntArray,
+    item_first: IntArray,
+    item_usage: IntArray,
+    tree: IntArray,
+    size: int,
+) -> None:
+    """`node` takes `chosen`; the memory in use follows."""
+    old = choice[node]
+    for m in range(node_item[node], node_item[node + 1]):
+        more = item_usage[item_first[m] + chosen] - item_usage[item_first[m] + old]
+        if more != 0:
+            add_usage(tree, size, item_start[m], item_stop[m], more)
+    choice[node] = chosen
+
+
+@compiled
+def grow(
+    start: int,
+    state: IntArray,
+    source: IntArray,
+    target: IntArray,
+    near_first: IntArray,
+    near_edge: IntArray,
+    position: IntArray,
+    touched: IntArray,
+    queue: IntArray,
+    members: IntArray,
+    parent: IntArray,
+    link: IntArray,
+) -> int:
+    """A random tree around `start`: a node joins when it has one neighbour in it.
+
+    `members` come after their parents, `link` is the edge to those; returns how many there are.
+    """
+    count, waiting = 0, 1
+    queue[0] = start
+    touched[start] = 1
+    while waiting > 0 and count < len(members):
+        pick = next_random(state, waiting)
+        i = queue[pick]
+        waiting -= 1
+        queue[pick] = queue[waiting]
+        inside, via = 0, -1
+        for at in range(near_first[i], near_first[i + 1]):
+            e = near_edge[at]
+            if position[source[e] + target[e] - i] >= 0:
+                inside += 1
+                via = e
+        if inside > 1:
+            continue
+        position[i] = count
+        members[count] = i
+        link[count] = via
+        parent[count] = position[source[via] + target[via] - i] if via >= 0 else -1
+        count += 1
+        if near_first[i + 1] - near_first[i] > HUB and count > 1:
+            continue
+        for at in range(near_first[i], near_first[i + 1]):
+            e = near_edge[at]
+            other = source[e] + target[e] - i
+            if touched[other] == 0:
+                touched[other] = 1
+                queue[waiting] = other
+                waiting += 1
+    return count
+
+
+@compiled
+def add_outside(
+    i: int,
+    sums: FloatArray,
+    to: int,
+    first: IntArray,
+    source: IntArray,
+    target: IntArray,
+    table: IntArray,
+    pool: FloatArray,
+    near_first: IntArray,
+    near_edge: IntArray,
+    position: IntArray,
+    choice: IntArray,
+) -> None:
+    """Adds to `sums[to:]` what each choice of `i` costs with its neighbours outside the tree."""
+    width = first[i + 1] - first[i]
+    for at in range(near_first[i], near_first[i + 1]):
+        e = near_edge[at]
+        other = source[e] + target[e] - i
+        if position[other] >= 0:
+            continue
+        if target[e] == i:
+            row = table[e] + choice[other] * width
+            for c in range(width):
+                sums[to + c] += pool[row + c]
+        else:
+            across = first[other + 1] - first[other]
+            row = table[e] + choice[other]
+            for c in range(width):
+                sums[to + c] += pool[row + c * across]
+
+
+@compiled
+def pass_up(
+    sums: FloatArray,
+    own: int,
+    width: int,
+    to: int,
+    above: int,
+    costs: int,
+    is_target: bool,
+    pool: FloatArray,
+    best_child: IntArray,
+    at: int,
+) -> None:
+    """Adds to the parent's `sums[to:]` the least that the subtree at `sums[own:]` costs."""
+    step = 1 if is_target else above
+    for d in range(above):
+        row = costs + (d * width if is_target else d)
+        best, at_best = pool[row] + sums[own], 0
+        for c in range(1, width):
+            value = pool[row + c * step] + sums[own + c]
+            if value < best:
+                best, at_best = value, c
+        sums[to + d] += best
+        best_child[at + d] = at_best
+
+
+@compiled
+def change_of_cost(
+    k: int,
+    i: int,
+    old: IntArray,
+    first: IntArray,
+    theta: FloatArray,
+    source: IntArray,
+    target: IntArray,
+    table: IntArray,
+    pool: FloatArray,
+    near_first: IntArray,
+    near_edge: IntArray,
+    position: IntArray,
+    choice: IntArray,
+) -> float:
+    """What member `k`, node `i`, costs more than before, with its edges; between two members, an
+    edge counts at the later one."""
+    new = choice[i]
+    change = theta[first[i] + new] - theta[first[i] + old[k]]
+    for at in range(near_first[i], near_first[i + 1]):
+        e = near_edge[at]
+        other = source[e] + target[e] - i
+        inner = position[other]
+        if inner > k or (inner < 0 and new == old[k]):
+            continue
+        width = first[target[e] + 1] - first[target[e]]
+        was_other = choice[other] if inner < 0 else old[inner]
+        if source[e] == i:
+            change += pool[table[e] + new * width + choice[other]]
+            change -= pool[table[e] + old[k] * width + was_other]
+        else:
+            change += pool[table[e] + choice[other] * width + new]
+            change -= pool[table[e] + was_other * width + old[k]]
+    return change
+
+
+@compiled
+def move_trees(
+    num_moves: int,
+    most_nodes: int,
+    state: IntArray,
+    limit: int,
+    first: IntArray,
+    theta: FloatArray,
+    price: FloatArray,
+    source: IntArray,
+    target: IntArray,
+    table: IntArray,
+    pool: FloatArray,
+    near_first: IntArray,
+    near_edge: IntArray,
+    node_item: IntArray,
+    item_start: IntArray,
+    item_stop: IntArray,
+    item_first: IntArray,
+    item_usage: IntArray,
+    tree: IntArray,
+    size: int,
+    choice: IntArray,
+    factors: FloatArray,
+) -> None:
+    """Moves random trees of up to `most_nodes` nodes to their best choices, all else as it is.
+
+    A move minimises cost plus one of `factors` times the price of memory (both per label); it is
+    exact on the tree. It is taken back where more than `limit` is then in use, or where cost plus
+    price is higher than before; as long as more than `limit` is in use, where the peak is.
+    """
+    num_nodes = len(first) - 1
+    position = np.full(num_nodes, -1, dtype=np.int64)
+    touched = np.zeros(num_nodes, dtype=np.int64)
+    queue = np.empty(num_nodes, dtype=np.int64)
+    members = np.empty(most_nodes, dtype=np.int64)
+    parent = np.empty(most_nodes, dtype=np.int64)
+    link = np.empty(most_nodes, dtype=np.int64)
+    old = np.empty(most_nodes, dtype=np.int64)
+    offset = np.zeros(most_nodes + 1, dtype=np.int64)
+    widest = np.max(np.diff(first))
+    sums = np.empty(most_nodes * widest)
+    best_child = np.empty(most_nodes * widest, dtype=np.int64)
+    for _ in range(num_moves):
+        start = next_random(state, num_nodes)
+        factor = factors[next_random(state, len(factors))]
+        count = grow(
+            start, state, source, target, near_first, near_edge, position, touched, queue,
+            members, parent, link,
+        )  # fmt: skip
+        for k in range(count):
+            i = members[k]
+            old[k] = choice[i]
+            offset[k + 1] = offset[k] + first[i + 1] - first[i]
+            for c in range(first[i + 1] - first[i]):
+                sums[offset[k] + c] = theta[first[i] + c] + factor * price[first[i] + c]
+            add_outside(
+                i, sums, offset[k], first, source, target, table, pool, near_first, near_edge,
+                position, choice,
+            )  # fmt: skip
+        for k in range(count - 1, 0, -1):
+            to, p = offset[parent[k]], parent[k]
+            pass_up(
+                sums, offset[k], offset[k + 1] - offset[k], to, offset[p + 1] - to,
+                table[link[k]], target[link[k]] == members[k], pool, best_child, k * widest,
+            )  # fmt: skip
+        new = choice[start]
+        for c in range(offset[1]):
+            if sums[c] < sums[new]:
+                new = c
+        before = tree[2 * size + 1]
+        change, moved = 0.0, False
+        for k in range(count):
+            i = members[k]
+            if k > 0:
+                new = best_child[k * widest + choice[members[parent[k]]]]
+            if new != old[k]:
+                moved = True
+                change += price[first[i] + new] - price[first[i] + old[k]]
+                set_choice(
+                    i, new, choice, node_item, item_start, item_stop, item_first, item_usage,
+                    tree, size,
+                )  # fmt: skip
+        if moved:
+            for k in range(count):
+                change += change_of_cost(
+                    k, members[k], old, first, theta, source, target, table, pool, near_first,
+                    near_edge, position, choice,
+                )  # fmt: skip
+            peak = tree[2 * size + 1]
+            kept = peak <= before if before > limit else peak <= limit and change <= 0.0
+            for k in range(count):
+                if not kept and choice[members[k]] != old[k]:
+                    set_choice(
+                        members[k], old[k], choice, node_item, item_start, item_stop, item_first,
+                        item_usage, tree, size,
+                    )  # fmt: skip
+        for k in range(count):
+            i = members[k]
+            position[i] = -1
+            touched[i] = 0
+            for at in range(near_first[i], near_first[i + 1]):
+                e = near_edge[at]
+                touched[source[e]] = 0
+                touched[target[e]] = 0
