@@ -167,7 +167,7 @@ def test_where_memory_binds_the_rival_fits(batch: int) -> None:
 def test_limited_work_leaves_what_is_proven(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = linear_step(4096, 256, 1024, 3)
     exact = margin(graph, "2x4xL4", "2x4")
-    monkeypatch.setattr("autopar.margin._MAX_ITERATIONS", steps)
+    monkeypatch.setattr("autopar.driver.margin._MAX_ITERATIONS", steps)
     plan = with_margin(graph, "2x4xL4", "2x4")
     found = plan.provenance.margin
     if found is not None:

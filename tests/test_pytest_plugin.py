@@ -16,7 +16,7 @@ pytest_plugins = ["pytester"]
 PLUGIN = "autopar.driver.pytest_plugin"
 CHECKS = """
 import msgspec, pytest
-from autopar.plan import Plan
+from autopar.plans.plan import Plan
 
 def changed(plan, step_ns):
     return msgspec.structs.replace(

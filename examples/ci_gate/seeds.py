@@ -59,7 +59,7 @@ CHANGES = (
             Edit(
                 MODEL,
                 "\n\nclass Block",
-                "\nfrom autopar.rules import RULES\n\n"
+                "\nfrom autopar.rules.table import RULES\n\n"
                 'del RULES["aten.gelu.default"]\n\n\nclass Block',
             ),
         ),

@@ -120,7 +120,7 @@ def hook(event, args):
     if event in ("subprocess.Popen", "os.system", "os.exec", "socket.connect", "pickle.find_class"):
         raise SystemError(event)
 sys.addaudithook(hook)
-from autopar.cli import main
+from autopar.cli.main import main
 for file in ({plan_file!r}, {str(two)!r}):
     try:
         main(["show", file])

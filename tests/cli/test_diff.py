@@ -101,7 +101,7 @@ def hook(event, args):
     if event in ("subprocess.Popen", "os.system", "os.exec", "socket.connect", "pickle.find_class"):
         raise SystemError(event)
 sys.addaudithook(hook)
-from autopar.cli import main
+from autopar.cli.main import main
 for form in ("text", "md", "json"):
     try:
         main(["diff", {files[0]!r}, {str(evil)!r}, "--format", form])

@@ -77,7 +77,7 @@ def test_the_stored_part_needs_no_torch(by_hand: str, tmp_path: Path) -> None:
     renamed(two_axis_plan(), "__import__('os').abort()").save(evil)
     code = f"""
 import sys
-from autopar.cli import main
+from autopar.cli.main import main
 for arguments in (
     [{by_hand!r}], [{by_hand!r}, "lm_head"], [{str(evil)!r}], [{str(evil)!r}, "lm_head:f"]
 ):

@@ -66,13 +66,13 @@ def test_float16_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_loss_by_the_number_of_items_is_shared_between_ranks(model: GPT2LMHeadModel) -> None:
     world = World(0, 1, 1, torch.device("cpu"))
     library = Library(model, world)
-    terms = Terms(World(0, 4, 4, torch.device("cpu")), library, torch.bfloat16)
+    terms = Terms(model, World(0, 4, 4, torch.device("cpu")), library, torch.bfloat16)
     loss, logits = torch.tensor(8.0), torch.ones(2, dtype=torch.bfloat16)
     given = {"num_items_in_batch": 3}
     assert terms.give({"loss": loss, "logits": logits}, {})["loss"] == 8.0
     assert terms.give({"loss": loss, "logits": logits}, given)["loss"] == 2.0
     assert terms.give((loss, logits), given)[0] == 2.0
     assert terms.give((loss, logits), given)[1].dtype == torch.float32
-    alone = Terms(world, library, None)
+    alone = Terms(model, world, library, None)
     items = alone.take({"num_items_in_batch": 3})["num_items_in_batch"]
     assert isinstance(items, torch.Tensor) and items == 3.0

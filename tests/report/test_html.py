@@ -272,7 +272,7 @@ def test_no_torch_is_imported(tmp_path: Path) -> None:
     page, trace = str(tmp_path / "plan.html"), str(tmp_path / "plan.trace.json")
     code = f"""
 import sys
-from autopar.cli import main
+from autopar.cli.main import main
 try:
     main(["report", {str(EXAMPLE)!r}, "-o", {page!r}, "--trace", {trace!r}])
 except SystemExit as done:

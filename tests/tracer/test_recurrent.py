@@ -78,8 +78,7 @@ def test_any_plan_computes_what_eager_computes(name: str) -> None:
 
 
 def test_numbers_are_drawn_as_eager_draws_them() -> None:
-    from autopar.driver import verify
-    from autopar.plans import plan
+    from autopar import plan, verify
 
     model, _ = LAYERS["dropout"]
     x = (inputs(),)

@@ -57,7 +57,7 @@ class World:
 
     @property
     def cluster(self) -> str:
-        """The devices at hand as `autopar.cluster.parse_cluster` reads them: `4xcpu`, `2x8xH100`.
+        """The devices at hand as `cluster.parsing.parse_cluster` reads them: `4xcpu`, `2x8xH100`.
         ClusterError if the device is none that autopar knows."""
         preset = "cpu" if self.device.type == "cpu" else _cuda_preset(self.device)
         num_nodes, rest = divmod(self.size, self.local_size)
