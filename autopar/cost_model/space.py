@@ -127,10 +127,11 @@ def _feasible(
 ) -> NodeClass:
     """The class with the choices whose inputs every root can be brought into."""
 
-    def reachable(asked: tuple[Sharding, ...]) -> bool:
-        return all(_reaches(graph, mesh, use, tensor, asked[use.arg]) for use, tensor in reads)
-
-    kept = [c for c, asked in enumerate(inputs) if reachable(asked)]
+    kept = list(range(len(inputs)))
+    for use, tensor in reads:
+        asked = {inputs[c][use.arg] for c in kept}
+        found = {each for each in asked if _reaches(graph, mesh, use, tensor, each)}
+        kept = [c for c in kept if inputs[c][use.arg] in found]
     return NodeClass(
         node.key,
         node,

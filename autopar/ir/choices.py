@@ -68,13 +68,10 @@ def shardings(node: Node, choice: str) -> tuple[tuple[Sharding, ...], tuple[Shar
     """(inputs, outputs): the sharding that `choice` asks of every tensor input and leaves every
     output in. ValueError on a choice the node does not have."""
     per_axis = [_placements(node, option) for option in choice.split(",")] if choice else []
-    inputs = tuple(
-        Sharding(tuple(column[0][i] for column in per_axis)) for i in range(len(node.inputs))
-    )
-    outputs = tuple(
-        Sharding(tuple(column[1][o] for column in per_axis)) for o in range(len(node.outputs))
-    )
-    return inputs, outputs
+    if not per_axis:
+        return (Sharding(()),) * len(node.inputs), (Sharding(()),) * len(node.outputs)
+    inputs, outputs = (zip(*columns, strict=True) for columns in zip(*per_axis, strict=True))
+    return tuple(map(Sharding, inputs)), tuple(map(Sharding, outputs))
 
 
 def _placements(node: Node, option: str) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:

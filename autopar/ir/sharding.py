@@ -14,14 +14,13 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 _SHARD = re.compile(r"^S\((\d+)(?:\.(\d+))?\)$")
 _CHUNK = re.compile(r"^C\((\d+)\)$")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Placement:
+class Placement(NamedTuple):
     """`R` replicated, `S(dim.part)` sharded, `C(dim)` cut into chunks, `P` partial (the whole is
     the sum over the axis)."""
 
