@@ -125,7 +125,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 def cli(arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """`autopar ARGUMENTS`, as a shell would run it."""
-    command = f"exec {sys.executable} -m autopar.cli {arguments}"
+    command = f"exec {sys.executable} -m autopar.cli.main {arguments}"
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     return subprocess.run(
         ["bash", "-c", command], cwd=cwd, env=env, capture_output=True, text=True, timeout=60
