@@ -10,7 +10,8 @@ solved exactly, and what comes of it is optimal. Else rounds go on until the pla
 
 Of a problem of very many nodes, a model of a thousand different layers, even a master of two
 choices per node is a large program. There the plan that message passing reads off comes first, and
-is enough if it is within `TOLERANCE`.
+is enough if it is within `TOLERANCE`. If it is not, one master raises the bound; more of them take
+minutes and bring little: the plan states its gap.
 
 A problem of many nodes with few choices each, such as a convolutional network on two axes, needs
 masters of nearly all its choices before message passing tells the bound, while its own relaxation
@@ -112,6 +113,8 @@ class _Work:
         if passing is None:
             self.state.infeasible = self._done = True
             return
+        if self._has_many:
+            self._offer_first()
         self._learn(passing, _FIRST_SWEEPS)
         self._done = self._has_many and self._gap() <= TOLERANCE
         if self.finished():
@@ -178,6 +181,13 @@ class _Work:
         self.left = [left[some] for left, some in zip(self.left, still, strict=True)]
         self._at_least = [b[some] for b, some in zip(self._at_least, still, strict=True)]
 
+    def _offer_first(self) -> None:
+        """Offers the first choice of every node: where links are slow, a plan that computes all of
+        it everywhere is hard to find node by node, and near the best."""
+        first = (0,) * len(self.problem.keys)
+        self.state.offer(first, self.state.evaluator(first))
+        self._descend(first)
+
     def _read_off(self, passing: Passing) -> None:
         """Offers the plan that `passing` read off, and if that is not good enough what coordinate
         descent makes of it."""
@@ -185,11 +195,16 @@ class _Work:
         read = self._chosen([np.arange(len(some)) for some in self.left], passing.read())
         state.offer(read, state.evaluator(read))
         if self._gap() > TOLERANCE:
-            if self._descent is None:
-                self._descent = Descent(state.problem, state.evaluator, state.clock)
-            found = self._descent.improve(read)
-            if found is not None:
-                state.offer(*found)
+            self._descend(read)
+
+    def _descend(self, start: tuple[int, ...]) -> None:
+        """Offers what coordinate descent makes of a plan."""
+        state = self.state
+        if self._descent is None:
+            self._descent = Descent(state.problem, state.evaluator, state.clock)
+        found = self._descent.improve(start)
+        if found is not None:
+            state.offer(*found)
 
     def _gap(self) -> float:
         best = self.state.evaluation
@@ -199,7 +214,7 @@ class _Work:
         few, more = max(_FEW_CHOICES, self._room), max(_MORE_CHOICES, self._room)
         if self.state.evaluation is not None and num_left <= few:
             self._close()
-        elif self._gap() <= TOLERANCE:
+        elif self._gap() <= TOLERANCE or (self._has_many and self.state.evaluation is not None):
             self._done = True
         elif self._add_neighbours() < more and not self._grow(more):
             self._close()
