@@ -98,7 +98,7 @@ def measure(model: str, layers: int, cluster: str) -> list[str]:
     price, solve = (phases.timed(name, getattr(search, name)) for name in ("price", "solve"))
     with patch.object(search, "price", price), patch.object(search, "solve", solve):
         found = phases.timed("plan", search.search)(
-            graph, parse_cluster(cluster), Options(), fingerprint="", torch_version="",
+            graph, parse_cluster(cluster), Options(), torch_version="",
             progress=lambda text: click.echo(f"{time.process_time():.0f} s: {text}", err=True),
         )  # fmt: skip
     known = found.provenance

@@ -125,7 +125,6 @@ def measure(case: str, layers: int, tell: Tell) -> Result:
 def _plan(graph: Graph, case: str, limit_bytes: int | None, phases: Phases, tell: Tell) -> Plan:
     from autopar.cluster.parsing import parse_cluster
     from autopar.driver import search
-    from autopar.ir.fingerprint import fingerprint
     from autopar.plans.options import Options
 
     devices, _, mesh = case.partition(":")
@@ -137,7 +136,6 @@ def _plan(graph: Graph, case: str, limit_bytes: int | None, phases: Phases, tell
             graph,
             parse_cluster(f"{devices}xH100"),
             Options(mesh=mesh or devices, memory_limit_bytes=limit_bytes),
-            fingerprint=fingerprint(graph),
             torch_version="",
             progress=tell,
         )

@@ -22,6 +22,7 @@ from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.problem import FORBIDDEN, Problem
 from autopar.plans.options import Options
 from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.plans.request import PlanRequest
 from autopar.runtime.program.symbols import permute
 from autopar.solver import solve
 
@@ -52,15 +53,15 @@ def pinned(problem: Problem, pins: Mapping[str, str]) -> Problem:
 def plan_for(graph: Graph, mesh: str, pins: Mapping[str, str] | None = None) -> Plan:
     """The best plan on `mesh` among those with the decisions `pins`."""
     cluster, laid = on_h100(mesh)
-    options = Options()
-    problem = pinned(price(graph, cluster, laid, options, usage_limit=LIMIT), pins or {})
+    request = PlanRequest(graph, cluster, laid, Options(memory_limit_bytes=LIMIT))
+    problem = pinned(price(request), pins or {})
     solution = solve(problem)
     assert solution.choice, solution.status
-    structure = make_structure(graph, cluster, laid, options, problem, solution, fingerprint="test")
+    structure = make_structure(request, problem, solution)
     return Plan(
         SCHEMA_VERSION,
         structure,
-        account(graph, cluster, laid, options, structure, LIMIT),
+        account(request, structure),
         Provenance("", "", "", "optimal", solution.objective, solution.bound, 0),
     )
 

@@ -16,6 +16,7 @@ from autopar.cost_model.price import price
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Problem, Status
 from autopar.plans.options import Options
+from autopar.plans.request import PlanRequest
 from autopar.solver import driver, exact, solve
 from autopar.solver.column_generation import path
 from autopar.solver.search import Clock
@@ -41,7 +42,8 @@ class Widening(nn.Module):
 
 def stated(graph: Graph, mesh: str) -> Problem:
     cluster = parse_cluster("8xH100")
-    return price(graph, cluster, parse_mesh(mesh, cluster), Options(), usage_limit=80 << 30)
+    options = Options(memory_limit_bytes=80 << 30)
+    return price(PlanRequest(graph, cluster, parse_mesh(mesh, cluster), options))
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from autopar.ir.problem import Status
 from autopar.plans.constraints import Constraint
 from autopar.plans.explanation import Alternative, Benefit, Explanation
 from autopar.plans.options import Options
+from autopar.plans.request import PlanRequest
 from autopar.report.explanation import alternatives_text, benefits_text
 from autopar.solver import solve
 from autopar.solver.sensitivity import Sensitivity
@@ -44,7 +45,7 @@ def quiet(_: str) -> None:
 
 def best(options: Options) -> Candidate:
     mesh = parse_mesh(options.mesh, CLUSTER)
-    return solve_mesh(graph(), CLUSTER, mesh, options, "", quiet)
+    return solve_mesh(PlanRequest(graph(), CLUSTER, mesh, options), quiet)
 
 
 @cache
@@ -163,7 +164,8 @@ def test_another_link_is_priced_anew(times: float) -> None:
     outer = CLUSTER.levels[0]
     link = replace(outer.link, bytes_per_s=times * outer.link.bytes_per_s)
     other = replace(CLUSTER, levels=(replace(outer, link=link), *CLUSTER.levels[1:]))
-    wanted = solve_mesh(graph(), other, parse_mesh(MESH, other), Options(mesh=MESH), "", quiet)
+    request = PlanRequest(graph(), other, parse_mesh(MESH, other), Options(mesh=MESH))
+    wanted = solve_mesh(request, quiet)
     for found in (roomy().faster_link(outer.link.name, times), roomy().faster_axis("dp", times)):
         assert found.estimate_ns is not None
         assert found.step_ns == wanted.solution.objective <= found.estimate_ns

@@ -19,7 +19,6 @@ def planned(mesh: str, *, cluster: str = "2x4xH100", heard: list[str] | None = N
         linear_step(8192, 8192, 8192, layers=3),
         parse_cluster(cluster),
         Options(mesh=mesh),
-        fingerprint="f",
         torch_version="",
         progress=told.append,
     )

@@ -61,7 +61,6 @@ def planned(case: ZooCase, options: Options) -> Plan:
         case.traced.graph,
         slow((2, 2))[0],
         options,
-        fingerprint="",
         torch_version="",
         progress=lambda _: None,
     )

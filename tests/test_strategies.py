@@ -67,7 +67,6 @@ def planned(name: str, strategy: str, mesh: str = "") -> Plan:
         case(name).traced.graph,
         cluster,
         options,
-        fingerprint="",
         torch_version="",
         progress=lambda _: None,
     )
@@ -124,9 +123,7 @@ def test_a_strategy_sends_and_saves_what_the_formulas_of_its_scheme_say(
     traced = trace(model, (x,), {})
     cluster, mesh = on_h100(wanted.mesh)
     options = make_options(wanted.mesh, "adamw", None, None, False, strategy=strategy)
-    plan = search(
-        traced.graph, cluster, options, fingerprint="", torch_version="", progress=lambda _: None
-    )
+    plan = search(traced.graph, cluster, options, torch_version="", progress=lambda _: None)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()} | {"input:0": x}
     made = generate(traced.gm, traced.graph, plan)
     step = observed(made, mesh, traced.graph, plan.structure, tensors)
@@ -209,7 +206,6 @@ def test_a_mesh_is_searched_among_those_that_suit() -> None:
             graph,
             parse_cluster(cluster),
             options,
-            fingerprint="",
             torch_version="",
             progress=lambda _: None,
         )

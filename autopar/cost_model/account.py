@@ -30,17 +30,17 @@ from autopar.plans.layout import Layout, parse_layout
 from autopar.plans.matching import general
 from autopar.plans.options import Options
 from autopar.plans.plan import CollectiveTotal, Estimates, OpTotal, StageTotal, Structure
+from autopar.plans.request import PlanRequest
 
 
 @collection_paused()
-def account(
-    graph: Graph, cluster: Cluster, mesh: Mesh, options: Options, structure: Structure, limit: int
-) -> Estimates:
+def account(request: PlanRequest, structure: Structure) -> Estimates:
     """Time and memory of one step on each device under `structure`, node by node.
 
-    `limit` is the device's memory limit in bytes. PlanMismatchError if the decisions do not fit
-    the graph or a tensor never reaches the state a use asks for.
+    PlanMismatchError if the decisions do not fit the graph or a tensor never reaches the state a
+    use asks for.
     """
+    graph, cluster, mesh, options = request.graph, request.cluster, request.mesh, request.options
     layout = parse_layout(graph, structure)
     all_groups = groups(graph)
     compute = _compute_ns(layout, cluster, mesh, all_groups)
@@ -70,7 +70,7 @@ def account(
         optimizer_ns=optimizer_ns,
         flops=round(sum(flops(graph.nodes[index], graph) for index in compute)),
         memory=held.memory,
-        memory_limit=limit,
+        memory_limit=request.memory_limit_bytes,
         collectives=_collectives(mesh, sends),
         ops=_op_totals(layout, all_groups, compute, sends, updates),
         exposed_communication_ns=communication_ns,

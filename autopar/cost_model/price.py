@@ -37,17 +37,17 @@ from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED, Group, groups, is_saved, requirement, root_key
 from autopar.plans.options import Options
+from autopar.plans.request import PlanRequest
 
 
 @collection_paused()
-def price(
-    graph: Graph, cluster: Cluster, mesh: Mesh, options: Options, *, usage_limit: int
-) -> Problem:
-    """The problem of laying `graph` on `mesh`. Costs in nanoseconds per step, usages in bytes per
-    device; `usage_limit` is what the usages may add up to. InfeasibleError if an op has no choice
+def price(request: PlanRequest) -> Problem:
+    """The problem of finding the plan that is wanted. Costs in nanoseconds per step, usages in
+    bytes per device, which may add up to the memory limit. InfeasibleError if an op has no choice
     at all."""
+    graph, cluster, mesh, options = request.graph, request.cluster, request.mesh, request.options
     all_groups = groups(graph)
-    table, limits = choices(graph, mesh, options, all_groups)
+    table, limits = choices(request, all_groups)
     owners = {node.target: node.key for node in graph.with_role(Role.PARAM)}
     saves = _saves(graph, mesh, all_groups, table, owners, limits)
     keys = (*table, *(SAVED + key for key in saves))
@@ -67,16 +67,17 @@ def price(
         usages=_usages(graph, mesh, options, all_groups, table, saves),
         intervals=((0, 1),) * len(keys),
         flows=_flows(space, cluster, mesh, all_groups),
-        usage_limit=usage_limit,
+        usage_limit=request.memory_limit_bytes,
     )
 
 
 def choices(
-    graph: Graph, mesh: Mesh, options: Options, all_groups: Sequence[Group]
+    request: PlanRequest, all_groups: Sequence[Group]
 ) -> tuple[dict[str, NodeClass], Limits]:
     """The classes with the choices that what is imposed leaves them, and the limits it sets to all
     else. InfeasibleError if a class has none."""
-    limits = impose(graph, mesh, all_groups, options.imposed(graph, mesh))
+    graph, mesh = request.graph, request.mesh
+    limits = impose(graph, mesh, all_groups, request.options.imposed(graph, mesh))
     table = classes(graph, mesh, all_groups, limits)
     for entry in table.values():
         if not entry.labels:

@@ -16,7 +16,6 @@ from autopar.cost_model.measured import device_from_profile
 from autopar.driver.margin import search_with_margin
 from autopar.driver.search import search
 from autopar.errors import ConstraintError, InfeasibleError
-from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Cluster
 from autopar.plans.compatibility import undivided_batch
@@ -106,10 +105,9 @@ def find_plan(
 ) -> Plan:
     """The best plan for `graph`. InfeasibleError if none fits in memory, with what may help."""
     find = search_with_margin if margin else search
-    mark, version = fingerprint(graph), str(torch.__version__)
     try:
         return find(
-            graph, cluster, options, fingerprint=mark, torch_version=version, progress=progress
+            graph, cluster, options, torch_version=str(torch.__version__), progress=progress
         )
     except InfeasibleError as error:
         raise InfeasibleError(f"{error}{undivided_batch(graph, cluster.num_devices)}") from error

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from autopar.ir.graph import Graph, Role
-from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.fingerprint import fingerprint
+from autopar.ir.graph import Role
 from autopar.ir.problem import Problem, Solution
 from autopar.ir.units import format_bytes
 from autopar.ir.uses import SAVED
 from autopar.plans.compatibility import describe_inputs
-from autopar.plans.options import Options
 from autopar.plans.plan import MeshAxis, Param, Stage, Structure
+from autopar.plans.request import PlanRequest
 
 
-def make_structure(
-    graph: Graph,
-    cluster: Cluster,
-    mesh: Mesh,
-    options: Options,
-    problem: Problem,
-    solution: Solution,
-    *,
-    fingerprint: str,
-) -> Structure:
+def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -> Structure:
     """The decisions of `solution`, which must have a choice for every node of `problem`."""
+    graph, mesh = request.graph, request.mesh
     chosen = {
         key: labels[c]
         for key, labels, c in zip(problem.keys, problem.labels, solution.choice, strict=True)
@@ -35,10 +27,10 @@ def make_structure(
         params[node.target] = Param(tensor.shape, tensor.dtype, storage, kept)
     return Structure(
         model=graph.name,
-        fingerprint=fingerprint,
-        cluster=cluster.name,
+        fingerprint=fingerprint(graph),
+        cluster=request.cluster.name,
         mesh=tuple(MeshAxis(axis.name, axis.size) for axis in mesh.axes),
-        optimizer=options.optimizer,
+        optimizer=request.options.optimizer,
         inputs=describe_inputs(graph),
         params=params,
         ops={key: label for key, label in chosen.items() if roles.get(key) is Role.OP},

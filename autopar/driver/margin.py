@@ -53,20 +53,18 @@ class _Found:
         return Margin(bound, None, "") if bound > objective else None
 
 
-def find_margin(
-    graph: Graph, cluster: Cluster, options: Options, survey: Survey, progress: Progress
-) -> Margin | None:
-    """The margin of the plan that a search found best, among what `options` admit; None where
+def find_margin(survey: Survey, progress: Progress) -> Margin | None:
+    """The margin of the plan that a search found best, among what its options admit; None where
     no plan has another structure, or where the problem is too large to say."""
     progress("looking for the best plan of another structure")
     best = survey.best
-    own = _Mesh(graph, cluster, options, best, progress)
+    own = _Mesh(best, progress)
     found, alike = _Found([]), [own]
     for tried in survey.tried:
         if tried.found is None:
             found.bounds.append(tried.bound)
         elif tried.mesh != best.mesh:
-            mesh = _Mesh(graph, cluster, options, tried.found, progress)
+            mesh = _Mesh(tried.found, progress)
             if mesh.signature == own.signature:
                 alike.append(mesh)
             else:
@@ -82,28 +80,22 @@ def search_with_margin(
     cluster: Cluster,
     options: Options,
     *,
-    fingerprint: str,
     torch_version: str,
     progress: Progress,
 ) -> Plan:
     """`search.search`, and the margin of what it finds. Other meshes are not cut off before they
     are known to make the plan no fragile one."""
-    found = survey(
-        graph, cluster, options, fingerprint=fingerprint, progress=progress, margin=FRAGILE
-    )
-    return planned(found, torch_version, find_margin(graph, cluster, options, found, progress))
+    found = survey(graph, cluster, options, progress=progress, margin=FRAGILE)
+    return planned(found, torch_version, find_margin(found, progress))
 
 
 class _Mesh:
     """Plans of another structure than the best one on a mesh."""
 
-    def __init__(
-        self, graph: Graph, cluster: Cluster, options: Options, best: Candidate, progress: Progress
-    ) -> None:
-        self._of = graph, cluster, options
+    def __init__(self, best: Candidate, progress: Progress) -> None:
         self._best = best
         self._progress = progress
-        self._roles = find_roles(graph, best.problem)
+        self._roles = find_roles(best.request.graph, best.problem)
         self._chosen = self._roles.of(best.problem, best.solution.choice)
         self.name = str(best.mesh)
 
@@ -136,7 +128,7 @@ class _Mesh:
                 return
             choice = solution.choice[: len(stated.keys)]
             plan = replace(solution, choice=choice)
-            excess = peak(*self._of, best, plan) - limit
+            excess = peak(best, plan) - limit
             if excess <= 0:
                 changes = describe(
                     [weights.name for weights in self._roles.classes],

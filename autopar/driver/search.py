@@ -24,6 +24,7 @@ from autopar.ir.version import __version__
 from autopar.plans.layout import parse_layout
 from autopar.plans.options import Options
 from autopar.plans.plan import SCHEMA_VERSION, Estimates, Margin, Plan, Provenance, Structure
+from autopar.plans.request import PlanRequest
 from autopar.plans.strategies import MAX_AXES
 from autopar.solver import solve
 
@@ -41,11 +42,16 @@ class Candidate:
     """The best plan found on one mesh, and the problem that it solves: the one stated, with what
     temporaries need set aside."""
 
-    mesh: Mesh
+    request: PlanRequest
     problem: Problem
     structure: Structure
     estimates: Estimates
     solution: Solution
+
+    @property
+    def mesh(self) -> Mesh:
+        """Where the plan lies."""
+        return self.request.mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +88,12 @@ def search(
     cluster: Cluster,
     options: Options,
     *,
-    fingerprint: str,
     torch_version: str,
     progress: Callable[[str], None],
 ) -> Plan:
     """The plan with the shortest predicted step over all meshes that `options` admit; errors are
     those of `survey`."""
-    found = survey(graph, cluster, options, fingerprint=fingerprint, progress=progress)
+    found = survey(graph, cluster, options, progress=progress)
     return planned(found, torch_version)
 
 
@@ -97,7 +102,6 @@ def survey(
     cluster: Cluster,
     options: Options,
     *,
-    fingerprint: str,
     progress: Callable[[str], None],
     margin: float = 0.0,
 ) -> Survey:
@@ -118,7 +122,7 @@ def survey(
         least = None if best is None else best.solution.objective + (place < best_place)
         cutoff = None if least is None else least + int(least * margin)
         try:
-            found = solve_mesh(graph, cluster, mesh, options, fingerprint, progress, cutoff)
+            found = solve_mesh(PlanRequest(graph, cluster, mesh, options), progress, cutoff)
         except InfeasibleError as error:
             failures[place] = error
             continue
@@ -133,7 +137,9 @@ def survey(
         if not options.asked:
             raise failures[min(failures)]
         progress("looking for the limits that conflict")
-        raise explain(options, partial(_failure, graph, cluster, meshes[0], fingerprint, progress))
+        raise explain(
+            options, partial(_failure, PlanRequest(graph, cluster, meshes[0], options), progress)
+        )
     known = tuple(tried[place] for place in sorted(tried))
     bound = min(each.bound for each in known)
     best = replace(best, solution=_bounded(best.solution, bound))
@@ -161,70 +167,50 @@ def _meshes(cluster: Cluster, options: Options) -> Sequence[Mesh]:
 
 
 def _failure(
-    graph: Graph,
-    cluster: Cluster,
-    mesh: Mesh,
-    fingerprint: str,
-    progress: Callable[[str], None],
-    options: Options,
-    *,
-    solves: bool,
+    request: PlanRequest, progress: Callable[[str], None], options: Options, *, solves: bool
 ) -> InfeasibleError | None:
-    """Why there is no plan on `mesh`, or None if there is one; without solving, only what leaves
-    something without any choice is told."""
+    """Why there is no plan under `options`, or None if there is one; without solving, only what
+    leaves something without any choice is told."""
+    request = replace(request, options=options)
     try:
         if solves:
-            solve_mesh(graph, cluster, mesh, options, fingerprint, progress)
+            solve_mesh(request, progress)
         else:
-            choices(graph, mesh, options, groups(graph))
+            choices(request, groups(request.graph))
     except InfeasibleError as error:
         return error
     return None
 
 
 def solve_mesh(
-    graph: Graph,
-    cluster: Cluster,
-    mesh: Mesh,
-    options: Options,
-    fingerprint: str,
-    progress: Callable[[str], None],
-    cutoff: int | None = None,
+    request: PlanRequest, progress: Callable[[str], None], cutoff: int | None = None
 ) -> Candidate:
-    """The best plan on `mesh` whose peak, temporaries included, is within the memory limit; Beaten
-    if it is known that none takes less than `cutoff` nanoseconds.
+    """The best plan on the mesh whose peak, temporaries included, is within the memory limit;
+    Beaten if it is known that none takes less than `cutoff` nanoseconds.
 
     The problem counts what is held when the forward phase ends. Temporaries on top of it are known
     only once the plan is: where they break the limit, they are set aside and the problem is solved
     again with what is left.
     """
-    limit = options.memory_limit_bytes or cluster.device.memory_bytes
-    stated = price(graph, cluster, mesh, options, usage_limit=limit)
-    return fit(graph, cluster, mesh, options, stated, limit, fingerprint, progress, cutoff)
+    return within_memory(request, price(request), progress, cutoff)
 
 
-def fit(
-    graph: Graph,
-    cluster: Cluster,
-    mesh: Mesh,
-    options: Options,
+def within_memory(
+    request: PlanRequest,
     stated: Problem,
-    limit: int,
-    fingerprint: str,
     progress: Callable[[str], None],
     cutoff: int | None = None,
 ) -> Candidate:
-    """The best plan of `stated`, the problem of `graph` on `mesh` or a part of it, whose peak is at
-    most `limit` bytes. Errors are those of `solve_mesh`."""
+    """The best plan of `stated`, the problem of `request` or a part of it, whose peak is within the
+    memory limit. Errors are those of `solve_mesh`."""
+    mesh, options, limit = request.mesh, request.options, request.memory_limit_bytes
     problem, solution = stated, _solve(stated, mesh, options, progress, cutoff)
     if solution.status is Status.INFEASIBLE:
         raise InfeasibleError(f"mesh {mesh or 'of one device'}: {describe_conflict(solution)}")
     bound = solution.bound
     for attempt in count():
-        structure = make_structure(
-            graph, cluster, mesh, options, stated, solution, fingerprint=fingerprint
-        )
-        estimates = account(graph, cluster, mesh, options, structure, limit)
+        structure = make_structure(request, stated, solution)
+        estimates = account(request, structure)
         if estimates.step_ns != solution.objective:
             raise SolverError(
                 f"mesh {mesh}: the plan costs {estimates.step_ns} ns by its own bill and "
@@ -232,7 +218,7 @@ def fit(
             )
         excess = estimates.memory.total - limit
         if excess <= 0:
-            return Candidate(mesh, problem, structure, estimates, _bounded(solution, bound))
+            return Candidate(request, problem, structure, estimates, _bounded(solution, bound))
         progress(f"{mesh}: temporaries exceed the memory limit; solving again with less")
         counted = sum(int(u[c]) for u, c in zip(stated.usages, solution.choice, strict=True))
         leaner = _leaner(stated, counted - excess, counted, mesh, options, progress, cutoff)
@@ -249,14 +235,10 @@ def fit(
 
 
 @collection_paused()
-def peak(
-    graph: Graph, cluster: Cluster, options: Options, best: Candidate, solution: Solution
-) -> int:
+def peak(best: Candidate, solution: Solution) -> int:
     """Bytes per device at the peak, temporaries included, of another plan on the mesh of `best`."""
-    structure = make_structure(
-        graph, cluster, best.mesh, options, best.problem, solution, fingerprint=""
-    )
-    layout = parse_layout(graph, structure)
+    graph, options = best.request.graph, best.request.options
+    layout = parse_layout(graph, make_structure(best.request, best.problem, solution))
     return residence(layout, best.mesh, groups(graph), options).memory.total
 
 

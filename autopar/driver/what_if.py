@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cost_model.account import account
-from autopar.driver.search import Candidate, fit, peak, solve_mesh
+from autopar.driver.search import Candidate, peak, solve_mesh, within_memory
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.choices import shardings
 from autopar.ir.graph import Graph, Node, Phase, Role
@@ -29,6 +29,7 @@ from autopar.ir.uses import groups
 from autopar.plans.explanation import Alternative, Benefit, Explanation
 from autopar.plans.matching import general, settle
 from autopar.plans.options import Options
+from autopar.plans.request import PlanRequest
 from autopar.solver.driver import MAX_CHOICES
 from autopar.solver.sensitivity import Sensitivity
 
@@ -42,14 +43,21 @@ Allowed = Mapping[int, npt.NDArray[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """Answers about the best plan of `graph` on one mesh; made by `explain`."""
+    """Answers about the best plan on one mesh; made by `explain`."""
 
-    graph: Graph
-    cluster: Cluster
-    options: Options
     best: Candidate
     variations: Sensitivity | None
     """None for problems whose relaxation is too large to be solved at once."""
+
+    @property
+    def graph(self) -> Graph:
+        """What is planned."""
+        return self.best.request.graph
+
+    @property
+    def cluster(self) -> Cluster:
+        """The machines that it is planned for."""
+        return self.best.request.cluster
 
     def alternatives(self, name: str, solves: int = SOLVES) -> Explanation:
         """The step with every sharding that a tensor may have.
@@ -115,11 +123,11 @@ class Explainer:
         return self._faster(f"{times:g} times {name}", cluster, mesh)
 
     def _faster(self, change: str, cluster: Cluster, mesh: Mesh) -> Benefit:
-        limit = self.best.estimates.memory_limit
-        as_it_is = account(
-            self.graph, cluster, mesh, self.options, self.best.structure, limit
-        ).step_ns
-        after = solve_mesh(self.graph, cluster, mesh, self.options, "", _silent).solution
+        changed = replace(
+            self.best.request.within(self.best.estimates.memory_limit), cluster=cluster, mesh=mesh
+        )
+        as_it_is = account(changed, self.best.structure).step_ns
+        after = solve_mesh(changed, _silent).solution
         return Benefit(
             change=change,
             before_ns=self.best.solution.objective,
@@ -154,12 +162,10 @@ class Explainer:
     def _fits(self, solution: Solution) -> bool:
         """Whether the peak of a plan, temporaries included, is within the memory limit."""
         most = self.best.estimates.memory_limit
-        return peak(self.graph, self.cluster, self.options, self.best, solution) <= most
+        return peak(self.best, solution) <= most
 
     def _fit(self, problem: Problem, limit: int) -> Solution:
-        return fit(
-            self.graph, self.cluster, self.best.mesh, self.options, problem, limit, "", _silent
-        ).solution
+        return within_memory(self.best.request.within(limit), problem, _silent).solution
 
     def _find(self, name: str) -> tuple[str, dict[str, Allowed]]:
         """What `name` stands for in words, and what each alternative leaves of the problem."""
@@ -230,10 +236,10 @@ def explain(graph: Graph, cluster: Cluster, options: Options) -> Explainer:
     """
     mesh = parse_mesh(options.mesh, cluster)
     options = replace(options, constraints=settle(graph, options.constraints))
-    best = solve_mesh(graph, cluster, mesh, options, "", _silent)
+    best = solve_mesh(PlanRequest(graph, cluster, mesh, options), _silent)
     is_small = sum(map(len, best.problem.costs)) <= MAX_CHOICES
     variations = Sensitivity(best.problem) if is_small else None
-    return Explainer(graph, cluster, options, best, variations)
+    return Explainer(best, variations)
 
 
 def restricted(problem: Problem, allowed: Allowed) -> Problem:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from hashlib import blake2b
 
 from autopar.ir.graph import Arg, Factor, Graph, Node, Ref, TensorType
+from autopar.ir.per_graph import per_graph
 
 _DIGEST_BYTES = 16
 
 
+@per_graph
 def fingerprint(graph: Graph) -> str:
     """Hexadecimal BLAKE2b of the graph's ops, arguments, types, keys and factors. The names of the
     graph, of its nodes and of its atoms, and source lines, do not count."""

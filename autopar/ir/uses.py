@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import ReferenceType
 
 from autopar.ir.choices import pull_back
 from autopar.ir.graph import Graph, Phase, Ref, Role
+from autopar.ir.per_graph import per_graph
 from autopar.ir.sharding import Sharding
 
 
@@ -59,21 +59,9 @@ def requirement(graph: Graph, use: Use, sharding: Sharding) -> Sharding | None:
     return current
 
 
-_known: dict[int, tuple[ReferenceType[Graph], tuple[Group, ...]]] = {}
-"""The groups of graphs that are there, by identity: every mesh asks for them, more than once."""
-
-
+@per_graph
 def groups(graph: Graph) -> tuple[Group, ...]:
     """Every group of the graph, in order of the root and then of the phase."""
-    number = id(graph)
-    held, found = _known.get(number, (None, ()))
-    if held is None or held() is not graph:
-        found = _find_groups(graph)
-        _known[number] = ReferenceType(graph, lambda _: _known.pop(number, None)), found
-    return found
-
-
-def _find_groups(graph: Graph) -> tuple[Group, ...]:
     uses: dict[tuple[Ref, Phase], list[Use]] = {}
     for node in graph.nodes:
         if node.view:

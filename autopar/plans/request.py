@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import Cluster
+from autopar.ir.mesh import Cluster, Mesh
 from autopar.plans.compatibility import describe_inputs
 from autopar.plans.options import Options
 
@@ -45,6 +45,25 @@ class Asked:
             *_versions(),
             source_digest(Path(__file__).parents[1]),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """A plan is wanted for `graph` on `mesh`, which is laid over `cluster`, as `options` say."""
+
+    graph: Graph
+    cluster: Cluster
+    mesh: Mesh
+    options: Options
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """What each device may hold."""
+        return self.options.memory_limit_bytes or self.cluster.device.memory_bytes
+
+    def within(self, limit_bytes: int) -> PlanRequest:
+        """The same with another memory limit."""
+        return replace(self, options=replace(self.options, memory_limit_bytes=limit_bytes))
 
 
 @cache

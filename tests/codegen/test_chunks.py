@@ -23,6 +23,7 @@ from autopar.ir.uneven import chunked_axes, stored
 from autopar.plans.layout import Move
 from autopar.plans.options import Options
 from autopar.plans.plan import MeshAxis, Plan
+from autopar.plans.request import PlanRequest
 from autopar.runtime.program.symbols import SYMBOLS
 from autopar.runtime.simulator import spmd
 from autopar.runtime.simulator.shards import shard, unshard
@@ -145,7 +146,7 @@ def test_plans_for_little_memory_equal_eager(sizes: Sequence[int], limit: int) -
     cluster = parse_cluster(f"{mesh(*sizes).num_devices}xH100")
     on = parse_mesh(",".join(f"ax{k}={size}" for k, size in enumerate(sizes)), cluster)
     options = Options(memory_limit_bytes=limit)
-    found = solve_mesh(graph, cluster, on, options, "f", lambda _: None)
+    found = solve_mesh(PlanRequest(graph, cluster, on, options), lambda _: None)
     plan = as_plan(found.structure)
     assert num_chunked(plan)
     assert worst_error(plan, on) < 1e-12

@@ -12,6 +12,7 @@ from autopar.ir.problem import FORBIDDEN, Problem
 from autopar.ir.sharding import P, Sharding
 from autopar.ir.uses import SAVED, groups, requirement
 from autopar.plans.options import Options, make_options
+from autopar.plans.request import PlanRequest
 from autopar.tracer import trace
 from tests.planned import LIMIT, on_h100
 
@@ -38,7 +39,11 @@ def asked(*pins: str, forbid: tuple[str, ...] = (), strategy: str = "") -> Optio
 
 
 def problem(options: Options) -> Problem:
-    return price(graph(), *on_h100("2x2"), options, usage_limit=LIMIT)
+    return price(request(options).within(LIMIT))
+
+
+def request(options: Options, of: Graph | None = None) -> PlanRequest:
+    return PlanRequest(of or graph(), *on_h100("2x2"), options)
 
 
 def allowed_steps(options: Options, prefix: str) -> set[tuple[str, str]]:
@@ -56,7 +61,7 @@ def test_what_a_module_returns_is_used_by_nobody_in_partial_sums() -> None:
     def uses(options: Options) -> set[str]:
         """What the ops ask of what `down` returns to be on the inner axis."""
         found = groups(graph())
-        table, _ = choices(graph(), on_h100("2x2")[1], options, found)
+        table, _ = choices(request(options), found)
         (group,) = (g for g in found if g.key.startswith("down:forward:mm") and not g.crosses)
         return {
             str(state[1])
@@ -97,7 +102,7 @@ def test_what_is_saved_of_a_forbidden_module_is_not_cut_either() -> None:
 
 def test_under_fsdp_parameters_and_gradients_are_cast_in_shards() -> None:
     cast = graph(autocast=True)
-    table, _ = choices(cast, on_h100("2x2")[1], asked(strategy="fsdp"), groups(cast))
+    table, _ = choices(request(asked(strategy="fsdp"), cast), groups(cast))
     params = {node.index for node in cast.with_role(Role.PARAM)}
     casts = [n for n in cast.with_role(Role.OP) if n.op == "aten._to_copy.default" and not n.view]
     of_params = [n for n in casts if n.inputs[0].node in params]
@@ -107,7 +112,7 @@ def test_under_fsdp_parameters_and_gradients_are_cast_in_shards() -> None:
     assert of_params and of_gradients
     for node in (*of_params, *of_gradients):
         assert any(set(label.split(",")) == {"d0"} for label in table[node.key].labels)
-    table, _ = choices(cast, on_h100("2x2")[1], asked(strategy="ddp"), groups(cast))
+    table, _ = choices(request(asked(strategy="ddp"), cast), groups(cast))
     assert all("d0" not in label for node in of_params for label in table[node.key].labels)
 
 

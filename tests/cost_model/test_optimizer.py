@@ -21,6 +21,7 @@ from autopar.errors import AutoparError
 from autopar.ir.graph import Atom, Graph, Role, TensorType
 from autopar.ir.sharding import Sharding
 from autopar.plans.options import Options
+from autopar.plans.request import PlanRequest
 from tests.graphs import linear_step
 
 ROWS, COLUMNS = 4096, 1024
@@ -115,7 +116,11 @@ def test_only_what_is_trained_is_stepped() -> None:
 
     def stepped(graph: Graph) -> dict[str, int]:
         with_step, without = (
-            price(graph, cluster, mesh, Options(optimizer=name), usage_limit=1 << 40)
+            price(
+                PlanRequest(
+                    graph, cluster, mesh, Options(optimizer=name, memory_limit_bytes=1 << 40)
+                )
+            )
             for name in ("adamw", "none")
         )
         pairs = zip(with_step.costs, without.costs, strict=True)

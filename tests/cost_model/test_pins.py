@@ -21,7 +21,6 @@ def planned(pins: Mapping[str, str], mesh: str = "3", hidden: int = 64) -> Plan:
         linear_step(4096, hidden, 60, layers=2),
         parse_cluster(f"{count}xH100"),
         make_options(mesh, "adamw", None, None, False, pins),
-        fingerprint="f",
         torch_version="",
         progress=lambda _: None,
     )

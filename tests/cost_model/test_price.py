@@ -25,6 +25,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.uses import groups
 from autopar.plans.layout import parse_layout
 from autopar.plans.options import Options
+from autopar.plans.request import PlanRequest
 from autopar.solver import solve
 from tests.graphs import linear_step
 
@@ -52,17 +53,17 @@ def test_the_bill_of_any_plan_is_what_the_problem_says(seed: int, mesh: str) -> 
     graph = linear_step(64, 32, 16, layers=3)
     cluster = parse_cluster(f"{mesh}xH100")
     layout = parse_mesh(mesh, cluster)
-    options = Options()
-    problem = price(graph, cluster, layout, options, usage_limit=LIMIT)
+    request = PlanRequest(graph, cluster, layout, Options(memory_limit_bytes=LIMIT))
+    problem = price(request)
     solution = random_solution(problem, seed)
-    structure = make_structure(graph, cluster, layout, options, problem, solution, fingerprint="f")
+    structure = make_structure(request, problem, solution)
     costs = sum(int(c[i]) for c, i in zip(problem.costs, solution.choice, strict=True))
     moves = sum(
         int(flow.costs[list(used)].sum())
         for flow, used in zip(problem.flows, solution.arcs, strict=True)
         if used
     )
-    bill = account(graph, cluster, layout, options, structure, LIMIT)
+    bill = account(request, structure)
     assert (bill.compute_ns + bill.optimizer_ns, bill.communication_ns) == (costs, moves)
 
 
@@ -72,11 +73,10 @@ def test_what_a_problem_counts_is_held_when_the_forward_phase_ends(seed: int, me
     graph = linear_step(64, 32, 16, layers=3)
     cluster = parse_cluster(f"{mesh}xH100")
     layout_mesh = parse_mesh(mesh, cluster)
-    problem = price(graph, cluster, layout_mesh, Options(), usage_limit=LIMIT)
+    request = PlanRequest(graph, cluster, layout_mesh, Options(memory_limit_bytes=LIMIT))
+    problem = price(request)
     solution = random_solution(problem, seed)
-    structure = make_structure(
-        graph, cluster, layout_mesh, Options(), problem, solution, fingerprint="f"
-    )
+    structure = make_structure(request, problem, solution)
     counted = sum(int(u[c]) for u, c in zip(problem.usages, solution.choice, strict=True))
     layout = parse_layout(graph, structure)
     held = 0
@@ -94,15 +94,13 @@ def test_what_a_problem_counts_is_held_when_the_forward_phase_ends(seed: int, me
             tensor, state = graph.type_of(group.root), layout.kept(group.root)
             held += local_bytes(tensor, graph.atoms, state, layout_mesh.sizes)
     assert counted == held
-    peak = account(graph, cluster, layout_mesh, Options(), structure, LIMIT).memory
+    peak = account(request, structure).memory
     assert peak.total >= held
 
 
 def test_a_small_model_on_a_slow_link_is_replicated() -> None:
     graph = linear_step(4096, 64, 64, layers=2)
-    plan = search(
-        graph, parse_cluster("2x1xL4"), Options(), fingerprint="f", torch_version="", progress=quiet
-    )
+    plan = search(graph, parse_cluster("2x1xL4"), Options(), torch_version="", progress=quiet)
     assert {(p.storage, p.kept) for p in plan.structure.params.values()} == {("[R]", "[R]")}
     assert plan.provenance.status == "optimal"
     assert plan.provenance.objective_ns == plan.estimates.step_ns == plan.provenance.bound_ns
@@ -111,32 +109,31 @@ def test_a_small_model_on_a_slow_link_is_replicated() -> None:
 def test_a_tight_limit_shards_parameters_and_a_tighter_one_is_infeasible() -> None:
     graph = linear_step(256, 1024, 1024, layers=4)
     cluster = parse_cluster("8xH100")
-    mesh = parse_mesh("8", cluster)
-    roomy = solve_mesh(graph, cluster, mesh, Options(), "f", quiet)
+    request = PlanRequest(graph, cluster, parse_mesh("8", cluster), Options())
+    roomy = solve_mesh(request, quiet)
     whole = roomy.estimates.memory
     limit = whole.total - (1 << 19)
-    tight = solve_mesh(graph, cluster, mesh, Options(memory_limit_bytes=limit), "f", quiet)
+    tight = solve_mesh(request.within(limit), quiet)
     assert tight.estimates.memory.total <= limit < whole.total
     assert tight.solution.objective > roomy.solution.objective
     with pytest.raises(InfeasibleError, match=r"is missing.*w\d"):
-        solve_mesh(graph, cluster, mesh, Options(memory_limit_bytes=1 << 20), "f", quiet)
+        solve_mesh(request.within(1 << 20), quiet)
 
 
 def test_a_plan_that_misses_a_decision_or_a_route_is_refused() -> None:
     graph = linear_step(64, 32, 16, layers=2)
     cluster = parse_cluster("4xH100")
     mesh = parse_mesh("4", cluster)
-    problem = price(graph, cluster, mesh, Options(), usage_limit=LIMIT)
-    structure = make_structure(
-        graph, cluster, mesh, Options(), problem, random_solution(problem, 1), fingerprint="f"
-    )
+    request = PlanRequest(graph, cluster, mesh, Options(memory_limit_bytes=LIMIT))
+    problem = price(request)
+    structure = make_structure(request, problem, random_solution(problem, 1))
     without_op = replace_struct(structure, ops=dict(list(structure.ops.items())[1:]))
     with pytest.raises(PlanMismatchError, match="no decision for"):
-        account(graph, cluster, mesh, Options(), without_op, LIMIT)
+        account(request, without_op)
     assert structure.routes
     without_route = replace_struct(structure, routes={})
     with pytest.raises(PlanMismatchError, match="never reaches"):
-        account(graph, cluster, mesh, Options(), without_route, LIMIT)
+        account(request, without_route)
 
 
 def replace_struct(structure, **changes):
@@ -159,16 +156,15 @@ def test_buckets_under_way_are_in_the_memory_bill() -> None:
     graph = linear_step(8, 64, 64, layers=4)
     cluster = parse_cluster("4xH100")
     mesh = parse_mesh("4", cluster)
-    problem = price(graph, cluster, mesh, Options(), usage_limit=LIMIT)
+    request = PlanRequest(graph, cluster, mesh, Options(memory_limit_bytes=LIMIT))
+    problem = price(request)
     bytes_of, most = 64 * 64 * 4, 0
     for seed in range(3):
         solution = random_solution(problem, seed)
-        structure = make_structure(
-            graph, cluster, mesh, Options(), problem, solution, fingerprint="f"
-        )
+        structure = make_structure(request, problem, solution)
         held = in_flight_bytes(parse_layout(graph, structure), mesh, groups(graph))
         # Two buffers of at most all four weights, per kind and direction.
         most = max(most, held)
         assert held <= 2 * 4 * bytes_of * 4
-        assert account(graph, cluster, mesh, Options(), structure, LIMIT).memory.transient >= held
+        assert account(request, structure).memory.transient >= held
     assert most > 0

@@ -18,6 +18,7 @@ from autopar.driver.decisions import make_structure
 from autopar.ir.graph import Graph
 from autopar.plans.options import Options
 from autopar.plans.plan import OPTIMIZER, CollectiveTotal, Estimates
+from autopar.plans.request import PlanRequest
 from tests.cost_model.test_price import LIMIT, random_solution
 from tests.graphs import linear_step
 
@@ -25,12 +26,10 @@ from tests.graphs import linear_step
 def bill(graph: Graph, mesh: str, seed: int) -> Estimates:
     cluster = parse_cluster(f"{mesh}xH100")
     layout = parse_mesh(mesh, cluster)
-    problem = price(graph, cluster, layout, Options(), usage_limit=LIMIT)
+    request = PlanRequest(graph, cluster, layout, Options(memory_limit_bytes=LIMIT))
+    problem = price(request)
     solution = random_solution(problem, seed)
-    structure = make_structure(
-        graph, cluster, layout, Options(), problem, solution, fingerprint="f"
-    )
-    return account(graph, cluster, layout, Options(), structure, LIMIT)
+    return account(request, make_structure(request, problem, solution))
 
 
 def items(estimates: Estimates) -> Iterator[str]:

@@ -65,7 +65,7 @@ def tiny_llama() -> Graph:
 def found(graph: Graph, cluster: str, mesh: str) -> Plan:
     """The best plan on `mesh`, proven so; nothing is pinned."""
     plan = search(
-        graph, parse_cluster(cluster), Options(mesh=mesh), fingerprint="", torch_version="",
+        graph, parse_cluster(cluster), Options(mesh=mesh), torch_version="",
         progress=lambda _: None,
     )  # fmt: skip
     assert plan.provenance.status == "optimal"

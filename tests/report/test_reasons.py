@@ -37,7 +37,6 @@ def plan_of(cluster: str = "2x4xH100", mesh: str = "2x4") -> Plan:
         linear_step(256, 1024, 2048, layers=3),
         parse_cluster(cluster),
         Options(mesh=mesh),
-        fingerprint="f",
         torch_version="",
         progress=lambda _: None,
     )
@@ -157,7 +156,7 @@ def test_names_cannot_command_the_terminal(name: str) -> None:
 def test_links_of_axes_are_those_of_the_mesh(cluster: str, mesh: str) -> None:
     graph, described = linear_step(64, 64, 64), parse_cluster(cluster)
     plan = search(
-        graph, described, Options(mesh=mesh), fingerprint="", torch_version="",
+        graph, described, Options(mesh=mesh), torch_version="",
         progress=lambda _: None,
     )  # fmt: skip
     links = {axis.axis: axis.link for axis in find_limits(plan).axes}

@@ -15,6 +15,7 @@ from autopar.ir.mesh import Cluster, Level, Link, Mesh
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
+from autopar.plans.request import PlanRequest
 from autopar.solver import solve
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
@@ -38,12 +39,10 @@ def chosen_plan(graph: Graph, sizes: Sequence[int]) -> tuple[Plan, Mesh]:
     """The cheapest plan on one axis. On more it is what the solver starts from, without the proof:
     within a few per cent of the cheapest, in a hundredth of the time."""
     cluster, on = slow(sizes)
-    problem = price(graph, cluster, on, Options(), usage_limit=LIMIT)
+    request = PlanRequest(graph, cluster, on, Options(memory_limit_bytes=LIMIT))
+    problem = price(request)
     solution = solve(problem) if len(sizes) == 1 else _descended(problem)
-    structure = make_structure(
-        graph, cluster, on, Options(), problem, solution, fingerprint="zoo"
-    )  # fmt: skip
-    return as_plan(structure), on
+    return as_plan(make_structure(request, problem, solution)), on
 
 
 def _descended(problem: Problem) -> Solution:
