@@ -77,10 +77,10 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @st.composite
-def chained_problems(draw: st.DrawFn, max_nodes: int = MAX_NODES) -> Problem:
+def chained_problems(draw: st.DrawFn) -> Problem:
     """Problems without flows in which choices follow from others', and some take no memory."""
     problem = replace(draw(problems()), flows=())
-    count = min(max_nodes, len(problem.keys))
+    count = min(MAX_NODES, len(problem.keys))
     counts = [len(costs) for costs in problem.costs[:count]]
     edges = [e for e in problem.edges if max(e.source, e.target) < count]
     for a in range(count - 1):

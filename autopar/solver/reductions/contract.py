@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from enum import Enum
 from itertools import count
 
 import numpy as np
@@ -27,14 +26,6 @@ from autopar.solver.reductions.tables import Tables, added
 from autopar.solver.search import Clock
 
 _STEPS_PER_LOOK = 256
-
-
-class Scope(Enum):
-    """Which nodes may follow others or be settled: all, or those that take no memory and those
-    that take it in the same interval as their leader."""
-
-    ALL = "all"
-    SAME_MEMORY = "same memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +78,9 @@ class Contracted:
         return found
 
 
-def contract(
-    problem: Problem,
-    scope: Scope = Scope.ALL,
-    *,
-    follow: bool = True,
-    eliminate: bool = True,
-    clock: Clock | None = None,
-) -> Contracted:
+def contract(problem: Problem, clock: Clock | None = None) -> Contracted:
     """`problem` contracted until nothing more can be done, or (still exact) the time is up."""
-    work = _Work(problem, scope, follow=follow, eliminate=eliminate)
+    work = _Work(problem)
     work.run(clock or Clock(None))
     return work.result
 
@@ -108,12 +92,9 @@ def takes_memory(problem: Problem, node: int) -> bool:
 
 
 class _Work:
-    def __init__(self, problem: Problem, scope: Scope, *, follow: bool, eliminate: bool) -> None:
+    def __init__(self, problem: Problem) -> None:
         num_nodes = len(problem.keys)
         self.problem = problem
-        self.scope = scope
-        self.follow = follow
-        self.eliminate = eliminate
         self.result = Contracted(
             tables=Tables(),
             nodes=list(range(num_nodes)),
@@ -175,11 +156,9 @@ class _Work:
             self._keep(node, np.flatnonzero(allowed))
         if not self.result.possible:
             return
-        has_memory = self.result.takes_memory[node]
         if len(self.result.costs[node]) == 1:
-            if self.scope is Scope.ALL or not has_memory:
-                self._settle(node)
-        elif self.eliminate and not has_memory and len(self.result.near[node]) <= 2:
+            self._settle(node)
+        elif not self.result.takes_memory[node] and len(self.result.near[node]) <= 2:
             self._eliminate(node)
 
     def _look_at_edge(self, a: int, b: int) -> None:
@@ -195,21 +174,11 @@ class _Work:
             self._charge(a, parts[0])
             self._charge(b, parts[1])
             return
-        if not self.follow:
-            return
         for leader, node in sorted(((a, b), (b, a)), key=lambda pair: (len(near[pair[1]]), pair)):
-            if not self._may_follow(leader, node):
-                continue
             column = tables.column_of_row(near[leader][node])
             if column is not None:
                 self._follow(leader, node, column)
                 return
-
-    def _may_follow(self, leader: int, node: int) -> bool:
-        has_memory = self.result.takes_memory
-        if self.scope is Scope.ALL or not has_memory[node]:
-            return True
-        return self.problem.intervals[leader] == self.problem.intervals[node]
 
     def _cut(self, a: int, b: int) -> None:
         del self.result.near[a][b]
