@@ -40,15 +40,19 @@ def small_masters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "_FEW_EACH", 0)
 
 
+WAYS = {"rounds": {}, "whole": {"_FEW_EACH": 1_000}, "many nodes": {"_MANY_NODES": 0}}
+
+
 @SETTINGS
-@given(problems(), st.sampled_from([0, 1_000]))
-def test_answers_hold(stated: Problem, few_each: int) -> None:
-    """In rounds, and as a whole."""
+@given(problems(), st.sampled_from(sorted(WAYS)))
+def test_answers_hold(stated: Problem, way: str) -> None:
+    """In rounds, as a whole, and as far as a problem of very many nodes is solved."""
     best = solve_by_enumeration(stated)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(path, "_FEW_EACH", few_each)
+        for name, value in WAYS[way].items():
+            patch.setattr(path, name, value)
         solution = solve(stated)
-    assert not (few_each and "rounds" in solution.statistics)
+    assert not (way == "whole" and "rounds" in solution.statistics)
     if best.objective is None:
         assert solution.status is Status.INFEASIBLE
         return
@@ -56,7 +60,8 @@ def test_answers_hold(stated: Problem, few_each: int) -> None:
     evaluation = evaluate(stated, solution.choice)
     assert evaluation.feasible
     assert solution.bound <= best.objective <= solution.objective == evaluation.objective
-    assert solution.objective - solution.bound <= path.TOLERANCE * solution.objective
+    if way != "many nodes":
+        assert solution.objective - solution.bound <= path.TOLERANCE * solution.objective
     if solution.status is Status.OPTIMAL:
         assert solution.objective == best.objective
 
@@ -181,3 +186,18 @@ def test_neighbours_differ_on_one_axis() -> None:
     assert [some.tolist() for some in near(laid, (0, 1, 1))] == [[0, 1], [0, 1, 2, 3], [1]]
     by_arcs = problem([[0] * 3, [0] * 4, [0] * 2], flows=[made])
     assert [some.tolist() for some in near(by_arcs, (0, 1, 0))] == [[0, 2], [1, 3], [0]]
+
+
+def test_a_node_whose_first_choices_are_out_keeps_that_of_the_best_plan() -> None:
+    """The leanest choice is known to be in no good plan before the first master is made."""
+    stated = problem([[0, 1000], [0, 0]], usages=[[1, 0], [0, 0]], limit=5)
+    work = path._Work(stated, Clock(None), lambda _: None, float("inf"))
+    assert [kept.tolist() for kept in work.kept] == [[1], [0]]
+    work._offer_first()
+    passing = path._without_prices(stated, work.distances)
+    assert passing is not None
+    work._learn(passing, 5)
+    assert [left[kept].tolist() for left, kept in zip(work.left, work.kept, strict=True)] == [
+        [0],
+        [0],
+    ]

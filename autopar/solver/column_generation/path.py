@@ -175,10 +175,15 @@ class _Work:
             state.raise_bound(float(best.objective))
             return
         self.problem = keep_choices(self.problem, still)
-        self.kept = [
+        kept = [
             np.flatnonzero(np.isin(some, kept)) for some, kept in zip(still, self.kept, strict=True)
         ]
         self.left = [left[some] for left, some in zip(self.left, still, strict=True)]
+        # A node whose kept choices are all out keeps that of the best plan.
+        self.kept = [
+            some if len(some) else np.flatnonzero(left == c)
+            for some, left, c in zip(kept, self.left, state.choice, strict=True)
+        ]
         self._at_least = [b[some] for b, some in zip(self._at_least, still, strict=True)]
 
     def _offer_first(self) -> None:
