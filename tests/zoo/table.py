@@ -37,7 +37,7 @@ from tests.zoo.public import entries
 VERIFIED, DIFFERS, REFUSED = "verified", "differs", "refused"
 ERROR, STOPPED, NOT_BY_EAGER, ABSENT = "error", "stopped", "not by eager", "not installed"
 MESH, CLUSTER = "2x2", "4xcpu"
-LIMIT_S, LIMIT_BYTES = 300.0, 8 << 30
+LIMIT_S, LIMIT_BYTES = 300.0, 14 << 30
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ def judge(name: str, tell: Connection) -> None:
         return row(ERROR, f"{type(error).__name__}: {error}")
     if report.failed:
         worst = report.failed[0]
-        return row(DIFFERS, f"{len(report.failed)} tensors, {worst.name} by {worst.relative:.2g}")
+        found = f"{len(report.failed)} tensors, {worst.name} by {worst.relative:.2g}"
+        return row(DIFFERS, "; ".join((found, *report.notes)))
     return row(VERIFIED)
 
 
