@@ -175,7 +175,7 @@ def causal_lm(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if not isinstance(config, kind.config_class):  # that of the text model in a larger one
         parts = (getattr(config, part) for part in config.sub_configs)
-        config = next(part for part in parts if isinstance(part, kind.config_class))
+        config = next((part for part in parts if isinstance(part, kind.config_class)), config)
     torch.manual_seed(0)
     model = kind(config)
     model.set_experts_implementation("eager")  # the others are not there in float64
