@@ -38,6 +38,11 @@ class CallMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func in _PICKS and self._picks_known(*args):
+            # Where a known mask is true is known, and so how much it picks.
+            assert self._known is not None
+            args = args[0], self._known.look(_where, args[1]), *args[2:]
+            return func(*args)
         if func in _INSTEAD:
             return _INSTEAD[func](*args, **(kwargs or {}))
         if func in _LOOKS:
@@ -58,6 +63,20 @@ class CallMode(TorchFunctionMode):
                 found = torch.where(met, found, args[0])
             return found
         return func(*args, **(kwargs or {}))
+
+    def _picks_known(self, x: Tensor, index: Any, *value: Any) -> bool:
+        """Whether a mask whose value is known picks from `x`, or takes what is not one value."""
+        if self._known is None or not (isinstance(index, Tensor) and index.dtype is torch.bool):
+            return False
+        is_one = any(_is_one(given, x.dim() - index.dim()) for given in value)
+        return not is_one and self._known.holds(index)
+
+
+_PICKS = frozenset({Tensor.__getitem__, Tensor.__setitem__})
+
+
+def _where(mask: Tensor) -> tuple[Tensor, ...]:
+    return mask.nonzero(as_tuple=True)
 
 
 class _Told:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from autopar import plan, verify
 from autopar.errors import TraceError
 from autopar.tracer import known, trace
 from tests.zoo.cases import make_case
@@ -216,3 +217,23 @@ def test_bags_of_one_length_are_a_lookup_and_a_sum(mode: str, even: bool, op: st
             return self.bags(ids.flatten(), torch.tensor([0, 5, 9])).square().mean()
 
     assert op in ops(Bags(), IDS)
+
+
+class Adapting(Words):
+    """An adapter for the rows of one language, which follow from the code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapter = nn.Linear(4, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        chosen = torch.ones(ids.shape[0]) * 2 == torch.tensor([2.0, 3.0] * (ids.shape[0] // 2))
+        new = torch.zeros_like(x)
+        new[chosen] = self.adapter(x[chosen])
+        return (new + x).square().mean()
+
+
+def test_what_a_known_mask_picks_is_known() -> None:
+    model = Adapting().double()
+    verify(plan(model, (IDS,), cluster="2xcpu", mesh="2"), model, (IDS,))
