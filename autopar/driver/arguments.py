@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
@@ -57,8 +57,9 @@ def read_model(model: Any) -> nn.Module:
     if isinstance(model, CompiledModule):
         raise AutoparError("the model is compiled already: give autopar.compile the plain model")
     if isinstance(model, DataParallel | DistributedDataParallel):
+        wrapper = type(cast(object, model)).__name__
         raise AutoparError(
-            f"the model is wrapped in {type(model).__name__}, which autopar takes the place of: "
+            f"the model is wrapped in {wrapper}, which autopar takes the place of: "
             "give autopar.compile the plain model, its .module"
         )
     if not isinstance(model, nn.Module):
@@ -72,9 +73,10 @@ def read_cluster(cluster: ClusterLike | None, model: nn.Module) -> Cluster | Non
     that run, or one node of them)."""
     if cluster is None or isinstance(cluster, Cluster):
         return cluster
-    if isinstance(cluster, bool) or not isinstance(cluster, str | os.PathLike | int):
+    given: Any = cluster
+    if isinstance(given, bool) or not isinstance(given, str | os.PathLike | int):
         raise ArgumentError(
-            f"cluster is {_kind(cluster)}: write the devices as text (8xH100), the path of a TOML "
+            f"cluster is {_kind(given)}: write the devices as text (8xH100), the path of a TOML "
             "file, an autopar Cluster, or how many of the devices at hand"
         )
     if not isinstance(cluster, int):

@@ -61,7 +61,9 @@ def trace_for_training(
             kwargs,
             strict=options.strict,
             name=type(model).__name__,
-            wanted=lambda *output: options.wants_gradient(*output) or wanted(*output),
+            wanted=lambda position, name: (
+                options.wants_gradient(position, name) or wanted(position, name)
+            ),
         )
 
 

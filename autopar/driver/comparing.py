@@ -117,6 +117,10 @@ def eager(
         return eager_step(model, args, kwargs, form, directions)
 
 
+def _on_cpu(leaf: Any) -> Any:
+    return leaf.cpu() if isinstance(leaf, Tensor) else leaf
+
+
 def _in(leaf: Any, dtype: str) -> Any:
     return in_dtype(leaf, dtype) if hasattr(leaf, "is_floating_point") else leaf
 
@@ -189,7 +193,7 @@ def check_call(
     whole = {id(x): _whole(x, keep=rank == 0) for x in _states(model)}
 
     def work() -> bytes:
-        given, named = tree_map(lambda x: x.cpu() if isinstance(x, Tensor) else x, (args, kwargs))
+        given, named = tree_map(_on_cpu, (args, kwargs))
         with untouched(model.modules()), torch.inference_mode(False), autocast_on_cpu():
             replace_states(model, lambda x: whole[id(x)])
             compare_program(program, traced, plan, model, given, named).check()

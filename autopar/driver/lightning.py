@@ -10,6 +10,9 @@ outputs, metrics and what is logged are then those of one process on every rank.
 whole tensors, as one process would save them, and are loaded on any number of processes.
 """
 
+# pyright: basic
+# Lightning's own types are partly unknown.
+
 from __future__ import annotations
 
 from collections.abc import Mapping

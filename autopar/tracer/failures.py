@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import linecache
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 from torch import nn
 
 from autopar.errors import TraceError
 from autopar.tracer import torch_private
+from autopar.tracer.looks import NOT_THE_USERS
 from autopar.tracer.loops import dropout_of_experts
-
-_NOT_THE_USERS = tuple(str(Path(str(file)).parent) for file in (torch.__file__, __file__))
 
 _DATA_DEPENDENT_CURE = (
     "a value that is known only when the model runs (.item(), bool(tensor), nonzero, a mask as "
@@ -88,7 +85,7 @@ def _where(error: BaseException, paths: dict[nn.Module, str]) -> tuple[str, str]
         if isinstance(owner, nn.Module) and owner in paths:
             module = paths[owner]
         file = frame.f_code.co_filename
-        if not file.startswith(_NOT_THE_USERS):
+        if not file.startswith(NOT_THE_USERS):
             text = linecache.getline(file, line).strip()
             place = f"{file}:{line}: {text}" if text else f"{file}:{line}"
     return module, place

@@ -12,7 +12,8 @@ from types import FrameType
 
 import torch
 
-_LIBRARIES = tuple(str(Path(str(file)).parent) for file in (torch.__file__, __file__))
+NOT_THE_USERS = tuple(str(Path(str(file)).parent) for file in (torch.__file__, __file__))
+"""Folders of code that is torch's or the tracer's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,9 @@ class Look:
 
 
 def users_frame() -> FrameType:
-    """The frame that runs, of code that is neither torch's nor this package's."""
+    """The frame that runs, of code that is neither torch's nor the tracer's."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_LIBRARIES) and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(NOT_THE_USERS) and frame.f_back is not None:
         frame = frame.f_back
     return frame
 

@@ -181,3 +181,13 @@ def test_a_digest_sees_every_value_and_its_place(
         assert torch.equal(turned, made) or digest([turned.to(dtype)]) not in seen
     assert digest([made[..., ::2].to(dtype) if shape else made.to(dtype)]) is not None
     assert digest([]) == 0
+
+
+def test_a_call_that_failed_before_it_met_is_counted_as_one() -> None:
+    def work(meeting: Meeting, rank: int) -> list[int]:
+        meeting.exchange([rank])
+        rows = meeting.exchange([rank, 7])
+        meeting.meet(0, values(0), dict)
+        return [meeting.roll.calls, *rows.flatten().tolist()]
+
+    assert gather(work) == [[2, 0, 7, 1, 7]] * 2

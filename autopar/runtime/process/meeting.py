@@ -67,6 +67,7 @@ class Meeting:
     def exchange(self, numbers: Sequence[int]) -> Tensor:
         """What each rank brings to the call that `meet` starts, a row per rank: as many numbers
         on all of them. RankError as from `meet`."""
+        self._has_begun = False  # A call before may have failed on its way to meet.
         self._begin()
         mine = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         rows = torch.empty((self.size, len(numbers)), dtype=torch.int64, device="cpu")
