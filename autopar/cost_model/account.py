@@ -74,6 +74,8 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
         collectives=_collectives(mesh, sends),
         ops=_op_totals(layout, all_groups, compute, sends, updates),
         exposed_communication_ns=communication_ns,
+        hidden_communication_ns=0,
+        bubble_ns=0,
         tokens=tokens,
         tokens_per_s=tokens * 10**9 // step_ns if step_ns else 0,
         mfu_ppm=utilisation_ppm(graph, cluster, compute, step_ns),

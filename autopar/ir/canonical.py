@@ -37,26 +37,18 @@ def _as_it_is(value: Any) -> Any:
     return value
 
 
-def _no_upgrade(value: Any, version: int) -> Any:
-    raise ValueError(f"version {version} is not read any more")
-
-
 @dataclass(frozen=True, slots=True)
 class Wire:
     """How the content of a file differs from its value.
 
     Objects and lists down to `depth` have a line per entry, those below are in one line (None: all
-    have lines, as they all had before the version `since`). `pack` makes of what the value decodes
-    to what is written, `unpack` the inverse; `upgrade` makes of the content of a version that of
-    the next one. The latter two are handed whatever was in a file, and raise ValueError if it
-    cannot be.
+    have lines). `pack` makes of what the value decodes to what is written, `unpack` the inverse;
+    the latter is handed whatever was in a file, and raises ValueError if it cannot be.
     """
 
     depth: int | None = None
-    since: int = 1
     pack: Callable[[Any], Any] = _as_it_is
     unpack: Callable[[Any], Any] = _as_it_is
-    upgrade: Callable[[Any, int], Any] = _no_upgrade
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +70,25 @@ class Format(Generic[NounT]):
         return written(self.wire.pack(msgspec.to_builtins(value)), self.wire.depth)
 
     def decode(self, data: bytes, source: str) -> NounT:
-        """The inverse of `encode`, and of that of older versions; an error that names `source` and
-        the place on anything else."""
+        """The inverse of `encode`; an error that names `source` and the place on anything else."""
         if len(data) > MAX_FILE_BYTES:
             size = f"{len(data)} bytes; a {self.what} has at most {MAX_FILE_BYTES}"
             raise self.error(f"{source}: {size}")
         try:
             content: Any = msgspec.json.decode(data)
             version = _version(content)
-            if version > self.schema:
+            if version != self.schema:
+                newer = ", or install a newer one" if version > self.schema else ""
                 raise self.error(
-                    f"{source}: schema version {version}, this autopar reads up to {self.schema}; "
-                    f"{self.remake} with this version, or install a newer one"
+                    f"{source}: schema version {version}, this autopar reads {self.schema}; "
+                    f"{self.remake} with this version{newer}"
                 )
-            depth = self.wire.depth if version >= self.wire.since else None
-            if written(content, depth) != data:
+            if written(content, self.wire.depth) != data:
                 raise self.error(self._not_canonical(source))
-            for older in range(version, self.schema):
-                content = self.wire.upgrade(content, older)
             value = msgspec.convert(self.wire.unpack(content), self.kind)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise self.error(f"{source}: not a {self.what}: {error}") from None
-        if version == self.schema and self.encode(value) != data:
+        if self.encode(value) != data:
             raise self.error(self._not_canonical(source))
         try:
             value.check()

@@ -21,7 +21,7 @@ from autopar.ir.canonical import Format, Wire
 from autopar.ir.graph import itemsize
 from autopar.ir.sharding import Sharding
 from autopar.plans.display import Shown
-from autopar.plans.wire import pack, unpack, upgrade
+from autopar.plans.wire import pack, unpack
 
 SCHEMA_VERSION = 4
 MAX_TENSOR_BYTES = 2**60
@@ -237,8 +237,7 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step (0 where the model's first input is no batch of tokens), `mfu_ppm` is the share of the
     devices' peak FLOP/s. `sends` has the collectives by the key of the tensor they redistribute, or
     of the op that sends; `collectives` adds them up. `memory_curve` says what is held over time,
-    `peak_holders` the largest of what is held at the peak. Files of older versions lack `cluster`
-    and all that follows it.
+    `peak_holders` the largest of what is held at the peak.
     """
 
     step_ns: Count
@@ -250,18 +249,18 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     memory_limit: Count
     collectives: tuple[CollectiveTotal, ...]
     ops: dict[str, OpTotal]
-    exposed_communication_ns: Count = 0
-    hidden_communication_ns: Count = 0
-    bubble_ns: Count = 0
-    tokens: Count = 0
-    tokens_per_s: Count = 0
-    mfu_ppm: Count = 0
-    stages: tuple[StageTotal, ...] = ()
-    cluster: ClusterRates | None = None
-    sends: dict[str, tuple[CollectiveTotal, ...]] = {}
-    order: tuple[Run, ...] = ()
-    memory_curve: MemoryCurve = MemoryCurve()
-    peak_holders: tuple[Held, ...] = ()
+    exposed_communication_ns: Count
+    hidden_communication_ns: Count
+    bubble_ns: Count
+    tokens: Count
+    tokens_per_s: Count
+    mfu_ppm: Count
+    stages: tuple[StageTotal, ...]
+    cluster: ClusterRates
+    sends: dict[str, tuple[CollectiveTotal, ...]]
+    order: tuple[Run, ...]
+    memory_curve: MemoryCurve
+    peak_holders: tuple[Held, ...]
 
 
 FRAGILE = 0.005
@@ -393,6 +392,4 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
         return prod(axis.size for axis in self.structure.mesh)
 
 
-_FORMAT = Format(
-    Plan, "plan", "plan again", SCHEMA_VERSION, PlanError, Wire(3, 4, pack, unpack, upgrade)
-)
+_FORMAT = Format(Plan, "plan", "plan again", SCHEMA_VERSION, PlanError, Wire(3, pack, unpack))

@@ -14,7 +14,6 @@ Unit = Literal["ns", "bytes", "flops", "tokens/s", "ppm"]
 
 TIME = "time"
 MEMORY = "memory per device at the peak"
-STAGES = "stages"
 AXES = "communication by axis"
 BLOCKS = "blocks"
 RATES = "rates"
@@ -41,21 +40,21 @@ def bill(old: Plan, new: Plan) -> tuple[Figure, ...]:
     """The figures of both plans, those of a section together, in order of the step and of names."""
     before, after = dict(_entries(old.estimates)), dict(_entries(new.estimates))
     measures = {"ns": old.estimates.step_ns, "bytes": old.estimates.memory.total}
-    is_measured = (TIME, MEMORY, STAGES, AXES, BLOCKS)
+    is_measured = (TIME, MEMORY, AXES, BLOCKS)
     found: list[Figure] = []
     for place in sorted({**before, **after}, key=lambda p: (_SECTIONS.index(p[0]), p[1])):
         section, _, name, unit = place
-        least = 0 if section in (AXES, BLOCKS, STAGES) else None
+        least = 0 if section in (AXES, BLOCKS) else None
         a, b = before.get(place, least), after.get(place, least)
         whole = measures.get(unit) if section in is_measured else None
         found.append(Figure(section, name, unit, a, b, whole, _percent(a, b)))
     return tuple(found)
 
 
-OWN_WORDS = (TIME, MEMORY, STAGES, RATES)
+OWN_WORDS = (TIME, MEMORY, RATES)
 """Sections whose figures have names of autopar's; those of the others come from the plans."""
 
-_SECTIONS = (TIME, MEMORY, STAGES, AXES, BLOCKS, RATES)
+_SECTIONS = (TIME, MEMORY, AXES, BLOCKS, RATES)
 
 _Place = tuple[str, tuple[int, str], str, Unit]
 """Section, order within it, name and unit."""
@@ -70,26 +69,20 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
         "exposed communication": estimates.exposed_communication_ns,
         "hidden communication": estimates.hidden_communication_ns,
         "optimizer": estimates.optimizer_ns,
-        "bubble": estimates.bubble_ns,
     }
     holders = {"peak": memory.total, **held_by(memory)}
     for k, (name, ns) in enumerate(times.items()):
         yield (TIME, (k, ""), name, "ns"), ns
     for k, (name, num_bytes) in enumerate(holders.items()):
         yield (MEMORY, (k, ""), name, "bytes"), num_bytes
-    # One stage is all of the step.
-    for k, stage in enumerate(estimates.stages if len(estimates.stages) > 1 else ()):
-        yield (STAGES, (k, "0"), f"stage {k}: busy", "ns"), stage.busy_ns
-        yield (STAGES, (k, "1"), f"stage {k}: peak", "bytes"), stage.peak_bytes
     for (axis, kind), ns in _by_axis(estimates).items():
         name = f"{kind} on {axis}"
         yield (AXES, (0, f"{axis} {kind}"), name, "ns"), ns
     for block in blocks(tuple(estimates.ops.values())):
         yield (BLOCKS, (0, block.module), block.module, "ns"), block.total_ns
-    if estimates.cluster is not None:
-        yield (RATES, (0, ""), "FLOPs of the model", "flops"), estimates.flops
-        yield (RATES, (1, ""), "tokens per second", "tokens/s"), estimates.tokens_per_s
-        yield (RATES, (2, ""), "model FLOPs utilisation", "ppm"), estimates.mfu_ppm
+    yield (RATES, (0, ""), "FLOPs of the model", "flops"), estimates.flops
+    yield (RATES, (1, ""), "tokens per second", "tokens/s"), estimates.tokens_per_s
+    yield (RATES, (2, ""), "model FLOPs utilisation", "ppm"), estimates.mfu_ppm
 
 
 def _by_axis(estimates: Estimates) -> dict[tuple[str, str], int]:

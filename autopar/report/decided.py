@@ -7,8 +7,8 @@ from math import prod
 from typing import TypeVar
 
 from autopar.plans.matching import general
-from autopar.plans.plan import Plan, Stage, Structure, mesh_text
-from autopar.report.changes import Change, Item, Topic, folded, gathered, single
+from autopar.plans.plan import Plan, Structure, mesh_text
+from autopar.report.changes import Item, Topic, folded, gathered, single
 from autopar.report.costs import maker
 from autopar.report.opnames import op_place, tensor_place
 from autopar.report.placed import choice_text, param_text, route_text, sharding_text
@@ -27,9 +27,6 @@ def decision_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
         Topic(title, "decision", changes)
         for title, changes in (
             ("mesh", single("mesh", mesh_text(a.mesh), mesh_text(b.mesh))),
-            ("stages", _stages(a.stages, b.stages)),
-            ("schedule", single("schedule", _schedule(a), _schedule(b))),
-            ("memory policy", _policy(a, b)),
             ("parameters", folded(_params(a, b))),
             ("ops", gathered(_ops(old, new))),
             (
@@ -63,41 +60,12 @@ def decision_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
     )  # fmt: skip
 
 
-def _stages(old: tuple[Stage, ...], new: tuple[Stage, ...]) -> tuple[Change, ...]:
-    found: list[Change] = []
-    for k in range(max(len(old), len(new))):
-        before, after = (_stage(side[k]) if k < len(side) else "" for side in (old, new))
-        found += single(f"stage {k}", before, after)
-    return tuple(found)
-
-
-def _stage(stage: Stage) -> str:
-    last = stage.first_rank + stage.num_ranks - 1
-    return f"{', '.join(stage.modules)} on ranks {stage.first_rank}-{last}"
-
-
-def _schedule(structure: Structure) -> str:
-    schedule = structure.schedule
-    return f"{schedule.kind}, microbatches: {schedule.microbatches}"
-
-
-def _policy(a: Structure, b: Structure) -> tuple[Change, ...]:
-    old, new = a.memory_policy, b.memory_policy
-    return (
-        single("gradients", old.gradients, new.gradients)
-        + single("optimizer states", old.optimizer, new.optimizer)
-        + single("activations", old.activations, new.activations)
-    )
-
-
 def _params(a: Structure, b: Structure) -> Iterator[Item]:
     for name, old in a.params.items():
         new = b.params.get(name)
-        if new is not None:
-            lie = [(p.storage, p.kept, p.residency) for p in (old, new)]
-            if lie[0] != lie[1]:
-                before, after = param_text(old, a.mesh), param_text(new, b.mesh)
-                yield Item("", name, before, after, prod(old.shape))
+        if new is not None and (old.storage, old.kept) != (new.storage, new.kept):
+            before, after = param_text(old, a.mesh), param_text(new, b.mesh)
+            yield Item("", name, before, after, prod(old.shape))
 
 
 def _ops(old: Plan, new: Plan) -> Iterator[Item]:

@@ -128,14 +128,13 @@ def _axes(plan: Plan) -> tuple[AxisShare, ...]:
 
 def _links(plan: Plan) -> dict[str, str]:
     """The slowest link that each axis crosses, as `mesh_shapes` lays axes over the levels of a
-    cluster; empty for plans that do not say what they were priced with."""
-    rates = plan.estimates.cluster
+    cluster."""
     found: dict[str, str] = {}
     for k, axis in enumerate(plan.structure.mesh):
         stride = prod(other.size for other in plan.structure.mesh[k + 1 :])
         block = plan.world_size
         crossed: list[LinkRates] = []
-        for link in () if rates is None else rates.links:
+        for link in plan.estimates.cluster.links:
             extent, block = block, max(1, block // max(1, link.size))
             if link.size > 1 and block % (stride * axis.size) and stride % extent:
                 crossed.append(link)

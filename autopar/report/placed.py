@@ -24,7 +24,7 @@ def param_text(param: Param, mesh: Sequence[MeshAxis]) -> str:
     """How a parameter is stored, and what else is kept of it for backward."""
     stored = sharding_text(param.storage, mesh)
     kept = "" if param.kept == param.storage else f", kept {sharding_text(param.kept, mesh)}"
-    return stored + kept + (", in host memory" if param.residency == "host" else "")
+    return stored + kept
 
 
 def choice_text(choice: str, mesh: Sequence[MeshAxis]) -> str:

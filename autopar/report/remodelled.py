@@ -73,10 +73,10 @@ def _recounted(old: Plan, new: Plan) -> tuple[Change, ...]:
 
 
 def _retyped(old: Plan, new: Plan) -> Iterator[Item]:
-    """Ops whose outputs are of other types; files of older versions do not say of which."""
+    """Ops whose outputs are of other types."""
     for key, a, b in _shared_totals(old, new):
         before, after = (", ".join(kind for kind, _ in total.outputs) for total in (a, b))
-        if before and after and before != after:
+        if before != after:
             place, name = op_place(key)
             yield Item(place, name, before, after, max(a.compute_ns, b.compute_ns))
 

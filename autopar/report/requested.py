@@ -44,8 +44,6 @@ def _inputs(old: Plan, new: Plan) -> Iterator[tuple[str, str, str]]:
 
 def _rates(old: Plan, new: Plan) -> tuple[Change, ...]:
     a, b = old.estimates.cluster, new.estimates.cluster
-    if a is None or b is None:
-        return ()
     found = single("device", a.device, b.device)
     before, after = dict(_figures(a)), dict(_figures(b))
     for what in {**before, **after}:

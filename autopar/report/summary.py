@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autopar.ir.graph import Phase
 from autopar.plans.matching import general
-from autopar.plans.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Plan, Schedule, Stage
+from autopar.plans.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Plan
 from autopar.report.cautions import cautions
 from autopar.report.costs import WHOLE_MODEL, Cost, costs
 from autopar.report.limits import find_limits, margin_text
@@ -47,8 +47,6 @@ class Summary:
     cluster: str
     mesh: tuple[MeshAxis, ...]
     world_size: int
-    stages: tuple[Stage, ...]
-    schedule: Schedule
     optimizer: str
     inputs: tuple[str, ...]
     step_ns: int
@@ -57,7 +55,6 @@ class Summary:
     exposed_communication_ns: int
     hidden_communication_ns: int
     optimizer_ns: int
-    bubble_ns: int
     flops: int
     tokens_per_s: int
     utilisation: float
@@ -100,8 +97,6 @@ def summarize(plan: Plan) -> Summary:
         cluster=structure.cluster,
         mesh=structure.mesh,
         world_size=plan.world_size,
-        stages=structure.stages,
-        schedule=structure.schedule,
         optimizer=structure.optimizer,
         inputs=structure.inputs,
         step_ns=estimates.step_ns,
@@ -110,7 +105,6 @@ def summarize(plan: Plan) -> Summary:
         exposed_communication_ns=estimates.exposed_communication_ns,
         hidden_communication_ns=estimates.hidden_communication_ns,
         optimizer_ns=estimates.optimizer_ns,
-        bubble_ns=estimates.bubble_ns,
         flops=estimates.flops,
         tokens_per_s=estimates.tokens_per_s,
         utilisation=estimates.mfu_ppm / 1e6,

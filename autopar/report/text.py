@@ -54,8 +54,6 @@ def _head(summary: Summary) -> RenderableType:
     for given in summary.inputs:
         grid.add_row("input", _name(given))
     grid.add_row("cluster", _name(f"{summary.cluster}, {devices}" + (f": {axes}" if axes else "")))
-    if summary.stages:
-        grid.add_row("stages", _name(_stages(summary)))
     for line in summary.imposed:
         grid.add_row("imposed", _name(line))
     grid.add_row("step", _step(summary))
@@ -81,27 +79,12 @@ def _head(summary: Summary) -> RenderableType:
     return grid
 
 
-def _stages(summary: Summary) -> str:
-    """`all of the model on ranks 0-63` if it is not cut."""
-    words = [
-        f"{'all of the model' if stage.modules == ('*',) else ', '.join(stage.modules)} on ranks "
-        f"{stage.first_rank}-{stage.first_rank + stage.num_ranks - 1}"
-        for stage in summary.stages
-    ]
-    schedule = summary.schedule
-    if schedule.kind != "none":
-        words.append(f"{schedule.kind} of {schedule.microbatches} microbatches")
-    return "; ".join(words)
-
-
 def _step(summary: Summary) -> str:
     parts = [
         f"compute {_time(summary.compute_ns)}",
         f"exposed communication {_time(summary.exposed_communication_ns)}",
         f"optimizer {_time(summary.optimizer_ns)}",
     ]
-    if summary.bubble_ns:
-        parts.append(f"bubble {_time(summary.bubble_ns)}")
     hidden = summary.hidden_communication_ns
     if hidden:
         parts.append(f"hidden communication {_time(hidden)}")

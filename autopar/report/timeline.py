@@ -83,8 +83,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A step: stretches one after the other, and the parts of every item. Both are empty for plans
-    of older versions, which do not say in which order a step is done."""
+    """A step: stretches one after the other, and the parts of every item."""
 
     stretches: tuple[Stretch, ...]
     parts: Mapping[str, tuple[Part, ...]]

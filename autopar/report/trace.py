@@ -33,11 +33,8 @@ Event = dict[str, Any]
 
 
 def trace(plan: Plan) -> bytes:
-    """The trace of a plan, as JSON with a line per event. PlanError if the plan does not say in
-    which order the step is done (version 3 and older), or is too long to be written out."""
+    """The trace of a plan, as JSON, a line per event. PlanError if it is too long for viewers."""
     step = timeline(plan)
-    if not step.stretches:
-        raise PlanError("the plan does not say in which order its step is done; plan again")
     if step.num_bars > MAX_BARS:
         raise PlanError(
             f"its step takes {step.num_bars} entries, and viewers open no trace of more than "

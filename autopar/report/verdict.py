@@ -24,7 +24,6 @@ FIGURES = {
     "communication": (TIME, "communication"),
     "exposed": (TIME, "exposed communication"),
     "optimizer": (TIME, "optimizer"),
-    "bubble": (TIME, "bubble"),
     "memory": (MEMORY, "peak"),
 }
 """What `--fail-over` can bound: section and name of the figure in the bill."""

@@ -26,6 +26,7 @@ from autopar.plans.plan import (
     Provenance,
     Structure,
 )
+from tests.report.plans import NO_STEP
 
 Space = tuple[tuple[Group, ...], dict[str, NodeClass]]
 
@@ -225,7 +226,7 @@ def as_plan(structure: Structure) -> Plan:
     plan = Plan(
         SCHEMA_VERSION,
         structure,
-        Estimates(0, 0, 0, 0, 0, memory, 0, (), {}),
+        Estimates(0, 0, 0, 0, 0, memory, 0, (), {}, **NO_STEP),
         Provenance("", "", "", "", 0, 0, 0),
     )
     return Plan.from_bytes(plan.to_bytes())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_type_hints
+
 import msgspec
 from hypothesis import strategies as st
 
@@ -29,6 +31,23 @@ from autopar.plans.plan import (
 
 MS = 10**6
 MIB = 2**20
+
+
+NO_STEP = {
+    "exposed_communication_ns": 0,
+    "hidden_communication_ns": 0,
+    "bubble_ns": 0,
+    "tokens": 0,
+    "tokens_per_s": 0,
+    "mfu_ppm": 0,
+    "stages": (),
+    "cluster": ClusterRates("A100", "datasheet", 80 << 30, 10**12, {}, ()),
+    "sends": {},
+    "order": (),
+    "memory_curve": MemoryCurve(),
+    "peak_holders": (),
+}
+"""Fields of `Estimates` for plans that say nothing of when their step does what."""
 
 
 def _op(
@@ -83,6 +102,7 @@ def two_axis_plan() -> Plan:
                 "loss": _op("", "forward", 1, n=1),
                 "param:up": OpTotal("model.layers.*.mlp.up", "", "forward", 0, 0, 0, 0, 4 * MS),
             },
+            **NO_STEP,
         ),
         Provenance(
             autopar="0.1.0",
@@ -212,6 +232,7 @@ def renamed(plan: Plan, name: str) -> Plan:
 
 _names = st.text(st.characters(codec="utf-8"), max_size=12)
 _counts = st.integers(0, 2**62)
+COUNTS = [name for name, kind in get_type_hints(Estimates).items() if kind is int]
 
 
 @st.composite
@@ -251,12 +272,12 @@ def plans(draw: st.DrawFn) -> Plan:
             routes=draw(st.dictionaries(_names, texts, max_size=3)),
             replicated_unknown_ops=draw(texts),
         ),
-        Estimates(
-            *(draw(_counts) for _ in range(5)),
-            draw(st.builds(Memory, *[_counts] * 6)),
-            draw(_counts),
-            tuple(draw(st.lists(sent, max_size=3))),
-            ops,
+        msgspec.structs.replace(
+            two_axis_plan().estimates,
+            **{name: draw(_counts) for name in COUNTS},
+            memory=draw(st.builds(Memory, *[_counts] * 6)),
+            collectives=tuple(draw(st.lists(sent, max_size=3))),
+            ops=ops,
             sends=sends,
             order=draw(st.lists(st.builds(Run, st.integers(1, 9), items), max_size=3).map(tuple)),
             memory_curve=MemoryCurve(*(zip(*moments) if moments else ())),

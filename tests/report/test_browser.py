@@ -164,7 +164,7 @@ def test_keys_reach_all_that_scrolls_or_opens(driver: Chrome, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "plan",
     [two_axis_plan(), renamed(stepped_plan(), "</script><script>window.hit=1</script>\"'`")],
-    ids=["older", "hostile"],
+    ids=["harmless", "hostile"],
 )
 def test_nothing_runs_but_our_script(driver: Chrome, plan: Plan, tmp_path: Path) -> None:
     look(driver, 1280)

@@ -16,7 +16,7 @@ from autopar.errors import PlanError
 from autopar.plans.plan import OPTIMIZER, CollectiveTotal, OpTotal, Plan, Run
 from autopar.report.timeline import Part, Track, timeline
 from autopar.report.trace import BLOCKS, COMPUTE, FIRST_AXIS, trace
-from tests.report.plans import MS, renamed, stepped_plan, two_axis_plan
+from tests.report.plans import MS, renamed, stepped_plan
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama-405b.plan.json"
 
@@ -113,11 +113,6 @@ def test_hostile_names_are_text() -> None:
     check_format(events)
     texts = str(events)
     assert texts.isprintable() and len(texts) < 40_000
-
-
-def test_plans_without_order_are_refused() -> None:
-    with pytest.raises(PlanError, match="does not say in which order"):
-        trace(two_axis_plan())
 
 
 def test_too_long_steps_are_refused() -> None:

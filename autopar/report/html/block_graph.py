@@ -83,7 +83,7 @@ class BlockGraph:
 
 def block_graphs(plan: Plan) -> tuple[BlockGraph, ...]:
     """The graphs of the repeated blocks, the costliest first, forward before backward; of the whole
-    model if nothing repeats. Empty for plans of older versions, which lack what ops read."""
+    model if nothing repeats."""
     ops, turn = plan.estimates.ops, _turns(plan)
     blocks: dict[str, dict[str, list[str]]] = {}
     for key in sorted(turn, key=lambda key: turn[key]):
@@ -92,8 +92,6 @@ def block_graphs(plan: Plan) -> tuple[BlockGraph, ...]:
         blocks.setdefault(block, {}).setdefault(ops[key].phase, []).append(key)
     if len(blocks) > 1:
         blocks.pop("", None)
-    if not any(op.inputs for op in ops.values()):
-        return ()
     costs = {
         block: sum(ops[key].compute_ns for keys in phases.values() for key in keys)
         for block, phases in blocks.items()

@@ -74,7 +74,6 @@ def _shares(plan: Plan) -> Iterator[Share]:
         ("compute", estimates.compute_ns, "compute"),
         ("exposed communication", estimates.exposed_communication_ns, "network"),
         ("optimizer", estimates.optimizer_ns, "optimizer"),
-        ("bubble", estimates.bubble_ns, "bubble"),
     )
     whole, done = sum(ns for _, ns, _ in parts), 0
     for title, ns, class_ in parts:
@@ -90,7 +89,7 @@ def _cards(plan: Plan) -> list[Card]:
     tokens = (
         (f"{estimates.tokens_per_s:,}", f"{estimates.tokens:,} tokens a step")
         if estimates.tokens
-        else (UNKNOWN, "the inputs are no batch of tokens, or the plan is of an older version")
+        else (UNKNOWN, "the inputs are no batch of tokens")
     )
     mfu = (
         (
@@ -110,7 +109,6 @@ def _cards(plan: Plan) -> list[Card]:
             _time(exposed),
             (_percent(exposed, estimates.step_ns), f"{_time(hidden)} more behind compute"),
         ),
-        Card("Pipeline bubble", _time(estimates.bubble_ns), ()),
         Card(
             "Memory at the peak",
             format_bytes(peak),
@@ -147,7 +145,6 @@ def _facts(plan: Plan, digest: str, made_by: str) -> list[Fact]:
         Fact("Inputs", structure.inputs),
         Fact("Trained with", (structure.optimizer,)),
         Fact("Cluster", _cluster(structure.cluster, plan.estimates.cluster)),
-        Fact("Stages", _stages(plan)),
         Fact("What binds", find_limits(plan).binds),
         Fact("Imposed", provenance.imposed),
         Fact("Best of the meshes", provenance.meshes_tried if _several(plan) else ()),
@@ -161,9 +158,7 @@ def _several(plan: Plan) -> bool:
     return len(plan.provenance.meshes_tried) > 1
 
 
-def _cluster(name: str, rates: ClusterRates | None) -> tuple[str, ...]:
-    if rates is None:
-        return (name,)
+def _cluster(name: str, rates: ClusterRates) -> tuple[str, ...]:
     device = (
         f"{rates.device}: {format_bytes(rates.memory_bytes)} at "
         f"{format_bytes_per_s(rates.memory_bytes_per_s)}"
@@ -177,21 +172,6 @@ def _cluster(name: str, rates: ClusterRates | None) -> tuple[str, ...]:
         for link in rates.links
     )
     return (name, device, flops, *links, f"figures from {rates.source}")
-
-
-def _stages(plan: Plan) -> tuple[str, ...]:
-    found: list[str] = []
-    totals = plan.estimates.stages
-    for k, stage in enumerate(plan.structure.stages):
-        last = stage.first_rank + max(stage.num_ranks, 1) - 1
-        words = f"{k}: ranks {stage.first_rank} to {last}, {', '.join(stage.modules)}"
-        if k < len(totals):
-            words += f"; busy {_time(totals[k].busy_ns)}, peak {format_bytes(totals[k].peak_bytes)}"
-        found.append(words)
-    schedule = plan.structure.schedule
-    if schedule.kind != "none":
-        found.append(f"schedule {schedule.kind}, {schedule.microbatches} microbatches")
-    return tuple(found)
 
 
 def _flop(number: int) -> str:

@@ -53,8 +53,7 @@ class HeldRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Memory of each device: at the peak, over time, and the largest of what is held at the peak.
-    `columns` and `held` are empty for plans of older versions."""
+    """Memory of each device: at the peak, over time, and what is largest at the peak."""
 
     limit: int
     peak: int

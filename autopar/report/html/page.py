@@ -44,7 +44,7 @@ class Page:
 
     mesh: tuple[MeshAxis, ...]
     headline: Headline
-    schedule: Schedule | None
+    schedule: Schedule
     memory: MemoryUse
     traffic: tuple[AxisTraffic, ...]
     graphs: tuple[BlockGraph, ...]
@@ -85,10 +85,7 @@ def render(page: Page) -> str:
             style=Markup(style),
             script_hash=_hash(script),
             style_hash=_hash(style),
-            panels=[
-                (panel, gantt(panel, colours))
-                for panel in (page.schedule.panels if page.schedule else ())
-            ],
+            panels=[(panel, gantt(panel, colours)) for panel in page.schedule.panels],
             areas=areas(page.memory) if page.memory.columns else None,
             graphs=[(graph, block_picture(graph, page.mesh)) for graph in page.graphs],
         )

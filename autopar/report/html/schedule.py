@@ -83,13 +83,11 @@ class Schedule:
     runs: tuple[RunRow, ...]
 
 
-def schedule(plan: Plan) -> Schedule | None:
-    """The schedule of a plan; None where the plan does not say in which order the step is done."""
+def schedule(plan: Plan) -> Schedule:
+    """The schedule of a plan; nothing is drawn of a step that takes no time."""
     step = timeline(plan)
-    if not step.end_ns:
-        return None
     letters = _letters(step)
-    panels = [_overview(step, letters, plan)]
+    panels = [_overview(step, letters, plan)] if step.end_ns else []
     panels += [_inside(step, stretch, letter, plan) for stretch, letter in letters]
     overlap_ns = step.end_ns - plan.estimates.step_ns
     return Schedule(overlap_ns, tuple(panels), step.tracks, tuple(_runs(step, letters)))
