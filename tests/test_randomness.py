@@ -60,7 +60,7 @@ def held(traced: Traced, seed: int) -> list[Tensor]:
     program = generate(traced.gm, traced.graph, plan)
     assert draws(program.forward)
     (node,) = traced.graph.with_role(Role.DETACHED)
-    assert program.detached_shardings[int(node.target)] == "[S(0), R]"
+    assert str(program.detached_shardings[int(node.target)]) == "[S(0), R]"
     given = whole_tensors(Dropped(), (X,), {})
     with seeded(seed), torch.no_grad():
         ranks = [[given[name] for name in program.forward_inputs] for _ in range(4)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -90,7 +89,7 @@ class _Generator:
     def _program(self) -> Program:
         forward, backward = (self.values.local[phase] for phase in Phase)
         detached = {
-            int(node.target): self.layout.structure.outputs[node.key]
+            int(node.target): self.layout.outputs[node.key]
             for node in self.graph.with_role(Role.DETACHED)
         }
         forward_outputs = sorted(forward.outputs, key=lambda name: name.startswith("saved:"))
@@ -136,7 +135,7 @@ class _Generator:
         self, graph: fx.Graph, node: Node, source: fx.Node, arguments: Sequence[fx.Node]
     ) -> Sequence[fx.Node]:
         """The local tensors that an op makes."""
-        choice, (inputs, outputs) = self.layout.structure.ops[node.key], self.layout.pair(node)
+        choice, (inputs, outputs) = self.layout.choice(node), self.layout.pair(node)
         if exchange_axes(node, choice):
             given = iter(arguments)
             args, kwargs = map_arg((source.args, source.kwargs), lambda _: next(given))
@@ -201,9 +200,8 @@ class _Generator:
         it is divided by their number: the mean of the whole is the sum."""
         if not node.mean:
             return 1
-        options = self.layout.structure.ops[node.key].split(",")
         reduced = {f.name for f in node.factors if f.outputs[output] is None}
-        return prod(n for o, n in zip(options, self.values.sizes, strict=False) if o in reduced)
+        return self.layout.choice(node).ways(reduced, self.values.sizes)
 
     def _send_off(self, group: Group) -> None:
         """Reduce what is partial as soon as it is made: less is left to hold, and the reduction has
@@ -224,7 +222,7 @@ class _Generator:
         """The local value of a tensor input, in the sharding that the node's choice asks for."""
         group, use = self.use_of[node.index, arg]
         if node.role in STORED_ROLES:
-            wanted = Sharding.parse(self.layout.structure.params[node.target].storage)
+            wanted = self.layout.params[node.target].storage
         else:
             wanted = self.layout.pair(node)[0][arg]
         states = self.layout.seen_through(use, wanted)

@@ -22,6 +22,7 @@ from autopar.codegen.localize import Shapes
 from autopar.codegen.ring import attention_rows, attention_rows_backward, ring, ring_backward
 from autopar.ir import moe
 from autopar.ir.attention import BACKWARD, FORWARD, RING
+from autopar.ir.choices import Choice
 from autopar.ir.graph import Atom, Node
 from autopar.ir.intra_op import Exchange, exchange_axes, exchanged_dims, joint_name
 from autopar.ir.redistribute import nesting
@@ -42,7 +43,7 @@ class Peers:
 
     graph: fx.Graph
     node: Node
-    choice: str
+    choice: Choice
     mesh: Sequence[MeshAxis]
     atoms: Sequence[Atom]
     shapes: Shapes
@@ -73,7 +74,7 @@ class Peers:
 
     def _writer(self) -> Callable[[Peers], list[fx.Node]]:
         for factor in self.node.factors:
-            if factor.members and factor.name in self.choice.split(","):
+            if factor.members and factor.name in self.choice.options:
                 return _JOINT[self.node.op, joint_name(factor.name)]
         return _TABLE[self.node.op]
 

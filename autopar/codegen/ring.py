@@ -48,7 +48,7 @@ def attention_rows_backward(p: Peers) -> list[fx.Node]:
 def _rows(p: Peers, query: int) -> tuple[Piece, Piece]:
     """The piece that input `query`, the queries, is, and all keys."""
     (factor,) = (f for f in p.node.factors if f.exchanged and not f.members)
-    axes = [k for k, option in enumerate(p.choice.split(",")) if option == factor.name]
+    axes = p.choice.axes_of((factor.name,))
     cuts = _cuts(p, nesting(p.atoms[factor.atom], axes))
     length = p.shapes.local_inputs[query][_SEQUENCE]
     return (length, cuts, 0), (p.shapes.inputs[query + 1][_SEQUENCE], (), 0)
@@ -135,7 +135,7 @@ class _Ring:
     @staticmethod
     def of(p: Peers, query: int) -> _Ring:
         """The ring of the attention whose input `query` is the queries."""
-        axis = p.mesh[p.choice.split(",").index(RING)]
+        axis = p.mesh[p.choice.axes_of((RING,))[0]]
         q, k, v = p.shapes.local_inputs[query : query + 3]
         return _Ring(p, is_causal(p.node), axis.name, axis.size, q[_SEQUENCE], (k, v))
 

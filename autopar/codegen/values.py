@@ -49,8 +49,8 @@ class Values:
 
     def __init__(self, layout: Layout, groups: Sequence[Group]) -> None:
         self.layout = layout
-        self.axes: Sequence[MeshAxis] = layout.structure.mesh
-        self.sizes = tuple(axis.size for axis in self.axes)
+        self.axes: Sequence[MeshAxis] = layout.mesh
+        self.sizes = layout.sizes
         self.local = {phase: LocalGraph() for phase in Phase}
         self.groups = {(group.root, group.phase): group for group in groups}
         self._trees: dict[str, Tree] = {}
@@ -60,7 +60,7 @@ class Values:
         """The state in which a root comes into being."""
         node = self.layout.graph.nodes[ref.node]
         if node.role is Role.PARAM:
-            return Sharding.parse(self.layout.structure.params[node.target].storage)
+            return self.layout.params[node.target].storage
         return self.layout.pair(node)[1][ref.output]
 
     def define(self, phase: Phase, ref: Ref, value: fx.Node) -> None:

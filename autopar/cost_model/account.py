@@ -110,7 +110,7 @@ def _exchanges(layout: Layout, mesh: Mesh, compute: Mapping[int, int]) -> Iterat
         node = layout.graph.nodes[index]
         kind = node.key, compute_ns
         if kind not in known:
-            found = sent(layout.graph, node, layout.structure.ops[node.key], mesh, compute_ns)
+            found = sent(layout.graph, node, layout.choice(node), mesh, compute_ns)
             known[kind] = tuple((each.kind, each.axis, each.in_bytes, ns) for each, ns in found)
         if known[kind]:
             yield Sends(node.key, index, index, node.phase.value, known[kind])
@@ -126,7 +126,7 @@ def _compute_ns(
         kind = (node.key, done)
         if kind not in cached:
             pair = layout.pair(node)
-            choice = layout.structure.ops[node.key]
+            choice = layout.choice(node)
             cached[kind] = to_ns(
                 node_s(graph, node, done, choice, pair, mesh.sizes, cluster.device)
             )
@@ -139,16 +139,15 @@ def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> 
     graph, optimizer = layout.graph, find_optimizer(options.optimizer)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     found: dict[int, int] = {}
-    known: dict[tuple[str, str], int] = {}
+    known: dict[tuple[str, Sharding], int] = {}
     for node in graph.with_role(Role.PARAM):
         if node.target in trained:
-            text = layout.structure.params[node.target].storage
-            if (node.key, text) not in known:
-                storage, tensor = Sharding.parse(text), node.outputs[0]
-                known[node.key, text] = to_ns(
+            storage, tensor = layout.params[node.target].storage, node.outputs[0]
+            if (node.key, storage) not in known:
+                known[node.key, storage] = to_ns(
                     update_s(optimizer, tensor, graph.atoms, storage, mesh, cluster.device)
                 )
-            found[node.index] = known[node.key, text]
+            found[node.index] = known[node.key, storage]
     return found
 
 

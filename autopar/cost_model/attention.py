@@ -13,7 +13,7 @@ from math import prod
 
 from autopar.cost_model.roofline import op_s
 from autopar.ir.attention import BACKWARD, FORWARD, RING, is_causal, last_share, query_ways
-from autopar.ir.choices import num_shards
+from autopar.ir.choices import Choice, num_shards
 from autopar.ir.graph import Graph, Node
 from autopar.ir.intra_op import row_itemsize
 from autopar.ir.mesh import Device
@@ -34,7 +34,7 @@ def attention_flops(node: Node, graph: Graph) -> float:
 def attention_s(
     graph: Graph,
     node: Node,
-    choice: str,
+    choice: Choice,
     shardings: tuple[tuple[Sharding, ...], tuple[Sharding, ...]],
     sizes: Sequence[int],
     moved: int,
@@ -44,9 +44,8 @@ def attention_s(
     dtype = graph.type_of(node.inputs[0]).dtype
     flops = attention_flops(node, graph) * _busiest_share(node, graph, choice, sizes)
     passed_on = _result_bytes(graph, node, shardings[1], sizes)
-    options = choice.split(",") if choice else ()
-    if RING in options:
-        steps = sizes[options.index(RING)]
+    if choice.axes_of((RING,)):
+        steps = choice.ways((RING,), sizes)
         each_s = op_s(0.0, passed_on, dtype, device)
         kernels_s = op_s(flops, moved * steps, dtype, device)
         return kernels_s + (steps - 1) * (device.launch_s + each_s)
@@ -62,7 +61,7 @@ def _shapes(node: Node, graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]
     return query, key
 
 
-def _busiest_share(node: Node, graph: Graph, choice: str, sizes: Sequence[int]) -> float:
+def _busiest_share(node: Node, graph: Graph, choice: Choice, sizes: Sequence[int]) -> float:
     num = num_shards(node, choice, sizes)
     if not is_causal(node):
         return 1 / num

@@ -11,7 +11,7 @@ from autopar.cost_model.limits import Arcs, Limits, Passes, Rule, Rules, Shardin
 from autopar.cost_model.module_outputs import Returned, returned
 from autopar.cost_model.parameter_storages import storages
 from autopar.errors import ConstraintError, InfeasibleError
-from autopar.ir.choices import axis_options
+from autopar.ir.choices import Choice, Decision, axis_options
 from autopar.ir.contractions import Products, batch_atoms, find_products
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.ir.mesh import Mesh
@@ -150,7 +150,7 @@ class _Imposing:
         """Output `output` of a class is to be as `tests` say."""
         batch = self.batch
 
-        def passes(_: str, __: Shardings, outputs: Shardings) -> bool:
+        def passes(_: Decision, __: Shardings, outputs: Shardings) -> bool:
             return all(holds(test, tensor, batch, outputs[output]) for test in tests)
 
         self._rule(key, constraint, passes)
@@ -215,10 +215,9 @@ class _Imposing:
     def _does(self, node: Node, alternatives: Sequence[Tests], roles: Mapping[str, str]) -> Passes:
         batch = self.batch
 
-        def passes(label: str, _: Shardings, __: Shardings) -> bool:
-            options = label.split(",")
-            return any(
-                all(option_holds(t, node, options[t.axis], batch, roles) for t in tests)
+        def passes(choice: Decision, _: Shardings, __: Shardings) -> bool:
+            return isinstance(choice, Choice) and any(
+                all(option_holds(t, node, choice.options[t.axis], batch, roles) for t in tests)
                 for tests in alternatives
             )
 
@@ -240,7 +239,7 @@ class _Imposing:
                 tensor = self.graph.type_of(node.inputs[0])
 
                 def passes(
-                    _: str, inputs: Shardings, __: Shardings, t: TensorType = tensor
+                    _: Decision, inputs: Shardings, __: Shardings, t: TensorType = tensor
                 ) -> bool:
                     return all(holds(test, t, batch, inputs[0]) for test in tests)
 
@@ -266,7 +265,7 @@ class _Imposing:
             for use in group.uses if group.root == root else ():
                 user = self.graph.nodes[use.node]
 
-                def passes(_: str, inputs: Shardings, __: Shardings, use: Use = use) -> bool:
+                def passes(_: Decision, inputs: Shardings, __: Shardings, use: Use = use) -> bool:
                     state = requirement(self.graph, use, inputs[use.arg])
                     return state is None or allowed(state)
 
@@ -286,7 +285,7 @@ class _Imposing:
         if not self._speaks(root, f"output {what.root.output}", constraint):
             return
 
-        def passes(_: str, __: Shardings, outputs: Shardings) -> bool:
+        def passes(_: Decision, __: Shardings, outputs: Shardings) -> bool:
             state = outputs[what.root.output]
             return all(state[t.axis] == P or holds(t, tensor, batch, state) for t in at_root)
 

@@ -15,7 +15,7 @@ from autopar.cost_model.attention import attention_s
 from autopar.cost_model.flops import CONTRACTIONS, flops
 from autopar.cost_model.roofline import op_s
 from autopar.ir import moe
-from autopar.ir.choices import num_shards
+from autopar.ir.choices import Choice, num_shards
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role
 from autopar.ir.mesh import Device
 from autopar.ir.redistribute import local_bytes
@@ -73,7 +73,7 @@ def node_s(
     graph: Graph,
     node: Node,
     work: Traffic,
-    choice: str,
+    choice: Choice,
     shardings: tuple[tuple[Sharding, ...], tuple[Sharding, ...]],
     sizes: Sequence[int],
     device: Device,

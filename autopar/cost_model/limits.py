@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autopar.errors import InfeasibleError
+from autopar.ir.choices import Choice, Decision, ParamChoice
 from autopar.ir.graph import Graph, Phase, Role, TensorType
 from autopar.ir.mesh import Mesh
 from autopar.ir.problem import FORBIDDEN, IntArray
@@ -31,8 +32,8 @@ _SHOWN = 8
 
 Shardings = Sequence[Sharding]
 
-Passes = Callable[[str, Shardings, Shardings], bool]
-"""Whether a class may take the choice of that label, with its inputs and outputs."""
+Passes = Callable[[Decision, Shardings, Shardings], bool]
+"""Whether a class may decide so, with what that makes of its inputs and outputs."""
 
 Leads = Callable[[Sharding, Sharding], bool]
 """Whether a tensor may go from one state to another."""
@@ -75,7 +76,7 @@ class Limits:
         for rule in self.choices.get(entry.key, ()):
             rules.setdefault(rule.constraint.origin, []).append(rule)
         passing = {origin: _passing(entry, some) for origin, some in rules.items()}
-        numbers = frozenset(range(len(entry.labels)))
+        numbers = frozenset(range(len(entry.choices)))
         left = numbers.intersection(*passing.values())
         if numbers and not left:
             raise InfeasibleError(self._clash(entry, rules, passing))
@@ -87,7 +88,7 @@ class Limits:
         rules: Mapping[str, Sequence[Rule]],
         passing: Mapping[str, frozenset[int]],
     ) -> str:
-        numbers, needed = frozenset(range(len(entry.labels))), dict(passing)
+        numbers, needed = frozenset(range(len(entry.choices))), dict(passing)
         for origin in passing:
             others = [passed for other, passed in needed.items() if other != origin]
             if not numbers.intersection(*others):
@@ -138,20 +139,22 @@ def describe(entry: NodeClass) -> str:
 
 def _options(entry: NodeClass) -> list[str]:
     """What the class could be, apart from constraints: of an op the options on an axis."""
-    if entry.node.role is Role.OP:
-        options = (option for label in entry.labels for option in label.split(","))
-    else:
-        options = (label.partition("|")[0] for label in entry.labels)
-    return list(dict.fromkeys(options))
+    options: dict[str, None] = {}
+    for choice in entry.choices:
+        if isinstance(choice, Choice):
+            options |= dict.fromkeys(choice.options)
+        else:
+            options[str(choice.storage if isinstance(choice, ParamChoice) else choice)] = None
+    return list(options)
 
 
 def _passing(entry: NodeClass, rules: Sequence[Rule]) -> frozenset[int]:
     """The choices that rules of one origin allow. One that is lenient gives way to those before
     it."""
-    left = frozenset(range(len(entry.labels)))
+    left = frozenset(range(len(entry.choices)))
     for rule in rules:
         passed = frozenset(
-            c for c in left if rule.passes(entry.labels[c], entry.inputs[c], entry.outputs[c])
+            c for c in left if rule.passes(entry.choices[c], entry.inputs[c], entry.outputs[c])
         )
         left = left if rule.lenient and not passed else passed
     return left
@@ -168,7 +171,7 @@ def _of(entry: NodeClass, kept: Iterable[int]) -> NodeClass:
     chosen = sorted(kept)
     return replace(
         entry,
-        labels=tuple(entry.labels[c] for c in chosen),
+        choices=tuple(entry.choices[c] for c in chosen),
         inputs=tuple(entry.inputs[c] for c in chosen),
         outputs=tuple(entry.outputs[c] for c in chosen),
     )

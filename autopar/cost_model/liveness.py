@@ -66,7 +66,7 @@ def residence(
             held[interval.holder] += interval.num_bytes
     params = optimizer = 0
     for node in layout.graph.with_role(Role.PARAM):
-        storage = Sharding.parse(layout.structure.params[node.target].storage)
+        storage = layout.params[node.target].storage
         local = layout.held_bytes(Ref(node.index), storage)
         params += local
         optimizer += find_optimizer(options.optimizer).states * local
@@ -130,7 +130,7 @@ def _intervals(layout: Layout, mesh: Mesh, all_groups: Sequence[Group]) -> list[
 
 def _scratch(layout: Layout, mesh: Mesh, node: Node) -> int:
     """Bytes that an op holds for itself while it exchanges."""
-    return scratch_bytes(layout.graph, node, layout.structure.ops[node.key], mesh.sizes)
+    return scratch_bytes(layout.graph, node, layout.choice(node), mesh.sizes)
 
 
 def _copies(

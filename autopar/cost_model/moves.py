@@ -12,6 +12,7 @@ import numpy.typing as npt
 from autopar.cost_model.collectives import collective_s
 from autopar.errors import ClusterError
 from autopar.ir.buckets import BUCKET_BYTES, Sharing, can_share
+from autopar.ir.choices import Choice
 from autopar.ir.graph import Atom, Graph, Node, TensorType
 from autopar.ir.intra_op import Exchange, exchanges
 from autopar.ir.mesh import Device, Mesh
@@ -114,7 +115,7 @@ def moves_ns(
 
 
 def sent(
-    graph: Graph, node: Node, choice: str, mesh: Mesh, compute_ns: int
+    graph: Graph, node: Node, choice: Choice, mesh: Mesh, compute_ns: int
 ) -> tuple[tuple[Exchange, int], ...]:
     """What an op of `compute_ns` sends while it runs, with the nanoseconds of each by which the op
     takes longer: what does not hide behind the compute that runs meanwhile."""

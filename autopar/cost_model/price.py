@@ -29,6 +29,7 @@ from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.space import NodeClass, classes
 from autopar.errors import InfeasibleError
 from autopar.ir.buckets import is_bucketed, sharing
+from autopar.ir.choices import Choice
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import STORED_ROLES, Graph, Phase, Role
 from autopar.ir.mesh import Cluster, Mesh
@@ -80,7 +81,7 @@ def choices(
     limits = impose(graph, mesh, all_groups, request.options.imposed(graph, mesh))
     table = classes(graph, mesh, all_groups, limits)
     for entry in table.values():
-        if not entry.labels:
+        if not entry.choices:
             if entry.node.role is Role.PARAM:
                 raise InfeasibleError(
                     f"the gradient of {entry.node.target} cannot be brought into the storage that "
@@ -135,13 +136,14 @@ def _compute(
     of the class; the optimizer's time of parameters that are trained."""
     work = traffic(graph, all_groups)
     kinds = Counter((graph.nodes[index].key, done) for index, done in work.items())
-    costs = {key: np.zeros(len(entry.labels), np.int64) for key, entry in table.items()}
+    costs = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     for (key, done), count in kinds.items():
         entry = table[key]
-        for c, label in enumerate(entry.labels):
+        for c, choice in enumerate(entry.choices):
+            assert isinstance(choice, Choice), f"{key} is no op"
             pair = (entry.inputs[c], entry.outputs[c])
-            ns = to_ns(node_s(graph, entry.node, done, label, pair, mesh.sizes, cluster.device))
-            talk = sum(longer for _, longer in sent(graph, entry.node, label, mesh, ns))
+            ns = to_ns(node_s(graph, entry.node, done, choice, pair, mesh.sizes, cluster.device))
+            talk = sum(longer for _, longer in sent(graph, entry.node, choice, mesh, ns))
             costs[key][c] += count * (ns + talk)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     kinds = Counter(node.key for node in graph.with_role(Role.PARAM) if node.target in trained)
@@ -163,7 +165,7 @@ def _usages(
     saves: Mapping[str, tuple[Sharding, ...]],
 ) -> tuple[IntArray, ...]:
     """Bytes per device of every choice: what is there when the forward phase ends."""
-    usages = {key: np.zeros(len(entry.labels), np.int64) for key, entry in table.items()}
+    usages = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     usages |= {SAVED + key: np.zeros(len(states), np.int64) for key, states in saves.items()}
     copies = 2 + find_optimizer(options.optimizer).states
     for key, entry in table.items():

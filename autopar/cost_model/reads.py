@@ -31,7 +31,7 @@ def inputs(layout: Layout, node: Node, found: Reads) -> Words:
 def outputs(layout: Layout, node: Node) -> Words:
     """(type, sharding) of each output; a parameter's sharding is how it is stored."""
     if node.role is Role.PARAM:
-        return ((type_text(node.outputs[0]), layout.structure.params[node.target].storage),)
+        return ((type_text(node.outputs[0]), str(layout.params[node.target].storage)),)
     states = layout.pair(node)[1]
     return tuple((type_text(t), str(state)) for t, state in zip(node.outputs, states, strict=True))
 

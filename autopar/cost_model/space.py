@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from autopar.cost_model.limits import Limits
-from autopar.ir.choices import choices, shardings
+from autopar.ir.choices import Decision, ParamChoice, choices, shardings
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Role, TensorType
 from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
@@ -15,9 +15,6 @@ from autopar.ir.redistribute import is_legal, states, step
 from autopar.ir.sharding import R, Sharding
 from autopar.ir.uneven import chunkable_dim, chunked_axes, chunked_dim, stored
 from autopar.ir.uses import Group, Use, requirement
-
-SEPARATOR = "|"
-"""Between the storage and the kept sharding of a parameter's choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +28,14 @@ class NodeClass:
     key: str
     node: Node
     count: int
-    labels: tuple[str, ...]
+    choices: tuple[Decision, ...]
     inputs: tuple[tuple[Sharding, ...], ...]
     outputs: tuple[tuple[Sharding, ...], ...]
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The choices, as a problem names them."""
+        return tuple(map(str, self.choices))
 
 
 def classes(
@@ -82,14 +84,13 @@ def _node_class(
     replicated = Sharding.replicated(len(mesh.axes))
     if node.role is Role.DETACHED:
         asked = _expressible(graph, graph.type_of(node.inputs[0]), mesh)
-        labels = tuple(map(str, asked))
         return _feasible(
             graph,
             mesh,
             reads,
             node,
             len(nodes),
-            labels,
+            asked,
             tuple((s,) for s in asked),
             ((),) * len(asked),
         )
@@ -97,19 +98,19 @@ def _node_class(
         state = input_state(node, graph.atoms, mesh.sizes)
         inputs = ((replicated,) * len(node.inputs),)
         return NodeClass(
-            node.key, node, len(nodes), (str(state),), inputs, ((state,) * len(node.outputs),)
+            node.key, node, len(nodes), (state,), inputs, ((state,) * len(node.outputs),)
         )
-    labels = choices(node, graph.atoms, mesh.sizes)
+    offered = choices(node, graph.atoms, mesh.sizes)
     if is_constant:
-        labels = labels[:1]
-    pairs = tuple(shardings(node, label) for label in labels)
+        offered = offered[:1]
+    pairs = tuple(shardings(node, choice) for choice in offered)
     return _feasible(
         graph,
         mesh,
         reads,
         node,
         len(nodes),
-        labels,
+        offered,
         tuple(p[0] for p in pairs),
         tuple(p[1] for p in pairs),
     )
@@ -121,7 +122,7 @@ def _feasible(
     reads: Sequence[tuple[Use, TensorType]],
     node: Node,
     count: int,
-    labels: Sequence[str],
+    offered: Sequence[Decision],
     inputs: Sequence[tuple[Sharding, ...]],
     outputs: Sequence[tuple[Sharding, ...]],
 ) -> NodeClass:
@@ -136,7 +137,7 @@ def _feasible(
         node.key,
         node,
         count,
-        tuple(labels[c] for c in kept),
+        tuple(offered[c] for c in kept),
         tuple(inputs[c] for c in kept),
         tuple(outputs[c] for c in kept),
     )
@@ -189,7 +190,7 @@ def _param_class(
     """(storage, kept) pairs: a parameter is kept for backward as it is stored or gathered over some
     of the axes. It is stored in one of `given`, if that is limited."""
     node, tensor = nodes[0], nodes[0].outputs[0]
-    pairs: list[tuple[Sharding, Sharding]] = []
+    found: list[ParamChoice] = []
     for storage in _stored(graph, tensor, mesh) if given is None else given:
         if not all(_reaches(graph, mesh, use, kind, storage) for use, kind in gradients):
             continue
@@ -199,6 +200,6 @@ def _param_class(
                 target = state.with_axis(axis, R)
                 if target not in gathered and step(tensor, graph.atoms, state, target):
                     gathered.append(target)
-        pairs.extend((storage, kept) for kept in gathered)
-    labels = tuple(f"{storage}{SEPARATOR}{kept}" for storage, kept in pairs)
-    return NodeClass(node.key, node, len(nodes), labels, ((),) * len(pairs), tuple(pairs))
+        found.extend(ParamChoice(storage, kept) for kept in gathered)
+    pairs = tuple((choice.storage, choice.kept) for choice in found)
+    return NodeClass(node.key, node, len(nodes), tuple(found), ((),) * len(pairs), pairs)

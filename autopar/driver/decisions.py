@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autopar.ir.choices import ParamChoice
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
 from autopar.ir.problem import Problem, Solution
@@ -22,9 +23,9 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
     roles = {node.key: node.role for node in graph.nodes}
     params: dict[str, Param] = {}
     for node in graph.with_role(Role.PARAM):
-        storage, _, kept = chosen[node.key].partition("|")
-        tensor = node.outputs[0]
-        params[node.target] = Param(tensor.shape, tensor.dtype, storage, kept)
+        choice, tensor = ParamChoice.parse(chosen[node.key]), node.outputs[0]
+        texts = str(choice.storage), str(choice.kept)
+        params[node.target] = Param(tensor.shape, tensor.dtype, *texts)
     return Structure(
         model=graph.name,
         fingerprint=fingerprint(graph),

@@ -27,7 +27,6 @@ from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
 from autopar.ir.input_sharding import with_handed
 from autopar.ir.mesh import Cluster
-from autopar.ir.sharding import Sharding
 from autopar.ir.version import __version__
 from autopar.plans.compatibility import check_fit
 from autopar.plans.options import Options
@@ -226,9 +225,7 @@ class Builder:
         random: DefaultRandom | None,
     ) -> Executable:
         """The program for this rank; at the first call, the parameters are stored as it says."""
-        storage = {
-            name: Sharding.parse(param.storage) for name, param in plan.structure.params.items()
-        }
+        storage = {name: p.choice.storage for name, p in plan.structure.params.items()}
         axes, device = plan.structure.mesh, self.world.device
         if self.world.size == 1:
             program = bind(program, {}, axes, (), device)

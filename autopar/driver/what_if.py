@@ -20,7 +20,7 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cost_model.account import account
 from autopar.driver.search import Candidate, peak, solve_mesh, within_memory
 from autopar.errors import AutoparError, InfeasibleError
-from autopar.ir.choices import shardings
+from autopar.ir.choices import Choice, ParamChoice, shardings
 from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.mesh import Axis, Cluster, Link, Mesh
 from autopar.ir.problem import FORBIDDEN, Problem, Solution, Status
@@ -176,7 +176,7 @@ class Explainer:
             module = node.module or "(model)"
             number = self.best.problem.keys.index(node.key)
             labels = self.best.problem.labels[number]
-            made = [str(shardings(node, label)[1][0]) for label in labels]
+            made = [str(shardings(node, Choice.parse(label))[1][0]) for label in labels]
             return f"{module}, as {node.op} makes it", _alike(number, made)
         key = node.key if node is not None else name
         if key not in self.best.problem.keys:
@@ -188,7 +188,7 @@ class Explainer:
         labels = self.best.problem.labels[number]
         if node is None:
             return f"decision {key}", _alike(number, labels)
-        stored = [label.partition("|")[0] for label in labels]
+        stored = [str(ParamChoice.parse(label).storage) for label in labels]
         return f"{node.target}, as it is stored", _alike(number, stored)
 
     def _node(self, name: str) -> Node | None:

@@ -8,8 +8,8 @@ pass keys and values on from one to the next.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
+from autopar.ir.choices import Choice
 from autopar.ir.graph import Node
 
 FORWARD = "autopar.sdpa.default"
@@ -26,12 +26,10 @@ def is_causal(node: Node) -> bool:
     return bool(node.args[_CAUSAL_AT[node.op]])
 
 
-def query_ways(choice: str, sizes: Sequence[int]) -> int:
+def query_ways(choice: Choice, sizes: Sequence[int]) -> int:
     """Into how many pieces `choice` cuts the queries."""
-    options = choice.split(",") if choice else ()
-    cut = (QUERIES, RING)
-    pairs = zip(options, sizes, strict=True)
-    return prod(size for option, size in pairs if option.partition(".")[0] in cut)
+    cut = {option for option in choice.options if option.partition(".")[0] in (QUERIES, RING)}
+    return choice.ways(cut, sizes)
 
 
 def last_share(queries: int, keys: int, ways: int) -> float:

@@ -1,13 +1,14 @@
-"""What an op can do on a mesh: the choices of its node, as text, and what each means.
+"""What an op can do on a mesh: the choices of its node, and what each means.
 
 On one mesh axis an op either replicates (`-`), shards one of its factors (the factor's name), or
-computes on partial inputs (`+i`, the i-th entry of `Node.partial`). A choice is one of these per
-mesh axis, joined by commas: `"b,n"`.
+computes on partial inputs (`+i`, the i-th entry of `Node.partial`). A choice is one of these
+options per mesh axis. A parameter's is how it is stored, and what is kept of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from math import prod
 
@@ -15,6 +16,53 @@ from autopar.ir.graph import Atom, Factor, Graph, Node, Slot
 from autopar.ir.sharding import C, P, Placement, R, S, Sharding
 
 REPLICATE = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What an op does on each mesh axis, in mesh order."""
+
+    options: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return ",".join(self.options)
+
+    @staticmethod
+    def parse(text: str) -> Choice:
+        """The inverse of `str`; ValueError on anything else."""
+        options = tuple(text.split(",")) if text else ()
+        if not all(option and option == option.strip() for option in options):
+            raise ValueError(f"not a choice: {text!r} (for example b,n)")
+        return Choice(options)
+
+    def axes_of(self, names: Container[str]) -> tuple[int, ...]:
+        """The mesh axes, ascending, on which it does one of `names`."""
+        return tuple(axis for axis, option in enumerate(self.options) if option in names)
+
+    def ways(self, names: Container[str], sizes: Sequence[int]) -> int:
+        """Over how many ranks of a mesh of `sizes` it does one of `names`."""
+        return prod(sizes[axis] for axis in self.axes_of(names))
+
+
+@dataclass(frozen=True, slots=True)
+class ParamChoice:
+    """How a parameter is stored, and what is kept of it from forward to backward."""
+
+    storage: Sharding
+    kept: Sharding
+
+    def __str__(self) -> str:
+        return f"{self.storage}|{self.kept}"
+
+    @staticmethod
+    def parse(text: str) -> ParamChoice:
+        """The inverse of `str`; ValueError on anything else."""
+        storage, _, kept = text.partition("|")
+        return ParamChoice(Sharding.parse(storage), Sharding.parse(kept))
+
+
+Decision = Choice | ParamChoice | Sharding
+"""What a node of the graph chooses: of an input or an output, the sharding it is in."""
 
 
 def axis_options(node: Node, atoms: Sequence[Atom], size: int) -> tuple[str, ...]:
@@ -30,11 +78,11 @@ def axis_options(node: Node, atoms: Sequence[Atom], size: int) -> tuple[str, ...
     return (REPLICATE, *factors, *partial)
 
 
-def choices(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[str, ...]:
+def choices(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[Choice, ...]:
     """Every choice of `node` on axes of `sizes` whose factors divide evenly, in canonical order. A
     joint factor is used on one axis, and another axis then shards of its members only what is
     computed without exchange: the tokens of a layer of experts, not the experts."""
-    found: list[str] = []
+    found: list[Choice] = []
     factors = {f.name: f for f in node.factors}
     cut = {f.name: f.members or (f.name,) for f in node.factors}
     for options in product(*(axis_options(node, atoms, size) for size in sizes)):
@@ -45,7 +93,7 @@ def choices(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> tuple[st
             for name in cut.get(option, ()):
                 ways[name] = ways.get(name, 1) * size
         if all(atoms[factors[name].atom].size % n == 0 for name, n in ways.items()):
-            found.append(",".join(options))
+            found.append(Choice(options))
     return tuple(found)
 
 
@@ -64,10 +112,10 @@ def _parallel(factor: Factor) -> bool:
     return not (factor.whole or factor.exchanged)
 
 
-def shardings(node: Node, choice: str) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
+def shardings(node: Node, choice: Choice) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
     """(inputs, outputs): the sharding that `choice` asks of every tensor input and leaves every
     output in. ValueError on a choice the node does not have."""
-    per_axis = [_placements(node, option) for option in choice.split(",")] if choice else []
+    per_axis = [_placements(node, option) for option in choice.options]
     if not per_axis:
         return (Sharding(()),) * len(node.inputs), (Sharding(()),) * len(node.outputs)
     inputs, outputs = (zip(*columns, strict=True) for columns in zip(*per_axis, strict=True))
@@ -94,18 +142,14 @@ def _shard(slot: Slot | None, absent: Placement) -> Placement:
     return absent if slot is None else S(*slot)
 
 
-def num_shards(node: Node, choice: str, sizes: Sequence[int]) -> int:
+def num_shards(node: Node, choice: Choice, sizes: Sequence[int]) -> int:
     """Among how many ranks `choice` divides the op's work."""
-    sharded = {f.name for f in node.factors}
-    pairs = zip(choice.split(","), sizes, strict=True) if choice else ()
-    return prod(size for option, size in pairs if option in sharded)
+    return choice.ways({f.name for f in node.factors}, sizes)
 
 
-def joint_axes(node: Node, choice: str) -> tuple[int, ...]:
+def joint_axes(node: Node, choice: Choice) -> tuple[int, ...]:
     """The mesh axes on which `choice` uses a joint factor."""
-    names = {f.name for f in node.factors if f.members}
-    options = choice.split(",") if names and choice else ()
-    return tuple(axis for axis, option in enumerate(options) if option in names)
+    return choice.axes_of({f.name for f in node.factors if f.members})
 
 
 def pull_back(graph: Graph, view: Node, sharding: Sharding) -> Sharding | None:

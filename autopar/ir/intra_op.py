@@ -16,7 +16,7 @@ from math import prod
 
 from autopar.ir import moe
 from autopar.ir.attention import BACKWARD, FORWARD, RING, is_causal
-from autopar.ir.choices import joint_axes, shardings
+from autopar.ir.choices import Choice, joint_axes, shardings
 from autopar.ir.graph import Graph, Node, itemsize
 from autopar.ir.redistribute import local_shape
 
@@ -160,14 +160,14 @@ JOINT_SCRATCH: dict[tuple[str, str], Callable[[JointCall], int]] = {
 """Per op and name of a joint factor, the bytes it holds besides its inputs and outputs."""
 
 
-def exchange_axes(node: Node, choice: str) -> tuple[int, ...]:
+def exchange_axes(node: Node, choice: Choice) -> tuple[int, ...]:
     """The mesh axes on which `choice` shards an exchanged factor of `node`, in mesh order."""
-    names = {f.name for f in node.factors if f.exchanged}
-    options = choice.split(",") if names and choice else ()
-    return tuple(axis for axis, option in enumerate(options) if option in names)
+    return choice.axes_of({f.name for f in node.factors if f.exchanged})
 
 
-def exchanges(graph: Graph, node: Node, choice: str, sizes: Sequence[int]) -> tuple[Exchange, ...]:
+def exchanges(
+    graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
+) -> tuple[Exchange, ...]:
     """What `node` sends under `choice` on a mesh of `sizes`, in order."""
     axes = exchange_axes(node, choice)
     if not axes:
@@ -190,13 +190,12 @@ def joint_name(option: str) -> str:
 
 
 def _joint_calls(
-    graph: Graph, node: Node, choice: str, sizes: Sequence[int]
+    graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
 ) -> list[tuple[str, JointCall]]:
     """The joint factors that `choice` shards, by name, with what they are called on."""
     axes = joint_axes(node, choice)
     if not axes:
         return []
-    options = choice.split(",")
     inputs, outputs = (
         tuple(
             Local(t.dtype, local_shape(t, graph.atoms, s, sizes))
@@ -207,12 +206,12 @@ def _joint_calls(
         )
     )
     return [
-        (joint_name(options[axis]), JointCall(node, axis, sizes[axis], inputs, outputs))
+        (joint_name(choice.options[axis]), JointCall(node, axis, sizes[axis], inputs, outputs))
         for axis in axes
     ]
 
 
-def _row_bytes(graph: Graph, node: Node, choice: str, sizes: Sequence[int]) -> int:
+def _row_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
     """Bytes of one value per row."""
     tensor = graph.type_of(node.inputs[0])
     local = local_shape(tensor, graph.atoms, shardings(node, choice)[0][0], sizes)
@@ -231,7 +230,7 @@ def row_itemsize(dtype: str) -> int:
     return 8 if dtype == "float64" else 4
 
 
-def scratch_bytes(graph: Graph, node: Node, choice: str, sizes: Sequence[int]) -> int:
+def scratch_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
     """Bytes that an op holds besides its inputs and outputs: experts what they make on the way, a
     ring its blocks, others the first input in the dtype of sums, once, while they reduce rows."""
     if node.op in moe.OPS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from autopar.ir.choices import joint_axes, num_shards, shardings
+from autopar.ir.choices import Choice, joint_axes, num_shards, shardings
 from autopar.ir.graph import Graph, Node, itemsize
 from autopar.ir.redistribute import local_shape
 
@@ -35,7 +35,7 @@ def flops(node: Node, graph: Graph) -> float:
     return forward if node.op == FORWARD else 2 * forward + prod(chosen) * per_row
 
 
-def inner_bytes(graph: Graph, node: Node, choice: str, sizes: Sequence[int]) -> int:
+def inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
     """Bytes on one rank of what the op makes on the way: the rows of slots, and what the experts
     make of them."""
     at, times = first_input(node), 1 if node.op == FORWARD else 2

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autopar.errors import PlanMismatchError
-from autopar.ir.choices import pull_back, shardings
+from autopar.ir.choices import Choice, ParamChoice, pull_back, shardings
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.ir.input_sharding import input_state
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, Use, root_key
-from autopar.plans.plan import Structure
+from autopar.plans.plan import MeshAxis, Structure
 
 Pair = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """The shardings of a node's inputs and of its outputs."""
@@ -25,14 +25,26 @@ class Move(NamedTuple):
     source: Sharding
     target: Sharding
 
+    def __str__(self) -> str:
+        return f"{self.source} -> {self.target}"
+
+    @staticmethod
+    def parse(text: str) -> Move:
+        """The inverse of `str`; ValueError on anything else."""
+        source, _, target = text.partition(" -> ")
+        return Move(Sharding.parse(source), Sharding.parse(target))
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A plan's decisions, parsed: the sharding of every tensor at every use."""
 
     graph: Graph
-    num_axes: int
-    structure: Structure
+    mesh: tuple[MeshAxis, ...]
+    ops: Mapping[str, Choice]
+    params: Mapping[str, ParamChoice]
+    outputs: Mapping[str, Sharding]
+    saved: Mapping[str, Sharding]
     routes: Mapping[str, tuple[Move, ...]]
     _pairs: dict[str, Pair] = field(default_factory=dict[str, Pair])
     _asked: dict[tuple[Ref, Phase], tuple[Sharding, ...]] = field(
@@ -43,6 +55,17 @@ class Layout:
         default_factory=dict[tuple[str, Sharding], Sharding | None]
     )
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Ranks per mesh axis."""
+        return tuple(axis.size for axis in self.mesh)
+
+    def choice(self, node: Node) -> Choice:
+        """What an op does. PlanMismatchError if the plan does not say."""
+        if node.key not in self.ops:
+            raise PlanMismatchError(f"the plan has no decision for {node.key} ({node.op})")
+        return self.ops[node.key]
+
     def pair(self, node: Node) -> Pair:
         """(inputs, outputs) of a node that is neither a view nor a gradient."""
         if node.key not in self._pairs:
@@ -51,16 +74,12 @@ class Layout:
 
     def _find(self, node: Node) -> Pair:
         if node.role is Role.OP:
-            choice = self.structure.ops.get(node.key)
-            if choice is None:
-                raise PlanMismatchError(f"the plan has no decision for {node.key} ({node.op})")
-            return shardings(node, choice)
+            return shardings(node, self.choice(node))
         if node.role is Role.DETACHED:
-            return (Sharding.parse(self.structure.outputs[node.key]),), ()
+            return (self.outputs[node.key],), ()
         if node.role is Role.INPUT:
-            sizes = tuple(axis.size for axis in self.structure.mesh)
-            return (), (input_state(node, self.graph.atoms, sizes),)
-        whole = Sharding.replicated(self.num_axes)
+            return (), (input_state(node, self.graph.atoms, self.sizes),)
+        whole = Sharding.replicated(len(self.mesh))
         return (whole,) * len(node.inputs), (whole,) * len(node.outputs)
 
     def seen_through(self, use: Use, sharding: Sharding) -> tuple[Sharding, ...] | None:
@@ -84,16 +103,16 @@ class Layout:
         if group.phase is Phase.BACKWARD and root.phase is Phase.FORWARD:
             return self.kept(group.root)
         if root.role is Role.PARAM:
-            return Sharding.parse(self.structure.params[root.target].storage)
+            return self.params[root.target].storage
         return self.pair(root)[1][group.root.output]
 
     def kept(self, ref: Ref) -> Sharding:
         """The state in which a root of the forward phase is handed to the backward phase."""
         root = self.graph.nodes[ref.node]
         if root.role is Role.PARAM:
-            return Sharding.parse(self.structure.params[root.target].kept)
-        saved = self.structure.saved.get(root_key(self.graph, ref))
-        return self.pair(root)[1][ref.output] if saved is None else Sharding.parse(saved)
+            return self.params[root.target].kept
+        saved = self.saved.get(root_key(self.graph, ref))
+        return self.pair(root)[1][ref.output] if saved is None else saved
 
     def asked(self, group: Group) -> tuple[Sharding, ...]:
         """The states the group's uses ask its tensor to be in, one per use."""
@@ -107,7 +126,7 @@ class Layout:
         for use in group.uses:
             user = self.graph.nodes[use.node]
             if user.role in STORED_ROLES:
-                wanted = Sharding.parse(self.structure.params[user.target].storage)
+                wanted = self.params[user.target].storage
             else:
                 wanted = self.pair(user)[0][use.arg]
             states = self.seen_through(use, wanted)
@@ -120,9 +139,8 @@ class Layout:
         """Bytes of one rank's piece of a tensor in `state`, the largest if they differ."""
         known = root_key(self.graph, ref), state
         if known not in self._held:
-            sizes = tuple(axis.size for axis in self.structure.mesh)
             tensor = self.graph.type_of(ref)
-            self._held[known] = local_bytes(tensor, self.graph.atoms, state, sizes)
+            self._held[known] = local_bytes(tensor, self.graph.atoms, state, self.sizes)
         return self._held[known]
 
     def ends(self, group: Group) -> tuple[Sharding, ...]:
@@ -133,9 +151,16 @@ class Layout:
 
 
 def parse_layout(graph: Graph, structure: Structure) -> Layout:
-    """The decisions of `structure` for `graph`."""
-    routes = {
-        key: tuple(Move(*map(Sharding.parse, text.split(" -> "))) for text in steps)
-        for key, steps in structure.routes.items()
-    }
-    return Layout(graph, len(structure.mesh), structure, routes)
+    """The decisions of `structure` for `graph`. ValueError on text that says none."""
+    return Layout(
+        graph,
+        structure.mesh,
+        ops={key: Choice.parse(text) for key, text in structure.ops.items()},
+        params={name: param.choice for name, param in structure.params.items()},
+        outputs={key: Sharding.parse(text) for key, text in structure.outputs.items()},
+        saved={key: Sharding.parse(text) for key, text in structure.saved.items()},
+        routes={
+            key: tuple(Move.parse(text) for text in steps)
+            for key, steps in structure.routes.items()
+        },
+    )

@@ -18,6 +18,7 @@ import msgspec
 
 from autopar.errors import PlanError
 from autopar.ir.canonical import Format, Wire
+from autopar.ir.choices import ParamChoice
 from autopar.ir.graph import itemsize
 from autopar.ir.sharding import Sharding
 from autopar.plans.display import Shown
@@ -62,6 +63,11 @@ class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def type_text(self) -> str:
         """`bfloat16[4096, 4096]`, as types are written elsewhere in a plan."""
         return f"{self.dtype}{list(self.shape)}"
+
+    @property
+    def choice(self) -> ParamChoice:
+        """Both shardings. ValueError if one is none."""
+        return ParamChoice(Sharding.parse(self.storage), Sharding.parse(self.kept))
 
     @property
     def num_bytes(self) -> int:
@@ -337,12 +343,11 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"parameter {name}: unknown dtype {param.dtype!r}") from None
             if num_bytes > MAX_TENSOR_BYTES:
                 raise ValueError(f"parameter {name}: shape {list(param.shape)} is not plausible")
-            for sharding in map(Sharding.parse, (param.storage, param.kept)):
+            for sharding in (param.choice.storage, param.choice.kept):
                 if len(sharding.placements) != len(names) or sharding.has_partial:
                     raise ValueError(f"parameter {name}: {sharding} on {len(names)} mesh axes")
                 if any(p.dim >= len(param.shape) for p in sharding):
                     raise ValueError(f"parameter {name}: {sharding}, shape {list(param.shape)}")
-
         self._check_timeline()
 
     def _check_timeline(self) -> None:

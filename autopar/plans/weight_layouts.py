@@ -29,11 +29,10 @@ from math import prod
 import numpy as np
 import numpy.typing as npt
 
-from autopar.ir.choices import shardings
+from autopar.ir.choices import Choice, ParamChoice, shardings
 from autopar.ir.contractions import IN, Products, find_products
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role
 from autopar.ir.problem import FORBIDDEN, Edge, Problem
-from autopar.ir.sharding import Sharding
 from autopar.plans.matching import general
 
 ENOUGH = Fraction(1, 4)
@@ -141,8 +140,7 @@ def _labels(problem: Problem, key: str) -> tuple[str, ...]:
 
 def _stored(label: str) -> tuple[str, ...]:
     """What the storage in a label of parameters makes of them, where they are taken whole."""
-    storage = Sharding.parse(label.partition("|")[0])
-    return tuple(WHOLE if p.kind == "R" else GATHERED for p in storage)
+    return tuple(WHOLE if p.kind == "R" else GATHERED for p in ParamChoice.parse(label).storage)
 
 
 def find_roles(graph: Graph, problem: Problem) -> Roles:
@@ -159,7 +157,7 @@ def find_roles(graph: Graph, problem: Problem) -> Roles:
             (op, arg), _ = uses.most_common(1)[0]
             user = next(node for node in graph.nodes if node.key == op)
             taken = {
-                label: _taken(user, arg, label, products.roles.get(op, {}))
+                label: _taken(user, arg, Choice.parse(label), products.roles.get(op, {}))
                 for label in _labels(problem, op)
             }
             name = general(by_key[key][0].target)
@@ -217,12 +215,11 @@ def _users(graph: Graph, products: Products) -> dict[str, tuple[str, int]]:
     return found
 
 
-def _taken(node: Node, arg: int, label: str, features: Mapping[str, str]) -> tuple[str, ...]:
-    options = label.split(",") if label else []
-    placements = shardings(node, label)[0][arg]
+def _taken(node: Node, arg: int, choice: Choice, features: Mapping[str, str]) -> tuple[str, ...]:
+    placements = shardings(node, choice)[0][arg]
     return tuple(
         "" if p.kind != "S" else _named(features.get(option), p.dim)
-        for option, p in zip(options, placements, strict=True)
+        for option, p in zip(choice.options, placements, strict=True)
     )
 
 

@@ -15,7 +15,7 @@ from autopar.plans.matching import general
 from autopar.plans.plan import MeshAxis, OpTotal, Param, Plan
 from autopar.report.costs import PARAM, short_op, tensor_name
 from autopar.report.param_groups import local_bytes, on_axes
-from autopar.report.placed import sharding_text
+from autopar.report.placed import options_of, sharding_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +74,25 @@ def _one_text(pattern: str, names: Sequence[str], num_of_pattern: int) -> str:
 def param_decision(plan: Plan, params: Alike) -> Decision:
     """How parameters are stored, what is kept of them, what each mesh axis does to them."""
     mesh, readers, param = plan.structure.mesh, _readers(plan, params), params.param
-    count, storage = len(params.names), Sharding.parse(param.storage)
+    count, placed = len(params.names), param.choice
     whole = format_bytes(params.total_bytes // count)
     stored = format_bytes(params.held_bytes(param.storage, mesh) // count)
-    if param.kept != param.storage:
-        kept = f"kept for backward: {on_axes(Sharding.parse(param.kept), mesh)}"
+    if placed.kept != placed.storage:
+        kept = f"kept for backward: {on_axes(placed.kept, mesh)}"
     else:
         kept = "kept for backward: as it is stored, no copy"
     forward = [state for op, state in readers if op.phase == "forward"]
     taken = _parsed(forward[0], mesh) if forward else None
     roles = [
         f"{axis.name}: {_role(placement, taken[k] if taken else None)}"
-        for k, (axis, placement) in enumerate(zip(mesh, storage, strict=True))
+        for k, (axis, placement) in enumerate(zip(mesh, placed.storage, strict=True))
     ]
     return Decision(
         name=params.name,
         what=param.type_text,
         phase="",
         count=count,
-        choice=(f"stored {on_axes(storage, mesh)}: {stored} of {whole} on each device", kept)
+        choice=(f"stored {on_axes(placed.storage, mesh)}: {stored} of {whole} on each device", kept)
         + tuple(roles),
         reads=tuple(
             f"read by {short_op(op.op)} in {op.phase} as {sharding_text(state, mesh)}"
@@ -104,8 +104,7 @@ def param_decision(plan: Plan, params: Alike) -> Decision:
 
 def op_decision(plan: Plan, key: str, op: OpTotal) -> Decision:
     """What each mesh axis does to an op, and how its tensors lie."""
-    mesh, options = plan.structure.mesh, plan.structure.ops.get(key, "")
-    per_axis = options.split(",") if options else []
+    mesh, options = plan.structure.mesh, options_of(plan.structure.ops.get(key, ""))
     made = [found for _, state in op.outputs if (found := _parsed(state, mesh)) is not None]
     return Decision(
         name=key,
@@ -114,7 +113,7 @@ def op_decision(plan: Plan, key: str, op: OpTotal) -> Decision:
         count=op.count,
         choice=tuple(
             f"{axis.name}: {_option(option, any(state[k].kind == 'P' for state in made))}"
-            for k, (axis, option) in enumerate(zip(mesh, per_axis, strict=False))
+            for k, (axis, option) in enumerate(zip(mesh, options, strict=False))
         ),
         reads=tuple(
             f"reads {tensor_name(plan.estimates, name)} {sharding_text(state, mesh)}"

@@ -48,16 +48,16 @@ def param_groups(params: Mapping[str, Param], mesh: Sequence[MeshAxis]) -> tuple
 def _param_group(
     name: str, names: Sequence[str], param: Param, mesh: Sequence[MeshAxis]
 ) -> ParamGroup:
-    storage = Sharding.parse(param.storage)
+    placed = param.choice
     return ParamGroup(
         name=name,
         count=len(names),
         shape=param.shape,
         dtype=param.dtype,
-        storage=on_axes(storage, mesh),
-        kept=on_axes(Sharding.parse(param.kept), mesh),
+        storage=on_axes(placed.storage, mesh),
+        kept=on_axes(placed.kept, mesh),
         total_bytes=len(names) * param.num_bytes,
-        local_bytes=len(names) * local_bytes(param.shape, param.dtype, storage, mesh),
+        local_bytes=len(names) * local_bytes(param.shape, param.dtype, placed.storage, mesh),
     )
 
 

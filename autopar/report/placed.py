@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from autopar.ir.choices import Choice
 from autopar.ir.sharding import Sharding
 from autopar.plans.plan import MeshAxis, Param
 from autopar.report.param_groups import REPLICATED, on_axes
@@ -27,9 +28,17 @@ def param_text(param: Param, mesh: Sequence[MeshAxis]) -> str:
     return stored + kept
 
 
+def options_of(choice: str) -> tuple[str, ...]:
+    """What the choice of an op is on each axis; nothing if it is none."""
+    try:
+        return Choice.parse(choice).options
+    except ValueError:
+        return ()
+
+
 def choice_text(choice: str, mesh: Sequence[MeshAxis]) -> str:
     """`n on tp, b on dp` of `b,n`, the fastest axis first: what an op shards."""
-    options = choice.split(",")
+    options = options_of(choice)
     if len(options) != len(mesh):
         return choice
     axes = [f"{o} on {axis.name}" for o, axis in zip(options, mesh) if o != "-"]

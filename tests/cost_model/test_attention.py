@@ -7,6 +7,7 @@ import pytest
 from autopar.cost_model.moves import sent
 from autopar.cost_model.price import price
 from autopar.ir.attention import BACKWARD, FORWARD, last_share
+from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Node
 from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest
@@ -55,10 +56,10 @@ def test_a_ring_costs_what_it_cannot_hide() -> None:
     traced = graph(8, 8, False, LONG)
     forward, backward = (the(traced, op) for op in (FORWARD, BACKWARD))
     second = 10**9
-    assert [ns for _, ns in sent(traced, forward, "ring", mesh, second)] == [0] * 7
-    *hidden, home = (ns for _, ns in sent(traced, backward, "ring", mesh, second))
+    assert [ns for _, ns in sent(traced, forward, Choice(("ring",)), mesh, second)] == [0] * 7
+    *hidden, home = (ns for _, ns in sent(traced, backward, Choice(("ring",)), mesh, second))
     assert hidden == [0] * 13
     assert home > 0
-    shown = [ns for _, ns in sent(traced, backward, "ring", mesh, 0)]
+    shown = [ns for _, ns in sent(traced, backward, Choice(("ring",)), mesh, 0)]
     assert len(shown) == 14
     assert min(shown) == home

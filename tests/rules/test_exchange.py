@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from autopar.codegen.exchange import Peers
 from autopar.codegen.localize import Shapes
 from autopar.ir import moe
-from autopar.ir.choices import choices, joint_axes, shardings
+from autopar.ir.choices import Choice, choices, joint_axes, shardings
 from autopar.ir.graph import Atom, Factor, Graph, Node, Phase, Ref, Role, Slot, TensorType
 from autopar.ir.intra_op import EXCHANGES, exchange_axes, exchanges
 from autopar.ir.mesh import Mesh
@@ -92,7 +92,7 @@ def one_op(call: Call, rule: Rule) -> tuple[Graph, Node]:
     return Graph("one op", (*held, node), atoms), node
 
 
-def exchanging(graph: Graph, node: Node, mesh: Mesh) -> Iterator[str]:
+def exchanging(graph: Graph, node: Node, mesh: Mesh) -> Iterator[Choice]:
     for choice in choices(node, graph.atoms, mesh.sizes):
         if exchange_axes(node, choice):
             yield choice
@@ -113,7 +113,7 @@ def test_ranks_compute_together_what_the_op_computes_whole(op: str, index: int, 
 def computed(
     graph: Graph,
     node: Node,
-    choice: str,
+    choice: Choice,
     mesh: Mesh,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

@@ -78,7 +78,7 @@ def detached_places(graph: Graph, program: Program, groups: Groups | None) -> di
         return {}
     found: dict[str, Place] = {}
     for node in graph.with_role(Role.DETACHED):
-        sharding = Sharding.parse(program.detached_shardings[int(node.target)])
+        sharding = program.detached_shardings[int(node.target)]
         tensor = graph.type_of(node.inputs[0])
         dims = range(len(tensor.shape))
         orders = [_cut_order(tensor, graph.atoms, sharding, dim) for dim in dims]

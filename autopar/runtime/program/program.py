@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from torch import fx
 
+from autopar.ir.sharding import Sharding
+
 
 @dataclass(frozen=True)
 class Program:
@@ -32,4 +34,4 @@ class Program:
     forward_outputs: tuple[str, ...]
     backward_inputs: tuple[str, ...] = ()
     backward_outputs: tuple[str, ...] = ()
-    detached_shardings: Mapping[int, str] = field(default_factory=dict[int, str])
+    detached_shardings: Mapping[int, Sharding] = field(default_factory=dict[int, Sharding])

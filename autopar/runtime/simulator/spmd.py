@@ -263,9 +263,10 @@ class _Step:
         graph: Graph,
         structure: Structure,
         tolerance: float,
-        detached: Mapping[int, str],
+        detached: Mapping[int, Sharding],
     ) -> None:
-        self.mesh, self.graph, self.structure, self.tolerance = mesh, graph, structure, tolerance
+        self.mesh, self.graph, self.tolerance = mesh, graph, tolerance
+        self.storage = {name: param.choice.storage for name, param in structure.params.items()}
         self.detached = detached
         self.params = {node.target: node for node in graph.with_role(Role.PARAM)}
         self.inputs = {node.target: node for node in graph.with_role(Role.INPUT)}
@@ -281,8 +282,7 @@ class _Step:
             kind, _, target = name.partition(":")
             shards: list[Tensor] = [tensors[name]] * self.mesh.num_devices
             if kind == "param":
-                storage = Sharding.parse(self.structure.params[target].storage)
-                shards = self._shards(self.params[target], storage, tensors[name])
+                shards = self._shards(self.params[target], self.storage[target], tensors[name])
             elif kind == "input":
                 node = self.inputs[target]
                 state = input_state(node, self.graph.atoms, self.mesh.sizes)
@@ -310,9 +310,9 @@ class _Step:
         kind: TensorType = self.graph.type_of(node.inputs[0])
         sharding = Sharding.replicated(len(self.mesh.axes))
         if node.role in STORED_ROLES:
-            sharding = Sharding.parse(self.structure.params[node.target].storage)
+            sharding = self.storage[node.target]
         elif node.role is Role.DETACHED:
-            sharding = Sharding.parse(self.detached[int(node.target)])
+            sharding = self.detached[int(node.target)]
         return unshard(
             pieces, kind, self.graph.atoms, sharding, self.mesh,
             tolerance=self.tolerance, name=name,
