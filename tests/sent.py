@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from autopar.cost_model.collectives import received_bytes
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
 from autopar.plans.plan import Structure
@@ -89,3 +88,14 @@ def received(collectives: Sequence[Sent], mesh: Mesh) -> int:
         for each in collectives
         if each.before.numel() > 1
     )
+
+
+def received_bytes(kind: str, in_bytes: int, out_bytes: int, n: int) -> int:
+    """Bytes that each of `n` ranks receives in a collective, rounded up (rings throughout)."""
+    whole = max(in_bytes, out_bytes)
+    if kind == "slice":
+        return 0
+    if kind == "permute":
+        return whole if n > 1 else 0
+    passes = 2 if kind == "all_reduce" else 1
+    return -(-passes * (n - 1) * whole // n)

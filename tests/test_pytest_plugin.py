@@ -98,7 +98,7 @@ def test_gap(plan_regression):
     made.assert_outcomes(passed=4, failed=2)
     made.stdout.fnmatch_lines_random([
         "*this test has a plan test_twice already: give each a name*",
-        "*test_gap.plan.json is not written: the plan is not proven optimal*",
+        "*test_gap.plan.json is not written: its plan is not proven optimal*",
     ])  # fmt: skip
     files = sorted(path.name for path in (session.path / "test_gate").iterdir())
     assert len(files) == 11

@@ -29,14 +29,12 @@ def diff(
     """
     from autopar.plans.plan import Plan
     from autopar.report.difference import compare
-    from autopar.report.difference_markdown import markdown
-    from autopar.report.difference_text import page
-    from autopar.report.verdict import judge, parse_bounds
+    from autopar.report.verdict import Verdict, judge, markdown, parse_bounds
 
     bounds = None if fail_over is None else parse_bounds(fail_over)
     verdict = judge(compare(Plan.load(old), Plan.load(new)), bounds)
     if form == "md":
         click.echo(markdown(verdict, verdict.difference.new.model), nl=False)
     else:
-        emit(verdict, page, as_json or form == "json", width, no_color)
+        emit(verdict, Verdict.page, as_json or form == "json", width, no_color)
     return verdict.status

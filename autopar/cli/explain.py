@@ -60,8 +60,7 @@ def explain(
     faster links would buy.
     """
     from autopar.plans.plan import Plan
-    from autopar.report.reasons import knows, reasons
-    from autopar.report.reasons_text import page
+    from autopar.report.reasons import Reasons, knows, reasons
 
     plan = Plan.load(file)
     if name and target is None and _TARGET.fullmatch(name) and not knows(plan, name):
@@ -77,7 +76,7 @@ def explain(
         found = _alternatives(
             plan, name or "", target, global_batch, cluster, profile_file, imposed
         )
-    emit(found, page, as_json, width, no_color)
+    emit(found, Reasons.page, as_json, width, no_color)
 
 
 def _alternatives(

@@ -90,8 +90,7 @@ def plan(
     from autopar.driver.target import load_target
     from autopar.ir.files import is_standard_output
     from autopar.plans.options import make_options
-    from autopar.report.summary import summarize
-    from autopar.report.text import page
+    from autopar.report.summary import Summary, summarize
 
     make_options(mesh, optimizer, memory_limit, time_limit, strict, pins, forbid, strategy)
     described = None if cluster is None else parse_cluster(cluster)
@@ -124,4 +123,4 @@ def plan(
         found.save(output)
         if is_standard_output(output):
             return
-    emit(summarize(found), page, as_json, width, no_color)
+    emit(summarize(found), Summary.page, as_json, width, no_color)

@@ -86,7 +86,7 @@ def emit(
 
     console = Console(no_color=no_color or None, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        from autopar.report.plain import plain
+        from autopar.report.printed import plain
 
         click.echo(plain(page(content), width or PIPED_WIDTH))
         return

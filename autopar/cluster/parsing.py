@@ -28,7 +28,6 @@ unit of its key or a quantity in quotes:
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tomllib
@@ -86,23 +85,6 @@ def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
     )
     name = "x".join([*map(str, sizes), device.name])
     return checked(Cluster(name, device, levels, system.host), f"cluster {text!r}")
-
-
-def cluster_to_toml(cluster: Cluster) -> str:
-    """A TOML file that `parse_cluster` reads back as an equal cluster, every figure spelt out."""
-    device, host = cluster.device, cluster.host
-    flops = ", ".join(f"{_toml(dtype)} = {_toml(rate)}" for dtype, rate in device.flops_per_s)
-    lines = [f"name = {_toml(cluster.name)}", "", "[device]"]
-    lines += _pairs(device, "name", "kind")
-    lines += [f"flops_per_s = {{{flops}}}"]
-    lines += _pairs(device, "memory_bytes", "memory_bytes_per_s", "launch_s", "source")
-    for level in cluster.levels:
-        link = ", ".join(
-            _pairs(level.link, "name", "bytes_per_s", "latency_s", "start_s", "source")
-        )
-        lines += ["", "[[levels]]", f"size = {level.size}", f"link = {{{link}}}"]
-    lines += ["", "[host]", *_pairs(host, "memory_bytes", "bytes_per_s", "latency_s", "source")]
-    return "\n".join(lines) + "\n"
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -348,14 +330,3 @@ def checked(cluster: Cluster, where: str) -> Cluster:
 
 def _refuse(where: str, key: str, why: str) -> NoReturn:
     raise ClusterError(f"{where}: {key} is {why}")
-
-
-def _pairs(noun: object, *keys: str) -> list[str]:
-    return [f"{key} = {_toml(getattr(noun, key))}" for key in keys]
-
-
-def _toml(value: str | float) -> str:
-    """A TOML literal: JSON's strings are TOML's, but for DEL; repr keeps every bit of a float."""
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return repr(value)

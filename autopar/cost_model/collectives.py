@@ -54,20 +54,6 @@ def collective_s(
     return start_s + np.minimum(2 * ring_s, tree_s)
 
 
-def received_bytes(kind: str, in_bytes: int, out_bytes: int, n: int) -> int:
-    """Bytes that each of `n` ranks receives in collective `kind`, rounded up (rings throughout).
-
-    Arguments and errors are those of `collective_s`.
-    """
-    whole = int(_whole_bytes(kind, in_bytes, out_bytes))
-    if kind == "slice":
-        return 0
-    if kind == "permute":
-        return whole if n > 1 else 0
-    passes = 2 if kind == "all_reduce" else 1
-    return -(-passes * (n - 1) * whole // n)
-
-
 def _whole_bytes(kind: str, in_bytes: int, out_bytes: int) -> int:
     """Bytes of the side of the local tensor that is not sharded over the axis (all_to_all: of the
     larger shard, which differ where a dim does not divide)."""

@@ -25,7 +25,7 @@ from autopar.errors import OtherStepWarning
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.mesh import Cluster
 from autopar.ir.patterns import expand
-from autopar.ir.units import format_seconds
+from autopar.ir.units import format_ns
 from autopar.plans.compatibility import check_fit
 from autopar.plans.explanation import Benefit, Explanation
 from autopar.plans.options import Options
@@ -120,8 +120,8 @@ def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
     )
     warnings.warn(
         OtherStepWarning(
-            f"the best plan takes {format_seconds(now.step_ns / 1e9)} as it is priced now, and the "
-            f"stored one {format_seconds(then.step_ns / 1e9)}: what follows is about the former "
+            f"the best plan takes {format_ns(now.step_ns)} as it is priced now, and the "
+            f"stored one {format_ns(then.step_ns)}: what follows is about the former "
             f"({reason})"
         ),
         stacklevel=3,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from autopar.driver.golden_worker import Made, serve
 from autopar.errors import AutoparError, PlanError, RecipeError
+from autopar.ir.units import format_percent
 from autopar.plans.plan import Plan
 from autopar.plans.recipe import PLAN_SUFFIX, Recipe, cluster_file, golden_of, read_recipe
 from autopar.report.checks import Outcome
@@ -122,22 +123,25 @@ def _compared(name: str, golden: Path, plan: Plan, asked: Check) -> Outcome:
     if old is None:
         if not asked.update:
             return Outcome(name, "missing", f"there is no {golden.name}: --update makes it")
-        _write(plan, golden, asked)
+        write_golden(plan, golden, asked.allow_gap)
         return Outcome(name, "made", step_ns=plan.estimates.step_ns)
     verdict = judge(compare(old, plan), None if asked.update else asked.bounds)
     if verdict.status == SAME:
         return Outcome(name, "same", verdict=verdict, step_ns=plan.estimates.step_ns)
     if asked.update:
-        _write(plan, golden, asked)
+        write_golden(plan, golden, asked.allow_gap)
     status = "updated" if asked.update else "different"
     return Outcome(name, status, verdict=verdict, step_ns=plan.estimates.step_ns)
 
 
-def _write(plan: Plan, golden: Path, asked: Check) -> None:
-    if plan.provenance.status != "optimal" and not asked.allow_gap:
+def write_golden(plan: Plan, golden: Path, allow_gap: bool) -> None:
+    """Save a golden plan. PlanError if it is not proven optimal, unless a gap is allowed."""
+    if plan.provenance.status != "optimal" and not allow_gap:
+        gap = format_percent(plan.provenance.gap_ppm / 1e6)
         raise PlanError(
-            f"{golden.name} is not written: its plan is not proven optimal (gap "
-            f"{plan.provenance.gap_ppm / 1e4:.3g} %), and another one may be found next time. "
-            "Leave out time_limit, or give --allow-gap"
+            f"{golden.name} is not written: its plan is not proven optimal (gap {gap}), and "
+            "another one may be found next time. Leave out time_limit, or allow a gap: "
+            "allow_gap=True in a test, --allow-gap for autopar check"
         )
+    golden.parent.mkdir(parents=True, exist_ok=True)
     plan.save(golden)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autopar.report.difference import compare
-from autopar.report.notebook import fragment
 from autopar.report.reasons import Reasons, reasons
 from autopar.report.summary import Summary, summarize
 from autopar.report.verdict import Verdict, judge, parse_bounds
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from autopar.ir.mesh import Cluster
     from autopar.plans.plan import Plan
 
-__all__ = ["Reasons", "Summary", "Verdict", "explain", "fragment", "judged", "summarize"]
+__all__ = ["Reasons", "Summary", "Verdict", "explain", "judged", "summarize"]
 
 
 def explain(

@@ -74,8 +74,6 @@ class PlanRegression:
         """
         from autopar.plans.plan import Plan
         from autopar.report.difference import compare
-        from autopar.report.difference_text import page
-        from autopar.report.plain import plain
         from autopar.report.verdict import SAME, judge, parse_bounds
 
         path = self._path(name)
@@ -91,7 +89,7 @@ class PlanRegression:
         if self._update:
             self._write(plan, path, allow_gap)
             return
-        pytest.fail(f"{path}: --update-plans writes it anew\n\n{plain(page(verdict))}", False)
+        pytest.fail(f"{path}: --update-plans writes it anew\n\n{verdict}", False)
 
     def _path(self, name: str) -> Path:
         stem = safe_name(f"{self._name}.{name}" if name else self._name)
@@ -101,14 +99,13 @@ class PlanRegression:
         return self._folder / f"{stem}.plan.json"
 
     def _write(self, plan: Plan, path: Path, allow_gap: bool) -> None:
-        if plan.provenance.status != "optimal" and not allow_gap:
-            pytest.fail(
-                f"{path} is not written: the plan is not proven optimal, and another one may be "
-                "found next time (allow_gap=True writes it)",
-                False,
-            )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        plan.save(path)
+        from autopar.driver.golden import write_golden
+        from autopar.errors import PlanError
+
+        try:
+            write_golden(plan, path, allow_gap)
+        except PlanError as error:
+            pytest.fail(str(error), False)
 
 
 def name_of_test(node_id: str) -> str:

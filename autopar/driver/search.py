@@ -18,7 +18,7 @@ from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.problem import Problem, Solution, Status
-from autopar.ir.units import format_bytes, format_seconds
+from autopar.ir.units import format_bytes, format_ns
 from autopar.ir.uses import groups
 from autopar.ir.version import __version__
 from autopar.plans.layout import parse_layout
@@ -79,7 +79,7 @@ class Beaten(Exception):
     """A mesh has no plan as good as the one in hand; `bound` is below all of its plans."""
 
     def __init__(self, mesh: Mesh, bound: int) -> None:
-        super().__init__(f"{mesh}: at least {format_seconds(bound / 1e9)}, which is no better")
+        super().__init__(f"{mesh}: at least {format_ns(bound)}, which is no better")
         self.bound = bound
 
 
@@ -321,6 +321,6 @@ def summary(plan: Plan) -> str:
     """One line on what was found."""
     estimates = plan.estimates
     return (
-        f"step {format_seconds(estimates.step_ns / 1e9)}, of which communication "
-        f"{format_seconds(estimates.communication_ns / 1e9)}; {plan.provenance.status}"
+        f"step {format_ns(estimates.step_ns)}, of which communication "
+        f"{format_ns(estimates.communication_ns)}; {plan.provenance.status}"
     )

@@ -51,7 +51,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """`72 GiB`; ValueError unless finite and not negative (so for all three)."""
+    """`72 GiB`; ValueError unless finite and not negative (so for rates and times)."""
     return _format(num_bytes, _PRINTED_SIZES)
 
 
@@ -63,6 +63,27 @@ def format_bytes_per_s(bytes_per_s: float) -> str:
 def format_seconds(seconds: float) -> str:
     """`412 ms`."""
     return _format(seconds, _PRINTED_TIMES)
+
+
+def format_ns(nanoseconds: float) -> str:
+    """The same of nanoseconds."""
+    return format_seconds(nanoseconds / 1e9)
+
+
+def format_percent(fraction: float) -> str:
+    """`31.2 %` of 0.312."""
+    return f"{100 * fraction:.3g} %"
+
+
+def format_share(part: float, whole: float) -> str:
+    """`31.2 %`; empty if the whole is nothing."""
+    return format_percent(part / whole) if whole else ""
+
+
+def format_bytes_of(part: int, whole: int) -> str:
+    """`11.3 GiB of 36 GiB (31.2 %)`."""
+    share = format_share(part, whole)
+    return f"{format_bytes(part)} of {format_bytes(whole)}" + (f" ({share})" if share else "")
 
 
 def _parse(text: str, units: dict[str, Fraction], what: str, example: str) -> Fraction:

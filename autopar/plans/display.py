@@ -63,7 +63,7 @@ class Shown:
         return _pages().judged(_plan(self), other, fail_over)
 
     def _repr_html_(self) -> str:
-        return _pages().fragment(self.summary())
+        return self.summary()._repr_html_()  # pyright: ignore[reportPrivateUsage]
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """For notebooks: as text, a plan is its page, not all of its fields."""

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from autopar.ir.units import format_bytes, format_ns, format_percent
 from autopar.plans.plan import Estimates, Plan
-from autopar.report.holders import held_by
+from autopar.report.costs import held_by
 from autopar.report.summary import blocks
 
 Unit = Literal["ns", "bytes", "flops", "tokens/s", "ppm"]
@@ -34,6 +35,10 @@ class Figure:
     whole: int | None = None
     change_percent: float | None = None
     """Of the figure itself; None if it was 0 or is not in both."""
+
+    @property
+    def is_changed(self) -> bool:
+        return self.before != self.after and None not in (self.before, self.after)
 
 
 def bill(old: Plan, new: Plan) -> tuple[Figure, ...]:
@@ -97,3 +102,25 @@ def _percent(before: int | None, after: int | None) -> float | None:
     if not before or after is None:
         return None
     return round(100 * (after - before) / before, 4)
+
+
+def value_text(value: int | None, unit: Unit) -> str:
+    """`412 ms`; empty for what a plan lacks."""
+    if value is None:
+        return ""
+    if unit == "ns":
+        return format_ns(value)
+    if unit == "bytes":
+        return format_bytes(value)
+    if unit == "ppm":
+        return format_percent(value / 1e6)
+    return f"{value:.4g}"
+
+
+def change_text(figure: Figure) -> str:
+    """`+3.3 %`; empty where nothing changed, or no percentage says it."""
+    percent = figure.change_percent
+    if not percent:
+        return "new" if figure.after and figure.before == 0 else ""
+    text = f"{percent:+.3g} %"
+    return text if percent < 1000 else f"x{1 + percent / 100:.3g}"

@@ -7,10 +7,10 @@ from math import prod
 
 from autopar.ir.graph import itemsize
 from autopar.ir.sharding import Sharding
-from autopar.ir.units import format_bytes
+from autopar.ir.units import format_bytes, format_percent
 from autopar.plans.plan import MAX_TENSOR_BYTES, Plan
-from autopar.report.costs import tensor_name
-from autopar.report.param_groups import REPLICATED, ParamGroup
+from autopar.report.names import tensor_name
+from autopar.report.placed import REPLICATED, ParamGroup
 
 LARGE_SHARE = 0.01
 """What is replicated and takes this share of the memory limit is worth a warning."""
@@ -28,8 +28,8 @@ def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
         yield from _whole(plan, params)
     if plan.provenance.gap_ppm:
         yield (
-            f"not proven optimal: a plan up to {plan.provenance.gap_ppm / 1e4:.3g} % faster may "
-            "exist"
+            f"not proven optimal: a plan up to {format_percent(plan.provenance.gap_ppm / 1e6)} "
+            "faster may exist"
         )
     yield from _fragile(plan)
 

@@ -12,12 +12,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from autopar.report import difference_text
-from autopar.report.difference_markdown import headline, parts
-from autopar.report.figures import value_text
-from autopar.report.markdown import code, details, fitted, table
+from autopar.report.bill import value_text
+from autopar.report.markdown import code, details, fitted, markdown_table
 from autopar.report.names import clean
-from autopar.report.verdict import DIFFERENT, SAME, Verdict
+from autopar.report.verdict import DIFFERENT, SAME, Verdict, headline, parts, verdict_line
 
 Status = Literal["same", "different", "missing", "made", "updated", "error"]
 
@@ -67,7 +65,7 @@ def page(content: Checks) -> RenderableType:
         if outcome.verdict is not None and outcome.verdict.status != SAME:
             sections += [
                 Text(clean(outcome.name), style="bold underline"),
-                Padding(difference_text.page(outcome.verdict), (0, 0, 1, 2)),
+                Padding(outcome.verdict.page(), (0, 0, 1, 2)),
             ]
     grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     grid.add_column("plan", overflow="fold")
@@ -110,7 +108,7 @@ def markdown(content: Checks) -> str:
         )
         for o in content.outcomes
     ]
-    sections = [MARKER, f"{word}: {found}", table(("plan", "result", "step", ""), rows)]
+    sections = [MARKER, f"{word}: {found}", markdown_table(("plan", "result", "step", ""), rows)]
     for outcome in content.outcomes:
         if outcome.verdict is not None and outcome.verdict.status != SAME:
             body = "\n\n".join([headline(outcome.verdict), *parts(outcome.verdict)])
@@ -124,4 +122,4 @@ def _why(outcome: Outcome) -> str:
         return clean(" ".join(outcome.message.split()), 600)
     if outcome.verdict is None or outcome.verdict.status == SAME:
         return ""
-    return difference_text.verdict_line(outcome.verdict).removeprefix("different: ")
+    return verdict_line(outcome.verdict).removeprefix("different: ")

@@ -1,16 +1,24 @@
-"""What a step's time goes to: ops, collectives and the optimizer, the largest first."""
+"""What a step's time goes to, ops, collectives and the optimizer, the largest first; and what holds
+its memory."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from autopar.plans.plan import Estimates
+from autopar.plans.plan import Estimates, Memory
+from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
 
-WHOLE_MODEL = "(model)"
-PARAM = "param:"
-"""Before the name of a parameter, in its key."""
+HOLDERS: Mapping[str, str] = {
+    "params": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "kept": "parameters kept for backward",
+    "saved": "activations saved for backward",
+    "transient": "all else that is live",
+}
+"""By field of `plan.Memory`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +59,6 @@ def _rows(estimates: Estimates) -> Iterator[tuple[str, str, str, int, int]]:
     yield "optimizer", WHOLE_MODEL, "", 1, estimates.optimizer_ns
 
 
-def short_op(op: str) -> str:
-    """`mm` of `aten.mm.default`."""
-    return "".join(op.split(".")[1:2]) or op
-
-
-def tensor_name(estimates: Estimates, key: str) -> str:
-    """In words, which tensor has the key that is sent: a parameter's pattern, or the module and op
-    that make it. A key may have the phase behind it, and which of several ways it takes."""
-    root = key.partition("@")[0]
-    if root.startswith(PARAM):
-        return root.removeprefix(PARAM)
-    op = estimates.ops.get(maker(key, estimates.ops))
-    return root if op is None else f"{op.module or WHOLE_MODEL}: {short_op(op.op)}"
-
-
-def maker(key: str, ops: Container[str]) -> str:
-    """The key in `ops` of what makes the tensor of `key`; empty for what no op makes."""
-    base = key.partition("@")[0]
-    for candidate in (base, base.rpartition(".")[0]):
-        if candidate in ops:
-            return candidate
-    return ""
+def held_by(memory: Memory) -> dict[str, int]:
+    """Bytes by title."""
+    return {title: getattr(memory, name) for name, title in HOLDERS.items()}

@@ -9,8 +9,7 @@ from typing import TypeVar
 from autopar.plans.matching import general
 from autopar.plans.plan import Plan, Structure, mesh_text
 from autopar.report.changes import Item, Topic, folded, gathered, single
-from autopar.report.costs import maker
-from autopar.report.opnames import op_place, tensor_place
+from autopar.report.names import maker, op_place, tensor_place
 from autopar.report.placed import choice_text, param_text, route_text, sharding_text
 
 AS_MADE = "as it is made"

@@ -13,9 +13,8 @@ from autopar.ir.sharding import Placement, Sharding
 from autopar.ir.units import format_bytes
 from autopar.plans.matching import general
 from autopar.plans.plan import MeshAxis, OpTotal, Param, Plan
-from autopar.report.costs import PARAM, short_op, tensor_name
-from autopar.report.param_groups import local_bytes, on_axes
-from autopar.report.placed import options_of, sharding_text
+from autopar.report.names import PARAM, short_op, tensor_name
+from autopar.report.placed import local_bytes, on_axes, options_of, sharding_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from autopar.ir.units import format_percent
 from autopar.plans.plan import FRAGILE, Plan, mesh_text
-from autopar.report.bill import Figure, bill
+from autopar.report.bill import MEMORY, TIME, Figure, bill
 from autopar.report.changes import Cause, Topic
 from autopar.report.decided import decision_topics
 from autopar.report.remodelled import FINGERPRINT, model_topics
@@ -41,6 +42,22 @@ class Difference:
     topics: tuple[Topic, ...]
     bill: tuple[Figure, ...]
     notes: tuple[str, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether anything is otherwise, count or not."""
+        return bool(self.topics) or any(figure.is_changed for figure in self.bill)
+
+    def bill_rows(self) -> list[Figure]:
+        """The figures worth a row: times and memory if any figure changed, others that changed."""
+        if not any(figure.is_changed for figure in self.bill):
+            return []
+        return [
+            figure
+            for figure in self.bill
+            if figure.is_changed
+            or (figure.section in (TIME, MEMORY) and (figure.before or figure.after))
+        ]
 
     def with_cause(self, cause: Cause) -> tuple[Topic, ...]:
         return tuple(topic for topic in self.topics if topic.cause == cause)
@@ -96,7 +113,7 @@ def _notes(old: Plan, new: Plan) -> Iterator[str]:
             yield f"imposed now: {line}"
     for which, provenance in (("old", a), ("new", b)):
         if provenance.status != "optimal":
-            gap = f"a plan up to {provenance.gap_ppm / 1e4:.3g} % faster may exist"
+            gap = f"a plan up to {format_percent(provenance.gap_ppm / 1e6)} faster may exist"
             yield f"the {which} plan is not proven optimal: {gap}"
         if provenance.is_fragile:
             yield f"the {which} plan is fragile: one of another structure is within {FRAGILE:.1%}"

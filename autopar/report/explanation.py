@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from autopar.ir.problem import Status
-from autopar.ir.units import format_seconds
+from autopar.ir.units import format_ns, format_share
 from autopar.plans.explanation import Alternative, Benefit, Explanation
 from autopar.plans.plan import MeshAxis
-from autopar.report.columns import Row, columns
 from autopar.report.placed import sharding_text
+from autopar.report.printed import Row, columns
 
 
 def alternatives_text(explanation: Explanation) -> str:
@@ -20,7 +20,7 @@ def alternatives_text(explanation: Explanation) -> str:
         (sharding_text(found.sharding, mesh), *_figures(found, step_ns))
         for found in explanation.alternatives
     ]
-    return "\n".join((f"{explanation.subject}: {_time(step_ns)}", *columns(rows))) + "\n"
+    return "\n".join((f"{explanation.subject}: {format_ns(step_ns)}", *columns(rows))) + "\n"
 
 
 def benefits_text(benefits: Sequence[Benefit]) -> str:
@@ -28,27 +28,27 @@ def benefits_text(benefits: Sequence[Benefit]) -> str:
     rows = [
         (
             each.change,
-            _time(each.step_ns),
+            format_ns(each.step_ns),
             _more(each.step_ns - each.before_ns, each.before_ns),
-            "" if each.estimate_ns is None else f"estimate {_time(each.estimate_ns)}",
+            "" if each.estimate_ns is None else f"estimate {format_ns(each.estimate_ns)}",
         )
         for each in benefits
     ]
-    return "\n".join((f"now: {_time(benefits[0].before_ns)}", *columns(rows))) + "\n"
+    return "\n".join((f"now: {format_ns(benefits[0].before_ns)}", *columns(rows))) + "\n"
 
 
 def _figures(found: Alternative, step_ns: int) -> Row:
     if found.is_chosen:
-        return _time(step_ns), "chosen"
+        return format_ns(step_ns), "chosen"
     if found.status is Status.INFEASIBLE:
         return "", "does not fit in memory"
     if found.step_ns is None:
         more = _more(found.bound_ns - step_ns, step_ns)
-        return _time(found.bound_ns), f"at least {more}"
+        return format_ns(found.bound_ns), f"at least {more}"
     more = _more(found.step_ns - step_ns, step_ns)
     if found.status is Status.OPTIMAL:
-        return _time(found.step_ns), more
-    return _time(found.step_ns), f"{more}, at least {_more(found.bound_ns - step_ns, step_ns)}"
+        return format_ns(found.step_ns), more
+    return format_ns(found.step_ns), f"{more}, at least {_more(found.bound_ns - step_ns, step_ns)}"
 
 
 def _more(ns: int, of_ns: int) -> str:
@@ -56,9 +56,4 @@ def _more(ns: int, of_ns: int) -> str:
     if ns == 0:
         return "the same"
     sign = "+" if ns > 0 else "-"
-    share = 100 * abs(ns) / of_ns if of_ns else 0.0
-    return f"{sign}{_time(abs(ns))} ({sign}{share:.3g} %)"
-
-
-def _time(ns: int) -> str:
-    return format_seconds(ns / 1e9)
+    return f"{sign}{format_ns(abs(ns))} ({sign}{format_share(abs(ns), of_ns)})"

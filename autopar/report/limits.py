@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
-from autopar.ir.units import format_bytes, format_seconds
+from autopar.ir.units import format_bytes_of, format_ns, format_percent
 from autopar.plans.plan import LinkRates, Plan
 
 SHORT = 0.9
@@ -89,15 +89,12 @@ def margin_text(limits: Limits, step_ns: int) -> str:
 
 def _more(ns: int, step_ns: int) -> str:
     more = 100 * (ns - step_ns) / max(1, step_ns)
-    return f"{format_seconds(ns / 1e9)} ({more:+.3g} %)"
+    return f"{format_ns(ns)} ({more:+.3g} %)"
 
 
 def _memory(peak: int, limit: int, is_short: bool) -> str:
-    share = f" ({100 * peak / limit:.3g} %)" if limit else ""
-    held = f"the peak is {format_bytes(peak)} of {format_bytes(limit)}{share}"
-    if is_short:
-        return f"memory is short: {held}"
-    return f"memory is not short: {held}"
+    short = "short" if is_short else "not short"
+    return f"memory is {short}: the peak is {format_bytes_of(peak, limit)}"
 
 
 def _time(
@@ -105,12 +102,12 @@ def _time(
 ) -> str:
     shares = {"compute": compute, "communication": communication, "the optimizer": optimizer}
     ordered = sorted(shares, key=lambda name: (-shares[name], name))
-    words = ", ".join(f"{name} {100 * shares[name]:.3g} %" for name in ordered)
+    words = ", ".join(f"{name} {format_percent(shares[name])}" for name in ordered)
     text = f"{ordered[0]} dominates the step: {words}"
     if axes and axes[0].time_ns:
         first = axes[0]
         over = f"{first.axis} ({first.link})" if first.link else first.axis
-        text += f"; the busiest axis is {over} with {100 * first.share:.3g} %"
+        text += f"; the busiest axis is {over} with {format_percent(first.share)}"
     return text
 
 

@@ -18,16 +18,16 @@ _PLAIN = re.compile(r"[^\w .,=/+()-]|_|(?<!w)w(?=ww\.)")
 def code(text: str) -> str:
     """`text` as it is, in fixed width. An HTML element, not backticks: those cannot hold a bar in a
     table, nor names that have backticks."""
-    return f"<code>{plain(text)}</code>" if text else ""
+    return f"<code>{as_text(text)}</code>" if text else ""
 
 
-def plain(text: str) -> str:
+def as_text(text: str) -> str:
     """`text` with all that Markdown or HTML could read as markup as numeric entities. GitHub still
     makes links of mentions and addresses: what others wrote belongs in `code`."""
     return _PLAIN.sub(lambda match: f"&#{ord(match[0])};", clean(text, _LONGEST))
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], figures: int = 0) -> str:
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]], figures: int = 0) -> str:
     """A table of cells that are Markdown; the last `figures` columns are set to the right."""
     rules = ["---"] * (len(head) - figures) + ["---:"] * figures
     lines = [" | ".join(cells) for cells in (head, rules, *rows)]

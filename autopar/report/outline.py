@@ -15,9 +15,9 @@ from autopar.ir.uses import Group, groups, root_key
 from autopar.plans.layout import parse_layout
 from autopar.plans.matching import general
 from autopar.plans.plan import Plan, mesh_text
-from autopar.report.columns import Row, columns
-from autopar.report.costs import WHOLE_MODEL, short_op
-from autopar.report.param_groups import on_axes
+from autopar.report.names import WHOLE_MODEL, short_op
+from autopar.report.placed import on_axes
+from autopar.report.printed import Row, columns
 from autopar.report.summary import summarize
 
 

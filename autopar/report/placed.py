@@ -1,16 +1,91 @@
-"""Where tensors lie and ops work, in words of the mesh's axes. Texts from files that are none of
-the notation are given back as they are: only shardings of parameters are checked when a plan is
-read.
+"""Where tensors lie and ops work, in words of the mesh's axes; parameters by pattern.
+
+Texts from files that are none of the notation are given back as they are: only shardings of
+parameters are checked when a plan is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, prod
 
 from autopar.ir.choices import Choice
+from autopar.ir.graph import itemsize
+from autopar.ir.patterns import compress, expand
 from autopar.ir.sharding import Sharding
+from autopar.plans.matching import general
 from autopar.plans.plan import MeshAxis, Param
-from autopar.report.param_groups import REPLICATED, on_axes
+
+REPLICATED = "replicated"
+
+
+@dataclass(frozen=True, slots=True)
+class ParamGroup:
+    """Parameters of one pattern that lie alike. `total_bytes` is what all of them take in the whole
+    model, `local_bytes` what their stored shards take on a device."""
+
+    name: str
+    count: int
+    shape: tuple[int, ...]
+    dtype: str
+    storage: str
+    kept: str
+    total_bytes: int
+    local_bytes: int
+
+
+def param_groups(params: Mapping[str, Param], mesh: Sequence[MeshAxis]) -> tuple[ParamGroup, ...]:
+    """Parameters by pattern, shape, dtype, storage and what is kept; the largest first."""
+    groups: dict[tuple[str, Param], list[str]] = {}
+    for name, param in params.items():
+        groups.setdefault((general(name), param), []).append(name)
+    uses = Counter(shared for shared, _ in groups)
+    found: list[ParamGroup] = []
+    for (shared, param), names in groups.items():
+        texts = (shared,) if uses[shared] == 1 and len(names) > 1 else compress(names)
+        members = [names] if len(texts) == 1 else map(expand, texts)
+        found += [_param_group(t, m, param, mesh) for t, m in zip(texts, members, strict=True)]
+    return tuple(sorted(found, key=lambda group: (-group.total_bytes, group.name)))
+
+
+def _param_group(
+    name: str, names: Sequence[str], param: Param, mesh: Sequence[MeshAxis]
+) -> ParamGroup:
+    placed = param.choice
+    return ParamGroup(
+        name=name,
+        count=len(names),
+        shape=param.shape,
+        dtype=param.dtype,
+        storage=on_axes(placed.storage, mesh),
+        kept=on_axes(placed.kept, mesh),
+        total_bytes=len(names) * param.num_bytes,
+        local_bytes=len(names) * local_bytes(param.shape, param.dtype, placed.storage, mesh),
+    )
+
+
+def local_bytes(
+    shape: Sequence[int], dtype: str, sharding: Sharding, mesh: Sequence[MeshAxis]
+) -> int:
+    """Bytes of the largest shard of a tensor."""
+    local = (
+        ceil(size / prod(axis.size for axis, p in zip(mesh, sharding) if p.dim == dim))
+        for dim, size in enumerate(shape)
+    )
+    return prod(local) * itemsize(dtype)
+
+
+def on_axes(sharding: Sharding, mesh: Sequence[MeshAxis]) -> str:
+    """`[S(1) on tp, S(0) on dp]`: what is not replicated, the fastest axis first (the order in
+    which axes cut a parameter), or `replicated`."""
+    placed = [
+        f"{placement} on {axis.name}"
+        for placement, axis in zip(sharding, mesh, strict=True)
+        if placement.kind != "R"
+    ]
+    return f"[{', '.join(reversed(placed))}]" if placed else REPLICATED
 
 
 def sharding_text(text: str, mesh: Sequence[MeshAxis]) -> str:

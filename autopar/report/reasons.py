@@ -1,5 +1,5 @@
 """Why a plan is as it is, as far as the plan itself says: what was chosen for a parameter, a module
-or an op, what that costs, part by part, and which limit binds.
+or an op, what that costs, part by part, and which limit binds; as content and as a page.
 
 Figures are per device and step, and of all blocks of a class together. Alternatives need the model
 (`autopar.alternatives`); where they were asked for, they are part of the answer.
@@ -12,18 +12,29 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
+
 from autopar.errors import AutoparError
+from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
 from autopar.plans.matching import general, matches, outer_names
-from autopar.plans.plan import OpTotal, Plan
-from autopar.report.costs import PARAM, WHOLE_MODEL, costs, maker, short_op, tensor_name
+from autopar.plans.plan import FRAGILE, Memory, OpTotal, Plan
+from autopar.report.costs import costs, held_by
 from autopar.report.decisions import Alike, Decision, alike, op_decision, param_decision
-from autopar.report.limits import Limits, find_limits
+from autopar.report.limits import Limits, find_limits, margin_text
+from autopar.report.names import PARAM, WHOLE_MODEL, clean, maker, short_op, tensor_name
+from autopar.report.printed import Printed, section, with_rest
+from autopar.report.printed import name as name_text
+from autopar.report.printed import table as new_table
 
 if TYPE_CHECKING:
     # What a plan alone says starts without numpy.
     from autopar.plans.explanation import Benefit, Explanation
 
 _TOP = 10
+MAX_DECISIONS, MAX_PARTS = 30, 20
+"""Rows that are printed; a last line counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +60,7 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Reasons:
+class Reasons(Printed):
     """What a plan says of `subject`: a parameter, a module, an op, or all of it (`kind` "plan").
 
     `parts` are what it costs, the largest first, `time_ns` of all of them. `limits` and what they
@@ -70,11 +81,27 @@ class Reasons:
     alternatives: tuple[Explanation, ...] = ()
     benefits: tuple[Benefit, ...] = ()
 
-    def __str__(self) -> str:
-        from autopar.report.plain import plain
-        from autopar.report.reasons_text import page
-
-        return plain(page(self))
+    def page(self) -> RenderableType:
+        """The choices, what they cost, which limit binds, and what else there could be."""
+        is_whole = self.kind == "plan"
+        title = Text(clean(f"{self.model or '(unnamed)'}: {self.subject}"), style="bold")
+        sections: list[RenderableType] = [title]
+        if self.decisions:
+            sections += section("What was chosen", _decisions(self.decisions))
+        time = f"{format_ns(self.time_ns)}, {format_percent(self.share)} of the step"
+        what = "What a step goes to" if is_whole else f"What it costs: {time}"
+        sections += section(what, _parts(self.parts))
+        if self.holdings:
+            sections += section("What a device holds", _held(self))
+        margin = Text(clean_sentence(margin_text(self.limits, self.step_ns)))
+        if self.limits.is_fragile:
+            margin.append(f"\nfragile: that is less than {format_percent(FRAGILE)}", style="yellow")
+        binds = Text("\n".join(map(clean, self.limits.binds)))
+        sections += section("What limits the plan", binds)
+        sections += section("How far the next plan is", margin)
+        if self.alternatives or self.benefits:
+            sections += _alternatives(self)
+        return Group(*sections)
 
 
 def reasons(plan: Plan, name: str = "") -> Reasons:
@@ -112,15 +139,7 @@ def _whole(plan: Plan) -> Reasons:
         Part(c.what, c.where, c.phase, c.count, 0, c.time_ns, c.share)
         for c in costs(estimates)[:_TOP]
     )
-    memory = estimates.memory
-    holdings = (
-        Holding("parameters", memory.params),
-        Holding("gradients", memory.gradients),
-        Holding("optimizer states", memory.optimizer),
-        Holding("kept for backward", memory.kept),
-        Holding("saved for backward", memory.saved),
-        Holding("temporary", memory.transient),
-    )
+    holdings = tuple(Holding(*each) for each in held_by(estimates.memory).items())
     return Reasons(
         "the whole plan", "plan", plan.structure.model, estimates.step_ns, (), parts,
         estimates.step_ns, 1.0, holdings, find_limits(plan),
@@ -247,14 +266,15 @@ def _holdings(plan: Plan, groups: Sequence[Alike], keys: Sequence[str]) -> tuple
         for group in groups
         if group.param.kept != group.param.storage
     )
-    found = [
-        Holding("parameters", stored),
-        Holding("gradients", stored * memory.gradients // max(1, memory.params)),
-        Holding("optimizer states", stored * memory.optimizer // max(1, memory.params)),
-        Holding("kept for backward", kept),
-        Holding("saved for backward", sum(plan.estimates.ops[key].saved_bytes for key in keys)),
-    ]
-    return tuple(holding for holding in found if holding.num_bytes)
+    held = Memory(
+        params=stored,
+        gradients=stored * memory.gradients // max(1, memory.params),
+        optimizer=stored * memory.optimizer // max(1, memory.params),
+        kept=kept,
+        saved=sum(plan.estimates.ops[key].saved_bytes for key in keys),
+        transient=0,
+    )
+    return tuple(Holding(*each) for each in held_by(held).items() if each[1])
 
 
 def _subject(name: str, kind: str, groups: Sequence[Alike]) -> str:
@@ -278,3 +298,59 @@ def _unknown(plan: Plan, name: str) -> str:
         f"the plan of {plan.structure.model} has no parameter, module or op {name}; close to it "
         f"are {', '.join(close)}"
     )
+
+
+def _alternatives(reasons: Reasons) -> list[RenderableType]:
+    from autopar.report.explanation import alternatives_text, benefits_text
+
+    found: list[RenderableType] = []
+    for each in reasons.alternatives:
+        found += section(
+            "What else it could be, all else adapting", _lines(alternatives_text(each))
+        )
+    if reasons.benefits:
+        found += section("What more would buy", _lines(benefits_text(reasons.benefits)))
+    return found
+
+
+def clean_sentence(text: str) -> str:
+    """Cleaned word by word, for sentences that hold several names."""
+    return " ".join(map(clean, text.split(" ")))
+
+
+def _lines(text: str) -> Text:
+    return Text("\n".join(map(clean, text.splitlines())))
+
+
+def _decisions(decisions: Sequence[Decision]) -> RenderableType:
+    found: list[RenderableType] = []
+    for each in decisions[:MAX_DECISIONS]:
+        phase = f" in {each.phase}" if each.phase else ""
+        count = f", {each.count} times" if each.count > 1 else ""
+        found.append(Text(clean(f"{each.name}: {each.what}{phase}{count}"), style="cyan"))
+        lines = (*each.choice, *each.reads, *each.makes)
+        found += [Padding(Text(clean_sentence(line)), (0, 0, 0, 2)) for line in lines]
+    return with_rest(Group(*found), len(decisions), MAX_DECISIONS)
+
+
+def _parts(parts: Sequence[Part]) -> RenderableType:
+    if not parts:
+        return Text("nothing that takes time of its own")
+    table = new_table(("what", "where", "phase"), ("count", "local bytes", "time", "of the step"))
+    for part in parts[:MAX_PARTS]:
+        table.add_row(
+            *map(name_text, (part.what, part.where, part.phase)),
+            str(part.count) if part.count else "",
+            format_bytes(part.num_bytes) if part.num_bytes else "",
+            format_ns(part.time_ns),
+            format_percent(part.share),
+        )
+    return with_rest(table, len(parts), MAX_PARTS)
+
+
+def _held(reasons: Reasons) -> RenderableType:
+    table = new_table(("held",), ("bytes", "of the limit"))
+    for each in reasons.holdings:
+        share = format_share(each.num_bytes, reasons.limits.memory_limit_bytes)
+        table.add_row(each.what, format_bytes(each.num_bytes), share)
+    return table

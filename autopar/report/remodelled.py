@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from autopar.plans.plan import OpTotal, Param, Plan
 from autopar.report.changes import Change, Item, Topic, folded, gathered, single
-from autopar.report.costs import WHOLE_MODEL
-from autopar.report.opnames import op_place
+from autopar.report.names import WHOLE_MODEL, op_place
 
 FINGERPRINT = "fingerprint"
 

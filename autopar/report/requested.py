@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autopar.ir.units import format_bytes, format_bytes_per_s, format_seconds
+from autopar.ir.units import format_bytes, format_bytes_per_s, format_ns
 from autopar.plans.plan import ClusterRates, Plan
 from autopar.report.changes import Change, Topic, single
 
@@ -77,7 +77,7 @@ def _text(what: str, figure: int | str | None) -> str:
     if what.startswith(_BANDWIDTH):
         return format_bytes_per_s(figure)
     if what.startswith((_LATENCY, _START)):
-        return format_seconds(figure / 1e9)
+        return format_ns(figure)
     return f"{figure:.4g}"
 
 

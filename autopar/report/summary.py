@@ -1,4 +1,5 @@
-"""What a person wants to know of a plan, gathered from its parts: the content of every report.
+"""What a person wants to know of a plan, gathered from its parts: the content of every report, and
+its page: what was chosen, what it is predicted to cost, how good it is proven.
 
 Figures are per device and per training step. Rows are ordered by what they cost, then by name, so
 that the same plan always gives the same page.
@@ -9,15 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from autopar.ir.graph import Phase
+from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent, format_share
 from autopar.plans.matching import general
 from autopar.plans.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Plan
 from autopar.report.cautions import cautions
-from autopar.report.costs import WHOLE_MODEL, Cost, costs
+from autopar.report.costs import Cost, costs, held_by
 from autopar.report.limits import find_limits, margin_text
-from autopar.report.param_groups import ParamGroup, param_groups
+from autopar.report.names import WHOLE_MODEL, escape
+from autopar.report.placed import REPLICATED, ParamGroup, param_groups
+from autopar.report.printed import Printed, name, section, with_rest
+from autopar.report.printed import table as new_table
 
 TOP_COSTS = 12
+MAX_SENTENCE = 600
+MAX_ROWS = 60
+"""Rows of a table that are printed; a last line counts the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +52,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class Summary(Printed):
     """The content of the page. `gap` and `utilisation` are fractions; `warnings` are sentences."""
 
     model: str
@@ -76,16 +88,19 @@ class Summary:
     digest: str
     made_by: str
 
-    def __str__(self) -> str:
-        from autopar.report.plain import plain
-        from autopar.report.text import page
-
-        return plain(page(self))
-
-    def _repr_html_(self) -> str:
-        from autopar.report.notebook import fragment
-
-        return fragment(self)
+    def page(self) -> RenderableType:
+        sections: list[RenderableType] = [_head(self)]
+        for title, content in (
+            ("Blocks: time and saved memory of all of them together", _block_table(self.blocks)),
+            ("Top costs: all of a kind together, per device and step", _top_costs(self)),
+            ("Parameters", _params(self)),
+            ("Communication: all collectives of a step", _collectives(self)),
+            ("Memory per device at the peak", _memory(self.memory, self.memory_limit_bytes)),
+        ):
+            sections += section(title, content)
+        sections += [Text("")] * bool(self.warnings)
+        sections += [Text("warning: ", "yellow").append_text(name(w)) for w in self.warnings]
+        return Group(*sections)
 
 
 def summarize(plan: Plan) -> Summary:
@@ -168,3 +183,121 @@ def _block(module: str, ops: Sequence[OpTotal], parts: Mapping[str, Sequence[OpT
 
 def _costliest_first(rows: Iterable[Block]) -> tuple[Block, ...]:
     return tuple(sorted(rows, key=lambda block: (-block.total_ns, block.module)))
+
+
+def _head(summary: Summary) -> RenderableType:
+    devices = f"{summary.world_size} device" + ("s" if summary.world_size != 1 else "")
+    axes = " x ".join(f"{axis.name}={axis.size}" for axis in summary.mesh)
+    peak, limit = summary.memory_bytes, summary.memory_limit_bytes
+    grid = Table.grid(padding=(0, 2))
+    grid.add_row("model", name(f"{summary.model or '(unnamed)'}, trained with {summary.optimizer}"))
+    for given in summary.inputs:
+        grid.add_row("input", name(given))
+    grid.add_row("cluster", name(f"{summary.cluster}, {devices}" + (f": {axes}" if axes else "")))
+    for line in summary.imposed:
+        grid.add_row("imposed", name(line))
+    grid.add_row("step", _step(summary))
+    if summary.utilisation:
+        speed = f"{format_percent(summary.utilisation)} of the devices' peak FLOP/s"
+        tokens = f"{summary.tokens_per_s:,} tokens/s, " if summary.tokens_per_s else ""
+        grid.add_row("speed", tokens + speed)
+    grid.add_row("memory", format_bytes_of(peak, limit))
+    proof = name(summary.status, "green" if summary.status == "optimal" else "yellow")
+    grid.add_row(
+        "proof",
+        proof.append(
+            f": {format_ns(summary.objective_ns)}, proven bound {format_ns(summary.bound_ns)}, "
+            f"gap {format_percent(summary.gap)}",
+            style="default",
+        ),
+    )
+    if summary.margin:
+        grid.add_row("margin", Text(escape(summary.margin[:MAX_SENTENCE])))
+    if len(summary.meshes_tried) > 1:
+        grid.add_row("search", name(f"best of meshes {'; '.join(summary.meshes_tried)}"))
+    grid.add_row("plan", name(f"{summary.digest} ({summary.made_by})", "dim"))
+    return grid
+
+
+def _step(summary: Summary) -> str:
+    parts = [
+        f"compute {format_ns(summary.compute_ns)}",
+        f"exposed communication {format_ns(summary.exposed_communication_ns)}",
+        f"optimizer {format_ns(summary.optimizer_ns)}",
+    ]
+    hidden = summary.hidden_communication_ns
+    if hidden:
+        parts.append(f"hidden communication {format_ns(hidden)}")
+    return f"{format_ns(summary.step_ns)}: {', '.join(parts)}"
+
+
+def _block_table(blocks: Sequence[Block]) -> RenderableType:
+    figures = ("count", "forward", "backward", "communication", "optimizer", "saved")
+    table = new_table(("module",), figures)
+    rows = [row for block in blocks for row in (("", block), *(("  ", p) for p in block.parts))]
+    for indent, block in rows[:MAX_ROWS]:
+        table.add_row(
+            Text(indent).append_text(name(block.module)),
+            str(block.count),
+            *map(format_ns, (block.forward_ns, block.backward_ns)),
+            *map(format_ns, (block.communication_ns, block.optimizer_ns)),
+            format_bytes(block.saved_bytes),
+            style="dim" if indent else "",
+        )
+    return with_rest(table, len(rows), MAX_ROWS)
+
+
+def _top_costs(summary: Summary) -> RenderableType:
+    table = new_table(("what", "where", "phase"), ("count", "time", "of the step"))
+    for cost in summary.top_costs:
+        table.add_row(
+            *map(name, (cost.what, cost.where, cost.phase)),
+            str(cost.count),
+            format_ns(cost.time_ns),
+            format_percent(cost.share),
+        )
+    return table
+
+
+def _params(summary: Summary) -> RenderableType:
+    table = new_table(("parameter",), ("count", "per device", "shape"))
+    table.add_column("stored; kept for backward", overflow="fold")
+    for group in summary.params[:MAX_ROWS]:
+        placed = _placed(group.storage)
+        if group.kept != group.storage:
+            placed.append("\nkept ").append_text(_placed(group.kept))
+        table.add_row(
+            name(group.name),
+            str(group.count),
+            format_bytes(group.local_bytes),
+            name("x".join(map(str, group.shape)) or "scalar"),
+            placed,
+        )
+    return with_rest(table, len(summary.params), MAX_ROWS)
+
+
+def _collectives(summary: Summary) -> RenderableType:
+    if not summary.collectives:
+        return Text("none")
+    table = new_table(("axis", "kind", "phase"), ("count", "local bytes", "time"))
+    for total in summary.collectives[:MAX_ROWS]:
+        table.add_row(
+            *map(name, (total.axis, total.kind, total.phase)),
+            str(total.count),
+            format_bytes(total.num_bytes),
+            format_ns(total.time_ns),
+        )
+    return with_rest(table, len(summary.collectives), MAX_ROWS)
+
+
+def _memory(memory: Memory, limit: int) -> RenderableType:
+    table = new_table(("held by",), ("bytes", "of the limit"))
+    for holder, num_bytes in held_by(memory).items():
+        table.add_row(holder, format_bytes(num_bytes), format_share(num_bytes, limit))
+    share = format_share(memory.total, limit)
+    table.add_row("together", format_bytes(memory.total), share, style="bold")
+    return table
+
+
+def _placed(sharding: str) -> Text:
+    return Text().append_text(name(sharding, "yellow" if sharding == REPLICATED else "cyan"))

@@ -15,8 +15,7 @@ import msgspec
 
 from autopar.errors import PlanError
 from autopar.plans.plan import Plan
-from autopar.report.costs import short_op
-from autopar.report.names import clean
+from autopar.report.names import clean, short_op
 from autopar.report.placed import route_text, sharding_text
 from autopar.report.timeline import Bar, Part, Stretch, Timeline, Track, timeline
 

@@ -1,16 +1,28 @@
-"""Whether a difference counts: by default any, with `--fail-over` what has grown by too much."""
+"""Whether a difference counts: by default any, with `--fail-over` what has grown by too much. The
+verdict is a page for a terminal, or Markdown for a comment on a pull request that is updated in
+place.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from autopar.errors import AutoparError
-from autopar.report.bill import MEMORY, OWN_WORDS, TIME, Figure
-from autopar.report.changes import Cause
-from autopar.report.difference import Difference
+from autopar.ir.units import format_bytes, format_ns, format_share
+from autopar.report.bill import MEMORY, OWN_WORDS, TIME, Figure, change_text, value_text
+from autopar.report.changes import Cause, Change, Topic
+from autopar.report.difference import Difference, Side
+from autopar.report.markdown import as_text, code, details, fitted, markdown_table
+from autopar.report.names import clean
+from autopar.report.printed import Printed, section, with_rest
+from autopar.report.printed import table as new_table
 from autopar.report.requested import TOLERANCE_PERCENT
 
 SAME, DIFFERENT = 0, 2
@@ -29,6 +41,15 @@ FIGURES = {
 """What `--fail-over` can bound: section and name of the figure in the bill."""
 
 _SHOWN = 6
+MAX_ROWS = 30
+"""Changes of a topic that are printed; a last line counts the rest."""
+
+CAUSES: dict[Cause, str] = {
+    "model": "The model",
+    "request": "What it is planned for",
+    "decision": "Decided otherwise",
+}
+
 _BOUND = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*%", re.ASCII)
 _EXAMPLE = "write it as in time=2%,memory=1% or time=2%,structure"
 
@@ -44,23 +65,26 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Printed):
     """`status` is SAME or DIFFERENT; `reasons` are sentences on what of the difference counts."""
 
     status: int
     reasons: tuple[str, ...]
     difference: Difference
 
-    def __str__(self) -> str:
-        from autopar.report.difference_text import page
-        from autopar.report.plain import plain
-
-        return plain(page(self))
-
-    def _repr_markdown_(self) -> str:
-        from autopar.report.difference_markdown import markdown
-
-        return markdown(self, self.difference.new.model)
+    def page(self) -> RenderableType:
+        """What counts, what changed by cause, and the bill."""
+        difference = self.difference
+        sections: list[RenderableType] = [_head(self)]
+        for cause, title in CAUSES.items():
+            for topic in difference.with_cause(cause):
+                sections += section(f"{title}: {clean(topic.title)}", _change_rows(topic))
+        shown = difference.bill_rows()
+        if shown:
+            sections += section("The bill, per device and step", _bill_rows(shown))
+        sections += [Text("")] * bool(difference.notes)
+        sections += [Text("note: ", "yellow").append(clean(n), "default") for n in difference.notes]
+        return Group(*sections)
 
 
 def parse_bounds(text: str) -> Bounds:
@@ -139,3 +163,144 @@ def _grown(difference: Difference, bounds: Bounds) -> tuple[str, ...]:
             by = f"{figure.change_percent:.3g} %" if before else "what was 0"
             reasons.append(f"{key} grew by {by}, more than {float(percent):g} %")
     return tuple(reasons)
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """`same`, or what counts."""
+    if verdict.status != SAME:
+        return f"different: {'; '.join(map(clean, verdict.reasons))}"
+    return "different, but in nothing that counts" if verdict.difference.differs else "same"
+
+
+def _head(verdict: Verdict) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    style = "green" if verdict.status == SAME else "red"
+    grid.add_row("plans", Text(verdict_line(verdict), style))
+    for name, side in (("old", verdict.difference.old), ("new", verdict.difference.new)):
+        grid.add_row(name, Text(clean(_side(side))))
+    return grid
+
+
+def _side(side: Side) -> str:
+    return (
+        f"{side.model or '(unnamed)'} on {side.cluster}, {side.mesh}: step "
+        f"{format_ns(side.step_ns)}, {format_bytes(side.memory_bytes)} of "
+        f"{format_bytes(side.memory_limit_bytes)}; plan {side.digest[:12]}"
+    )
+
+
+def _change_rows(topic: Topic) -> RenderableType:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold", ratio=2)
+    table.add_column(overflow="fold", ratio=3)
+    for change in topic.changes[:MAX_ROWS]:
+        table.add_row(*_row(change))
+    return with_rest(table, len(topic.changes), MAX_ROWS)
+
+
+def _row(change: Change) -> Iterator[Text]:
+    added, gone = not change.before, not change.after
+    yield Text("+", "green") if added else Text("-", "red") if gone else Text("~", "yellow")
+    yield Text(clean(change.what) + (f" ({change.count})" if change.count > 1 else ""))
+    text = Text(clean(change.before), "red")
+    if not (added or gone):
+        text.append(" -> ", "default")
+    yield text.append(clean(change.after), "green")
+
+
+def _bill_rows(figures: Sequence[Figure]) -> RenderableType:
+    table = new_table(("",), ("before", "after", "change"))
+    title = ""
+    for figure in figures:
+        if figure.section != title:
+            title = figure.section
+            table.add_row(Text(title, "dim"))
+        table.add_row(
+            Text(f"  {clean(figure.name)}"),
+            value_text(figure.before, figure.unit),
+            value_text(figure.after, figure.unit),
+            change_text(figure),
+            style="bold" if figure.name in ("step", "peak") else "",
+        )
+    return table
+
+
+def markdown(verdict: Verdict, name: str) -> str:
+    """The whole comment. A comment with the same first line is an older one on the same `name`."""
+    return fitted([f"<!-- autopar-diff:v1:{marked(name)} -->", headline(verdict), *parts(verdict)])
+
+
+def marked(name: str) -> str:
+    """`name` as it can stand in an HTML comment."""
+    return "".join(c if c.isalnum() or c in "/._ " else "_" for c in name)[:100]
+
+
+def headline(verdict: Verdict) -> str:
+    """The verdict in one line, with step, peak and communication."""
+    old, new = verdict.difference.old, verdict.difference.new
+    word = "Nothing that counts changed" if verdict.difference.differs else "Same plan"
+    word = word if verdict.status == SAME else "**The plan changed**"
+    steps = _change(old.step_ns, new.step_ns, "ns")
+    peaks = _change(old.memory_bytes, new.memory_bytes, "bytes")
+    limit = value_text(new.memory_limit_bytes, "bytes")
+    full = format_share(new.memory_bytes, new.memory_limit_bytes)
+    shares = [format_share(side.communication_ns, side.step_ns) for side in (old, new)]
+    sent = " → ".join(dict.fromkeys(shares))
+    return f"{word}: step {steps}, peak {peaks} of {limit} ({full}), communication {sent}"
+
+
+def parts(verdict: Verdict) -> list[str]:
+    """What follows the headline: reasons, the bill, a folded section for each topic, notes."""
+    difference = verdict.difference
+    found: list[str] = []
+    if verdict.reasons:
+        found.append("\n".join(f"- {as_text(reason)}" for reason in verdict.reasons))
+    if difference.bill_rows():
+        found.append(_bill(difference))
+    found += [
+        details(f"{CAUSES[topic.cause]}: {as_text(topic.title)} ({_count(topic)})", _changes(topic))
+        for topic in difference.topics
+    ]
+    if difference.notes:
+        found.append("\n".join(f"- note: {code(note)}" for note in difference.notes))
+    return found
+
+
+def _change(before: int, after: int, unit: str) -> str:
+    texts = [value_text(value, "ns" if unit == "ns" else "bytes") for value in (before, after)]
+    if before == after or not before:
+        return " → ".join(dict.fromkeys(texts))
+    return f"{texts[0]} → {texts[1]} ({100 * (after - before) / before:+.3g} %)"
+
+
+def _bill(difference: Difference) -> str:
+    rows = [
+        (
+            as_text(figure.section),
+            as_text(figure.name) if figure.section in OWN_WORDS else code(figure.name),
+            value_text(figure.before, figure.unit),
+            value_text(figure.after, figure.unit),
+            change_text(figure),
+        )
+        for figure in difference.bill_rows()
+    ]
+    sections = ["", *(row[0] for row in rows)]
+    shown = [("" if row[0] == sections[k] else row[0], *row[1:]) for k, row in enumerate(rows)]
+    return markdown_table(
+        ("", "per device and step", "before", "after", "change"), shown, figures=3
+    )
+
+
+def _changes(topic: Topic) -> str:
+    rows = [
+        (code(change.what), str(change.count), code(change.before), code(change.after))
+        for change in topic.changes[:MAX_ROWS]
+    ]
+    text = markdown_table(("what", "number", "before", "after"), rows)
+    rest = len(topic.changes) - MAX_ROWS
+    return text + (f"\n\n... and {rest} more (--json lists all)" if rest > 0 else "")
+
+
+def _count(topic: Topic) -> int:
+    return sum(change.count for change in topic.changes)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cluster.parsing import MAX_DEVICES, cluster_to_toml, parse_cluster
+from autopar.cluster.parsing import MAX_DEVICES, parse_cluster
 from autopar.cluster.presets import DEVICES, LINKS
 from autopar.errors import ClusterError
-from autopar.ir.mesh import Cluster, Device, Host, Level, Link
+from autopar.ir.mesh import Cluster, Level, Link
 
 
 @pytest.mark.parametrize(
@@ -233,58 +233,3 @@ def test_a_file_that_is_no_text_or_too_large_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"#" * (2**20 + 1))
     with pytest.raises(ClusterError, match="larger than"):
         parse_cluster(str(path))
-
-
-positive = st.floats(1e3, 1e18)
-seconds = st.floats(0, 10)
-texts = st.text(st.characters(codec="utf-8"), max_size=20)
-clusters = st.builds(
-    Cluster,
-    name=texts,
-    device=st.builds(
-        Device,
-        name=texts,
-        kind=texts,
-        flops_per_s=st.dictionaries(texts, positive, max_size=3).map(
-            lambda rates: (*(rates | {"float32": 1.5e12}).items(),)
-        ),
-        memory_bytes=st.integers(1, 2**50),
-        memory_bytes_per_s=positive,
-        launch_s=seconds,
-        source=texts,
-    ),
-    levels=st.lists(
-        st.builds(
-            Level,
-            size=st.integers(1, 64),
-            link=st.builds(
-                Link,
-                name=texts,
-                bytes_per_s=positive,
-                latency_s=seconds,
-                start_s=seconds,
-                source=texts,
-            ),
-        ),
-        min_size=1,
-        max_size=3,
-    ).map(tuple),
-    host=st.builds(
-        Host,
-        memory_bytes=st.integers(0, 2**50),
-        bytes_per_s=positive,
-        latency_s=seconds,
-        source=texts,
-    ),
-)
-
-
-@given(clusters)
-def test_toml_round_trips(tmp_path_factory: pytest.TempPathFactory, cluster: Cluster) -> None:
-    assert read(tmp_path_factory.getbasetemp(), cluster_to_toml(cluster)) == cluster
-
-
-@pytest.mark.parametrize("name", sorted(DEVICES))
-def test_toml_round_trips_presets(tmp_path: Path, name: str) -> None:
-    cluster = parse_cluster(f"4x8x{name}")
-    assert read(tmp_path, cluster_to_toml(cluster)) == cluster

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autopar.driver.golden import Check, find_recipes, run
-from autopar.report.difference_text import verdict_line
+from autopar.report.verdict import verdict_line
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = "plans", "examples/ci_gate/plans"

@@ -19,10 +19,8 @@ from autopar.plans.plan import (
     Plan,
 )
 from autopar.report.difference import Difference, compare
-from autopar.report.difference_markdown import markdown
-from autopar.report.difference_text import page
-from autopar.report.plain import plain
-from autopar.report.verdict import DIFFERENT, SAME, judge, parse_bounds
+from autopar.report.printed import plain
+from autopar.report.verdict import DIFFERENT, SAME, judge, markdown, parse_bounds
 from tests.report.plans import MS, plans, two_axis_plan
 
 replace = msgspec.structs.replace
@@ -51,9 +49,8 @@ def found(new: Plan, old: Plan = OLD) -> list[tuple[str, str, str, int, str, str
 
 
 def text(difference: Difference, fail_over: str | None = None, width: int = 100) -> str:
-    return plain(
-        page(judge(difference, None if fail_over is None else parse_bounds(fail_over))), width
-    )
+    bounds = None if fail_over is None else parse_bounds(fail_over)
+    return plain(judge(difference, bounds).page(), width)
 
 
 def rates(bytes_per_s: int) -> ClusterRates:

@@ -11,11 +11,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from autopar.report.difference import compare
-from autopar.report.difference_markdown import markdown
-from autopar.report.difference_text import page
 from autopar.report.markdown import MAX_CHARACTERS, fitted
-from autopar.report.plain import plain
-from autopar.report.verdict import judge
+from autopar.report.printed import plain
+from autopar.report.verdict import judge, markdown
 from tests.report.plans import renamed, two_axis_plan
 
 replace = msgspec.structs.replace
@@ -73,7 +71,7 @@ def outside(html: str) -> str:
 
 @pytest.mark.parametrize("name", [*HOSTILE, "\x1b[31m", "\u202e"])
 def test_names_are_text_in_a_terminal(name: str) -> None:
-    shown = plain(page(judge(compare(OLD, renamed(OLD, name)))), width=300)
+    shown = plain(judge(compare(OLD, renamed(OLD, name))).page(), width=300)
     assert "\x1b" not in shown
     assert "\u202e" not in shown
 
@@ -109,5 +107,4 @@ def test_a_plan_tells_how_another_differs() -> None:
     found = old.diff(slower)
     assert found == judge(compare(old, slower))
     assert (found.status, old.diff(slower, "memory=1%").status, old.diff(old).status) == (2, 0, 0)
-    assert str(found) == plain(page(found))
-    assert found._repr_markdown_() == markdown(found, old.structure.model)
+    assert str(found) == plain(found.page())

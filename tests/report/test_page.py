@@ -16,9 +16,8 @@ from autopar.ir.sharding import Sharding
 from autopar.plans.matching import general
 from autopar.plans.plan import CollectiveTotal, MeshAxis, OpTotal, Param, Plan
 from autopar.report.names import MAX_NAME, clean
-from autopar.report.param_groups import on_axes, param_groups
-from autopar.report.summary import summarize
-from autopar.report.text import MAX_ROWS, show
+from autopar.report.placed import on_axes, param_groups
+from autopar.report.summary import MAX_ROWS, summarize
 from autopar.report.verification import page as verification_page
 from autopar.runtime.simulator.comparison import Difference, Report
 from tests.report.plans import plans, renamed, two_axis_plan
@@ -33,7 +32,7 @@ def printed(renderable: RenderableType, width: int = 100) -> str:
 
 def test_page() -> None:
     assert_expected_inline(
-        printed(show(two_axis_plan()), width=96),
+        printed(summarize(two_axis_plan()).page(), width=96),
         """\
 model    Toy, trained with adamw
 input    input_ids: int64[8, 128]
@@ -103,9 +102,10 @@ def test_page_of_one_device() -> None:
     )
     estimates = msgspec.structs.replace(plan.estimates, collectives=())
     provenance = msgspec.structs.replace(plan.provenance, gap_ppm=0, status="optimal")
-    text = printed(show(msgspec.structs.replace(
+    plan = msgspec.structs.replace(
         plan, structure=structure, estimates=estimates, provenance=provenance
-    )))  # fmt: skip
+    )
+    text = printed(summarize(plan).page())
     assert "cluster  2x4xA100, 1 device\n" in text
     assert "optimal: 34 ms" in text
     assert "warning" not in text
@@ -115,7 +115,7 @@ def test_page_of_one_device() -> None:
 @settings(max_examples=30)
 @given(plan=plans(), width=st.integers(40, 200))
 def test_every_plan_prints_within_the_width(plan: Plan, width: int) -> None:
-    for line in printed(show(plan), width).split("\n"):
+    for line in printed(summarize(plan).page(), width).split("\n"):
         assert line.isprintable()
         assert cell_len(line) <= width
 
@@ -124,7 +124,7 @@ def test_every_plan_prints_within_the_width(plan: Plan, width: int) -> None:
     "name", ["\x1b[31mred", "a\nb", "a\rb", "\x9b31m", "\u202egnp", "[red]x[/]", "[/]", ":smile:"]
 )
 def test_names_cannot_command_the_terminal_or_the_markup(name: str) -> None:
-    text = printed(show(renamed(two_axis_plan(), name)), width=400)
+    text = printed(summarize(renamed(two_axis_plan(), name)).page(), width=400)
     assert all(c.isprintable() for line in text.split("\n") for c in line)
     assert f"model    {clean(name)}, trained with {clean(name)}\n" in text
 
@@ -140,7 +140,8 @@ def test_long_tables_are_cut_and_say_so() -> None:
         CollectiveTotal("all_reduce", f"a{i}", "forward", 1, 1, 1) for i in range(MAX_ROWS + 7)
     )
     estimates = msgspec.structs.replace(plan.estimates, collectives=many)
-    assert "... and 7 more" in printed(show(msgspec.structs.replace(plan, estimates=estimates)))
+    plan = msgspec.structs.replace(plan, estimates=estimates)
+    assert "... and 7 more" in printed(summarize(plan).page())
 
 
 def test_blocks_add_up() -> None:

@@ -18,13 +18,11 @@ from autopar.errors import AutoparError
 from autopar.ir.sharding import Sharding
 from autopar.plans.options import Options
 from autopar.plans.plan import Margin, Param, Plan
-from autopar.report import param_groups
+from autopar.report import placed
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.names import clean
-from autopar.report.plain import plain
+from autopar.report.printed import plain
 from autopar.report.reasons import reasons
-from autopar.report.reasons_text import page
-from autopar.report.text import show
 from tests.graphs import linear_step
 from tests.report.plans import plans, renamed, two_axis_plan
 
@@ -75,7 +73,7 @@ def test_what_is_said_of_a_parameter() -> None:
 
 
 def on_axes(param: Param, plan: Plan) -> str:
-    return param_groups.on_axes(Sharding.parse(param.storage), plan.structure.mesh)
+    return placed.on_axes(Sharding.parse(param.storage), plan.structure.mesh)
 
 
 def test_what_a_device_holds_adds_up() -> None:
@@ -135,7 +133,7 @@ def test_names_that_are_not_there(name: str, close: str) -> None:
 def test_every_plan_is_explained_within_the_width(plan: Plan, width: int) -> None:
     names = ["", *plan.structure.params, *(k for k in plan.estimates.ops if ":" in k)]
     for name in names:
-        for line in plain(page(reasons(plan, name)), width).split("\n"):
+        for line in plain(reasons(plan, name).page(), width).split("\n"):
             assert line.isprintable()
             assert cell_len(line) <= width
 
@@ -143,7 +141,7 @@ def test_every_plan_is_explained_within_the_width(plan: Plan, width: int) -> Non
 @pytest.mark.parametrize("name", [HOSTILE, "a\nb", "\u202egnp", "[red]x[/]"])
 def test_names_cannot_command_the_terminal(name: str) -> None:
     plan = renamed(two_axis_plan(), name)
-    text = plain(page(reasons(plan, name)), 400)
+    text = plain(reasons(plan, name).page(), 400)
     assert all(c.isprintable() for line in text.split("\n") for c in line)
     assert clean(name).split(" ")[0] in text
 
@@ -202,8 +200,8 @@ def test_margin_in_words(margin: Margin | None, words: str, warning: str) -> Non
 
 def test_a_plan_shows_itself() -> None:
     plan = two_axis_plan()
-    assert str(plan.summary()) == plain(show(plan))
-    assert str(plan.explain("lm_head")) == plain(page(reasons(plan, "lm_head")))
+    assert str(plan.summary()) == plain(plan.summary().page())
+    assert str(plan.explain("lm_head")) == plain(reasons(plan, "lm_head").page())
     assert plan.explain() == reasons(plan)
     bundle = plan._repr_mimebundle_()
     assert bundle == {"text/plain": str(plan.summary()), "text/html": plan._repr_html_()}
@@ -237,5 +235,5 @@ def test_html_holds_what_a_plan_says_and_nothing_that_runs() -> None:
         assert not tags.seen & {"script", "img", "a", "iframe", "link"}
         text = "".join(tags.texts)
         assert clean(plan.structure.model) in text
-        assert text.isprintable()
+        assert all(map(str.isprintable, text.splitlines()))
     assert "model.layers.{1-3}.mlp.down.weight" in two_axis_plan()._repr_html_()

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 from markupsafe import Markup
 
-from autopar.ir.units import format_bytes, format_seconds
+from autopar.ir.units import format_bytes, format_ns
 from autopar.report.html.gantt import WIDTH
 from autopar.report.html.memory import MemoryUse
 from autopar.report.html.svg import line, path, picture, points, text, ticks
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 14, 22, 26
 _HEIGHT = 320
-_GIB = 2**30
 
 
 def areas(use: MemoryUse) -> Markup:
@@ -46,7 +45,7 @@ def _axes(end_ns: int, most: float) -> Iterator[Markup]:
     for at in ticks(end_ns):
         x = _x(at, end_ns)
         anchor = "end" if x > WIDTH - 40 else "middle"
-        label = format_seconds(at / 1e9) if at else "0"
+        label = format_ns(at) if at else "0"
         yield text(min(x, WIDTH - 4), _HEIGHT - 8, label, "mute", anchor)
 
 

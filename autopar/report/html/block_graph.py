@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from autopar.ir.graph import Phase
 from autopar.plans.matching import general
 from autopar.plans.plan import OpTotal, Param, Plan
-from autopar.report.costs import PARAM, WHOLE_MODEL, short_op
 from autopar.report.html.folding import fold
+from autopar.report.names import PARAM, WHOLE_MODEL, short_op
 from autopar.report.timeline import block_of
 
 FORWARD = Phase.FORWARD.value

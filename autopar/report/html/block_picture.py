@@ -14,7 +14,7 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from autopar.ir.sharding import Sharding
-from autopar.ir.units import format_seconds
+from autopar.ir.units import format_ns
 from autopar.plans.plan import MeshAxis
 from autopar.report.html.block_graph import BlockGraph, Box, Made, Read
 from autopar.report.html.layered import Point, place
@@ -121,7 +121,7 @@ def _box(drawn: Drawn, x: float, y: float, mesh: Sequence[MeshAxis]) -> Iterator
         words = cut(label, _SMALL, drawn.width)
         yield text(x, y + k * _LINE + 11, words, "moved small halo", "middle")
     box = drawn.box
-    tip = [box.module, " · ".join(box.ops), format_seconds(box.time_ns / 1e9)]
+    tip = [box.module, " · ".join(box.ops), format_ns(box.time_ns)]
     tip += [f"reads {_read_words(read, mesh)}" for read in box.reads]
     tip += [f"{_made_words(made, mesh)} ({made.type})" for made in box.makes]
     height = drawn.height - drawn.top

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from autopar.ir.units import format_bytes, format_seconds
+from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.plan import OpTotal, Plan
-from autopar.report.costs import WHOLE_MODEL, short_op, tensor_name
-from autopar.report.param_groups import param_groups
-from autopar.report.placed import choice_text, route_text, sharding_text
+from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
+from autopar.report.placed import choice_text, param_groups, route_text, sharding_text
 
 MAX_ROWS = 5_000
 """More rows make a page that browsers are slow to open."""
@@ -69,7 +68,7 @@ def _ops(plan: Plan) -> Iterable[Decision]:
         )
         name = f"{total.module or WHOLE_MODEL}: {short_op(total.op)}"
         details = ", ".join(part for part in parts if part)
-        yield Decision("op", name, made, details, _time(_ns(total)))
+        yield Decision("op", name, made, details, format_ns(_ns(total)))
 
 
 def _ns(total: OpTotal | None) -> int:
@@ -86,7 +85,9 @@ def _routes(plan: Plan) -> Iterable[Decision]:
         sent = [f"{each.count} {each.kind} on {each.axis}" for each in sends.get(key, ())]
         details = ", ".join([key.rpartition("@")[2], *sent])
         name = tensor_name(plan.estimates, key)
-        yield Decision("route", name, route_text(steps, mesh), details, _time(ns) if sends else "")
+        yield Decision(
+            "route", name, route_text(steps, mesh), details, format_ns(ns) if sends else ""
+        )
 
 
 def _states(plan: Plan) -> Iterable[Decision]:
@@ -95,7 +96,3 @@ def _states(plan: Plan) -> Iterable[Decision]:
         yield Decision("saved", key, sharding_text(state, mesh), "kept for backward", "")
     for key, state in sorted(plan.structure.outputs.items()):
         yield Decision("output", key, sharding_text(state, mesh), "returned without gradient", "")
-
-
-def _time(ns: int) -> str:
-    return format_seconds(ns / 1e9)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from markupsafe import Markup
 
-from autopar.ir.units import format_seconds
+from autopar.ir.units import format_ns
 from autopar.report.html.schedule import Block, Panel, Row
 from autopar.report.html.svg import cut, fitting, line, picture, rect, text, ticks
 from autopar.report.timeline import Track
@@ -40,7 +40,7 @@ def _time_axis(panel: Panel, height: float) -> Iterator[Markup]:
     for at in ticks(panel.ns):
         x = _x(panel, at)
         yield line(x, 0, x, height - _AXIS, "grid")
-        label = format_seconds(at / 1e9) if at else "0"
+        label = format_ns(at) if at else "0"
         anchor = "end" if x > WIDTH - 40 else "middle"
         yield text(min(x, WIDTH - 4), height - 8, label, "mute", anchor)
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from autopar.ir.units import format_bytes, format_bytes_per_s, format_seconds
+from autopar.ir.units import (
+    format_bytes,
+    format_bytes_per_s,
+    format_ns,
+    format_percent,
+    format_share,
+)
 from autopar.plans.plan import ClusterRates, Plan, mesh_text
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.summary import summarize
@@ -93,7 +99,7 @@ def _cards(plan: Plan) -> list[Card]:
     )
     mfu = (
         (
-            f"{estimates.mfu_ppm / 1e4:.3g} %",
+            format_percent(estimates.mfu_ppm / 1e6),
             f"{_flop(estimates.flops)} a step on all devices",
         )
         if estimates.mfu_ppm
@@ -101,26 +107,30 @@ def _cards(plan: Plan) -> list[Card]:
     )
     proven = provenance.status == "optimal"
     return [
-        Card("Step", _time(estimates.step_ns), ("predicted, of each device",)),
+        Card("Step", format_ns(estimates.step_ns), ("predicted, of each device",)),
         Card("Tokens per second", tokens[0], tokens[1:]),
         Card("Model FLOPs utilisation", mfu[0], mfu[1:]),
         Card(
             "Exposed communication",
-            _time(exposed),
-            (_percent(exposed, estimates.step_ns), f"{_time(hidden)} more behind compute"),
+            format_ns(exposed),
+            (
+                f"{format_share(exposed, estimates.step_ns)} of the step",
+                f"{format_ns(hidden)} more behind compute",
+            ),
         ),
         Card(
             "Memory at the peak",
             format_bytes(peak),
-            (f"of {format_bytes(limit)} ({_percent(peak, limit, '')})",),
+            (f"of {format_bytes(limit)} ({format_share(peak, limit)})",),
             "bad" if peak > limit else "",
         ),
         Card(
             "Proof",
             provenance.status,
             (
-                f"bound {_time(provenance.bound_ns)}, gap {provenance.gap_ppm / 1e4:.3g} %",
-                f"objective {_time(provenance.objective_ns)}",
+                f"bound {format_ns(provenance.bound_ns)}, "
+                f"gap {format_percent(provenance.gap_ppm / 1e6)}",
+                f"objective {format_ns(provenance.objective_ns)}",
             ),
             "good" if proven else "bad",
         ),
@@ -136,7 +146,7 @@ def _margin(plan: Plan) -> Card:
     tone = "" if fragile is None else "bad" if fragile else "good"
     nearest = margin.bound_ns if margin.step_ns is None else margin.step_ns
     objective_ns = max(plan.provenance.objective_ns, 1)
-    return Card("Margin", f"{100 * (nearest - objective_ns) / objective_ns:.3g} %", (words,), tone)
+    return Card("Margin", format_share(nearest - objective_ns, objective_ns), (words,), tone)
 
 
 def _facts(plan: Plan, digest: str, made_by: str) -> list[Fact]:
@@ -168,7 +178,7 @@ def _cluster(name: str, rates: ClusterRates) -> tuple[str, ...]:
     )
     links = tuple(
         f"{link.name} joins {link.size} at {format_bytes_per_s(link.bytes_per_s)}, "
-        f"latency {_time(link.latency_ns)}"
+        f"latency {format_ns(link.latency_ns)}"
         for link in rates.links
     )
     return (name, device, flops, *links, f"figures from {rates.source}")
@@ -178,11 +188,3 @@ def _flop(number: int) -> str:
     """`321 PFLOP`."""
     power = min(max(len(str(number)) - 1, 0) // 3, 6)
     return f"{number / 1000**power:.3g} {('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}FLOP"
-
-
-def _percent(part: int, whole: int, of: str = " of the step") -> str:
-    return f"{100 * part / whole:.3g} %{of}" if whole else UNKNOWN
-
-
-def _time(ns: int) -> str:
-    return format_seconds(ns / 1e9)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.plans.plan import Memory, MemoryCurve, Plan
-from autopar.report.holders import TITLES
+from autopar.report.costs import HOLDERS
 from autopar.report.placed import sharding_text
 
-HOLDERS = {
-    name: TITLES[name]
+STACKED = {
+    name: HOLDERS[name]
     for name in ("params", "optimizer", "gradients", "kept", "saved", "transient")
 }
 """Fields of `plan.Memory` in the order in which they are stacked: what is always there below."""
@@ -69,7 +69,7 @@ def memory_use(plan: Plan) -> MemoryUse:
     return MemoryUse(
         limit=estimates.memory_limit,
         peak=memory.total,
-        holders=tuple(HolderRow(n, title, getattr(memory, n)) for n, title in HOLDERS.items()),
+        holders=tuple(HolderRow(n, title, getattr(memory, n)) for n, title in STACKED.items()),
         columns=_thinned(_columns(estimates.memory_curve, memory)),
         held=tuple(
             HeldRow(

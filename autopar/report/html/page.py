@@ -17,7 +17,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from autopar.ir.units import format_bytes, format_seconds
+from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.plan import MeshAxis, Plan
 from autopar.report.html.areas import areas
 from autopar.report.html.block_graph import BlockGraph, block_graphs
@@ -114,7 +114,12 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         finalize=_shown,
     )
-    filters: dict[str, Callable[..., str]] = {"time": _time, "bytes": format_bytes, "name": clean}
+    filters: dict[str, Callable[..., str]] = {
+        "time": format_ns,
+        "bytes": format_bytes,
+        "name": clean,
+    }
+    filters["name"] = clean
     environment.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
     return environment
 
@@ -124,7 +129,3 @@ def _shown(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Markup):
         return escape(value if len(value) <= MAX_TEXT else f"{value[: MAX_TEXT - 1]}…")
     return value
-
-
-def _time(ns: int) -> str:
-    return format_seconds(ns / 1e9)

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from string import ascii_uppercase
 
-from autopar.ir.units import format_bytes, format_seconds
+from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.plan import Plan
-from autopar.report.costs import short_op
+from autopar.report.names import short_op
 from autopar.report.placed import route_text
 from autopar.report.timeline import Bar, Part, Stretch, Timeline, Track, timeline
 
@@ -125,7 +125,7 @@ def _overview(step: Timeline, letters: list[tuple[Stretch, str]], plan: Plan) ->
 
 def _whole(stretch: Stretch, busy: float, labels: tuple[str, ...], about: str) -> Block:
     ns = stretch.end_ns - stretch.start_ns
-    tip = f"{about}\n{_time(round(busy * ns))} of {_time(ns)}"
+    tip = f"{about}\n{format_ns(round(busy * ns))} of {format_ns(ns)}"
     return Block(stretch.start_ns, stretch.end_ns, busy, labels, tip)
 
 
@@ -158,7 +158,7 @@ def _add_bars(
         ):
             busy = (before.busy * before.ns + bar.duration_ns) / (end_ns - before.start_ns)
             count = before.count + 1
-            tip = f"{count} short ones, {_time(end_ns - before.start_ns)}"
+            tip = f"{count} short ones, {format_ns(end_ns - before.start_ns)}"
             blocks[-1] = Block(before.start_ns, end_ns, busy, (), tip, count)
         else:
             blocks.append(Block(start_ns, end_ns, 1.0, _labels(bar.part), _tip(bar, plan)))
@@ -178,7 +178,7 @@ def _labels(part: Part) -> tuple[str, ...]:
 
 def _tip(bar: Bar, plan: Plan) -> str:
     part = bar.part
-    lines = [f"{part.what}: {_time(bar.duration_ns)}", part.module, part.phase]
+    lines = [f"{part.what}: {format_ns(bar.duration_ns)}", part.module, part.phase]
     if part.track.kind == "network":
         lines[0] += f", {format_bytes(bar.num_bytes)}"
         steps = plan.structure.routes.get(part.key, ())
@@ -198,7 +198,3 @@ def _runs(step: Timeline, letters: list[tuple[Stretch, str]]) -> Iterable[RunRow
             ns=stretch.end_ns - stretch.start_ns,
             busy_ns=tuple(busy.get(track, 0) for track in step.tracks),
         )
-
-
-def _time(ns: int) -> str:
-    return format_seconds(ns / 1e9)
