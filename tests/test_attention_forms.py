@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from autopar.codegen import generate
-from autopar.ir.attention import BACKWARD, FORWARD, RING
 from autopar.plans.plan import Plan
+from autopar.rules.attention import BACKWARD, FORWARD, RING
 from autopar.runtime.simulator import spmd
 from autopar.tracer import Traced, trace
 from tests.codegen.test_random_plans import difference

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from autopar.cost_model.price import price
-from autopar.ir.attention import BACKWARD, FORWARD
 from autopar.ir.graph import Graph
 from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest
+from autopar.rules.attention import BACKWARD, FORWARD
 from autopar.solver import solve
 from autopar.tracer import trace
 from tests.planned import LIMIT, on_h100

@@ -13,7 +13,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from autopar.codegen import generate
-from autopar.ir.attention import FORWARD
+from autopar.rules.attention import FORWARD
 from autopar.runtime.simulator.spmd import train_step
 from tests.codegen import models
 from tests.codegen.models import Case, make_case

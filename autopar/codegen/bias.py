@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from autopar.codegen.localize import Shapes
 from autopar.ir.graph import Node, TensorType
+from autopar.rules.op import Shapes
 
 aten = torch.ops.aten
 

@@ -18,33 +18,27 @@ from torch.fx.node import map_arg
 
 from autopar.codegen.bias import BIAS, adds_bias
 from autopar.codegen.collectives import sending
-from autopar.codegen.exchange import Peers
-from autopar.codegen.localize import Shapes, localize
+from autopar.codegen.localize import localize
+from autopar.codegen.ops.peers import Peers
+from autopar.codegen.ops.table import emit
 from autopar.codegen.passes import apply_passes
 from autopar.codegen.torch_private import unwritten
 from autopar.codegen.values import LocalGraph, Values
 from autopar.errors import PlanMismatchError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
-from autopar.ir.intra_op import exchange_axes, exchanges
 from autopar.ir.redistribute import local_shape
 from autopar.ir.sharding import Sharding
 from autopar.ir.uneven import chunked_dim
 from autopar.ir.uses import Group, Use, groups
 from autopar.plans.layout import Move, parse_layout
 from autopar.plans.plan import Plan
+from autopar.rules.intra_op import exchange_axes, exchanges
+from autopar.rules.op import Shapes
+from autopar.rules.table import OPS
 from autopar.runtime.program.program import Program
 
 aten = torch.ops.aten
-
-ONE_LAYOUT = (
-    aten.native_batch_norm_backward.default,
-    aten.native_group_norm.default,
-    aten.native_group_norm_backward.default,
-)
-"""Ops whose kernels want tensors without gaps, all in one layout. Eager sees to that before it
-calls them; the local tensors may be laid out otherwise than the whole ones, and where a dim is cut
-down to size 1, layouts that look alike are not."""
 
 
 @collection_paused()
@@ -145,7 +139,7 @@ class _Generator:
             sent = exchanges(self.graph, node, choice, self.values.sizes)
             peers = Peers(graph, node, choice, axes, atoms, shapes, dtype, sent, args, kwargs)
             with sending(graph, f"{node.name} in {node.module}" if node.module else node.name):
-                return peers.emit()
+                return emit(peers)
         value = self._call(graph, node, source, arguments, inputs, outputs)
         positions = _tensor_positions(source)
         if positions is None:
@@ -162,7 +156,8 @@ class _Generator:
         outputs: tuple[Sharding, ...],
     ) -> fx.Node:
         """`node` on local tensors in the shardings `inputs`, which leaves `outputs`."""
-        if source.target in ONE_LAYOUT:
+        record = OPS.get(node.op)
+        if record is not None and record.one_layout:
             arguments = [graph.call_function(aten.contiguous.default, (x,)) for x in arguments]
         given = iter(arguments)
         args, kwargs = map_arg((source.args, source.kwargs), lambda _: next(given))

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_model.flops import flops
 from autopar.cost_model.kernel_cost import node_s, traffic
 from autopar.cost_model.liveness import residence
 from autopar.cost_model.moves import move_ns, sent, to_ns
@@ -31,6 +30,7 @@ from autopar.plans.matching import general
 from autopar.plans.options import Options
 from autopar.plans.plan import CollectiveTotal, Estimates, OpTotal, StageTotal, Structure
 from autopar.plans.request import PlanRequest
+from autopar.rules.work import flops
 
 
 @collection_paused()

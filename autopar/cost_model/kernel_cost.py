@@ -10,19 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_model.attention import FLOPS as ATTENTION_FLOPS
-from autopar.cost_model.attention import attention_s
-from autopar.cost_model.flops import CONTRACTIONS, flops
 from autopar.cost_model.roofline import op_s
-from autopar.ir import moe
-from autopar.ir.choices import Choice, num_shards
+from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role
 from autopar.ir.mesh import Device
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, root_of
-
-_UNFUSED = CONTRACTIONS | {"aten.embedding.default", "aten.embedding_dense_backward.default"}
+from autopar.rules.work import busiest_work, fuses, inner_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +30,7 @@ class Traffic:
 
 def is_fusible(node: Node) -> bool:
     """Whether a backend makes one kernel of this op and its like neighbours."""
-    return node.role is Role.OP and node.op not in _UNFUSED
+    return node.role is Role.OP and fuses(node.op)
 
 
 def traffic(graph: Graph, groups: Sequence[Group]) -> Mapping[int, Traffic]:
@@ -90,14 +85,16 @@ def node_s(
         )
         if touched
     )
-    if node.op in moe.OPS:
-        moved += 2 * moe.inner_bytes(graph, node, choice, sizes)
+    moved += 2 * inner_bytes(graph, node, choice, sizes)
     if is_fusible(node):
         if not moved:
             return 0.0
         launch_s = device.launch_s if any(work.writes) else 0.0
         return op_s(0.0, moved, "float32", device) - device.launch_s + launch_s
-    if node.op in ATTENTION_FLOPS:
-        return attention_s(graph, node, choice, shardings, sizes, moved, device)
     dtype = graph.type_of(node.inputs[0]).dtype if node.inputs else "float32"
-    return op_s(flops(node, graph) / num_shards(node, choice, sizes), moved, dtype, device)
+    done = busiest_work(graph, node, choice, sizes)
+    found_s = op_s(done.flops, moved * done.passes, dtype, device)
+    if done.merges:
+        merge_s = op_s(0.0, done.merged_bytes, dtype, device)
+        found_s += done.merges * (done.merge_launches * device.launch_s + merge_s)
+    return found_s

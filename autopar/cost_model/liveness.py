@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from autopar.cost_model.bucket_memory import in_flight_bytes
 from autopar.cost_model.optimizer import find_optimizer
 from autopar.ir.graph import Node, Phase, Ref, Role
-from autopar.ir.intra_op import scratch_bytes
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
 from autopar.plans.layout import Layout
 from autopar.plans.options import Options
 from autopar.plans.plan import Memory
+from autopar.rules.intra_op import scratch_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,13 @@ from autopar.errors import ClusterError
 from autopar.ir.buckets import BUCKET_BYTES, Sharing, can_share
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Atom, Graph, Node, TensorType
-from autopar.ir.intra_op import Exchange, exchanges
 from autopar.ir.mesh import Device, Mesh
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import Collective, buffer_bytes, local_part_sizes
 from autopar.ir.sharding import Placement, Sharding
 from autopar.ir.uneven import is_padded
+from autopar.rules.intra_op import exchanges
+from autopar.rules.op import Exchange
 
 NS = 1e9
 _MOST_S = 2.0**20

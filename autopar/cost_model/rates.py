@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable
 from math import prod
 
-from autopar.cost_model.flops import CONTRACTIONS, flops
 from autopar.cost_model.moves import to_ns
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster
 from autopar.plans.plan import ClusterRates, LinkRates
+from autopar.rules.work import flops, is_contraction
 
 _TOKENS = ("int32", "int64")
 
@@ -52,7 +52,7 @@ def utilisation_ppm(graph: Graph, cluster: Cluster, computed: Iterable[int], ste
     done: dict[str, float] = defaultdict(float)
     for index in computed:
         node = graph.nodes[index]
-        if node.op in CONTRACTIONS and node.inputs:
+        if is_contraction(node.op) and node.inputs:
             done[graph.type_of(node.inputs[0]).dtype] += flops(node, graph)
     ideal_s = sum(done[d] / cluster.device.peak(d) for d in sorted(done)) / cluster.num_devices
     return round(ideal_s / (step_ns * 1e-9) * 1e6) if step_ns else 0

@@ -22,7 +22,7 @@ def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
     if unknown:
         yield (
             f"{', '.join(unknown)}: no sharding rule, so every device computes all of it; "
-            "a line in autopar/rules/table.py describes an op"
+            "a record in autopar/rules describes an op"
         )
     if plan.world_size > 1 and plan.estimates.memory_limit:
         yield from _whole(plan, params)

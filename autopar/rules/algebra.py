@@ -1,27 +1,11 @@
-"""Rules of linear algebra on batches of matrices, of transforms along dims, of diagonals, and of
-the functions that mathematics calls special."""
+"""Linear algebra on batches of matrices, transforms along dims, diagonals, distances."""
 
 from __future__ import annotations
 
 from autopar.ir.graph import Ref
 from autopar.rules.call import Call, RuleFunction, dim_of, letters, linear, rule, singles
 from autopar.rules.notation import Dims, Rule
-
-SPECIAL = """
-angle bitwise_left_shift.Tensor bitwise_right_shift.Tensor copysign.Tensor digamma erfinv fmax fmin
-gcd hypot i0 igamma igammac lcm ldexp.Tensor lgamma nextafter signbit special_airy_ai
-special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
-special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
-special_chebyshev_polynomial_w special_erfcx special_hermite_polynomial_h
-special_hermite_polynomial_he special_i0e special_i1 special_i1e special_laguerre_polynomial_l
-special_legendre_polynomial_p special_modified_bessel_i0 special_modified_bessel_i1
-special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri
-special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
-special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
-special_spherical_bessel_j0 special_zeta frexp.Tensor round.decimals polygamma complex polar
-"""
-"""Pointwise ops, all dims parallel."""
+from autopar.rules.op import Family, Op
 
 
 def batched(tails: str) -> RuleFunction:
@@ -112,31 +96,27 @@ def distances_backward(call: Call) -> Rule:
     return rule([pairs, x, y, pairs], [x], whole="k", partial=((0,),))
 
 
-ALGEBRA: tuple[tuple[RuleFunction, str], ...] = (
-    (
-        batched("2 -> 2"),
-        "cholesky cholesky_inverse linalg_matrix_exp",
-    ),
-    (batched("2 -> 2 1 2"), "_linalg_svd"),
-    (batched("2 -> 1 2"), "_linalg_eigh linalg_eig"),
-    (batched("2 -> 2 2"), "linalg_qr"),
-    (batched("2 -> 2 1"), "geqrf"),
-    (batched("2 -> 2 0"), "linalg_cholesky_ex linalg_inv_ex"),
-    (batched("2 -> 2 1 0"), "linalg_lu_factor_ex linalg_ldl_factor_ex"),
-    (batched("2 -> 2 2 2"), "linalg_lu"),
-    (batched("2 -> 0 2 1"), "_linalg_det"),
-    (batched("2 -> 0 0 2 1"), "_linalg_slogdet"),
-    (batched("2 1 -> 2"), "linalg_householder_product"),
-    (batched("2 1 -> 2 2 2"), "lu_unpack"),
-    (batched("2 2 -> 2"), "linalg_solve_triangular cholesky_solve"),
-    (batched("2 2 -> 2 2"), "triangular_solve"),
-    (batched("2 2 -> 2 2 1 0"), "_linalg_solve_ex"),
-    (batched("2 1 2 -> 2"), "linalg_lu_solve linalg_ldl_solve ormqr"),
-    (transform, "_fft_r2c _fft_c2r _fft_c2c"),
-    (diagonal, "diagonal"),
-    (diagonal_scatter, "diagonal_scatter"),
-    (window, "unfold"),
-    (distances, "_cdist_forward"),
-    (distances_backward, "_cdist_backward"),
+ALGEBRA: Family = (
+    (Op(batched("2 -> 2")), "cholesky cholesky_inverse linalg_matrix_exp"),
+    (Op(batched("2 -> 2 1 2")), "_linalg_svd"),
+    (Op(batched("2 -> 1 2")), "_linalg_eigh linalg_eig"),
+    (Op(batched("2 -> 2 2")), "linalg_qr"),
+    (Op(batched("2 -> 2 1")), "geqrf"),
+    (Op(batched("2 -> 2 0")), "linalg_cholesky_ex linalg_inv_ex"),
+    (Op(batched("2 -> 2 1 0")), "linalg_lu_factor_ex linalg_ldl_factor_ex"),
+    (Op(batched("2 -> 2 2 2")), "linalg_lu"),
+    (Op(batched("2 -> 0 2 1")), "_linalg_det"),
+    (Op(batched("2 -> 0 0 2 1")), "_linalg_slogdet"),
+    (Op(batched("2 1 -> 2")), "linalg_householder_product"),
+    (Op(batched("2 1 -> 2 2 2")), "lu_unpack"),
+    (Op(batched("2 2 -> 2")), "linalg_solve_triangular cholesky_solve"),
+    (Op(batched("2 2 -> 2 2")), "triangular_solve"),
+    (Op(batched("2 2 -> 2 2 1 0")), "_linalg_solve_ex"),
+    (Op(batched("2 1 2 -> 2")), "linalg_lu_solve linalg_ldl_solve ormqr"),
+    (Op(transform), "_fft_r2c _fft_c2r _fft_c2c"),
+    (Op(diagonal), "diagonal"),
+    (Op(diagonal_scatter), "diagonal_scatter"),
+    (Op(window), "unfold"),
+    (Op(distances), "_cdist_forward"),
+    (Op(distances_backward), "_cdist_backward"),
 )
-"""Rule functions, and the ops they are of."""

@@ -161,3 +161,22 @@ def all_whole(call: Call) -> Rule:
         map(singles, outputs),
         whole=(a for names in (*inputs, *outputs) for a in names),
     )
+
+
+def wanted(call: Call, outputs: Sequence[Dims], mask: Sequence[bool]) -> list[Dims]:
+    """`outputs` by an output mask: an unwanted one is whole, whatever shape stands for it, or is
+    not listed at all."""
+    if len(call.outputs) < len(outputs):
+        return [dims for dims, want in zip(outputs, mask, strict=True) if want]
+    return [
+        dims if want else singles(letters(len(output.shape), f"x{k}_"))
+        for k, (dims, output, want) in enumerate(zip(outputs, call.outputs, mask, strict=True))
+    ]
+
+
+def unwanted_letters(call: Call, mask: Sequence[bool]) -> list[str]:
+    """The letters that `wanted` gives to outputs that are not wanted."""
+    if len(call.outputs) < len(mask):
+        return []
+    pairs = enumerate(zip(call.outputs, mask, strict=True))
+    return [a for k, (o, want) in pairs if not want for a in letters(len(o.shape), f"x{k}_")]

@@ -1,16 +1,33 @@
-"""What a layer of experts (`runtime/ops/experts.py`) can shard: its tokens, its experts, the width
-of its experts; and tokens and experts at once on one axis."""
+"""A layer of experts, `autopar::experts` and its backward (`runtime/ops/experts.py`).
+
+It can shard its tokens, its experts, the width of its experts; and tokens and experts at once on
+one axis. How many tokens an expert gets depends on the data. All figures here are for uniform
+routing, each expert getting N * K / E of the rows: what balanced routers tend to, and what is
+expected of a router that knows nothing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
+
+from autopar.ir.choices import Choice, joint_axes, num_shards, shardings
+from autopar.ir.graph import Graph, Node, itemsize
+from autopar.ir.redistribute import local_shape
 from autopar.rules.call import Call, place, rule, singles
 from autopar.rules.notation import Dims, Rule
+from autopar.rules.op import Exchange, Family, Joint, JointCall, Op
+
+FORWARD, BACKWARD = "autopar.experts.default", "autopar.experts_backward.default"
+EXCHANGE = "exchange"
 
 _WHOLE = ("d", "k", "g")
-_JOINT = (("exchange", ("n", "e")),)
+_JOINT = ((EXCHANGE, ("n", "e")),)
 _TOKENS, _CHOICES = singles("nd"), singles("nk")
 _WEIGHTS: tuple[Dims, ...] = (singles("egid"), singles("edi"), singles("egi"))
 """Of up, down and up_bias."""
+
+_COUNT_BYTES = 4
 
 
 def experts(call: Call) -> Rule:
@@ -38,3 +55,55 @@ def experts_backward(call: Call) -> Rule:
         exchanged=("e",),
         joint=_JOINT,
     )
+
+
+def first_input(node: Node) -> int:
+    """Where x, chosen, weights, up stand among the inputs: the first of them."""
+    return 0 if node.op == FORWARD else 1
+
+
+def _flops(node: Node, graph: Graph) -> float:
+    """Two per weight and row forward; backward twice that for the gradients of rows and weights,
+    and the product with `up` once more."""
+    x, chosen, _, up = (graph.type_of(r).shape for r in node.inputs[first_input(node) :][:4])
+    per_row = 2.0 * x[1] * prod(up[1:3])
+    forward = prod(chosen) * per_row * (up[1] + 1) / up[1]
+    return forward if node.op == FORWARD else 2 * forward + prod(chosen) * per_row
+
+
+def _inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
+    """Bytes on one rank of what the op makes on the way: the rows of slots, and what the experts
+    make of them."""
+    at, times = first_input(node), 1 if node.op == FORWARD else 2
+    asked, _ = shardings(node, choice)
+    x, chosen, _, up = (graph.type_of(r) for r in node.inputs[at : at + 4])
+    _, gates, inner, width = local_shape(up, graph.atoms, asked[at + 3], sizes)
+    cut = up.shape[2] // inner
+    rows = prod(chosen.shape) * cut // num_shards(node, choice, sizes)
+    values = rows * ((1 + times) * width + times * (gates + 1) * inner)
+    if joint_axes(node, choice):
+        # Rows as they are sent, and as they come back.
+        values += rows * 2 * times * width
+    return values * itemsize(x.dtype)
+
+
+def _messages(call: JointCall) -> tuple[Exchange, ...]:
+    """How many rows go to each expert; the rows to the experts; what comes back. All of `call.size`
+    ranks have as many experts."""
+    at = first_input(call.node)
+    x, chosen, weights, up = call.inputs[at : at + 4]
+    rows, of_row = prod(chosen.shape), x.shape[1] * itemsize(x.dtype)
+    there = back = of_row
+    if call.node.op == BACKWARD:
+        of_weight, grad = itemsize(weights.dtype), x.shape[1] * itemsize(call.inputs[0].dtype)
+        there, back = grad + of_row + of_weight, of_row + of_weight
+    sent = _COUNT_BYTES * up.shape[0] * call.size, rows * there, rows * back
+    return tuple(Exchange("all_to_all", call.axis, n, n) for n in sent)
+
+
+_EXCHANGE = {EXCHANGE: Joint(_messages)}
+
+EXPERTS: Family = (
+    (Op(experts, _flops, inner_bytes=_inner_bytes, joint=_EXCHANGE), FORWARD),
+    (Op(experts_backward, _flops, inner_bytes=_inner_bytes, joint=_EXCHANGE), BACKWARD),
+)

@@ -1,4 +1,4 @@
-"""Rules of ops on images and signals: convolutions, pooling, padding, resampling.
+"""Ops on images and signals: convolutions, pooling, padding, resampling.
 
 Batch and channels are parallel; dims of space are whole, for a point of the output needs its
 neighbours.
@@ -6,9 +6,10 @@ neighbours.
 
 from __future__ import annotations
 
+from math import prod
 from typing import cast
 
-from autopar.ir.graph import Ref
+from autopar.ir.graph import Graph, Node, Ref
 from autopar.rules.call import (
     Call,
     RuleFunction,
@@ -17,9 +18,11 @@ from autopar.rules.call import (
     place,
     rule,
     singles,
+    unwanted_letters,
+    wanted,
 )
 from autopar.rules.notation import Dim, Dims, Rule
-from autopar.rules.ops import unwanted_letters, wanted
+from autopar.rules.op import Changes, Family, LocalCall, Op, Shape, output_shape
 
 
 def planes(space: int, joint: str = "") -> RuleFunction:
@@ -133,30 +136,82 @@ def _grid_dims(call: Call, image: int, grid: int) -> tuple[Dims, Dims, Dims]:
     )
 
 
-IMAGES: tuple[tuple[RuleFunction, str], ...] = (
-    (planes(1, "0"), "reflection_pad1d replication_pad1d avg_pool1d"),
+def _convolution_flops(node: Node, graph: Graph) -> float:
+    transposed = node.args[6]
+    x, weight = graph.input_types(node)[:2]
+    side = x.shape if transposed else node.outputs[0].shape
+    return _points(side, weight.shape)
+
+
+def _convolution_backward_flops(node: Node, graph: Graph) -> float:
+    """As forward, once per gradient that is wanted."""
+    transposed, mask = node.args[7], cast("tuple[bool, ...]", node.args[10])
+    grad, x, weight = graph.input_types(node)[:3]
+    side = x.shape if transposed else grad.shape
+    return sum(map(bool, mask[:2])) * _points(side, weight.shape)
+
+
+def _points(side: Shape, weight: Shape) -> float:
+    """A product with each weight at every pixel of the side that has the strides' fewer: the result
+    or, transposed, the input."""
+    return 2.0 * side[0] * prod(side[2:]) * prod(weight)
+
+
+def _local_groups(at: int, channels: int, weight: Shape) -> Changes:
+    """The groups of a convolution: `channels`, of x or, transposed, of the result, in groups of the
+    weight's second dim."""
+    return {(at, "groups"): channels // weight[1] if weight[1] else 1}
+
+
+def _local_convolution(call: LocalCall) -> Changes:
+    shapes = call.shapes
+    of = shapes.local_outputs[0] if call.arg(6, "transposed") else shapes.local_inputs[0]
+    return _local_groups(8, of[1], shapes.local_inputs[1])
+
+
+def _local_convolution_backward(call: LocalCall) -> Changes:
+    """Bias has one element per channel of the gradient."""
+    grad, x, weight = call.shapes.local_inputs[:3]
+    of = grad if call.arg(7, "transposed") else x
+    changes = _local_groups(9, of[1], weight)
+    if call.arg(3, "bias_sizes") is not None:
+        changes[3, "bias_sizes"] = [grad[1]]
+    return changes
+
+
+IMAGES: Family = (
+    (Op(planes(1, "0")), "reflection_pad1d replication_pad1d avg_pool1d"),
     (
-        planes(2, "0"),
+        Op(planes(2, "0")),
         """_adaptive_avg_pool2d _adaptive_avg_pool2d_backward avg_pool2d avg_pool2d_backward
         reflection_pad2d replication_pad2d max_pool2d_with_indices_backward
         adaptive_max_pool2d_backward fractional_max_pool2d_backward _upsample_bilinear2d_aa
         _upsample_bicubic2d_aa""",
     ),
     (
-        planes(3, "0"),
+        Op(planes(3, "0")),
         """_adaptive_avg_pool3d _adaptive_avg_pool3d_backward avg_pool3d avg_pool3d_backward
         reflection_pad3d replication_pad3d max_pool3d_with_indices_backward
         adaptive_max_pool3d_backward fractional_max_pool3d_backward""",
     ),
-    (planes(1, "0"), "reflection_pad1d_backward replication_pad1d_backward"),
-    (planes(2, "0"), "reflection_pad2d_backward replication_pad2d_backward"),
-    (planes(3, "0"), "reflection_pad3d_backward replication_pad3d_backward"),
-    (planes(2), "max_pool2d_with_indices adaptive_max_pool2d fractional_max_pool2d"),
-    (planes(3), "max_pool3d_with_indices adaptive_max_pool3d fractional_max_pool3d"),
-    (planes(2, "0"), "_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward"),
-    (convolution, "convolution"),
-    (convolution_backward, "convolution_backward"),
-    (grid_sampler, "grid_sampler_2d grid_sampler_3d"),
-    (grid_sampler_backward, "grid_sampler_2d_backward grid_sampler_3d_backward"),
+    (Op(planes(1, "0")), "reflection_pad1d_backward replication_pad1d_backward"),
+    (Op(planes(2, "0")), "reflection_pad2d_backward replication_pad2d_backward"),
+    (Op(planes(3, "0")), "reflection_pad3d_backward replication_pad3d_backward"),
+    (Op(planes(2)), "max_pool2d_with_indices adaptive_max_pool2d fractional_max_pool2d"),
+    (Op(planes(3)), "max_pool3d_with_indices adaptive_max_pool3d fractional_max_pool3d"),
+    (
+        Op(planes(2, "0"), local_args=output_shape(2, "input_size")),
+        "_upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward",
+    ),
+    (Op(convolution, _convolution_flops, local_args=_local_convolution), "convolution"),
+    (
+        Op(
+            convolution_backward,
+            _convolution_backward_flops,
+            local_args=_local_convolution_backward,
+        ),
+        "convolution_backward",
+    ),
+    (Op(grid_sampler), "grid_sampler_2d grid_sampler_3d"),
+    (Op(grid_sampler_backward), "grid_sampler_2d_backward grid_sampler_3d_backward"),
 )
-"""Rule functions, and the ops they are of."""

@@ -1,4 +1,4 @@
-"""Rules of ops that read or write by index."""
+"""Ops that read or write by index."""
 
 from __future__ import annotations
 
@@ -7,56 +7,8 @@ from typing import cast
 
 from autopar.ir.graph import Arg, Ref
 from autopar.rules.call import Call, aligned, dim_of, letters, linear, place, rule, singles
-from autopar.rules.notation import Dims, Rule
-
-
-def embedding(call: Call) -> Rule:
-    """aten.embedding(weight, indices, ...): `v@ h, b s -> b s h`. A rank looks up the
-    rows it has."""
-    index = singles(letters(len(call.shape(call.arg(1)))))
-    inputs = place(call, (call.arg(0), singles("vh")), (call.arg(1), index))
-    outputs = [(*index, ("h",))]
-    return rule(inputs, outputs, exchanged="v", partial=linear(call, (call.arg(0),)))
-
-
-def embedding_backward(call: Call) -> Rule:
-    """aten.embedding_dense_backward(grad, indices, num_weights, padding, scale_by_frequency)."""
-    names = letters(len(call.shape(call.arg(1))))
-    index = singles(names)
-    inputs = place(call, (call.arg(0), (*index, ("h",))), (call.arg(1), index))
-    whole = names if call.arg(4, "scale_grad_by_freq", False) else ()
-    return rule(
-        inputs, [singles("vh")], whole=whole, exchanged="v", partial=linear(call, (call.arg(0),))
-    )
-
-
-def embedding_bag(call: Call) -> Rule:
-    """aten._embedding_bag(weight, indices, offsets, ...): `v! h@, i! -> b! h@`. Which bag an index
-    is in is data. Every rank finds the same bags for its columns."""
-    weight = call.arg(0)
-    dims = [singles(letters(len(i.shape), f"i{k}_")) for k, i in enumerate(call.inputs)]
-    outputs = [singles(letters(len(o.shape), f"o{k}_")) for k, o in enumerate(call.outputs)]
-    at = cast(Ref, weight).node
-    dims[at], outputs[0] = singles("vh"), (*outputs[0][:-1], ("h",))
-    if len(call.outputs[-1].shape) == len(call.out):
-        outputs[-1] = (*outputs[-1][:-1], ("h",))
-    whole = _without_columns(dims, outputs)
-    return rule(dims, outputs, whole=whole, exchanged="h", complete=True)
-
-
-def embedding_bag_backward(call: Call) -> Rule:
-    """aten._embedding_bag_backward(grad, indices, offsets, offset2bag, bag_size, maximum_indices,
-    ...): `b! h, i! -> v! h`."""
-    dims = [singles(letters(len(i.shape), f"i{k}_")) for k, i in enumerate(call.inputs)]
-    for arg in (call.arg(0), call.arg(5)):
-        if len(call.shape(arg)) == len(call.out):
-            dims[cast(Ref, arg).node] = (*dims[cast(Ref, arg).node][:-1], ("h",))
-    outputs = [singles("vh")]
-    return rule(dims, outputs, whole=_without_columns(dims, outputs))
-
-
-def _without_columns(*sides: Sequence[Dims]) -> set[str]:
-    return {a for side in sides for dims in side for dim in dims for a in dim} - {"h"}
+from autopar.rules.notation import Rule
+from autopar.rules.op import Family, Op
 
 
 def gather(call: Call) -> Rule:
@@ -173,3 +125,13 @@ def _advanced(call: Call, indices: Sequence[Arg], values: Arg) -> Rule | None:
 
 def _at(shape: Sequence[int], index: int) -> int:
     return shape[index] if -index <= len(shape) else 1
+
+
+INDEX: Family = (
+    (Op(indexed), "index.Tensor _unsafe_index.Tensor"),
+    (Op(index_put), "index_put _unsafe_index_put"),
+    (Op(gather), "gather"),
+    (Op(scatter), "scatter.src scatter.value scatter_add"),
+    (Op(index_select), "index_select"),
+    (Op(index_add), "index_add"),
+)

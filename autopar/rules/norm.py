@@ -1,15 +1,70 @@
-"""Rules of norms over a batch or over groups of channels."""
+"""Norms: over the last dims, over a batch, over groups of channels."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from autopar.ir.graph import Arg
-from autopar.rules.call import Call, letters, linear, place, rule, singles
-from autopar.rules.notation import Dims, Rule
-from autopar.rules.ops import unwanted_letters, wanted
+from autopar.rules.call import (
+    Call,
+    letters,
+    linear,
+    place,
+    rule,
+    singles,
+    unwanted_letters,
+    wanted,
+)
+from autopar.rules.notation import Dim, Dims, Rule
+from autopar.rules.op import Changes, Family, LocalCall, Op
 
 _CHANNEL: Dims = (("c",),)
+
+
+def norm(call: Call) -> Rule:
+    """aten.native_layer_norm(x, shape, weight, bias, eps) -> (y, mean, rstd), and
+    aten._fused_rms_norm(x, shape, weight, eps) -> (y, rstd): ranks that share the normalised dims
+    exchange sums."""
+    rest, whole = _norm_letters(call, 0)
+    pairs: list[tuple[Arg, Sequence[Dim]]] = [(call.arg(0), singles((*rest, *whole)))]
+    pairs += [(call.arg(k), singles(whole)) for k in (2, 3)]
+    outputs: list[Dims] = [singles((*rest, *whole))]
+    outputs += [_statistics(rest, whole)] * (len(call.outputs) - 1)
+    return rule(place(call, *pairs), outputs, exchanged=whole, complete=True)
+
+
+def norm_backward(call: Call) -> Rule:
+    """aten.native_layer_norm_backward(grad, x, shape, mean, rstd, weight, bias, mask) and
+    aten._fused_rms_norm_backward(grad, x, shape, rstd, weight, mask): the gradients of weight and
+    bias are summed over all other dims."""
+    rest, whole = _norm_letters(call, 1)
+    full, statistics = singles((*rest, *whole)), _statistics(rest, whole)
+    num_statistics = 1 if "rms" in call.op else 2
+    pairs: list[tuple[Arg, Sequence[Dim]]] = [(call.arg(0), full), (call.arg(1), full)]
+    pairs += [(call.arg(3 + k), statistics) for k in range(num_statistics)]
+    pairs += [(call.arg(3 + num_statistics + k), singles(whole)) for k in range(num_statistics)]
+    outputs = [full, singles(whole), singles(whole)][: 1 + num_statistics]
+    mask = cast("tuple[bool, ...]", call.arg(3 + 2 * num_statistics, "output_mask"))
+    return rule(
+        place(call, *pairs),
+        wanted(call, outputs, mask),
+        whole=unwanted_letters(call, mask),
+        exchanged=whole,
+        complete=True,
+        partial=linear(call, (call.arg(0),)),
+    )
+
+
+def _norm_letters(call: Call, at: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    rank = len(call.shape(call.arg(at)))
+    normalised = len(call.integers(at + 1, "normalized_shape") or ())
+    names = letters(rank)
+    return names[: rank - normalised], names[rank - normalised :]
+
+
+def _statistics(rest: Sequence[str], whole: Sequence[str]) -> Dims:
+    return (*singles(rest), *(((),) * len(whole)))
 
 
 def _full(shape: tuple[int, ...]) -> Dims:
@@ -79,3 +134,34 @@ def group_norm_backward(call: Call) -> Rule:
         partial=linear(call, (call.arg(0),)),
         sizes=sizes,
     )
+
+
+def _local_groups(at: int, x: int, statistics: int | None) -> Callable[[LocalCall], Changes]:
+    """N, C and, behind HxW, the number of groups, which the statistics have one column each of:
+    outputs in forward, input `statistics` in backward."""
+
+    def changes(call: LocalCall) -> Changes:
+        shapes = call.shapes
+        batch, channels = shapes.local_inputs[x][:2]
+        columns = shapes.local_outputs[1] if statistics is None else shapes.local_inputs[statistics]
+        return {(at, "N"): batch, (at + 1, "C"): channels, (at + 3, "group"): columns[1]}
+
+    return changes
+
+
+NORM: Family = (
+    (Op(norm, row_reductions=("sum", "sum")), "native_layer_norm"),
+    (Op(norm_backward, row_reductions=("sum", "sum")), "native_layer_norm_backward"),
+    (Op(norm, row_reductions=("sum",)), "_fused_rms_norm"),
+    (Op(norm_backward, row_reductions=("sum",)), "_fused_rms_norm_backward"),
+    (Op(batch_norm), "_native_batch_norm_legit_no_training"),
+    (Op(batch_norm_backward, one_layout=True), "native_batch_norm_backward"),
+    (
+        Op(group_norm, local_args=_local_groups(3, 0, None), one_layout=True),
+        "native_group_norm",
+    ),
+    (
+        Op(group_norm_backward, local_args=_local_groups(5, 1, 2), one_layout=True),
+        "native_group_norm_backward",
+    ),
+)

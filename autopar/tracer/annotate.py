@@ -8,8 +8,9 @@ from dataclasses import replace
 
 from autopar.errors import TraceError, UnknownOpWarning
 from autopar.ir.graph import Arg, Graph, Node, Ref, Role
+from autopar.rules.call import Call, TensorShape
 from autopar.rules.notation import Rule
-from autopar.rules.table import Call, TensorShape, rule_for
+from autopar.rules.table import rule_for
 from autopar.tracer.atoms import with_atoms
 from autopar.tracer.classes import pattern
 
@@ -64,7 +65,7 @@ def report_unknown(graph: Graph, *, strict: bool) -> None:
         count = f"{len(users)} times, first " if len(users) > 1 else ""
         text = (
             f"{op}, used {count}{where}{line}, has no sharding rule and runs replicated on every "
-            "rank: describe it in autopar/rules/table.py"
+            "rank: describe it in autopar/rules"
         )
         if strict:
             raise TraceError(text)

@@ -14,7 +14,7 @@ from torch import fx
 
 from autopar.errors import TraceError
 from autopar.ir.graph import Arg, Graph, Node, Phase, Ref, Role, TensorType
-from autopar.rules.table import Call, TensorShape
+from autopar.rules.call import Call, TensorShape
 from autopar.tracer import torch_private
 from autopar.tracer.capture import MODULE_KEY, Capture
 from autopar.tracer.outputs import outputs_of

@@ -59,8 +59,8 @@ CHANGES = (
             Edit(
                 MODEL,
                 "\n\nclass Block",
-                "\nfrom autopar.rules.table import RULES\n\n"
-                'del RULES["aten.gelu.default"]\n\n\nclass Block',
+                "\nfrom autopar.rules.table import OPS\n\n"
+                'del OPS["aten.gelu.default"]\n\n\nclass Block',
             ),
         ),
         ("ops without a sharding rule", "aten.gelu.default"),

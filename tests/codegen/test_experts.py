@@ -18,9 +18,9 @@ from transformers import (
 
 import autopar
 from autopar.codegen import generate
-from autopar.ir import moe
 from autopar.ir.choices import Choice, choices
-from autopar.ir.intra_op import exchanges
+from autopar.rules.experts import BACKWARD, FORWARD
+from autopar.rules.intra_op import exchanges
 from autopar.runtime.ops import ragged_all_to_all
 from autopar.runtime.simulator import spmd
 from tests.codegen.models import Case, make_case
@@ -120,7 +120,7 @@ def check(name: str, mesh: str, choice: str | None) -> set[str]:
         torch.testing.assert_close(
             step.gradients[param], expected, **close, msg=lambda m, p=param: f"{p}: {m}"
         )
-    return {plan.structure.ops[n.key] for n in graph.nodes if n.op in moe.OPS}
+    return {plan.structure.ops[n.key] for n in graph.nodes if n.op in (FORWARD, BACKWARD)}
 
 
 OWN_CHOICES = ["n", "e", "i", "exchange"]
@@ -166,7 +166,7 @@ def test_a_step_sends_the_messages_that_are_priced(monkeypatch: pytest.MonkeyPat
     priced = [
         (2, 2 * each.in_bytes)
         for node in graph.nodes
-        if node.op in moe.OPS
+        if node.op in (FORWARD, BACKWARD)
         for each in exchanges(graph, node, Choice(("n", "exchange")), (2, 2))
         for _ in range(2)
     ]
@@ -176,7 +176,7 @@ def test_a_step_sends_the_messages_that_are_priced(monkeypatch: pytest.MonkeyPat
 def test_a_joint_factor_takes_its_members_along() -> None:
     """Of tokens and experts exchanged on one axis, only the tokens may be cut on another."""
     graph = case("own").traced.graph
-    node = next(n for n in graph.nodes if n.op == moe.FORWARD)
+    node = next(n for n in graph.nodes if n.op == FORWARD)
 
     def found(sizes: tuple[int, ...]) -> set[str]:
         return {str(c) for c in choices(node, graph.atoms, sizes) if "exchange" in c.options}

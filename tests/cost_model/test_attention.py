@@ -6,11 +6,11 @@ import pytest
 
 from autopar.cost_model.moves import sent
 from autopar.cost_model.price import price
-from autopar.ir.attention import BACKWARD, FORWARD, last_share
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Node
 from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest
+from autopar.rules.attention import BACKWARD, FORWARD, last_share
 from tests.planned import LIMIT, on_h100
 from tests.test_long_sequences import graph
 

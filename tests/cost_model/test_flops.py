@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from autopar.cost_model.flops import CONTRACTIONS, flops
+from autopar.rules.work import flops, is_contraction
 from autopar.tracer import trace
 
 
@@ -56,7 +56,7 @@ def test_contractions_count_as_torch_counts_them(case: str) -> None:
     graph = trace(model, (x,)).graph
     with FlopCounterMode(display=False) as counter:
         model(x).backward()
-    ours = sum(flops(node, graph) for node in graph.nodes if node.op in CONTRACTIONS)
+    ours = sum(flops(node, graph) for node in graph.nodes if is_contraction(node.op))
     assert ours == counter.get_total_flops() > 0
 
 
@@ -64,7 +64,7 @@ def test_channels_in_groups_do_the_work_of_one_group_each() -> None:
     """torch's counter takes the gradient of a grouped weight for that of a whole one."""
     model = Loss(nn.Conv1d(4, 8, 3, groups=2))
     graph = trace(model, (torch.ones(2, 4, 9),)).graph
-    found = {node.op: flops(node, graph) for node in graph.nodes if node.op in CONTRACTIONS}
+    found = {node.op: flops(node, graph) for node in graph.nodes if is_contraction(node.op)}
     product = 2 * (2 * 7) * (8 * 2 * 3)
     assert found == {
         "aten.convolution.default": product,

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from autopar.codegen import ring
-from autopar.codegen.ring import _Ring
+from autopar.codegen.ops import attention
+from autopar.codegen.ops.attention import _Ring
 from autopar.runtime.ops import attention_piece
 from autopar.runtime.program import symbols
 from tests.faults.table import by_test, fault, verified
@@ -61,13 +61,13 @@ def positions_that_start_anew_on_each_rank(patch: Patch) -> None:
 
 @fault(verified("rows"))
 def queries_all_at_the_start_of_the_sequence(patch: Patch) -> None:
-    original = ring._rows
+    original = attention._rows
 
     def first(p: Any, query: int) -> Any:
         (length, _, back), keys = original(p, query)
         return (length, (), back), keys
 
-    patch.setattr(ring, "_rows", first)
+    patch.setattr(attention, "_rows", first)
 
 
 @fault(verified("rows"))

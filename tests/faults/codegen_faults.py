@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import fx
 
-from autopar.codegen import emit, exchange, localize, passes, values
+from autopar.codegen import emit, passes, values
 from autopar.codegen.emit import _Generator
-from autopar.codegen.exchange import Peers
+from autopar.codegen.ops import loss, norm, peers
+from autopar.codegen.ops.peers import Peers
+from autopar.codegen.ops.table import EMITTERS
 from autopar.codegen.values import LocalGraph, Values
 from autopar.ir.graph import Node, Phase, Role
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
+from autopar.rules.table import OPS
 from tests.codegen.test_passes import test_wait_and_layout_sink_to_the_first_use
 from tests.faults.table import by_test, exchanged, fault, verified
 
@@ -147,9 +151,8 @@ def output_in_another_sharding_than_said(patch: Patch) -> None:
 
 @fault(verified("attention"), silent=False)
 def bounds_of_a_slice_left_as_traced(patch: Patch) -> None:
-    patch.delitem(localize._TABLE, "aten.slice.Tensor")
-    patch.delitem(localize._TABLE, "aten.split_with_sizes.default", raising=False)
-    patch.delitem(localize._TABLE, "aten.split.Tensor")
+    for op in ("aten.slice.Tensor", "aten.split_with_sizes.default", "aten.split.Tensor"):
+        patch.setitem(OPS, op, replace(OPS[op], local_args=None))
 
 
 @fault(verified("vocabulary"))
@@ -176,14 +179,14 @@ def rows_of_other_ranks_not_masked(patch: Patch) -> None:
         at, _ = p.local(indices, rows)
         return [p(aten.embedding.default, weight, p(aten.clamp.default, at, 0, rows - 1))]
 
-    patch.setitem(exchange._TABLE, "aten.embedding.default", embedding)
+    patch.setitem(EMITTERS, "aten.embedding.default", embedding)
 
 
 @fault(verified("vocabulary"))
 def ignored_targets_counted(patch: Patch) -> None:
-    original = exchange._own_targets
+    original = loss._own_targets
     patch.setattr(
-        exchange, "_own_targets", lambda p, target, _, classes: original(p, target, -7, classes)
+        loss, "_own_targets", lambda p, target, _, classes: original(p, target, -7, classes)
     )
 
 
@@ -194,7 +197,7 @@ def not_sent(patch: Patch, left_out: str) -> None:
     def kept(self: Peers, rows: fx.Node, how: str) -> fx.Node:
         if how != left_out:
             return original(self, rows, how)
-        for _ in exchange.exchange_axes(self.node, self.choice):
+        for _ in peers.exchange_axes(self.node, self.choice):
             self._sent.pop(0)
         return rows
 
@@ -213,17 +216,17 @@ def sums_of_the_rank_alone(patch: Patch) -> None:
 
 @fault(verified("vocabulary"))
 def pieces_of_a_table_nested_the_other_way(patch: Patch) -> None:
-    patch.setattr(exchange, "nesting", lambda atom, axes: tuple(sorted(axes)))
+    patch.setattr(peers, "nesting", lambda atom, axes: tuple(sorted(axes)))
 
 
 @fault(exchanged("aten._fused_rms_norm_backward.default", "2"))
 def gradient_of_a_norm_without_its_mean(patch: Patch) -> None:
-    original = exchange._mean
+    original = norm._mean
 
     def halved(p: Peers, x: fx.Node, dims: list[int]) -> fx.Node:
         return p(aten.mul.Scalar, original(p, x, dims), 0.5)
 
-    patch.setattr(exchange, "_mean", halved)
+    patch.setattr(norm, "_mean", halved)
 
 
 @fault(by_test(test_wait_and_layout_sink_to_the_first_use))

@@ -8,24 +8,31 @@ from typing import Any
 
 import pytest
 
-from autopar.codegen import exchange as written
+from autopar.codegen.ops import peers
 from autopar.cost_model import space
 from autopar.ir import choices as strategy
-from autopar.ir import intra_op as exchange
 from autopar.ir.graph import Node
 from autopar.ir.sharding import P, R
-from autopar.rules import ops as rules_ops
+from autopar.rules import intra_op
+from autopar.rules.call import Call
 from autopar.rules.notation import Rule, parse_rule
-from autopar.rules.table import RULES, Call
+from autopar.rules.pointwise import pointwise
+from autopar.rules.reductions import reduction
+from autopar.rules.table import OPS
 from tests.faults.table import exchanged, fault, proved, retraced, verified
 
 Patch = pytest.MonkeyPatch
 
 
+def ruled(patch: Patch, op: str, rule: Any) -> None:
+    """`rule` stands in the record of `op`."""
+    patch.setitem(OPS, op, replace(OPS[op], rule=rule))
+
+
 def changed(patch: Patch, op: str, change: Callable[[Call, Rule], Rule]) -> None:
     """Every rule of `op` goes through `change`."""
-    entry: Any = RULES[op]
-    patch.setitem(RULES, op, lambda call: change(call, entry(call)))
+    entry: Any = OPS[op].rule
+    ruled(patch, op, lambda call: change(call, entry(call)))
 
 
 def no_longer_whole(patch: Patch, op: str, *letters: str) -> None:
@@ -43,13 +50,13 @@ def no_longer_whole(patch: Patch, op: str, *letters: str) -> None:
 
 @fault(retraced("layers"), silent=False)
 def product_with_the_second_factor_turned(patch: Patch) -> None:
-    patch.setitem(RULES, "aten.mm.default", "m k, n k -> m n")
+    ruled(patch, "aten.mm.default", "m k, n k -> m n")
 
 
 @fault(proved("aten.bmm.default"))
 def product_of_two_partial_matrices(patch: Patch) -> None:
     line = parse_rule("b m k, b k n -> b m n", partial=((0, 1),))
-    patch.setitem(RULES, "aten.bmm.default", lambda _: line)
+    ruled(patch, "aten.bmm.default", lambda _: line)
 
 
 @fault(proved("aten._softmax.default"))
@@ -69,27 +76,27 @@ def group_norm_with_statistics_of_each_piece(patch: Patch) -> None:
 
 @fault(proved("aten.amax.default"))
 def largest_of_each_piece_added_up(patch: Patch) -> None:
-    patch.setitem(RULES, "aten.amax.default", rules_ops.reduction("sum"))
+    ruled(patch, "aten.amax.default", reduction("sum"))
 
 
 @fault(proved("aten.mean.dim"))
 def mean_taken_for_a_sum(patch: Patch) -> None:
-    patch.setitem(RULES, "aten.mean.dim", rules_ops.reduction("sum"))
+    ruled(patch, "aten.mean.dim", reduction("sum"))
 
 
 @fault(proved("aten.var.correction"))
 def variance_taken_for_a_mean(patch: Patch) -> None:
-    patch.setitem(RULES, "aten.var.correction", rules_ops.reduction("mean"))
+    ruled(patch, "aten.var.correction", reduction("mean"))
 
 
 @fault(proved("aten.relu.default"))
 def relu_of_a_partial_sum(patch: Patch) -> None:
-    patch.setitem(RULES, "aten.relu.default", rules_ops.pointwise("0"))
+    ruled(patch, "aten.relu.default", pointwise("0"))
 
 
 @fault(proved("aten.mul.Tensor"))
 def product_of_two_partial_sums(patch: Patch) -> None:
-    patch.setitem(RULES, "aten.mul.Tensor", rules_ops.pointwise("01"))
+    ruled(patch, "aten.mul.Tensor", pointwise("01"))
 
 
 @fault(proved("aten.add.Tensor"))
@@ -174,7 +181,7 @@ def positions_looked_up_in_a_piece(patch: Patch) -> None:
 def mask_drawn_by_every_rank(patch: Patch) -> None:
     """Pieces of dropout's mask, each drawn by itself: neither its rule nor that it depends on
     nothing keeps it whole."""
-    patch.setitem(RULES, "aten.native_dropout.default", rules_ops.pointwise())
+    ruled(patch, "aten.native_dropout.default", pointwise())
     patch.setattr(space, "_constants", lambda graph: frozenset())
 
 
@@ -194,15 +201,16 @@ def sum_that_is_thought_complete(patch: Patch) -> None:
 
 @fault(verified("vocabulary"))
 def rows_reduced_over_one_axis_of_two(patch: Patch) -> None:
-    original = exchange.exchange_axes
+    original = intra_op.exchange_axes
 
     def first(node: Node, choice: str) -> tuple[int, ...]:
         return original(node, choice)[:1]
 
-    patch.setattr(exchange, "exchange_axes", first)
-    patch.setattr(written, "exchange_axes", first)
+    patch.setattr(intra_op, "exchange_axes", first)
+    patch.setattr(peers, "exchange_axes", first)
 
 
 @fault(exchanged("aten._softmax.default", "2"), silent=False)
 def list_of_prices_that_lacks_a_sum(patch: Patch) -> None:
-    patch.setitem(exchange.EXCHANGES, "aten._softmax.default", ("max",))
+    op = "aten._softmax.default"
+    patch.setitem(OPS, op, replace(OPS[op], row_reductions=("max",)))

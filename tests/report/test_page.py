@@ -86,8 +86,8 @@ Memory per device at the peak
   all else that is live            3 MiB           6 %
   together                        40 MiB          80 %
 
-warning: mylib.twist.default: no sharding rule, so every device computes all of it; a line in
-autopar/rules/table.py describes an op
+warning: mylib.twist.default: no sharding rule, so every device computes all of it; a record in
+autopar/rules describes an op
 warning: every device holds 512 KiB of parameters whole, model.layers.0.mlp.down.weight the
 largest (512 KiB)
 warning: not proven optimal: a plan up to 2.94 % faster may exist""",

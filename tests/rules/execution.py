@@ -14,10 +14,11 @@ from torch import Tensor
 import autopar.runtime.ops.attention
 import autopar.runtime.ops.experts
 import autopar.runtime.ops.recurrent  # noqa: F401 - all register ops
-from autopar.codegen.localize import Shapes, localize
+from autopar.codegen.localize import localize
 from autopar.ir.graph import Arg, Ref
+from autopar.rules.call import Call, TensorShape
 from autopar.rules.notation import Dims, Rule
-from autopar.rules.table import Call, TensorShape
+from autopar.rules.op import Shapes
 
 Ways = dict[str, int]
 """Among how many ranks each letter is sharded."""

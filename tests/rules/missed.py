@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, combinations
 
+from autopar.rules.call import Call
 from autopar.rules.notation import Rule
-from autopar.rules.table import RULES, Call, rule_for
+from autopar.rules.table import OPS, rule_for
 from tests.rules import test_oracle as oracle
 from tests.rules.execution import (
     assert_equal,
@@ -59,7 +60,7 @@ def _sets(call: Call, rule: Rule) -> Iterator[tuple[int, ...]]:
 
 
 if __name__ == "__main__":
-    for name in sorted(RULES):
+    for name in sorted(OPS):
         for position in range(len(SAMPLES[name])):
             for line in missed(name, position):
                 print(f"{name} [{position}]: {line}")

@@ -10,17 +10,19 @@ from typing import Any
 import pytest
 from torch import Tensor, fx
 
-from autopar.codegen.exchange import Peers
-from autopar.codegen.localize import Shapes
-from autopar.ir import moe
+from autopar.codegen.ops.peers import Peers
+from autopar.codegen.ops.table import EMITTERS, emit
 from autopar.ir.choices import Choice, choices, joint_axes, shardings
 from autopar.ir.graph import Atom, Factor, Graph, Node, Phase, Ref, Role, Slot, TensorType
-from autopar.ir.intra_op import EXCHANGES, exchange_axes, exchanges
 from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import local_shape
 from autopar.plans.plan import MeshAxis
+from autopar.rules.call import Call, TensorShape
+from autopar.rules.experts import BACKWARD, FORWARD
+from autopar.rules.intra_op import exchange_axes, exchanges
 from autopar.rules.notation import Dims, Rule
-from autopar.rules.table import RULES, Call, TensorShape
+from autopar.rules.op import Shapes
+from autopar.rules.table import OPS
 from autopar.runtime.ops import ragged_all_to_all
 from autopar.runtime.program.symbols import permute
 from autopar.runtime.simulator.shards import shard, unshard
@@ -31,23 +33,26 @@ from tests.rules.execution import assert_equal, call_op, letter_sizes, resolve, 
 from tests.rules.samples import SAMPLES
 from tests.rules.test_oracle import made, ruled
 
+EXCHANGING = sorted(op for op in EMITTERS if " " not in op)
 MESHES = ["2", "3", "2x2"]
 CASES = [
     pytest.param(op, index, mesh, id=f"{op}-{index}-{mesh}")
-    for op in sorted(EXCHANGES)
+    for op in EXCHANGING
     for index in range(len(SAMPLES[op]))
     for mesh in (*MESHES, *(["4"] if "sdpa" in op else []))
 ]
 
 
-def test_every_op_with_an_exchanged_letter_is_in_the_list() -> None:
+def test_every_op_with_an_exchanged_letter_has_an_emitter() -> None:
     found: set[str] = set()
-    for op in RULES:
+    for op in OPS:
         for index in range(len(SAMPLES[op])):
             call, _ = snapshot(op, *made(op, index))
-            if ruled(call).exchanged or ruled(call).joint:
-                found.add(op)
-    assert found == set(EXCHANGES)
+            rule = ruled(call)
+            found |= {op} if rule.exchanged else set()
+            found |= {f"{op} {name}" for name, _ in rule.joint}
+            assert {name for name, _ in rule.joint} <= set(OPS[op].joint)
+    assert found == set(EMITTERS)
 
 
 def slot_of(dims: Dims, letter: str) -> Slot | None:
@@ -142,7 +147,7 @@ def computed(
     peers = Peers(
         written, node, choice, axes, graph.atoms, shapes, dtype, sent, new_args, new_kwargs
     )
-    outputs = peers.emit()
+    outputs = emit(peers)
     sending = [n for n in written.nodes if n.target in (c10d.all_reduce.default, permute)]
     written.output((*outputs, *sending))
     pieces = [
@@ -165,14 +170,14 @@ def computed(
     return whole, seen
 
 
-@pytest.mark.parametrize("op", sorted(EXCHANGES))
+@pytest.mark.parametrize("op", EXCHANGING)
 def test_what_is_sent_is_what_is_priced(op: str) -> None:
     args, kwargs = made(op, len(SAMPLES[op]) - 1)
     call, inputs = snapshot(op, args, kwargs)
     graph, node = one_op(call, ruled(call))
     mesh = on_h100("2x2")[1]
     for choice in exchanging(graph, node, mesh):
-        if node.op in moe.OPS and joint_axes(node, choice):
+        if node.op in (FORWARD, BACKWARD) and joint_axes(node, choice):
             continue
         _, sent = computed(graph, node, choice, mesh, args, kwargs, inputs)
         listed = exchanges(graph, node, choice, mesh.sizes)
@@ -181,7 +186,7 @@ def test_what_is_sent_is_what_is_priced(op: str) -> None:
         ]
 
 
-@pytest.mark.parametrize(("op", "index"), [(op, k) for op in sorted(moe.OPS) for k in range(3)])
+@pytest.mark.parametrize(("op", "index"), [(op, k) for op in (FORWARD, BACKWARD) for k in range(3)])
 def test_messages_are_as_large_as_priced(
     op: str, index: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

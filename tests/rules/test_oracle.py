@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from autopar.rules.call import Call
 from autopar.rules.notation import Rule
-from autopar.rules.table import RULES, Call, rule_for
+from autopar.rules.table import OPS, rule_for
 from tests.rules.execution import (
     assert_equal,
     call_op,
@@ -28,7 +29,7 @@ UNDEFINED = ("bernoulli", "empty", "rand", "dropout.")
 
 CASES = [
     pytest.param(op, index, id=f"{op}-{index}")
-    for op in sorted(RULES)
+    for op in sorted(OPS)
     for index in range(max(1, len(SAMPLES.get(op, ()))))
 ]
 
@@ -102,4 +103,4 @@ def _like(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def test_no_sample_lacks_a_rule() -> None:
-    assert set(SAMPLES) <= set(RULES)
+    assert set(SAMPLES) <= set(OPS)

@@ -19,7 +19,7 @@ from transformers.models.switch_transformers.modeling_switch_transformers import
 )
 
 from autopar.errors import TraceError
-from autopar.ir import moe
+from autopar.rules.experts import BACKWARD, FORWARD
 from autopar.tracer import torch_private, trace
 from autopar.tracer.loops import looped
 from tests.zoo import ZOO
@@ -52,20 +52,20 @@ def built(name: str) -> nn.Module:
 def experts_in(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
     """The ops that compute experts, in order."""
     nodes = trace(model, (), inputs).graph.nodes
-    return [node.op for node in nodes if node.op in moe.OPS or "grouped_mm" in node.op]
+    return [node.op for node in nodes if node.op in (FORWARD, BACKWARD) or "grouped_mm" in node.op]
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_experts_are_one_op(name: str) -> None:
     ids = torch.zeros(2, 8, dtype=torch.int64)
-    assert experts_in(built(name), {"input_ids": ids, "labels": ids}) == [moe.FORWARD, moe.BACKWARD]
+    assert experts_in(built(name), {"input_ids": ids, "labels": ids}) == [FORWARD, BACKWARD]
 
 
 def test_a_gate_that_is_not_known_is_left_to_the_library() -> None:
     model, inputs = ZOO["grouped"]()
     found = experts_in(model, inputs)
     assert found
-    assert not moe.OPS & set(found)
+    assert not {FORWARD, BACKWARD} & set(found)
 
 
 def longcat() -> Loop:
@@ -161,6 +161,6 @@ def test_dropout_of_experts_is_told() -> None:
 
 def test_the_model_is_as_before() -> None:
     model, inputs = ZOO["mixtral"]()
-    assert experts_in(model, inputs) == [moe.FORWARD, moe.BACKWARD]
+    assert experts_in(model, inputs) == [FORWARD, BACKWARD]
     assert model.config._experts_implementation == "eager"
     assert "autopar" not in ALL_EXPERTS_FUNCTIONS

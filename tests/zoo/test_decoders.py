@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autopar.ir import moe
+from autopar.rules.experts import BACKWARD, FORWARD
 from tests.zoo.cases import trained
 from tests.zoo.equality import check_any_plan
 from tests.zoo.every import EveryPlan
@@ -33,5 +33,7 @@ def test_experts_by_hand(sizes: tuple[int, ...], choice: str) -> None:
     plan = check_any_plan(
         trained("mixtral"), sizes, 0, {r".*:(forward|backward):experts.*": choice}
     )
-    layers = [node for node in trained("mixtral").traced.graph.nodes if node.op in moe.OPS]
+    layers = [
+        node for node in trained("mixtral").traced.graph.nodes if node.op in (FORWARD, BACKWARD)
+    ]
     assert [plan.structure.ops[node.key] for node in layers] == [choice] * 2

@@ -4,30 +4,28 @@ some of them."""
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import fx
 
 import autopar.runtime.ops.experts_exchange  # noqa: F401 - defines the ops
-from autopar.ir import moe
-
-if TYPE_CHECKING:
-    from autopar.codegen.exchange import Peers
+from autopar.codegen.ops.peers import Emitters, Peers
+from autopar.rules.experts import BACKWARD, EXCHANGE, FORWARD, first_input
 
 _MESSAGES = 3
 
 
-def experts(p: Peers) -> list[fx.Node]:
+def _experts(p: Peers) -> list[fx.Node]:
     """All tokens are here: those of other ranks' experts are skipped, and add nothing."""
-    at = moe.first_input(p.node)
+    at = first_input(p.node)
     here, _ = p.local(p.args[at + 1], p.shapes.local_inputs[at + 3][0])
     *args, _ = p.args
     args[at + 1] = here
     return _outputs(p, p(_op(p), *args, True))
 
 
-def experts_exchange(p: Peers) -> list[fx.Node]:
+def _experts_exchange(p: Peers) -> list[fx.Node]:
     """Tokens go to the ranks that have their experts."""
     *args, _ = p.args
     axis = p.takes_part("all_to_all", _MESSAGES)
@@ -36,11 +34,19 @@ def experts_exchange(p: Peers) -> list[fx.Node]:
 
 
 def _op(p: Peers, variant: str = "") -> Any:
-    backward = "" if p.node.op == moe.FORWARD else "_backward"
+    backward = "" if p.node.op == FORWARD else "_backward"
     return getattr(torch.ops.autopar, f"experts{variant}{backward}").default
 
 
 def _outputs(p: Peers, found: fx.Node) -> list[fx.Node]:
-    if p.node.op == moe.FORWARD:
+    if p.node.op == FORWARD:
         return [found]
     return [p(operator.getitem, found, k) for k in range(len(p.node.outputs))]
+
+
+EXPERTS: Emitters = {
+    FORWARD: _experts,
+    BACKWARD: _experts,
+    f"{FORWARD} {EXCHANGE}": _experts_exchange,
+    f"{BACKWARD} {EXCHANGE}": _experts_exchange,
+}

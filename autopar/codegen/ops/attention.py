@@ -14,31 +14,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
-from autopar.ir.attention import RING, is_causal
+from autopar.codegen.ops.peers import Emitters, Peers
+from autopar.ir.choices import joint_axes
 from autopar.ir.redistribute import nesting
+from autopar.rules.attention import BACKWARD, FORWARD, RING, is_causal
 from autopar.runtime.program.symbols import Cuts, Piece, attention_piece, attention_piece_backward
-
-if TYPE_CHECKING:
-    from autopar.codegen.exchange import Peers
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 _SEQUENCE = 2
 
 
-def attention_rows(p: Peers) -> list[fx.Node]:
+def _rows_forward(p: Peers) -> list[fx.Node]:
     """Causal attention of this rank's queries with all keys."""
     q, k, v, mask, _, scale = p.args
     return _outputs(p, p(attention_piece, q, k, v, mask, scale, *_rows(p, 0)), 2)
 
 
-def attention_rows_backward(p: Peers) -> list[fx.Node]:
+def _rows_backward(p: Peers) -> list[fx.Node]:
     """Its backward: what these queries add to the gradients of all keys and values."""
     grad, q, k, v, out, lse, mask, _, scale = p.args
     given = grad, q, k, v, out, lse, mask, scale
@@ -62,7 +61,7 @@ def _outputs(p: Peers, call: fx.Node, count: int) -> list[fx.Node]:
     return [p(getitem, call, k) for k in range(count)]
 
 
-def ring(p: Peers) -> list[fx.Node]:
+def _ring(p: Peers) -> list[fx.Node]:
     """Attention of this rank's queries with the keys and values of all ranks of the axis."""
     q, k, v, _, _, scale = p.args
     way = _Ring.of(p, 0)
@@ -91,7 +90,7 @@ def ring(p: Peers) -> list[fx.Node]:
     return [p.cast(out, p.dtype, given=p.sums_in), lse]
 
 
-def ring_backward(p: Peers) -> list[fx.Node]:
+def _ring_backward(p: Peers) -> list[fx.Node]:
     """The gradients of this rank's queries, keys and values."""
     grad, q, k, v, out, lse, _, _, scale = p.args
     way = _Ring.of(p, 1)
@@ -135,7 +134,7 @@ class _Ring:
     @staticmethod
     def of(p: Peers, query: int) -> _Ring:
         """The ring of the attention whose input `query` is the queries."""
-        axis = p.mesh[p.choice.axes_of((RING,))[0]]
+        axis = p.mesh[joint_axes(p.node, p.choice)[0]]
         q, k, v = p.shapes.local_inputs[query : query + 3]
         return _Ring(p, is_causal(p.node), axis.name, axis.size, q[_SEQUENCE], (k, v))
 
@@ -178,3 +177,11 @@ class _Ring:
     def _pieces(self, step: int) -> tuple[Piece, Piece]:
         cuts = ((self.axis, self.size),)
         return (self.length, cuts, 0), (self.length, cuts, step)
+
+
+ATTENTION: Emitters = {
+    FORWARD: _rows_forward,
+    BACKWARD: _rows_backward,
+    f"{FORWARD} {RING}": _ring,
+    f"{BACKWARD} {RING}": _ring_backward,
+}

@@ -1,0 +1,108 @@
+"""What an op whose ranks talk to one another is written with: local ops, and the collectives that
+it was priced for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed  # defines the ops of _c10d_functional
+from torch import fx
+
+from autopar.ir.choices import Choice
+from autopar.ir.graph import Atom, Node
+from autopar.ir.redistribute import nesting
+from autopar.plans.plan import MeshAxis
+from autopar.rules.intra_op import exchange_axes
+from autopar.rules.op import Exchange, Shapes
+from autopar.runtime.program.symbols import local_position, permute
+
+aten = torch.ops.aten
+c10d = torch.ops._c10d_functional
+
+
+@dataclass
+class Peers:
+    """Appends to `graph` what `node` does under `choice`, with tensors of `shapes` and the first
+    input in `dtype`; `sent` is what it sends, in order."""
+
+    graph: fx.Graph
+    node: Node
+    choice: Choice
+    mesh: Sequence[MeshAxis]
+    atoms: Sequence[Atom]
+    shapes: Shapes
+    dtype: torch.dtype
+    sent: Sequence[Exchange]
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        self._sent = list(self.sent)
+
+    def arg(self, position: int, name: str, default: Any = None) -> Any:
+        if position < len(self.args):
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+    def __call__(self, op: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        return self.graph.call_function(op, args, kwargs)
+
+    def check_all_sent(self) -> None:
+        """AssertionError if the op was priced for more than it sent."""
+        if self._sent:
+            raise AssertionError(
+                f"{self.node.op} was priced for {self._sent}, which it never sends"
+            )
+
+    def takes_part(self, kind: str, times: int) -> str:
+        """The mesh axis along which an op that talks for itself sends `times` collectives of
+        `kind`: all that it was priced for."""
+        found, self._sent = self._sent, []
+        axes = {each.axis for each in found}
+        if [each.kind for each in found] != [kind] * times or len(axes) != 1:
+            raise AssertionError(f"{self.node.op} sends {times} of {kind}, priced was {found}")
+        return self.mesh[axes.pop()].name
+
+    def reduced(self, rows: fx.Node, how: str) -> fx.Node:
+        """One value per row, reduced over the axes that share the rows."""
+        for _ in exchange_axes(self.node, self.choice):
+            sent = self._sent.pop(0)
+            if sent.reduce != how:
+                raise AssertionError(f"{self.node.op} reduces by {how}, priced was {sent}")
+            rows = self(c10d.all_reduce.default, rows, how, self.mesh[sent.axis].name)
+            rows = self(c10d.wait_tensor.default, rows)
+        return rows
+
+    def permuted(self, x: fx.Node, length: int) -> fx.Node:
+        """What the rank before has for `x`, a list of `length` elements; to be waited for."""
+        sent = self._sent.pop(0)
+        if sent.kind != "permute":
+            raise AssertionError(f"{self.node.op} passes {x} on, priced was {sent}")
+        axis = self.mesh[sent.axis]
+        return self(permute, x, length, axis.size, axis.name)
+
+    def local(self, indices: fx.Node, length: int) -> tuple[fx.Node, fx.Node]:
+        """Indices into the exchanged dim, counted from the first of the `length` that this rank
+        has, and whether each is among them."""
+        (factor,) = (f for f in self.node.factors if f.exchanged and not f.members)
+        axes = nesting(self.atoms[factor.atom], exchange_axes(self.node, self.choice))
+        path = tuple((self.mesh[axis].name, self.mesh[axis].size) for axis in axes)
+        at = self(local_position, indices, length, path)
+        inside = self(aten.logical_and.default, self(aten.ge.Scalar, at, 0),
+                      self(aten.lt.Scalar, at, length))  # fmt: skip
+        return at, inside
+
+    @property
+    def sums_in(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    def cast(self, x: fx.Node, dtype: torch.dtype, *, given: torch.dtype | None = None) -> fx.Node:
+        """`x`, which is in `given` (by default in the dtype of the first input), in `dtype`."""
+        return x if (given or self.dtype) == dtype else self(aten._to_copy.default, x, dtype=dtype)
+
+
+Emitters = dict[str, Callable[[Peers], list[fx.Node]]]
+"""Per op, or per joint factor of an op ("op factor"), what writes its local outputs, in order."""

@@ -1,0 +1,31 @@
+"""What every op whose ranks talk to one another is written by.
+
+What it sends, and in which order, is read from its record, by which it was priced. To add an op,
+write one function in the file that is named as the one with its record.
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from autopar.codegen.ops.attention import ATTENTION
+from autopar.codegen.ops.experts import EXPERTS
+from autopar.codegen.ops.lookup import LOOKUP
+from autopar.codegen.ops.loss import LOSS
+from autopar.codegen.ops.norm import NORM
+from autopar.codegen.ops.peers import Emitters, Peers
+from autopar.codegen.ops.softmax import SOFTMAX
+from autopar.rules.intra_op import joint_factors
+
+EMITTERS: Emitters = {**ATTENTION, **EXPERTS, **LOOKUP, **LOSS, **NORM, **SOFTMAX}
+
+
+def emit(p: Peers) -> list[fx.Node]:
+    """The local outputs of `p.node`, in order."""
+    found = EMITTERS[_name(p)](p)
+    p.check_all_sent()
+    return found
+
+
+def _name(p: Peers) -> str:
+    return " ".join((p.node.op, *(name for _, name in joint_factors(p.node, p.choice))))

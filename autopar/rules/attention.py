@@ -1,0 +1,246 @@
+"""Attention, `autopar::sdpa` and its backward (`runtime/ops/attention.py`).
+
+Queries may be cut into pieces of the sequence, over one mesh axis or several (letter `s`), with all
+keys on every rank; or queries, keys and values together over one axis (`RING`), whose ranks then
+pass keys and values on from one to the next (`codegen/ops/attention.py`).
+
+Under a causal mask the rows of a sequence do unequal work: of n pieces of it the last has a share
+of (2n - 1)/n^2, not 1/n (`last_share`), and the step takes as long as its rank. Rows that are not
+the first see earlier keys without a mask and their own block with one: two kernels, whose results
+are merged. In a ring there is one kernel per block, whose results are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from autopar.ir.choices import Choice, joint_axes, num_shards, shardings
+from autopar.ir.graph import Arg, Graph, Node, Ref
+from autopar.ir.redistribute import local_bytes
+from autopar.rules.call import Call, RuleFunction, linear, place, rule
+from autopar.rules.notation import Dim, Dims, Rule
+from autopar.rules.op import Exchange, Family, Joint, JointCall, Local, Op, Work, row_itemsize
+
+FORWARD = "autopar.sdpa.default"
+BACKWARD = "autopar.sdpa_backward.default"
+
+QUERIES = "s"
+RING = "ring"
+
+_CAUSAL_AT = {FORWARD: 4, BACKWARD: 7}
+
+_FIRST = {FORWARD: 0, BACKWARD: 1}
+"""Where queries, keys and values stand among the inputs: the first of them."""
+
+
+def attention(call: Call) -> Rule:
+    """autopar.sdpa(q, k, v, mask, is_causal, scale) -> (out, lse). Query rows are parallel; under a
+    causal mask the op must know which ones it has. Grouped heads share a key-value head: q has
+    (kv g), k and v have kv. Without a mask tensor keys and values may go round a ring."""
+    q, k, v, out, lse, sizes, whole = _attention_dims(call, 0)
+    mask = _mask_dims(call, call.arg(3), q, k)
+    inputs = place(call, *zip(call.args, (q, k, v, mask), strict=False))
+    causal = bool(call.arg(4))
+    exchanged, joint = _sequence(call, call.arg(3), q=0, causal=causal)
+    return rule(inputs, [out, lse], whole=whole, sizes=sizes, exchanged=exchanged, joint=joint)
+
+
+def attention_backward(call: Call) -> Rule:
+    """autopar.sdpa_backward(grad, q, k, v, out, lse, mask, is_causal, scale) -> (dq, dk, dv)."""
+    q, k, v, out, lse, sizes, whole = _attention_dims(call, 1)
+    mask = _mask_dims(call, call.arg(6), q, k)
+    inputs = place(call, *zip(call.args, (out, q, k, v, out, lse, mask), strict=False))
+    exchanged, joint = _sequence(call, call.arg(6), q=1, causal=bool(call.arg(7)))
+    return rule(
+        inputs,
+        [q, k, v],
+        whole=whole,
+        sizes=sizes,
+        exchanged=exchanged,
+        joint=joint,
+        partial=linear(call, (call.arg(0),)),
+    )
+
+
+def _sequence(
+    call: Call, mask: Arg, *, q: int, causal: bool
+) -> tuple[tuple[str, ...], tuple[tuple[str, tuple[str, ...]], ...]]:
+    """(exchanged letters, joint factors) of attention whose queries are input `q`. A causal ring
+    has as many keys as queries: each block of keys is then before, at or after that of queries."""
+    square = call.shapes[q][2] == call.shapes[q + 1][2]
+    ring = not isinstance(mask, Ref) and (square or not causal)
+    return (QUERIES,) if causal else (), ((RING, (QUERIES, "t")),) if ring else ()
+
+
+def _attention_dims(
+    call: Call, at: int
+) -> tuple[Dims, Dims, Dims, Dims, Dims, dict[str, int], set[str]]:
+    heads, groups = call.shapes[at][1], call.shapes[at + 1][1]
+    head: Dim = ("h",) if heads == groups else ("kv", "g")
+    shared: Dim = head[:1]
+    sizes = {} if heads == groups else {"kv": groups, "g": heads // groups}
+    whole = {"t", "d", "e"}
+    return (
+        (("b",), head, ("s",), ("d",)),
+        (("b",), shared, ("t",), ("d",)),
+        (("b",), shared, ("t",), ("e",)),
+        (("b",), head, ("s",), ("e",)),
+        (("b",), head, ("s",)),
+        sizes,
+        whole,
+    )
+
+
+def _mask_dims(call: Call, mask: Arg, q: Dims, k: Dims) -> Dims:
+    """A mask is [batch or 1, heads or 1, queries or 1, keys], or lacks leading dims."""
+    full = (q[0], q[1], q[2], k[2])
+    shape = call.shape(mask)
+    return tuple(
+        () if size == 1 else dim for size, dim in zip(shape, full[4 - len(shape) :], strict=True)
+    )
+
+
+def is_causal(node: Node) -> bool:
+    """Whether a row s of an attention op attends to columns 0..s alone."""
+    return bool(node.args[_CAUSAL_AT[node.op]])
+
+
+def query_ways(choice: Choice, sizes: Sequence[int]) -> int:
+    """Into how many pieces `choice` cuts the queries."""
+    cut = {option for option in choice.options if option.partition(".")[0] in (QUERIES, RING)}
+    return choice.ways(cut, sizes)
+
+
+def last_share(queries: int, keys: int, ways: int) -> float:
+    """The part of all causal scores that the last of `ways` pieces of the rows has, which has most:
+    (2 ways - 1) / ways^2 where there are as many keys as queries."""
+    first = queries - queries // ways
+    return (_seen(queries, keys) - _seen(first, keys)) / _seen(queries, keys)
+
+
+def _seen(rows: int, keys: int) -> int:
+    """How many scores the first `rows` rows have: row s has s + 1, and no more than there are."""
+    short = min(rows, keys)
+    return short * (short + 1) // 2 + (rows - short) * keys
+
+
+def _flops(per_score: float) -> Callable[[Node, Graph], float]:
+    """`per_score` for each (batch, head, query, key, head dim), half of them where the mask is
+    causal."""
+
+    def flops(node: Node, graph: Graph) -> float:
+        query, key = _shapes(node, graph)
+        return per_score * (0.5 if is_causal(node) else 1.0) * prod(query) * key[-2]
+
+    return flops
+
+
+def _shapes(node: Node, graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes of the queries and of the keys."""
+    first = _FIRST[node.op]
+    query, key = (graph.type_of(node.inputs[first + i]).shape for i in range(2))
+    return query, key
+
+
+def _work(flops: Callable[[Node, Graph], float]) -> Callable[..., Work]:
+    def work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Work:
+        done = flops(node, graph) * _busiest_share(node, graph, choice, sizes)
+        ring = joint_axes(node, choice)
+        if not ring and not (is_causal(node) and query_ways(choice, sizes) > 1):
+            return Work(done)
+        merged = _merged_bytes(graph, node, choice, sizes)
+        if not ring:
+            return Work(done, merges=1, merged_bytes=merged)
+        steps = sizes[ring[0]]
+        return Work(done, steps, steps - 1, merge_launches=1, merged_bytes=merged)
+
+    return work
+
+
+def _busiest_share(node: Node, graph: Graph, choice: Choice, sizes: Sequence[int]) -> float:
+    num = num_shards(node, choice, sizes)
+    if not is_causal(node):
+        return 1 / num
+    query, key = _shapes(node, graph)
+    ways = query_ways(choice, sizes)
+    return last_share(query[-2], key[-2], ways) * ways / num
+
+
+def _merged_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
+    """Bytes read and written to merge what one more kernel gives: it is read, and so is the sum,
+    in the dtype of sums for what is one per query, and written."""
+    found = 0
+    for output, sharding in zip(node.outputs, shardings(node, choice)[1], strict=True):
+        held = local_bytes(output, graph.atoms, sharding, sizes)
+        summed = held
+        if output is node.outputs[0]:
+            summed = held * row_itemsize(output.dtype) * prod(output.shape) // output.num_bytes
+        found += held + 2 * summed
+    return found
+
+
+def _ring(call: JointCall) -> tuple[Exchange, ...]:
+    """Keys and values, passed on by every rank but in the last of the `call.size` steps. Each
+    transfer has the compute on the block at hand to hide behind."""
+    num_bytes = sum(tensor.num_bytes for tensor in call.inputs[1:3])
+    blocks = _blocks(call)[:-1]
+    return tuple(
+        Exchange("permute", call.axis, num_bytes, num_bytes, behind=block) for block in blocks
+    )
+
+
+def _ring_backward(call: JointCall) -> tuple[Exchange, ...]:
+    """Keys and values as forward, before each block but the last; after each but the first, what
+    the ranks add up of their gradients, which ends where the keys are at home. Where both are under
+    way they share the link; the very last transfer has no block to hide behind."""
+    there = sum(tensor.num_bytes for tensor in call.inputs[2:4])
+    back = sum(tensor.num_bytes for tensor in call.outputs[1:3])
+    last = call.size - 1
+    room = [block / max(1, (k < last) + (k > 1)) for k, block in enumerate(_blocks(call))]
+    found: list[Exchange] = []
+    for step in range(call.size):
+        if step < last:
+            found.append(Exchange("permute", call.axis, there, there, behind=room[step]))
+        if step > 0:
+            behind = room[step + 1] if step < last else 0.0
+            found.append(Exchange("permute", call.axis, back, back, behind=behind))
+    return tuple(found)
+
+
+def _blocks(call: JointCall) -> list[float]:
+    """What part of the op's compute each step has, on the rank that has most: under a causal mask
+    the last one, whose first block is cut in half."""
+    own = 0.5 if is_causal(call.node) else 1.0
+    total = own + call.size - 1
+    return [own / total, *((1 / total,) * (call.size - 1))]
+
+
+def _ring_scratch(call: JointCall) -> int:
+    """Two blocks of keys and values, the one at hand and the one that comes; what a block gives,
+    and the sum, in the dtype of sums."""
+    passed = sum(tensor.num_bytes for tensor in call.inputs[1:3])
+    return 2 * passed + _result_and_sum(call.outputs[0])
+
+
+def _ring_backward_scratch(call: JointCall) -> int:
+    """As forward, with two blocks of gradients, and those of the block at hand."""
+    passed = sum(tensor.num_bytes for tensor in call.inputs[2:4])
+    return 2 * passed + 3 * passed + _result_and_sum(call.outputs[0])
+
+
+def _result_and_sum(tensor: Local) -> int:
+    return tensor.num_bytes + row_itemsize(tensor.dtype) * prod(tensor.shape)
+
+
+def _op(rule: RuleFunction, per_score: float, ring: Joint) -> Op:
+    flops = _flops(per_score)
+    return Op(rule, flops, work=_work(flops), joint={RING: ring})
+
+
+ATTENTION: Family = (
+    # Two matmuls forward, five backward (the scores are computed again), as Dao et al.,
+    # "FlashAttention" (2022), count them.
+    (_op(attention, 4.0, Joint(_ring, _ring_scratch)), FORWARD),
+    (_op(attention_backward, 10.0, Joint(_ring_backward, _ring_backward_scratch)), BACKWARD),
+)

@@ -1,0 +1,57 @@
+"""Ops that make tensors of no tensor's elements: constants and random numbers."""
+
+from __future__ import annotations
+
+from autopar.ir.graph import Ref
+from autopar.rules.call import Call, all_whole, letters, linear, rule, singles
+from autopar.rules.notation import Rule
+from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape
+
+
+def new_tensor(call: Call) -> Rule:
+    """Constant factories that take a tensor for its dtype: its dims are followed where the shapes
+    are equal, and otherwise asked for whole."""
+    shape, out = call.shapes[0], call.out
+    names = letters(len(out))
+    zero = ("zeros" in call.op) or ("empty" in call.op)
+    fill = call.arg(2 if "new_full" in call.op else 1, "fill_value", None)
+    zero = zero or ("full" in call.op and fill == 0)
+    partial = linear(call, (Ref(0),)) if zero else ()
+    if shape == out:
+        return rule([singles(names)], [singles(names)], partial=partial)
+    others = letters(len(shape), "i")
+    return rule([singles(others)], [singles(names)], whole=others, partial=partial)
+
+
+def _local_strided(call: LocalCall) -> Changes:
+    """Dims in the same order in memory, without the gaps that a part would have."""
+    shape = call.shapes.local_outputs[0]
+    asked = call.arg(2, "stride")
+    strides, step = [0] * len(shape), 1
+    for dim in sorted(range(len(shape)), key=lambda d: (asked[d], -d)):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return {(1, "size"): list(shape), (2, "stride"): strides}
+
+
+CREATION: Family = (
+    (Op(new_tensor), "empty_like full_like zeros_like"),
+    (
+        Op(new_tensor, local_args=output_shape(1, "size")),
+        "new_empty new_full new_ones new_zeros",
+    ),
+    (Op(new_tensor, local_args=_local_strided), "new_empty_strided"),
+    (
+        Op(all_whole),
+        """arange arange.start arange.start_step empty.memory_format eye full linspace ones
+        scalar_tensor zeros""",
+    ),
+    (
+        # Every rank draws all of what one device draws.
+        Op(all_whole),
+        """bernoulli bernoulli.Tensor bernoulli.p cauchy exponential geometric log_normal
+        multinomial native_dropout normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor
+        normal_functional poisson rand rand_like randint randint.low randint_like
+        randint_like.low_dtype randn randn_like random random.from random.to randperm uniform""",
+    ),
+)

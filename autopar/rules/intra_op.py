@@ -1,0 +1,101 @@
+"""What an op sends while it runs, if an exchanged factor of it (`v@` in a rule) is sharded.
+
+A softmax over a sharded dim needs the largest score and the sum of all ranks; a lookup in a sharded
+table needs nothing but to know which rows it holds. What such an op reduces is one value per *row*,
+a row being what its first input has along the exchanged dims; each value is reduced over every
+axis that shards an exchanged factor, the last axis first. A joint factor has an exchange of its
+own: in ring attention keys and values go round. What is listed here is what is priced, and code
+generation emits exactly it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from autopar.ir.choices import Choice, joint_axes, shardings
+from autopar.ir.graph import Graph, Node
+from autopar.ir.redistribute import local_shape
+from autopar.rules.op import Exchange, Joint, JointCall, Local, row_itemsize
+from autopar.rules.table import OPS
+from autopar.rules.work import inner_bytes
+
+
+def exchange_axes(node: Node, choice: Choice) -> tuple[int, ...]:
+    """The mesh axes on which `choice` shards an exchanged factor of `node`, in mesh order."""
+    return choice.axes_of({f.name for f in node.factors if f.exchanged})
+
+
+def exchanges(
+    graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
+) -> tuple[Exchange, ...]:
+    """What `node` sends under `choice` on a mesh of `sizes`, in order."""
+    axes = exchange_axes(node, choice)
+    if not axes:
+        return ()
+    joint = _joint_calls(graph, node, choice, sizes)
+    found = [each for factor, call in joint for each in factor.sends(call)]
+    rows = [axis for axis in reversed(axes) if axis not in {call.axis for _, call in joint}]
+    num_bytes = _row_bytes(graph, node, choice, sizes) if rows else 0
+    found.extend(
+        Exchange("all_reduce", axis, num_bytes, num_bytes, reduce)
+        for reduce in OPS[node.op].row_reductions
+        for axis in rows
+    )
+    return tuple(found)
+
+
+def joint_factors(node: Node, choice: Choice) -> tuple[tuple[int, str], ...]:
+    """(mesh axis, name that the rule gave it) of the joint factors that `choice` uses: "exchange"
+    of "exchange.1"."""
+    axes = joint_axes(node, choice)
+    return tuple((axis, choice.options[axis].partition(".")[0]) for axis in axes)
+
+
+def _joint_calls(
+    graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
+) -> list[tuple[Joint, JointCall]]:
+    """The joint factors that `choice` shards, with what they are called on."""
+    used = joint_factors(node, choice)
+    if not used:
+        return []
+    inputs, outputs = (
+        tuple(
+            Local(t.dtype, local_shape(t, graph.atoms, s, sizes))
+            for t, s in zip(types, side, strict=True)
+        )
+        for types, side in zip(
+            (graph.input_types(node), node.outputs), shardings(node, choice), strict=True
+        )
+    )
+    return [
+        (OPS[node.op].joint[name], JointCall(node, axis, sizes[axis], inputs, outputs))
+        for axis, name in used
+    ]
+
+
+def _row_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
+    """Bytes of one value per row."""
+    tensor = graph.type_of(node.inputs[0])
+    local = local_shape(tensor, graph.atoms, shardings(node, choice)[0][0], sizes)
+    dims = exchanged_dims(node)
+    return row_itemsize(tensor.dtype) * prod(n for dim, n in enumerate(local) if dim not in dims)
+
+
+def exchanged_dims(node: Node) -> frozenset[int]:
+    """The dims of the first input that exchanged factors stand in."""
+    slots = (f.inputs[0] for f in node.factors if f.exchanged and not f.members)
+    return frozenset(slot[0] for slot in slots if slot is not None)
+
+
+def scratch_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
+    """Bytes that an op holds besides its inputs and outputs: experts what they make on the way, a
+    ring its blocks, others the first input in the dtype of sums, once, while they reduce rows."""
+    joint = _joint_calls(graph, node, choice, sizes)
+    held = inner_bytes(graph, node, choice, sizes)
+    held += sum(factor.scratch_bytes(call) for factor, call in joint)
+    if not exchange_axes(node, choice) or not OPS[node.op].row_reductions:
+        return held
+    tensor = graph.type_of(node.inputs[0])
+    local = local_shape(tensor, graph.atoms, shardings(node, choice)[0][0], sizes)
+    return held + row_itemsize(tensor.dtype) * prod(local)

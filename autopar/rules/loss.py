@@ -1,0 +1,51 @@
+"""Losses: a rank scores the targets whose classes it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.rules.call import Call, letters, linear, place, rule, singles
+from autopar.rules.notation import Dims, Rule
+from autopar.rules.op import Family, Op
+
+_NONE, _MEAN = 0, 1
+
+
+def _loss_dims(shape: Sequence[int]) -> tuple[Dims, Dims]:
+    """Dims of scores and of targets; the class dim, the second or only one, is `c`."""
+    names = letters(len(shape) - 1)
+    scores = (*names[:1], "c", *names[1:])
+    return singles(scores), singles(names)
+
+
+def nll_loss(call: Call) -> Rule | None:
+    """aten.nll_loss_forward(scores, target, weight, reduction, ignore_index) -> (loss, count). The
+    mean is no sum over ranks: each has its own count."""
+    reduce = call.integer(3, "reduction", _MEAN)
+    if reduce == _MEAN:
+        return None
+    scores, target = _loss_dims(call.shapes[0])
+    inputs = place(call, (call.arg(0), scores), (call.arg(1), target), (call.arg(2), singles("c")))
+    return rule(inputs, [target if reduce == _NONE else (), ()], exchanged="c")
+
+
+def nll_loss_backward(call: Call) -> Rule:
+    """aten.nll_loss_backward(grad, scores, target, weight, reduction, ignore_index, count): right
+    for the mean too, given the count of all ranks."""
+    scores, target = _loss_dims(call.out)
+    grad = target if call.integer(4, "reduction", _MEAN) == _NONE else ()
+    inputs = place(
+        call,
+        (call.arg(0), grad),
+        (call.arg(1), scores),
+        (call.arg(2), target),
+        (call.arg(3), singles("c")),
+        (call.arg(6), ()),
+    )
+    return rule(inputs, [scores], exchanged="c", partial=linear(call, (call.arg(0),)))
+
+
+LOSS: Family = (
+    (Op(nll_loss), "nll_loss_forward nll_loss2d_forward"),
+    (Op(nll_loss_backward), "nll_loss_backward nll_loss2d_backward"),
+)

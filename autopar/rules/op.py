@@ -1,0 +1,158 @@
+"""What is known of an op: one record, in the file of its family, which every part of autopar asks.
+
+The rule says what can be sharded. A record says more only where the rule does not tell: what the op
+computes, what its ranks send one another inside it, what it holds meanwhile, and which of its
+arguments speak of shapes. What writes the sends is in `codegen/ops`, in a file of the same name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from autopar.ir.choices import Choice
+from autopar.ir.graph import Graph, Node, itemsize
+from autopar.rules.call import RuleFunction
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Shapes of the tensor inputs and outputs of an op, in order: `whole`, and on one rank."""
+
+    inputs: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    local_inputs: tuple[Shape, ...]
+    local_outputs: tuple[Shape, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCall:
+    """The arguments of an op, and the shapes of its tensors. Tensors among the arguments are not
+    looked at."""
+
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    shapes: Shapes
+
+    def arg(self, position: int, name: str, default: Any = None) -> Any:
+        if position < len(self.args):
+            return self.args[position]
+        return self.kwargs.get(name, default)
+
+    def dim(self, position: int) -> int:
+        """The dim in argument `position`, counted from the front of the whole side."""
+        value = self.arg(position, "dim", 0)
+        rank = max(map(len, (*self.shapes.inputs, *self.shapes.outputs)))
+        return value % rank
+
+
+Changes = dict[tuple[int, str], Any]
+"""New values of arguments, by position and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A collective `kind` over mesh axis `axis`, of `in_bytes` on each rank that become
+    `out_bytes`. An all-reduce is by `reduce`. `behind` is the part of the op's own compute that
+    runs while it is under way."""
+
+    kind: str
+    axis: int
+    in_bytes: int
+    out_bytes: int
+    reduce: str = ""
+    behind: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A tensor on one rank."""
+
+    dtype: str
+    shape: Shape
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * itemsize(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class JointCall:
+    """An op under a joint factor that is sharded over mesh axis `axis` of `size` ranks, and its
+    tensors on each."""
+
+    node: Node
+    axis: int
+    size: int
+    inputs: tuple[Local, ...]
+    outputs: tuple[Local, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """What an op sends, and holds besides its inputs and outputs, under a joint factor."""
+
+    sends: Callable[[JointCall], tuple[Exchange, ...]]
+    scratch_bytes: Callable[[JointCall], int] = lambda _: 0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an op computes on the rank that has most of it: `flops`, in `passes` over its tensors;
+    then `merges` of what one more kernel gives, each of `merge_launches` and of `merged_bytes`."""
+
+    flops: float
+    passes: int = 1
+    merges: int = 0
+    merge_launches: int = 0
+    merged_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """The record of an op, or of each op of a family.
+
+    `flops` counts those of the whole op, of one whose arithmetic may take longer than its memory
+    traffic; any other is taken to do one per element that it makes. A `lookup` reads rows of a
+    table, wherever they lie. `work` is there where ranks have unequal shares. `inner_bytes` are
+    those that it makes on the way, on one rank, and reads again.
+
+    An op with exchanged factors reduces one value per row by each of `row_reductions`, in order;
+    `joint` says what it sends under each joint factor, by name.
+
+    `local_args` are the arguments that follow the local shapes. Of an op that `reshapes` all that
+    counts is the local shape of its output. One that needs `one_layout` takes tensors without gaps,
+    all in one layout: eager sees to that before it calls the kernel, but local tensors may be laid
+    out otherwise than the whole ones, and where a dim is cut down to size 1, layouts that look
+    alike are not.
+    """
+
+    rule: str | RuleFunction
+    flops: Callable[[Node, Graph], float] | None = None
+    lookup: bool = False
+    work: Callable[[Graph, Node, Choice, Sequence[int]], Work] | None = None
+    inner_bytes: Callable[[Graph, Node, Choice, Sequence[int]], int] | None = None
+    row_reductions: tuple[str, ...] = ()
+    joint: Mapping[str, Joint] = field(default_factory=dict[str, Joint])
+    local_args: Callable[[LocalCall], Changes] | None = None
+    reshapes: bool = False
+    one_layout: bool = False
+
+
+Family = tuple[tuple[Op, str], ...]
+"""Records, and the names of the ops that each is of: `mm` is short for `aten.mm.default`, `sum.dim`
+for `aten.sum.dim`."""
+
+
+def output_shape(position: int, name: str) -> Callable[[LocalCall], Changes]:
+    """`local_args` of an op whose argument `name` is the shape of its output."""
+    return lambda call: {(position, name): list(call.shapes.local_outputs[0])}
+
+
+def row_itemsize(dtype: str) -> int:
+    """Bytes per value that is reduced: sums are taken in float32, of float64 in float64."""
+    return 8 if dtype == "float64" else 4

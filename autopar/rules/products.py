@@ -1,0 +1,80 @@
+"""Products of matrices, whole and in groups of rows, one group per expert."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from autopar.ir.graph import Graph, Node
+from autopar.rules.call import Call, aligned, linear, place, rule, singles
+from autopar.rules.notation import Rule, parse_rule
+from autopar.rules.op import Family, Op
+
+_ENDS = (("x",),)
+
+
+def _addmm(call: Call) -> Rule | None:
+    """The summed dim is whole: each of its parts would add the bias once more."""
+    names = ("b", "m", "n")[-len(call.out) :]
+    added = aligned(call.shape(call.arg(0)), call.out, names)
+    product = "b m k!, b k! n -> b m n" if len(names) == 3 else "m k!, k! n -> m n"
+    parsed = parse_rule(product)
+    return replace(parsed, inputs=(added, *parsed.inputs))
+
+
+def grouped_matmul(call: Call) -> Rule:
+    """transformers.grouped_mm_fallback(rows, weights, ends) and aten._grouped_mm(a, b, ends): rows
+    sorted by expert, times the weights of each. The ends of the groups are counts of rows of the
+    whole, which a part of the rows would not fit. In the backward of the weights both factors have
+    rows, and the product one matrix per expert."""
+    left, right = (len(call.shape(call.arg(k))) for k in (0, 1))
+    first, second, result = {
+        (2, 3): ("tk", "ekn", "tn"),
+        (3, 2): ("emk", "kt", "mt"),
+        (2, 2): ("mt", "tn", "emn"),
+        (3, 3): ("emk", "ekn", "emn"),
+    }[left, right]
+    pairs = ((call.arg(0), singles(first)), (call.arg(1), singles(second)))
+    sets = ((call.arg(0),), (call.arg(1),))
+    whole = "" if (left, right) == (3, 3) else "tex"
+    return rule(
+        place(call, *pairs, (call.arg(2), _ENDS)),
+        [singles(result)],
+        whole=whole,
+        partial=linear(call, *sets),
+    )
+
+
+def grouped_matmul_backward(call: Call) -> Rule:
+    """transformers.grouped_mm_fallback_backward(rows, weights, ends, grad)."""
+    rows, weights = singles("tk"), singles("ekn")
+    dims = (rows, weights, _ENDS, singles("tn"))
+    inputs = place(call, *zip((call.arg(k) for k in range(4)), dims, strict=True))
+    return rule(inputs, [rows, weights], whole="tex", partial=linear(call, (call.arg(3),)))
+
+
+def _flops(node: Node, graph: Graph) -> float:
+    return 2.0 * prod(graph.atoms[f.atom].size for f in node.factors)
+
+
+def _grouped_flops(node: Node, graph: Graph) -> float:
+    """Every row (or column) meets the matrix of one group alone, unless both have groups."""
+    left, right = (graph.type_of(ref).shape for ref in node.inputs[:2])
+    return 2.0 * (prod(left[-2:] if len(right) == 2 else left) * right[-1])
+
+
+PRODUCTS: Family = (
+    (Op("m k, k n -> m n", _flops), "mm"),
+    (Op("b m k, b k n -> b m n", _flops), "bmm"),
+    (Op("m k, k -> m", _flops), "mv"),
+    (Op("k, k -> _", _flops), "dot"),
+    (Op(_addmm, _flops), "addmm baddbmm"),
+    (
+        Op(grouped_matmul, _grouped_flops),
+        "_grouped_mm transformers.grouped_mm_fallback.default",
+    ),
+    (
+        Op(grouped_matmul_backward, lambda node, graph: 2 * _grouped_flops(node, graph)),
+        "transformers.grouped_mm_fallback_backward.default",
+    ),
+)

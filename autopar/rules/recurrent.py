@@ -1,0 +1,49 @@
+"""Recurrent layers (`runtime/ops/recurrent.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from autopar.ir.graph import Graph, Node
+from autopar.rules.call import Call, letters, rule, singles
+from autopar.rules.notation import Dims, Rule
+from autopar.rules.op import Family, Op
+
+_SEQUENCE = 3
+"""Dims of what has rows, unlike a weight."""
+
+
+def recurrent(call: Call) -> Rule:
+    """autopar.recurrent and its backward: sequences [T, b, .] and states [D, b, .] of independent
+    rows; a step needs all that the step before it made. Gradients of weights are summed over b."""
+
+    def dims(shape: Sequence[int], prefix: str) -> Dims:
+        names = list(letters(len(shape), prefix))
+        names[1:2] = "b" if len(shape) == _SEQUENCE else names[1:2]
+        return singles(names)
+
+    inputs = [dims(x.shape, f"i{k}_") for k, x in enumerate(call.inputs)]
+    outputs = [dims(x.shape, f"o{k}_") for k, x in enumerate(call.outputs)]
+    named = {a for tensor in (*inputs, *outputs) for dim in tensor for a in dim}
+    return rule(inputs, outputs, whole=named - {"b"})
+
+
+def _flops(sequence: int, times: int) -> Callable[[Node, Graph], float]:
+    """Every row of every step of input `sequence` meets each weight matrix of its direction, in as
+    many products."""
+
+    def flops(node: Node, graph: Graph) -> float:
+        types = graph.input_types(node)
+        steps, batch, _ = types[sequence].shape
+        matrices = [tensor for tensor in types if len(tensor.shape) == 2]
+        return 2.0 * times * (steps * batch * sum(prod(tensor.shape) for tensor in matrices))
+
+    return flops
+
+
+RECURRENT: Family = (
+    (Op(recurrent, _flops(0, 1)), "autopar.recurrent.default"),
+    # Products computed again, and each one's gradients to both of its factors.
+    (Op(recurrent, _flops(3, 3)), "autopar.recurrent_backward.default"),
+)
