@@ -60,7 +60,7 @@ class Builder:
                 for dims_ in tensors
             )
             atom = next(t.parts[s[0]][0] for t, s in zip(types, slots, strict=True) if s)
-            factors.append(Factor(letter, atom, slots[:-1], slots[-1:], letter in parsed.whole))
+            factors.append(Factor(letter, atom, slots[:-1], slots[-1:], parsed.type_of(letter)))
         self.nodes.append(
             Node(index, f"n{index}", op, Role.OP, phase, args=inputs, inputs=inputs,
                  outputs=(types[-1],), key=key or f"{op}.{index}", factors=tuple(factors),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from autopar.ir.graph import Atom, Factor, Graph, Node, Slot
+from autopar.ir.graph import Atom, Factor, FactorType, Graph, Node, Slot
 from autopar.ir.sharding import C, P, Placement, R, S, Sharding
 
 REPLICATE = "-"
@@ -132,8 +132,9 @@ def _placements(node: Node, option: str) -> tuple[tuple[Placement, ...], tuple[P
         return inputs, (P,) * len(node.outputs)
     for factor in node.factors:
         if factor.name == option and not factor.whole:
+            absent = R if factor.type is FactorType.PERMUTATION else P
             return tuple(_shard(slot, R) for slot in factor.inputs), tuple(
-                _shard(slot, R if factor.complete else P) for slot in factor.outputs
+                _shard(slot, absent) for slot in factor.outputs
             )
     raise ValueError(f"{node.key}: {option!r} is not a choice of {node.op}")
 

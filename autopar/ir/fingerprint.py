@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from autopar.ir.graph import Arg, Factor, Graph, Node, Ref, TensorType
+from autopar.ir.graph import Arg, Factor, FactorType, Graph, Node, Ref, TensorType
 from autopar.ir.per_graph import per_graph
 
 _DIGEST_BYTES = 16
@@ -47,7 +47,7 @@ def _node(node: Node, written: dict[int, str]) -> str:
 
 
 def _factor(factor: Factor) -> str:
-    flags = _flags(factor.whole, factor.exchanged, factor.complete)
+    flags = _flags(factor.whole, factor.exchanged, factor.type is FactorType.PERMUTATION)
     members = " ".join(factor.members)
     return f"{factor.name} {factor.atom} {factor.inputs} {factor.outputs} {flags}{members}"
 

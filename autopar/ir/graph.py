@@ -108,25 +108,45 @@ class Phase(StrEnum):
     BACKWARD = "backward"
 
 
+class FactorType(StrEnum):
+    """What sharding a factor does, in Shardy's words."""
+
+    PASS_THROUGH = "pass-through"
+    """Each rank computes its part of every output."""
+    REDUCTION = "reduction"
+    """Outputs that lack it become `P`: the op sums over it."""
+    NEEDS_REPLICATION = "needs replication"
+    """It must not be sharded."""
+    PERMUTATION = "permutation"
+    """Its ranks pass data among themselves as they compute; outputs that lack it come out `R`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Factor:
     """One atom of an op: where it sits in each tensor input and each output (None: absent).
 
-    Sharding it gives every input and output that has it `S(slot)` and every other input `R`. An
-    output that lacks it becomes `P`: the op sums over it. `whole` atoms must not be sharded.
-    `exchanged` ones make the op talk to its peers on the axis (`intra_op`); where it is `complete`
-    too, outputs that lack it come out `R`. A joint factor shards its `members`, factors of their
-    own, on one axis at once; it stands where any of them stands.
+    Sharding it gives every input and output that has it `S(slot)` and every other input `R`; its
+    `type` says what the other outputs become. The local op of a `positional` one must know which
+    part of it the rank has. A joint factor shards its `members`, factors of their own, on one axis
+    at once; it stands where any of them stands.
     """
 
     name: str
     atom: int
     inputs: tuple[Slot | None, ...]
     outputs: tuple[Slot | None, ...]
-    whole: bool = False
-    exchanged: bool = False
-    complete: bool = False
+    type: FactorType = FactorType.PASS_THROUGH
+    positional: bool = False
     members: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        return self.type is FactorType.NEEDS_REPLICATION
+
+    @property
+    def exchanged(self) -> bool:
+        """Whether the op is another one on the ranks that shard it, which know one another."""
+        return self.positional or self.type is FactorType.PERMUTATION
 
 
 @dataclass(frozen=True, slots=True)

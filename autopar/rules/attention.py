@@ -42,8 +42,8 @@ def attention(call: Call) -> Rule:
     mask = _mask_dims(call, call.arg(3), q, k)
     inputs = place(call, *zip(call.args, (q, k, v, mask), strict=False))
     causal = bool(call.arg(4))
-    exchanged, joint = _sequence(call, call.arg(3), q=0, causal=causal)
-    return rule(inputs, [out, lse], whole=whole, sizes=sizes, exchanged=exchanged, joint=joint)
+    positional, joint = _sequence(call, call.arg(3), q=0, causal=causal)
+    return rule(inputs, [out, lse], whole=whole, sizes=sizes, positional=positional, joint=joint)
 
 
 def attention_backward(call: Call) -> Rule:
@@ -51,13 +51,13 @@ def attention_backward(call: Call) -> Rule:
     q, k, v, out, lse, sizes, whole = _attention_dims(call, 1)
     mask = _mask_dims(call, call.arg(6), q, k)
     inputs = place(call, *zip(call.args, (out, q, k, v, out, lse, mask), strict=False))
-    exchanged, joint = _sequence(call, call.arg(6), q=1, causal=bool(call.arg(7)))
+    positional, joint = _sequence(call, call.arg(6), q=1, causal=bool(call.arg(7)))
     return rule(
         inputs,
         [q, k, v],
         whole=whole,
         sizes=sizes,
-        exchanged=exchanged,
+        positional=positional,
         joint=joint,
         partial=linear(call, (call.arg(0),)),
     )
@@ -66,7 +66,7 @@ def attention_backward(call: Call) -> Rule:
 def _sequence(
     call: Call, mask: Arg, *, q: int, causal: bool
 ) -> tuple[tuple[str, ...], tuple[tuple[str, tuple[str, ...]], ...]]:
-    """(exchanged letters, joint factors) of attention whose queries are input `q`. A causal ring
+    """(positional letters, joint factors) of attention whose queries are input `q`. A causal ring
     has as many keys as queries: each block of keys is then before, at or after that of queries."""
     square = call.shapes[q][2] == call.shapes[q + 1][2]
     ring = not isinstance(mask, Ref) and (square or not causal)

@@ -38,7 +38,7 @@ def experts(call: Call) -> Rule:
         place(call, *zip(call.args, inputs, strict=False)),
         (_TOKENS,),
         whole=_WHOLE,
-        exchanged=("e",),
+        positional=("e",),
         joint=_JOINT,
     )
 
@@ -52,7 +52,7 @@ def experts_backward(call: Call) -> Rule:
         place(call, *zip(call.args, inputs, strict=False)),
         (_TOKENS, _CHOICES, *_WEIGHTS[:2], bias),
         whole=_WHOLE,
-        exchanged=("e",),
+        positional=("e",),
         joint=_JOINT,
     )
 

@@ -1,4 +1,4 @@
-"""What an op sends while it runs, if an exchanged factor of it (`v@` in a rule) is sharded.
+"""What an op sends while it runs, if an exchanged factor of it (`d@` or `v#` in a rule) is sharded.
 
 A softmax over a sharded dim needs the largest score and the sum of all ranks; a lookup in a sharded
 table needs nothing but to know which rows it holds. What such an op reduces is one value per *row*,

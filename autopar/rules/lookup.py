@@ -12,12 +12,12 @@ from autopar.rules.op import Family, Op
 
 
 def embedding(call: Call) -> Rule:
-    """aten.embedding(weight, indices, ...): `v@ h, b s -> b s h`. A rank looks up the
+    """aten.embedding(weight, indices, ...): `v# h, b s -> b s h`. A rank looks up the
     rows it has."""
     index = singles(letters(len(call.shape(call.arg(1)))))
     inputs = place(call, (call.arg(0), singles("vh")), (call.arg(1), index))
     outputs = [(*index, ("h",))]
-    return rule(inputs, outputs, exchanged="v", partial=linear(call, (call.arg(0),)))
+    return rule(inputs, outputs, positional="v", partial=linear(call, (call.arg(0),)))
 
 
 def embedding_backward(call: Call) -> Rule:
@@ -27,7 +27,7 @@ def embedding_backward(call: Call) -> Rule:
     inputs = place(call, (call.arg(0), (*index, ("h",))), (call.arg(1), index))
     whole = names if call.arg(4, "scale_grad_by_freq", False) else ()
     return rule(
-        inputs, [singles("vh")], whole=whole, exchanged="v", partial=linear(call, (call.arg(0),))
+        inputs, [singles("vh")], whole=whole, positional="v", partial=linear(call, (call.arg(0),))
     )
 
 
@@ -42,7 +42,7 @@ def embedding_bag(call: Call) -> Rule:
     if len(call.outputs[-1].shape) == len(call.out):
         outputs[-1] = (*outputs[-1][:-1], ("h",))
     whole = _without_columns(dims, outputs)
-    return rule(dims, outputs, whole=whole, exchanged="h", complete=True)
+    return rule(dims, outputs, whole=whole, permuted="h")
 
 
 def embedding_bag_backward(call: Call) -> Rule:

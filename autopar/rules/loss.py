@@ -26,7 +26,7 @@ def nll_loss(call: Call) -> Rule | None:
         return None
     scores, target = _loss_dims(call.shapes[0])
     inputs = place(call, (call.arg(0), scores), (call.arg(1), target), (call.arg(2), singles("c")))
-    return rule(inputs, [target if reduce == _NONE else (), ()], exchanged="c")
+    return rule(inputs, [target if reduce == _NONE else (), ()], positional="c")
 
 
 def nll_loss_backward(call: Call) -> Rule:
@@ -42,7 +42,7 @@ def nll_loss_backward(call: Call) -> Rule:
         (call.arg(3), singles("c")),
         (call.arg(6), ()),
     )
-    return rule(inputs, [scores], exchanged="c", partial=linear(call, (call.arg(0),)))
+    return rule(inputs, [scores], positional="c", partial=linear(call, (call.arg(0),)))
 
 
 LOSS: Family = (

@@ -31,7 +31,7 @@ def norm(call: Call) -> Rule:
     pairs += [(call.arg(k), singles(whole)) for k in (2, 3)]
     outputs: list[Dims] = [singles((*rest, *whole))]
     outputs += [_statistics(rest, whole)] * (len(call.outputs) - 1)
-    return rule(place(call, *pairs), outputs, exchanged=whole, complete=True)
+    return rule(place(call, *pairs), outputs, permuted=whole)
 
 
 def norm_backward(call: Call) -> Rule:
@@ -50,8 +50,7 @@ def norm_backward(call: Call) -> Rule:
         place(call, *pairs),
         wanted(call, outputs, mask),
         whole=unwanted_letters(call, mask),
-        exchanged=whole,
-        complete=True,
+        permuted=whole,
         partial=linear(call, (call.arg(0),)),
     )
 

@@ -1,9 +1,10 @@
 """The notation of sharding rules: one line per op, in the manner of einsum.
 
-`"m k, k n -> m n"` names the dims of the tensor inputs and of the outputs. A letter in an output is
-parallel. A letter that some output lacks is summed there: sharding it leaves that output partial.
-`d!` must stay whole; `v@` can be sharded by an op that then talks to its peers on the axis (see
-`intra_op`). `(b s)` is one dim made of two, outermost first. `1` is a dim of size one that stands
+`"m k, k n -> m n"` names the dims of the tensor inputs and of the outputs. A letter that all
+outputs have passes through; one that some output lacks is reduced: sharding it leaves that output
+partial. `d!` needs replication. The ranks that share `d@` pass data among themselves while they
+compute (a permutation, see `intra_op`); those that share `v#` must know which part of it they have.
+`(b s)` is one dim made of two, outermost first. `1` is a dim of size one that stands
 for nothing. `_` on its own is a tensor of no dims (a scalar). A rule speaks of one mesh axis;
 `choices` makes the product over axes.
 """
@@ -13,30 +14,31 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from autopar.ir.graph import FactorType
+
 Dim = tuple[str, ...]
 """The letters of a dim, outermost first; empty for a dim of size 1."""
 
 Dims = tuple[Dim, ...]
 """The dims of a tensor."""
 
-_TOKEN = re.compile(r"\(|\)|[A-Za-z][A-Za-z0-9_]*[!@]?|1|_")
+_TOKEN = re.compile(r"\(|\)|[A-Za-z][A-Za-z0-9_]*[!@#]?|1|_")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What an op does with the dims of its tensors. `sizes` gives the size of each letter that
     stands in a group; others take the size of their dim. See `graph.Node` for the flags;
-    `complete` says that outputs which lack an exchanged letter come out whole, not partial. `joint`
-    names ways to shard several letters on one axis at once: ("ring", ("s", "t"))."""
+    `joint` names ways to shard several letters on one axis at once: ("ring", ("s", "t"))."""
 
     inputs: tuple[Dims, ...]
     outputs: tuple[Dims, ...]
     whole: frozenset[str] = frozenset()
-    exchanged: frozenset[str] = frozenset()
+    permuted: frozenset[str] = frozenset()
+    positional: frozenset[str] = frozenset()
     joint: tuple[tuple[str, tuple[str, ...]], ...] = ()
     partial: tuple[tuple[int, ...], ...] = ()
     mean: bool = False
-    complete: bool = False
     view: bool = False
     sizes: tuple[tuple[str, int], ...] = ()
 
@@ -52,7 +54,21 @@ class Rule:
         return " ".join(map(letters, dims)) or "_"
 
     def _mark(self, letter: str) -> str:
-        return "!" if letter in self.whole else "@" if letter in self.exchanged else ""
+        marked = {"!": self.whole, "@": self.permuted, "#": self.positional}
+        return next((mark for mark, letters in marked.items() if letter in letters), "")
+
+    @property
+    def exchanged(self) -> frozenset[str]:
+        """The letters whose ranks know one another."""
+        return self.permuted | self.positional
+
+    def type_of(self, letter: str) -> FactorType:
+        if letter in self.whole:
+            return FactorType.NEEDS_REPLICATION
+        if letter in self.permuted:
+            return FactorType.PERMUTATION
+        everywhere = all(any(letter in dim for dim in dims) for dims in self.outputs)
+        return FactorType.PASS_THROUGH if everywhere else FactorType.REDUCTION
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -61,16 +77,7 @@ class Rule:
         return tuple(found)
 
 
-def parse_rule(
-    text: str,
-    *,
-    joint: tuple[tuple[str, tuple[str, ...]], ...] = (),
-    partial: tuple[tuple[int, ...], ...] = (),
-    mean: bool = False,
-    complete: bool = False,
-    view: bool = False,
-    sizes: dict[str, int] | None = None,
-) -> Rule:
+def parse_rule(text: str) -> Rule:
     """`Rule` from its notation; ValueError, naming the place, on anything malformed.
 
     >>> str(parse_rule("m k, k n -> m n"))
@@ -79,20 +86,11 @@ def parse_rule(
     left, arrow, right = text.partition("->")
     if not arrow:
         raise ValueError(f"rule {text!r} has no '->'")
-    marked: dict[str, set[str]] = {"!": set(), "@": set()}
+    marked: dict[str, set[str]] = {"!": set(), "@": set(), "#": set()}
     inputs = _parse_tensors(left, marked, text) if left.strip() else ()
     outputs = _parse_tensors(right, marked, text)
     return Rule(
-        inputs,
-        outputs,
-        frozenset(marked["!"]),
-        frozenset(marked["@"]),
-        joint,
-        partial,
-        mean,
-        complete,
-        view,
-        tuple(sorted((sizes or {}).items())),
+        inputs, outputs, frozenset(marked["!"]), frozenset(marked["@"]), frozenset(marked["#"])
     )
 
 
@@ -120,7 +118,7 @@ def _parse_dims(tensor: str, marked: dict[str, set[str]], text: str) -> Dims:
         elif token == "1":
             dims.append(())
         elif token != "_":
-            letter = token.rstrip("!@")
+            letter = token.rstrip("!@#")
             if token != letter:
                 marked[token[-1]].add(letter)
             if group is None:

@@ -10,7 +10,7 @@ from autopar.rules.op import Family, Op
 
 def reduction(how: str, at: int | None = 1) -> RuleFunction:
     """The dims of argument `at` (all if None) are reduced: by "sum", by "count" (a sum that is not
-    linear), by "mean", "whole", or "exchanged" (the op itself reduces over ranks)."""
+    linear), by "mean", "whole", or "permuted" (the op itself reduces over ranks)."""
 
     def function(call: Call) -> Rule:
         rank = len(call.shapes[0])
@@ -25,8 +25,7 @@ def reduction(how: str, at: int | None = 1) -> RuleFunction:
             [names],
             [result] * len(call.outputs),
             whole=[names[d][0] for d in gone if rank] if how == "whole" else (),
-            exchanged=[names[d][0] for d in gone if rank] if how == "exchanged" else (),
-            complete=how == "exchanged",
+            permuted=[names[d][0] for d in gone if rank] if how == "permuted" else (),
             partial=linear(call, (Ref(0),)) if how in ("sum", "mean") else (),
             mean=how == "mean",
         )
@@ -41,8 +40,8 @@ def histogram(call: Call) -> Rule:
     return rule([singles(names)], [(("bin",),)], whole=("bin", *(() if fixed else names)))
 
 
-def along(at: int, joint: str = "", default: int = -1, *, exchanged: bool = False) -> RuleFunction:
-    """The dim of argument `at` is whole or `exchanged`, the others parallel; all tensors have equal
+def along(at: int, joint: str = "", default: int = -1, *, permuted: bool = False) -> RuleFunction:
+    """The dim of argument `at` is whole or `permuted`, the others parallel; all tensors have equal
     ranks. An output of another extent in that dim has a letter of its own."""
 
     def function(call: Call) -> Rule:
@@ -60,8 +59,8 @@ def along(at: int, joint: str = "", default: int = -1, *, exchanged: bool = Fals
         sets = [[call.arg(int(p)) for p in members] for members in joint.split()]
         inputs = [singles(names)] * len(call.inputs)
         partial = linear(call, *sets)
-        if exchanged:
-            return rule(inputs, outputs, exchanged=whole, complete=True, partial=partial)
+        if permuted:
+            return rule(inputs, outputs, permuted=whole, partial=partial)
         return rule(inputs, outputs, whole=whole, partial=partial)
 
     return function

@@ -8,10 +8,10 @@ from autopar.rules.reductions import along, reduction
 _BOTH = ("max", "sum")
 
 SOFTMAX: Family = (
-    (Op(along(1, exchanged=True), row_reductions=_BOTH), "_log_softmax _softmax"),
-    (Op(reduction("exchanged"), row_reductions=_BOTH), "logsumexp"),
+    (Op(along(1, permuted=True), row_reductions=_BOTH), "_log_softmax _softmax"),
+    (Op(reduction("permuted"), row_reductions=_BOTH), "logsumexp"),
     (
-        Op(along(2, "0", exchanged=True), row_reductions=("sum",)),
+        Op(along(2, "0", permuted=True), row_reductions=("sum",)),
         "_log_softmax_backward_data _softmax_backward_data",
     ),
 )

@@ -86,7 +86,8 @@ def _fitted(rule: Rule, call: Call) -> Rule | None:
     return replace(
         fitted,
         whole=(rule.whole | empty) & frozenset(fitted.letters),
-        exchanged=rule.exchanged & frozenset(fitted.letters),
+        permuted=rule.permuted & frozenset(fitted.letters),
+        positional=rule.positional & frozenset(fitted.letters),
         joint=tuple(j for j in rule.joint if set(j[1]) <= set(fitted.letters)),
         sizes=tuple((a, sizes[a]) for a in sorted(grouped)),
     )

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
 
-from autopar.ir.graph import Atom, Factor, Graph, Node, Ref, Role, Slot, TensorType
+from autopar.ir.graph import Atom, Factor, FactorType, Graph, Node, Ref, Role, Slot, TensorType
 from autopar.rules.notation import Rule
 from autopar.tracer.names import atom_names
 
@@ -206,8 +206,7 @@ def joint_factor(name: str, members: Sequence[Factor]) -> Factor:
         members[0].atom,
         merged(zip(*(m.inputs for m in members), strict=True)),
         merged(zip(*(m.outputs for m in members), strict=True)),
-        exchanged=True,
-        complete=True,
+        FactorType.PERMUTATION,
         members=tuple(m.name for m in members),
     )
 
@@ -250,9 +249,8 @@ def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> I
             index[cells[k]],
             tuple(places[:count]),
             tuple(places[count:]),
-            whole=whole,
-            exchanged=exchanged and not whole,
-            complete=exchanged and op.rule.complete and not whole,
+            FactorType.NEEDS_REPLICATION if whole else op.rule.type_of(letter),
+            positional=letter in op.rule.positional and not whole,
         )
         # The atoms of a parallel letter are as good as one another; of others only the outermost.
         if letter not in misfits and (k == 0 or not (whole or exchanged)):
@@ -265,4 +263,6 @@ def _factors(tensors: _Tensors, node: Node, op: _Op, index: dict[int, int]) -> I
     for t, (letter, tensor, slot, cell) in enumerate(loose):
         places = [slot if i == tensor else None for i in range(len(around))]
         inputs, outputs = tuple(places[:count]), tuple(places[count:])
-        yield Factor(f"{letter}.whole{t}", index[cell], inputs, outputs, True)
+        yield Factor(
+            f"{letter}.whole{t}", index[cell], inputs, outputs, FactorType.NEEDS_REPLICATION
+        )

@@ -85,7 +85,7 @@ def _signature(graph: Graph, node: Node) -> object:
         tuple((k, without_refs(v)) for k, v in node.kwargs),
         tuple(_form(graph, t) for t in graph.input_types(node)),
         tuple(_form(graph, t) for t in node.outputs),
-        tuple((f.name, f.inputs, f.outputs, f.whole) for f in node.factors),
+        tuple((f.name, f.inputs, f.outputs, f.type) for f in node.factors),
         node.partial,
         node.mean,
         node.view,

@@ -174,10 +174,7 @@ def _form(node: Node, run: Run, further: int) -> object:
         tuple((t.dtype, t.shape, tuple(map(len, t.parts))) for t in node.outputs),
         counted(node.module),
         counted(node.target),
-        tuple(
-            (f.name, f.inputs, f.outputs, f.whole, f.exchanged, f.complete, f.members)
-            for f in node.factors
-        ),
+        tuple((f.name, f.inputs, f.outputs, f.type, f.positional, f.members) for f in node.factors),
         node.partial,
         node.mean,
         node.view,

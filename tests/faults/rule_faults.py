@@ -43,7 +43,8 @@ def no_longer_whole(patch: Patch, op: str, *letters: str) -> None:
         lambda _, rule: replace(
             rule,
             whole=rule.whole - set(letters),
-            exchanged=rule.exchanged - set(letters),
+            permuted=rule.permuted - set(letters),
+            positional=rule.positional - set(letters),
         ),
     )
 
@@ -55,7 +56,7 @@ def product_with_the_second_factor_turned(patch: Patch) -> None:
 
 @fault(proved("aten.bmm.default"))
 def product_of_two_partial_matrices(patch: Patch) -> None:
-    line = parse_rule("b m k, b k n -> b m n", partial=((0, 1),))
+    line = replace(parse_rule("b m k, b k n -> b m n"), partial=((0, 1),))
     ruled(patch, "aten.bmm.default", lambda _: line)
 
 

@@ -80,9 +80,8 @@ def one_op(call: Call, rule: Rule) -> tuple[Graph, Node]:
             atom,
             tuple(slot_of(dims, letter) for dims in rule.inputs),
             tuple(slot_of(dims, letter) for dims in rule.outputs),
-            letter in rule.whole,
-            letter in rule.exchanged,
-            letter in rule.exchanged and rule.complete,
+            rule.type_of(letter),
+            letter in rule.positional,
         )
         for letter, atom in number.items()
     )

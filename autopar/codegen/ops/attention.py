@@ -46,7 +46,7 @@ def _rows_backward(p: Peers) -> list[fx.Node]:
 
 def _rows(p: Peers, query: int) -> tuple[Piece, Piece]:
     """The piece that input `query`, the queries, is, and all keys."""
-    (factor,) = (f for f in p.node.factors if f.exchanged and not f.members)
+    (factor,) = (f for f in p.node.factors if f.positional)
     axes = p.choice.axes_of((factor.name,))
     cuts = _cuts(p, nesting(p.atoms[factor.atom], axes))
     length = p.shapes.local_inputs[query][_SEQUENCE]

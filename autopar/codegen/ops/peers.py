@@ -85,9 +85,9 @@ class Peers:
         return self(permute, x, length, axis.size, axis.name)
 
     def local(self, indices: fx.Node, length: int) -> tuple[fx.Node, fx.Node]:
-        """Indices into the exchanged dim, counted from the first of the `length` that this rank
+        """Indices into the positional dim, counted from the first of the `length` that this rank
         has, and whether each is among them."""
-        (factor,) = (f for f in self.node.factors if f.exchanged and not f.members)
+        (factor,) = (f for f in self.node.factors if f.positional)
         axes = nesting(self.atoms[factor.atom], exchange_axes(self.node, self.choice))
         path = tuple((self.mesh[axis].name, self.mesh[axis].size) for axis in axes)
         at = self(local_position, indices, length, path)
