@@ -1,8 +1,8 @@
 """autopar: an auto-parallelizing compiler for PyTorch.
 
 `import autopar` is quick and free of torch: what it exports is imported at first use. `compile` is
-a function here, though a module bears the same name; code that wants the module says
-`from autopar.compile import ...`.
+a function here, though a module bears the same name, that of the flow; code that wants the module
+says `from autopar.compile import ...`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from autopar.ir.version import __version__
 from autopar.plans.display import show_with
 
 if TYPE_CHECKING:
-    from autopar.compile import compile, plan
     from autopar.cost_model.measured import profile
+    from autopar.driver.api import compile, plan
     from autopar.driver.verify import verify
     from autopar.plans.plan import Plan
     from autopar.runtime.checkpoint.meta import on_meta
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from autopar.tracer.experts import experts
 
 _EXPORTS = {
-    "compile": "autopar.compile",
-    "plan": "autopar.compile",
+    "compile": "autopar.driver.api",
+    "plan": "autopar.driver.api",
     "Plan": "autopar.plans.plan",
     "verify": "autopar.driver.verify",
     "profile": "autopar.cost_model.measured",

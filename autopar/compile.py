@@ -1,160 +1,116 @@
-"""The five calls: trace, price, solve, make a plan, generate. Everything meets here.
+"""The flow: from a call of a model to the program that every rank runs, in five calls.
 
-`plan` ends with the plan. `compile` hands the model out to the ranks; at the first call of what it
-returns, rank 0 plans, every rank receives the plan, and all make sure that they hold the same one
-before the program sends anything.
+    trace      one step of the model, forward and backward, as a graph
+    price      what every choice of every op costs on a mesh, in nanoseconds and bytes
+    solve      the cheapest choices that fit in memory, with a proven bound
+    account    the bill of what was decided, added up again, node by node
+    generate   the local graphs of a rank, with their collectives
+
+The three in the middle are made for one mesh, by `best_on`. The search over meshes
+(`driver.search`), which calls that for each mesh worth trying, is handed in as `find`.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import nn
 
-from autopar.cluster.mesh_shapes import MeshLike
-from autopar.cluster.profile import Profile
-from autopar.cost_model.optimizer import optimizer_name
-from autopar.driver.arguments import ClusterLike, read_cluster, read_model, told
-from autopar.driver.asking import answer, ask, describe_cluster
-from autopar.driver.session import Builder, Request
-from autopar.plans.compatibility import check_cluster, check_params, check_world, planned_kind
-from autopar.plans.constraints import Forbidden, Pins
-from autopar.plans.options import make_options
+from autopar.codegen import generate
+from autopar.cost_model.account import account
+from autopar.cost_model.price import price
+from autopar.ir.input_sharding import with_handed
+from autopar.ir.problem import Problem
+from autopar.plans.decisions import make_structure
+from autopar.plans.fitting import Candidate, Fitting, bounded
+from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.runtime.checkpoint.weights import find_sources
-from autopar.runtime.module import params
-from autopar.runtime.module.module import CompiledModule
-from autopar.runtime.module.runner import Runner
-from autopar.runtime.process.agreement import make_agreement
-from autopar.runtime.process.digests import param_types
-from autopar.runtime.process.inputs import Inputs, check_inputs
-from autopar.runtime.process.world import device_of, join, look
-from autopar.runtime.program import backend as backends
-from autopar.runtime.program.random import SharedRandom
+from autopar.plans.request import PlanRequest
+from autopar.runtime.program.program import Program
+from autopar.solver import solve
+from autopar.tracer import Traced, Wanted, only_losses, trace
+
+Find = Callable[[Traced], Plan]
+"""The plan for what was traced: of a search, or one that there is."""
+
+Stage = Callable[[str], AbstractContextManager[object]]
+"""What holds around "trace" and "rewrite"."""
+
+Say = Callable[[str], None]
+"""Is told what is being done."""
 
 
-@told
-def compile(
-    model: nn.Module,
-    *,
-    plan: Plan | str | os.PathLike[str] | None = None,
-    cluster: ClusterLike | None = None,
-    profile: Profile | str | os.PathLike[str] | None = None,
-    mesh: MeshLike = "auto",
-    optimizer: Any = "adamw",
-    memory_limit: float | str | None = None,
-    time_limit: float | str | None = None,
-    backend: str | None = None,
-    strict: bool = False,
-    weights: str | os.PathLike[str] | None = None,
-    seed: int | None = None,
-    inputs: Inputs | None = None,
-    pins: Pins = (),
-    forbid: Forbidden = (),
-    strategy: str | None = None,
-    differentiable_outputs: str | Sequence[str] = (),
-    verify: bool = False,
-) -> CompiledModule:
-    """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a model. Outputs that `options` or `wanted` ask for have gradients beside the
+    losses; `handed` says how inputs come to the ranks (`ir.input_sharding`)."""
 
-    Every rank is to call it. Parameters become DTensors under their names, with the values of rank
-    0; with one process they stay as they are. The first call of the result plans; with `plan`, a
-    Plan or the path of one, it applies that instead.
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    options: Options = field(default_factory=Options)
+    wanted: Wanted = only_losses
+    handed: Mapping[str, str] = field(default_factory=dict[str, str])
 
-    With `inputs="global"` every rank passes the same global batch; with "local" each passes its
-    piece of it along dim 0, in order of rank. A mapping says which of them for each argument. The
-    default is "global", and "local" once accelerate or Trainer has the model, which hand each rank
-    rows of its own.
-
-    `weights`, a safetensors file or a directory of them, has the values of parameters and
-    persistent buffers; each rank reads its shards alone. With `seed`, what is on the meta device is
-    initialised as the model's modules do it (`runtime.initialise`).
-
-    `cluster` ("2x8xH100", a TOML file, or how many of the devices at hand) describes the machines;
-    without it, the devices at hand are taken. `profile`, made by `autopar profile`, replaces the
-    ceilings of datasheets. `mesh` ("2x4", (2, 4) or {"dp": 2, "tp": 4}), `optimizer` (a name, or
-    one of `torch.optim` or its class), `memory_limit` (bytes, or text such as "72GiB"),
-    `time_limit` (seconds, or "2min") and `strict` are as in `Options`. `pins`, `forbid` and
-    `strategy` say what the plan must be like (docs/constraints.md).
-    `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
-    beside the losses: planned so from the start, where it would else be planned at the first
-    backward that does. `backend` is "eager" or "inductor"; the default is inductor on CUDA devices,
-    eager on the CPU. With `verify`, each program is compared with eager on the batch it is made
-    for, before it is used: rank 0 runs all ranks and eager on its CPU, and needs memory for a few
-    whole models and steps there.
-
-    ArgumentError on what is of a kind that says nothing; PlanMismatchError if the processes are not
-    as many as the plan or cluster has devices, if the plan is for other parameters, or if ranks
-    disagree; ClusterError if the device is unknown; WeightsError, before anything is changed, if
-    `weights` do not fit the model, or a parameter on the meta device gets no values. With `verify`
-    the first call raises VerificationError if its program is not equal to eager.
-    """
-    model = read_model(model)
-    params.check(model)
-    check_inputs(inputs or "global", model)
-    stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
-    described = read_cluster(cluster, model)
-    options = make_options(
-        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs,
-    )  # fmt: skip
-    kind = described.device.kind if described else planned_kind(stored)
-    world = look(device_of(model), kind)
-    chosen = backends.choose(backend, world.device)
-    if stored is not None:
-        check_world(stored.structure, world.size)
-        check_params(stored.structure, param_types(model))
-    else:
-        described = describe_cluster(described or world.cluster, profile)
-        check_cluster(described, world.size)
-    world = join(device_of(model), kind)
-    agreement = make_agreement(world)
-    with agreement.telling("the model and the plan"):
-        sources = find_sources(model, weights, seed)
-    request = Request(stored, described, options, chosen, sources, verify=verify)
-    agreement.agree("the model and the plan", request.facts(model))
-    params.replicate(model, world, sources)
-    builder = Builder(model, world, request, SharedRandom(world.device))
-    return CompiledModule(model, Runner(model, world, builder, inputs, with_values=verify))
+    def wants(self, position: int, name: str) -> bool:
+        """Whether an output is to have a gradient."""
+        return self.options.wants_gradient(position, name) or self.wanted(position, name)
 
 
-@told
-def plan(
-    model: nn.Module,
-    inputs: Any,
-    *,
-    cluster: ClusterLike | None = None,
-    profile: Profile | str | os.PathLike[str] | None = None,
-    mesh: MeshLike = "auto",
-    optimizer: Any = "adamw",
-    memory_limit: float | str | None = None,
-    time_limit: float | str | None = None,
-    strict: bool = False,
-    pins: Pins = (),
-    forbid: Forbidden = (),
-    strategy: str | None = None,
-    differentiable_outputs: str | Sequence[str] = (),
-    margin: bool = False,
-    progress: Callable[[str], None] | None = None,
-) -> Plan:
-    """The best plan for training `model` on `inputs`: a tensor, a tuple of arguments or a mapping
-    of keyword arguments, as the whole global batch.
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A call, compiled."""
 
-    Nothing is computed: a model on torch's meta device will do, and no device of the cluster is
-    needed. The keywords are those of `compile`; with `margin` the plan says how much better it is
-    than the best one of another structure (docs/explain.md); `progress` is told what is being done.
+    traced: Traced
+    plan: Plan
+    program: Program
 
-    TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
-    """
-    model = read_model(model)
-    options = make_options(
-        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs,
-    )  # fmt: skip
-    found = read_cluster(cluster, model)
-    described = describe_cluster(found or look(device_of(model)).cluster, profile)
-    say: Callable[[str], None] = progress or (lambda _: None)
-    say("tracing the model")
-    return answer(ask(model, inputs, described, options, margin), say)
+
+def compile_call(call: Call, find: Find, stage: Stage = nullcontext) -> Compiled:
+    """The program for a call, under the plan that is found for it."""
+    traced, plan = plan_call(call, find, stage)
+    with stage("rewrite"):
+        program = generate(traced.gm, traced.graph, plan)
+    return Compiled(traced, plan, program)
+
+
+def plan_call(call: Call, find: Find, stage: Stage = nullcontext) -> tuple[Traced, Plan]:
+    """The plan that is found for a call, and the graph it is for."""
+    strict = call.options.strict
+    with stage("trace"), _recording(call.model):
+        traced = trace(call.model, call.args, call.kwargs, strict=strict, wanted=call.wants)
+        traced = replace(traced, graph=with_handed(traced.graph, call.handed))
+    return traced, find(traced)
+
+
+def best_on(
+    request: PlanRequest, say: Say, cutoff: int | None = None, stated: Problem | None = None
+) -> Candidate:
+    """The best plan on one mesh whose peak, temporaries included, is within the memory limit: of
+    all, or of those of `stated`, a part of the problem. InfeasibleError if there is none; Beaten if
+    it is known that none takes less than `cutoff` nanoseconds."""
+    stated = price(request) if stated is None else stated
+    limit_s, fitting = request.options.time_limit_s, Fitting(request, stated, say)
+    for problem in fitting.problems():
+        solution = solve(problem, time_limit_s=limit_s, progress=say, cutoff=cutoff)
+        if fitting.rules_out(solution):
+            continue
+        structure = make_structure(request, stated, solution)
+        estimates = account(request, structure)
+        if fitting.holds(solution, estimates):
+            solution = bounded(solution, fitting.bound)
+            return Candidate(request, problem, structure, estimates, solution)
+    raise fitting.failure()
+
+
+@contextmanager
+def _recording(model: nn.Module) -> Generator[None, None, None]:
+    """With gradients wherever a parameter is trained, though the call may be under `torch.no_grad`:
+    a model is stored in one way, and training decides which."""
+    trained = any(param.requires_grad for param in model.parameters())
+    with torch.inference_mode(False), torch.set_grad_enabled(trained):
+        yield

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
 from unittest.mock import patch
 
 import click
@@ -85,8 +86,9 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
 def measure(model: str, layers: int, cluster: str) -> list[str]:
     """A row of the table, from this process."""
     from autopar.cluster.parsing import parse_cluster
-    from autopar.driver import search
+    from autopar.driver.search import search
     from autopar.plans.options import Options
+    from autopar.plans.request import ask
     from autopar.tracer import trace
 
     phases = Phases()
@@ -95,12 +97,13 @@ def measure(model: str, layers: int, cluster: str) -> list[str]:
     # What torch imports when it traces for the first time is no part of it.
     trace(nn.Linear(64, 1), (torch.empty(64, 64),))
     graph = phases.timed("trace", trace)(made, given).graph
-    price, solve = (phases.timed(name, getattr(search, name)) for name in ("price", "solve"))
-    with patch.object(search, "price", price), patch.object(search, "solve", solve):
-        found = phases.timed("plan", search.search)(
-            graph, parse_cluster(cluster), Options(), torch_version="",
-            progress=lambda text: click.echo(f"{time.process_time():.0f} s: {text}", err=True),
-        )  # fmt: skip
+    flow = import_module("autopar.compile")
+    price, solve = (phases.timed(name, getattr(flow, name)) for name in ("price", "solve"))
+    with patch.object(flow, "price", price), patch.object(flow, "solve", solve):
+        found = phases.timed("plan", search)(
+            ask(graph, parse_cluster(cluster), Options()),
+            lambda text: click.echo(f"{time.process_time():.0f} s: {text}", err=True),
+        )
     known = found.provenance
     proof = known.status if known.status == "optimal" else f"gap {known.gap_ppm / 1e4:.2g} %"
     seconds = [phases.cpu_s[phase] for phase in SHOWN]

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from unittest.mock import patch
@@ -124,21 +125,18 @@ def measure(case: str, layers: int, tell: Tell) -> Result:
 
 def _plan(graph: Graph, case: str, limit_bytes: int | None, phases: Phases, tell: Tell) -> Plan:
     from autopar.cluster.parsing import parse_cluster
-    from autopar.driver import search
+    from autopar.driver.search import search
     from autopar.plans.options import Options
+    from autopar.plans.request import ask
 
+    flow = import_module("autopar.compile")
     devices, _, mesh = case.partition(":")
     with ExitStack() as stack:
         for phase in ("price", "solve"):
-            timed = phases.timed(phase, getattr(search, phase))
-            stack.enter_context(patch.object(search, phase, timed))
-        return search.search(
-            graph,
-            parse_cluster(f"{devices}xH100"),
-            Options(mesh=mesh or devices, memory_limit_bytes=limit_bytes),
-            torch_version="",
-            progress=tell,
-        )
+            timed = phases.timed(phase, getattr(flow, phase))
+            stack.enter_context(patch.object(flow, phase, timed))
+        options = Options(mesh=mesh or devices, memory_limit_bytes=limit_bytes)
+        return search(ask(graph, parse_cluster(f"{devices}xH100"), options), tell)
 
 
 def _peak_bytes() -> int:

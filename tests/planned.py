@@ -16,13 +16,13 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.codegen.bucketing import MEMBERS
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
-from autopar.driver.decisions import make_structure
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.problem import FORBIDDEN, Problem
+from autopar.plans.decisions import make_structure
 from autopar.plans.options import Options
 from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
-from autopar.plans.request import PlanRequest
+from autopar.plans.request import ask
 from autopar.runtime.program.symbols import permute
 from autopar.solver import solve
 
@@ -53,7 +53,7 @@ def pinned(problem: Problem, pins: Mapping[str, str]) -> Problem:
 def plan_for(graph: Graph, mesh: str, pins: Mapping[str, str] | None = None) -> Plan:
     """The best plan on `mesh` among those with the decisions `pins`."""
     cluster, laid = on_h100(mesh)
-    request = PlanRequest(graph, cluster, laid, Options(memory_limit_bytes=LIMIT))
+    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
     problem = pinned(price(request), pins or {})
     solution = solve(problem)
     assert solution.choice, solution.status

@@ -16,7 +16,7 @@ from autopar.cost_model.price import price
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Problem, Status
 from autopar.plans.options import Options
-from autopar.plans.request import PlanRequest
+from autopar.plans.request import ask
 from autopar.solver import driver, exact, solve
 from autopar.solver.column_generation import path
 from autopar.solver.search import Clock
@@ -43,7 +43,7 @@ class Widening(nn.Module):
 def stated(graph: Graph, mesh: str) -> Problem:
     cluster = parse_cluster("8xH100")
     options = Options(memory_limit_bytes=80 << 30)
-    return price(PlanRequest(graph, cluster, parse_mesh(mesh, cluster), options))
+    return price(ask(graph, cluster, options).on(parse_mesh(mesh, cluster)))
 
 
 @pytest.fixture(scope="module")

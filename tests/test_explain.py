@@ -13,15 +13,16 @@ from torch import nn
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.search import Candidate, solve_mesh
+from autopar.compile import best_on
 from autopar.driver.what_if import Explainer, explain
 from autopar.errors import AutoparError
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Status
 from autopar.plans.constraints import Constraint
 from autopar.plans.explanation import Alternative, Benefit, Explanation
+from autopar.plans.fitting import Candidate
 from autopar.plans.options import Options
-from autopar.plans.request import PlanRequest
+from autopar.plans.request import ask
 from autopar.report.explanation import alternatives_text, benefits_text
 from autopar.solver import solve
 from autopar.solver.sensitivity import Sensitivity
@@ -45,17 +46,17 @@ def quiet(_: str) -> None:
 
 def best(options: Options) -> Candidate:
     mesh = parse_mesh(options.mesh, CLUSTER)
-    return solve_mesh(PlanRequest(graph(), CLUSTER, mesh, options), quiet)
+    return best_on(ask(graph(), CLUSTER, options).on(mesh), quiet)
 
 
 @cache
 def roomy() -> Explainer:
-    return explain(graph(), CLUSTER, Options(mesh=MESH))
+    return explain(ask(graph(), CLUSTER, Options(mesh=MESH)))
 
 
 @cache
 def tight() -> Explainer:
-    return explain(graph(), CLUSTER, Options(mesh=MESH, memory_limit_bytes=TIGHT))
+    return explain(ask(graph(), CLUSTER, Options(mesh=MESH, memory_limit_bytes=TIGHT)))
 
 
 def test_alternatives_of_a_parameter_cost_what_its_pins_cost() -> None:
@@ -164,8 +165,8 @@ def test_another_link_is_priced_anew(times: float) -> None:
     outer = CLUSTER.levels[0]
     link = replace(outer.link, bytes_per_s=times * outer.link.bytes_per_s)
     other = replace(CLUSTER, levels=(replace(outer, link=link), *CLUSTER.levels[1:]))
-    request = PlanRequest(graph(), other, parse_mesh(MESH, other), Options(mesh=MESH))
-    wanted = solve_mesh(request, quiet)
+    request = ask(graph(), other, Options(mesh=MESH)).on(parse_mesh(MESH, other))
+    wanted = best_on(request, quiet)
     for found in (roomy().faster_link(outer.link.name, times), roomy().faster_axis("dp", times)):
         assert found.estimate_ns is not None
         assert found.step_ns == wanted.solution.objective <= found.estimate_ns
@@ -175,15 +176,15 @@ def test_another_link_is_priced_anew(times: float) -> None:
 
 
 def test_names_that_are_not_there() -> None:
-    for ask in (roomy().alternatives, roomy().faster_axis, roomy().faster_link):
+    for question in (roomy().alternatives, roomy().faster_axis, roomy().faster_link):
         with pytest.raises(AutoparError, match=r"there is no .* 'nothing'"):
-            ask("nothing")
+            question("nothing")
 
 
 def test_modules_go_by_the_last_of_their_ops() -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Sequential(nn.Linear(64, 32)))
     traced = trace(nn.Sequential(model), (torch.zeros(16, 32),), {})
-    explainer = explain(traced.graph, parse_cluster("4xH100"), Options(mesh="4"))
+    explainer = explain(ask(traced.graph, parse_cluster("4xH100"), Options(mesh="4")))
     outer, inner = explainer.alternatives("0.2"), explainer.alternatives("0.2.0")
     assert outer.alternatives == inner.alternatives
     assert {a.sharding for a in inner.alternatives} >= {"[R]", "[S(0)]", "[S(1)]"}

@@ -11,14 +11,15 @@ import pytest
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
+from autopar.compile import best_on
 from autopar.cost_model.price import price
 from autopar.driver.margin import search_with_margin
-from autopar.driver.search import peak, search, solve_mesh
+from autopar.driver.search import peak, search
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.plans.options import Options
 from autopar.plans.plan import Margin, Plan
-from autopar.plans.request import PlanRequest
+from autopar.plans.request import ask
 from autopar.plans.weight_layouts import ENOUGH, Roles, describe, find_roles, signature
 from autopar.solver import solve
 from autopar.solver.evaluate import Evaluator
@@ -36,7 +37,7 @@ def stated(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Problem
     described = parse_cluster(cluster)
     laid = parse_mesh(mesh, described)
     options = Options(mesh=mesh, memory_limit_bytes=limit)
-    return price(PlanRequest(graph, described, laid, options))
+    return price(ask(graph, described, options).on(laid))
 
 
 def moved(roles: Roles, one: Sequence[object], other: Sequence[object]) -> float:
@@ -47,9 +48,7 @@ def moved(roles: Roles, one: Sequence[object], other: Sequence[object]) -> float
 
 def with_margin(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Plan:
     options = Options(mesh=mesh, memory_limit_bytes=limit)
-    return search_with_margin(
-        graph, parse_cluster(cluster), options, torch_version="", progress=quiet
-    )
+    return search_with_margin(ask(graph, parse_cluster(cluster), options), quiet)
 
 
 def margin(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Margin:
@@ -113,7 +112,7 @@ def only(problem: Problem, roles: Roles, wanted: Sequence[tuple[str]]) -> Proble
 def test_the_plan_is_the_one_that_is_found_without_a_margin() -> None:
     graph, options = linear_step(512, 256, 1024, 2), Options()
     cluster = parse_cluster("2x4xL4")
-    alone = search(graph, cluster, options, torch_version="", progress=quiet)
+    alone = search(ask(graph, cluster, options), quiet)
     found = with_margin(graph, "2x4xL4", "auto", limit=cluster.device.memory_bytes)
     assert found.structure == alone.structure
     assert found.provenance.margin is not None and alone.provenance.margin is None
@@ -146,7 +145,7 @@ def test_where_memory_binds_the_rival_fits(batch: int) -> None:
     limit = with_margin(graph, "2x2xH100", "2x2").estimates.memory.total * 9 // 10
     options = Options(mesh="2x2", memory_limit_bytes=limit)
     mesh = parse_mesh("2x2", cluster)
-    best = solve_mesh(PlanRequest(graph, cluster, mesh, options), quiet)
+    best = best_on(ask(graph, cluster, options).on(mesh), quiet)
     problem = replace(best.problem, usage_limit=limit)
     roles, evaluator = find_roles(graph, problem), Evaluator(problem)
     chosen = roles.of(problem, best.solution.choice)

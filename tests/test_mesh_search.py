@@ -10,17 +10,15 @@ from autopar.driver.search import search
 from autopar.errors import ClusterError
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
+from autopar.plans.request import ask
 from tests.graphs import linear_step
 
 
 def planned(mesh: str, *, cluster: str = "2x4xH100", heard: list[str] | None = None) -> Plan:
     told = [] if heard is None else heard
     return search(
-        linear_step(8192, 8192, 8192, layers=3),
-        parse_cluster(cluster),
-        Options(mesh=mesh),
-        torch_version="",
-        progress=told.append,
+        ask(linear_step(8192, 8192, 8192, layers=3), parse_cluster(cluster), Options(mesh=mesh)),
+        told.append,
     )
 
 

@@ -14,6 +14,7 @@ from autopar.ir.sharding import P, R, S, Sharding
 from autopar.ir.units import format_bytes
 from autopar.plans.options import Options, make_options
 from autopar.plans.plan import Plan
+from autopar.plans.request import ask
 from tests.zoo.cases import ZooCase, make_case, moved
 from tests.zoo.chosen import slow
 from tests.zoo.equality import assert_equal_to_eager
@@ -57,13 +58,7 @@ def asked(
 
 
 def planned(case: ZooCase, options: Options) -> Plan:
-    return search(
-        case.traced.graph,
-        slow((2, 2))[0],
-        options,
-        torch_version="",
-        progress=lambda _: None,
-    )
+    return search(ask(case.traced.graph, slow((2, 2))[0], options), lambda _: None)
 
 
 def checked(case: ZooCase, options: Options) -> Plan:
@@ -204,7 +199,13 @@ def test_limits_that_conflict_do_not_without_any_one_of_them(
     named = conflict(case, options)
     assert named
     for origin in named:
-        planned(case, options.with_only(set(named) - {origin}))
+        planned(case, with_only(options, set(named) - {origin}))
+
+
+def with_only(options: Options, kept: set[str]) -> Options:
+    strategy = options.strategy if f"strategy {options.strategy}" in kept else ""
+    constraints = tuple(each for each in options.constraints if each.origin in kept)
+    return replace(options, constraints=constraints, strategy=strategy)
 
 
 def conflict(case: ZooCase, options: Options) -> list[str]:
@@ -225,7 +226,7 @@ def test_memory_is_one_of_the_limits_that_conflict(case: ZooCase) -> None:
     listed, _, why = str(caught.value).partition(". Together: ")
     assert listed.endswith(": strategy ddp; memory limit " + format_bytes((cut + whole) // 2))
     assert "Most is held by param:layers" in why or "peaks at" in why
-    assert planned(case, limited.with_only(["pin *.bias=R"])).world_size == 4
+    assert planned(case, with_only(limited, {"pin *.bias=R"})).world_size == 4
     with pytest.raises(InfeasibleError, match=r"^mesh dp=2,tp=2: the leanest plan") as alone:
         planned(case, replace(limited, memory_limit_bytes=64))
     assert "limits conflict" not in str(alone.value)

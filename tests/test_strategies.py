@@ -16,6 +16,7 @@ from autopar.errors import AutoparError
 from autopar.ir.sharding import Sharding
 from autopar.plans.options import make_options
 from autopar.plans.plan import Plan
+from autopar.plans.request import ask
 from autopar.runtime.program.program import Program
 from autopar.tracer import trace
 from tests.planned import collectives, on_h100
@@ -63,13 +64,7 @@ def planned(name: str, strategy: str, mesh: str = "") -> Plan:
     mesh = mesh or STRATEGIES[strategy]
     cluster, _ = slow([int(size) for size in mesh.split("x")])
     options = make_options(mesh, "adamw", None, None, False, strategy=strategy)
-    return search(
-        case(name).traced.graph,
-        cluster,
-        options,
-        torch_version="",
-        progress=lambda _: None,
-    )
+    return search(ask(case(name).traced.graph, cluster, options), lambda _: None)
 
 
 def program(name: str, strategy: str) -> Program:
@@ -123,7 +118,7 @@ def test_a_strategy_sends_and_saves_what_the_formulas_of_its_scheme_say(
     traced = trace(model, (x,), {})
     cluster, mesh = on_h100(wanted.mesh)
     options = make_options(wanted.mesh, "adamw", None, None, False, strategy=strategy)
-    plan = search(traced.graph, cluster, options, torch_version="", progress=lambda _: None)
+    plan = search(ask(traced.graph, cluster, options), lambda _: None)
     tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()} | {"input:0": x}
     made = generate(traced.gm, traced.graph, plan)
     step = observed(made, mesh, traced.graph, plan.structure, tensors)
@@ -202,13 +197,7 @@ def test_a_mesh_is_searched_among_those_that_suit() -> None:
 
     def best(strategy: str, cluster: str) -> Plan:
         options = make_options("auto", "adamw", None, None, False, strategy=strategy)
-        return search(
-            graph,
-            parse_cluster(cluster),
-            options,
-            torch_version="",
-            progress=lambda _: None,
-        )
+        return search(ask(graph, parse_cluster(cluster), options), lambda _: None)
 
     assert best("2d", "4xH100").provenance.meshes_tried == ("dp=2,tp=2",)
     assert best("2.5d", "8xH100").provenance.meshes_tried == ("dp=2,cp=2,tp=2",)

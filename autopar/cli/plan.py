@@ -98,7 +98,7 @@ def plan(
     with spoken_progress() as progress:
         progress("importing the target")
         function = load_target(target)
-        from autopar.compile import plan as make_plan
+        from autopar.driver.api import plan as make_plan
         from autopar.runtime.module.building import build
 
         built = build(function, global_batch, on_meta=True)

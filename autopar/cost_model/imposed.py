@@ -18,7 +18,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import P, Sharding
 from autopar.ir.uses import Group, Use, requirement, root_key
 from autopar.plans.constraints import OP_KINDS, Constraint
-from autopar.plans.demands import Test, Tests, holds, is_batch, on_mesh, option_holds
+from autopar.plans.demands import Imposed, Test, Tests, holds, is_batch, option_holds
 from autopar.plans.matching import covers, general, matches
 
 Named = Callable[[str, str], bool]
@@ -28,17 +28,15 @@ _NO_ROLES: Mapping[str, str] = MappingProxyType({})
 _OUTPUTS = (Role.LOSS, Role.VALUE, Role.DETACHED)
 
 
-def impose(
-    graph: Graph, mesh: Mesh, groups: Sequence[Group], constraints: Sequence[Constraint]
-) -> Limits:
-    """The limits that `constraints` set to the choices on `mesh`.
+def impose(graph: Graph, mesh: Mesh, groups: Sequence[Group], imposed: Sequence[Imposed]) -> Limits:
+    """The limits that `imposed` sets to the choices on `mesh`.
 
-    UnsuitedMeshError if one means nothing there; InfeasibleError if a parameter cannot be stored as
-    one asks; ConstraintError if one speaks of some of the nodes that are planned as one.
+    InfeasibleError if a parameter cannot be stored as a constraint asks; ConstraintError if one
+    speaks of some of the nodes that are planned as one.
     """
     imposing = _Imposing(graph, mesh, groups)
-    for constraint in constraints:
-        imposing.add(constraint)
+    for each in imposed:
+        imposing.add(each.constraint, each.alternatives)
     return imposing.limits()
 
 
@@ -66,9 +64,8 @@ class _Imposing:
         given = {key: self._storages(key, asked) for key, asked in self.asked.items()}
         return Limits(self.graph, self.mesh, self.batch, self.choices, given, self.saved, self.arcs)
 
-    def add(self, constraint: Constraint) -> None:
-        """Take a constraint in."""
-        alternatives = on_mesh(constraint, self.mesh)
+    def add(self, constraint: Constraint, alternatives: Sequence[Tests]) -> None:
+        """Take a constraint in, any of whose `alternatives` will do."""
         if not any(alternatives):
             return
         kind, tests = constraint.kind, alternatives[0]

@@ -78,7 +78,7 @@ def choices(
     """The classes with the choices that what is imposed leaves them, and the limits it sets to all
     else. InfeasibleError if a class has none."""
     graph, mesh = request.graph, request.mesh
-    limits = impose(graph, mesh, all_groups, request.options.imposed(graph, mesh))
+    limits = impose(graph, mesh, all_groups, request.imposed)
     table = classes(graph, mesh, all_groups, limits)
     for entry in table.values():
         if not entry.choices:

@@ -12,27 +12,22 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from autopar.cluster.profile import Profile
-from autopar.driver.asking import (
-    describe_cluster,
-    planned_gradients,
-    settled,
-    trace_for_training,
-)
+from autopar.compile import plan_call
+from autopar.driver.asking import ask_for, call_on, checked, describe_cluster, planned_gradients
 from autopar.driver.what_if import GIB, Explainer, explain
 from autopar.errors import OtherStepWarning
-from autopar.ir.fingerprint import fingerprint
 from autopar.ir.mesh import Cluster
 from autopar.ir.patterns import expand
 from autopar.ir.units import format_ns
-from autopar.plans.compatibility import check_fit
 from autopar.plans.explanation import Benefit, Explanation
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.recorded import Imposed, cluster_of, options_of
 from autopar.report.reasons import Reasons, reasons
-from autopar.runtime.module.building import Built, split_inputs
+from autopar.runtime.module.building import Built
 
 Progress = Callable[[str], None]
 
@@ -81,14 +76,11 @@ def _subjects(found: Reasons, name: str) -> tuple[str, ...]:
 def _explainer(
     plan: Plan, built: Built, cluster: Cluster, options: Options, said: Progress
 ) -> Explainer:
-    args, kwargs = split_inputs(built.inputs)
     said("tracing the model")
-    wanted = planned_gradients(plan.structure)
-    traced = trace_for_training(built.model, args, kwargs, options, wanted)
-    check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
-    options = settled(traced, built.model, args, kwargs, options)
+    call = call_on(built.model, built.inputs, options, planned_gradients(plan.structure))
+    traced, _ = plan_call(call, partial(checked, plan))
     said("solving the plan's problem again")
-    explainer = explain(traced.graph, cluster, options)
+    explainer = explain(ask_for(call, traced, cluster, options))
     _compare(plan, explainer, cluster)
     return explainer
 

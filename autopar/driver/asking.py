@@ -1,70 +1,56 @@
-"""From a model and a request to the plan for it: trace, settle what is imposed, search."""
+"""What is asked for a call of a model, and the plan that answers it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import nn
 
-from autopar.cluster.parsing import checked, parse_cluster
+from autopar.cluster import parsing
 from autopar.cluster.profile import Profile
+from autopar.compile import Call, Say
 from autopar.cost_model.measured import device_from_profile
 from autopar.driver.margin import search_with_margin
 from autopar.driver.search import search
 from autopar.errors import ConstraintError, InfeasibleError
-from autopar.ir.graph import Graph
+from autopar.ir.fingerprint import fingerprint
 from autopar.ir.mesh import Cluster
-from autopar.plans.compatibility import undivided_batch
-from autopar.plans.matching import matches, settle, unmatched
+from autopar.plans.compatibility import check_fit, undivided_batch
+from autopar.plans.matching import matches, unmatched
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan, Structure
-from autopar.plans.request import Asked
+from autopar.plans.request import Asked, ask
 from autopar.runtime.module.aliases import aliases
 from autopar.runtime.module.building import split_inputs
-from autopar.tracer import Traced, Wanted, only_losses, trace
+from autopar.tracer import Traced, Wanted, only_losses
 
 
-def ask(
-    model: nn.Module, inputs: Any, cluster: Cluster, options: Options, margin: bool = False
+def call_on(model: nn.Module, inputs: Any, options: Options, wanted: Wanted = only_losses) -> Call:
+    """A call of `model` on `inputs`: a tensor, a tuple of arguments or a mapping of keyword
+    arguments."""
+    return Call(model, *split_inputs(inputs), options, wanted)
+
+
+def ask_for(
+    call: Call, traced: Traced, cluster: Cluster, options: Options, *, margin: bool = False
 ) -> Asked:
-    """The model, traced, and all else that decides the plan for it."""
-    args, kwargs = split_inputs(inputs)
-    traced = trace_for_training(model, args, kwargs, options)
-    check_outputs(traced, options)
-    return Asked(traced.graph, cluster, settled(traced, model, args, kwargs, options), margin)
+    """What `options` ask of a plan for a call, of which the user may speak in the call's names."""
+    known = aliases(call.model, call.args, call.kwargs)
+    known |= {f"output:{i}": leaf.name for i, leaf in enumerate(traced.outputs)}
+    return ask(traced.graph, cluster, options, known, margin=margin)
 
 
-def answer(asked: Asked, progress: Callable[[str], None]) -> Plan:
-    """The best plan, with its margin if that is asked for."""
-    return find_plan(asked.graph, asked.cluster, asked.options, progress, asked.margin)
-
-
-def trace_for_training(
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Options,
-    wanted: Wanted = only_losses,
-) -> Traced:
-    """The graph with its backward part wherever a parameter is trained, though the call may be
-    under `torch.no_grad`: a model is stored in one way, and training decides which. Outputs that
-    `options` or `wanted` ask for have gradients beside the losses."""
-    trained = any(param.requires_grad for param in model.parameters())
-    with torch.inference_mode(False), torch.set_grad_enabled(trained):
-        return trace(
-            model,
-            args,
-            kwargs,
-            strict=options.strict,
-            name=type(model).__name__,
-            wanted=lambda position, name: (
-                options.wants_gradient(position, name) or wanted(position, name)
-            ),
-        )
+def answer(asked: Asked, say: Say) -> Plan:
+    """The best plan, with its margin if that is asked for. InfeasibleError if none fits in memory,
+    with what may help."""
+    find = search_with_margin if asked.margin else search
+    try:
+        return find(asked, say)
+    except InfeasibleError as error:
+        hint = undivided_batch(asked.graph, asked.cluster.num_devices)
+        raise InfeasibleError(f"{error}{hint}") from error
 
 
 def planned_gradients(structure: Structure) -> Wanted:
@@ -72,6 +58,12 @@ def planned_gradients(structure: Structure) -> Wanted:
     without."""
     detached = {int(key.partition(":")[2].partition("~")[0]) for key in structure.outputs}
     return lambda position, _name: position not in detached
+
+
+def checked(plan: Plan, traced: Traced) -> Plan:
+    """`plan`. PlanMismatchError, saying how, if it is for another graph."""
+    check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
+    return plan
 
 
 def check_outputs(traced: Traced, options: Options) -> None:
@@ -85,43 +77,13 @@ def check_outputs(traced: Traced, options: Options) -> None:
             )
 
 
-def settled(
-    traced: Traced,
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Options,
-) -> Options:
-    """`options` with constraints that speak of what `traced` has."""
-    known = aliases(model, args, kwargs)
-    known |= {f"output:{i}": leaf.name for i, leaf in enumerate(traced.outputs)}
-    return replace(options, constraints=settle(traced.graph, options.constraints, known))
-
-
-def find_plan(
-    graph: Graph,
-    cluster: Cluster,
-    options: Options,
-    progress: Callable[[str], None],
-    margin: bool = False,
-) -> Plan:
-    """The best plan for `graph`. InfeasibleError if none fits in memory, with what may help."""
-    find = search_with_margin if margin else search
-    try:
-        return find(
-            graph, cluster, options, torch_version=str(torch.__version__), progress=progress
-        )
-    except InfeasibleError as error:
-        raise InfeasibleError(f"{error}{undivided_batch(graph, cluster.num_devices)}") from error
-
-
 def describe_cluster(
     cluster: Cluster | str, profile: Profile | str | os.PathLike[str] | None
 ) -> Cluster:
     """The cluster, with the ceilings of the profile in place of datasheets."""
-    found = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+    found = parsing.parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if profile is None:
-        return checked(found, f"cluster {found.name}")
+        return parsing.checked(found, f"cluster {found.name}")
     measured = profile if isinstance(profile, Profile) else Profile.load(profile)
     device = device_from_profile(measured, found.device)
-    return checked(replace(found, device=device), f"cluster {found.name} with its profile")
+    return parsing.checked(replace(found, device=device), f"cluster {found.name} with its profile")

@@ -9,19 +9,19 @@ float64 (`runtime.precision`). What is equal there was rounding; what is not is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from autopar.compile import Call, Compiled
 from autopar.errors import AutoparError
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Axis, Link, Mesh
-from autopar.plans.plan import Plan, Structure
+from autopar.plans.plan import Structure
 from autopar.runtime.module.params import buffer_places
-from autopar.runtime.program.program import Program
 from autopar.runtime.simulator.comparison import EXACT, Report, blank_note
 from autopar.runtime.simulator.differences import Step, differences, distances, with_exact
 from autopar.runtime.simulator.eager_step import (
@@ -44,30 +44,27 @@ _FINE, _COARSE = "float64", "float32"
 
 
 def compare_program(
-    program: Program,
-    traced: Traced,
-    plan: Plan,
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    compiled: Compiled,
+    call: Call,
     *,
     dtype: str | None = None,
     seed: int = 0,
     tolerance: float | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
-    """`compare` for what `plan` was made into, `traced` being the model for (args, kwargs).
+    """`compare` for what a call was compiled to.
 
     All steps draw their random numbers, if any, from a generator that starts from `seed`; the
     caller's is left as it was.
     """
-    own = dtype or _lowest_dtype(traced.graph)
+    plan = compiled.plan
+    own = dtype or _lowest_dtype(compiled.traced.graph)
     allowed = TOLERANCES[own] if tolerance is None else tolerance
-    sides = _Sides(program, traced, plan, model, args, kwargs, seed)
+    sides = _Sides(compiled, call, seed)
     progress("running the model")
     eager = sides.eager(dtype)
     progress(f"running {plan.world_size} ranks")
-    found = sides.compiled(dtype, allowed)
+    found = sides.simulated(dtype, allowed)
     measured = differences(found, eager)
     notes = blank_note(measured)
     if any(d.relative > allowed and not d.why for d in measured):
@@ -78,7 +75,7 @@ def compare_program(
             if own == _FINE:
                 exact = differences(found, eager, noise)
             else:
-                exact = differences(sides.compiled(_FINE, EXACT), other, noise)
+                exact = differences(sides.simulated(_FINE, EXACT), other, noise)
         except (AutoparError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             notes += (f"the step could not be run in {_FINE} to tell rounding: {reason}",)
@@ -96,16 +93,10 @@ def compare_program(
     )
 
 
-def eager(
-    traced: Traced,
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    seed: int = 0,
-    dtype: str | None = None,
-) -> Step:
+def eager(traced: Traced, call: Call, seed: int = 0, dtype: str | None = None) -> Step:
     """The step by PyTorch alone, with every op computing in `dtype` if one is given; the model is
     left as it was."""
+    model, args, kwargs = call.model, call.args, call.kwargs
     device = next((x.device for x in model.parameters()), None)
     directions = tangents(traced.graph, seed, device)
     if dtype is not None:
@@ -129,33 +120,30 @@ def _in(leaf: Any, dtype: str) -> Any:
 class _Sides:
     """The two that are compared, each of which can be run in several dtypes."""
 
-    program: Program
-    traced: Traced
-    plan: Plan
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
+    compiled: Compiled
+    call: Call
     seed: int
 
     def eager(self, dtype: str | None) -> Step:
         """What the model computes."""
-        return eager(self.traced, self.model, self.args, self.kwargs, self.seed, dtype)
+        return eager(self.compiled.traced, self.call, self.seed, dtype)
 
-    def compiled(self, dtype: str | None, tolerance: float) -> Step:
+    def simulated(self, dtype: str | None, tolerance: float) -> Step:
         """What the ranks compute."""
-        tensors = whole_tensors(self.model, self.args, self.kwargs)
+        call, graph = self.call, self.compiled.traced.graph
+        tensors = whole_tensors(call.model, call.args, call.kwargs)
         device = next((tensor.device for tensor in tensors.values()), None)
-        directions = tangents(self.traced.graph, self.seed, device)
+        directions = tangents(graph, self.seed, device)
         if dtype is not None:
             tensors = {name: in_dtype(x, dtype) for name, x in tensors.items()}
             directions = {k: in_dtype(x, dtype) for k, x in directions.items()}
         uncast = torch.autocast("cpu", enabled=False)  # the casts of autocast are in the graph
         with computing_in(dtype), seeded(self.seed), uncast:
             result = train_step(
-                self.program,
-                _mesh(self.plan.structure),
-                self.traced.graph,
-                self.plan.structure,
+                self.compiled.program,
+                _mesh(self.compiled.plan.structure),
+                graph,
+                self.compiled.plan.structure,
                 tensors,
                 directions,
                 tolerance=tolerance,
@@ -177,12 +165,8 @@ def _mesh(structure: Structure) -> Mesh:
 
 
 def check_call(
-    program: Program,
-    traced: Traced,
-    plan: Plan,
-    model: nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    compiled: Compiled,
+    call: Call,
     rank: int,
     share: Callable[[str, Callable[[], bytes]], bytes],
 ) -> None:
@@ -190,13 +174,13 @@ def check_call(
 
     Rank 0 runs both on its CPU, from whole values; the others send theirs, a tensor at a time.
     """
-    whole = {id(x): _whole(x, keep=rank == 0) for x in _states(model)}
+    whole = {id(x): _whole(x, keep=rank == 0) for x in _states(call.model)}
 
     def work() -> bytes:
-        given, named = tree_map(_on_cpu, (args, kwargs))
-        with untouched(model.modules()), torch.inference_mode(False), autocast_on_cpu():
-            replace_states(model, lambda x: whole[id(x)])
-            compare_program(program, traced, plan, model, given, named).check()
+        args, kwargs = tree_map(_on_cpu, (call.args, call.kwargs))
+        with untouched(call.model.modules()), torch.inference_mode(False), autocast_on_cpu():
+            replace_states(call.model, lambda x: whole[id(x)])
+            compare_program(compiled, replace(call, args=args, kwargs=kwargs)).check()
         return b"equal"
 
     share("comparison with eager", work)

@@ -97,7 +97,7 @@ def _check(path: Path, asked: Check) -> Outcome:
 
 
 def _in_process(recipe: Recipe, cache: Path | None) -> Made:
-    _PROCESSES.set_forkserver_preload(["autopar.compile"])
+    _PROCESSES.set_forkserver_preload(["autopar.driver.api"])
     receiver, sender = _PROCESSES.Pipe(duplex=False)
     process = _PROCESSES.Process(target=serve, args=(sender, recipe, cache), daemon=True)
     process.start()

@@ -8,6 +8,7 @@ import warnings
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autopar.driver import plan_cache
 from autopar.driver.target import load_target
@@ -15,6 +16,9 @@ from autopar.errors import AutoparWarning, sentence
 from autopar.ir.fingerprint import fingerprint
 from autopar.plans.plan import Plan
 from autopar.plans.recipe import Recipe
+
+if TYPE_CHECKING:
+    from autopar.tracer import Traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +56,27 @@ def make(recipe: Recipe, cache: Path | None) -> Made:
 def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:
     os.chdir(recipe.root)
     sys.path.insert(0, str(recipe.root))
-    from autopar.driver.asking import answer, ask, describe_cluster
+    from autopar.compile import plan_call
+    from autopar.driver.asking import answer, ask_for, call_on, check_outputs, describe_cluster
     from autopar.runtime.module.building import build
 
     built = build(load_target(recipe.target), recipe.global_batch, on_meta=True)
     cluster = describe_cluster(recipe.cluster, recipe.profile)
-    asked = ask(built.model, built.inputs, cluster, recipe.options, recipe.margin)
-    digest = asked.digest()
-    known = plan_cache.find(cache, digest, fingerprint(asked.graph)) if cache else None
-    if known is not None:
-        return known, True
-    plan = answer(asked, lambda _: None)
-    if cache:
-        plan_cache.keep(cache, digest, plan)
-    return plan, False
+    call, known = call_on(built.model, built.inputs, recipe.options), False
+
+    def find(traced: Traced) -> Plan:
+        nonlocal known
+        check_outputs(traced, recipe.options)
+        asked = ask_for(call, traced, cluster, recipe.options, margin=recipe.margin)
+        digest = asked.digest()
+        kept = plan_cache.find(cache, digest, fingerprint(asked.graph)) if cache else None
+        if kept is not None:
+            known = True
+            return kept
+        plan = answer(asked, lambda _: None)
+        if cache:
+            plan_cache.keep(cache, digest, plan)
+        return plan
+
+    _, plan = plan_call(call, find)
+    return plan, known

@@ -1,19 +1,15 @@
-"""What is imposed on a plan, over all meshes: where it makes sense, how a plan records it, and
-which of it conflicts."""
+"""What is imposed on a plan, over all meshes: where it makes sense, and which of it conflicts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Protocol
 
 from autopar.errors import InfeasibleError, UnsuitedMeshError
-from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
 from autopar.ir.units import format_bytes
-from autopar.plans.demands import on_mesh
-from autopar.plans.options import Options
+from autopar.plans.request import Asked, PlanRequest
 
 MEMORY_LIMIT = "memory limit"
 BOUNDLESS_BYTES = 1 << 60
@@ -57,18 +53,16 @@ def smallest_conflict(
     return tuple(limit for limit in limits if limit in needed)
 
 
-def suited(graph: Graph, meshes: Sequence[Mesh], options: Options) -> tuple[Mesh, ...]:
-    """The `meshes` on which all that is imposed makes sense. UnsuitedMeshError if none is left."""
-    found: list[Mesh] = []
+def suited(asked: Asked, meshes: Sequence[Mesh]) -> tuple[PlanRequest, ...]:
+    """What is asked, on each of `meshes` on which all of it makes sense. UnsuitedMeshError if none
+    is left."""
+    found: list[PlanRequest] = []
     refused: list[UnsuitedMeshError] = []
     for mesh in meshes:
         try:
-            for constraint in options.imposed(graph, mesh):
-                on_mesh(constraint, mesh)
+            found.append(asked.on(mesh))
         except UnsuitedMeshError as error:
             refused.append(error)
-        else:
-            found.append(mesh)
     if not found:
         tried = ", ".join(str(mesh) for mesh in meshes)
         others = f" (of the meshes tried, {tried}, none is suited)" if len(meshes) > 1 else ""
@@ -76,32 +70,22 @@ def suited(graph: Graph, meshes: Sequence[Mesh], options: Options) -> tuple[Mesh
     return tuple(found)
 
 
-def describe_imposed(graph: Graph, mesh: Mesh, options: Options) -> tuple[str, ...]:
-    """What the user asked for, as a plan for `mesh` records it: a strategy with what it came to."""
-    lines = [
-        f"{constraint.origin}: {constraint}"
-        for constraint in options.imposed(graph, mesh)
-        if constraint.origin not in options.asked[: len(options.asked) - bool(options.strategy)]
-    ]
-    return (*options.asked, *lines)
-
-
 class Attempt(Protocol):
-    """Says why there is no plan with some options, None if there is one. Where it does not solve,
+    """Says why there is no plan as it is wanted, None if there is one. Where it does not solve,
     it tells only what leaves something without any choice."""
 
-    def __call__(self, options: Options, /, *, solves: bool) -> InfeasibleError | None: ...
+    def __call__(self, request: PlanRequest, /, *, solves: bool) -> InfeasibleError | None: ...
 
 
-def explain(options: Options, attempt: Attempt) -> InfeasibleError:
-    """Why there is no plan with `options`: the smallest set of what is imposed, and of the memory
+def explain(request: PlanRequest, attempt: Attempt) -> InfeasibleError:
+    """Why there is no plan as it is wanted: the smallest set of what is imposed, and of the memory
     limit, that conflicts. Nothing is solved where that is told by the choices that are left."""
-    solves = attempt(options, solves=False) is None
-    limits = (*options.asked, MEMORY_LIMIT) if solves else options.asked
+    solves = attempt(request, solves=False) is None
+    asked = request.options.asked
+    limits = (*asked, MEMORY_LIMIT) if solves else asked
 
     def failure(kept: Collection[str]) -> InfeasibleError | None:
-        unlimited = replace(options, memory_limit_bytes=BOUNDLESS_BYTES)
-        reduced = options if MEMORY_LIMIT in kept else unlimited
+        reduced = request if MEMORY_LIMIT in kept else request.within(BOUNDLESS_BYTES)
         return attempt(reduced.with_only(kept), solves=solves)
 
     named = smallest_conflict(limits, lambda kept: failure(kept) is None)
@@ -110,7 +94,7 @@ def explain(options: Options, attempt: Attempt) -> InfeasibleError:
         return InfeasibleError("no plan meets the limits")
     if not {*named} - {MEMORY_LIMIT} or str(why).startswith(f"{named[0]}: "):
         return why
-    given = options.memory_limit_bytes
+    given = request.options.memory_limit_bytes
     size = f" {format_bytes(given)}" if given else " of the device"
     listed = "; ".join(limit + size if limit == MEMORY_LIMIT else limit for limit in named)
     if len(named) == 1:

@@ -8,15 +8,14 @@ proves it as it proves the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from autopar.driver.search import Candidate, Survey, peak, planned, survey
-from autopar.ir.graph import Graph
-from autopar.ir.mesh import Cluster
+from autopar.compile import Say
+from autopar.driver.search import Survey, peak, planned, survey
 from autopar.ir.problem import Status
-from autopar.plans.options import Options
+from autopar.plans.fitting import Candidate
 from autopar.plans.plan import FRAGILE, Margin, Plan
+from autopar.plans.request import Asked
 from autopar.plans.weight_layouts import describe, find_roles, signature
 from autopar.solver import solve
 from autopar.solver.driver import MAX_CHOICES
@@ -27,8 +26,6 @@ _TRIES = 4
 _MAX_ITERATIONS = 20_000
 """Steps of the simplex method in one linear program: twice what 32 layers of a llama take. Some
 problems, such as an encoder with a decoder, would take ten times as many as the plan did."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(slots=True)
@@ -53,18 +50,18 @@ class _Found:
         return Margin(bound, None, "") if bound > objective else None
 
 
-def find_margin(survey: Survey, progress: Progress) -> Margin | None:
+def find_margin(survey: Survey, say: Say) -> Margin | None:
     """The margin of the plan that a search found best, among what its options admit; None where
     no plan has another structure, or where the problem is too large to say."""
-    progress("looking for the best plan of another structure")
+    say("looking for the best plan of another structure")
     best = survey.best
-    own = _Mesh(best, progress)
+    own = _Mesh(best, say)
     found, alike = _Found([]), [own]
     for tried in survey.tried:
         if tried.found is None:
             found.bounds.append(tried.bound)
         elif tried.mesh != best.mesh:
-            mesh = _Mesh(tried.found, progress)
+            mesh = _Mesh(tried.found, say)
             if mesh.signature == own.signature:
                 alike.append(mesh)
             else:
@@ -75,26 +72,19 @@ def find_margin(survey: Survey, progress: Progress) -> Margin | None:
     return found.margin(best.solution.objective)
 
 
-def search_with_margin(
-    graph: Graph,
-    cluster: Cluster,
-    options: Options,
-    *,
-    torch_version: str,
-    progress: Progress,
-) -> Plan:
+def search_with_margin(asked: Asked, say: Say) -> Plan:
     """`search.search`, and the margin of what it finds. Other meshes are not cut off before they
     are known to make the plan no fragile one."""
-    found = survey(graph, cluster, options, progress=progress, margin=FRAGILE)
-    return planned(found, torch_version, find_margin(found, progress))
+    found = survey(asked, say, margin=FRAGILE)
+    return planned(found, find_margin(found, say))
 
 
 class _Mesh:
     """Plans of another structure than the best one on a mesh."""
 
-    def __init__(self, best: Candidate, progress: Progress) -> None:
+    def __init__(self, best: Candidate, say: Say) -> None:
         self._best = best
-        self._progress = progress
+        self._say = say
         self._roles = find_roles(best.request.graph, best.problem)
         self._chosen = self._roles.of(best.problem, best.solution.choice)
         self.name = str(best.mesh)
@@ -119,7 +109,7 @@ class _Mesh:
             problem = self._roles.elsewhere(stated, self._chosen)
             if problem is None:
                 return
-            solution = solve(problem, progress=self._progress, max_iterations=_MAX_ITERATIONS)
+            solution = solve(problem, progress=self._say, max_iterations=_MAX_ITERATIONS)
             if solution.status is Status.INFEASIBLE:
                 return
             if attempt == 0:

@@ -4,6 +4,7 @@ is made by all ranks together."""
 from __future__ import annotations
 
 import warnings
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from weakref import ref
@@ -12,20 +13,14 @@ import torch
 from torch import nn
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.codegen import bind, generate
-from autopar.driver.asking import (
-    check_outputs,
-    find_plan,
-    planned_gradients,
-    settled,
-    trace_for_training,
-)
+from autopar.codegen import bind
+from autopar.compile import Call, Compiled, compile_call
+from autopar.driver.asking import answer, ask_for, check_outputs, planned_gradients
 from autopar.driver.comparing import check_call
 from autopar.driver.search import summary
 from autopar.errors import ConstraintError, InfeasibleError, NotImposedWarning
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
-from autopar.ir.input_sharding import with_handed
 from autopar.ir.mesh import Cluster
 from autopar.ir.version import __version__
 from autopar.plans.compatibility import check_fit
@@ -49,6 +44,9 @@ from autopar.runtime.program.program import Program
 from autopar.runtime.program.random import DefaultRandom, SharedRandom, draws
 from autopar.runtime.torch_private import flatten
 from autopar.tracer import Traced, only_losses
+
+_TOPICS = {"trace": "what to compile", "rewrite": "the plan"}
+"""What ranks agree on after a stage of the flow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,35 +124,37 @@ class Builder:
         groups = self.family.groups or groups
         agreement = make_agreement(self.world)
         progress = Progress(quiet=self.world.rank != 0)
-        try:
-            with agreement.telling("what to compile"):
-                progress.phase("trace")
-                traced = self._trace(args, kwargs, differentiable)
-                handed = {str(i): text for i, text in enumerate(signature.handed)}
-                traced = replace(traced, graph=with_handed(traced.graph, handed))
+        call = self._call(args, kwargs, signature, differentiable)
+
+        def stage(name: str) -> AbstractContextManager[None]:
+            progress.phase(name)
+            return agreement.telling(_TOPICS[name])
+
+        def find(traced: Traced) -> Plan:
+            with agreement.telling(_TOPICS["trace"]):
+                if self.family.is_first:
+                    check_outputs(traced, call.options)
                 mark = fingerprint(traced.graph)
                 stored = self._stored(traced, mark)
                 values = digest_values(flatten((args, kwargs))[0])
             facts = {"graph of the model": mark, BATCH: values}
-            agreement.agree("what to compile", facts | signature.facts() | modes(self.model))
+            agreement.agree(_TOPICS["trace"], facts | signature.facts() | modes(self.model))
             progress.phase("plan")
-            plan = stored or self._plan(agreement, traced, args, kwargs, groups, progress)
-            with agreement.telling("the plan"):
-                progress.phase("rewrite")
-                program = generate(traced.gm, traced.graph, plan)
-            agreement.agree("the plan", {"plan": plan.digest})
-            random = self._random(agreement, program)
+            return stored or self._plan(agreement, call, traced, groups, progress)
+
+        try:
+            compiled = compile_call(call, find, stage)
+            agreement.agree(_TOPICS["rewrite"], {"plan": compiled.plan.digest})
+            random = self._random(agreement, compiled.program)
             with agreement.telling("the parameters as stored"):
-                executable = self._bind(traced, program, plan, groups, random)
+                executable = self._bind(compiled, groups, random)
             agreement.agree("the parameters as stored", {})
+            plan = compiled.plan
             self.family.is_first, self.family.groups = False, executable.groups
-            self.family.plans[mark] = plan
+            self.family.plans[plan.structure.fingerprint] = plan
             if self.request.verify:
                 progress.phase("verify")
-                check_call(
-                    program, traced, plan, self.model, args, kwargs,
-                    self.world.rank, agreement.share,
-                )  # fmt: skip
+                check_call(compiled, call, self.world.rank, agreement.share)
         except BaseException:
             progress.close()
             raise
@@ -162,21 +162,23 @@ class Builder:
         progress.close(f"{name} on mesh {mesh}: {summary(plan)}; plan {plan.digest[:12]}")
         return executable
 
-    def _trace(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], differentiable: frozenset[str]
-    ) -> Traced:
-        options, plan = self.request.options, self.request.plan
+    def _call(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        signature: Signature,
+        differentiable: frozenset[str],
+    ) -> Call:
+        plan = self.request.plan
+        planned = (
+            planned_gradients(plan.structure) if plan and self.family.is_first else only_losses
+        )
 
         def wanted(position: int, name: str) -> bool:
             return name in differentiable or planned(position, name)
 
-        planned = (
-            planned_gradients(plan.structure) if plan and self.family.is_first else only_losses
-        )
-        traced = trace_for_training(self.model, args, kwargs, options, wanted)
-        if self.family.is_first:
-            check_outputs(traced, options)
-        return traced
+        handed = {str(i): text for i, text in enumerate(signature.handed)}
+        return Call(self.model, args, kwargs, self.request.options, wanted, handed)
 
     def _stored(self, traced: Traced, mark: str) -> Plan | None:
         """The plan there is for this call: one made before, or that of the user, which must be for
@@ -190,9 +192,8 @@ class Builder:
     def _plan(
         self,
         agreement: Agreement,
+        call: Call,
         traced: Traced,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         groups: Groups | None,
         progress: Progress,
     ) -> Plan:
@@ -203,28 +204,28 @@ class Builder:
             stored = {n: "R" if self.request.plain else self.family.storage[n] for n in names}
             least = asked.for_stored(mesh_text(groups.axes), stored)
 
+        def planned(options: Options) -> bytes:
+            return answer(ask_for(call, traced, cluster, options), progress).to_bytes()
+
         def work() -> bytes:
             try:
-                options = asked if groups is None else asked.joined(least)
-                options = settled(traced, self.model, args, kwargs, options)
-                return find_plan(traced.graph, cluster, options, progress).to_bytes()
+                return planned(asked if groups is None else asked.joined(least))
             except (ConstraintError, InfeasibleError) as error:
                 if groups is None or not asked.asked:
                     raise
                 warnings.warn(NotImposedWarning(str(error)), stacklevel=2)
-                return find_plan(traced.graph, cluster, least, progress).to_bytes()
+                return planned(least)
 
         return Plan.from_bytes(agreement.share("plan", work))
 
     def _bind(
         self,
-        traced: Traced,
-        program: Program,
-        plan: Plan,
+        compiled: Compiled,
         groups: Groups | None,
         random: DefaultRandom | None,
     ) -> Executable:
         """The program for this rank; at the first call, the parameters are stored as it says."""
+        traced, plan, program = compiled.traced, compiled.plan, compiled.program
         storage = {name: p.choice.storage for name, p in plan.structure.params.items()}
         axes, device = plan.structure.mesh, self.world.device
         if self.world.size == 1:

@@ -7,16 +7,14 @@ devices nor the processes of the plan are needed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from autopar.codegen import generate
-from autopar.driver.asking import planned_gradients, trace_for_training
+from autopar.compile import compile_call
+from autopar.driver.asking import call_on, checked, planned_gradients
 from autopar.driver.comparing import compare_program
-from autopar.ir.fingerprint import fingerprint
-from autopar.plans.compatibility import check_fit
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.runtime.module.building import split_inputs
 from autopar.runtime.simulator.comparison import Report
 
 if TYPE_CHECKING:
@@ -58,20 +56,9 @@ def compare(
 ) -> Report:
     """What `verify` finds, whether equal or not. With `dtype` ("float64"), every op computes in
     that dtype on both sides, so that rounding hides less."""
-    args, kwargs = split_inputs(inputs)
     progress("tracing the model")
-    wanted = planned_gradients(plan.structure)
-    traced = trace_for_training(model, args, kwargs, Options(), wanted)
-    check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
+    call = call_on(model, inputs, Options(), planned_gradients(plan.structure))
+    compiled = compile_call(call, partial(checked, plan))
     return compare_program(
-        generate(traced.gm, traced.graph, plan),
-        traced,
-        plan,
-        model,
-        args,
-        kwargs,
-        dtype=dtype,
-        seed=seed,
-        tolerance=tolerance,
-        progress=progress,
+        compiled, call, dtype=dtype, seed=seed, tolerance=tolerance, progress=progress
     )

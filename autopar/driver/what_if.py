@@ -17,8 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.compile import best_on
 from autopar.cost_model.account import account
-from autopar.driver.search import Candidate, peak, solve_mesh, within_memory
+from autopar.driver.search import peak
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.choices import Choice, ParamChoice, shardings
 from autopar.ir.graph import Graph, Node, Phase, Role
@@ -27,9 +28,9 @@ from autopar.ir.problem import FORBIDDEN, Problem, Solution, Status
 from autopar.ir.units import format_bytes
 from autopar.ir.uses import groups
 from autopar.plans.explanation import Alternative, Benefit, Explanation
-from autopar.plans.matching import general, settle
-from autopar.plans.options import Options
-from autopar.plans.request import PlanRequest
+from autopar.plans.fitting import Candidate
+from autopar.plans.matching import general
+from autopar.plans.request import Asked
 from autopar.solver.driver import MAX_CHOICES
 from autopar.solver.sensitivity import Sensitivity
 
@@ -127,7 +128,7 @@ class Explainer:
             self.best.request.within(self.best.estimates.memory_limit), cluster=cluster, mesh=mesh
         )
         as_it_is = account(changed, self.best.structure).step_ns
-        after = solve_mesh(changed, _silent).solution
+        after = best_on(changed, _silent).solution
         return Benefit(
             change=change,
             before_ns=self.best.solution.objective,
@@ -165,7 +166,8 @@ class Explainer:
         return peak(self.best, solution) <= most
 
     def _fit(self, problem: Problem, limit: int) -> Solution:
-        return within_memory(self.best.request.within(limit), problem, _silent).solution
+        request = self.best.request.within(limit)
+        return best_on(request, _silent, stated=problem).solution
 
     def _find(self, name: str) -> tuple[str, dict[str, Allowed]]:
         """What `name` stands for in words, and what each alternative leaves of the problem."""
@@ -228,15 +230,14 @@ class Explainer:
         return dict(table)
 
 
-def explain(graph: Graph, cluster: Cluster, options: Options) -> Explainer:
-    """An `Explainer` for the best plan on the mesh of `options`, which must name one, not "auto".
+def explain(asked: Asked) -> Explainer:
+    """An `Explainer` for the best plan on the mesh of the options, which must name one, not "auto".
     What is imposed on the plan is imposed on the alternatives too.
 
     InfeasibleError if no plan fits; ClusterError if the mesh does not fit the cluster.
     """
-    mesh = parse_mesh(options.mesh, cluster)
-    options = replace(options, constraints=settle(graph, options.constraints))
-    best = solve_mesh(PlanRequest(graph, cluster, mesh, options), _silent)
+    mesh = parse_mesh(asked.options.mesh, asked.cluster)
+    best = best_on(asked.on(mesh), _silent)
     is_small = sum(map(len, best.problem.costs)) <= MAX_CHOICES
     variations = Sensitivity(best.problem) if is_small else None
     return Explainer(best, variations)

@@ -31,6 +31,14 @@ Tests = tuple[Test, ...]
 """Demands that must hold together."""
 
 
+@dataclass(frozen=True, slots=True)
+class Imposed:
+    """A constraint, and what it asks for on one mesh: any of `alternatives`."""
+
+    constraint: Constraint
+    alternatives: tuple[Tests, ...]
+
+
 def on_mesh(constraint: Constraint, mesh: Mesh) -> tuple[Tests, ...]:
     """The alternatives of a constraint on `mesh`. What is whole, or must not be something, is so on
     an axis that the mesh lacks; on a single device, all is as wanted.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 from numbers import Real
@@ -10,8 +10,6 @@ from typing import Any
 
 from autopar.cluster.mesh_shapes import MeshLike, read_mesh
 from autopar.errors import ArgumentError, AutoparError
-from autopar.ir.graph import Graph
-from autopar.ir.mesh import Mesh
 from autopar.ir.units import parse_bytes, parse_seconds
 from autopar.plans.constraints import (
     Constraint,
@@ -21,8 +19,7 @@ from autopar.plans.constraints import (
     parse_forbidden,
     parse_pins,
 )
-from autopar.plans.matching import matches, settle
-from autopar.plans.strategies import expand
+from autopar.plans.matching import matches
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +48,11 @@ class Options:
         asked = self.differentiable_outputs
         return any(matches(p, name) or matches(p, str(position)) for p in asked)
 
-    def imposed(self, graph: Graph, mesh: Mesh) -> tuple[Constraint, ...]:
-        """All that is imposed on a plan for `graph` on `mesh`. ConstraintError if it speaks of what
-        is not there, UnsuitedMeshError if the strategy makes no sense on the mesh."""
-        return (*settle(graph, self.constraints), *expand(self.strategy, graph, mesh))
-
     @property
     def asked(self) -> tuple[str, ...]:
         """What the user imposes, each as it was written, once."""
         origins = dict.fromkeys(constraint.origin for constraint in self.constraints)
         return (*origins, *([f"strategy {self.strategy}"] if self.strategy else []))
-
-    def with_only(self, kept: Collection[str]) -> Options:
-        """Without what is `asked` and not `kept`."""
-        constraints = tuple(c for c in self.constraints if c.origin in kept)
-        strategy = self.strategy if f"strategy {self.strategy}" in kept else ""
-        return replace(self, constraints=constraints, strategy=strategy)
 
     def joined(self, other: Options) -> Options:
         """`other`, with what is imposed here as well."""

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import MappingProxyType
 
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.plans.compatibility import describe_inputs
+from autopar.plans.constraints import Constraint
+from autopar.plans.demands import Imposed, on_mesh
+from autopar.plans.matching import settle
 from autopar.plans.options import Options
+from autopar.plans.strategies import expand
 
 _DIGEST_BYTES = 20
 _PACKAGES = ("torch", "highspy", "pulp", "numpy", "numba", "networkx", "msgspec")
@@ -23,14 +28,22 @@ _PACKAGES = ("torch", "highspy", "pulp", "numpy", "numba", "networkx", "msgspec"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A graph, and what is asked of a plan for it; `options` with constraints that speak of what
-    the graph has."""
+    """A graph, and what is asked of a plan for it; `constraints` are those of `options`, speaking
+    of what the graph has. Made by `ask`."""
 
     graph: Graph
     cluster: Cluster
     options: Options
+    constraints: tuple[Constraint, ...] = ()
     margin: bool = False
     """Whether the plan is to say how far the best one of another structure is behind."""
+
+    def on(self, mesh: Mesh) -> PlanRequest:
+        """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no
+        sense there."""
+        strategy = expand(self.options.strategy, self.graph, mesh)
+        imposed = tuple(Imposed(c, on_mesh(c, mesh)) for c in (*self.constraints, *strategy))
+        return PlanRequest(self.graph, self.cluster, mesh, self.options, imposed)
 
     def digest(self) -> str:
         """A hash of everything that decides the plan, down to the source of autopar and the
@@ -41,6 +54,7 @@ class Asked:
             *describe_inputs(self.graph),
             repr(self.cluster),
             repr(self.options),
+            repr(self.constraints),
             repr(self.margin),
             *_versions(),
             source_digest(Path(__file__).parents[1]),
@@ -49,12 +63,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """A plan is wanted for `graph` on `mesh`, which is laid over `cluster`, as `options` say."""
+    """A plan is wanted for `graph` on `mesh`, which is laid over `cluster`, as `options` say.
+    `imposed` is all that constraints and strategy take away there. Made by `Asked.on`."""
 
     graph: Graph
     cluster: Cluster
     mesh: Mesh
     options: Options
+    imposed: tuple[Imposed, ...]
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -64,6 +80,30 @@ class PlanRequest:
     def within(self, limit_bytes: int) -> PlanRequest:
         """The same with another memory limit."""
         return replace(self, options=replace(self.options, memory_limit_bytes=limit_bytes))
+
+    def with_only(self, kept: Collection[str]) -> PlanRequest:
+        """The same without what the user asked for and is not `kept` (`Options.asked`)."""
+        return replace(self, imposed=tuple(i for i in self.imposed if i.constraint.origin in kept))
+
+    def describe_imposed(self) -> tuple[str, ...]:
+        """What the user asked for, as a plan records it: a strategy with what it came to."""
+        written = {constraint.origin for constraint in self.options.constraints}
+        strategy = (i.constraint for i in self.imposed if i.constraint.origin not in written)
+        return (*self.options.asked, *(f"{each.origin}: {each}" for each in strategy))
+
+
+def ask(
+    graph: Graph,
+    cluster: Cluster,
+    options: Options,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+    *,
+    margin: bool = False,
+) -> Asked:
+    """What `options` ask of a plan for `graph`, whose inputs and outputs may be named as in
+    `aliases` (`matching.settle`). ConstraintError if they speak of what is not there."""
+    constraints = settle(graph, options.constraints, aliases)
+    return Asked(graph, cluster, options, constraints, margin)
 
 
 @cache

@@ -17,7 +17,7 @@ from autopar.errors import PlanError
 from autopar.plans.constraints import parse_pins
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.request import Asked, source_digest
+from autopar.plans.request import Asked, ask, source_digest
 from tests.graphs import linear_step
 from tests.report.plans import two_axis_plan
 
@@ -175,7 +175,7 @@ def test_a_plan_with_a_gap_is_not_written(tmp_path: Path) -> None:
 
 def test_what_decides_a_plan_is_in_its_digest() -> None:
     """One thing after the other is changed; no two digests are equal."""
-    asked = Asked(linear_step(8, 8, 8), parse_cluster("4xA100"), Options())
+    asked = ask(linear_step(8, 8, 8), parse_cluster("4xA100"), Options())
     device = replace(asked.cluster.device, launch_s=1e-9)
     others: Sequence[Asked] = (
         replace(asked, graph=replace(asked.graph, name="Other")),

@@ -23,7 +23,7 @@ from autopar.errors import (
 )
 from tests.report.plans import renamed, two_axis_plan
 
-COMPILE = importlib.import_module("autopar.compile")
+COMPILE = importlib.import_module("autopar.driver.api")
 
 TARGET = """
 import torch

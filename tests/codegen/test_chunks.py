@@ -14,7 +14,7 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.codegen import bind, generate
 from autopar.codegen.chunks import emit_chunks
 from autopar.codegen.passes import apply_passes
-from autopar.driver.search import solve_mesh
+from autopar.compile import best_on
 from autopar.ir.graph import Atom, TensorType
 from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import Collective, buffer_bytes, is_legal, step
@@ -23,7 +23,7 @@ from autopar.ir.uneven import chunked_axes, stored
 from autopar.plans.layout import Move
 from autopar.plans.options import Options
 from autopar.plans.plan import MeshAxis, Plan
-from autopar.plans.request import PlanRequest
+from autopar.plans.request import ask
 from autopar.runtime.program.symbols import SYMBOLS
 from autopar.runtime.simulator import spmd
 from autopar.runtime.simulator.shards import shard, unshard
@@ -146,7 +146,7 @@ def test_plans_for_little_memory_equal_eager(sizes: Sequence[int], limit: int) -
     cluster = parse_cluster(f"{mesh(*sizes).num_devices}xH100")
     on = parse_mesh(",".join(f"ax{k}={size}" for k, size in enumerate(sizes)), cluster)
     options = Options(memory_limit_bytes=limit)
-    found = solve_mesh(PlanRequest(graph, cluster, on, options), lambda _: None)
+    found = best_on(ask(graph, cluster, options).on(on), lambda _: None)
     plan = as_plan(found.structure)
     assert num_chunked(plan)
     assert worst_error(plan, on) < 1e-12

@@ -12,7 +12,7 @@ from autopar.ir.problem import FORBIDDEN, Problem
 from autopar.ir.sharding import P, Sharding
 from autopar.ir.uses import SAVED, groups, requirement
 from autopar.plans.options import Options, make_options
-from autopar.plans.request import PlanRequest
+from autopar.plans.request import PlanRequest, ask
 from autopar.tracer import trace
 from tests.planned import LIMIT, on_h100
 
@@ -43,7 +43,8 @@ def problem(options: Options) -> Problem:
 
 
 def request(options: Options, of: Graph | None = None) -> PlanRequest:
-    return PlanRequest(of or graph(), *on_h100("2x2"), options)
+    cluster, mesh = on_h100("2x2")
+    return ask(of or graph(), cluster, options).on(mesh)
 
 
 def allowed_steps(options: Options, prefix: str) -> set[tuple[str, str]]:

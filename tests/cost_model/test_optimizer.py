@@ -21,7 +21,7 @@ from autopar.errors import AutoparError
 from autopar.ir.graph import Atom, Graph, Role, TensorType
 from autopar.ir.sharding import Sharding
 from autopar.plans.options import Options
-from autopar.plans.request import PlanRequest
+from autopar.plans.request import ask
 from tests.graphs import linear_step
 
 ROWS, COLUMNS = 4096, 1024
@@ -116,11 +116,7 @@ def test_only_what_is_trained_is_stepped() -> None:
 
     def stepped(graph: Graph) -> dict[str, int]:
         with_step, without = (
-            price(
-                PlanRequest(
-                    graph, cluster, mesh, Options(optimizer=name, memory_limit_bytes=1 << 40)
-                )
-            )
+            price(ask(graph, cluster, Options(optimizer=name, memory_limit_bytes=1 << 40)).on(mesh))
             for name in ("adamw", "none")
         )
         pairs = zip(with_step.costs, without.costs, strict=True)

@@ -11,6 +11,7 @@ from autopar.driver.search import search
 from autopar.errors import AutoparError
 from autopar.plans.options import make_options
 from autopar.plans.plan import Plan
+from autopar.plans.request import ask
 from tests.graphs import linear_step
 
 
@@ -18,11 +19,12 @@ def planned(pins: Mapping[str, str], mesh: str = "3", hidden: int = 64) -> Plan:
     """The plan of two layers on three devices, or as many as the mesh has."""
     count = 6 if "x" in mesh else 3
     return search(
-        linear_step(4096, hidden, 60, layers=2),
-        parse_cluster(f"{count}xH100"),
-        make_options(mesh, "adamw", None, None, False, pins),
-        torch_version="",
-        progress=lambda _: None,
+        ask(
+            linear_step(4096, hidden, 60, layers=2),
+            parse_cluster(f"{count}xH100"),
+            make_options(mesh, "adamw", None, None, False, pins),
+        ),
+        lambda _: None,
     )
 
 

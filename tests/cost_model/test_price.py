@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
+from autopar.compile import best_on
 from autopar.cost_model.account import account
 from autopar.cost_model.bucket_memory import in_flight_bytes
 from autopar.cost_model.price import price
-from autopar.driver.decisions import make_structure
-from autopar.driver.search import search, solve_mesh
+from autopar.driver.search import search
 from autopar.errors import InfeasibleError, PlanMismatchError
 from autopar.ir.buckets import BUCKET_BYTES, Sharing
 from autopar.ir.graph import Phase, Role
@@ -23,9 +23,10 @@ from autopar.ir.problem import Problem
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import groups
+from autopar.plans.decisions import make_structure
 from autopar.plans.layout import parse_layout
 from autopar.plans.options import Options
-from autopar.plans.request import PlanRequest
+from autopar.plans.request import ask
 from autopar.solver import solve
 from tests.graphs import linear_step
 
@@ -53,7 +54,7 @@ def test_the_bill_of_any_plan_is_what_the_problem_says(seed: int, mesh: str) -> 
     graph = linear_step(64, 32, 16, layers=3)
     cluster = parse_cluster(f"{mesh}xH100")
     layout = parse_mesh(mesh, cluster)
-    request = PlanRequest(graph, cluster, layout, Options(memory_limit_bytes=LIMIT))
+    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout)
     problem = price(request)
     solution = random_solution(problem, seed)
     structure = make_structure(request, problem, solution)
@@ -73,7 +74,7 @@ def test_what_a_problem_counts_is_held_when_the_forward_phase_ends(seed: int, me
     graph = linear_step(64, 32, 16, layers=3)
     cluster = parse_cluster(f"{mesh}xH100")
     layout_mesh = parse_mesh(mesh, cluster)
-    request = PlanRequest(graph, cluster, layout_mesh, Options(memory_limit_bytes=LIMIT))
+    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout_mesh)
     problem = price(request)
     solution = random_solution(problem, seed)
     structure = make_structure(request, problem, solution)
@@ -100,7 +101,7 @@ def test_what_a_problem_counts_is_held_when_the_forward_phase_ends(seed: int, me
 
 def test_a_small_model_on_a_slow_link_is_replicated() -> None:
     graph = linear_step(4096, 64, 64, layers=2)
-    plan = search(graph, parse_cluster("2x1xL4"), Options(), torch_version="", progress=quiet)
+    plan = search(ask(graph, parse_cluster("2x1xL4"), Options()), quiet)
     assert {(p.storage, p.kept) for p in plan.structure.params.values()} == {("[R]", "[R]")}
     assert plan.provenance.status == "optimal"
     assert plan.provenance.objective_ns == plan.estimates.step_ns == plan.provenance.bound_ns
@@ -109,22 +110,22 @@ def test_a_small_model_on_a_slow_link_is_replicated() -> None:
 def test_a_tight_limit_shards_parameters_and_a_tighter_one_is_infeasible() -> None:
     graph = linear_step(256, 1024, 1024, layers=4)
     cluster = parse_cluster("8xH100")
-    request = PlanRequest(graph, cluster, parse_mesh("8", cluster), Options())
-    roomy = solve_mesh(request, quiet)
+    request = ask(graph, cluster, Options()).on(parse_mesh("8", cluster))
+    roomy = best_on(request, quiet)
     whole = roomy.estimates.memory
     limit = whole.total - (1 << 19)
-    tight = solve_mesh(request.within(limit), quiet)
+    tight = best_on(request.within(limit), quiet)
     assert tight.estimates.memory.total <= limit < whole.total
     assert tight.solution.objective > roomy.solution.objective
     with pytest.raises(InfeasibleError, match=r"is missing.*w\d"):
-        solve_mesh(request.within(1 << 20), quiet)
+        best_on(request.within(1 << 20), quiet)
 
 
 def test_a_plan_that_misses_a_decision_or_a_route_is_refused() -> None:
     graph = linear_step(64, 32, 16, layers=2)
     cluster = parse_cluster("4xH100")
     mesh = parse_mesh("4", cluster)
-    request = PlanRequest(graph, cluster, mesh, Options(memory_limit_bytes=LIMIT))
+    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh)
     problem = price(request)
     structure = make_structure(request, problem, random_solution(problem, 1))
     without_op = replace_struct(structure, ops=dict(list(structure.ops.items())[1:]))
@@ -156,7 +157,7 @@ def test_buckets_under_way_are_in_the_memory_bill() -> None:
     graph = linear_step(8, 64, 64, layers=4)
     cluster = parse_cluster("4xH100")
     mesh = parse_mesh("4", cluster)
-    request = PlanRequest(graph, cluster, mesh, Options(memory_limit_bytes=LIMIT))
+    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh)
     problem = price(request)
     bytes_of, most = 64 * 64 * 4, 0
     for seed in range(3):

@@ -14,11 +14,11 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.cost_model.timeline import MAX_MOMENTS, repeated
-from autopar.driver.decisions import make_structure
 from autopar.ir.graph import Graph
+from autopar.plans.decisions import make_structure
 from autopar.plans.options import Options
 from autopar.plans.plan import OPTIMIZER, CollectiveTotal, Estimates
-from autopar.plans.request import PlanRequest
+from autopar.plans.request import ask
 from tests.cost_model.test_price import LIMIT, random_solution
 from tests.graphs import linear_step
 
@@ -26,7 +26,7 @@ from tests.graphs import linear_step
 def bill(graph: Graph, mesh: str, seed: int) -> Estimates:
     cluster = parse_cluster(f"{mesh}xH100")
     layout = parse_mesh(mesh, cluster)
-    request = PlanRequest(graph, cluster, layout, Options(memory_limit_bytes=LIMIT))
+    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout)
     problem = price(request)
     solution = random_solution(problem, seed)
     return account(request, make_structure(request, problem, solution))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.codegen import generate
+from autopar.compile import Call, Compiled
 from autopar.driver.comparing import compare_program
 from autopar.plans.plan import Plan
 from autopar.runtime.simulator.eager_step import seeded
@@ -297,5 +298,5 @@ def verify(made: Made) -> None:
     for plan in made.plans:
         program = generate(made.traced.gm, made.traced.graph, plan)
         compare_program(
-            program, made.traced, plan, made.model, made.args, {}, tolerance=1e-9
+            Compiled(made.traced, plan, program), Call(made.model, made.args, {}), tolerance=1e-9
         ).check()

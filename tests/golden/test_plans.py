@@ -25,6 +25,7 @@ from autopar.ir.uses import groups
 from autopar.plans.layout import Layout, parse_layout
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
+from autopar.plans.request import ask
 from autopar.report.outline import outline
 from autopar.tracer import trace
 
@@ -64,10 +65,7 @@ def tiny_llama() -> Graph:
 
 def found(graph: Graph, cluster: str, mesh: str) -> Plan:
     """The best plan on `mesh`, proven so; nothing is pinned."""
-    plan = search(
-        graph, parse_cluster(cluster), Options(mesh=mesh), torch_version="",
-        progress=lambda _: None,
-    )  # fmt: skip
+    plan = search(ask(graph, parse_cluster(cluster), Options(mesh=mesh)), lambda _: None)
     assert plan.provenance.status == "optimal"
     return plan
 

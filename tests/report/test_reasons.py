@@ -18,6 +18,7 @@ from autopar.errors import AutoparError
 from autopar.ir.sharding import Sharding
 from autopar.plans.options import Options
 from autopar.plans.plan import Margin, Param, Plan
+from autopar.plans.request import ask
 from autopar.report import placed
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.names import clean
@@ -32,11 +33,8 @@ HOSTILE = "\x1b[31m<script>alert('x')</script>&amp;"
 @cache
 def plan_of(cluster: str = "2x4xH100", mesh: str = "2x4") -> Plan:
     return search(
-        linear_step(256, 1024, 2048, layers=3),
-        parse_cluster(cluster),
-        Options(mesh=mesh),
-        torch_version="",
-        progress=lambda _: None,
+        ask(linear_step(256, 1024, 2048, layers=3), parse_cluster(cluster), Options(mesh=mesh)),
+        lambda _: None,
     )
 
 
@@ -153,10 +151,7 @@ def test_names_cannot_command_the_terminal(name: str) -> None:
 )  # fmt: skip
 def test_links_of_axes_are_those_of_the_mesh(cluster: str, mesh: str) -> None:
     graph, described = linear_step(64, 64, 64), parse_cluster(cluster)
-    plan = search(
-        graph, described, Options(mesh=mesh), torch_version="",
-        progress=lambda _: None,
-    )  # fmt: skip
+    plan = search(ask(graph, described, Options(mesh=mesh)), lambda _: None)
     links = {axis.axis: axis.link for axis in find_limits(plan).axes}
     assert links == {axis.name: axis.link.name for axis in parse_mesh(mesh, described).axes}
 

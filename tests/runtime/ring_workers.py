@@ -8,9 +8,8 @@ import msgspec
 import torch
 
 import autopar
-from autopar.driver.asking import trace_for_training
 from autopar.ir.fingerprint import fingerprint
-from autopar.plans.options import Options
+from autopar.tracer import trace
 from tests.planned import plan_for
 from tests.runtime.workers import distance
 from tests.test_attention_forms import FORMS, Attention, pins
@@ -24,7 +23,7 @@ def three() -> dict[str, Any]:
 
 def worst(kind: str) -> float:
     reference = Attention(kind)
-    graph = trace_for_training(reference, (), {}, Options()).graph
+    graph = trace(reference, (), {}).graph
     found = plan_for(graph, "3", pins(FORMS["ring"]))
     structure = msgspec.structs.replace(
         found.structure, fingerprint=fingerprint(graph), cluster="3xcpu"

@@ -26,13 +26,12 @@ from transformers import (
 import autopar
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.asking import trace_for_training
 from autopar.errors import AutoparError
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Cluster, Level, Link
-from autopar.plans.options import Options
 from autopar.runtime.program.sharded import ShardedOutput
+from autopar.tracer import trace
 from tests.codegen.random_plans import random_plan
 from tests.planned import plan_for
 from tests.runtime.chunk_workers import chunks
@@ -179,7 +178,7 @@ def points(n: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 def stored_plan(model: nn.Module, inputs: dict[str, Tensor], mesh: str, seed: int) -> autopar.Plan:
     """Random decisions for `model`, as a plan of its own."""
-    traced = trace_for_training(model, (), inputs, Options())
+    traced = trace(model, (), inputs)
     cluster = parse_cluster(f"{prod(map(int, mesh.split('x')))}xcpu")
     found = random_plan(traced.graph, parse_mesh(mesh, cluster), seed)
     return _as_stored(found, traced.graph, cluster)
@@ -187,7 +186,7 @@ def stored_plan(model: nn.Module, inputs: dict[str, Tensor], mesh: str, seed: in
 
 def exchanging_plan(model: nn.Module, inputs: dict[str, Tensor], mesh: str) -> autopar.Plan:
     """The best plan for `model` that sends tokens to their experts."""
-    traced = trace_for_training(model, (), inputs, Options())
+    traced = trace(model, (), inputs)
     found = plan_for(traced.graph, mesh, {".*:experts.*": "exchange"})
     return _as_stored(found, traced.graph, parse_cluster(f"{mesh}xcpu"))
 

@@ -9,13 +9,13 @@ from math import prod
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.price import price
-from autopar.driver.decisions import make_structure
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Cluster, Level, Link, Mesh
 from autopar.ir.problem import Problem, Solution, Status
+from autopar.plans.decisions import make_structure
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
-from autopar.plans.request import PlanRequest
+from autopar.plans.request import ask
 from autopar.solver import solve
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
@@ -39,7 +39,7 @@ def chosen_plan(graph: Graph, sizes: Sequence[int]) -> tuple[Plan, Mesh]:
     """The cheapest plan on one axis. On more it is what the solver starts from, without the proof:
     within a few per cent of the cheapest, in a hundredth of the time."""
     cluster, on = slow(sizes)
-    request = PlanRequest(graph, cluster, on, Options(memory_limit_bytes=LIMIT))
+    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(on)
     problem = price(request)
     solution = solve(problem) if len(sizes) == 1 else _descended(problem)
     return as_plan(make_structure(request, problem, solution)), on

@@ -25,13 +25,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopar.codegen import generate
-from autopar.driver.asking import describe_cluster, find_plan, settled, trace_for_training
+from autopar.compile import Call, compile_call
+from autopar.driver.asking import answer, ask_for, describe_cluster
 from autopar.driver.comparing import compare_program
 from autopar.errors import AutoparError
 from autopar.plans.options import Options
+from autopar.plans.plan import Plan
 from autopar.runtime.module.building import split_inputs
 from autopar.runtime.torch_private import flatten
+from autopar.tracer import Traced
 from tests.zoo.public import entries
 
 VERIFIED, DIFFERS, REFUSED = "verified", "differs", "refused"
@@ -112,13 +114,15 @@ def _step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 def _verify(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], passed: Any) -> Any:
     """As `autopar.plan` and then `autopar.verify`, with one trace for both."""
     cluster, options = describe_cluster(CLUSTER, None), Options(mesh=MESH)
-    traced = trace_for_training(model, args, kwargs, options)
-    passed("captured")
-    options = settled(traced, model, args, kwargs, options)
-    plan = find_plan(traced.graph, cluster, options, lambda _: None)
-    passed("planned")
-    program = generate(traced.gm, traced.graph, plan)
-    return compare_program(program, traced, plan, model, args, kwargs)
+    call = Call(model, args, kwargs, options)
+
+    def find(traced: Traced) -> Plan:
+        passed("captured")
+        plan = answer(ask_for(call, traced, cluster, options), lambda _: None)
+        passed("planned")
+        return plan
+
+    return compare_program(compile_call(call, find), call)
 
 
 def tabulate(names: Iterable[str], found: Path, again: bool = False) -> list[Row]:

@@ -1,0 +1,168 @@
+"""What a user calls, on the flow of `autopar.compile`.
+
+`plan` ends with the plan. `compile` hands the model out to the ranks; at the first call of what it
+returns, rank 0 plans, every rank receives the plan, and all make sure that they hold the same one
+before the program sends anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import nn
+
+from autopar.cluster.mesh_shapes import MeshLike
+from autopar.cluster.profile import Profile
+from autopar.compile import plan_call
+from autopar.cost_model.optimizer import optimizer_name
+from autopar.driver.arguments import ClusterLike, read_cluster, read_model, told
+from autopar.driver.asking import answer, ask_for, call_on, check_outputs, describe_cluster
+from autopar.driver.session import Builder, Request
+from autopar.plans.compatibility import check_cluster, check_params, check_world, planned_kind
+from autopar.plans.constraints import Forbidden, Pins
+from autopar.plans.options import make_options
+from autopar.plans.plan import Plan
+from autopar.runtime.checkpoint.weights import find_sources
+from autopar.runtime.module import params
+from autopar.runtime.module.module import CompiledModule
+from autopar.runtime.module.runner import Runner
+from autopar.runtime.process.agreement import make_agreement
+from autopar.runtime.process.digests import param_types
+from autopar.runtime.process.inputs import Inputs, check_inputs
+from autopar.runtime.process.world import device_of, join, look
+from autopar.runtime.program import backend as backends
+from autopar.runtime.program.random import SharedRandom
+from autopar.tracer import Traced
+
+
+@told
+def compile(
+    model: nn.Module,
+    *,
+    plan: Plan | str | os.PathLike[str] | None = None,
+    cluster: ClusterLike | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    mesh: MeshLike = "auto",
+    optimizer: Any = "adamw",
+    memory_limit: float | str | None = None,
+    time_limit: float | str | None = None,
+    backend: str | None = None,
+    strict: bool = False,
+    weights: str | os.PathLike[str] | None = None,
+    seed: int | None = None,
+    inputs: Inputs | None = None,
+    pins: Pins = (),
+    forbid: Forbidden = (),
+    strategy: str | None = None,
+    differentiable_outputs: str | Sequence[str] = (),
+    verify: bool = False,
+) -> CompiledModule:
+    """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
+
+    Every rank is to call it. Parameters become DTensors under their names, with the values of rank
+    0; with one process they stay as they are. The first call of the result plans; with `plan`, a
+    Plan or the path of one, it applies that instead.
+
+    With `inputs="global"` every rank passes the same global batch; with "local" each passes its
+    piece of it along dim 0, in order of rank. A mapping says which of them for each argument. The
+    default is "global", and "local" once accelerate or Trainer has the model, which hand each rank
+    rows of its own.
+
+    `weights`, a safetensors file or a directory of them, has the values of parameters and
+    persistent buffers; each rank reads its shards alone. With `seed`, what is on the meta device is
+    initialised as the model's modules do it (`runtime.initialise`).
+
+    `cluster` ("2x8xH100", a TOML file, or how many of the devices at hand) describes the machines;
+    without it, the devices at hand are taken. `profile`, made by `autopar profile`, replaces the
+    ceilings of datasheets. `mesh` ("2x4", (2, 4) or {"dp": 2, "tp": 4}), `optimizer` (a name, or
+    one of `torch.optim` or its class), `memory_limit` (bytes, or text such as "72GiB"),
+    `time_limit` (seconds, or "2min") and `strict` are as in `Options`. `pins`, `forbid` and
+    `strategy` say what the plan must be like (docs/constraints.md).
+    `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
+    beside the losses: planned so from the start, where it would else be planned at the first
+    backward that does. `backend` is "eager" or "inductor"; the default is inductor on CUDA devices,
+    eager on the CPU. With `verify`, each program is compared with eager on the batch it is made
+    for, before it is used: rank 0 runs all ranks and eager on its CPU, and needs memory for a few
+    whole models and steps there.
+
+    ArgumentError on what is of a kind that says nothing; PlanMismatchError if the processes are not
+    as many as the plan or cluster has devices, if the plan is for other parameters, or if ranks
+    disagree; ClusterError if the device is unknown; WeightsError, before anything is changed, if
+    `weights` do not fit the model, or a parameter on the meta device gets no values. With `verify`
+    the first call raises VerificationError if its program is not equal to eager.
+    """
+    model = read_model(model)
+    params.check(model)
+    check_inputs(inputs or "global", model)
+    stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
+    described = read_cluster(cluster, model)
+    options = make_options(
+        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
+        differentiable_outputs,
+    )  # fmt: skip
+    kind = described.device.kind if described else planned_kind(stored)
+    world = look(device_of(model), kind)
+    chosen = backends.choose(backend, world.device)
+    if stored is not None:
+        check_world(stored.structure, world.size)
+        check_params(stored.structure, param_types(model))
+    else:
+        described = describe_cluster(described or world.cluster, profile)
+        check_cluster(described, world.size)
+    world = join(device_of(model), kind)
+    agreement = make_agreement(world)
+    with agreement.telling("the model and the plan"):
+        sources = find_sources(model, weights, seed)
+    request = Request(stored, described, options, chosen, sources, verify=verify)
+    agreement.agree("the model and the plan", request.facts(model))
+    params.replicate(model, world, sources)
+    builder = Builder(model, world, request, SharedRandom(world.device))
+    return CompiledModule(model, Runner(model, world, builder, inputs, with_values=verify))
+
+
+@told
+def plan(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    cluster: ClusterLike | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    mesh: MeshLike = "auto",
+    optimizer: Any = "adamw",
+    memory_limit: float | str | None = None,
+    time_limit: float | str | None = None,
+    strict: bool = False,
+    pins: Pins = (),
+    forbid: Forbidden = (),
+    strategy: str | None = None,
+    differentiable_outputs: str | Sequence[str] = (),
+    margin: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> Plan:
+    """The best plan for training `model` on `inputs`: a tensor, a tuple of arguments or a mapping
+    of keyword arguments, as the whole global batch.
+
+    Nothing is computed: a model on torch's meta device will do, and no device of the cluster is
+    needed. The keywords are those of `compile`; with `margin` the plan says how much better it is
+    than the best one of another structure (docs/explain.md); `progress` is told what is being done.
+
+    TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
+    """
+    model = read_model(model)
+    options = make_options(
+        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
+        differentiable_outputs,
+    )  # fmt: skip
+    found = read_cluster(cluster, model)
+    described = describe_cluster(found or look(device_of(model)).cluster, profile)
+    say: Callable[[str], None] = progress or (lambda _: None)
+    call = call_on(model, inputs, options)
+
+    def find(traced: Traced) -> Plan:
+        check_outputs(traced, options)
+        return answer(ask_for(call, traced, described, options, margin=margin), say)
+
+    say("tracing the model")
+    return plan_call(call, find)[1]
