@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from autopar.driver.api import compile, plan
     from autopar.driver.verify import verify
     from autopar.plans.plan import Plan
-    from autopar.runtime.checkpoint.meta import on_meta
+    from autopar.runtime.checkpoint.initialise import on_meta
     from autopar.runtime.process.data import dataloader
     from autopar.tracer.experts import experts
 
@@ -31,7 +31,7 @@ _EXPORTS = {
     "verify": "autopar.driver.verify",
     "profile": "autopar.cost_model.measured",
     "dataloader": "autopar.runtime.process.data",
-    "on_meta": "autopar.runtime.checkpoint.meta",
+    "on_meta": "autopar.runtime.checkpoint.initialise",
     "experts": "autopar.tracer.experts",
 }
 

@@ -9,7 +9,7 @@ from weakref import ReferenceType
 import torch
 from torch import nn
 
-from autopar.ir.per_graph import per_graph
+from autopar.ir.graph import per_graph
 from autopar.ir.uses import groups
 from autopar.tracer import trace
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+
+import networkx as nx
 
 from autopar.errors import PlanMismatchError
 from autopar.ir.graph import Atom, TensorType
@@ -17,18 +18,10 @@ Tree = Mapping[Sharding, Sharding]
 
 def tree(source: Sharding, moves: Iterable[Move]) -> Tree:
     """The shortest way from `source` to every state, earlier moves preferred."""
-    leaving: dict[Sharding, list[Sharding]] = {}
-    for tail, head in moves:
-        leaving.setdefault(tail, []).append(head)
-    parents: dict[Sharding, Sharding] = {}
-    queue = deque([source])
-    while queue:
-        state = queue.popleft()
-        for head in leaving.get(state, ()):
-            if head != source and head not in parents:
-                parents[head] = state
-                queue.append(head)
-    return parents
+    graph = nx.DiGraph()
+    graph.add_node(source)
+    graph.add_edges_from(moves)
+    return dict(nx.bfs_predecessors(graph, source))
 
 
 def path(parents: Tree, source: Sharding, target: Sharding) -> tuple[Move, ...]:

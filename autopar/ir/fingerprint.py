@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from autopar.ir.graph import Arg, Factor, FactorType, Graph, Node, Ref, TensorType
-from autopar.ir.per_graph import per_graph
+from autopar.ir.graph import Arg, Factor, FactorType, Graph, Node, Ref, TensorType, per_graph
 
 _DIGEST_BYTES = 16
 

@@ -7,10 +7,13 @@ generation reads this graph alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import wraps
 from math import prod
+from typing import TypeVar
+from weakref import ReferenceType
 
 Slot = tuple[int, int]
 """(dim, part): one atom of one dim of a tensor."""
@@ -248,3 +251,22 @@ def _line(graph: Graph, node: Node) -> str:
     inputs = ", ".join(f"%{r.node}" + (f".{r.output}" if r.output else "") for r in node.inputs)
     what = node.op if node.role is Role.OP else f"{node.role.value} {node.target}"
     return f"%{node.index} = {what}({inputs}) -> {outputs}  # {node.key}"
+
+
+T = TypeVar("T")
+
+
+def per_graph(find: Callable[[Graph], T]) -> Callable[[Graph], T]:
+    """`find`, which remembers its answer for as long as a graph, known by identity, is there."""
+    known: dict[int, tuple[ReferenceType[Graph], T]] = {}
+
+    @wraps(find)
+    def found(graph: Graph) -> T:
+        number = id(graph)
+        held = known.get(number)
+        if held is None or held[0]() is not graph:
+            held = ReferenceType(graph, lambda _: known.pop(number, None)), find(graph)
+            known[number] = held
+        return held[1]
+
+    return found

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.ir.choices import pull_back
-from autopar.ir.graph import Graph, Phase, Ref, Role
-from autopar.ir.per_graph import per_graph
+from autopar.ir.graph import Graph, Phase, Ref, Role, per_graph
 from autopar.ir.sharding import Sharding
 
 

@@ -11,16 +11,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import process_time
 
 import numpy as np
 
 from autopar.errors import SolverError
-from autopar.ir.problem import IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, IntArray, Problem
 from autopar.solver.adapter import Answer, Highs, Outcome
 from autopar.solver.bounds import DualBound, dual_bound, least_cost
-from autopar.solver.cutoff import forbid_above, largest_cost
 from autopar.solver.dive import dive, num_fractional, rounded
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.express import express
@@ -246,3 +245,32 @@ def _cover(
         )
     joined = np.concatenate(columns)
     return joined, np.ones(len(joined)), count - 1.0
+
+
+def largest_cost(problem: Problem) -> int:
+    """The largest absolute cost of anything allowed."""
+    parts = [*problem.costs, *(e.cost for e in problem.edges), *(f.costs for f in problem.flows)]
+    return max((int(np.abs(p[p < FORBIDDEN]).max(initial=0)) for p in parts), default=0)
+
+
+def forbid_above(problem: Problem, objective: int) -> Problem:
+    """`problem` with every choice, pair and arc forbidden that no plan of at most `objective` uses.
+
+    A plan costs at least the sum of what each node and each edge costs at the least.
+    """
+    least = sum(int(costs.min()) for costs in problem.costs)
+    least += sum(int(edge.cost.min()) for edge in problem.edges)
+    room = objective - least
+    return replace(
+        problem,
+        costs=tuple(_capped(costs, int(costs.min()) + room) for costs in problem.costs),
+        edges=tuple(
+            replace(edge, cost=_capped(edge.cost, int(edge.cost.min()) + room))
+            for edge in problem.edges
+        ),
+        flows=tuple(replace(flow, costs=_capped(flow.costs, room)) for flow in problem.flows),
+    )
+
+
+def _capped(costs: IntArray, most: int) -> IntArray:
+    return np.where(costs > min(most, FORBIDDEN), FORBIDDEN, costs)

@@ -18,7 +18,7 @@ from autopar.codegen.tidy import tidy_views
 from autopar.ir.buckets import can_share
 from autopar.ir.redistribute import Collective
 from autopar.ir.sharding import P, R, Sharding
-from autopar.runtime.program.eager import reduce_in_place
+from autopar.runtime.program.backend import reduce_in_place
 from autopar.runtime.simulator import spmd
 from tests.codegen.meshes import mesh
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from autopar.runtime.module.padding import to_one_length
+from autopar.runtime.module.accelerated import to_one_length
 
 
 def _batch(length: int, **more: Any) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from autopar.ir.problem import FORBIDDEN, Problem, Status
 from autopar.solver import driver, evaluate, solve
 from autopar.solver.column_generation import path
-from autopar.solver.column_generation.neighbours import near
 from autopar.solver.column_generation.passing import Passing
+from autopar.solver.column_generation.path import near
 from autopar.solver.column_generation.potentials import Potential, no_potentials
 from autopar.solver.column_generation.relays import relay
 from autopar.solver.distances import all_distances

@@ -19,8 +19,8 @@ from autopar.errors import SolverError
 from autopar.ir.problem import FORBIDDEN, IntArray, Problem, Status
 from autopar.solver import evaluate, solve, tiebreak
 from autopar.solver.bounds import dual_bound, least_cost
-from autopar.solver.cutoff import forbid_above
 from autopar.solver.evaluate import Evaluator
+from autopar.solver.exact import forbid_above
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import build
 from autopar.solver.reductions import REDUCTIONS, Reduction

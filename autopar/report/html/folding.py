@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import networkx as nx
 
 
 def fold(
@@ -13,60 +15,35 @@ def fold(
     `nodes` are (name, kind): joined are two of one kind (None: of none) that a wire (from, to,
     whether it may vanish) leads between, if no other way leads from the one to the other.
     """
-    names = [name for name, _ in nodes]
-    kind = dict(nodes)
-    home = {name: k for k, name in enumerate(names)}
-    groups: dict[int, list[str]] = {k: [name] for k, name in enumerate(names)}
-    follow: dict[int, set[int]] = {k: set() for k in groups}
-    barred: set[tuple[int, int]] = set()
-    for start, end, vanishes in wires:
-        follow[home[start]].add(home[end])
-        if not vanishes:
-            barred.add((home[start], home[end]))
+    kind, place = dict(nodes), {name: k for k, (name, _) in enumerate(nodes)}
+    home = {name: name for name in place}
+    graph: nx.DiGraph[str] = nx.DiGraph()
+    graph.add_nodes_from(place)
+    _connect(graph, ((start, end, not vanishes) for start, end, vanishes in wires))
     changed = True
     while changed:
         changed = False
-        for start, end, vanishes in wires:
+        for start, end, _ in wires:
             a, b = home[start], home[end]
-            joins = vanishes and a != b and kind[start] is not None and kind[start] == kind[end]
-            if joins and (a, b) not in barred and not _detour(follow, a, b):
-                _join(groups, follow, home, barred, a, b)
-                changed = True
-    place = {name: k for k, name in enumerate(names)}
-    found = [sorted(members, key=lambda name: place[name]) for members in groups.values()]
-    return sorted(found, key=lambda members: place[members[0]])
+            if a == b or kind[a] is None or kind[a] != kind[b] or graph.edges[a, b]["stays"]:
+                continue
+            if any(other != b and nx.has_path(graph, other, b) for other in graph.succ[a]):
+                continue
+            around: list[tuple[str, str, bool]]
+            around = [*graph.in_edges(b, data="stays"), *graph.out_edges(b, data="stays")]
+            graph.remove_node(b)
+            home.update((name, a) for name in place if home[name] == b)
+            moved = ((a if x == b else x, a if y == b else y, stays) for x, y, stays in around)
+            _connect(graph, ((x, y, stays) for x, y, stays in moved if x != y))
+            changed = True
+    groups: dict[str, list[str]] = {}
+    for name in place:
+        groups.setdefault(home[name], []).append(name)
+    return list(groups.values())
 
 
-def _detour(follow: dict[int, set[int]], start: int, end: int) -> bool:
-    """Whether a way of more than one wire leads from `start` to `end`."""
-    left, seen = [k for k in follow[start] if k != end], set[int]()
-    while left:
-        at = left.pop()
-        if at == end:
-            return True
-        if at not in seen:
-            seen.add(at)
-            left += follow[at]
-    return False
-
-
-def _join(
-    groups: dict[int, list[str]],
-    follow: dict[int, set[int]],
-    home: dict[str, int],
-    barred: set[tuple[int, int]],
-    a: int,
-    b: int,
-) -> None:
-    """Make b a part of a."""
-    for name in groups.pop(b):
-        groups[a].append(name)
-        home[name] = a
-    follow[a] = (follow[a] | follow.pop(b)) - {a, b}
-    for ends in follow.values():
-        if b in ends:
-            ends.discard(b)
-            ends.add(a)
-    moved = {(a if x == b else x, a if y == b else y) for x, y in barred}
-    barred.clear()
-    barred.update(moved)
+def _connect(graph: nx.DiGraph[str], wires: Iterable[tuple[str, str, bool]]) -> None:
+    """Add wires; of several between two nodes, one that stays keeps them apart."""
+    for start, end, stays in wires:
+        known = graph.get_edge_data(start, end, {"stays": False})
+        graph.add_edge(start, end, stays=stays or known["stays"])

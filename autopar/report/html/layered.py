@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from graphlib import TopologicalSorter
 from itertools import pairwise
+
+import networkx as nx
 
 Point = tuple[float, float]
 
@@ -35,7 +36,10 @@ class Placed:
 def place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
     """`sizes` are (width, height) of the boxes, `arrows` lead from a box to another; without cycles
     and repetitions. What no arrows join stands side by side, the largest first."""
-    groups = sorted(_joined(len(sizes), arrows), key=lambda group: (-len(group), group))
+    graph: nx.Graph[int] = nx.Graph(arrows)
+    graph.add_nodes_from(range(len(sizes)))
+    joined = map(sorted, nx.connected_components(graph))
+    groups = sorted(joined, key=lambda group: (-len(group), group))
     boxes: list[Point] = [(0.0, 0.0)] * len(sizes)
     passed: dict[tuple[int, int], tuple[Point, ...]] = {}
     width = height = 0.0
@@ -50,17 +54,6 @@ def place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]
             passed[arrow] = tuple((left + x, y) for x, y in way)
         width, height = left + part.width, max(height, part.height)
     return Placed(tuple(boxes), tuple(passed[arrow] for arrow in arrows), width, height)
-
-
-def _joined(count: int, arrows: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """The boxes in groups that arrows join."""
-    group = {box: [box] for box in range(count)}
-    for start, end in arrows:
-        if group[start] is not group[end]:
-            group[start] += group[end]
-            for box in group[end]:
-                group[box] = group[start]
-    return [sorted(members) for box, members in group.items() if box == min(members)]
 
 
 def _place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
@@ -107,18 +100,15 @@ def _place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int
 
 def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:
     """Each box below all it follows; what follows nothing just above the first that follows it."""
-    before: dict[int, list[int]] = {box: [] for box in range(count)}
-    follow: list[list[int]] = [[] for _ in range(count)]
-    led = {end for _, end in arrows}
-    for start, end in arrows:
-        before[end].append(start)
-        follow[start].append(end)
+    graph: nx.DiGraph[int] = nx.DiGraph(arrows)
+    graph.add_nodes_from(range(count))
     found = [0] * count
-    for box in TopologicalSorter(before).static_order():
-        found[box] = max((found[start] + 1 for start in before[box]), default=0)
+    for layer, boxes in enumerate(nx.topological_generations(graph)):
+        for box in boxes:
+            found[box] = layer
     for box in range(count):
-        if box not in led and follow[box]:
-            found[box] = min(found[end] for end in follow[box]) - 1
+        if not graph.pred[box] and graph.succ[box]:
+            found[box] = min(found[end] for end in graph.succ[box]) - 1
     return found
 
 

@@ -19,11 +19,10 @@ from markupsafe import Markup
 
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.plan import MeshAxis, Plan
-from autopar.report.html.areas import areas
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture
+from autopar.report.html.charts import areas, gantt
 from autopar.report.html.decisions import KINDS, Decisions, decisions
-from autopar.report.html.gantt import gantt
 from autopar.report.html.headline import Headline, headline
 from autopar.report.html.memory import MemoryUse, memory_use
 from autopar.report.html.schedule import Schedule, schedule

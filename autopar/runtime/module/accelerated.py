@@ -12,19 +12,20 @@ expects are shares that add up, not means. So each rank returns an equal share.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint.saving import Library
-from autopar.runtime.module.padding import to_one_length
 from autopar.runtime.process.world import World
 from autopar.runtime.program.random import DefaultRandom, RandomOfRank0
 from autopar.runtime.program.sharded import ShardedOutput, whole_of
@@ -141,3 +142,52 @@ def _is_by_rows(value: ShardedOutput, world: World) -> bool:
     mesh, placements = value.place
     in_order = mesh is not None and mesh.mesh.flatten().tolist() == list(range(world.size))
     return in_order and len(value) % world.size == 0 and all(p.is_shard(0) for p in placements)
+
+
+_MOST = 16
+"""How many arguments may have a length."""
+_IGNORED = -100
+"""The label that losses of `transformers` leave out."""
+
+
+def to_one_length(
+    model: nn.Module, kwargs: dict[str, Any], exchange: Callable[[Sequence[int]], Tensor]
+) -> dict[str, Any]:
+    """`kwargs` with sequences, dim 1 of their tensors, as long as on the rank that has the longest.
+    `exchange` tells every rank's row of numbers to all.
+
+    They stay as they are where ranks differ in anything else, where no mask would tell a model what
+    is padding, or where it is not known what an argument is to be padded with.
+    """
+    names = sorted(name for name, x in kwargs.items() if isinstance(x, Tensor) and x.dim() > 1)
+    rest = [(name, str(kwargs[name].dtype), kwargs[name].shape[2:]) for name in names]
+    lengths = [kwargs[name].shape[1] for name in names][:_MOST]
+    alike = zlib.crc32(repr((rest, len(names) <= _MOST)).encode())
+    rows = exchange([alike, *lengths, *[0] * (_MOST - len(lengths))])
+    if len(names) > _MOST or (rows[:, 0] != alike).any():
+        return kwargs
+    longest = dict(zip(names, rows[:, 1:].amax(0).tolist(), strict=False))
+    shortest = dict(zip(names, rows[:, 1:].amin(0).tolist(), strict=False))
+    uneven = [name for name in names if longest[name] != shortest[name]]
+    fills = {name: _fill(name, model) for name in uneven}
+    if None in fills.values() or ("input_ids" in fills and "attention_mask" not in fills):
+        return kwargs
+    return kwargs | {
+        name: _padded(kwargs[name], longest[name], fill) for name, fill in fills.items()
+    }
+
+
+def _fill(name: str, model: nn.Module) -> int | None:
+    """What an argument of this name is padded with; None if that is not known."""
+    if name.endswith("labels"):
+        return _IGNORED
+    if name in ("input_ids", "decoder_input_ids"):
+        return getattr(getattr(model, "config", None), "pad_token_id", None) or 0
+    is_known = name.endswith("mask") or name in ("token_type_ids", "position_ids", "inputs_embeds")
+    return 0 if is_known else None
+
+
+def _padded(x: Tensor, length: int, fill: int | None) -> Tensor:
+    assert fill is not None
+    behind = (0, 0) * (x.dim() - 2) + (0, length - x.shape[1])
+    return F.pad(x, behind, value=fill)

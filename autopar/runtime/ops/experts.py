@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from autopar.runtime.ops import grouped
 from autopar.runtime.ops.gates import Gate
 
 _ONES = 8
@@ -60,7 +60,7 @@ class Feed:
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """[R, D] of `rows` [R, D]."""
-        return grouped.linear(self.gate(self._hidden(rows, ends)), self.down, ends)
+        return grouped_linear(self.gate(self._hidden(rows, ends)), self.down, ends)
 
     def backward(
         self, grad: Tensor, weights: Tensor, rows: Tensor, ends: Tensor
@@ -69,23 +69,23 @@ class Feed:
         gradient of what is weighted: gradients of (rows, weights, up, down, up_bias)."""
         hidden = self._hidden(rows, ends)
         active = self.gate(hidden)
-        through = grouped.linear(grad, self.down.transpose(1, 2), ends)
+        through = grouped_linear(grad, self.down.transpose(1, 2), ends)
         of_weights = (through * active).sum(-1, dtype=weights.dtype)
         scale = weights.unsqueeze(-1)
         of_hidden = self.gate.backward((through * scale).to(grad.dtype), hidden)
-        of_down = grouped.outer((grad * scale).to(grad.dtype), active, ends)
+        of_down = grouped_outer((grad * scale).to(grad.dtype), active, ends)
         flat = self._flat(of_hidden)
-        of_up = self._unflat(grouped.outer(flat, rows, ends))
-        of_rows = grouped.linear(flat, self._up().transpose(1, 2), ends)
+        of_up = self._unflat(grouped_outer(flat, rows, ends))
+        of_rows = grouped_linear(flat, self._up().transpose(1, 2), ends)
         if self.up_bias is None:
             return of_rows, of_weights, of_up, of_down, _nothing(rows)
         ones = rows.new_ones(rows.shape[0], _ONES)
-        summed = grouped.outer(of_hidden.flatten(1), ones, ends)[..., 0].contiguous()
+        summed = grouped_outer(of_hidden.flatten(1), ones, ends)[..., 0].contiguous()
         return of_rows, of_weights, of_up, of_down, summed.unflatten(1, self.up_bias.shape[1:])
 
     def _hidden(self, rows: Tensor, ends: Tensor) -> Tensor:
         """[R, G, I]."""
-        found = grouped.linear(rows, self._up(), ends)
+        found = grouped_linear(rows, self._up(), ends)
         _, gates, inner, _ = self.up.shape
         if _interleaved(self.up):
             found = found.unflatten(1, (inner, gates)).transpose(1, 2)
@@ -230,3 +230,54 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 experts.register_autograd(_differentiate, setup_context=_save)
+
+
+_ALIGNED_BYTES = 16
+
+
+def grouped_linear(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    """[R, O] of `rows` [R, C], each times its group's part of `weight` [E, O, C], transposed. Rows
+    that stand after the last end must not be there."""
+    if _has_kernel(rows, weight):
+        return F.grouped_mm(rows, weight.transpose(1, 2), offs=ends)
+    found = rows.new_empty(rows.shape[0], weight.shape[1])
+    for group, (start, end) in enumerate(_spans(ends)):
+        if end > start:
+            torch.mm(rows[start:end], weight[group].t(), out=found[start:end])
+    return found
+
+
+def grouped_outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    """[E, O, C]: per group, `left` [R, O] transposed times `right` [R, C]."""
+    if _has_kernel(left, right):
+        return F.grouped_mm(left.t(), right, offs=ends)
+    found = left.new_zeros(ends.shape[0], left.shape[1], right.shape[1])
+    for group, (start, end) in enumerate(_spans(ends)):
+        if end > start:
+            torch.mm(left[start:end].t(), right[start:end], out=found[group])
+    return found
+
+
+def _spans(ends: Tensor) -> list[tuple[int, int]]:
+    stops: list[int] = ends.tolist()
+    return list(zip([0, *stops], stops, strict=False))
+
+
+def _has_kernel(rows: Tensor, other: Tensor) -> bool:
+    """Whether the grouped kernel takes these: bfloat16, one dim dense, the other in whole steps of
+    16 bytes."""
+    return (
+        rows.device.type == "cuda"
+        and rows.dtype == other.dtype == torch.bfloat16
+        and torch.cuda.get_device_capability(rows.device) >= (8, 0)
+        and rows.shape[0] > 0
+        and _aligned(rows)
+        and _aligned(other)
+    )
+
+
+def _aligned(x: Tensor) -> bool:
+    dense = x.stride(-1) == 1 or x.stride(-2) == 1
+    steps = [s for s in x.stride() if s != 1]
+    at = x.data_ptr() % _ALIGNED_BYTES == 0
+    return dense and at and all(s * x.element_size() % _ALIGNED_BYTES == 0 for s in steps)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
 from autopar.errors import AutoparError
-from autopar.runtime.program.eager import reduce_in_place
 from autopar.runtime.program.function import Graph
 from autopar.runtime.torch_private import inductor
 
@@ -51,3 +51,17 @@ class _Inductor:
                     "backend='eager' to autopar.compile to run the graphs as they are"
                 ) from error
         return self._compiled(inputs)
+
+
+c10d = torch.ops._c10d_functional
+
+
+def reduce_in_place(gm: fx.GraphModule) -> fx.GraphModule:
+    """Reduce a buffer that was filled for nothing else where it is: the op that leaves its input as
+    it was copies it first."""
+    for node in gm.graph.find_nodes(op="call_function", target=c10d.all_reduce.default):
+        (buffer,) = node.all_input_nodes
+        if buffer.target is torch.ops.aten.cat.default and len(buffer.users) == 1:
+            node.target = c10d.all_reduce_.default
+    gm.recompile()
+    return gm
