@@ -14,7 +14,7 @@ from autopar.errors import ConstraintError
 from autopar.plans.constraints import (
     Constraint,
     Demand,
-    Wanted,
+    WantedPlacement,
     check_strategy,
     parse_forbidden,
     parse_pins,
@@ -30,8 +30,8 @@ DEMANDS = st.builds(
 
 @given(st.lists(DEMANDS, min_size=1, max_size=3), st.booleans())
 def test_what_is_printed_can_be_read(demands: list[Demand], complete: bool) -> None:
-    wanted = Wanted((tuple(demands),), complete)
-    assert Wanted.parse(str(wanted)) == wanted
+    wanted = WantedPlacement((tuple(demands),), complete)
+    assert WantedPlacement.parse(str(wanted)) == wanted
 
 
 @pytest.mark.parametrize(

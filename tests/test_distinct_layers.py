@@ -79,8 +79,8 @@ def test_many_nodes_need_no_program(
 ) -> None:
     """What message passing reads off is as good as the integer program's plan, to what is said."""
     problem = stated(graph, "2x4")
-    whole = exact.search(problem, Clock(None), lambda _: None)
-    monkeypatch.setattr(exact, "build", None)
+    whole = exact.find_exactly(problem, Clock(None), lambda _: None)
+    monkeypatch.setattr(exact, "build_model", None)
     found = solve(problem)
     assert whole.proven and whole.evaluation is not None
     assert found.bound <= whole.evaluation.objective <= found.objective

@@ -14,7 +14,7 @@ from torch import nn
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
-from autopar.driver.what_if import Explainer, explain
+from autopar.driver.what_if import Explainer, make_explainer
 from autopar.errors import AutoparError
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Status
@@ -51,12 +51,12 @@ def best(options: Options) -> Candidate:
 
 @cache
 def roomy() -> Explainer:
-    return explain(ask(graph(), CLUSTER, Options(mesh=MESH)))
+    return make_explainer(ask(graph(), CLUSTER, Options(mesh=MESH)))
 
 
 @cache
 def tight() -> Explainer:
-    return explain(ask(graph(), CLUSTER, Options(mesh=MESH, memory_limit_bytes=TIGHT)))
+    return make_explainer(ask(graph(), CLUSTER, Options(mesh=MESH, memory_limit_bytes=TIGHT)))
 
 
 def test_alternatives_of_a_parameter_cost_what_its_pins_cost() -> None:
@@ -184,7 +184,7 @@ def test_names_that_are_not_there() -> None:
 def test_modules_go_by_the_last_of_their_ops() -> None:
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Sequential(nn.Linear(64, 32)))
     traced = trace(nn.Sequential(model), (torch.zeros(16, 32),), {})
-    explainer = explain(ask(traced.graph, parse_cluster("4xH100"), Options(mesh="4")))
+    explainer = make_explainer(ask(traced.graph, parse_cluster("4xH100"), Options(mesh="4")))
     outer, inner = explainer.alternatives("0.2"), explainer.alternatives("0.2.0")
     assert outer.alternatives == inner.alternatives
     assert {a.sharding for a in inner.alternatives} >= {"[R]", "[S(0)]", "[S(1)]"}

@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from autopar.plans.plan import Plan  # noqa: E402
 from autopar.report.html.page import html  # noqa: E402
-from autopar.report.trace import trace  # noqa: E402
+from autopar.report.trace import chrome_trace  # noqa: E402
 from tools.browser import chromium, look, perfetto, screenshot, show_tracks  # noqa: E402
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def main() -> None:
             driver.get(page.as_uri())
             screenshot(driver, IMAGES / f"report-{name}.png", _span(driver, first, last))
         look(driver, 1000, 560)
-        with perfetto(driver, trace(plan)):
+        with perfetto(driver, chrome_trace(plan)):
             show_tracks(driver)
             time.sleep(10)  # the viewer draws when it has nothing else to do
             driver.save_screenshot(str(IMAGES / "report-trace.png"))

@@ -38,10 +38,10 @@ def check(
     The exit status is 0 if all plans are the same, 2 if any differs or is missing, 1 if any cannot
     be made. What counts is as in `autopar diff`.
     """
-    from autopar.driver.golden import Check, find_recipes, run
+    from autopar.driver.golden import Check, find_recipes, run_all
     from autopar.driver.plan_cache import default_folder
     from autopar.errors import AutoparWarning
-    from autopar.report.checks import Outcome, checks, markdown, page
+    from autopar.report.checks import CheckOutcome, Checks, checks, checks_markdown
     from autopar.report.verdict import parse_bounds
 
     asked = Check(
@@ -56,17 +56,17 @@ def check(
     with spoken_progress() as progress:
         progress(f"planning {len(paths)} plans again")
 
-        def told(outcome: Outcome) -> None:
+        def told(outcome: CheckOutcome) -> None:
             done.append(outcome.name)
             progress(f"{len(done)} of {len(paths)} planned again; {outcome.name} {outcome.status}")
 
-        outcomes = run(paths, asked, told)
+        outcomes = run_all(paths, asked, told)
     for outcome in outcomes:
         for line in outcome.warnings:
             warnings.warn(AutoparWarning(f"{outcome.name}: {line}"), stacklevel=2)
     content = checks(outcomes)
     if form == "md":
-        click.echo(markdown(content), nl=False)
+        click.echo(checks_markdown(content), nl=False)
     else:
-        emit(content, page, as_json or form == "json", width, no_color)
+        emit(content, Checks.page, as_json or form == "json", width, no_color)
     return content.status

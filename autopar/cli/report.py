@@ -28,9 +28,9 @@ def report(file: str, output: str | None, trace_file: str | None, debug: bool) -
 
         _write(output, html(plan))
     if trace_file is not None:
-        from autopar.report.trace import trace
+        from autopar.report.trace import chrome_trace
 
-        _write(trace_file, trace(plan))
+        _write(trace_file, chrome_trace(plan))
 
 
 def _write(path: str, data: bytes) -> None:

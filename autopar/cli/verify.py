@@ -41,11 +41,11 @@ def verify(
     with spoken_progress() as progress:
         progress("importing the target")
         function = load_target(target)
-        from autopar.driver.verify import compare
+        from autopar.driver.verify import compare_with_eager
         from autopar.runtime.module.building import build
 
         built = build(function, global_batch, on_meta=False, seed=seed)
-        report = compare(
+        report = compare_with_eager(
             loaded,
             built.model,
             built.inputs,

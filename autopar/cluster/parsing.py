@@ -54,9 +54,9 @@ _TIMES = 0, 1000
 """The bytes, bytes or FLOPs per second, and seconds that a cluster can be made of."""
 _EXAMPLES = "for example 8xH100, 64x8xH100 or a path to a .toml file"
 
-Figure = int | float | str
+_Figure = int | float | str
 Preset = TypeVar("Preset", Device, Link)
-Noun = TypeVar("Noun", Device, Link, Host)
+_Noun = TypeVar("_Noun", Device, Link, Host)
 
 
 def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
@@ -96,18 +96,18 @@ class _DeviceTable(_File):
     name: str | None = None
     kind: str | None = None
     flops_per_s: dict[str, int | float] | None = None
-    memory_bytes: Figure | None = None
-    memory_bytes_per_s: Figure | None = None
-    launch_s: Figure | None = None
+    memory_bytes: _Figure | None = None
+    memory_bytes_per_s: _Figure | None = None
+    launch_s: _Figure | None = None
     source: str | None = None
 
 
 class _LinkTable(_File):
     preset: str | None = None
     name: str | None = None
-    bytes_per_s: Figure | None = None
-    latency_s: Figure | None = None
-    start_s: Figure | None = None
+    bytes_per_s: _Figure | None = None
+    latency_s: _Figure | None = None
+    start_s: _Figure | None = None
     source: str | None = None
 
 
@@ -117,9 +117,9 @@ class _LevelTable(_File):
 
 
 class _HostTable(_File):
-    memory_bytes: Figure | None = None
-    bytes_per_s: Figure | None = None
-    latency_s: Figure | None = None
+    memory_bytes: _Figure | None = None
+    bytes_per_s: _Figure | None = None
+    latency_s: _Figure | None = None
     source: str | None = None
 
 
@@ -221,11 +221,11 @@ def _levels(tables: list[_LevelTable], system: System | None, where: str) -> tup
 
 def _merge(
     given: _File,
-    base: Noun | None,
-    make: Callable[..., Noun],
+    base: _Noun | None,
+    make: Callable[..., _Noun],
     readers: dict[str, Callable[[str], int | float]],
     where: str,
-) -> Noun:
+) -> _Noun:
     """A `make` of what the table gives, and of `base` where it gives nothing.
 
     A source that is left out says that the base was changed, if it was.
@@ -246,7 +246,7 @@ def _merge(
     return make(**fields)
 
 
-def _figure(value: Figure, read: Callable[[str], int | float], where: str) -> int | float:
+def _figure(value: _Figure, read: Callable[[str], int | float], where: str) -> int | float:
     if isinstance(value, str):
         try:
             return read(value)

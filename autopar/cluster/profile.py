@@ -15,7 +15,7 @@ from autopar.errors import ClusterError
 from autopar.ir.canonical import Format
 from autopar.ir.graph import itemsize
 
-SCHEMA_VERSION = 1
+PROFILE_VERSION = 1
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 """A size, a number of bytes or nanoseconds: never zero, which would be no measurement."""
@@ -144,4 +144,4 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return _FORMAT.load(path)
 
 
-_FORMAT = Format(Profile, "profile", "measure again", SCHEMA_VERSION, ClusterError)
+_FORMAT = Format(Profile, "profile", "measure again", PROFILE_VERSION, ClusterError)

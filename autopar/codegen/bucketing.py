@@ -70,11 +70,11 @@ class Bucket:
             issued.meta[FOR] = f"{first.meta[FOR]}{more}"
         return issued
 
-    def pieces(self, graph: fx.Graph, landed: fx.Node) -> dict[fx.Node, Piece]:
+    def pieces(self, graph: fx.Graph, landed: fx.Node) -> dict[fx.Node, BucketPiece]:
         """Per member, how to cut its result out of what the collective made."""
         if len(self.members) == 1:
-            return {self.members[0]: Piece(graph, landed)}
-        found: dict[fx.Node, Piece] = {}
+            return {self.members[0]: BucketPiece(graph, landed)}
+        found: dict[fx.Node, BucketPiece] = {}
         start = 0
         for node in self.members:
             before, after = _rows(node)
@@ -82,13 +82,13 @@ class Bucket:
             columns = prod(shape) // before
             if before != after:
                 shape[0] = shape[0] * after // before
-            found[node] = Piece(graph, landed, (start, start + columns), shape)
+            found[node] = BucketPiece(graph, landed, (start, start + columns), shape)
             start += columns
         return found
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class BucketPiece:
     """One member's part of a bucket's result; None for bounds where it is all of it."""
 
     graph: fx.Graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import fx
 
-from autopar.codegen.bucketing import WAIT, Bucket, Piece, sent_by
+from autopar.codegen.bucketing import WAIT, Bucket, BucketPiece, sent_by
 from autopar.runtime.program.lean import LeanGraph
 
 
@@ -28,7 +28,7 @@ class _Rewriter:
     def __init__(self, old: fx.Graph) -> None:
         self.old, self.new = old, LeanGraph()
         self.copies: dict[fx.Node, fx.Node] = {}
-        self.pieces: dict[fx.Node, Piece] = {}
+        self.pieces: dict[fx.Node, BucketPiece] = {}
         self.issued: dict[int, fx.Node] = {}
         self.buckets: list[Bucket] = []
         self.bucket_of: dict[fx.Node, int] = {}

@@ -17,7 +17,7 @@ from autopar.codegen.torch_private import boxed_codegen
 from autopar.runtime.program.symbols import first_rows
 
 aten = torch.ops.aten
-Pass = Callable[[fx.Graph], fx.Graph]
+_Pass = Callable[[fx.Graph], fx.Graph]
 
 MAX_IN_FLIGHT = 4
 """How many collectives whose results only leave the graph are under way: each holds its input."""
@@ -74,7 +74,7 @@ def box(graph: fx.Graph) -> fx.Graph:
     return graph
 
 
-PASSES: tuple[Pass, ...] = (
+PASSES: tuple[_Pass, ...] = (
     drop_dead_code,
     tidy_views,
     fuse_bias,

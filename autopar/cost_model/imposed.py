@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 
-from autopar.cost_model.limits import Arcs, Limits, Passes, Rule, Rules, Shardings
+from autopar.cost_model.limits import Arcs, LimitRule, Limits, Passes, Rules, Shardings
 from autopar.cost_model.module_outputs import Returned, returned
 from autopar.cost_model.parameter_storages import storages
 from autopar.errors import ConstraintError, InfeasibleError
@@ -48,7 +48,7 @@ class _Imposing:
     graph: Graph
     mesh: Mesh
     groups: Sequence[Group]
-    choices: Rules = field(default_factory=dict[str, list[Rule]])
+    choices: Rules = field(default_factory=dict[str, list[LimitRule]])
     asked: dict[str, dict[Constraint, Tests]] = field(
         default_factory=dict[str, dict[Constraint, Tests]]
     )
@@ -155,7 +155,7 @@ class _Imposing:
     def _rule(
         self, key: str, constraint: Constraint, passes: Passes, *, lenient: bool = False
     ) -> None:
-        self.choices.setdefault(key, []).append(Rule(constraint, passes, lenient))
+        self.choices.setdefault(key, []).append(LimitRule(constraint, passes, lenient))
 
     def _storages(self, key: str, asked: dict[Constraint, Tests]) -> tuple[Sharding, ...]:
         """What is left to a class of parameters by some of what is asked, so that the rules on it

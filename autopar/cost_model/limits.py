@@ -40,7 +40,7 @@ Leads = Callable[[Sharding, Sharding], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class LimitRule:
     """What `constraint` says of the choices of a class. One that is `lenient` says nothing of a
     class of which no choice passes that what stands before it allows."""
 
@@ -49,7 +49,7 @@ class Rule:
     lenient: bool = False
 
 
-Rules = dict[str, list[Rule]]
+Rules = dict[str, list[LimitRule]]
 Arcs = dict[tuple[str, int], list[tuple[Phase | None, Leads]]]
 
 
@@ -72,7 +72,7 @@ class Limits:
     def filtered(self, entry: NodeClass) -> NodeClass:
         """`entry` with the choices that every rule on it allows. InfeasibleError, naming what of
         the user's leaves none, of which nothing could be spared."""
-        rules: dict[str, list[Rule]] = {}
+        rules: dict[str, list[LimitRule]] = {}
         for rule in self.choices.get(entry.key, ()):
             rules.setdefault(rule.constraint.origin, []).append(rule)
         passing = {origin: _passing(entry, some) for origin, some in rules.items()}
@@ -85,7 +85,7 @@ class Limits:
     def _clash(
         self,
         entry: NodeClass,
-        rules: Mapping[str, Sequence[Rule]],
+        rules: Mapping[str, Sequence[LimitRule]],
         passing: Mapping[str, frozenset[int]],
     ) -> str:
         numbers, needed = frozenset(range(len(entry.choices))), dict(passing)
@@ -97,7 +97,7 @@ class Limits:
         shown = ", ".join(options[:_SHOWN]) + ", ..." * (len(options) > _SHOWN)
         asked = "; ".join(_of_origin(origin, rules[origin]) for origin in needed)
         return (
-            f"{asked}: nothing is left to {describe(entry)} on mesh "
+            f"{asked}: nothing is left to {_describe(entry)} on mesh "
             f"{self.mesh or 'of one device'}, which could be {shown}"
         )
 
@@ -128,7 +128,7 @@ class Limits:
         return np.where(np.array(allowed, bool), costs, FORBIDDEN)
 
 
-def describe(entry: NodeClass) -> str:
+def _describe(entry: NodeClass) -> str:
     """A class, for people."""
     node = entry.node
     name = node.target or node.module
@@ -148,7 +148,7 @@ def _options(entry: NodeClass) -> list[str]:
     return list(options)
 
 
-def _passing(entry: NodeClass, rules: Sequence[Rule]) -> frozenset[int]:
+def _passing(entry: NodeClass, rules: Sequence[LimitRule]) -> frozenset[int]:
     """The choices that rules of one origin allow. One that is lenient gives way to those before
     it."""
     left = frozenset(range(len(entry.choices)))
@@ -160,7 +160,7 @@ def _passing(entry: NodeClass, rules: Sequence[Rule]) -> frozenset[int]:
     return left
 
 
-def _of_origin(origin: str, rules: Sequence[Rule]) -> str:
+def _of_origin(origin: str, rules: Sequence[LimitRule]) -> str:
     """What the user wrote, and what a strategy comes to here."""
     if not origin.startswith("strategy "):
         return origin

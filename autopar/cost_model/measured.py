@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 
 from autopar.cluster.profile import (
-    SCHEMA_VERSION,
+    PROFILE_VERSION,
     Attention,
     HostCopy,
     LeftOut,
@@ -36,7 +36,7 @@ from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
 from autopar.ir.mesh import Device
 
-Entry = TypeVar("Entry")
+_Entry = TypeVar("_Entry")
 
 _WARM_UP_RUNS = 3
 _LAUNCHES = 200
@@ -138,7 +138,7 @@ class _Stopwatch:
         kind = getattr(torch, dtype)
         return torch.randn(*shape, dtype=kind, device=self.device, generator=generator)
 
-    def attempt(self, name: str, needed_bytes: int, measure: Callable[[], Entry]) -> list[Entry]:
+    def attempt(self, name: str, needed_bytes: int, measure: Callable[[], _Entry]) -> list[_Entry]:
         """`[measure()]`, or nothing, and why in `left_out`."""
         self.progress(name)
         free_bytes = _free_bytes(self.device)
@@ -190,7 +190,7 @@ class _Stopwatch:
 
 def _measure(watch: _Stopwatch, wanted: Cases) -> Profile:
     return Profile(
-        schema=SCHEMA_VERSION,
+        schema=PROFILE_VERSION,
         device=_device_name(watch.device),
         kind=watch.device.type,
         torch=str(torch.__version__),

@@ -42,7 +42,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedMove:
     """`tensor` is to be brought from and to states among `ends`; `bucketed` as in `buckets`."""
 
     tensor: TensorType
@@ -51,7 +51,11 @@ class Wanted:
 
 
 def networks(
-    wanted: Sequence[Wanted], atoms: Sequence[Atom], mesh: Mesh, device: Device, sharing: Sharing
+    wanted: Sequence[WantedMove],
+    atoms: Sequence[Atom],
+    mesh: Mesh,
+    device: Device,
+    sharing: Sharing,
 ) -> list[Network]:
     """The network of each of `wanted`, tensors made of `atoms` on a mesh."""
     ways = sorted({prod(some) for n in range(len(mesh.sizes) + 1) for some in _some(mesh.sizes, n)})
@@ -78,7 +82,7 @@ def _cut(size: int, ways: int) -> int:
 
 
 def _make(
-    alike: Sequence[Wanted],
+    alike: Sequence[WantedMove],
     atoms: Sequence[Atom],
     mesh: Mesh,
     device: Device,
@@ -111,7 +115,9 @@ def _make(
     ]
 
 
-def _stacked(alike: Sequence[Wanted], atoms: Sequence[Atom]) -> tuple[TensorType, Sequence[Atom]]:
+def _stacked(
+    alike: Sequence[WantedMove], atoms: Sequence[Atom]
+) -> tuple[TensorType, Sequence[Atom]]:
     """All of these tensors as one, made of atoms of its own whose sizes are arrays."""
     one, made, parts = alike[0].tensor, list[Atom](), list[tuple[int, ...]]()
     for dim, of_dim in enumerate(one.parts):

@@ -24,7 +24,7 @@ from autopar.cost_model.imposed import impose
 from autopar.cost_model.kernel_cost import node_s, traffic
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
-from autopar.cost_model.network import Network, Wanted, closure, networks
+from autopar.cost_model.network import Network, WantedMove, closure, networks
 from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.space import NodeClass, classes
 from autopar.errors import InfeasibleError
@@ -228,7 +228,7 @@ def _flows(
         first.setdefault(group.key, group)
     ways = [_way(space, group) for group in first.values()]
     wanted = [
-        Wanted(graph.type_of(way.group.root), way.ends, is_bucketed(graph, way.group))
+        WantedMove(graph.type_of(way.group.root), way.ends, is_bucketed(graph, way.group))
         for way in ways
     ]
     made = networks(wanted, graph.atoms, mesh, cluster.device, sharing(graph))

@@ -12,10 +12,9 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
 from autopar.ir.graph import Atom, TensorType
-from autopar.ir.problem import IntArray
+from autopar.ir.problem import BoolArray, IntArray
 from autopar.ir.redistribute import (
     Collective,
     collective,
@@ -26,8 +25,6 @@ from autopar.ir.redistribute import (
 )
 from autopar.ir.sharding import Placement, Sharding
 from autopar.ir.uneven import chunked_axes
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 class Steps:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 from autopar.cluster.profile import Profile
 from autopar.compile import plan_call
 from autopar.driver.asking import ask_for, call_on, checked, describe_cluster, planned_gradients
-from autopar.driver.what_if import GIB, Explainer, explain
+from autopar.driver.what_if import GIB, Explainer, make_explainer
 from autopar.errors import OtherStepWarning
 from autopar.ir.mesh import Cluster
 from autopar.ir.patterns import expand
@@ -28,9 +27,7 @@ from autopar.plans.plan import Plan
 from autopar.plans.recorded import Imposed, cluster_of, options_of
 from autopar.report.reasons import Reasons, reasons
 from autopar.runtime.module.building import Built
-
-Progress = Callable[[str], None]
-
+from autopar.solver.search import Progress
 
 MAX_SUBJECTS = 4
 """How many tensors of one name are looked at, where their decisions differ."""
@@ -80,7 +77,7 @@ def _explainer(
     call = call_on(built.model, built.inputs, options, planned_gradients(plan.structure))
     traced, _ = plan_call(call, partial(checked, plan))
     said("solving the plan's problem again")
-    explainer = explain(ask_for(call, traced, cluster, options))
+    explainer = make_explainer(ask_for(call, traced, cluster, options))
     _compare(plan, explainer, cluster)
     return explainer
 

@@ -94,7 +94,7 @@ def compile(
     the first call raises VerificationError if its program is not equal to eager.
     """
     model = read_model(model)
-    params.check(model)
+    params.check_model(model)
     check_inputs(inputs or "global", model)
     stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
     described = read_cluster(cluster, model)

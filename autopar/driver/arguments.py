@@ -23,7 +23,7 @@ from autopar.runtime.torch_private import without_dynamo
 ClusterLike = Cluster | str | os.PathLike[str] | int
 
 Given = ParamSpec("Given")
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 
 _NODE = 8
 """More devices are hardly ever in one node, so that their number alone says too little."""
@@ -39,12 +39,12 @@ def check_keywords(what: str, given: Iterable[str], known: Iterable[str]) -> Non
             raise ArgumentError(f"{what} takes no {name}{hint} It takes {', '.join(names)}")
 
 
-def told(function: Callable[Given, Result]) -> Callable[Given, Result]:
+def told(function: Callable[Given, _Result]) -> Callable[Given, _Result]:
     """`function`, of autopar, with `check_keywords` before it is called."""
     known = list(inspect.signature(function).parameters)
 
     @wraps(function)
-    def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> _Result:
         check_keywords(f"autopar.{function.__name__}", kwargs, known)
         return function(*args, **kwargs)
 

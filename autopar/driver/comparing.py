@@ -22,8 +22,13 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import Axis, Link, Mesh
 from autopar.plans.plan import Structure
 from autopar.runtime.module.params import buffer_places
-from autopar.runtime.simulator.comparison import EXACT, Report, blank_note
-from autopar.runtime.simulator.differences import Step, differences, distances, with_exact
+from autopar.runtime.simulator.comparison import EXACT_TOLERANCE, Report, blank_note
+from autopar.runtime.simulator.differences import (
+    SimulatedStep,
+    differences,
+    tensor_distances,
+    with_exact,
+)
 from autopar.runtime.simulator.eager_step import (
     TOLERANCES,
     eager_step,
@@ -71,11 +76,11 @@ def compare_program(
         progress(f"running both in {_FINE}: some tensors differ by more than {own} explains")
         try:
             other = sides.eager(_COARSE if own == _FINE else _FINE)
-            noise = distances(eager, other)
+            noise = tensor_distances(eager, other)
             if own == _FINE:
                 exact = differences(found, eager, noise)
             else:
-                exact = differences(sides.simulated(_FINE, EXACT), other, noise)
+                exact = differences(sides.simulated(_FINE, EXACT_TOLERANCE), other, noise)
         except (AutoparError, RuntimeError, TypeError, ValueError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             notes += (f"the step could not be run in {_FINE} to tell rounding: {reason}",)
@@ -93,7 +98,7 @@ def compare_program(
     )
 
 
-def eager(traced: Traced, call: Call, seed: int = 0, dtype: str | None = None) -> Step:
+def eager(traced: Traced, call: Call, seed: int = 0, dtype: str | None = None) -> SimulatedStep:
     """The step by PyTorch alone, with every op computing in `dtype` if one is given; the model is
     left as it was."""
     model, args, kwargs = call.model, call.args, call.kwargs
@@ -124,11 +129,11 @@ class _Sides:
     call: Call
     seed: int
 
-    def eager(self, dtype: str | None) -> Step:
+    def eager(self, dtype: str | None) -> SimulatedStep:
         """What the model computes."""
         return eager(self.compiled.traced, self.call, self.seed, dtype)
 
-    def simulated(self, dtype: str | None, tolerance: float) -> Step:
+    def simulated(self, dtype: str | None, tolerance: float) -> SimulatedStep:
         """What the ranks compute."""
         call, graph = self.call, self.compiled.traced.graph
         tensors = whole_tensors(call.model, call.args, call.kwargs)

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autopar.driver.golden_worker import Made, serve
+from autopar.driver.golden_worker import Replanned, serve
 from autopar.errors import AutoparError, PlanError, RecipeError
 from autopar.ir.units import format_percent
 from autopar.plans.plan import Plan
 from autopar.plans.recipe import PLAN_SUFFIX, Recipe, cluster_file, golden_of, read_recipe
-from autopar.report.checks import Outcome
+from autopar.report.checks import CheckOutcome
 from autopar.report.difference import compare
 from autopar.report.verdict import SAME, Bounds, judge
 
@@ -65,11 +65,13 @@ def find_recipes(places: Iterable[str]) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def run(paths: Sequence[Path], asked: Check, told: Callable[[Outcome], None]) -> list[Outcome]:
+def run_all(
+    paths: Sequence[Path], asked: Check, told: Callable[[CheckOutcome], None]
+) -> list[CheckOutcome]:
     """The outcomes of all recipes, in order; `told` is called with each as soon as it is there."""
     with ThreadPoolExecutor(max(1, asked.num_processes)) as pool:
         futures = {pool.submit(_check, path, asked): k for k, path in enumerate(paths)}
-        found: dict[int, Outcome] = {}
+        found: dict[int, CheckOutcome] = {}
         try:
             for future in as_completed(futures):
                 outcome = future.result()
@@ -81,39 +83,39 @@ def run(paths: Sequence[Path], asked: Check, told: Callable[[Outcome], None]) ->
     return [found[k] for k in range(len(paths))]
 
 
-def _check(path: Path, asked: Check) -> Outcome:
+def _check(path: Path, asked: Check) -> CheckOutcome:
     name = path.with_suffix("").as_posix()
-    made = Made()
+    made = Replanned()
     try:
         recipe = read_recipe(path)
         made = _in_process(recipe, asked.cache)
         if made.error:
-            outcome = Outcome(name, "error", made.error)
+            outcome = CheckOutcome(name, "error", made.error)
         else:
             outcome = _compared(name, recipe.golden, Plan.from_bytes(made.plan, name), asked)
     except (AutoparError, OSError) as error:
-        outcome = Outcome(name, "error", str(error))
+        outcome = CheckOutcome(name, "error", str(error))
     return replace(outcome, from_cache=made.from_cache, warnings=made.warnings)
 
 
-def _in_process(recipe: Recipe, cache: Path | None) -> Made:
+def _in_process(recipe: Recipe, cache: Path | None) -> Replanned:
     _PROCESSES.set_forkserver_preload(["autopar.driver.api"])
     receiver, sender = _PROCESSES.Pipe(duplex=False)
     process = _PROCESSES.Process(target=serve, args=(sender, recipe, cache), daemon=True)
     process.start()
     sender.close()
     try:
-        made: Made = receiver.recv()
+        made: Replanned = receiver.recv()
     except EOFError:
         process.join()
-        return Made(error=f"the process that planned it ended with status {process.exitcode}")
+        return Replanned(error=f"the process that planned it ended with status {process.exitcode}")
     finally:
         receiver.close()
     process.join()
     return made
 
 
-def _compared(name: str, golden: Path, plan: Plan, asked: Check) -> Outcome:
+def _compared(name: str, golden: Path, plan: Plan, asked: Check) -> CheckOutcome:
     try:
         old = Plan.load(golden) if golden.exists() else None
     except PlanError:
@@ -122,16 +124,16 @@ def _compared(name: str, golden: Path, plan: Plan, asked: Check) -> Outcome:
         old = None
     if old is None:
         if not asked.update:
-            return Outcome(name, "missing", f"there is no {golden.name}: --update makes it")
+            return CheckOutcome(name, "missing", f"there is no {golden.name}: --update makes it")
         write_golden(plan, golden, asked.allow_gap)
-        return Outcome(name, "made", step_ns=plan.estimates.step_ns)
+        return CheckOutcome(name, "made", step_ns=plan.estimates.step_ns)
     verdict = judge(compare(old, plan), None if asked.update else asked.bounds)
     if verdict.status == SAME:
-        return Outcome(name, "same", verdict=verdict, step_ns=plan.estimates.step_ns)
+        return CheckOutcome(name, "same", verdict=verdict, step_ns=plan.estimates.step_ns)
     if asked.update:
         write_golden(plan, golden, asked.allow_gap)
     status = "updated" if asked.update else "different"
-    return Outcome(name, status, verdict=verdict, step_ns=plan.estimates.step_ns)
+    return CheckOutcome(name, status, verdict=verdict, step_ns=plan.estimates.step_ns)
 
 
 def write_golden(plan: Plan, golden: Path, allow_gap: bool) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Replanned:
     """A plan as a file has it, or the reason why there is none."""
 
     plan: bytes = b""
@@ -40,7 +40,7 @@ def serve(connection: Connection, recipe: Recipe, cache: Path | None) -> None:
     connection.close()
 
 
-def make(recipe: Recipe, cache: Path | None) -> Made:
+def make(recipe: Recipe, cache: Path | None) -> Replanned:
     """The plan of `recipe`. It is traced in any case, so that a change of the model shows; it is
     solved unless `cache` has the plan."""
     with warnings.catch_warnings(record=True) as heard:
@@ -48,9 +48,9 @@ def make(recipe: Recipe, cache: Path | None) -> Made:
         try:
             plan, from_cache = _plan(recipe, cache)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            return Made(error=sentence(error))
+            return Replanned(error=sentence(error))
     said = dict.fromkeys(str(w.message) for w in heard if issubclass(w.category, AutoparWarning))
-    return Made(plan.to_bytes(), from_cache=from_cache, warnings=tuple(said))
+    return Replanned(plan.to_bytes(), from_cache=from_cache, warnings=tuple(said))
 
 
 def _plan(recipe: Recipe, cache: Path | None) -> tuple[Plan, bool]:

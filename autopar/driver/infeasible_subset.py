@@ -77,7 +77,7 @@ class Attempt(Protocol):
     def __call__(self, request: PlanRequest, /, *, solves: bool) -> InfeasibleError | None: ...
 
 
-def explain(request: PlanRequest, attempt: Attempt) -> InfeasibleError:
+def explain_infeasible(request: PlanRequest, attempt: Attempt) -> InfeasibleError:
     """Why there is no plan as it is wanted: the smallest set of what is imposed, and of the memory
     limit, that conflicts. Nothing is solved where that is told by the choices that are left."""
     solves = attempt(request, solves=False) is None

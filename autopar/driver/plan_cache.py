@@ -14,7 +14,7 @@ from autopar.errors import PlanError
 from autopar.plans.plan import Plan
 from autopar.plans.recipe import PLAN_SUFFIX
 
-MAX_ENTRIES = 500
+_MAX_PLANS = 500
 
 
 def default_folder() -> Path:
@@ -32,10 +32,10 @@ def find(folder: Path, digest: str, fingerprint: str) -> Plan | None:
 
 
 def keep(folder: Path, digest: str, plan: Plan) -> None:
-    """Keep `plan` for `find`; beyond `MAX_ENTRIES` the oldest go."""
+    """Keep `plan` for `find`; beyond `_MAX_PLANS` the oldest go."""
     with suppress(OSError, PlanError):
         folder.mkdir(parents=True, exist_ok=True)
         plan.save(folder / (digest + PLAN_SUFFIX))
         entries = [(path.stat().st_mtime_ns, path) for path in folder.glob("*" + PLAN_SUFFIX)]
-        for _, path in sorted(entries)[:-MAX_ENTRIES]:
+        for _, path in sorted(entries)[:-_MAX_PLANS]:
             path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from autopar.cluster.mesh_shapes import candidate_meshes, parse_mesh
 from autopar.compile import Say, best_on
 from autopar.cost_model.liveness import residence
 from autopar.cost_model.price import choices
-from autopar.driver.infeasible_subset import explain, suited
+from autopar.driver.infeasible_subset import explain_infeasible, suited
 from autopar.errors import ClusterError, InfeasibleError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.mesh import Cluster, Mesh
@@ -91,7 +91,7 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
         if not asked.options.asked:
             raise failures[min(failures)]
         say("looking for the limits that conflict")
-        raise explain(requests[0], partial(_failure, say))
+        raise explain_infeasible(requests[0], partial(_failure, say))
     known = tuple(tried[place] for place in sorted(tried))
     bound = min(each.bound for each in known)
     best = replace(best, solution=bounded(best.solution, bound))

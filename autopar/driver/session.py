@@ -31,7 +31,7 @@ from autopar.runtime.module import params
 from autopar.runtime.module.runner import Executable, Signature
 from autopar.runtime.process.agreement import Agreement, make_agreement
 from autopar.runtime.process.digests import BATCH, digest_params, digest_values, modes
-from autopar.runtime.process.progress import Progress
+from autopar.runtime.process.progress import StepProgress
 from autopar.runtime.process.world import Groups, World, make_groups, param_placements
 from autopar.runtime.program.binding import (
     detached_places,
@@ -123,7 +123,7 @@ class Builder:
     ) -> Executable:
         groups = self.family.groups or groups
         agreement = make_agreement(self.world)
-        progress = Progress(quiet=self.world.rank != 0)
+        progress = StepProgress(quiet=self.world.rank != 0)
         call = self._call(args, kwargs, signature, differentiable)
 
         def stage(name: str) -> AbstractContextManager[None]:
@@ -195,7 +195,7 @@ class Builder:
         call: Call,
         traced: Traced,
         groups: Groups | None,
-        progress: Progress,
+        progress: StepProgress,
     ) -> Plan:
         cluster = self.request.cluster or parse_cluster(self.world.cluster)
         asked = least = self.request.options
@@ -236,7 +236,7 @@ class Builder:
             if self.family.is_first and not self.request.plain:
                 for model in self.family.models:
                     if (found := model()) is not None:
-                        params.shard(found, groups, storage, self.request.sources)
+                        params.shard_parameters(found, groups, storage, self.request.sources)
                 texts = {name: str(sharding) for name, sharding in storage.items()}
                 self.family.storage = texts
         if self.request.plain:

@@ -39,12 +39,12 @@ def verify(
     VerificationError names the tensors that differ; PlanMismatchError says how plan and model do
     not fit. The model is left as it was.
     """
-    report = compare(plan, model, inputs, seed=seed, tolerance=tolerance)
+    report = compare_with_eager(plan, model, inputs, seed=seed, tolerance=tolerance)
     report.check()
     return report
 
 
-def compare(
+def compare_with_eager(
     plan: Plan,
     model: nn.Module,
     inputs: Any,

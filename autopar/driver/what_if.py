@@ -44,7 +44,7 @@ Allowed = Mapping[int, npt.NDArray[np.bool_]]
 
 @dataclass(frozen=True, slots=True)
 class Explainer:
-    """Answers about the best plan on one mesh; made by `explain`."""
+    """Answers about the best plan on one mesh; made by `make_explainer`."""
 
     best: Candidate
     variations: Sensitivity | None
@@ -230,7 +230,7 @@ class Explainer:
         return dict(table)
 
 
-def explain(asked: Asked) -> Explainer:
+def make_explainer(asked: Asked) -> Explainer:
     """An `Explainer` for the best plan on the mesh of the options, which must name one, not "auto".
     What is imposed on the plan is imposed on the alternatives too.
 

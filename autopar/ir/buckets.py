@@ -26,14 +26,14 @@ long on latency as on n a b bytes: 7 MB for 8 ranks on NVLink 4, 0.8 MB for 4 on
 is several times as large hides the latency; one that is larger still delays the first message, and
 holds more memory, for nothing."""
 
-KINDS = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
+_KINDS = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 """The collectives that can share a message."""
 
 
 def can_share(move: Collective, source: Sharding) -> bool:
     """Whether a step from `source` can share a message: chunks, which may be uneven, travel alone,
     also where they only are summed."""
-    return move.kind in KINDS and not move.chunks and chunked_dim(source) is None
+    return move.kind in _KINDS and not move.chunks and chunked_dim(source) is None
 
 
 def is_bucketed(graph: Graph, group: Group) -> bool:

@@ -19,7 +19,7 @@ from autopar.ir.files import read_at_most, write_atomically
 MAX_FILE_BYTES = 16 << 20
 
 
-class Noun(Protocol):
+class _Noun(Protocol):
     """A msgspec Struct that knows the version of its schema and can check itself."""
 
     @property
@@ -30,7 +30,7 @@ class Noun(Protocol):
         ...
 
 
-NounT = TypeVar("NounT", bound=Noun)
+NounT = TypeVar("NounT", bound=_Noun)
 
 
 def _as_it_is(value: Any) -> Any:

@@ -25,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+BoolArray = npt.NDArray[np.bool_]
 
 FORBIDDEN = np.iinfo(np.int64).max // 4
 """A cost at or above this marks a choice, pair or arc that is not allowed."""

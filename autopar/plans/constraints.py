@@ -27,7 +27,7 @@ from autopar.ir.sharding import Placement, Sharding
 
 STRATEGIES = ("ddp", "fsdp", "megatron", "2d", "2.5d", "3d")
 
-KINDS = (
+_KINDS = (
     "param", "kept", "input", "output", "module", "saved", "ops", "batched", "casts", "unbatched",
     "product",
 )  # fmt: skip
@@ -67,7 +67,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPlacement:
     """One of `alternatives` must hold, all of its demands together. `complete`: axes that are not
     named replicate. `positional` is a sharding with one placement per axis of the mesh instead."""
 
@@ -92,16 +92,16 @@ class Wanted:
         )
 
     @staticmethod
-    def parse(text: str) -> Wanted:
+    def parse(text: str) -> WantedPlacement:
         """The inverse of `str`; ValueError, saying what there may be, on anything else."""
         text = text.strip()
         if text in ("R", "replicated"):
-            return Wanted(complete=True)
+            return WantedPlacement(complete=True)
         if text.startswith("[") and text.endswith("]"):
             if " on " in text:
-                return Wanted((_demands(text[1:-1]),), complete=True)
-            return Wanted(positional=Sharding.parse(text))
-        return Wanted(tuple(map(_demands, re.split(r"\s+or\s+", text))))
+                return WantedPlacement((_demands(text[1:-1]),), complete=True)
+            return WantedPlacement(positional=Sharding.parse(text))
+        return WantedPlacement(tuple(map(_demands, re.split(r"\s+or\s+", text))))
 
 
 def _demands(text: str) -> tuple[Demand, ...]:
@@ -126,7 +126,7 @@ class Constraint:
 
     kind: str
     pattern: str
-    wanted: Wanted
+    wanted: WantedPlacement
     origin: str
 
     def __str__(self) -> str:
@@ -147,7 +147,7 @@ class Constraint:
             raise ConstraintError(f"{origin}: {text!r} is not PATTERN=SHARDING ({_EXAMPLE})")
         kind, pattern = _split_kind(name, origin)
         try:
-            found = Wanted.parse(wanted)
+            found = WantedPlacement.parse(wanted)
         except ValueError as error:
             raise ConstraintError(f"{origin}: {error}") from None
         check_kind(kind, found, origin)
@@ -158,14 +158,14 @@ def _split_kind(name: str, origin: str) -> tuple[str, str]:
     kind, colon, pattern = name.partition(":")
     if not colon:
         return "", name
-    if kind not in KINDS or not pattern:
+    if kind not in _KINDS or not pattern:
         raise ConstraintError(
-            f"{origin}: {kind!r} is not a kind of thing to constrain: {', '.join(KINDS)}"
+            f"{origin}: {kind!r} is not a kind of thing to constrain: {', '.join(_KINDS)}"
         )
     return kind, pattern
 
 
-def check_kind(kind: str, wanted: Wanted, origin: str) -> None:
+def check_kind(kind: str, wanted: WantedPlacement, origin: str) -> None:
     """ConstraintError if the kind of thing cannot be what is wanted."""
     if len(wanted.alternatives) > 1 and kind not in OP_KINDS:
         raise ConstraintError(f"{origin}: {kind or 'it'} cannot be one of several")
@@ -229,7 +229,9 @@ def _forbidden(line: str) -> Constraint:
     if not (_AXIS.fullmatch(axis) and name):
         raise ConstraintError(f"{origin}: this is not AXIS:PATTERN, for example tp:lm_head")
     kind, pattern = _split_kind(name, origin)
-    return Constraint(kind, pattern, Wanted(((Demand("S", axis, excluded=True),),)), origin)
+    return Constraint(
+        kind, pattern, WantedPlacement(((Demand("S", axis, excluded=True),),)), origin
+    )
 
 
 def check_strategy(strategy: str | None) -> str:

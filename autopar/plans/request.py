@@ -19,7 +19,7 @@ from autopar.plans.constraints import Constraint
 from autopar.plans.demands import Imposed, on_mesh
 from autopar.plans.matching import settle
 from autopar.plans.options import Options
-from autopar.plans.strategies import expand
+from autopar.plans.strategies import expand_strategy
 
 _DIGEST_BYTES = 20
 _PACKAGES = ("torch", "highspy", "pulp", "numpy", "numba", "networkx", "msgspec")
@@ -41,7 +41,7 @@ class Asked:
     def on(self, mesh: Mesh) -> PlanRequest:
         """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no
         sense there."""
-        strategy = expand(self.options.strategy, self.graph, mesh)
+        strategy = expand_strategy(self.options.strategy, self.graph, mesh)
         imposed = tuple(Imposed(c, on_mesh(c, mesh)) for c in (*self.constraints, *strategy))
         return PlanRequest(self.graph, self.cluster, mesh, self.options, imposed)
 

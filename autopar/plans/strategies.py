@@ -29,7 +29,7 @@ MAX_AXES = {"ddp": 2, "fsdp": 2, "megatron": 2, "2d": 2, "2.5d": 3, "3d": 3}
 """Up to how many axes the search for a mesh tries; megatron takes three where they are given."""
 
 
-def expand(strategy: str, graph: Graph, mesh: Mesh) -> tuple[Constraint, ...]:
+def expand_strategy(strategy: str, graph: Graph, mesh: Mesh) -> tuple[Constraint, ...]:
     """What `strategy` asks of `graph` on `mesh`; nothing on a single device.
 
     UnsuitedMeshError, saying what it needs, if it makes no sense there.

@@ -27,12 +27,11 @@ from itertools import groupby
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
 from autopar.ir.choices import Choice, ParamChoice, shardings
 from autopar.ir.contractions import IN, Products, find_products
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role
-from autopar.ir.problem import FORBIDDEN, Edge, Problem
+from autopar.ir.problem import FORBIDDEN, BoolArray, Edge, Problem
 from autopar.plans.matching import general
 
 ENOUGH = Fraction(1, 4)
@@ -45,8 +44,6 @@ WHOLE, GATHERED, COLUMN, ROW = "replicated", "gathered", "by columns", "by rows"
 
 SAME = "same"
 _WAYS = (SAME, "another choice of the op", "another storage")
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

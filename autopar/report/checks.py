@@ -15,26 +15,27 @@ from rich.text import Text
 from autopar.report.bill import value_text
 from autopar.report.markdown import code, details, fitted, markdown_table
 from autopar.report.names import clean
-from autopar.report.verdict import DIFFERENT, SAME, Verdict, headline, parts, verdict_line
+from autopar.report.printed import Printed
+from autopar.report.verdict import DIFFERENT, SAME, Verdict, parts, verdict_headline, verdict_line
 
-Status = Literal["same", "different", "missing", "made", "updated", "error"]
+CheckStatus = Literal["same", "different", "missing", "made", "updated", "error"]
 
 ERROR = 1
 MARKER = "<!-- autopar-check:v1 -->"
 """The first line of a comment, by which the next check finds it."""
 
-_STYLES: dict[Status, str] = {
+_STYLES: dict[CheckStatus, str] = {
     "same": "green", "made": "green", "updated": "yellow", "different": "red", "missing": "red",
     "error": "red",
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CheckOutcome:
     """What became of one golden plan; `verdict` where there was one to compare with."""
 
     name: str
-    status: Status
+    status: CheckStatus
     message: str = ""
     verdict: Verdict | None = None
     step_ns: int | None = None
@@ -43,46 +44,45 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
+class Checks(Printed):
     """All outcomes, and the exit status: 1 if any is an error, or else 2 if any plan differs or is
     missing."""
 
     status: int
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CheckOutcome, ...]
+
+    def page(self) -> RenderableType:
+        """A table of all, below the differences of those that differ."""
+        sections: list[RenderableType] = []
+        for outcome in self.outcomes:
+            if outcome.verdict is not None and outcome.verdict.status != SAME:
+                sections += [
+                    Text(clean(outcome.name), style="bold underline"),
+                    Padding(outcome.verdict.page(), (0, 0, 1, 2)),
+                ]
+        grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        grid.add_column("plan", overflow="fold")
+        grid.add_column("result")
+        grid.add_column("step", justify="right", no_wrap=True)
+        grid.add_column("", overflow="fold")
+        for outcome in self.outcomes:
+            grid.add_row(
+                Text(clean(outcome.name)),
+                Text(outcome.status, _STYLES[outcome.status]),
+                value_text(outcome.step_ns, "ns"),
+                Text(_why(outcome)),
+            )
+        return Group(*sections, grid, Text(counted(self), style="bold"))
 
 
-def checks(outcomes: Sequence[Outcome]) -> Checks:
+def checks(outcomes: Sequence[CheckOutcome]) -> Checks:
     """The outcomes with the status that they come to."""
     found = {outcome.status for outcome in outcomes}
     status = DIFFERENT if found & {"different", "missing"} else SAME
     return Checks(ERROR if "error" in found else status, tuple(outcomes))
 
 
-def page(content: Checks) -> RenderableType:
-    """A table of all, below the differences of those that differ."""
-    sections: list[RenderableType] = []
-    for outcome in content.outcomes:
-        if outcome.verdict is not None and outcome.verdict.status != SAME:
-            sections += [
-                Text(clean(outcome.name), style="bold underline"),
-                Padding(outcome.verdict.page(), (0, 0, 1, 2)),
-            ]
-    grid = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    grid.add_column("plan", overflow="fold")
-    grid.add_column("result")
-    grid.add_column("step", justify="right", no_wrap=True)
-    grid.add_column("", overflow="fold")
-    for outcome in content.outcomes:
-        grid.add_row(
-            Text(clean(outcome.name)),
-            Text(outcome.status, _STYLES[outcome.status]),
-            value_text(outcome.step_ns, "ns"),
-            Text(_why(outcome)),
-        )
-    return Group(*sections, grid, Text(summary(content), style="bold"))
-
-
-def summary(content: Checks) -> str:
+def counted(content: Checks) -> str:
     """`3 plans: 2 same, 1 different`, and how many were in the cache."""
     counts = Counter(outcome.status for outcome in content.outcomes)
     number = len(content.outcomes)
@@ -92,7 +92,7 @@ def summary(content: Checks) -> str:
     return f"{number} plan{'s' * (number != 1)}: {found}{known}"
 
 
-def markdown(content: Checks) -> str:
+def checks_markdown(content: Checks) -> str:
     """A comment for a pull request: the verdict, a table, a folded section for each difference."""
     counts = Counter(outcome.status for outcome in content.outcomes)
     found = ", ".join(f"{counts[status]} {status}" for status in _STYLES if counts[status])
@@ -111,12 +111,12 @@ def markdown(content: Checks) -> str:
     sections = [MARKER, f"{word}: {found}", markdown_table(("plan", "result", "step", ""), rows)]
     for outcome in content.outcomes:
         if outcome.verdict is not None and outcome.verdict.status != SAME:
-            body = "\n\n".join([headline(outcome.verdict), *parts(outcome.verdict)])
+            body = "\n\n".join([verdict_headline(outcome.verdict), *parts(outcome.verdict)])
             sections.append(details(code(outcome.name), body))
     return fitted(sections)
 
 
-def _why(outcome: Outcome) -> str:
+def _why(outcome: CheckOutcome) -> str:
     """What there is to say of it, in one line."""
     if outcome.message:
         return clean(" ".join(outcome.message.split()), 600)

@@ -15,7 +15,7 @@ from autopar.report.placed import choice_text, param_text, route_text, sharding_
 AS_MADE = "as it is made"
 STAYS = "stays"
 
-Entry = TypeVar("Entry", str, tuple[str, ...])
+_Entry = TypeVar("_Entry", str, tuple[str, ...])
 
 
 def decision_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
@@ -77,10 +77,10 @@ def _ops(old: Plan, new: Plan) -> Iterator[Item]:
 
 
 def _tensors(
-    tables: tuple[Mapping[str, Entry], Mapping[str, Entry]],
+    tables: tuple[Mapping[str, _Entry], Mapping[str, _Entry]],
     old: Plan,
     new: Plan,
-    text: Callable[[Entry | None, Structure], str],
+    text: Callable[[_Entry | None, Structure], str],
 ) -> Iterator[Item]:
     """Entries that differ, of tensors that both plans have."""
     first, second = tables

@@ -14,11 +14,11 @@ from autopar.ir.units import format_bytes
 from autopar.plans.matching import general
 from autopar.plans.plan import MeshAxis, OpTotal, Param, Plan
 from autopar.report.names import PARAM, short_op, tensor_name
-from autopar.report.placed import local_bytes, on_axes, options_of, sharding_text
+from autopar.report.placed import on_axes, options_by_axis, shard_bytes, sharding_text
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DecisionText:
     """`what` is a type of parameter or an op, `count` how many are alike. `choice` says what was
     chosen, a line per thing. Of an op, `reads` and `makes` are tensors with their shardings; of
     parameters, `reads` says by which ops they are read."""
@@ -49,7 +49,7 @@ class Alike:
     def held_bytes(self, sharding: str, mesh: Sequence[MeshAxis]) -> int:
         """Bytes of all of them on one device, in that sharding."""
         parsed = Sharding.parse(sharding)
-        return len(self.names) * local_bytes(self.param.shape, self.param.dtype, parsed, mesh)
+        return len(self.names) * shard_bytes(self.param.shape, self.param.dtype, parsed, mesh)
 
 
 def alike(params: Mapping[str, Param], names: Iterable[str]) -> tuple[Alike, ...]:
@@ -70,7 +70,7 @@ def _one_text(pattern: str, names: Sequence[str], num_of_pattern: int) -> str:
     return pattern if len(names) == num_of_pattern else ", ".join(compress(names))
 
 
-def param_decision(plan: Plan, params: Alike) -> Decision:
+def param_decision(plan: Plan, params: Alike) -> DecisionText:
     """How parameters are stored, what is kept of them, what each mesh axis does to them."""
     mesh, readers, param = plan.structure.mesh, _readers(plan, params), params.param
     count, placed = len(params.names), param.choice
@@ -86,7 +86,7 @@ def param_decision(plan: Plan, params: Alike) -> Decision:
         f"{axis.name}: {_role(placement, taken[k] if taken else None)}"
         for k, (axis, placement) in enumerate(zip(mesh, placed.storage, strict=True))
     ]
-    return Decision(
+    return DecisionText(
         name=params.name,
         what=param.type_text,
         phase="",
@@ -101,11 +101,11 @@ def param_decision(plan: Plan, params: Alike) -> Decision:
     )
 
 
-def op_decision(plan: Plan, key: str, op: OpTotal) -> Decision:
+def op_decision(plan: Plan, key: str, op: OpTotal) -> DecisionText:
     """What each mesh axis does to an op, and how its tensors lie."""
-    mesh, options = plan.structure.mesh, options_of(plan.structure.ops.get(key, ""))
+    mesh, options = plan.structure.mesh, options_by_axis(plan.structure.ops.get(key, ""))
     made = [found for _, state in op.outputs if (found := _parsed(state, mesh)) is not None]
-    return Decision(
+    return DecisionText(
         name=key,
         what=short_op(op.op),
         phase=op.phase,

@@ -26,7 +26,7 @@ class AxisShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class Bottlenecks:
     """What a step is bound by: `binds` has the words for it, `axes` the traffic, the most first.
 
     `rival_ns` and `rival` are the best plan known of another structure, `rival_bound_ns` what none
@@ -47,7 +47,7 @@ class Limits:
     is_fragile: bool | None
 
 
-def find_limits(plan: Plan) -> Limits:
+def find_limits(plan: Plan) -> Bottlenecks:
     """The limits of a plan, from its own figures."""
     estimates, provenance = plan.estimates, plan.provenance
     step_ns = max(1, estimates.step_ns)
@@ -58,7 +58,7 @@ def find_limits(plan: Plan) -> Limits:
     communication = estimates.communication_ns / step_ns
     optimizer = estimates.optimizer_ns / step_ns
     is_short = peak >= SHORT * limit
-    return Limits(
+    return Bottlenecks(
         memory_bytes=peak,
         memory_limit_bytes=limit,
         is_memory_short=is_short,
@@ -74,7 +74,7 @@ def find_limits(plan: Plan) -> Limits:
     )
 
 
-def margin_text(limits: Limits, step_ns: int) -> str:
+def margin_text(limits: Bottlenecks, step_ns: int) -> str:
     """A sentence on the best plan of another structure."""
     bound = limits.rival_bound_ns
     if bound is None:

@@ -24,7 +24,7 @@ REPLICATED = "replicated"
 @dataclass(frozen=True, slots=True)
 class ParamGroup:
     """Parameters of one pattern that lie alike. `total_bytes` is what all of them take in the whole
-    model, `local_bytes` what their stored shards take on a device."""
+    model, `shard_bytes` what their stored shards take on a device."""
 
     name: str
     count: int
@@ -62,11 +62,11 @@ def _param_group(
         storage=on_axes(placed.storage, mesh),
         kept=on_axes(placed.kept, mesh),
         total_bytes=len(names) * param.num_bytes,
-        local_bytes=len(names) * local_bytes(param.shape, param.dtype, placed.storage, mesh),
+        local_bytes=len(names) * shard_bytes(param.shape, param.dtype, placed.storage, mesh),
     )
 
 
-def local_bytes(
+def shard_bytes(
     shape: Sequence[int], dtype: str, sharding: Sharding, mesh: Sequence[MeshAxis]
 ) -> int:
     """Bytes of the largest shard of a tensor."""
@@ -103,7 +103,7 @@ def param_text(param: Param, mesh: Sequence[MeshAxis]) -> str:
     return stored + kept
 
 
-def options_of(choice: str) -> tuple[str, ...]:
+def options_by_axis(choice: str) -> tuple[str, ...]:
     """What the choice of an op is on each axis; nothing if it is none."""
     try:
         return Choice.parse(choice).options
@@ -113,7 +113,7 @@ def options_of(choice: str) -> tuple[str, ...]:
 
 def choice_text(choice: str, mesh: Sequence[MeshAxis]) -> str:
     """`n on tp, b on dp` of `b,n`, the fastest axis first: what an op shards."""
-    options = options_of(choice)
+    options = options_by_axis(choice)
     if len(options) != len(mesh):
         return choice
     axes = [f"{o} on {axis.name}" for o, axis in zip(options, mesh) if o != "-"]

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from autopar.report.names import clean
 
-WIDTH = 100
+_WIDTH = 100
 _PRE = '<pre style="white-space:pre;overflow-x:auto;line-height:normal">{code}</pre>'
 
 Row = tuple[str, ...]
@@ -33,12 +33,12 @@ class Printed(ABC):
         return plain(self.page())
 
     def _repr_html_(self) -> str:
-        console = _console(WIDTH, record=True)
+        console = _console(_WIDTH, record=True)
         console.print(self.page())
         return console.export_html(inline_styles=True, code_format=_PRE)
 
 
-def plain(renderable: RenderableType, width: int = WIDTH) -> str:
+def plain(renderable: RenderableType, width: int = _WIDTH) -> str:
     """A page in so many columns, without colours."""
     console = _console(width)
     with console.capture() as capture:

@@ -21,8 +21,8 @@ from autopar.ir.units import format_bytes, format_ns, format_percent, format_sha
 from autopar.plans.matching import general, matches, outer_names
 from autopar.plans.plan import FRAGILE, Memory, OpTotal, Plan
 from autopar.report.costs import costs, held_by
-from autopar.report.decisions import Alike, Decision, alike, op_decision, param_decision
-from autopar.report.limits import Limits, find_limits, margin_text
+from autopar.report.decisions import Alike, DecisionText, alike, op_decision, param_decision
+from autopar.report.limits import Bottlenecks, find_limits, margin_text
 from autopar.report.names import PARAM, WHOLE_MODEL, clean, maker, short_op, tensor_name
 from autopar.report.printed import Printed, section, with_rest
 from autopar.report.printed import name as name_text
@@ -38,7 +38,7 @@ MAX_DECISIONS, MAX_PARTS = 30, 20
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CostPart:
     """`count` times `what`, at `where`: `time_ns` of all of them, which is the fraction `share` of
     the step, and the local bytes that are sent (0 where nothing is)."""
 
@@ -72,12 +72,12 @@ class Reasons(Printed):
     kind: str
     model: str
     step_ns: int
-    decisions: tuple[Decision, ...]
-    parts: tuple[Part, ...]
+    decisions: tuple[DecisionText, ...]
+    parts: tuple[CostPart, ...]
     time_ns: int
     share: float
     holdings: tuple[Holding, ...]
-    limits: Limits
+    limits: Bottlenecks
     alternatives: tuple[Explanation, ...] = ()
     benefits: tuple[Benefit, ...] = ()
 
@@ -136,7 +136,7 @@ def knows(plan: Plan, name: str) -> bool:
 def _whole(plan: Plan) -> Reasons:
     estimates = plan.estimates
     parts = tuple(
-        Part(c.what, c.where, c.phase, c.count, 0, c.time_ns, c.share)
+        CostPart(c.what, c.where, c.phase, c.count, 0, c.time_ns, c.share)
         for c in costs(estimates)[:_TOP]
     )
     holdings = tuple(Holding(*each) for each in held_by(estimates.memory).items())
@@ -150,7 +150,7 @@ def _reasons(
     plan: Plan,
     subject: str,
     kind: str,
-    decisions: tuple[Decision, ...],
+    decisions: tuple[DecisionText, ...],
     groups: Sequence[Alike],
     keys: tuple[str, ...],
 ) -> Reasons:
@@ -231,7 +231,7 @@ def _within(name: str, outer: str) -> bool:
     return f"{name}.".startswith(f"{outer}.")
 
 
-def _computed(plan: Plan, keys: Iterable[str]) -> Iterable[Part]:
+def _computed(plan: Plan, keys: Iterable[str]) -> Iterable[CostPart]:
     for key in keys:
         op = plan.estimates.ops[key]
         where = op.module or WHOLE_MODEL
@@ -240,10 +240,10 @@ def _computed(plan: Plan, keys: Iterable[str]) -> Iterable[Part]:
             ("optimizer", "", op.optimizer_ns),
         ):
             if time_ns:
-                yield Part(what, where, phase, op.count, 0, time_ns, _share(plan, time_ns))
+                yield CostPart(what, where, phase, op.count, 0, time_ns, _share(plan, time_ns))
 
 
-def _sent(plan: Plan, keys: Iterable[str]) -> Iterable[Part]:
+def _sent(plan: Plan, keys: Iterable[str]) -> Iterable[CostPart]:
     wanted = set(keys)
     for key, sends in plan.estimates.sends.items():
         if maker(key, wanted):
@@ -251,7 +251,9 @@ def _sent(plan: Plan, keys: Iterable[str]) -> Iterable[Part]:
             for each in sends:
                 what = f"{each.kind} on {each.axis}"
                 share = _share(plan, each.time_ns)
-                yield Part(what, where, each.phase, each.count, each.num_bytes, each.time_ns, share)
+                yield CostPart(
+                    what, where, each.phase, each.count, each.num_bytes, each.time_ns, share
+                )
 
 
 def _share(plan: Plan, time_ns: int) -> float:
@@ -322,7 +324,7 @@ def _lines(text: str) -> Text:
     return Text("\n".join(map(clean, text.splitlines())))
 
 
-def _decisions(decisions: Sequence[Decision]) -> RenderableType:
+def _decisions(decisions: Sequence[DecisionText]) -> RenderableType:
     found: list[RenderableType] = []
     for each in decisions[:MAX_DECISIONS]:
         phase = f" in {each.phase}" if each.phase else ""
@@ -333,7 +335,7 @@ def _decisions(decisions: Sequence[Decision]) -> RenderableType:
     return with_rest(Group(*found), len(decisions), MAX_DECISIONS)
 
 
-def _parts(parts: Sequence[Part]) -> RenderableType:
+def _parts(parts: Sequence[CostPart]) -> RenderableType:
     if not parts:
         return Text("nothing that takes time of its own")
     table = new_table(("what", "where", "phase"), ("count", "local bytes", "time", "of the step"))

@@ -31,7 +31,7 @@ STAGE = 0
 Event = dict[str, Any]
 
 
-def trace(plan: Plan) -> bytes:
+def chrome_trace(plan: Plan) -> bytes:
     """The trace of a plan, as JSON, a line per event. PlanError if it is too long for viewers."""
     step = timeline(plan)
     if step.num_bars > MAX_BARS:

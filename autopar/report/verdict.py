@@ -41,7 +41,7 @@ FIGURES = {
 """What `--fail-over` can bound: section and name of the figure in the bill."""
 
 _SHOWN = 6
-MAX_ROWS = 30
+_MAX_ROWS = 30
 """Changes of a topic that are printed; a last line counts the rest."""
 
 CAUSES: dict[Cause, str] = {
@@ -194,9 +194,9 @@ def _change_rows(topic: Topic) -> RenderableType:
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold", ratio=2)
     table.add_column(overflow="fold", ratio=3)
-    for change in topic.changes[:MAX_ROWS]:
+    for change in topic.changes[:_MAX_ROWS]:
         table.add_row(*_row(change))
-    return with_rest(table, len(topic.changes), MAX_ROWS)
+    return with_rest(table, len(topic.changes), _MAX_ROWS)
 
 
 def _row(change: Change) -> Iterator[Text]:
@@ -228,7 +228,9 @@ def _bill_rows(figures: Sequence[Figure]) -> RenderableType:
 
 def markdown(verdict: Verdict, name: str) -> str:
     """The whole comment. A comment with the same first line is an older one on the same `name`."""
-    return fitted([f"<!-- autopar-diff:v1:{marked(name)} -->", headline(verdict), *parts(verdict)])
+    return fitted(
+        [f"<!-- autopar-diff:v1:{marked(name)} -->", verdict_headline(verdict), *parts(verdict)]
+    )
 
 
 def marked(name: str) -> str:
@@ -236,7 +238,7 @@ def marked(name: str) -> str:
     return "".join(c if c.isalnum() or c in "/._ " else "_" for c in name)[:100]
 
 
-def headline(verdict: Verdict) -> str:
+def verdict_headline(verdict: Verdict) -> str:
     """The verdict in one line, with step, peak and communication."""
     old, new = verdict.difference.old, verdict.difference.new
     word = "Nothing that counts changed" if verdict.difference.differs else "Same plan"
@@ -295,10 +297,10 @@ def _bill(difference: Difference) -> str:
 def _changes(topic: Topic) -> str:
     rows = [
         (code(change.what), str(change.count), code(change.before), code(change.after))
-        for change in topic.changes[:MAX_ROWS]
+        for change in topic.changes[:_MAX_ROWS]
     ]
     text = markdown_table(("what", "number", "before", "after"), rows)
-    rest = len(topic.changes) - MAX_ROWS
+    rest = len(topic.changes) - _MAX_ROWS
     return text + (f"\n\n... and {rest} more (--json lists all)" if rest > 0 else "")
 
 

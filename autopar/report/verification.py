@@ -9,7 +9,7 @@ from rich.text import Text
 from autopar.report.names import clean
 from autopar.runtime.simulator.comparison import Report
 
-MAX_ROWS = 12
+_MAX_ROWS = 12
 """Tensors that are listed; all count."""
 
 
@@ -25,15 +25,15 @@ def page(report: Report) -> RenderableType:
     table.add_column("largest magnitude", justify="right")
     failed = report.failed
     shown = sorted(report.differences, key=lambda d: (d not in failed, -d.relative, d.name))
-    for difference in shown[:MAX_ROWS]:
+    for difference in shown[:_MAX_ROWS]:
         table.add_row(
             Text(clean(difference.name), style="red" if difference in failed else ""),
             difference.why or f"{difference.relative:.2g}",
             *([_number(difference.exact)] if exact else []),
             f"{difference.largest:.3g}",
         )
-    if len(shown) > MAX_ROWS:
-        table.add_row(Text(f"... and {len(shown) - MAX_ROWS} more, all closer", style="dim"))
+    if len(shown) > _MAX_ROWS:
+        table.add_row(Text(f"... and {len(shown) - _MAX_ROWS} more, all closer", style="dim"))
     verdict = (
         Text(f"{len(failed)} of {len(shown)} tensors differ", style="red")
         if failed

@@ -23,9 +23,8 @@ import numpy.typing as npt
 import pulp
 
 from autopar.errors import SolverError
+from autopar.ir.problem import BoolArray, FloatArray
 
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 Option = str | int | float | bool
 
 

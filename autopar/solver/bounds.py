@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.solver.ilp import BoolArray, FloatArray, Model
+from autopar.ir.problem import BoolArray, FloatArray
+from autopar.solver.ilp import Model
 
 ROUNDING = 1e-12
 

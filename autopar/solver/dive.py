@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autopar.ir.problem import IntArray
+from autopar.ir.problem import FloatArray, IntArray
 from autopar.solver.adapter import Highs, Outcome
-from autopar.solver.ilp import FloatArray, Model
+from autopar.solver.ilp import Model
 from autopar.solver.search import Search
 
 _INTEGRAL = 1e-6

@@ -10,8 +10,8 @@ import numpy as np
 from autopar.errors import SolverError
 from autopar.ir.problem import Conflict, Problem, Solution, Status
 from autopar.solver.evaluate import Evaluator, evaluate
-from autopar.solver.exact import Aim, search
-from autopar.solver.infeasible import explain
+from autopar.solver.exact import Aim, find_exactly
+from autopar.solver.infeasible import explain_conflict
 from autopar.solver.memory import least_usage_conflict
 from autopar.solver.reductions import reduce
 from autopar.solver.search import SAME_COST, Clock, Progress, Search
@@ -61,7 +61,7 @@ def solve(
     reduced, lift = reduce(problem)
     state = _search(reduced, clock, progress or _silent, cutoff, max_iterations)
     if state.infeasible:
-        return _infeasible(state.statistics, *explain(problem, clock))
+        return _infeasible(state.statistics, *explain_conflict(problem, clock))
     if state.beaten:
         return Solution(
             Status.BEATEN, bound=_whole(state.bound), solver=SOLVER, statistics=state.statistics
@@ -82,7 +82,7 @@ def _search(
 ) -> Search:
     is_small = sum(map(len, problem.costs)) <= MAX_CHOICES
     if is_small and cutoff is None:
-        return search(problem, clock, progress, Aim(max_iterations=max_iterations))
+        return find_exactly(problem, clock, progress, Aim(max_iterations=max_iterations))
     # numba takes a moment to import, and a single problem on one or two axes does not need it.
     from autopar.solver.column_generation.path import quick_bound, search_focused
 
@@ -92,7 +92,7 @@ def _search(
     bound = quick_bound(problem, clock)
     if bound >= cutoff:
         return Search(problem, Evaluator(problem), clock, progress, bound, cutoff=cutoff)
-    return search(problem, clock, progress, Aim(cutoff=cutoff, max_iterations=max_iterations))
+    return find_exactly(problem, clock, progress, Aim(cutoff=cutoff, max_iterations=max_iterations))
 
 
 def is_large(problem: Problem) -> bool:

@@ -17,14 +17,14 @@ from time import process_time
 import numpy as np
 
 from autopar.errors import SolverError
-from autopar.ir.problem import FORBIDDEN, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem
 from autopar.solver.adapter import Answer, Highs, Outcome
 from autopar.solver.bounds import DualBound, dual_bound, least_cost
 from autopar.solver.dive import dive, num_fractional, rounded
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.express import express
 from autopar.solver.heuristic import Descent
-from autopar.solver.ilp import FloatArray, Model, build
+from autopar.solver.ilp import Model, build_model
 from autopar.solver.search import SAME_COST, Clock, Progress, Search
 from autopar.solver.tiebreak import break_ties, restrict
 from autopar.solver.ways import Ways, any_way
@@ -55,7 +55,7 @@ class Aim:
 EXACT = Aim()
 
 
-def search(problem: Problem, clock: Clock, progress: Progress, aim: Aim = EXACT) -> Search:
+def find_exactly(problem: Problem, clock: Clock, progress: Progress, aim: Aim = EXACT) -> Search:
     """Solves `problem` as far as `aim` asks and the clock allows."""
     state = Search(
         problem, Evaluator(problem), clock, progress, cutoff=aim.cutoff, tolerance=aim.tolerance
@@ -76,7 +76,7 @@ def search(problem: Problem, clock: Clock, progress: Progress, aim: Aim = EXACT)
 def _solve(state: Search, problem: Problem, aim: Aim) -> None:
     """All steps, on a `problem` that may forbid more than the one of `state`."""
     started = process_time()
-    model = build(problem, ways=aim.ways)
+    model = build_model(problem, ways=aim.ways)
     state.raise_bound(least_cost(model))
     if any((columns < 0).all() for columns in model.choices):
         state.infeasible = True

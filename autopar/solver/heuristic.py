@@ -13,13 +13,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from autopar.ir.problem import FORBIDDEN, Problem
+from autopar.ir.problem import FORBIDDEN, FloatArray, Problem
 from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.memory import live_sets
 from autopar.solver.search import Clock
-
-FloatArray = npt.NDArray[np.float64]
 
 _PROHIBITIVE = 1e30
 _UNDECIDED = -1

@@ -24,15 +24,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from autopar.ir.problem import FORBIDDEN, Edge, Flow, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, BoolArray, Edge, FloatArray, Flow, IntArray, Problem
 from autopar.solver.distances import all_distances
 from autopar.solver.memory import live_sets
 from autopar.solver.ways import Ways, any_way
-
-FloatArray = npt.NDArray[np.float64]
-BoolArray = npt.NDArray[np.bool_]
 
 _LARGEST_COST_BITS = 20
 
@@ -131,7 +127,7 @@ class _Builder:
         self.entries.append((rows, columns, np.broadcast_to(np.float64(value), rows.shape)))
 
 
-def build(problem: Problem, *, excess: bool = False, ways: Ways = any_way) -> Model:
+def build_model(problem: Problem, *, excess: bool = False, ways: Ways = any_way) -> Model:
     """The model of `problem`, with rows for memory when it has a limit; flows take `ways`.
 
     With `excess`, the objective is how far the worst memory row is broken and nothing else; what

@@ -13,14 +13,14 @@ from autopar.solver.distances import all_distances
 from autopar.solver.dive import rounded
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.express import express
-from autopar.solver.ilp import build
+from autopar.solver.ilp import build_model
 from autopar.solver.memory import peak_conflict
 from autopar.solver.search import Clock
 
 _SHOWN = 4
 
 
-def explain(problem: Problem, clock: Clock) -> tuple[Conflict | None, str]:
+def explain_conflict(problem: Problem, clock: Clock) -> tuple[Conflict | None, str]:
     """The conflict, when memory is the reason, and the reason in words.
 
     The smallest peak of any allowed plan is found by an integer program of its own; `needed` is
@@ -31,7 +31,7 @@ def explain(problem: Problem, clock: Clock) -> tuple[Conflict | None, str]:
         if (costs >= FORBIDDEN).all():
             return None, f"every choice of node {key} is forbidden"
     if problem.usage_limit is not None:
-        model = build(problem, excess=True)
+        model = build_model(problem, excess=True)
         highs = Highs({"mip_feasibility_tolerance": 1e-9})
         highs.limit_time(clock.left_s())
         highs.relax(express(model))

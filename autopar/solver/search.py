@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
-from autopar.ir.problem import Problem
+from autopar.ir.problem import FloatArray, Problem
 from autopar.solver.evaluate import Evaluation, Evaluator
-from autopar.solver.ilp import FloatArray, Model
+from autopar.solver.ilp import Model
 
 Progress = Callable[[str], None]
 

@@ -15,16 +15,16 @@ from math import ceil
 import numpy as np
 
 from autopar.errors import SolverError
-from autopar.ir.problem import Problem, Solution, Status
+from autopar.ir.problem import BoolArray, Problem, Solution, Status
 from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.bounds import dual_bound
 from autopar.solver.dive import rounded
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.express import express
-from autopar.solver.ilp import BoolArray, build
+from autopar.solver.ilp import build_model
 from autopar.solver.search import SAME_COST
 
-SOLVER = "relaxation"
+_RELAXATION = "relaxation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Sensitivity:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self._model = build(problem)
+        self._model = build_model(problem)
         self._highs = Highs()
         answer = self._highs.relax(express(self._model))
         if answer.outcome is not Outcome.OPTIMAL or not len(answer.row_duals):
@@ -78,14 +78,14 @@ class Sensitivity:
             return Restriction(bound, None)
         bound = min(bound, found.objective)
         status = Status.OPTIMAL if bound == found.objective else Status.FEASIBLE
-        solution = Solution(status, choice, found.arcs, found.objective, bound, SOLVER)
+        solution = Solution(status, choice, found.arcs, found.objective, bound, _RELAXATION)
         return Restriction(bound, solution)
 
     def bound_with_limit(self, usage_limit: int) -> int:
         """What no plan costs less than under another limit of usages: by the duals as they are,
         or anew where the limit has come not to bind at all."""
         other = replace(self.problem, usage_limit=usage_limit)
-        model = build(other)
+        model = build_model(other)
         if model.num_rows != self._model.num_rows:
             return Sensitivity(other).bound
         return _whole(dual_bound(model, self._row_duals).value)

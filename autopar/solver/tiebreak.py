@@ -16,10 +16,11 @@ from time import process_time
 
 import numpy as np
 
+from autopar.ir.problem import BoolArray
 from autopar.solver.adapter import Answer, Highs, Outcome
 from autopar.solver.bounds import DualBound, dual_bound
 from autopar.solver.dive import num_fractional, rounded
-from autopar.solver.ilp import BoolArray, Model
+from autopar.solver.ilp import Model
 from autopar.solver.search import SAME_COST, Search
 from autopar.solver.ties import WEIGHT_LIMIT, tie_weight, tie_weights
 

@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from autopar.ir.problem import FORBIDDEN, Flow, IntArray
-
-BoolArray = npt.NDArray[np.bool_]
+from autopar.ir.problem import FORBIDDEN, BoolArray, Flow, IntArray
 
 Ways = Callable[[Flow, IntArray, IntArray, Sequence[IntArray]], list[IntArray]]
 """Flow, distances between its states, states it is made in, states each commodity may ask for ->

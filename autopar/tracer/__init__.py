@@ -17,7 +17,7 @@ from autopar.tracer.annotate import report_unknown, with_rules
 from autopar.tracer.capture import Capture, InputLeaf, Wanted, only_losses
 from autopar.tracer.capture import capture as _capture
 from autopar.tracer.classes import with_keys
-from autopar.tracer.expand import expand as _expand
+from autopar.tracer.expand import expand_blocks as _expand
 from autopar.tracer.find import find_runs
 from autopar.tracer.normalize import normalize as _normalize
 from autopar.tracer.periods import Different

@@ -8,12 +8,12 @@ from itertools import pairwise
 from typing import ClassVar
 
 from autopar.tracer.recording import Kinds, Recording, Value
-from autopar.tracer.runs import MAX_PERIOD, MIN_LEFT_OUT, Run, block_name
+from autopar.tracer.runs import MAX_PERIOD, MIN_LEFT_OUT, BlockRun, block_name
 
 Owner = tuple[int, int]
 """(run, number of a block in the whole model); `Stream.REST` for what is in no repeating block."""
 
-Item = tuple[int, tuple[Value, ...]]
+_Item = tuple[int, tuple[Value, ...]]
 """The kind of an op, or of what a block holds, and what it reads."""
 
 
@@ -50,7 +50,7 @@ def spans(found: Recording, path: str, count: int) -> Spans | None:
     return Spans(forward, (*(None,) * (trained[0] + 1), *known))
 
 
-def proposals(found: Recording, path: str, count: int) -> list[Run]:
+def proposals(found: Recording, path: str, count: int) -> list[BlockRun]:
     """The runs that the list at `path` may have, as far as kinds tell, those first that leave most
     blocks out."""
     where = spans(found, path, count)
@@ -60,7 +60,7 @@ def proposals(found: Recording, path: str, count: int) -> list[Run]:
         None if back is None else (_kinds(found, ahead), _kinds(found, back))
         for ahead, back in zip(where.forward, where.backward, strict=True)
     ]
-    runs: list[Run] = []
+    runs: list[BlockRun] = []
     for period in range(1, min(MAX_PERIOD, count - 2) + 1):
         head = count - 1 - period
         while head > 1 and kinds[head - 1] is not None:
@@ -68,7 +68,7 @@ def proposals(found: Recording, path: str, count: int) -> list[Run]:
                 break
             head -= 1
         head += (count - 1 - head) % period
-        run = Run(path, count, head, period)
+        run = BlockRun(path, count, head, period)
         if run.extra * period >= MIN_LEFT_OUT:
             runs.append(run)
     return sorted(runs, key=lambda run: len(run.kept))
@@ -87,7 +87,7 @@ class Stream:
     def __init__(
         self,
         found: Recording,
-        runs: Sequence[Run],
+        runs: Sequence[BlockRun],
         states: Mapping[str, Hashable],
         kinds: Kinds,
         *,
@@ -95,7 +95,7 @@ class Stream:
     ) -> None:
         self.runs = runs
         self.short = short
-        self.items: dict[Owner, list[Item]] = {self.REST: []}
+        self.items: dict[Owner, list[_Item]] = {self.REST: []}
         self._place: list[tuple[Owner, int]] = []
         self._names: dict[str, Hashable] = {}
         owners = [self.REST] * len(found.kinds)

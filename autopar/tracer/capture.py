@@ -60,7 +60,7 @@ def only_losses(_position: int, _name: str) -> bool:
 
 
 @dataclass(frozen=True)
-class OutputLeaf:
+class CapturedLeaf:
     """A leaf of the model's output: a tensor of `role`, or the constant `value`. `name` is the way
     to it ("logits"), and `has_grad` says whether it has a gradient in eager."""
 
@@ -80,7 +80,7 @@ class Capture:
     in_spec: torch_private.TreeSpec
     out_spec: torch_private.TreeSpec
     inputs: tuple[InputLeaf, ...]
-    outputs: tuple[OutputLeaf, ...]
+    outputs: tuple[CapturedLeaf, ...]
     tied: dict[str, str] = field(default_factory=dict)
 
     def name_of(self, desc: torch_private.AOTInput) -> str:
@@ -121,7 +121,7 @@ class _Step(nn.Module):
         self.watch = watch
         self.known: Known | None = None
         self.out_spec: torch_private.TreeSpec | None = None
-        self.outputs: tuple[OutputLeaf, ...] = ()
+        self.outputs: tuple[CapturedLeaf, ...] = ()
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         given = iter(tensors)
@@ -138,9 +138,9 @@ class _Step(nn.Module):
         names = _names(found, result)
         roles = output_roles(found, [self.wanted(i, name) for i, name in enumerate(names)])
         self.outputs = tuple(
-            OutputLeaf(role, None, name, x.requires_grad)
+            CapturedLeaf(role, None, name, x.requires_grad)
             if isinstance(x, Tensor)
-            else OutputLeaf(role, x, name)
+            else CapturedLeaf(role, x, name)
             for x, role, name in zip(found, roles, names, strict=True)
         )
         # An output that shares memory with another tensor would be rebuilt outside of the graph.

@@ -17,11 +17,11 @@ from autopar.tracer.capture import MODULE_KEY, PREFIX
 from autopar.tracer.classes import with_keys
 from autopar.tracer.names import atom_names
 from autopar.tracer.outputs import outputs_of, set_outputs
-from autopar.tracer.periods import Different, Periods, Place
-from autopar.tracer.runs import Run
+from autopar.tracer.periods import BlockPlace, Different, Periods
+from autopar.tracer.runs import BlockRun
 
 
-def expand(gm: fx.GraphModule, graph: Graph, run: Run) -> Graph:
+def expand_blocks(gm: fx.GraphModule, graph: Graph, run: BlockRun) -> Graph:
     """`graph` with the blocks of `run` that the short model lacks; `gm`, its twin, gets them too.
     Different, with both as they were, if the two periods are not alike."""
     periods = Periods(graph, run)
@@ -46,7 +46,7 @@ def _node(
     node: Node,
     copy: int,
     periods: Periods,
-    index: Mapping[Place, int],
+    index: Mapping[BlockPlace, int],
     atoms: _Atoms,
     twin: fx.Node | None,
 ) -> Node:
@@ -93,7 +93,7 @@ class _Atoms:
     def __init__(self, graph: Graph, periods: Periods) -> None:
         self._atoms = list(graph.atoms)
         self._own: dict[int, int] = {}
-        self._copies: dict[Place, int] = {}
+        self._copies: dict[BlockPlace, int] = {}
         shared: set[int] = set()
         for a, b in periods.last_of.items():
             pairs = zip(_atoms_of(graph.nodes[a]), _atoms_of(graph.nodes[b]), strict=True)
@@ -171,13 +171,13 @@ def _atoms_of(node: Node) -> list[int]:
 
 
 def _expand_fx(
-    gm: fx.GraphModule, graph: Graph, periods: Periods, order: Sequence[Place]
-) -> dict[Place, fx.Node]:
+    gm: fx.GraphModule, graph: Graph, periods: Periods, order: Sequence[BlockPlace]
+) -> dict[BlockPlace, fx.Node]:
     """Put the copies into `gm`; every node of it, by its place."""
     twins = [node for node in gm.graph.nodes if node.op != "output"]
     names = _Names(periods)
     before = {i: section.between for section in periods.sections for i in section.first}
-    made: dict[Place, fx.Node] = {(i, 0): twin for i, twin in enumerate(twins)}
+    made: dict[BlockPlace, fx.Node] = {(i, 0): twin for i, twin in enumerate(twins)}
     returned: list[tuple[fx.Node, Any]] = []
     items, descs = outputs_of(gm)
     for i, copy in order:

@@ -12,7 +12,7 @@ from autopar.tracer import torch_private
 from autopar.tracer.alike import Stream, proposals, repeats, same_around
 from autopar.tracer.capture import Wanted, staged
 from autopar.tracer.recording import Kinds, Recording, meta_tensor, record
-from autopar.tracer.runs import Run, block_lists, block_name, shortened
+from autopar.tracer.runs import BlockRun, block_lists, block_name, shortened
 from autopar.tracer.watch import Watch
 
 
@@ -22,7 +22,7 @@ def find_runs(
     kwargs: dict[str, Any],
     wanted: Wanted,
     watch: Watch,
-) -> tuple[Run, ...]:
+) -> tuple[BlockRun, ...]:
     """The runs of `model(*args, **kwargs)`: none where blocks differ, or where the step cannot be
     recorded. The model is left as it was."""
     lists = dict(block_lists(model))
@@ -51,7 +51,7 @@ def _chosen(
     states: Mapping[str, Hashable],
     lists: Mapping[str, Sequence[nn.Module]],
     kinds: Kinds,
-) -> Iterator[Run]:
+) -> Iterator[BlockRun]:
     """The runs, none within another."""
     taken: list[str] = []
     for path, blocks in lists.items():

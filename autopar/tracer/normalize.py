@@ -25,14 +25,14 @@ from autopar.tracer.pieces import split_into_pieces
 from autopar.tracer.updates import settle_updates
 
 aten = torch.ops.aten
-Pass = Callable[[fx.GraphModule], fx.GraphModule]
+_Pass = Callable[[fx.GraphModule], fx.GraphModule]
 
 _MEAN, _SUM = 1, 2  # at::Reduction
 _NLL_FORWARD = (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
 _NLL_BACKWARD = (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 
 
-def passes(tied: dict[str, str]) -> tuple[Pass, ...]:
+def passes(tied: dict[str, str]) -> tuple[_Pass, ...]:
     """All passes in order, for a model whose parameter names `tied` are further names of others."""
     return (
         strip_prefix,
@@ -47,7 +47,7 @@ def passes(tied: dict[str, str]) -> tuple[Pass, ...]:
         split_into_pieces,
         merge_constants,
         drop_assertions,
-        drop_dead_code,
+        drop_unused,
     )
 
 
@@ -225,7 +225,7 @@ def drop_assertions(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-def drop_dead_code(gm: fx.GraphModule) -> fx.GraphModule:
+def drop_unused(gm: fx.GraphModule) -> fx.GraphModule:
     """Drop every op whose result is not used. The joint graph is functional: no op has another
     effect than its result, but for those that draw random numbers, which decide what is drawn after
     them."""

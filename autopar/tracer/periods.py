@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role
 from autopar.tracer.classes import without_refs
-from autopar.tracer.runs import Run
+from autopar.tracer.runs import BlockRun
 
-Place = tuple[int, int]
+BlockPlace = tuple[int, int]
 """A node of the short graph, and which copy of it: 0 is the node itself."""
 
 
@@ -54,7 +54,7 @@ class _Link:
 class Periods:
     """Node by node, what the copies of a period read. Different if the two are not alike."""
 
-    def __init__(self, graph: Graph, run: Run) -> None:
+    def __init__(self, graph: Graph, run: BlockRun) -> None:
         self.run = run
         self.sections = tuple(_sections(graph, run))
         pairs = [p for s in self.sections for p in zip(s.first, s.last, strict=True)]
@@ -88,7 +88,7 @@ class Periods:
                 return _Link(x.node, y.node)
         raise Different(f"they read nodes {x.node} and {y.node}")
 
-    def order(self, length: int) -> Iterator[Place]:
+    def order(self, length: int) -> Iterator[BlockPlace]:
         """The nodes of the whole graph, where the short one has `length`."""
         inserted = {section.between: section for section in self.sections}
         for index in range(length):
@@ -99,7 +99,7 @@ class Periods:
                     yield from ((a, copy) for a in section.first)
             yield index, 0
 
-    def reads(self, node: Node, copy: int) -> list[Place]:
+    def reads(self, node: Node, copy: int) -> list[BlockPlace]:
         """What the inputs of a copy of `node` are."""
         behind = self.run.extra + 1
         a, copy = (
@@ -109,7 +109,7 @@ class Periods:
         )
         if a not in self._links:
             return [(ref.node, 0) for ref in node.inputs]
-        found: list[Place] = []
+        found: list[BlockPlace] = []
         for link in self._links[a]:
             if link.shift is None or copy + link.shift < 0:
                 found.append((link.first, 0))
@@ -126,7 +126,7 @@ class Periods:
         return _renumbered(path, self.run, copy)
 
 
-def _renumbered(path: str, run: Run, copy: int) -> str:
+def _renumbered(path: str, run: BlockRun, copy: int) -> str:
     at = run.split(path)
     if at is None:
         return path
@@ -135,7 +135,7 @@ def _renumbered(path: str, run: Run, copy: int) -> str:
     return run.join(number + further * run.period, rest)
 
 
-def _sections(graph: Graph, run: Run) -> Iterator[Section]:
+def _sections(graph: Graph, run: BlockRun) -> Iterator[Section]:
     """Where the periods are: from the first node of one to the first of the next."""
     firsts: dict[object, int] = {}
     lasts: dict[object, int] = {}
@@ -158,7 +158,7 @@ def _sections(graph: Graph, run: Run) -> Iterator[Section]:
         yield Section(range(a, a + length), range(b, b + length))
 
 
-def _form(node: Node, run: Run, further: int) -> object:
+def _form(node: Node, run: BlockRun, further: int) -> object:
     """What a node and its counterpart have in common, with blocks counted `further`."""
 
     def counted(path: str) -> str:

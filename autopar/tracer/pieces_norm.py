@@ -32,7 +32,7 @@ def _moments(x: Tensor, dims: Sequence[int], correction: float) -> tuple[Tensor,
     return (distance * distance).sum([*dims], keepdim=True) / max(0, count - correction), mean
 
 
-def batch_norm(
+def batch_norm_pieces(
     x: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -91,7 +91,7 @@ def _normalised(
     return y, mean, invstd, var
 
 
-def batch_norm_backward(
+def batch_norm_backward_pieces(
     grad: Tensor,
     x: Tensor,
     weight: Tensor | None,
@@ -153,9 +153,9 @@ def variance_and_mean(x: Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 NORM_PIECES: dict[Any, Any] = {
-    aten._native_batch_norm_legit_functional.default: batch_norm,
+    aten._native_batch_norm_legit_functional.default: batch_norm_pieces,
     aten._native_batch_norm_legit.no_stats: batch_norm_without_stats,
-    aten.native_batch_norm_backward.default: batch_norm_backward,
+    aten.native_batch_norm_backward.default: batch_norm_backward_pieces,
     aten.var.correction: variance,
     aten.std.correction: deviation,
     aten.var_mean.correction: variance_and_mean,

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autopar.runtime.ops.recurrent import KINDS, recurrent
+from autopar.runtime.ops.recurrent import RECURRENT_KINDS, recurrent
 
 
 def layers(kind: str) -> Callable[..., tuple[Tensor, ...]]:
@@ -18,7 +18,7 @@ def layers(kind: str) -> Callable[..., tuple[Tensor, ...]]:
 
     def call(*args: Any) -> tuple[Tensor, ...]:
         if len(args) != _ARGUMENTS or not isinstance(args[3], bool):
-            return KINDS[kind](*args)  # of packed sequences, whose lengths are data
+            return RECURRENT_KINDS[kind](*args)  # of packed sequences, whose lengths are data
         x, state, weights, biased, count, dropout, train, both, batch_first = args
         h, c = state if kind == "lstm" else (state, state.new_empty(0))
         directions = 2 if both else 1

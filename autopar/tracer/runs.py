@@ -23,7 +23,7 @@ MIN_LEFT_OUT = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class BlockRun:
     """Of the `count` blocks of the list at `path`, all but the `head` first and the last one repeat
     with `period`: block m + period does what block m does."""
 
@@ -109,7 +109,7 @@ def _shared(model: nn.Module) -> set[int]:
 
 
 @contextmanager
-def shortened(model: nn.Module, runs: Sequence[Run]) -> Generator[None, None, None]:
+def shortened(model: nn.Module, runs: Sequence[BlockRun]) -> Generator[None, None, None]:
     """`model` with the kept blocks of each run alone, numbered from 0."""
     tables = [model.get_submodule(run.path)._modules for run in runs]
     whole = [dict(table) for table in tables]

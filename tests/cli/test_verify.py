@@ -20,7 +20,7 @@ from autopar.driver import comparing
 from autopar.errors import AutoparError, PlanMismatchError, VerificationError
 from autopar.plans.plan import Plan
 from autopar.runtime.simulator.comparison import Report
-from autopar.runtime.simulator.differences import Step, differences
+from autopar.runtime.simulator.differences import SimulatedStep, differences
 
 VERIFY = importlib.import_module("autopar.driver.verify")
 
@@ -147,7 +147,7 @@ def test_casts_in_the_model_are_to_the_dtype_that_is_asked_for() -> None:
     model, inputs = Mixed(), (torch.randn(4, 4),)
     plan = autopar.plan(model, inputs, cluster="2xcpu")
     assert autopar.verify(plan, model, inputs).dtype == "float32"
-    report = VERIFY.compare(plan, model, inputs, dtype="float64")
+    report = VERIFY.compare_with_eager(plan, model, inputs, dtype="float64")
     assert (report.dtype, report.tolerance) == ("float64", 1e-9)
     report.check()
 
@@ -184,7 +184,7 @@ def test_a_stale_plan_is_refused() -> None:
 
 def one(found: float, eager: float) -> float:
     """The relative difference of an output with one element."""
-    steps = (Step(outputs={"0": torch.tensor(x)}) for x in (found, eager))
+    steps = (SimulatedStep(outputs={"0": torch.tensor(x)}) for x in (found, eager))
     return differences(*steps)[0].relative
 
 
@@ -199,22 +199,24 @@ def test_differences() -> None:
 
 
 def test_what_is_missing_or_of_another_shape_differs() -> None:
-    eager = Step(outputs={"0": torch.ones(())}, gradients={"w": torch.ones(2)})
-    assert [d.relative for d in differences(Step(), eager)] == [math.inf] * 2
-    assert [d.why for d in differences(eager, Step())] == ["in the compiled model alone"] * 2
+    eager = SimulatedStep(outputs={"0": torch.ones(())}, gradients={"w": torch.ones(2)})
+    assert [d.relative for d in differences(SimulatedStep(), eager)] == [math.inf] * 2
+    assert [d.why for d in differences(eager, SimulatedStep())] == [
+        "in the compiled model alone"
+    ] * 2
     shapes = replace(eager, gradients={"w": torch.ones(1)})
     assert [d.relative for d in differences(shapes, eager)] == [0.0, math.inf]
 
 
 def test_gradients_of_rounding_alone_do_not_fail() -> None:
-    eager = Step(gradients={"w": torch.ones(2), "cancelled": torch.full((2,), 1e-9)})
-    found = Step(gradients={"w": torch.ones(2), "cancelled": torch.full((2,), -1e-9)})
+    eager = SimulatedStep(gradients={"w": torch.ones(2), "cancelled": torch.full((2,), 1e-9)})
+    found = SimulatedStep(gradients={"w": torch.ones(2), "cancelled": torch.full((2,), -1e-9)})
     assert max(d.relative for d in differences(found, eager)) < 1e-6
 
 
 def test_failed_check_names_the_worst() -> None:
-    eager = Step(gradients={f"w{i}": torch.ones(1) for i in range(7)})
-    found = Step(gradients={f"w{i}": torch.ones(1) + i for i in range(7)})
+    eager = SimulatedStep(gradients={f"w{i}": torch.ones(1) for i in range(7)})
+    found = SimulatedStep(gradients={f"w{i}": torch.ones(1) + i for i in range(7)})
     report = Report("Net", "", 2, "float32", 1e-5, 0, differences(found, eager))
     with pytest.raises(VerificationError, match=r"6 of 7 .* gradient of w6 \(by 6\).* and 1 more"):
         report.check()

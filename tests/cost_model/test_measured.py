@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from autopar.cli.main import main
 from autopar.cluster.presets import DEVICES
-from autopar.cluster.profile import SCHEMA_VERSION, LeftOut, Matmul, MemoryCopy, Profile
+from autopar.cluster.profile import PROFILE_VERSION, LeftOut, Matmul, MemoryCopy, Profile
 from autopar.cost_model import measured
 from autopar.cost_model.cases import cases
 from autopar.cost_model.measured import device_from_profile, profile
@@ -29,7 +29,7 @@ def found() -> Profile:
 
 def made_up(*, kind: str = "cuda") -> Profile:
     return Profile(
-        schema=SCHEMA_VERSION,
+        schema=PROFILE_VERSION,
         device="Device of the test",
         kind=kind,
         torch="2.13.0",

@@ -32,7 +32,7 @@ Patch = pytest.MonkeyPatch
 
 @fault(by_test(test_placements_of_parameters_are_in_reversed_order))
 def parameters_cut_by_the_slow_axis_first(patch: Patch) -> None:
-    patch.setattr("tests.runtime.test_world.param_placements", world.placements)
+    patch.setattr("tests.runtime.test_world.param_placements", world.dtensor_placements)
 
 
 @fault(by_test(test_random_numbers_have_a_state_of_their_own))

@@ -103,7 +103,7 @@ def blocks_compared_by_what_they_call_alone(patch: Patch) -> None:
 def copies_of_a_block_that_read_the_first_one(patch: Patch) -> None:
     original = periods.Periods.reads
 
-    def reads(self: periods.Periods, node: Node, copy: int) -> list[periods.Place]:
+    def reads(self: periods.Periods, node: Node, copy: int) -> list[periods.BlockPlace]:
         found = original(self, node, copy)
         return [(i, min(c, 1)) for i, c in found] if node.phase is Phase.FORWARD else found
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autopar.driver.golden import Check, find_recipes, run
+from autopar.driver.golden import Check, find_recipes, run_all
 from autopar.report.verdict import verdict_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ def test_no_plan_moved_unseen() -> None:
     recipes = find_recipes(str(ROOT / folder) for folder in FOLDERS)
     assert len(recipes) >= 7
     workers = 2 if "PYTEST_XDIST_WORKER" not in os.environ else 1
-    found = run(recipes, Check(cache=None, num_processes=workers), lambda _: None)
+    found = run_all(recipes, Check(cache=None, num_processes=workers), lambda _: None)
     wrong = {
         outcome.name: outcome.message or (outcome.verdict and verdict_line(outcome.verdict))
         for outcome in found

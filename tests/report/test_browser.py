@@ -13,7 +13,7 @@ import pytest
 
 from autopar.plans.plan import Plan
 from autopar.report.html.page import html
-from autopar.report.trace import trace
+from autopar.report.trace import chrome_trace
 from tests.conftest import NO_BROWSER
 from tests.report.plans import renamed, stepped_plan, two_axis_plan
 from tools.browser import chromium, installed, look, perfetto, requests, show_tracks, wait
@@ -178,7 +178,7 @@ def test_nothing_runs_but_our_script(driver: Chrome, plan: Plan, tmp_path: Path)
 def example(driver: Chrome) -> Generator[Chrome]:
     """Perfetto's viewer, with the trace of the example open."""
     look(driver, 1400)
-    with perfetto(driver, trace(Plan.load(EXAMPLE))):
+    with perfetto(driver, chrome_trace(Plan.load(EXAMPLE))):
         yield driver
 
 

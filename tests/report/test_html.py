@@ -18,7 +18,7 @@ from networkx import DiGraph, is_directed_acyclic_graph
 from autopar.cli.main import main
 from autopar.plans.plan import Plan
 from autopar.report.html.folding import fold
-from autopar.report.html.layered import place
+from autopar.report.html.layered import arrange
 from autopar.report.html.page import content, html
 from autopar.report.html.svg import ticks
 from tests.report.plans import MIB, MS, plans, renamed, stepped_plan, two_axis_plan
@@ -190,7 +190,7 @@ def test_boxes_stand_apart_and_arrows_lead_down(
 ) -> None:
     pairs = [(a, b) for b in range(len(sizes)) for a in range(b)]
     arrows = data.draw(st.lists(st.sampled_from(pairs), unique=True)) if pairs else []
-    placed = place(sizes, arrows)
+    placed = arrange(sizes, arrows)
     boxes = [
         (x - width / 2, y, x + width / 2, y + height)
         for (x, y), (width, height) in zip(placed.boxes, sizes, strict=True)

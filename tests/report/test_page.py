@@ -19,7 +19,7 @@ from autopar.report.names import MAX_NAME, clean
 from autopar.report.placed import on_axes, param_groups
 from autopar.report.summary import MAX_ROWS, summarize
 from autopar.report.verification import page as verification_page
-from autopar.runtime.simulator.comparison import Difference, Report
+from autopar.runtime.simulator.comparison import Report, Unequal
 from tests.report.plans import plans, renamed, two_axis_plan
 
 
@@ -210,9 +210,9 @@ def test_block_outside_of_a_repetition_stands_for_itself() -> None:
 
 def test_verification_page_puts_what_failed_first() -> None:
     differences = (
-        Difference("loss:0", 1e-12, 3.0),
-        Difference("grad:a", 1e-11, 1.0),
-        Difference("grad:\x1bb", float("inf"), 1.0),
+        Unequal("loss:0", 1e-12, 3.0),
+        Unequal("grad:a", 1e-11, 1.0),
+        Unequal("grad:\x1bb", float("inf"), 1.0),
     )
     report = Report("Toy", "0" * 32, 4, "float64", 1e-9, 0, differences)
     lines = printed(verification_page(report)).splitlines()
@@ -221,5 +221,5 @@ def test_verification_page_puts_what_failed_first() -> None:
 
 
 def test_difference_that_is_not_a_number_fails() -> None:
-    report = Report("", "", 1, "float64", 1e-9, 0, (Difference("loss:0", float("nan"), 1.0),))
+    report = Report("", "", 1, "float64", 1e-9, 0, (Unequal("loss:0", float("nan"), 1.0),))
     assert len(report.failed) == 1

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from autopar.errors import PlanError
 from autopar.plans.plan import OPTIMIZER, CollectiveTotal, OpTotal, Plan, Run
 from autopar.report.timeline import Part, Track, timeline
-from autopar.report.trace import BLOCKS, COMPUTE, FIRST_AXIS, trace
+from autopar.report.trace import BLOCKS, COMPUTE, FIRST_AXIS, chrome_trace
 from tests.report.plans import MS, renamed, stepped_plan
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama-405b.plan.json"
 
 
 def traced(plan: Plan) -> list[dict[str, Any]]:
-    return msgspec.json.decode(trace(plan))["traceEvents"]
+    return msgspec.json.decode(chrome_trace(plan))["traceEvents"]
 
 
 def ns(event: dict[str, Any]) -> tuple[int, int]:
@@ -105,7 +105,7 @@ def test_counters_hold_from_the_end_of_the_entry_before() -> None:
 
 
 def test_a_trace_is_the_same_bytes_again() -> None:
-    assert trace(stepped_plan()) == trace(Plan.from_bytes(stepped_plan().to_bytes()))
+    assert chrome_trace(stepped_plan()) == chrome_trace(Plan.from_bytes(stepped_plan().to_bytes()))
 
 
 def test_hostile_names_are_text() -> None:
@@ -122,7 +122,7 @@ def test_too_long_steps_are_refused() -> None:
         plan, estimates=msgspec.structs.replace(plan.estimates, order=order)
     )
     with pytest.raises(PlanError, match="3000000 entries"):
-        trace(long)
+        chrome_trace(long)
 
 
 @given(

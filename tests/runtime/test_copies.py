@@ -14,7 +14,7 @@ from torch import nn
 
 import autopar
 from autopar.errors import AutoparError
-from autopar.runtime.module.unsharded import held_by
+from autopar.runtime.module.unsharded import tensors_of
 from tests.runtime import copies_workers
 from tests.runtime.spawn import spawn
 from tests.runtime.workers import net, points
@@ -111,7 +111,7 @@ def test_a_model_that_generates_nothing_has_no_generate() -> None:
 
 def test_modules_that_list_their_weights_see_what_is_put_in_their_place() -> None:
     lstm = nn.LSTM(2, 2)
-    for held in list(held_by(lstm, "_parameters")):
+    for held in list(tensors_of(lstm, "_parameters")):
         held.put(nn.Parameter(torch.zeros_like(held.tensor)))
         assert held.now is not held.tensor
     assert all(map(operator.is_, lstm._flat_weights, lstm.parameters()))

@@ -13,7 +13,7 @@ import torch
 from torch import fx, nn
 
 from autopar.runtime.process.digests import digest_params, digest_values, param_types
-from autopar.runtime.process.progress import Progress
+from autopar.runtime.process.progress import StepProgress
 from autopar.runtime.program.random import SharedRandom, draws
 
 CPU = torch.device("cpu")
@@ -99,7 +99,7 @@ def test_progress(
     screen = Terminal() if is_terminal else io.StringIO()
     monkeypatch.setattr(sys, "stderr", screen)
     with caplog.at_level(logging.INFO, "autopar"):
-        progress = Progress(quiet=quiet)
+        progress = StepProgress(quiet=quiet)
         progress.phase("trace")
         progress.phase("plan")
         progress("solving")
@@ -116,7 +116,7 @@ def test_progress(
 def test_progress_that_fails_wipes_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    progress = Progress(quiet=False)
+    progress = StepProgress(quiet=False)
     progress.phase("trace")
     progress.close()
     assert screen.getvalue().endswith("\r\x1b[2K")

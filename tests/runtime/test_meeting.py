@@ -21,7 +21,7 @@ from autopar.runtime.process import meeting as meetings
 from autopar.runtime.process.digests import BatchDigest
 from autopar.runtime.process.meeting import NEW, Meeting
 from autopar.runtime.process.roll import Roll
-from autopar.runtime.process.spots import AXIS, FOR, collective, of_error
+from autopar.runtime.process.spots import AXIS, FOR, of_error, waiting_collective
 from autopar.runtime.program.program import Program
 
 Work = Callable[[Meeting, int], object]
@@ -150,7 +150,7 @@ def test_a_collective_that_fails_says_what_it_was_of() -> None:
     gm = bind(program, {"dp": "no such group"}, axes, (0,)).forward
     with pytest.raises(Exception, match=r"no such group|not found|resolve") as caught:
         gm.forward([torch.ones(2)])
-    assert collective(of_error(caught.value), gm) == (
+    assert waiting_collective(of_error(caught.value), gm) == (
         "all_reduce over mesh axis dp of the gradient of w"
     )
     assert next(node for node in gm.graph.nodes if FOR in node.meta).meta[AXIS] == "dp"

@@ -182,7 +182,7 @@ def test_no_more_is_read_than_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
     sources = find_sources(on_meta(mixtral), tmp_path, None)
     read: list[int] = []
 
-    def counted(self: lazy.Stored, place: lazy.Place) -> Tensor:
+    def counted(self: lazy.Stored, place: lazy.Region) -> Tensor:
         found = original(self, place)
         read.append(found.numel())
         return found

@@ -7,7 +7,7 @@ import torch
 
 from autopar.errors import ClusterError, PlanError
 from autopar.ir.sharding import Sharding
-from autopar.runtime.process.world import look, param_placements, placements
+from autopar.runtime.process.world import dtensor_placements, look, param_placements
 
 CPU = torch.device("cpu")
 
@@ -100,7 +100,7 @@ def test_a_plan_for_gpus_needs_one() -> None:
 
 def test_placements_of_parameters_are_in_reversed_order() -> None:
     sharding = Sharding.parse("[S(0), R]")
-    assert list(map(str, placements(sharding))) == ["S(0)", "R"]
+    assert list(map(str, dtensor_placements(sharding))) == ["S(0)", "R"]
     assert list(map(str, param_placements(sharding))) == ["R", "S(0)"]
     with pytest.raises(PlanError, match=r"\[P\] is partial"):
-        placements(Sharding.parse("[P]"))
+        dtensor_placements(Sharding.parse("[P]"))

@@ -63,7 +63,7 @@ def save() -> dict[str, Any]:
     read: list[int] = []
     original = lazy.Stored.read
 
-    def counted(self: lazy.Stored, place: lazy.Place) -> Tensor:
+    def counted(self: lazy.Stored, place: lazy.Region) -> Tensor:
         piece = original(self, place)
         read.append(piece.nbytes)
         return piece

@@ -17,7 +17,7 @@ from autopar.solver.message_passing import path
 from autopar.solver.message_passing.ascent import Ascent, Guide, certify
 from autopar.solver.message_passing.core import Core, lay_out
 from autopar.solver.message_passing.infeasible import find_shortage
-from autopar.solver.message_passing.memory import Memory
+from autopar.solver.message_passing.memory import MemoryPrices
 from autopar.solver.message_passing.plans import Planner
 from autopar.solver.reductions.contract import contract
 from autopar.solver.search import Clock
@@ -95,7 +95,7 @@ def test_any_prices_and_messages_bound(data: st.DataObject, seed: int) -> None:
     best = solve_by_enumeration(problem).objective
     assert best is not None
     core = core_of(problem)
-    memory = Memory(core)
+    memory = MemoryPrices(core)
     random = np.random.default_rng(seed)
     ascent = Ascent(core, memory)
     for _ in range(3):
@@ -135,10 +135,10 @@ def test_memory_of_the_core_is_that_of_the_problem(data: st.DataObject) -> None:
     lifted = contracted.lift(dict(zip(contracted.nodes, choice.tolist(), strict=True)))
     there = evaluate(problem, lifted)
     if core.num_times:
-        assert int(Memory(core).in_use(choice).max()) == there.peak
-        tree, size = Memory(core).peak_tree(choice)
+        assert int(MemoryPrices(core).in_use(choice).max()) == there.peak
+        tree, size = MemoryPrices(core).peak_tree(choice)
         assert int(tree[2 * size + 1]) == there.peak
-    plan = Planner(core, Memory(core)).price(choice)
+    plan = Planner(core, MemoryPrices(core)).price(choice)
     if plan.cost < FORBIDDEN:
         assert plan.cost + core.fixed_cost == there.objective
     else:
@@ -148,7 +148,7 @@ def test_memory_of_the_core_is_that_of_the_problem(data: st.DataObject) -> None:
 def test_moves_of_trees_keep_the_limit_and_lower_the_cost() -> None:
     problem = ladder(40, 4, 3, limit=60)
     core = core_of(problem)
-    memory = Memory(core)
+    memory = MemoryPrices(core)
     planner = Planner(core, memory)
     leanest = planner.price(np.full(core.num_nodes, 3, dtype=np.int64))
     assert leanest.fits
@@ -174,7 +174,7 @@ def test_a_shortage_at_two_times_together() -> None:
         usage_limit=2,
     )
     core = core_of(problem)
-    shortage = find_shortage(core, Memory(core), Clock(None))
+    shortage = find_shortage(core, MemoryPrices(core), Clock(None))
     assert shortage is not None
     assert shortage.times == (0, 1)
     assert shortage.needed == (1, 1)

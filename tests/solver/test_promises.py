@@ -22,7 +22,7 @@ from autopar.solver.bounds import dual_bound, least_cost
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.exact import forbid_above
 from autopar.solver.heuristic import Descent
-from autopar.solver.ilp import build
+from autopar.solver.ilp import build_model
 from autopar.solver.reductions import REDUCTIONS, Reduction
 from autopar.solver.search import Clock
 from tests.solver.bruteforce import solve_by_enumeration
@@ -215,7 +215,7 @@ def test_a_choice_that_asks_for_nothing_is_not_beaten_by_one_that_does() -> None
 
 def test_multipliers_of_zero_prove_what_the_nodes_cost_at_the_least() -> None:
     stated = problem([[5, 7], [3, 9]], edges=[edge(0, 1, [[0, 1], [2, 3]])])
-    model = build(stated)
+    model = build_model(stated)
     assert dual_bound(model, np.zeros(model.num_rows)).value == pytest.approx(8)
 
 
@@ -225,7 +225,7 @@ def test_any_multipliers_prove_a_bound(stated: Problem, data: st.DataObject) -> 
     best = solve_by_enumeration(stated)
     if any((costs >= FORBIDDEN).all() for costs in stated.costs) or best.objective is None:
         return
-    model = build(stated)
+    model = build_model(stated)
     largest = int(model.cost.max()) + 1
     duals = data.draw(
         st.lists(st.integers(-3, 3), min_size=model.num_rows, max_size=model.num_rows)

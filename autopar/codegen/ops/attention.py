@@ -24,7 +24,12 @@ from autopar.codegen.ops.peers import Emitters, Peers
 from autopar.ir.choices import joint_axes
 from autopar.ir.redistribute import nesting
 from autopar.rules.attention import BACKWARD, FORWARD, RING, is_causal
-from autopar.runtime.program.symbols import Cuts, Piece, attention_piece, attention_piece_backward
+from autopar.runtime.program.symbols import (
+    CutPiece,
+    Cuts,
+    attention_piece,
+    attention_piece_backward,
+)
 
 aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
@@ -44,7 +49,7 @@ def _rows_backward(p: Peers) -> list[fx.Node]:
     return _outputs(p, p(attention_piece_backward, *given, *_rows(p, 1)), 3)
 
 
-def _rows(p: Peers, query: int) -> tuple[Piece, Piece]:
+def _rows(p: Peers, query: int) -> tuple[CutPiece, CutPiece]:
     """The piece that input `query`, the queries, is, and all keys."""
     (factor,) = (f for f in p.node.factors if f.positional)
     axes = p.choice.axes_of((factor.name,))
@@ -174,7 +179,7 @@ class _Ring:
             call = self.p(torch.ops.autopar.sdpa_backward.default, *given, None, False, scale)
         return _outputs(self.p, call, 3)
 
-    def _pieces(self, step: int) -> tuple[Piece, Piece]:
+    def _pieces(self, step: int) -> tuple[CutPiece, CutPiece]:
         cuts = ((self.axis, self.size),)
         return (self.length, cuts, 0), (self.length, cuts, step)
 

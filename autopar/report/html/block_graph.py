@@ -16,7 +16,7 @@ from autopar.report.html.folding import fold
 from autopar.report.names import PARAM, WHOLE_MODEL, short_op
 from autopar.report.timeline import block_of
 
-FORWARD = Phase.FORWARD.value
+_FORWARD = Phase.FORWARD.value
 
 MAX_BLOCKS = 8
 MAX_OPS = 400
@@ -24,7 +24,7 @@ MAX_OPS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class TensorRead:
     """A tensor that a box reads: how it is made (empty if not known), in which sharding it is
     read; both as in the file."""
 
@@ -55,7 +55,7 @@ class Box:
     module: str
     ops: tuple[str, ...]
     time_ns: int
-    reads: tuple[Read, ...]
+    reads: tuple[TensorRead, ...]
     makes: tuple[Made, ...]
 
 
@@ -65,7 +65,7 @@ class Arrow:
 
     start: int
     end: int
-    reads: tuple[Read, ...]
+    reads: tuple[TensorRead, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def _turns(plan: Plan) -> dict[str, int]:
     return found
 
 
-Wire = tuple[str, str, Read]
+_Wire = tuple[str, str, TensorRead]
 """(op that makes a tensor, op that reads it, how)."""
 
 
@@ -129,8 +129,8 @@ def _graph(
         return BlockGraph(title, phase, count, len(keys), (), ())
     all_reads = [(source, key, read) for key in keys for source, read in _reads(plan, phase, key)]
     inside = set(keys)
-    wires: list[Wire] = []
-    outer: dict[str, list[Read]] = {}
+    wires: list[_Wire] = []
+    outer: dict[str, list[TensorRead]] = {}
     for source, key, read in all_reads:
         if source in inside and turn[source] < turn[key]:
             wires.append((source, key, read))
@@ -142,7 +142,7 @@ def _graph(
         [(source, key, not read.is_moved) for source, key, read in wires],
     )
     home = {key: k for k, members in enumerate(groups) for key in members}
-    between: dict[tuple[int, int], dict[Read, None]] = {}
+    between: dict[tuple[int, int], dict[TensorRead, None]] = {}
     for source, key, read in wires:
         if home[source] != home[key]:
             between.setdefault((home[source], home[key]), {})[read] = None
@@ -156,8 +156,8 @@ def _box(
     block: str,
     count: int,
     members: Sequence[str],
-    wires: Sequence[Wire],
-    outer: Mapping[str, Sequence[Read]],
+    wires: Sequence[_Wire],
+    outer: Mapping[str, Sequence[TensorRead]],
 ) -> Box:
     ops = plan.estimates.ops
     readers = {key: [to for source, to, _ in wires if source == key] for key in members}
@@ -196,15 +196,15 @@ def _folds(op: OpTotal) -> bool:
     return op.op.startswith("aten.") and short_op(op.op) not in _ALONE
 
 
-def _reads(plan: Plan, phase: str, key: str) -> Iterator[tuple[str, Read]]:
+def _reads(plan: Plan, phase: str, key: str) -> Iterator[tuple[str, TensorRead]]:
     """What an op reads, and the key of the op that makes it, if one does."""
     ops = plan.estimates.ops
     for name, read in ops[key].inputs:
         source, output = _source(ops, name)
         if name.startswith(PARAM):
             param = _param(plan, name)
-            made = "" if param is None else param.storage if phase == FORWARD else param.kept
-            yield "", Read(_stem(name).rpartition(".")[2], made, read)
+            made = "" if param is None else param.storage if phase == _FORWARD else param.kept
+            yield "", TensorRead(_stem(name).rpartition(".")[2], made, read)
         elif source and ops[source].outputs:
             maker = ops[source]
             made = maker.outputs[min(output, len(maker.outputs) - 1)][1]
@@ -212,9 +212,9 @@ def _reads(plan: Plan, phase: str, key: str) -> Iterator[tuple[str, Read]]:
             title = f"{where} {short_op(maker.op)}".strip()
             if maker.phase != phase:
                 made, title = plan.structure.saved.get(name, made), f"saved {title}"
-            yield source, Read(title, made, read)
+            yield source, TensorRead(title, made, read)
         else:
-            yield "", Read(name, "", read)
+            yield "", TensorRead(name, "", read)
 
 
 def _source(ops: Mapping[str, OpTotal], name: str) -> tuple[str, int]:

@@ -16,9 +16,9 @@ from markupsafe import Markup
 from autopar.ir.sharding import Sharding
 from autopar.ir.units import format_ns
 from autopar.plans.plan import MeshAxis
-from autopar.report.html.block_graph import BlockGraph, Box, Made, Read
-from autopar.report.html.layered import Point, place
-from autopar.report.html.svg import cut, path, picture, points, rect, text, text_width
+from autopar.report.html.block_graph import BlockGraph, Box, Made, TensorRead
+from autopar.report.html.layered import Point, arrange
+from autopar.report.html.svg import cut, picture, points, rect, svg_path, text, text_width
 from autopar.report.placed import sharding_text
 
 _SIZE, _SMALL = 12.0, 10.5
@@ -56,7 +56,7 @@ class Drawn:
 def block_picture(graph: BlockGraph, mesh: Sequence[MeshAxis]) -> Markup:
     """The picture of a block."""
     boxes = [_drawn(graph, k, mesh) for k in range(len(graph.boxes))]
-    paper = place(
+    paper = arrange(
         [(drawn.width, drawn.height) for drawn in boxes],
         [(arrow.start, arrow.end) for arrow in graph.arrows],
     )
@@ -98,13 +98,13 @@ def _drawn(graph: BlockGraph, k: int, mesh: Sequence[MeshAxis]) -> Drawn:
     return Drawn(box, labels, tuple(lines), width, height)
 
 
-def _lines(words: str, read: Read, mesh: Sequence[MeshAxis]) -> Iterator[Line]:
+def _lines(words: str, read: TensorRead, mesh: Sequence[MeshAxis]) -> Iterator[Line]:
     yield Line(words, "", _SMALL)
     if read.is_moved:
         yield Line(f"→ {sharding_text(read.read, mesh)}", "moved", _SMALL)
 
 
-def _read_words(read: Read, mesh: Sequence[MeshAxis]) -> str:
+def _read_words(read: TensorRead, mesh: Sequence[MeshAxis]) -> str:
     """`weight [S(0) on dp] → replicated`."""
     made = f"{sharding_text(read.made, mesh)} → " if read.is_moved else ""
     return f"{read.name} {made}{sharding_text(read.read, mesh)}"
@@ -159,4 +159,4 @@ def _arrow(passed: Sequence[Point], moved: bool, tip: str) -> Markup:
         d += f"C{points([(x, middle), (to_x, middle), (to_x, to_y)])}"
     x, y = moved_points[-1]
     head = f"M{points([(x - 3.5, y - 6), (x, y), (x + 3.5, y - 6)])}"
-    return path(d + head, "arrow moved" if moved else "arrow", tip)
+    return svg_path(d + head, "arrow moved" if moved else "arrow", tip)

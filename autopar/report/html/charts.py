@@ -9,8 +9,8 @@ from markupsafe import Markup
 
 from autopar.ir.units import format_bytes, format_ns
 from autopar.report.html.memory import MemoryUse
-from autopar.report.html.schedule import Block, Panel, Row
-from autopar.report.html.svg import cut, fitting, line, path, picture, points, rect, text, ticks
+from autopar.report.html.schedule import DrawnBar, Panel, TrackRow
+from autopar.report.html.svg import cut, fitting, line, picture, points, rect, svg_path, text, ticks
 from autopar.report.timeline import Track
 
 WIDTH = 1080
@@ -54,7 +54,7 @@ def _grid(panel: Panel, height: float) -> Iterator[Markup]:
         yield line(x, 0, x, height - _AXIS, "grid")
 
 
-def _span(panel: Panel, span: Block, height: float) -> Markup:
+def _span(panel: Panel, span: DrawnBar, height: float) -> Markup:
     x, end = _x(span.start_ns, panel.ns), _x(span.end_ns, panel.ns)
     label = fitting(span.labels, _BOLD * _SIZE, end - x - 6)
     return Markup("").join(
@@ -65,7 +65,7 @@ def _span(panel: Panel, span: Block, height: float) -> Markup:
     )
 
 
-def _row(panel: Panel, row: Row, y: float, colour: str) -> Iterator[Markup]:
+def _row(panel: Panel, row: TrackRow, y: float, colour: str) -> Iterator[Markup]:
     label = cut(row.track.name, _SIZE, _LEFT - 14)
     yield text(_LEFT - 10, y + _ROW / 2 + 4, label, "", "end")
     yield line(_LEFT, y + _ROW, WIDTH - _RIGHT, y + _ROW, "base")
@@ -124,7 +124,7 @@ def _area(use: MemoryUse, k: int, end_ns: int, most: float) -> Markup:
         top += [(_x(column.start_ns, end_ns, _FROM), y), (_x(column.end_ns, end_ns, _FROM), y)]
     bottom = [(_x(end_ns, end_ns, _FROM), _y(0, most)), (_x(0, end_ns, _FROM), _y(0, most))]
     holder = use.holders[k]
-    return path(f"M{points(top + bottom)}Z", f"area {holder.name}", holder.title)
+    return svg_path(f"M{points(top + bottom)}Z", f"area {holder.name}", holder.title)
 
 
 def _limit(use: MemoryUse, most: float) -> Iterator[Markup]:
@@ -138,7 +138,7 @@ def _peak(use: MemoryUse, end_ns: int, most: float) -> Iterator[Markup]:
     top = max(use.columns, key=lambda column: column.total)
     x = _x((top.start_ns + top.end_ns) / 2, end_ns, _FROM)
     y = _y(top.total, most)
-    yield path(f"M{points([(x, y), (x - 5, y - 8), (x + 5, y - 8)])}Z", "marker")
+    yield svg_path(f"M{points([(x, y), (x - 5, y - 8), (x + 5, y - 8)])}Z", "marker")
     label = f"peak {format_bytes(top.total)}"
     near_limit = abs(y - _y(use.limit, most)) < 24
     anchor = "start" if x < WIDTH / 2 else "end"

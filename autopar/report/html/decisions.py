@@ -10,14 +10,14 @@ from autopar.plans.plan import OpTotal, Plan
 from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
 from autopar.report.placed import choice_text, param_groups, route_text, sharding_text
 
-MAX_ROWS = 5_000
+_MAX_ROWS = 5_000
 """More rows make a page that browsers are slow to open."""
 
-KINDS = ("parameter", "op", "route", "saved", "output")
+ROW_KINDS = ("parameter", "op", "route", "saved", "output")
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DecisionRow:
     """A row: what is decided of what, what that means, and its time, or bytes per device."""
 
     kind: str
@@ -31,31 +31,31 @@ class Decision:
 class Decisions:
     """The rows, and how many were left out."""
 
-    rows: tuple[Decision, ...]
+    rows: tuple[DecisionRow, ...]
     num_left_out: int
 
 
 def decisions(plan: Plan) -> Decisions:
     """The table of a plan: each kind by what it costs."""
     found = [*_params(plan), *_ops(plan), *_routes(plan), *_states(plan)]
-    return Decisions(tuple(found[:MAX_ROWS]), max(len(found) - MAX_ROWS, 0))
+    return Decisions(tuple(found[:_MAX_ROWS]), max(len(found) - _MAX_ROWS, 0))
 
 
-def _params(plan: Plan) -> Iterable[Decision]:
+def _params(plan: Plan) -> Iterable[DecisionRow]:
     for group in param_groups(plan.structure.params, plan.structure.mesh):
         kept = "" if group.kept == group.storage else f"; kept for backward {group.kept}"
         shape = f"{group.dtype}[{', '.join(map(str, group.shape))}]"
         details = f"{group.count} of {shape}" if group.count > 1 else shape
         figure = format_bytes(group.local_bytes)
-        yield Decision("parameter", group.name, group.storage + kept, details, figure)
+        yield DecisionRow("parameter", group.name, group.storage + kept, details, figure)
 
 
-def _ops(plan: Plan) -> Iterable[Decision]:
+def _ops(plan: Plan) -> Iterable[DecisionRow]:
     totals, mesh = plan.estimates.ops, plan.structure.mesh
     chosen = [(totals.get(key), key, choice) for key, choice in plan.structure.ops.items()]
     for total, key, choice in sorted(chosen, key=lambda each: (-_ns(each[0]), each[1])):
         if total is None:
-            yield Decision("op", key, choice, "", "")
+            yield DecisionRow("op", key, choice, "", "")
             continue
         made = ", ".join(sharding_text(state, mesh) for _, state in total.outputs)
         made = made or choice_text(choice, mesh)
@@ -68,14 +68,14 @@ def _ops(plan: Plan) -> Iterable[Decision]:
         )
         name = f"{total.module or WHOLE_MODEL}: {short_op(total.op)}"
         details = ", ".join(part for part in parts if part)
-        yield Decision("op", name, made, details, format_ns(_ns(total)))
+        yield DecisionRow("op", name, made, details, format_ns(_ns(total)))
 
 
 def _ns(total: OpTotal | None) -> int:
     return total.compute_ns if total else 0
 
 
-def _routes(plan: Plan) -> Iterable[Decision]:
+def _routes(plan: Plan) -> Iterable[DecisionRow]:
     sends, mesh = plan.estimates.sends, plan.structure.mesh
     taken = [
         (sum(sent.time_ns for sent in sends.get(key, ())), key, steps)
@@ -85,14 +85,16 @@ def _routes(plan: Plan) -> Iterable[Decision]:
         sent = [f"{each.count} {each.kind} on {each.axis}" for each in sends.get(key, ())]
         details = ", ".join([key.rpartition("@")[2], *sent])
         name = tensor_name(plan.estimates, key)
-        yield Decision(
+        yield DecisionRow(
             "route", name, route_text(steps, mesh), details, format_ns(ns) if sends else ""
         )
 
 
-def _states(plan: Plan) -> Iterable[Decision]:
+def _states(plan: Plan) -> Iterable[DecisionRow]:
     mesh = plan.structure.mesh
     for key, state in sorted(plan.structure.saved.items()):
-        yield Decision("saved", key, sharding_text(state, mesh), "kept for backward", "")
+        yield DecisionRow("saved", key, sharding_text(state, mesh), "kept for backward", "")
     for key, state in sorted(plan.structure.outputs.items()):
-        yield Decision("output", key, sharding_text(state, mesh), "returned without gradient", "")
+        yield DecisionRow(
+            "output", key, sharding_text(state, mesh), "returned without gradient", ""
+        )

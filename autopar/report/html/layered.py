@@ -33,7 +33,7 @@ class Placed:
     height: float
 
 
-def place(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
+def arrange(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]]) -> Placed:
     """`sizes` are (width, height) of the boxes, `arrows` lead from a box to another; without cycles
     and repetitions. What no arrows join stands side by side, the largest first."""
     graph: nx.Graph[int] = nx.Graph(arrows)

@@ -22,11 +22,11 @@ from autopar.plans.plan import MeshAxis, Plan
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture
 from autopar.report.html.charts import areas, gantt
-from autopar.report.html.decisions import KINDS, Decisions, decisions
+from autopar.report.html.decisions import ROW_KINDS, Decisions, decisions
 from autopar.report.html.headline import Headline, headline
 from autopar.report.html.memory import MemoryUse, memory_use
-from autopar.report.html.schedule import Schedule, schedule
-from autopar.report.html.traffic import AxisTraffic, traffic
+from autopar.report.html.schedule import DrawnSchedule, schedule
+from autopar.report.html.traffic import AxisTraffic, axis_traffic
 from autopar.report.names import MAX_NAME, clean, escape
 from autopar.report.timeline import Track
 
@@ -43,7 +43,7 @@ class Page:
 
     mesh: tuple[MeshAxis, ...]
     headline: Headline
-    schedule: Schedule
+    schedule: DrawnSchedule
     memory: MemoryUse
     traffic: tuple[AxisTraffic, ...]
     graphs: tuple[BlockGraph, ...]
@@ -57,7 +57,7 @@ def content(plan: Plan) -> Page:
         headline=headline(plan),
         schedule=schedule(plan),
         memory=memory_use(plan),
-        traffic=traffic(plan),
+        traffic=axis_traffic(plan),
         graphs=block_graphs(plan),
         decisions=decisions(plan),
     )
@@ -78,7 +78,7 @@ def render(page: Page) -> str:
         .from_string(_text("page.html.j2"))
         .render(
             page=page,
-            kinds=KINDS,
+            kinds=ROW_KINDS,
             axes=axes,
             script=Markup(script),
             style=Markup(style),

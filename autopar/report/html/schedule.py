@@ -24,7 +24,7 @@ MAX_LETTERS = 12
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class DrawnBar:
     """A bar of a panel. `busy` is the share of its time in which the track does something, `count`
     the bars it is made of; the first of `labels` that has room is written on it."""
 
@@ -41,11 +41,11 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TrackRow:
     """What one track does."""
 
     track: Track
-    blocks: tuple[Block, ...]
+    blocks: tuple[DrawnBar, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ class Panel:
     letter: str
     title: str
     ns: int
-    spans: tuple[Block, ...]
-    rows: tuple[Row, ...]
+    spans: tuple[DrawnBar, ...]
+    rows: tuple[TrackRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class DrawnSchedule:
     """The panels, and the same as a table, whose columns are of `tracks`. `overlap_ns` is what the
     step is shorter than its parts one after the other, which is how they are drawn."""
 
@@ -83,14 +83,14 @@ class Schedule:
     runs: tuple[RunRow, ...]
 
 
-def schedule(plan: Plan) -> Schedule:
+def schedule(plan: Plan) -> DrawnSchedule:
     """The schedule of a plan; nothing is drawn of a step that takes no time."""
     step = timeline(plan)
     letters = _letters(step)
     panels = [_overview(step, letters, plan)] if step.end_ns else []
     panels += [_inside(step, stretch, letter, plan) for stretch, letter in letters]
     overlap_ns = step.end_ns - plan.estimates.step_ns
-    return Schedule(overlap_ns, tuple(panels), step.tracks, tuple(_runs(step, letters)))
+    return DrawnSchedule(overlap_ns, tuple(panels), step.tracks, tuple(_runs(step, letters)))
 
 
 def _letters(step: Timeline) -> list[tuple[Stretch, str]]:
@@ -103,8 +103,8 @@ def _letters(step: Timeline) -> list[tuple[Stretch, str]]:
 
 def _overview(step: Timeline, letters: list[tuple[Stretch, str]], plan: Plan) -> Panel:
     known = {stretch.start_ns: letter for stretch, letter in letters}
-    found: dict[Track, list[Block]] = {track: [] for track in step.tracks}
-    spans: list[Block] = []
+    found: dict[Track, list[DrawnBar]] = {track: [] for track in step.tracks}
+    spans: list[DrawnBar] = []
     for stretch in step.stretches:
         if stretch.end_ns == stretch.start_ns:
             continue
@@ -123,26 +123,30 @@ def _overview(step: Timeline, letters: list[tuple[Stretch, str]], plan: Plan) ->
     return Panel("", "The step", step.end_ns, tuple(spans), _rows(found))
 
 
-def _whole(stretch: Stretch, busy: float, labels: tuple[str, ...], about: str) -> Block:
+def _whole(stretch: Stretch, busy: float, labels: tuple[str, ...], about: str) -> DrawnBar:
     ns = stretch.end_ns - stretch.start_ns
     tip = f"{about}\n{format_ns(round(busy * ns))} of {format_ns(ns)}"
-    return Block(stretch.start_ns, stretch.end_ns, busy, labels, tip)
+    return DrawnBar(stretch.start_ns, stretch.end_ns, busy, labels, tip)
 
 
 def _inside(step: Timeline, stretch: Stretch, letter: str, plan: Plan) -> Panel:
     start_ns, end_ns = step.extent(stretch, 0)
-    found: dict[Track, list[Block]] = {track: [] for track in step.tracks}
+    found: dict[Track, list[DrawnBar]] = {track: [] for track in step.tracks}
     _add_bars(found, step.bars(stretch), start_ns, (end_ns - start_ns) * THIN, plan)
     title = f"{step.title(stretch)}, once of {stretch.run.times} times"
     return Panel(letter, title, end_ns - start_ns, (), _rows(found))
 
 
-def _rows(found: dict[Track, list[Block]]) -> tuple[Row, ...]:
-    return tuple(Row(track, tuple(blocks)) for track, blocks in found.items() if blocks)
+def _rows(found: dict[Track, list[DrawnBar]]) -> tuple[TrackRow, ...]:
+    return tuple(TrackRow(track, tuple(blocks)) for track, blocks in found.items() if blocks)
 
 
 def _add_bars(
-    found: dict[Track, list[Block]], bars: Iterable[Bar], zero_ns: int, thin_ns: float, plan: Plan
+    found: dict[Track, list[DrawnBar]],
+    bars: Iterable[Bar],
+    zero_ns: int,
+    thin_ns: float,
+    plan: Plan,
 ) -> None:
     """Each bar to its track; thin ones that nearly touch become one."""
     for bar in bars:
@@ -159,9 +163,9 @@ def _add_bars(
             busy = (before.busy * before.ns + bar.duration_ns) / (end_ns - before.start_ns)
             count = before.count + 1
             tip = f"{count} short ones, {format_ns(end_ns - before.start_ns)}"
-            blocks[-1] = Block(before.start_ns, end_ns, busy, (), tip, count)
+            blocks[-1] = DrawnBar(before.start_ns, end_ns, busy, (), tip, count)
         else:
-            blocks.append(Block(start_ns, end_ns, 1.0, _labels(bar.part), _tip(bar, plan)))
+            blocks.append(DrawnBar(start_ns, end_ns, 1.0, _labels(bar.part), _tip(bar, plan)))
 
 
 def _labels(part: Part) -> tuple[str, ...]:

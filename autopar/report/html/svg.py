@@ -78,13 +78,13 @@ def line(x: float, y: float, to_x: float, to_y: float, class_: str) -> Markup:
     return element("line", x1=x, y1=y, x2=to_x, y2=to_y, class_=class_)
 
 
-def path(d: str, class_: str, tip: str = "") -> Markup:
+def svg_path(d: str, class_: str, tip: str = "") -> Markup:
     """A path; `d` in the notation of SVG."""
     return element("path", title(tip), d=d, class_=class_)
 
 
 def points(where: Iterable[tuple[float, float]]) -> str:
-    """Points as `path` takes them, without a letter."""
+    """Points as `svg_path` takes them, without a letter."""
     return " ".join(f"{_value(x)} {_value(y)}" for x, y in where)
 
 

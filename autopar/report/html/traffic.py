@@ -9,7 +9,7 @@ from autopar.report.limits import find_limits
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentRow:
     """All collectives of a kind, axis and phase; `share` is of the longest of all axes."""
 
     total: CollectiveTotal
@@ -25,10 +25,10 @@ class AxisTraffic:
     link: str
     time_ns: int
     num_bytes: int
-    rows: tuple[Sent, ...]
+    rows: tuple[SentRow, ...]
 
 
-def traffic(plan: Plan) -> tuple[AxisTraffic, ...]:
+def axis_traffic(plan: Plan) -> tuple[AxisTraffic, ...]:
     """The traffic of every axis of the mesh, also of those that send nothing."""
     totals = plan.estimates.collectives
     longest = max((total.time_ns for total in totals), default=0) or 1
@@ -39,7 +39,7 @@ def traffic(plan: Plan) -> tuple[AxisTraffic, ...]:
     for axis in axes:
         of_axis = [total for total in totals if total.axis == axis]
         of_axis.sort(key=lambda total: (-total.time_ns, total.kind, total.phase))
-        rows = tuple(Sent(total, total.time_ns / longest) for total in of_axis)
+        rows = tuple(SentRow(total, total.time_ns / longest) for total in of_axis)
         time_ns = sum(total.time_ns for total in of_axis)
         num_bytes = sum(total.num_bytes for total in of_axis)
         about = axis, sizes.get(axis, 0), links.get(axis, "")

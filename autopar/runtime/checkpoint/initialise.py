@@ -26,12 +26,12 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from autopar.errors import WeightsError
-from autopar.runtime.checkpoint.lazy import Place
+from autopar.runtime.checkpoint.lazy import Region
 
 _RESET = ("reset_parameters", "_reset_parameters")
 _INIT = "_init_weights"
 
-Pass = Callable[[list[nn.Module]], None]
+_Pass = Callable[[list[nn.Module]], None]
 """Runs initialising methods of modules, the innermost first."""
 
 
@@ -55,7 +55,7 @@ class Initialiser:
             ) from error
         self._seed = seed
 
-    def read(self, name: str, place: Place) -> Tensor:
+    def read(self, name: str, place: Region) -> Tensor:
         """The rectangle of the tensor called `name` at `place`, in memory of its own, on the CPU.
         The whole tensor is made and dropped again."""
         return self.whole(name)[place].clone(memory_format=torch.contiguous_format)
@@ -98,7 +98,7 @@ class Initialiser:
                 return value
         return None
 
-    def _run(self, name: str, real: list[str], fill: int, passes: tuple[Pass, ...]) -> Tensor:
+    def _run(self, name: str, real: list[str], fill: int, passes: tuple[_Pass, ...]) -> Tensor:
         with self._with_memory(real, fill), _seeded(self._seed, name), torch.device("cpu"):
             around = list(_around(self._model, name.rpartition(".")[0]))
             for one in passes:

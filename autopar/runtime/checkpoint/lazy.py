@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-Place = tuple[slice, ...]
+Region = tuple[slice, ...]
 """One slice per dim, with a start and a stop, and no step."""
 
 
@@ -26,7 +26,7 @@ class Lazy(Protocol):
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def read(self, place: Place) -> Tensor:
+    def read(self, place: Region) -> Tensor:
         """The rectangle at `place`, in memory of its own."""
         ...
 
@@ -40,7 +40,7 @@ class Stored:
     shape: tuple[int, ...]
     dtype: torch.dtype
 
-    def read(self, place: Place) -> Tensor:
+    def read(self, place: Region) -> Tensor:
         if not place:
             return self.file.get_tensor(self.name).clone()
         # What comes back is a view of the file, of which only what is copied is read.
@@ -63,7 +63,7 @@ class Stacked:
     def dtype(self) -> torch.dtype:
         return self.parts[0].dtype
 
-    def read(self, place: Place) -> Tensor:
+    def read(self, place: Region) -> Tensor:
         inner = (*place[: self.dim], *place[self.dim + 1 :])
         parts = self.parts[place[self.dim]]
         if not parts:
@@ -88,7 +88,7 @@ class Joined:
     def dtype(self) -> torch.dtype:
         return self.parts[0].dtype
 
-    def read(self, place: Place) -> Tensor:
+    def read(self, place: Region) -> Tensor:
         wanted, begin = place[self.dim], 0
         found: list[Tensor] = []
         for part in self.parts:
@@ -117,7 +117,7 @@ class Transposed:
     def dtype(self) -> torch.dtype:
         return self.part.dtype
 
-    def read(self, place: Place) -> Tensor:
+    def read(self, place: Region) -> Tensor:
         return self.part.read(self._swapped(place)).transpose(self.a, self.b).contiguous()
 
     def _swapped(self, items: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -126,10 +126,10 @@ class Transposed:
         return tuple(changed)
 
 
-def everything(shape: Sequence[int]) -> Place:
+def everything(shape: Sequence[int]) -> Region:
     """The place that is all of a tensor."""
     return tuple(slice(0, size) for size in shape)
 
 
-def _empty(place: Place, dtype: torch.dtype) -> Tensor:
+def _empty(place: Region, dtype: torch.dtype) -> Tensor:
     return torch.empty([s.stop - s.start for s in place], dtype=dtype)

@@ -205,7 +205,7 @@ class Reader:
 _readers: list[Reader] = []
 
 
-def start(world: World) -> Reader:
+def start_reading(world: World) -> Reader:
     """The reader of this process, made if there is none yet."""
     if not _readers or _readers[-1].store is not world.store:
         _readers.append(Reader(world))

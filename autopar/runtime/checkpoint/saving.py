@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autopar.runtime.checkpoint.reading import start
+from autopar.runtime.checkpoint.reading import start_reading
 from autopar.runtime.process.agreement import Agreement
 from autopar.runtime.process.world import World
 from autopar.runtime.torch_private import local_store
@@ -43,7 +43,7 @@ class Library:
 
     def __init__(self, model: nn.Module, world: World) -> None:
         self._model = model
-        self._reader = start(world) if world.size > 1 else None
+        self._reader = start_reading(world) if world.size > 1 else None
         self._offer = self._reader.offer(lambda name: self._params()[name]) if self._reader else ""
 
     def whole(self, state: dict[str, Any], prefix: str = "") -> dict[str, Any]:

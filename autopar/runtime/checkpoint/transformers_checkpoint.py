@@ -19,7 +19,7 @@ from autopar.errors import WeightsError
 from autopar.runtime.checkpoint.lazy import Joined, Lazy, Stacked, Transposed
 
 
-def renamed(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, Lazy]:
+def renamed_tensors(model: nn.Module, stored: Mapping[str, Lazy]) -> dict[str, Lazy]:
     """The tensors of a checkpoint under the names, and in the forms, that `model` has.
 
     WeightsError for a form that cannot be taken piece by piece.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from autopar.errors import WeightsError
 from autopar.runtime.checkpoint.initialise import Initialiser
-from autopar.runtime.checkpoint.lazy import Lazy, Place, everything
+from autopar.runtime.checkpoint.lazy import Lazy, Region, everything
 from autopar.runtime.checkpoint.safetensors_files import open_checkpoint
 
 _SHOWN = 5
@@ -27,7 +27,7 @@ _SHOWN = 5
 class Source(Protocol):
     """Values of tensors by their names in the model."""
 
-    def read(self, name: str, place: Place) -> Tensor:
+    def read(self, name: str, place: Region) -> Tensor:
         """The rectangle of tensor `name` at `place`, in its dtype and in memory of its own."""
         ...
 
@@ -40,7 +40,7 @@ class Checkpoint:
     dtypes: Mapping[str, torch.dtype]
     digest: str
 
-    def read(self, name: str, place: Place) -> Tensor:
+    def read(self, name: str, place: Region) -> Tensor:
         return self.tensors[name].read(place).to(self.dtypes[name])
 
 
@@ -55,7 +55,7 @@ class Sources:
     def __contains__(self, name: str) -> bool:
         return name in self.by_name
 
-    def read(self, name: str, place: Place) -> Tensor:
+    def read(self, name: str, place: Region) -> Tensor:
         return self.by_name[name].read(name, place)
 
     def whole(self, name: str, like: Tensor) -> Tensor:
@@ -112,9 +112,9 @@ def _checkpoint(
     unexpected_is_fine: frozenset[str] = frozenset()
     library = sys.modules.get("transformers.modeling_utils")
     if library is not None and isinstance(model, library.PreTrainedModel):
-        from autopar.runtime.checkpoint.transformers_checkpoint import ignorable, renamed
+        from autopar.runtime.checkpoint.transformers_checkpoint import ignorable, renamed_tensors
 
-        stored, unexpected_is_fine = renamed(model, stored), ignorable(model, stored)
+        stored, unexpected_is_fine = renamed_tensors(model, stored), ignorable(model, stored)
     persistent = set(model.state_dict(keep_vars=True))
     first = _first_names(model)
     found: dict[str, Lazy] = {}

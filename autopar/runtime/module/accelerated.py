@@ -116,7 +116,7 @@ def accept(model: nn.Module, world: World) -> Terms | None:
     return Terms(model, world, Library(model, world), mixed_precision())
 
 
-def own_rows(value: Tensor, world: World) -> Tensor:
+def rows_of_rank(value: Tensor, world: World) -> Tensor:
     """This rank's rows of a result that has those of all ranks."""
     return value if world.size == 1 else _Rows.apply(value, world)
 

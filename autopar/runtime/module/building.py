@@ -14,7 +14,7 @@ from autopar.errors import TargetError
 
 _RETURNS = "it must return (model, inputs), inputs a tuple, a dict or a function of the batch size"
 
-Inputs = tuple[Any, ...] | dict[str, Any]
+_Inputs = tuple[Any, ...] | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Built:
     """A model, and the inputs of one call: positional as a tuple, by keyword as a dict."""
 
     model: nn.Module
-    inputs: Inputs
+    inputs: _Inputs
 
 
 def build(
@@ -74,7 +74,7 @@ def _call(function: Callable[[], Any], name: str, on_meta: bool) -> Any:
         raise TargetError(f"{name}() failed{where}: {type(error).__name__}: {error}") from error
 
 
-def _checked(inputs: object, name: str) -> Inputs:
+def _checked(inputs: object, name: str) -> _Inputs:
     if isinstance(inputs, Mapping):
         return dict(inputs)
     if isinstance(inputs, tuple):

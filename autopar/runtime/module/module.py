@@ -16,7 +16,7 @@ from autopar.errors import AutoparError
 from autopar.plans.plan import Plan
 from autopar.runtime.module.facade import Facade
 from autopar.runtime.module.runner import Runner
-from autopar.runtime.module.unsharded import Whole, generate, whole_parameters
+from autopar.runtime.module.unsharded import Whole, generate_tokens, whole_parameters
 
 
 class CompiledModule(Facade):
@@ -83,7 +83,7 @@ class CompiledModule(Facade):
             runner.check()
             return own
         entire = self.unsharded(writeback=False)
-        return partial(generate, own, entire, runner.world, runner.handed_out)
+        return partial(generate_tokens, own, entire, runner.world, runner.handed_out)
 
     def train(self, mode: bool = True) -> CompiledModule:
         self._model.train(mode)

@@ -31,7 +31,7 @@ from autopar.runtime.program.guards import is_state
 from autopar.runtime.torch_private import hand_hooks, local_slices
 
 
-def check(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
     """AutoparError if a parameter cannot be handed out: lazy, or distributed already."""
     for name, param in model.named_parameters():
         if nn.parameter.is_lazy(param):
@@ -95,7 +95,7 @@ def _replicated(
     return new
 
 
-def shard(
+def shard_parameters(
     model: nn.Module, groups: Groups, storage: Mapping[str, Sharding], sources: Sources
 ) -> None:
     """Store each replicated parameter as `storage` says of its name, keeping its identity.

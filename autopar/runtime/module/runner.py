@@ -17,7 +17,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError, GuardError, ManyProgramsWarning
 from autopar.plans.plan import Plan
-from autopar.runtime.module.accelerated import Terms, accept, own_rows
+from autopar.runtime.module.accelerated import Terms, accept, rows_of_rank
 from autopar.runtime.process.digests import modes
 from autopar.runtime.process.inputs import Inputs, Piece, same_everywhere, take_inputs
 from autopar.runtime.process.meeting import NEW
@@ -85,7 +85,7 @@ class Executable:
 
 
 @dataclass(slots=True)
-class Made:
+class _Made:
     """A program, the `number`-th that was made by all ranks together, and when it is the one to
     run."""
 
@@ -130,7 +130,7 @@ class Runner:
     build: Build
     inputs: Inputs | None = None
     terms: Terms | None = None
-    made: dict[tuple[str, ...], list[Made]] = field(default_factory=dict)
+    made: dict[tuple[str, ...], list[_Made]] = field(default_factory=dict)
     """By the inputs' types, those that ran last first."""
     groups: Groups | None = None
     differentiable: frozenset[str] = frozenset()
@@ -170,11 +170,11 @@ class Runner:
             for name in [name for name in results if name.startswith(("mutation:", "update:"))]:
                 local(self._tensor(name.partition(":")[2])).copy_(results.pop(name))
         if self.terms is not None:
-            results |= {name: own_rows(results[name], self.world) for name in executable.rows}
+            results |= {name: rows_of_rank(results[name], self.world) for name in executable.rows}
         leaves = [r.value if r.name is None else results[r.name] for r in executable.results]
         return unflatten(leaves, executable.out_spec)
 
-    def _ready(self, made: Made, leaves: list[Any]) -> Ready:
+    def _ready(self, made: _Made, leaves: list[Any]) -> Ready:
         executable = made.executable
         # A tensor that is a plain attribute may lie elsewhere.
         others = {name: x.to(self.world.device) for name, x in made.buffers.items()}
@@ -185,7 +185,7 @@ class Runner:
         random = self.terms.random(executable.random) if self.terms else executable.random
         return Ready(executable.step, made.params, others, random)
 
-    def _wider(self, made: Made, leaves: list[Any], outputs: frozenset[str]) -> Ready:
+    def _wider(self, made: _Made, leaves: list[Any], outputs: frozenset[str]) -> Ready:
         """A call that `made` was run for, with a program that has gradients of `outputs`."""
         signature = self._signature(leaves, made.executable.in_spec)
         found = self._known(signature)
@@ -206,7 +206,7 @@ class Runner:
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool = False
-    ) -> tuple[list[Any], Made]:
+    ) -> tuple[list[Any], _Made]:
         """The leaves of a call, and the program for it, made if there is none yet; `exact` as in
         `_known`."""
         # The order of keywords means nothing, and must not make another program.
@@ -233,7 +233,7 @@ class Runner:
             model, self.world, self.build.copied(model), self.inputs, with_values=self.with_values
         )
 
-    def _known(self, signature: Signature, *, exact: bool = False) -> Made | None:
+    def _known(self, signature: Signature, *, exact: bool = False) -> _Made | None:
         """The program for a call, if the model is as it was when that was made. If not `exact`,
         parameters may have been frozen since, which leaves results right."""
         same = self.made.setdefault(signature.inputs, [])
@@ -250,7 +250,7 @@ class Runner:
             _tell_many(suited)
         return found
 
-    def _new(self, leaves: list[Any], signature: Signature, instead: Made | None = None) -> Made:
+    def _new(self, leaves: list[Any], signature: Signature, instead: _Made | None = None) -> _Made:
         """The program for a call, made, in the place of one that is dropped if that is given."""
         stand_ins = [self._stand_in(leaf) if isinstance(leaf, Piece) else leaf for leaf in leaves]
         args, kwargs = unflatten(stand_ins, signature.spec)
@@ -263,12 +263,12 @@ class Runner:
         reads = (Read(*self._place(name), name) for name in names)
         guard = Guard(self.model, [*executable.reads, *reads])
         number = next(_NUMBERS) if instead is None else instead.number
-        made = Made(number, signature, guard, executable, {}, {})
+        made = _Made(number, signature, guard, executable, {}, {})
         self._collect(made)
         self.made[signature.inputs].insert(0, made)
         return made
 
-    def _collect(self, made: Made) -> None:
+    def _collect(self, made: _Made) -> None:
         executable = made.executable
         made.params = {name: self._param(executable, name) for name in executable.step.params}
         made.trained = tuple(param.requires_grad for param in made.params.values())
@@ -283,7 +283,7 @@ class Runner:
 
     def _signature(self, leaves: list[Any], spec: TreeSpec) -> Signature:
         return Signature(
-            inputs=tuple(map(describe, leaves)),
+            inputs=tuple(map(_describe, leaves)),
             handed=tuple(leaf.handed if isinstance(leaf, Piece) else "" for leaf in leaves),
             objects=tuple(_objects(leaves)),
             spec=spec,
@@ -321,7 +321,7 @@ class Runner:
         return param
 
 
-def describe(leaf: Any) -> str:
+def _describe(leaf: Any) -> str:
     """`float32[8, 16]` of a tensor, the value of a constant, the type of anything else."""
     if isinstance(leaf, Piece):
         return leaf.describe()
@@ -352,7 +352,7 @@ class _Argument(Freezer):
         return super().tensor(held)
 
 
-def _tell_many(suited: list[Made]) -> None:
+def _tell_many(suited: list[_Made]) -> None:
     changed = suited[0].guard.changed()
     what = ", ".join(changed[:3]) or "an argument that is an object"
     warnings.warn(

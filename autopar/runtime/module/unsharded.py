@@ -55,7 +55,7 @@ class Whole:
         return getattr(self.runner, name)
 
 
-class Held(NamedTuple):
+class _Held(NamedTuple):
     """A parameter or buffer, its first name, and what modules hold it, under which name each."""
 
     name: str
@@ -92,8 +92,8 @@ def whole_parameters(
     if world.size == 1:
         yield here
         return
-    params = [held for held in held_by(model, "_parameters") if isinstance(held.tensor, DTensor)]
-    buffers = list(held_by(model, "_buffers"))
+    params = [held for held in tensors_of(model, "_parameters") if isinstance(held.tensor, DTensor)]
+    buffers = list(tensors_of(model, "_buffers"))
     for held in params:
         if held.tensor.is_meta:
             raise AutoparError(
@@ -122,7 +122,7 @@ def whole_parameters(
         _take(params, buffers, values, rank or 0)
 
 
-def generate(
+def generate_tokens(
     own: Callable[..., Any],
     entire: AbstractContextManager[Any],
     world: World,
@@ -147,20 +147,20 @@ def generate(
         return own(*args, **kwargs)
 
 
-def held_by(model: nn.Module, kind: str) -> Iterator[Held]:
+def tensors_of(model: nn.Module, kind: str) -> Iterator[_Held]:
     """The `_parameters` or `_buffers` of all modules, each once."""
-    found: dict[int, Held] = {}
+    found: dict[int, _Held] = {}
     for path, module in model.named_modules():
         table: dict[str, Any] = vars(module)[kind]
         for leaf, tensor in table.items():
             if tensor is not None:
                 name = f"{path}.{leaf}" if path else leaf
-                found.setdefault(id(tensor), Held(name, tensor, [])).places.append((module, leaf))
+                found.setdefault(id(tensor), _Held(name, tensor, [])).places.append((module, leaf))
     yield from found.values()
 
 
 @torch.no_grad()
-def _gather(params: Sequence[Held], whole: dict[str, Tensor], here: bool) -> None:
+def _gather(params: Sequence[_Held], whole: dict[str, Tensor], here: bool) -> None:
     for held in params:
         param = held.tensor
         assert isinstance(param, DTensor)
@@ -174,7 +174,7 @@ def _gather(params: Sequence[Held], whole: dict[str, Tensor], here: bool) -> Non
             held.put(whole[held.name])
 
 
-def _check(params: Sequence[Held], buffers: Sequence[Held], whole: Mapping[str, Tensor]) -> None:
+def _check(params: Sequence[_Held], buffers: Sequence[_Held], whole: Mapping[str, Tensor]) -> None:
     """AutoparError if what is there now cannot take the place of what was there."""
     for held in (*params, *buffers):
         now, given = held.now, whole.get(held.name, held.now)
@@ -204,14 +204,14 @@ def _meet(world: World, *, failed: bool) -> None:
 
 
 @torch.no_grad()
-def _put_back(buffers: Sequence[Held], before: Sequence[Tensor]) -> None:
+def _put_back(buffers: Sequence[_Held], before: Sequence[Tensor]) -> None:
     for held, value in zip(buffers, before, strict=True):
         held.tensor.copy_(value)
 
 
 @torch.no_grad()
 def _take(
-    params: Sequence[Held], buffers: Sequence[Held], values: dict[str, Any], source: int
+    params: Sequence[_Held], buffers: Sequence[_Held], values: dict[str, Any], source: int
 ) -> None:
     """Store, on all ranks, the values that rank `source` has."""
     for held in (*params, *buffers):

@@ -120,7 +120,7 @@ def _nothing(x: Tensor) -> Tensor:
     return x.new_empty(0)
 
 
-def gather(x: Tensor, slots: Tensor, choices: int) -> Tensor:
+def gather_rows(x: Tensor, slots: Tensor, choices: int) -> Tensor:
     """The rows of `slots`, which are `choices` per token, from tokens [N, D]."""
     return x[slots // choices]
 
@@ -157,7 +157,7 @@ def experts(
 ) -> Tensor:
     """y [N, D] in the dtype of `x`."""
     way = route(chosen, up.shape[0], may_skip=may_skip)
-    rows = gather(x, way.slots, chosen.shape[1])
+    rows = gather_rows(x, way.slots, chosen.shape[1])
     out = Feed(up, down, up_bias, Gate.parse(gate)).forward(rows, way.ends)
     weighted = out * weights.flatten()[way.slots].unsqueeze(-1)
     return combine(weighted, way.slots, chosen, x.dtype)
@@ -182,7 +182,7 @@ def experts_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of x, weights, up, down and up_bias (empty where there is none)."""
     way = route(chosen, up.shape[0], may_skip=may_skip)
-    rows, grads = (gather(t, way.slots, chosen.shape[1]) for t in (x, grad))
+    rows, grads = (gather_rows(t, way.slots, chosen.shape[1]) for t in (x, grad))
     of_rows, of_weights, *rest = Feed(up, down, up_bias, Gate.parse(gate)).backward(
         grads, weights.flatten()[way.slots], rows, way.ends
     )

@@ -20,7 +20,7 @@ from autopar.runtime.ops.experts import (
     Routing,
     combine,
     fake_gradients,
-    gather,
+    gather_rows,
     route,
     spread,
 )
@@ -69,7 +69,7 @@ def _forward(
 ) -> Talk:  # fmt: skip
     post = yield from _post(chosen, up.shape[0], ways)
     slots = post.way.slots
-    rows = yield from post.there(gather(x, slots, chosen.shape[1]))
+    rows = yield from post.there(gather_rows(x, slots, chosen.shape[1]))
     out = Feed(up, down, up_bias, Gate.parse(gate)).forward(rows, post.ends)
     back = yield from post.back(out)
     return combine(back * weights.flatten()[slots].unsqueeze(-1), slots, chosen, x.dtype)
@@ -81,7 +81,11 @@ def _backward(
 ) -> Talk:  # fmt: skip
     post = yield from _post(chosen, up.shape[0], ways)
     slots, choices = post.way.slots, chosen.shape[1]
-    given = (gather(grad, slots, choices), gather(x, slots, choices), weights.flatten()[slots])
+    given = (
+        gather_rows(grad, slots, choices),
+        gather_rows(x, slots, choices),
+        weights.flatten()[slots],
+    )
     there = yield from post.there(_packed(*given))
     grads, rows, scale = _unpacked(there, *given)
     of_rows, of_weights, *rest = Feed(up, down, up_bias, Gate.parse(gate)).backward(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from autopar.runtime.torch_private import differentiating
 
-KINDS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+RECURRENT_KINDS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "lstm": torch.lstm,
     "gru": torch.gru,
     "rnn_tanh": torch.rnn_tanh,
@@ -40,7 +40,7 @@ def _computed(
     """(y, h, c) of one layer; `train` where cuDNN is to keep what its backward needs."""
     state: Any = [h, c] if kind == "lstm" else h
     both = h.shape[0] == 2
-    found = KINDS[kind](x, state, weights, biased, 1, 0.0, train, both, False)
+    found = RECURRENT_KINDS[kind](x, state, weights, biased, 1, 0.0, train, both, False)
     y, last, *cell = found
     return y, last, cell[0] if cell else c.new_empty(c.shape)
 

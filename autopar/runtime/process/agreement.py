@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 1 << 20
 AGREE_TIMEOUT_S = 60.0
 SHARE_TIMEOUT_S = 3600.0
-LINGER_S = 2.0
+_LINGER_S = 2.0
 _SHOWN_RANKS = 8
 _SHOWN_FACT = 160
 _AGREED = "agreed"
@@ -111,7 +111,7 @@ class Agreement:
         """Before an error is raised: it may end this process and, on rank 0, the Store with it."""
         key = self._key(topic, "read")
         num_read = self._store.add(key, 1)
-        deadline = time.monotonic() + LINGER_S
+        deadline = time.monotonic() + _LINGER_S
         while self._rank == 0 and num_read < self._world_size and time.monotonic() < deadline:
             time.sleep(0.01)
             num_read = self._store.add(key, 0)

@@ -29,8 +29,8 @@ from torch.distributed.distributed_c10d import Store
 from autopar.errors import PlanMismatchError, RankError
 from autopar.runtime.process.agreement import Agreement
 from autopar.runtime.process.digests import BATCH, BatchDigest
-from autopar.runtime.process.roll import Place, Roll, guilty, is_lost_peer
-from autopar.runtime.process.spots import collective, of_error, of_stack, script_line
+from autopar.runtime.process.roll import Roll, RollPlace, guilty, is_lost_peer
+from autopar.runtime.process.spots import of_error, of_stack, script_line, waiting_collective
 
 PATIENCE_S = 1.0
 """How long a rank waits before it asks where the others are, and then again and again."""
@@ -115,14 +115,14 @@ class Meeting:
                 except RuntimeError as error:
                     if not is_lost_peer(error):
                         raise
-                    waited = collective(of_error(error), gm) or "a collective"
+                    waited = waiting_collective(of_error(error), gm) or "a collective"
                     where = f"the {phase} of call {self.roll.calls}, in {waited}"
                     raise self._lost(where, self.roll.call()) from error
 
         return run
 
     def _wait(self, work: Any) -> None:
-        stuck: list[Place] = []
+        stuck: list[RollPlace] = []
         since = time.monotonic()
         while True:
             with suppress(RuntimeError):
@@ -149,7 +149,7 @@ class Meeting:
         line = script_line(iter(of_stack(sys._getframe())))
         return f"the start of call {self.roll.calls}" + (f", at {line}" if line else "")
 
-    def _lost(self, where: str, places: Sequence[Place] | None, hint: str = "") -> RankError:
+    def _lost(self, where: str, places: Sequence[RollPlace] | None, hint: str = "") -> RankError:
         """What to tell of a wait in vain; from now on the ranks have parted."""
         # gloo cannot take back what is under way, and a group that is freed waits for it, which
         # would hold up the end of the process for as long as the group's timeout says.
@@ -171,7 +171,7 @@ class Meeting:
             raise PlanMismatchError(f"{error}{_TOGETHER}") from None
 
 
-def _same(some: Sequence[Place], others: Sequence[Place]) -> bool:
+def _same(some: Sequence[RollPlace], others: Sequence[RollPlace]) -> bool:
     """Whether ranks stand where they stood when the roll was called before."""
     before, after = ([msgspec.structs.replace(p, roll=0) for p in ps] for ps in (some, others))
     return before == after

@@ -9,7 +9,7 @@ import time
 _LOG = logging.getLogger(__name__)
 
 
-class Progress:
+class StepProgress:
     """Phases of one compilation and their times. A terminal shows what is being done, on one line
     of standard error; without a terminal nothing is shown, and if `quiet` nothing is logged."""
 

@@ -20,16 +20,22 @@ from torch import fx
 from torch.distributed.distributed_c10d import Store
 
 from autopar.errors import RankError
-from autopar.runtime.process.spots import collective, in_optimizer, of_error, of_stack, script_line
+from autopar.runtime.process.spots import (
+    in_optimizer,
+    of_error,
+    of_stack,
+    script_line,
+    waiting_collective,
+)
 
 PERIOD_S = 0.25
 ANSWER_S = 2.0
-LINGER_S = 2.5
+_LINGER_S = 2.5
 _CLOSED = 1 << 40
 _SHOWN = 4
 
 
-class Place(msgspec.Struct, frozen=True):
+class RollPlace(msgspec.Struct, frozen=True):
     """Where rank `rank` is: how many calls of compiled models it has made, what of a call it is in
     ("forward", or nothing), its line of the script, and the collective it waits in. `ended` says
     why it ended; it did `because_of` others if that was because they did."""
@@ -67,7 +73,7 @@ class Roll:
         self._keys = [f"place/{other}" for other in range(size)]
         self._thread_id = threading.get_ident()
         self._closing = threading.Event()
-        store.set(self._keys[rank], msgspec.json.encode(Place(rank)).decode())
+        store.set(self._keys[rank], msgspec.json.encode(RollPlace(rank)).decode())
         self._thread = threading.Thread(target=self._answer, name="autopar roll", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -82,7 +88,7 @@ class Roll:
         finally:
             self.phase, self._gm = before, None
 
-    def call(self) -> list[Place] | None:
+    def call(self) -> list[RollPlace] | None:
         """Where the other ranks are, by rank; None if there is no Store any more."""
         try:
             roll = self._store.add("called", 1)
@@ -96,14 +102,14 @@ class Roll:
                 time.sleep(0.05)
         except RuntimeError:
             return None
-        answered = [p if p.ended or p.roll >= roll else Place(p.rank) for p in places]
+        answered = [p if p.ended or p.roll >= roll else RollPlace(p.rank) for p in places]
         return [p for p in answered if p.rank != self._rank]
 
-    def here(self, roll: int) -> Place:
+    def here(self, roll: int) -> RollPlace:
         """Where this process is."""
         frames = of_stack(sys._current_frames().get(self._thread_id))
-        line, waits_in = script_line(iter(frames)), collective(frames, self._gm)
-        return Place(self._rank, roll, self.calls, self.phase, line, waits_in)
+        line, waits_in = script_line(iter(frames)), waiting_collective(frames, self._gm)
+        return RollPlace(self._rank, roll, self.calls, self.phase, line, waits_in)
 
     def close(self) -> None:
         """Leave word that this process ends, and how; later calls do nothing."""
@@ -128,7 +134,7 @@ class Roll:
         if error is None or not is_lost_peer(error):
             return
         frames = of_error(error)
-        waited = collective(frames) or "a collective"
+        waited = waiting_collective(frames) or "a collective"
         phase = " of the optimizer" if in_optimizer(frames) else ""
         told = guilty(self.call())
         line = script_line(iter(frames))
@@ -138,15 +144,15 @@ class Roll:
         )
 
     def _linger(self) -> None:
-        deadline = time.monotonic() + LINGER_S
+        deadline = time.monotonic() + _LINGER_S
         while time.monotonic() < deadline and not all(p.ended for p in self._places()):
             time.sleep(0.05)
 
-    def _places(self) -> list[Place]:
+    def _places(self) -> list[RollPlace]:
         raw: Sequence[bytes] = self._store.multi_get(self._keys)
-        return [msgspec.json.decode(item, type=Place) for item in raw]
+        return [msgspec.json.decode(item, type=RollPlace) for item in raw]
 
-    def _post(self, place: Place) -> None:
+    def _post(self, place: RollPlace) -> None:
         self._store.set(self._keys[self._rank], msgspec.json.encode(place).decode())
 
     def _answer(self) -> None:
@@ -161,11 +167,11 @@ class Roll:
                     answered = called
 
 
-def guilty(places: Sequence[Place] | None) -> str:
+def guilty(places: Sequence[RollPlace] | None) -> str:
     """Of all other ranks, those that the wait is due to, and where they are."""
     if places is None:
         return f"nobody can tell why: the Store is gone, and with it {KEEPER}"
-    signs: tuple[Callable[[Place], bool], ...] = (
+    signs: tuple[Callable[[RollPlace], bool], ...] = (
         lambda p: not p.because_of_others and (bool(p.ended) or not p.roll),
         lambda p: bool(p.ended),
         lambda p: not p.waits_in,
@@ -176,16 +182,16 @@ def guilty(places: Sequence[Place] | None) -> str:
     return ", ".join(map(str, found[:_SHOWN])) + more
 
 
-def _farewell(rank: int, calls: int, error: BaseException | None) -> Place:
+def _farewell(rank: int, calls: int, error: BaseException | None) -> RollPlace:
     if error is None:
-        return Place(rank, calls=calls, ended=f"has ended after {calls} calls")
+        return RollPlace(rank, calls=calls, ended=f"has ended after {calls} calls")
     text = next(iter(str(error).splitlines()), "")
     line = script_line(iter(of_error(error)))
     followed = isinstance(error, RankError) or is_lost_peer(error)
     if isinstance(error, RankError):
         text = text.removeprefix(f"rank {rank} ").partition(";")[0]
     ended = f"has ended with {type(error).__name__}: {text}" + (f" (at {line})" if line else "")
-    return Place(rank, calls=calls, ended=ended, because_of_others=followed)
+    return RollPlace(rank, calls=calls, ended=ended, because_of_others=followed)
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -54,7 +54,7 @@ def of_error(error: BaseException) -> list[tuple[CodeType, int]]:
     return [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)]
 
 
-def collective(frames: list[tuple[CodeType, int]], gm: fx.GraphModule | None = None) -> str:
+def waiting_collective(frames: list[tuple[CodeType, int]], gm: fx.GraphModule | None = None) -> str:
     """Which collective the innermost frames are in: one of the local graph `gm`, with its mesh axis
     and the tensor it is for, or one of torch.distributed; empty if they are in none."""
     found = ""

@@ -177,7 +177,7 @@ def make_groups(axes: Sequence[MeshAxis], world: World) -> Groups:
     return Groups(tuple(axes), params, others)
 
 
-def placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:
+def dtensor_placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:
     """DTensor's placements of `sharding`, in its order of axes. PlanError if it is partial."""
     found: list[placement_types.Placement] = []
     for placement in sharding:
@@ -189,8 +189,8 @@ def placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:
 
 
 def param_placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:
-    """`placements` in the order of `Groups.params`."""
-    return tuple(reversed(placements(sharding)))
+    """`dtensor_placements` in the order of `Groups.params`."""
+    return tuple(reversed(dtensor_placements(sharding)))
 
 
 def _under_torchrun() -> bool:

@@ -13,7 +13,7 @@ import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
 from autopar.errors import AutoparError
-from autopar.runtime.program.function import Graph
+from autopar.runtime.program.function import RunnableGraph
 from autopar.runtime.torch_private import inductor
 
 BACKENDS = ("eager", "inductor")
@@ -29,7 +29,7 @@ def choose(backend: str | None, device: torch.device) -> str:
     return backend
 
 
-def prepare(gm: fx.GraphModule, backend: str) -> Graph:
+def prepare(gm: fx.GraphModule, backend: str) -> RunnableGraph:
     """`gm`, which takes its inputs as a list that it clears, as `backend` runs it."""
     return reduce_in_place(gm) if backend == "eager" else _Inductor(gm)
 
@@ -39,7 +39,7 @@ class _Inductor:
 
     def __init__(self, gm: fx.GraphModule) -> None:
         self._gm = gm
-        self._compiled: Graph | None = None
+        self._compiled: RunnableGraph | None = None
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
         if self._compiled is None:

@@ -14,9 +14,9 @@ from autopar.ir.redistribute import nesting
 from autopar.ir.sharding import Sharding
 from autopar.plans.plan import MeshAxis
 from autopar.runtime.process.meeting import Meeting
-from autopar.runtime.process.world import Groups, param_placements, placements
+from autopar.runtime.process.world import Groups, dtensor_placements, param_placements
 from autopar.runtime.program.backend import prepare
-from autopar.runtime.program.function import Graph as LocalGraph
+from autopar.runtime.program.function import RunnableGraph as LocalGraph
 from autopar.runtime.program.function import Step
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.sharded import Place
@@ -85,7 +85,7 @@ def detached_places(graph: Graph, program: Program, groups: Groups | None) -> di
         if all(list(order) == sorted(order, reverse=True) for order in orders):
             place = Place(groups.params, param_placements(sharding))
         elif all(list(order) == sorted(order) for order in orders):
-            place = Place(groups.others, placements(sharding))
+            place = Place(groups.others, dtensor_placements(sharding))
         else:
             raise PlanError(f"output {node.target} in {sharding} is no DTensor; plan again")
         found[f"detached:{node.target}"] = place

@@ -23,7 +23,7 @@ from autopar.runtime.torch_private import dtensor_like, keeps_graph
 _GRADED = ("loss", "value")
 _CHANGED_BY = {"mutation": "buffer", "update": "param"}
 
-Graph = Callable[[list[Any]], Sequence[Any]]
+RunnableGraph = Callable[[list[Any]], Sequence[Any]]
 """A graph over local tensors; it may clear the list it is given."""
 
 _FREED = (
@@ -53,8 +53,8 @@ class Step:
     them have a gradient in eager.
     """
 
-    forward: Graph
-    backward: Graph | None
+    forward: RunnableGraph
+    backward: RunnableGraph | None
     forward_inputs: tuple[str, ...]
     forward_outputs: tuple[str, ...]
     backward_inputs: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class Step:
         self,
         params: Mapping[str, Tensor],
         others: Mapping[str, Tensor],
-        past: Past | None = None,
+        past: PastCall | None = None,
         trained: tuple[bool, ...] | None = None,
     ) -> dict[str, Tensor]:
         """The results by name. `params` are parameters by name, plain or DTensors stored as the
@@ -136,7 +136,7 @@ class RefrozenError(Exception):
     """Other parameters require gradients than did when the program was made."""
 
 
-class Past(Protocol):
+class PastCall(Protocol):
     """What is remembered of a call, so that its forward can be done again (`widening`)."""
 
     def watch(self, names: Sequence[str], tensors: Sequence[Tensor]) -> None:
@@ -153,7 +153,7 @@ class _Context(FunctionCtx):
 
     needs_input_grad: tuple[bool, ...]
     step: Step
-    past: Past | None
+    past: PastCall | None
     positions: tuple[str, ...]
     params: tuple[str, ...]
     saved: list[Tensor] | None
@@ -168,7 +168,7 @@ class _Differentiable(torch.autograd.Function):
         ctx: _Context,
         step: Step,
         others: Mapping[str, Tensor],
-        past: Past | None,
+        past: PastCall | None,
         trained: tuple[bool, ...] | None,
         *leaves: Tensor,
     ) -> tuple[Tensor, ...]:
@@ -270,7 +270,7 @@ def _like(grad: Tensor | None, leaf: Tensor) -> Tensor | None:
     return dtensor_like(grad.contiguous(), leaf)
 
 
-def _run(graph: Graph, inputs: list[Any]) -> Sequence[Any]:
+def _run(graph: RunnableGraph, inputs: list[Any]) -> Sequence[Any]:
     """The casts of autocast are in the graph since it was traced: it must not cast again."""
     with torch.no_grad(), ExitStack() as stack:
         for device in ("cpu", "cuda"):

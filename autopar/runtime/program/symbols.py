@@ -23,7 +23,7 @@ Cuts = tuple[tuple[str, int], ...]
 Resolved = tuple[Any, tuple[Any, ...]]
 """An op, and its arguments behind the first one, a tensor."""
 
-Piece = tuple[int, Cuts, int]
+CutPiece = tuple[int, Cuts, int]
 """(length, cuts, back): a dim is cut into pieces of `length` by the axes of `cuts`; the piece is
 the one `back` places before this rank's, the last one being before the first."""
 
@@ -52,8 +52,8 @@ def attention_piece(
     v: Tensor,
     mask: Tensor | None,
     scale: float | None,
-    queries: Piece,
-    keys: Piece,
+    queries: CutPiece,
+    keys: CutPiece,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention, where `q` is a piece of the sequence, and `k` and `v` are another one."""
     raise NotImplementedError("attention_piece of a graph that is not bound")
@@ -68,8 +68,8 @@ def attention_piece_backward(
     lse: Tensor,
     mask: Tensor | None,
     scale: float | None,
-    queries: Piece,
-    keys: Piece,
+    queries: CutPiece,
+    keys: CutPiece,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Its backward."""
     raise NotImplementedError("attention_piece_backward of a graph that is not bound")
@@ -106,7 +106,7 @@ def _local_position(index: Mapping[str, int], length: int, path: Cuts) -> Resolv
     return aten.sub.Scalar, (_start(index, (length, path, 0)),)
 
 
-def _start(index: Mapping[str, int], piece: Piece) -> int:
+def _start(index: Mapping[str, int], piece: CutPiece) -> int:
     """Where a piece begins."""
     length, cuts, back = piece
     at, count = 0, 1

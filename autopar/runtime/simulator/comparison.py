@@ -8,12 +8,12 @@ from autopar.errors import VerificationError
 
 MAX_NAMED = 5
 
-EXACT = 1e-9
+EXACT_TOLERANCE = 1e-9
 """The relative difference that rounding in float64 explains."""
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Unequal:
     """The largest difference of a tensor over all ranks.
 
     `relative` is the largest absolute difference of its elements over the largest magnitude in the
@@ -47,16 +47,16 @@ class Report:
     dtype: str
     tolerance: float
     seed: int
-    differences: tuple[Difference, ...]
+    differences: tuple[Unequal, ...]
     notes: tuple[str, ...] = ()
 
     @property
-    def failed(self) -> tuple[Difference, ...]:
+    def failed(self) -> tuple[Unequal, ...]:
         """What differs by more than the tolerance, in float64 too if that was computed."""
         return tuple(d for d in self.differences if not self._is_equal(d))
 
-    def _is_equal(self, d: Difference) -> bool:
-        return d.relative <= self.tolerance or (d.exact is not None and d.exact <= EXACT)
+    def _is_equal(self, d: Unequal) -> bool:
+        return d.relative <= self.tolerance or (d.exact is not None and d.exact <= EXACT_TOLERANCE)
 
     def check(self) -> None:
         """VerificationError, naming the tensors, if any differs by more than the tolerance, or if
@@ -77,12 +77,12 @@ class Report:
         )
 
 
-def _reason(d: Difference) -> str:
+def _reason(d: Unequal) -> str:
     exact = "" if d.exact is None else f", by {d.exact:.2g} in float64"
     return d.why or f"by {d.relative:.2g}{exact}"
 
 
-def blank_note(differences: tuple[Difference, ...]) -> tuple[str, ...]:
+def blank_note(differences: tuple[Unequal, ...]) -> tuple[str, ...]:
     """A sentence on tensors of which nothing was compared, if there are any."""
     blank = [d.name for d in differences if d.is_blank]
     if not blank:

@@ -9,7 +9,7 @@ from math import inf, isfinite
 import torch
 from torch import Tensor
 
-from autopar.runtime.simulator.comparison import EXACT, Difference
+from autopar.runtime.simulator.comparison import EXACT_TOLERANCE, Unequal
 
 NEGLIGIBLE = 1e-2
 """Gradients are measured against no less than this share of the largest of all: one that is zero
@@ -21,7 +21,7 @@ tensor is equal, however small the tensor is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SimulatedStep:
     """What one forward and backward computes, whole: outputs by their position, buffers and
     parameters afterwards and the gradients of parameters by name. `ends` are the outputs that are
     differentiated, `changed` the buffers and parameters that have other values than before."""
@@ -57,8 +57,8 @@ def _gradient(name: str) -> str:
 
 
 def differences(
-    found: Step, eager: Step, noise: Mapping[str, float] | None = None
-) -> tuple[Difference, ...]:
+    found: SimulatedStep, eager: SimulatedStep, noise: Mapping[str, float] | None = None
+) -> tuple[Unequal, ...]:
     """How far `found` is from `eager`: outputs and states first, then gradients, the worst first in
     each. What only one of the two has is infinitely far; of states that is what eager changes and
     `found` has not. `noise` is what rounding alone does to
@@ -66,47 +66,45 @@ def differences(
     largest = max((_largest(grad) for grad in eager.gradients.values()), default=0.0)
     here, there = found.named(), eager.named()
     gradients = {_gradient(name) for step in (found, eager) for name in step.gradients}
-    compared: list[Difference] = []
+    compared: list[Unequal] = []
     kept = {name for name in eager.states() if name.partition(" ")[2] not in eager.changed}
     for name in dict.fromkeys([*there, *here]):
         if name in kept and name not in here:
             continue
         floor = NEGLIGIBLE * largest if name in gradients else 0.0
-        floor = max(floor, (noise or {}).get(name, 0.0) * ROUNDED / EXACT)
+        floor = max(floor, (noise or {}).get(name, 0.0) * ROUNDED / EXACT_TOLERANCE)
         compared.append(_difference(name, here.get(name), there.get(name), floor))
     compared += (
-        Difference(f"gradient through output {name}", inf, 0.0, "in eager alone")
+        Unequal(f"gradient through output {name}", inf, 0.0, "in eager alone")
         for name in sorted(eager.ends - found.ends)
     )
     compared.sort(key=lambda d: (d.name in gradients, -d.relative, d.name))
     return tuple(compared)
 
 
-def distances(a: Step, b: Step) -> dict[str, float]:
+def tensor_distances(a: SimulatedStep, b: SimulatedStep) -> dict[str, float]:
     """The largest difference of the elements of each tensor that both have; 0 if not finite."""
     here, there = a.named(), b.named()
     found = {name: _distance(here[name], there[name]) for name in here if name in there}
     return {name: distance if isfinite(distance) else 0.0 for name, distance in found.items()}
 
 
-def with_exact(
-    measured: tuple[Difference, ...], exact: tuple[Difference, ...]
-) -> tuple[Difference, ...]:
+def with_exact(measured: tuple[Unequal, ...], exact: tuple[Unequal, ...]) -> tuple[Unequal, ...]:
     """`measured`, and how far the same tensors are from one another in float64."""
     known = {difference.name: difference.relative for difference in exact}
     return tuple(replace(d, exact=known.get(d.name, inf)) for d in measured)
 
 
-def _difference(name: str, found: Tensor | None, eager: Tensor | None, floor: float) -> Difference:
+def _difference(name: str, found: Tensor | None, eager: Tensor | None, floor: float) -> Unequal:
     if found is None or eager is None:
         which, tensor = ("eager", eager) if found is None else ("the compiled model", found)
-        return Difference(name, inf, _largest(tensor), f"in {which} alone")
+        return Unequal(name, inf, _largest(tensor), f"in {which} alone")
     largest = _largest(eager)
     if found.shape != eager.shape:
-        return Difference(name, inf, largest, f"{list(found.shape)} for {list(eager.shape)}")
+        return Unequal(name, inf, largest, f"{list(found.shape)} for {list(eager.shape)}")
     distance = _distance(found, eager)
     scale = max(largest, floor)
-    return Difference(name, distance / scale if scale else (inf if distance else 0.0), largest)
+    return Unequal(name, distance / scale if scale else (inf if distance else 0.0), largest)
 
 
 def _distance(found: Tensor, eager: Tensor) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from autopar.errors import AutoparError, VerificationError
 from autopar.ir.graph import Graph, Role
 from autopar.runtime.module.params import buffer_places
-from autopar.runtime.simulator.differences import Step
+from autopar.runtime.simulator.differences import SimulatedStep
 from autopar.runtime.simulator.precision import in_dtype
 from autopar.runtime.simulator.spmd import StepResult
 from autopar.runtime.torch_private import TreeSpec, flatten, unflatten
@@ -102,7 +102,7 @@ def eager_step(
     kwargs: dict[str, Any],
     form: tuple[TreeSpec, int],
     directions: Mapping[int, Tensor],
-) -> Step:
+) -> SimulatedStep:
     """The step by PyTorch alone. What there is to compare is what the model has: every output of
     `form` (how many leaves, in which containers), every buffer and parameter that changed, and
     every gradient; what else it returns, such as a cache, is left out.
@@ -118,7 +118,7 @@ def eager_step(
     if ends:
         torch.autograd.backward([leaves[k] for k in ends], [directions[k] for k in ends])
     buffers, parameters = _buffers(model), _parameters(model)
-    return Step(
+    return SimulatedStep(
         outputs={name: x.detach() for name, x in outputs.items()},
         buffers=buffers,
         parameters=parameters,
@@ -182,7 +182,7 @@ def _ways(value: Any, path: str = "") -> Iterator[tuple[str, int]]:
         yield from _ways(inner, f"{path}.{key}")
 
 
-def step_of(result: StepResult) -> Step:
+def step_of(result: StepResult) -> SimulatedStep:
     """What ranks computed, as eager's is put."""
     named: dict[str, dict[str, Tensor]] = {"output": {}, "mutation": {}, "update": {}}
     ends: list[str] = []
@@ -191,6 +191,6 @@ def step_of(result: StepResult) -> Step:
         named[role if role in named else "output"][target] = tensor
         if result.gradients and role in (Role.LOSS.value, Role.VALUE.value):
             ends.append(target)
-    return Step(
+    return SimulatedStep(
         named["output"], named["mutation"], named["update"], result.gradients, frozenset(ends)
     )

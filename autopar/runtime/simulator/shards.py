@@ -67,7 +67,7 @@ def unshard(
     sizes = local_part_sizes(kind, atoms, summed, mesh.sizes)
     expected = tuple(map(prod, sizes))
     split: tuple[int, ...] = ()
-    first: dict[Place, Tensor] = {}
+    first: dict[_Place, Tensor] = {}
     for coordinate, piece in held.items():
         split, place = _place(kind, atoms, summed, mesh, coordinate)
         if tuple(piece.shape) != expected:
@@ -116,7 +116,7 @@ def _join(
     return found
 
 
-Place = tuple[tuple[int, int], ...]
+_Place = tuple[tuple[int, int], ...]
 """Per part of a tensor, where a piece begins and ends in it."""
 
 
@@ -126,7 +126,7 @@ def _place(
     sharding: Sharding,
     mesh: Mesh,
     coordinate: Sequence[int],
-) -> tuple[tuple[int, ...], Place]:
+) -> tuple[tuple[int, ...], _Place]:
     """The shape with one dim per part, and where in it the piece lies."""
     split: list[int] = []
     place: list[tuple[int, int]] = []
@@ -139,7 +139,7 @@ def _place(
     return tuple(split), tuple(place)
 
 
-def _slices(place: Place) -> tuple[slice, ...]:
+def _slices(place: _Place) -> tuple[slice, ...]:
     return tuple(slice(*bounds) for bounds in place)
 
 

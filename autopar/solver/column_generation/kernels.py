@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.ir.problem import IntArray
-from autopar.solver.message_passing.core import FloatArray
+from autopar.ir.problem import FloatArray, IntArray
 from autopar.solver.message_passing.kernels import compiled
 
 
@@ -43,7 +42,7 @@ def rows_least(
 
 
 @compiled
-def start(
+def least_costs(
     first: IntArray,
     theta: FloatArray,
     source: IntArray,
@@ -100,7 +99,7 @@ def weigh(
     own, with_rows = np.empty(widest), np.empty(widest)
     rows = np.empty(widest)
     of_nodes, of_edges = np.empty(len(first) - 1), np.empty(len(source))
-    start(
+    least_costs(
         first,
         theta,
         source,

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.ir.problem import Problem
+from autopar.ir.problem import FloatArray, Problem
 from autopar.solver.column_generation import kernels
 from autopar.solver.column_generation.relays import Relayed
-from autopar.solver.ilp import FloatArray, Model
+from autopar.solver.ilp import Model
 from autopar.solver.memory import maximal_times
 from autopar.solver.message_passing.ascent import Guide, certify, run_sweep
-from autopar.solver.message_passing.memory import Memory
+from autopar.solver.message_passing.memory import MemoryPrices
 from autopar.solver.search import Clock
 
 _SWEEPS_PER_LOOK = 10
@@ -27,7 +27,7 @@ class Passing:
 
     def __init__(self, relayed: Relayed, multipliers: FloatArray) -> None:
         self.core = relayed.core
-        self.memory = Memory(self.core)
+        self.memory = MemoryPrices(self.core)
         self.multipliers = multipliers
         self._labels = relayed.labels
         self._message = relayed.message

@@ -27,9 +27,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from autopar.ir.problem import Flow, IntArray, Problem
+from autopar.ir.problem import BoolArray, FloatArray, Flow, IntArray, Problem
 from autopar.solver import exact
 from autopar.solver.column_generation.passing import Passing, memory_prices, unpriced
 from autopar.solver.column_generation.potentials import no_potentials, potentials
@@ -37,7 +36,6 @@ from autopar.solver.column_generation.relays import relay
 from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
-from autopar.solver.ilp import FloatArray
 from autopar.solver.reductions.keep import keep_choices
 from autopar.solver.search import Clock, Progress, Search
 from autopar.solver.ways import shortest_ways
@@ -128,7 +126,7 @@ class _Work:
         """One master, and what its prices say of the whole."""
         state = self.state
         master = keep_choices(self.problem, self.kept)
-        found = exact.search(master, state.clock, state.progress, _MASTER)
+        found = exact.find_exactly(master, state.clock, state.progress, _MASTER)
         state.statistics |= found.statistics | {"rounds": number + 1}
         if found.choice:
             chosen = self._chosen(self.kept, found.choice)
@@ -242,7 +240,7 @@ class _Work:
     def _close(self, aim: exact.Aim = exact.EXACT) -> None:
         """Solves what is left of the problem: no better plan has any other choice."""
         state = self.state
-        found = exact.search(self.problem, state.clock, state.progress, aim)
+        found = exact.find_exactly(self.problem, state.clock, state.progress, aim)
         state.statistics |= found.statistics
         if found.choice:
             chosen = self._chosen([np.arange(len(some)) for some in self.left], found.choice)
@@ -268,9 +266,6 @@ class _Work:
             for kept, new in zip(self.kept, more, strict=True)
         ]
         return bool(fresh)
-
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 def near(problem: Problem, choice: Sequence[int]) -> list[IntArray]:

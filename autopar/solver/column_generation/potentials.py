@@ -14,12 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from autopar.ir.problem import FORBIDDEN, IntArray, Problem
-from autopar.solver.ilp import FloatArray, Model, distinct_sinks
-
-BoolArray = npt.NDArray[np.bool_]
+from autopar.ir.problem import FORBIDDEN, BoolArray, FloatArray, IntArray, Problem
+from autopar.solver.ilp import Model, distinct_sinks
 
 
 @dataclass(frozen=True, slots=True, eq=False)

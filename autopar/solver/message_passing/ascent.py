@@ -17,11 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.ir.problem import IntArray
+from autopar.ir.problem import BoolArray, FloatArray, IntArray
 from autopar.solver.message_passing import kernels
-from autopar.solver.message_passing.core import Core, FloatArray
-from autopar.solver.message_passing.memory import Memory
-from autopar.solver.reductions.tables import BoolArray
+from autopar.solver.message_passing.core import Core
+from autopar.solver.message_passing.memory import MemoryPrices
 
 _FIRST_STEP = 0.1
 _LEAST_STEP = 1e-6
@@ -50,7 +49,7 @@ class Guide:
 class Ascent:
     """The best prices and messages so far, and the ones it tries next."""
 
-    def __init__(self, core: Core, memory: Memory) -> None:
+    def __init__(self, core: Core, memory: MemoryPrices) -> None:
         self.core = core
         self.memory = memory
         counts = np.diff(core.first)
@@ -145,7 +144,7 @@ def moved(multipliers: FloatArray, excess: FloatArray, worth: float, limit: int)
     return np.maximum(0.0, multipliers + worth / square / max(1, limit) * usable)
 
 
-def certify(core: Core, memory: Memory, guide: Guide) -> int:
+def certify(core: Core, memory: MemoryPrices, guide: Guide) -> int:
     """The lower bound that `guide` proves, in exact arithmetic, with what settled nodes cost."""
     # Any prices of at least 0 prove a bound; those too large for integers are brought down.
     total = float(guide.multipliers.sum())

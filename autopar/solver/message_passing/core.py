@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from autopar.ir.problem import FORBIDDEN, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem
 from autopar.solver.memory import maximal_times
 from autopar.solver.reductions.contract import Contracted, takes_memory
-
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ import numpy as np
 from autopar.ir.problem import FORBIDDEN, IntArray
 from autopar.solver.message_passing.ascent import Ascent, Guide, certify
 from autopar.solver.message_passing.core import Core
-from autopar.solver.message_passing.memory import Memory
+from autopar.solver.message_passing.memory import MemoryPrices
 from autopar.solver.search import Clock
 
 _STEPS = 150
@@ -31,7 +31,7 @@ class Shortage:
     needed: tuple[int, ...]
 
 
-def find_shortage(core: Core, memory: Memory, clock: Clock) -> Shortage | None:
+def find_shortage(core: Core, memory: MemoryPrices, clock: Clock) -> Shortage | None:
     """The shortage if one can be proved, else None."""
     bare = replace(
         core,
@@ -58,7 +58,7 @@ def _prove(bare: Core, times: IntArray, clock: Clock) -> Guide | None:
     watched[times] = True
     # Where a time is not watched, nothing is ever short, and its price stays 0.
     core = replace(bare, base=np.where(watched, bare.base, -(1 << 60)))
-    memory = Memory(core)
+    memory = MemoryPrices(core)
     ascent = Ascent(core, memory)
     for step in range(_STEPS):
         if ascent.settled or clock.expired:
@@ -77,7 +77,7 @@ def _needed_for_proof(bare: Core, times: IntArray, clock: Clock) -> IntArray:
     return times
 
 
-def _shortage(bare: Core, memory: Memory, times: IntArray) -> Shortage:
+def _shortage(bare: Core, memory: MemoryPrices, times: IntArray) -> Shortage:
     needed: list[int] = []
     for time in times[:_MOST_TIMES].tolist():
         multipliers = np.zeros(bare.num_times)

@@ -14,9 +14,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from autopar.ir.problem import FORBIDDEN, IntArray
-from autopar.solver.message_passing.core import FloatArray
-from autopar.solver.reductions.tables import BoolArray
+from autopar.ir.problem import FORBIDDEN, BoolArray, FloatArray, IntArray
 
 # Minima may be taken in any order: no figure is a NaN, and the sign of a zero means nothing.
 compiled = numba.njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})

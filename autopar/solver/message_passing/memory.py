@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.ir.problem import IntArray
+from autopar.ir.problem import FloatArray, IntArray
 from autopar.solver.message_passing import kernels
-from autopar.solver.message_passing.core import Core, FloatArray
+from autopar.solver.message_passing.core import Core
 
 
-class Memory:
+class MemoryPrices:
     """Use and prices of memory for one core; times are those of maximal live sets."""
 
     def __init__(self, core: Core) -> None:

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.ir.problem import FORBIDDEN, Conflict, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, BoolArray, Conflict, FloatArray, IntArray, Problem
 from autopar.solver.memory import maximal_times, peak_conflict
 from autopar.solver.message_passing.ascent import Ascent, Guide, certify
-from autopar.solver.message_passing.core import Core, FloatArray, lay_out
+from autopar.solver.message_passing.core import Core, lay_out
 from autopar.solver.message_passing.infeasible import Shortage, find_shortage
-from autopar.solver.message_passing.memory import Memory
-from autopar.solver.message_passing.plans import Dive, Plan, Planner
+from autopar.solver.message_passing.memory import MemoryPrices
+from autopar.solver.message_passing.plans import Dive, FoundPlan, Planner
 from autopar.solver.reductions.contract import contract
-from autopar.solver.reductions.tables import BoolArray
 from autopar.solver.search import Clock, Progress
 
 _FIRST_STEPS = 200
@@ -125,11 +124,11 @@ class _Work:
         self.core = core
         self.clock = clock
         self.progress = progress
-        self.memory = Memory(core)
+        self.memory = MemoryPrices(core)
         self.ascent = Ascent(core, self.memory)
         self.planner = Planner(core, self.memory)
-        self.best: Plan | None = None
-        self._current: Plan | None = None
+        self.best: FoundPlan | None = None
+        self._current: FoundPlan | None = None
         self.bound = core.fixed_cost
         self.rounds = 0
         self._last_gain = 0
@@ -165,7 +164,7 @@ class _Work:
         proven = self.best is not None and self._cost(self.best) <= self.bound
         return proven or self.clock.expired
 
-    def _cost(self, plan: Plan) -> int:
+    def _cost(self, plan: FoundPlan) -> int:
         return plan.cost + self.core.fixed_cost
 
     def _raise_bound(self, steps: int) -> None:
@@ -204,13 +203,13 @@ class _Work:
         self._offer(walked)
         self._offer(self.planner.walk(walked, np.zeros_like(prices), np.zeros(1), _MOVES, _TREE))
 
-    def _fresh_plan(self) -> Plan | None:
+    def _fresh_plan(self) -> FoundPlan | None:
         """The cheapest of some plans that owe nothing to the best one, made under the prices of
         now, which rise a little from one to the next."""
         core = self.core
         everything = np.ones(core.num_nodes, dtype=np.bool_)
         start = np.zeros(core.num_nodes, dtype=np.int64)
-        found: list[Plan] = []
+        found: list[FoundPlan] = []
         for dearer in _FRESH_FACTORS:
             if self.clock.expired:
                 break
@@ -221,7 +220,7 @@ class _Work:
             self._offer(plan)
         return min(good, key=lambda plan: plan.cost, default=None)
 
-    def _offer(self, plan: Plan) -> None:
+    def _offer(self, plan: FoundPlan) -> None:
         if not plan.fits or plan.cost >= FORBIDDEN:
             return
         if self._current is None or plan.cost < self._current.cost:
@@ -252,7 +251,7 @@ class _Work:
                 worth = _DEARER * self._guide.unit * float(over.max()) / square
                 self._dearer = 1.1 * self._dearer + worth / max(1, core.limit) * over
 
-    def _change_part(self, plan: Plan) -> None:
+    def _change_part(self, plan: FoundPlan) -> None:
         draw = self.planner.random
         size = max(_LEAST_PART, int(self.core.num_nodes * draw.choice(_PARTS)))
         factor = draw.choice(_FACTORS)

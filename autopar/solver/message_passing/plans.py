@@ -11,16 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.ir.problem import IntArray
+from autopar.ir.problem import BoolArray, FloatArray, IntArray
 from autopar.solver.message_passing import kernels, trees
 from autopar.solver.message_passing.ascent import Guide, moved, run_sweep
-from autopar.solver.message_passing.core import Core, FloatArray
-from autopar.solver.message_passing.memory import Memory
-from autopar.solver.reductions.tables import BoolArray
+from autopar.solver.message_passing.core import Core
+from autopar.solver.message_passing.memory import MemoryPrices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+class FoundPlan:
     """A plan of the core, its cost (exact, without what settled nodes cost; `FORBIDDEN` or more
     where it is not allowed) and how far it exceeds the limit at each time."""
 
@@ -49,7 +48,7 @@ class Dive:
 class Planner:
     """Makes and changes plans of one core."""
 
-    def __init__(self, core: Core, memory: Memory, seed: int = 0) -> None:
+    def __init__(self, core: Core, memory: MemoryPrices, seed: int = 0) -> None:
         self.core = core
         self.memory = memory
         self.random = np.random.default_rng(seed)
@@ -58,22 +57,22 @@ class Planner:
         self._margin = np.zeros(core.num_nodes)
         self._state = np.array([seed + 1])
 
-    def price(self, choice: IntArray) -> Plan:
+    def price(self, choice: IntArray) -> FoundPlan:
         """`choice` as a plan."""
         core = self.core
         cost = kernels.cost_of(
             choice, core.first, core.cost, core.source, core.target, core.table, core.pool
         )
-        return Plan(choice, int(cost), self.memory.excess(choice))
+        return FoundPlan(choice, int(cost), self.memory.excess(choice))
 
     def dive(
         self, start: IntArray, free: BoolArray, guide: Guide, multipliers: FloatArray, how: Dive
-    ) -> list[Plan]:
+    ) -> list[FoundPlan]:
         """Decides the `free` nodes again. Returns the last plan, after the cheapest of those on the
         way that keep the limit, if there was one."""
         core = self.core
         choice, message, free = start.copy(), guide.message.copy(), free.copy()
-        on_the_way: Plan | None = None
+        on_the_way: FoundPlan | None = None
         order = np.flatnonzero(free)
         while True:
             theta = self._cost + self.memory.prices(multipliers, order, self._priced)
@@ -95,8 +94,8 @@ class Planner:
                 multipliers = moved(multipliers, plan.excess, worth, core.limit)
 
     def walk(
-        self, plan: Plan, prices: FloatArray, factors: FloatArray, moves: int, most_nodes: int
-    ) -> Plan:
+        self, plan: FoundPlan, prices: FloatArray, factors: FloatArray, moves: int, most_nodes: int
+    ) -> FoundPlan:
         """`plan` after moves of trees, each of which lowers cost plus a factor times `prices` (per
         label) and keeps within the limit, or does not raise the peak where it is above."""
         core = self.core

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.ir.problem import IntArray
-from autopar.solver.message_passing.core import FloatArray
+from autopar.ir.problem import FloatArray, IntArray
 from autopar.solver.message_passing.kernels import compiled
 
 HUB = 64

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from autopar.ir.problem import FORBIDDEN, IntArray
+from autopar.ir.problem import FORBIDDEN, BoolArray, IntArray
 
-BoolArray = npt.NDArray[np.bool_]
 Key = tuple[str, int, object]
-Value = TypeVar("Value")
+_Value = TypeVar("_Value")
 
 
 @dataclass(slots=True)
@@ -104,7 +102,7 @@ class Tables:
 
         return self._remember(("excess", number, None), work_out)
 
-    def _remember(self, key: Key, work_out: Callable[[], Value]) -> Value:
+    def _remember(self, key: Key, work_out: Callable[[], _Value]) -> _Value:
         if key not in self._known:
             self._known[key] = work_out()
         return self._known[key]  # pyright: ignore[reportReturnType]
