@@ -20,7 +20,17 @@ from autopar.ir.graph import Arg, Graph, Node, Ref
 from autopar.ir.redistribute import local_bytes
 from autopar.rules.call import Call, RuleFunction, linear, place, rule
 from autopar.rules.notation import Dim, Dims, Rule
-from autopar.rules.op import Exchange, Family, Joint, JointCall, Local, Op, Work, row_itemsize
+from autopar.rules.op import (
+    DimName,
+    Exchange,
+    Family,
+    Joint,
+    JointCall,
+    Local,
+    Op,
+    Work,
+    row_itemsize,
+)
 
 FORWARD = "autopar.sdpa.default"
 BACKWARD = "autopar.sdpa_backward.default"
@@ -32,6 +42,12 @@ _CAUSAL_AT = {FORWARD: 4, BACKWARD: 7}
 
 _FIRST = {FORWARD: 0, BACKWARD: 1}
 """Where queries, keys and values stand among the inputs: the first of them."""
+
+_HEADS = (
+    DimName(0, 1, "heads", ("kv", "g")),
+    DimName(0, 3, "head_dim", ("hd0", "hd1")),
+    DimName(2, 3, "head_dim", ("hd0", "hd1")),
+)
 
 
 def attention(call: Call) -> Rule:
@@ -233,14 +249,14 @@ def _result_and_sum(tensor: Local) -> int:
     return tensor.num_bytes + row_itemsize(tensor.dtype) * prod(tensor.shape)
 
 
-def _op(rule: RuleFunction, per_score: float, ring: Joint) -> Op:
+def _op(rule: RuleFunction, per_score: float, ring: Joint, *dim_names: DimName) -> Op:
     flops = _flops(per_score)
-    return Op(rule, flops, work=_work(flops), joint={RING: ring})
+    return Op(rule, flops, work=_work(flops), joint={RING: ring}, dim_names=dim_names)
 
 
 ATTENTION: Family = (
     # Two matmuls forward, five backward (the scores are computed again), as Dao et al.,
     # "FlashAttention" (2022), count them.
-    (_op(attention, 4.0, Joint(_ring, _ring_scratch)), FORWARD),
+    (_op(attention, 4.0, Joint(_ring, _ring_scratch), *_HEADS), FORWARD),
     (_op(attention_backward, 10.0, Joint(_ring_backward, _ring_backward_scratch)), BACKWARD),
 )

@@ -8,7 +8,9 @@ from typing import cast
 from autopar.ir.graph import Ref
 from autopar.rules.call import Call, letters, linear, place, rule, singles
 from autopar.rules.notation import Dims, Rule
-from autopar.rules.op import Family, Op
+from autopar.rules.op import DimName, Family, Op
+
+_TABLE = DimName(0, 0, "vocab"), DimName(0, 1, "hidden")
 
 
 def embedding(call: Call) -> Rule:
@@ -61,7 +63,7 @@ def _without_columns(*sides: Sequence[Dims]) -> set[str]:
 
 
 LOOKUP: Family = (
-    (Op(embedding, lookup=True), "embedding"),
+    (Op(embedding, lookup=True, dim_names=_TABLE), "embedding"),
     (Op(embedding_backward, lookup=True), "embedding_dense_backward"),
     (Op(embedding_bag), "_embedding_bag _embedding_bag_forward_only"),
     (Op(embedding_bag_backward), "_embedding_bag_backward"),

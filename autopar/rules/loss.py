@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from autopar.rules.call import Call, letters, linear, place, rule, singles
 from autopar.rules.notation import Dims, Rule
-from autopar.rules.op import Family, Op
+from autopar.rules.op import DimName, Family, Op
 
 _NONE, _MEAN = 0, 1
 
@@ -46,6 +46,7 @@ def nll_loss_backward(call: Call) -> Rule:
 
 
 LOSS: Family = (
-    (Op(nll_loss), "nll_loss_forward nll_loss2d_forward"),
+    (Op(nll_loss, dim_names=(DimName(0, -1, "classes"),)), "nll_loss_forward"),
+    (Op(nll_loss), "nll_loss2d_forward"),
     (Op(nll_loss_backward), "nll_loss_backward nll_loss2d_backward"),
 )

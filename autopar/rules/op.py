@@ -113,6 +113,16 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
+class DimName:
+    """Dim `dim` of input `input`, by name; `parts` name those of a dim that has several."""
+
+    input: int
+    dim: int
+    name: str
+    parts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Op:
     """The record of an op, or of each op of a family.
 
@@ -129,6 +139,8 @@ class Op:
     all in one layout: eager sees to that before it calls the kernel, but local tensors may be laid
     out otherwise than the whole ones, and where a dim is cut down to size 1, layouts that look
     alike are not.
+
+    `dim_names` are what people call the dims of its inputs.
     """
 
     rule: str | RuleFunction
@@ -141,6 +153,7 @@ class Op:
     local_args: Callable[[LocalCall], Changes] | None = None
     reshapes: bool = False
     one_layout: bool = False
+    dim_names: tuple[DimName, ...] = ()
 
 
 Family = tuple[tuple[Op, str], ...]

@@ -36,7 +36,8 @@ FAMILIES: tuple[Family, ...] = (
 )  # fmt: skip
 
 
-def _records(families: Iterable[Family]) -> dict[str, Op]:
+def records(families: Iterable[Family]) -> dict[str, Op]:
+    """Each op's record; ValueError on an op that has two."""
     found: dict[str, Op] = {}
     for record, names in (entry for family in families for entry in family):
         for name in map(_full_name, names.split()):
@@ -53,7 +54,7 @@ def _full_name(name: str) -> str:
     return f"aten.{name}" if "." in name else f"aten.{name}.default"
 
 
-OPS: dict[str, Op] = _records(FAMILIES)
+OPS: dict[str, Op] = records(FAMILIES)
 """Op name, as in `graph.Node.op`, to its record."""
 
 

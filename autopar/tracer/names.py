@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from autopar.ir.graph import Node, Role, TensorType
+from autopar.ir.graph import Node, Role
+from autopar.rules.table import OPS
 
 _INPUT_DIMS = ("batch", "seq")
 _FLOAT_INPUT_DIMS = {
@@ -12,7 +13,6 @@ _FLOAT_INPUT_DIMS = {
     3: ("batch", "seq", "hidden"),
     4: ("batch", "channels", "height", "width"),
 }
-_EMBEDDING_DIMS = ("vocab", "hidden")
 
 
 def atom_names(nodes: Sequence[Node], num_atoms: int) -> list[str]:
@@ -36,23 +36,13 @@ def _hints(nodes: Sequence[Node]) -> Iterator[tuple[int, str]]:
             tensor = node.outputs[0]
             known = _FLOAT_INPUT_DIMS if tensor.dtype.startswith(("float", "bfloat")) else {}
             yield from _single(tensor.parts, known.get(len(tensor.shape), _INPUT_DIMS))
-    for node in nodes:
-        if node.op == "aten.embedding.default":
-            weight = _input(nodes, node, 0)
-            yield from _single(weight.parts, _EMBEDDING_DIMS)
-    for node in nodes:
-        if node.op == "autopar.sdpa.default":
-            query, value = _input(nodes, node, 0), _input(nodes, node, 2)
-            yield from _named(query.parts[1], ("heads",), ("kv", "g"))
-            yield from _named(query.parts[3], ("head_dim",), ("hd0", "hd1"))
-            yield from _named(value.parts[3], ("head_dim",), ("hd0", "hd1"))
-        elif node.op == "aten.nll_loss_forward.default":
-            yield from _named(_input(nodes, node, 0).parts[-1], ("classes",), ())
-
-
-def _input(nodes: Sequence[Node], node: Node, position: int) -> TensorType:
-    ref = node.inputs[position]
-    return nodes[ref.node].outputs[ref.output]
+    known = [(node, OPS[node.op]) for node in nodes if node.op in OPS]
+    # Tables of embeddings first: sorting keeps the order of the rest.
+    for node, record in sorted(known, key=lambda pair: not pair[1].lookup):
+        for each in record.dim_names:
+            ref = node.inputs[each.input]
+            parts = nodes[ref.node].outputs[ref.output].parts[each.dim]
+            yield from zip(parts, (each.name,) if len(parts) == 1 else each.parts, strict=False)
 
 
 def _single(dims: Sequence[tuple[int, ...]], names: Sequence[str]) -> Iterator[tuple[int, str]]:
@@ -60,10 +50,3 @@ def _single(dims: Sequence[tuple[int, ...]], names: Sequence[str]) -> Iterator[t
     for parts, name in zip(dims, names, strict=False):
         if len(parts) == 1:
             yield parts[0], name
-
-
-def _named(
-    parts: tuple[int, ...], one: Sequence[str], several: Sequence[str]
-) -> Iterator[tuple[int, str]]:
-    """Names for the parts of one dim."""
-    yield from zip(parts, one if len(parts) == 1 else several, strict=False)

@@ -15,6 +15,7 @@ from autopar.plans.plan import OpTotal, Param, Plan
 from autopar.report.html.folding import fold
 from autopar.report.names import PARAM, WHOLE_MODEL, short_op
 from autopar.report.timeline import block_of
+from autopar.rules.work import fuses
 
 _FORWARD = Phase.FORWARD.value
 
@@ -185,15 +186,9 @@ def _sent(plan: Plan, key: str, made: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(end for _, end in ends if end not in starts and end != made))
 
 
-_ALONE = (
-    "mm", "bmm", "addmm", "baddbmm", "grouped_mm", "_grouped_mm", "matmul", "linear",
-    "convolution", "convolution_backward", "embedding", "embedding_dense_backward",
-)  # fmt: skip
-
-
 def _folds(op: OpTotal) -> bool:
-    """Whether an op is drawn with its neighbours: no contraction, no op of autopar's own."""
-    return op.op.startswith("aten.") and short_op(op.op) not in _ALONE
+    """Whether an op is drawn with its neighbours: what fuses, and is no op of autopar's own."""
+    return op.op.startswith("aten.") and fuses(op.op)
 
 
 def _reads(plan: Plan, phase: str, key: str) -> Iterator[tuple[str, TensorRead]]:
