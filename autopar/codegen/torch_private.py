@@ -1,5 +1,5 @@
-"""The code generator's one door to private torch APIs; `tests/codegen/test_doors.py` holds what is
-relied on."""
+"""All private torch APIs that the code generator uses; `tests/codegen/test_torch_private.py` holds
+what is relied on."""
 
 from __future__ import annotations
 

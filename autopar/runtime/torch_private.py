@@ -1,6 +1,6 @@
-"""The one door to private torch APIs of the training process.
+"""All private torch APIs that the training process uses.
 
-`tests/runtime/test_doors.py` holds the signature of each against the torch that is installed.
+`tests/runtime/test_torch_private.py` holds each one's signature against the torch installed.
 """
 
 from __future__ import annotations

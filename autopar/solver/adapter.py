@@ -1,4 +1,4 @@
-"""The one door to HiGHS: a PuLP solver that hands a model over in bulk and reads the truth back.
+"""The adapter to HiGHS: a PuLP solver that hands a model over in bulk and reads the truth back.
 
 `pulp.HiGHS` adds columns and rows one by one, ignores options that HiGHS refuses, and reports a
 time-out with an incumbent as optimal. `Highs` passes arrays, checks every option, reads status,

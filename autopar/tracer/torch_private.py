@@ -1,4 +1,4 @@
-"""The tracer's one door to private torch APIs.
+"""All private torch APIs that the tracer uses.
 
 Everything else in this package imports them from here; `tests/tracer/test_aot.py` holds the
 signatures relied on.

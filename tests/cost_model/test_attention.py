@@ -11,8 +11,8 @@ from autopar.ir.graph import Graph, Node
 from autopar.plans.options import Options
 from autopar.plans.request import ask
 from autopar.rules.attention import BACKWARD, FORWARD, last_share
+from tests.driver.test_long_sequences import graph
 from tests.planned import LIMIT, on_h100
-from tests.test_long_sequences import graph
 
 LONG, SHORT = 1 << 17, 1 << 10
 

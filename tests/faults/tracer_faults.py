@@ -21,7 +21,7 @@ from autopar.tracer import (
 )
 from autopar.tracer.outputs import outputs_of, set_outputs
 from tests.faults.table import by_test, fault, retraced
-from tests.test_randomness import UNUSED, test_what_is_drawn_and_not_used_moves_no_mask
+from tests.runtime.test_random import UNUSED, test_what_is_drawn_and_not_used_moves_no_mask
 from tests.tracer.deep_models import causal_masks, plain, two_masks
 from tests.tracer.misleading_models import last_by_its_number
 from tests.tracer.test_runs import (

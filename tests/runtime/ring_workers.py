@@ -10,9 +10,9 @@ import torch
 import autopar
 from autopar.ir.fingerprint import fingerprint
 from autopar.tracer import trace
+from tests.codegen.test_attention_forms import FORMS, Attention, pins
 from tests.planned import plan_for
 from tests.runtime.workers import distance
-from tests.test_attention_forms import FORMS, Attention, pins
 
 
 def three() -> dict[str, Any]:

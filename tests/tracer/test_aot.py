@@ -1,4 +1,4 @@
-"""What the tracer's door relies on in torch's private APIs; holds for torch 2.11 and 2.13."""
+"""What the tracer relies on in torch's private APIs; holds for torch 2.11 and 2.13."""
 
 from __future__ import annotations
 

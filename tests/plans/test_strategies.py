@@ -19,9 +19,9 @@ from autopar.plans.plan import Plan
 from autopar.plans.request import ask
 from autopar.runtime.program.program import Program
 from autopar.tracer import trace
+from tests.codegen.test_schemes import SCHEMES, B, Product, S
 from tests.planned import collectives, on_h100
 from tests.sent import observed, received
-from tests.test_schemes import SCHEMES, B, Product, S
 from tests.zoo.cases import ZooCase, make_case, moved, trained
 from tests.zoo.chosen import slow
 from tests.zoo.equality import assert_equal_to_eager

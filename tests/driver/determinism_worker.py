@@ -1,6 +1,6 @@
 """Plans of several models, meshes and clusters in one process: prints a hash of each.
 
-    python -m tests.determinism_worker forwards|backwards
+    python -m tests.driver.determinism_worker forwards|backwards
 
 Whoever runs it sets hash seed and threads. What is planned before must not show.
 """
@@ -25,7 +25,7 @@ from autopar.solver import solve
 from autopar.solver.column_generation.path import search_focused
 from autopar.solver.search import Clock
 from tests.solver.synthetic import transformer
-from tests.solver.test_large import ladder
+from tests.solver.test_message_passing import ladder
 
 
 @cache

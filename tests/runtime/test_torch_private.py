@@ -15,7 +15,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from autopar.codegen.torch_private import boxed_codegen
 from autopar.errors import AutoparError
-from autopar.runtime import torch_private as doors
+from autopar.runtime import torch_private
 from autopar.runtime.program import backend
 
 
@@ -23,8 +23,8 @@ def test_the_default_store_is_the_one_of_the_process_group() -> None:
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        doors.default_store().set("k", "v")
-        assert isinstance(doors.default_store(), dist.Store)
+        torch_private.default_store().set("k", "v")
+        assert isinstance(torch_private.default_store(), dist.Store)
     finally:
         dist.destroy_process_group()
     assert store.num_keys() > 0
@@ -36,15 +36,15 @@ def test_groups_wait_as_long_as_that_of_the_world() -> None:
         "gloo", store=store, rank=0, world_size=1, timeout=timedelta(seconds=77)
     )
     try:
-        assert doors.timeout_of_world() == timedelta(seconds=77)
+        assert torch_private.timeout_of_world() == timedelta(seconds=77)
         other = dist.new_group(backend="gloo")
         assert isinstance(other, dist.ProcessGroup)
-        for group in (doors.gloo_of_world(), other):
-            doors.limit_waiting(group)
+        for group in (torch_private.gloo_of_world(), other):
+            torch_private.limit_waiting(group)
             backend = group._get_backend(torch.device("cpu"))
             assert backend.options._timeout == timedelta(seconds=77)
-        doors.store_of_its_own().set("k", "v")
-        assert doors.default_store().get("k") == b"v"
+        torch_private.store_of_its_own().set("k", "v")
+        assert torch_private.default_store().get("k") == b"v"
     finally:
         dist.destroy_process_group()
 
@@ -55,7 +55,7 @@ def test_a_dtensor_like_another() -> None:
         mesh = init_device_mesh("cpu", (1,))
         like = distribute_tensor(torch.randn(4, 6), mesh, [Shard(1)])
         local = torch.randn(4, 6)
-        made = doors.dtensor_like(local, like)
+        made = torch_private.dtensor_like(local, like)
         assert made.placements == like.placements and made.shape == like.shape
         assert made.device_mesh == like.device_mesh and made.stride() == like.stride()
         torch.testing.assert_close(made.full_tensor(), local, rtol=0, atol=0)
@@ -69,7 +69,7 @@ def test_hooks_of_a_parameter_are_handed_on() -> None:
     seen: list[torch.Tensor] = []
     handle = old.register_hook(lambda grad: grad * 3)
     old.register_post_accumulate_grad_hook(seen.append)
-    doors.hand_hooks(old, new)
+    torch_private.hand_hooks(old, new)
     new.sum().backward()
     assert new.grad is not None and new.grad.tolist() == [3, 3]
     assert len(seen) == 1 and seen[0] is new
@@ -79,12 +79,12 @@ def test_hooks_of_a_parameter_are_handed_on() -> None:
 
 
 def test_a_dispatch_mode_sees_the_ops_that_autograd_calls() -> None:
-    class Seen(doors.TorchDispatchMode):
+    class Seen(torch_private.TorchDispatchMode):
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             seen.append(str(func))
-            return doors.tree_map(lambda x: x, func(*args, **(kwargs or {})))
+            return torch_private.tree_map(lambda x: x, func(*args, **(kwargs or {})))
 
     seen: list[str] = []
     x = torch.ones(2, requires_grad=True)
@@ -95,11 +95,11 @@ def test_a_dispatch_mode_sees_the_ops_that_autograd_calls() -> None:
 
 def test_trees() -> None:
     tree = {"a": (1, [2, None]), "b": torch.ones(1)}
-    leaves, spec = doors.flatten(tree)
+    leaves, spec = torch_private.flatten(tree)
     assert leaves[:3] == [1, 2, None]
-    assert doors.unflatten(leaves, spec) == tree
-    assert doors.flatten({"a": (1, [2, None]), "b": 3})[1] == spec
-    assert doors.flatten({"a": (1, [2]), "b": 3})[1] != spec
+    assert torch_private.unflatten(leaves, spec) == tree
+    assert torch_private.flatten({"a": (1, [2, None]), "b": 3})[1] == spec
+    assert torch_private.flatten({"a": (1, [2]), "b": 3})[1] != spec
 
 
 @pytest.mark.parametrize("retain", [False, True])
@@ -113,7 +113,7 @@ def test_whether_the_graph_is_kept_is_known_in_backward(retain: bool) -> None:
 
         @staticmethod
         def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            seen.append(doors.keeps_graph())
+            seen.append(torch_private.keeps_graph())
             return grad
 
     Watch.apply(torch.ones((), requires_grad=True)).backward(retain_graph=retain)
@@ -173,14 +173,16 @@ def test_backends_by_device() -> None:
 def test_what_torch_compile_made_leads_to_the_plain_module() -> None:
     plain = torch.nn.Linear(2, 2)
     made: Any = torch.compile(plain)
-    assert doors.without_dynamo(made) is plain and doors.without_dynamo(plain) is plain
+    assert (
+        torch_private.without_dynamo(made) is plain and torch_private.without_dynamo(plain) is plain
+    )
 
 
 def test_autograd_records_again_inside_the_kernel_of_an_op() -> None:
     @torch.library.custom_op("autopar_tests::slope", mutates_args=(), schema="(Tensor x) -> Tensor")
     def slope(x: torch.Tensor) -> torch.Tensor:
         x = x.detach().requires_grad_()
-        with doors.differentiating():
+        with torch_private.differentiating():
             (found,) = torch.autograd.grad((x * x).sum(), x)
         assert not (x * x).requires_grad
         return found

@@ -1,7 +1,7 @@
-"""Fail when a private torch API is used outside a door file.
+"""Fail when a private torch API is used outside a torch_private.py.
 
 ruff's TID251 bans names one by one; this finds every `torch._x`, `torch.fx._x`, ... by its
-underscore, through aliases too. The doors are the files that `pyproject.toml` exempts from TID251.
+underscore, through aliases too. Allowed are the files that `pyproject.toml` exempts from TID251.
 `torch.ops._x` is not Python API but an op's name, and is allowed.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 FOLDERS = ("autopar", "benchmarks", "examples", "tests")
 
 
-def doors(root: Path) -> tuple[str, ...]:
+def exempt_files(root: Path) -> tuple[str, ...]:
     """Patterns of the files that ruff's TID251 leaves alone."""
     config = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     ignores: dict[str, list[str]] = config["tool"]["ruff"]["lint"]["per-file-ignores"]
@@ -84,9 +84,9 @@ def private_uses(source: str) -> Iterator[tuple[int, str]]:
 
 
 def main() -> int:
-    """Print `file:line: name` for each private use outside the doors; 1 if there is any."""
+    """Print `file:line: name` for each private use elsewhere; 1 if there is any."""
     root = Path(__file__).resolve().parents[1]
-    exempt = doors(root)
+    exempt = exempt_files(root)
     failed = False
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
@@ -96,7 +96,7 @@ def main() -> int:
             for line, private in private_uses(path.read_text(encoding="utf-8")):
                 failed = True
                 print(
-                    f"{name}:{line}: {private} is private to torch; put it behind one of "
+                    f"{name}:{line}: {private} is private to torch; put it in one of "
                     f"{', '.join(exempt)}"
                 )
     return 1 if failed else 0

@@ -13,9 +13,9 @@ import pytest
 
 import autopar
 from tools.check_file_size import MAX_LINES, too_long
-from tools.check_torch_doors import private_uses
+from tools.check_torch_private import private_uses
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 KNOW_TORCH = {"autopar/cost_model/measured.py"}
 ROOMS = ("cli", "cluster", "cost_model", "ir", "plans", "report", "rules", "solver")
 TORCH_FREE = sorted(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def started(order: str, hash_seed: str, threads: str) -> subprocess.Popen[str]:
@@ -16,7 +16,7 @@ def started(order: str, hash_seed: str, threads: str) -> subprocess.Popen[str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
     env = os.environ | dict.fromkeys(names, threads)
     env |= {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.determinism_worker", order]
+    command = [sys.executable, "-m", "tests.driver.determinism_worker", order]
     return subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
 
 
