@@ -152,7 +152,7 @@ def describe(plan: Any) -> str:
     for param in plan.structure.params.values():
         counts[param.storage] = counts.get(param.storage, 0) + 1
     stored = ", ".join(f"{n} {storage}" for storage, n in sorted(counts.items()))
-    mesh = ",".join(f"{axis.name}={axis.size}" for axis in plan.structure.mesh)
+    mesh = str(plan.structure.mesh)
     sent = ", ".join(
         f"{total.count} {total.kind} {total.phase} ({total.num_bytes / 2**20:.2f} MiB)"
         for total in plan.estimates.collectives

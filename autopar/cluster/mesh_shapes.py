@@ -120,7 +120,7 @@ def _axis(name: str, size: int, stride: int, cluster: Cluster) -> Axis:
 
 
 def _signature(axis: Axis) -> tuple[int, float, float, float, float, str]:
-    link = axis.link
+    link = axis.crossed
     rates = (link.bytes_per_s, axis.ring_bytes_per_s)
     return axis.size, *rates, link.latency_s, link.start_s, link.name
 

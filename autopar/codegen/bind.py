@@ -13,7 +13,7 @@ from torch.fx.node import map_aggregate
 from autopar.codegen.collectives import SENDS
 from autopar.codegen.torch_private import boxed_codegen
 from autopar.errors import PlanMismatchError
-from autopar.plans.plan import MeshAxis
+from autopar.ir.mesh import Mesh
 from autopar.runtime.ops.ragged_all_to_all import TALKS
 from autopar.runtime.process.spots import AXIS
 from autopar.runtime.program.lean import LeanGraph
@@ -24,16 +24,16 @@ from autopar.runtime.program.symbols import SYMBOLS, on_rank
 def bind(
     program: Program,
     groups: Mapping[str, str],
-    axes: Sequence[MeshAxis],
+    mesh: Mesh,
     coordinate: Sequence[int],
     device: torch.device | None = None,
 ) -> Program:
-    """`program` for the rank at `coordinate` of a mesh of `axes`, whose process group on each axis
+    """`program` for the rank at `coordinate` of `mesh`, whose process group on each axis
     `groups` names. Graphs are traced on the CPU: what they make there is made on `device`.
 
     The given program is left as it is. PlanMismatchError for an axis without a group.
     """
-    index = {axis.name: at for axis, at in zip(axes, coordinate, strict=True)}
+    index = {axis.name: at for axis, at in zip(mesh, coordinate, strict=True)}
     missing = [name for name in index if name not in groups]
     if missing:
         raise PlanMismatchError(f"there is no process group for mesh axis {missing[0]!r}")

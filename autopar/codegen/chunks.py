@@ -16,10 +16,10 @@ import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
 from autopar.ir.graph import Atom, TensorType
+from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import Collective, local_shape
 from autopar.ir.uneven import chunked_axes, without_chunks
 from autopar.plans.layout import Move
-from autopar.plans.plan import MeshAxis
 from autopar.runtime.program.symbols import Cuts, first_rows, own_rows, padded_piece, padded_whole
 
 aten = torch.ops.aten
@@ -31,7 +31,7 @@ def emit_chunks(
     x: fx.Node,
     tensor: TensorType,
     atoms: Sequence[Atom],
-    axes: Sequence[MeshAxis],
+    mesh: Mesh,
     move: Move,
     step: Collective,
 ) -> fx.Node:
@@ -39,8 +39,8 @@ def emit_chunks(
     collective `step` is."""
     cut = move.source if step.kind == "all_gather" else move.target
     dim = cut[step.axis].dim
-    shape = local_shape(tensor, atoms, without_chunks(cut), [axis.size for axis in axes])
-    cuts = tuple((axes[k].name, axes[k].size) for k in chunked_axes(cut))
+    shape = local_shape(tensor, atoms, without_chunks(cut), mesh.sizes)
+    cuts = tuple((mesh[k].name, mesh[k].size) for k in chunked_axes(cut))
     return _Emitter(graph, dim, len(shape), shape[dim], cuts).emit(x, step.kind)
 
 

@@ -16,7 +16,6 @@ from autopar.ir.graph import Phase, Ref, Role
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
 from autopar.plans.layout import Layout, Move
-from autopar.plans.plan import MeshAxis
 from autopar.runtime.program.lean import LeanGraph
 
 aten = torch.ops.aten
@@ -49,8 +48,8 @@ class Values:
 
     def __init__(self, layout: Layout, groups: Sequence[Group]) -> None:
         self.layout = layout
-        self.axes: Sequence[MeshAxis] = layout.mesh
-        self.sizes = layout.sizes
+        self.axes = layout.mesh
+        self.sizes = layout.mesh.sizes
         self.local = {phase: LocalGraph() for phase in Phase}
         self.groups = {(group.root, group.phase): group for group in groups}
         self._trees: dict[str, Tree] = {}

@@ -43,10 +43,11 @@ def collective_s(
     whole = _whole_bytes(kind, in_bytes, out_bytes)
     if n == 1 or kind == "slice":
         return 0.0
-    latency_s, start_s = (latency_share * s for s in (axis.link.latency_s, axis.link.start_s))
+    link = axis.crossed
+    latency_s, start_s = (latency_share * s for s in (link.latency_s, link.start_s))
     if kind == "permute":
-        return start_s + latency_s + whole / axis.link.bytes_per_s
-    bytes_per_s = axis.link.bytes_per_s if kind == "all_to_all" else axis.ring_bytes_per_s
+        return start_s + latency_s + whole / link.bytes_per_s
+    bytes_per_s = link.bytes_per_s if kind == "all_to_all" else axis.ring_bytes_per_s
     ring_s = (n - 1) * latency_s + (n - 1) / n * whole / bytes_per_s
     if kind != "all_reduce":
         return start_s + ring_s

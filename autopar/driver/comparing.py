@@ -19,8 +19,6 @@ from torch.distributed.tensor import DTensor
 from autopar.compile import Call, Compiled
 from autopar.errors import AutoparError
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import Axis, Link, Mesh
-from autopar.plans.plan import Structure
 from autopar.runtime.module.params import buffer_places
 from autopar.runtime.simulator.comparison import EXACT_TOLERANCE, Report, blank_note
 from autopar.runtime.simulator.differences import (
@@ -146,7 +144,7 @@ class _Sides:
         with computing_in(dtype), seeded(self.seed), uncast:
             result = train_step(
                 self.compiled.program,
-                _mesh(self.compiled.plan.structure),
+                self.compiled.plan.structure.mesh,
                 graph,
                 self.compiled.plan.structure,
                 tensors,
@@ -161,12 +159,6 @@ def _lowest_dtype(graph: Graph) -> str:
     order = list(TOLERANCES)
     used = {tensor.dtype for node in graph.nodes for tensor in node.outputs}
     return max(used & set(order), key=order.index, default="float32")
-
-
-def _mesh(structure: Structure) -> Mesh:
-    """The plan's mesh; its links matter to prices alone."""
-    link = Link("none", 0.0, 0.0, 0.0, "simulated")
-    return Mesh(tuple(Axis(axis.name, axis.size, link) for axis in structure.mesh))
 
 
 def check_call(

@@ -25,7 +25,7 @@ from autopar.ir.mesh import Cluster
 from autopar.ir.version import __version__
 from autopar.plans.compatibility import check_fit
 from autopar.plans.options import Options
-from autopar.plans.plan import Plan, mesh_text
+from autopar.plans.plan import Plan
 from autopar.runtime.checkpoint.weights import Sources
 from autopar.runtime.module import params
 from autopar.runtime.module.runner import Executable, Signature
@@ -158,7 +158,7 @@ class Builder:
         except BaseException:
             progress.close()
             raise
-        name, mesh = plan.structure.model, mesh_text(plan.structure.mesh)
+        name, mesh = plan.structure.model, plan.structure.mesh.text
         progress.close(f"{name} on mesh {mesh}: {summary(plan)}; plan {plan.digest[:12]}")
         return executable
 
@@ -202,7 +202,7 @@ class Builder:
         if groups is not None:
             names = [node.target for node in traced.graph.with_role(Role.PARAM)]
             stored = {n: "R" if self.request.plain else self.family.storage[n] for n in names}
-            least = asked.for_stored(mesh_text(groups.axes), stored)
+            least = asked.for_stored(groups.mesh.text, stored)
 
         def planned(options: Options) -> bytes:
             return answer(ask_for(call, traced, cluster, options), progress).to_bytes()
@@ -227,12 +227,12 @@ class Builder:
         """The program for this rank; at the first call, the parameters are stored as it says."""
         traced, plan, program = compiled.traced, compiled.plan, compiled.program
         storage = {name: p.choice.storage for name, p in plan.structure.params.items()}
-        axes, device = plan.structure.mesh, self.world.device
+        mesh, device = plan.structure.mesh, self.world.device
         if self.world.size == 1:
-            program = bind(program, {}, axes, (), device)
+            program = bind(program, {}, mesh, (), device)
         else:
-            groups = groups or make_groups(axes, self.world)
-            program = bind(program, groups.names, axes, groups.coordinate, device)
+            groups = groups or make_groups(mesh, self.world)
+            program = bind(program, groups.names, mesh, groups.coordinate, device)
             if self.family.is_first and not self.request.plain:
                 for model in self.family.models:
                     if (found := model()) is not None:
@@ -252,7 +252,7 @@ class Builder:
             plan=plan,
             groups=groups,
             storage={name: param_placements(sharding) for name, sharding in storage.items()},
-            pieces=input_pieces(traced.graph, axes),
+            pieces=input_pieces(traced.graph, mesh),
             results=results(traced.graph, ((leaf.item, leaf.value) for leaf in traced.outputs)),
             in_spec=traced.in_spec,
             rows=row_results(traced.graph),

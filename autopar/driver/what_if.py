@@ -259,7 +259,7 @@ def _alike(node: int, states: list[str] | tuple[str, ...]) -> dict[str, Allowed]
 
 def _faster(axis: Axis, times: float) -> Axis:
     inner = _sped_up(axis.inner, times) if axis.inner else None
-    return replace(axis, link=_sped_up(axis.link, times), inner=inner)
+    return replace(axis, link=_sped_up(axis.crossed, times), inner=inner)
 
 
 def _sped_up(link: Link, times: float) -> Link:

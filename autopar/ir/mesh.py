@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -74,7 +75,8 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One axis of a mesh, and the slowest link its collectives cross.
+    """One axis of a mesh, and the slowest link its collectives cross: None where a mesh is known by
+    its axes alone, as from a plan's file.
 
     `shared` is how many ranks of one group sit side by side below that link: a ring enters and
     leaves them through all their adapters at once, at most as fast as `inner`, the link that joins
@@ -83,14 +85,21 @@ class Axis:
 
     name: str
     size: int
-    link: Link
+    link: Link | None = None
     shared: int = 1
     inner: Link | None = None
 
     @property
+    def crossed(self) -> Link:
+        """`link`. ValueError if it is not known."""
+        if self.link is None:
+            raise ValueError(f"mesh axis {self.name} is laid over no cluster")
+        return self.link
+
+    @property
     def ring_bytes_per_s(self) -> float:
         """What one device sends, and receives, in a ring over the axis."""
-        together = self.link.bytes_per_s * self.shared
+        together = self.crossed.bytes_per_s * self.shared
         return together if self.inner is None else min(together, self.inner.bytes_per_s)
 
 
@@ -100,6 +109,20 @@ class Mesh:
     varies fastest, so its ranks are neighbours."""
 
     axes: tuple[Axis, ...]
+
+    def __iter__(self) -> Iterator[Axis]:
+        return iter(self.axes)
+
+    def __len__(self) -> int:
+        return len(self.axes)
+
+    def __getitem__(self, axis: int) -> Axis:
+        return self.axes[axis]
+
+    @property
+    def text(self) -> str:
+        """`dp=2,tp=4`, as `mesh_shapes.parse_mesh` reads it; 1 for a mesh without axes."""
+        return str(self) or "1"
 
     @property
     def sizes(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.errors import ClusterError, PlanMismatchError
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster
-from autopar.plans.plan import Plan, Structure, mesh_text
+from autopar.plans.plan import Plan, Structure
 
 _SHOWN = 5
 
@@ -19,7 +19,7 @@ ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
 
 def check_world(structure: Structure, world_size: int) -> None:
     """PlanMismatchError if the plan is for another number of devices."""
-    mesh = mesh_text(structure.mesh)
+    mesh = structure.mesh.text
     wanted = 1
     for axis in structure.mesh:
         wanted *= axis.size

@@ -30,7 +30,7 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
         model=graph.name,
         fingerprint=fingerprint(graph),
         cluster=request.cluster.name,
-        mesh=tuple(MeshAxis(axis.name, axis.size) for axis in mesh.axes),
+        axes=tuple(MeshAxis(axis.name, axis.size) for axis in mesh),
         optimizer=request.options.optimizer,
         inputs=describe_inputs(graph),
         params=params,

@@ -10,10 +10,11 @@ from autopar.errors import PlanMismatchError
 from autopar.ir.choices import Choice, ParamChoice, pull_back, shardings
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.ir.input_sharding import input_state
+from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, Use, root_key
-from autopar.plans.plan import MeshAxis, Structure
+from autopar.plans.plan import Structure
 
 Pair = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """The shardings of a node's inputs and of its outputs."""
@@ -40,7 +41,7 @@ class Layout:
     """A plan's decisions, parsed: the sharding of every tensor at every use."""
 
     graph: Graph
-    mesh: tuple[MeshAxis, ...]
+    mesh: Mesh
     ops: Mapping[str, Choice]
     params: Mapping[str, ParamChoice]
     outputs: Mapping[str, Sharding]
@@ -54,11 +55,6 @@ class Layout:
     _pulled: dict[tuple[str, Sharding], Sharding | None] = field(
         default_factory=dict[tuple[str, Sharding], Sharding | None]
     )
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Ranks per mesh axis."""
-        return tuple(axis.size for axis in self.mesh)
 
     def choice(self, node: Node) -> Choice:
         """What an op does. PlanMismatchError if the plan does not say."""
@@ -78,7 +74,7 @@ class Layout:
         if node.role is Role.DETACHED:
             return (self.outputs[node.key],), ()
         if node.role is Role.INPUT:
-            return (), (input_state(node, self.graph.atoms, self.sizes),)
+            return (), (input_state(node, self.graph.atoms, self.mesh.sizes),)
         whole = Sharding.replicated(len(self.mesh))
         return (whole,) * len(node.inputs), (whole,) * len(node.outputs)
 
@@ -140,7 +136,7 @@ class Layout:
         known = root_key(self.graph, ref), state
         if known not in self._held:
             tensor = self.graph.type_of(ref)
-            self._held[known] = local_bytes(tensor, self.graph.atoms, state, self.sizes)
+            self._held[known] = local_bytes(tensor, self.graph.atoms, state, self.mesh.sizes)
         return self._held[known]
 
     def ends(self, group: Group) -> tuple[Sharding, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from math import prod
 from typing import Annotated, Any, Literal
 
@@ -20,6 +19,7 @@ from autopar.errors import PlanError
 from autopar.ir.canonical import Format, Wire
 from autopar.ir.choices import ParamChoice
 from autopar.ir.graph import itemsize
+from autopar.ir.mesh import Axis, Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.display import Shown
 from autopar.plans.wire import pack, unpack
@@ -38,11 +38,6 @@ class MeshAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-
-
-def mesh_text(axes: Sequence[MeshAxis]) -> str:
-    """`dp=2,tp=4`, as `mesh_shapes.parse_mesh` reads it; 1 for a mesh without axes."""
-    return ",".join(f"{axis.name}={axis.size}" for axis in axes) or "1"
 
 
 Residency = Literal["device", "host"]
@@ -108,7 +103,7 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: str
     fingerprint: str
     cluster: str
-    mesh: tuple[MeshAxis, ...]
+    axes: tuple[MeshAxis, ...] = msgspec.field(name="mesh")
     optimizer: str
     inputs: tuple[str, ...]
     params: dict[str, Param]
@@ -120,6 +115,11 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages: tuple[Stage, ...] = ()
     schedule: Schedule = Schedule()
     memory_policy: MemoryPolicy = MemoryPolicy()
+
+    @property
+    def mesh(self) -> Mesh:
+        """Where the plan lies."""
+        return Mesh(tuple(Axis(axis.name, axis.size) for axis in self.axes))
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -333,7 +333,7 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
     def check(self) -> None:
         """ValueError, naming the place, if the parts do not make sense together: mesh axes,
         parameters' shapes and dtypes, shardings."""
-        names = [axis.name for axis in self.structure.mesh]
+        names = [axis.name for axis in self.structure.axes]
         if len(set(names)) != len(names) or len(names) > 8:
             raise ValueError(f"mesh axes {names}: names must differ, and there are at most 8")
         for name, param in self.structure.params.items():
@@ -394,7 +394,7 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
 
     @property
     def world_size(self) -> int:
-        return prod(axis.size for axis in self.structure.mesh)
+        return self.structure.mesh.num_devices
 
 
 _FORMAT = Format(Plan, "plan", "plan again", SCHEMA_VERSION, PlanError, Wire(3, pack, unpack))

@@ -9,7 +9,7 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.errors import ClusterError, ConstraintError
 from autopar.ir.mesh import Cluster
 from autopar.plans.options import Options, make_options
-from autopar.plans.plan import Plan, mesh_text
+from autopar.plans.plan import Plan
 
 _PIN, _FORBID, _STRATEGY = "pin ", "forbid ", "strategy "
 
@@ -56,7 +56,7 @@ def options_of(plan: Plan, imposed: Imposed | None = None) -> Options:
     plan says that was. ConstraintError if that cannot be read."""
     asked = imposed or read_imposed(plan.provenance.imposed)
     return make_options(
-        mesh_text(plan.structure.mesh),
+        plan.structure.mesh.text,
         plan.structure.optimizer,
         plan.estimates.memory_limit,
         None,

@@ -7,7 +7,7 @@ from math import prod
 from typing import TypeVar
 
 from autopar.plans.matching import general
-from autopar.plans.plan import Plan, Structure, mesh_text
+from autopar.plans.plan import Plan, Structure
 from autopar.report.changes import Item, Topic, folded, gathered, single
 from autopar.report.names import maker, op_place, tensor_place
 from autopar.report.placed import choice_text, param_text, route_text, sharding_text
@@ -25,7 +25,7 @@ def decision_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
     return tuple(
         Topic(title, "decision", changes)
         for title, changes in (
-            ("mesh", single("mesh", mesh_text(a.mesh), mesh_text(b.mesh))),
+            ("mesh", single("mesh", a.mesh.text, b.mesh.text)),
             ("parameters", folded(_params(a, b))),
             ("ops", gathered(_ops(old, new))),
             (

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from math import prod
 
 from autopar.ir.graph import itemsize
+from autopar.ir.mesh import Mesh
 from autopar.ir.patterns import compress
 from autopar.ir.sharding import Placement, Sharding
 from autopar.ir.units import format_bytes
 from autopar.plans.matching import general
-from autopar.plans.plan import MeshAxis, OpTotal, Param, Plan
+from autopar.plans.plan import OpTotal, Param, Plan
 from autopar.report.names import PARAM, short_op, tensor_name
 from autopar.report.placed import on_axes, options_by_axis, shard_bytes, sharding_text
 
@@ -46,7 +47,7 @@ class Alike:
         """Bytes of all of them in the whole model."""
         return len(self.names) * prod(self.param.shape) * itemsize(self.param.dtype)
 
-    def held_bytes(self, sharding: str, mesh: Sequence[MeshAxis]) -> int:
+    def held_bytes(self, sharding: str, mesh: Mesh) -> int:
         """Bytes of all of them on one device, in that sharding."""
         parsed = Sharding.parse(sharding)
         return len(self.names) * shard_bytes(self.param.shape, self.param.dtype, parsed, mesh)
@@ -122,7 +123,7 @@ def op_decision(plan: Plan, key: str, op: OpTotal) -> DecisionText:
     )
 
 
-def _parsed(state: str, mesh: Sequence[MeshAxis]) -> Sharding | None:
+def _parsed(state: str, mesh: Mesh) -> Sharding | None:
     try:
         sharding = Sharding.parse(state)
     except ValueError:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autopar.ir.units import format_percent
-from autopar.plans.plan import FRAGILE, Plan, mesh_text
+from autopar.plans.plan import FRAGILE, Plan
 from autopar.report.bill import MEMORY, TIME, Figure, bill
 from autopar.report.changes import Cause, Topic
 from autopar.report.decided import decision_topics
@@ -82,7 +82,7 @@ def _side(plan: Plan) -> Side:
         digest=plan.digest,
         model=structure.model,
         cluster=structure.cluster,
-        mesh=mesh_text(structure.mesh),
+        mesh=structure.mesh.text,
         step_ns=estimates.step_ns,
         communication_ns=estimates.communication_ns,
         memory_bytes=estimates.memory.total,

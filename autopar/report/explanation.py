@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from autopar.ir.problem import Status
 from autopar.ir.units import format_ns, format_share
 from autopar.plans.explanation import Alternative, Benefit, Explanation
-from autopar.plans.plan import MeshAxis
 from autopar.report.placed import sharding_text
 from autopar.report.printed import Row, columns
 
 
 def alternatives_text(explanation: Explanation) -> str:
     """The step with each alternative of a tensor, beside what the plan takes."""
-    mesh = [MeshAxis(axis.name, axis.size) for axis in explanation.mesh.axes]
+    mesh = explanation.mesh
     step_ns = explanation.step_ns
     rows = [
         (sharding_text(found.sharding, mesh), *_figures(found, step_ns))

@@ -128,7 +128,7 @@ def _links(plan: Plan) -> dict[str, str]:
     cluster."""
     found: dict[str, str] = {}
     for k, axis in enumerate(plan.structure.mesh):
-        stride = prod(other.size for other in plan.structure.mesh[k + 1 :])
+        stride = prod(plan.structure.mesh.sizes[k + 1 :])
         block = plan.world_size
         crossed: list[LinkRates] = []
         for link in plan.estimates.cluster.links:

@@ -14,7 +14,7 @@ from autopar.ir.units import format_bytes, format_seconds
 from autopar.ir.uses import Group, groups, root_key
 from autopar.plans.layout import parse_layout
 from autopar.plans.matching import general
-from autopar.plans.plan import Plan, mesh_text
+from autopar.plans.plan import Plan
 from autopar.report.names import WHOLE_MODEL, short_op
 from autopar.report.placed import on_axes
 from autopar.report.printed import Row, columns
@@ -33,7 +33,7 @@ def outline(graph: Graph, plan: Plan) -> str:
         )
     )
     lines = [
-        f"{plan.structure.model} on {plan.structure.cluster}: {mesh_text(plan.structure.mesh)}",
+        f"{plan.structure.model} on {plan.structure.cluster}: {plan.structure.mesh.text}",
         *plan.structure.inputs,
         f"step {format_seconds(estimates.step_ns / 1e9)}: {step}; {plan.provenance.status}",
         f"memory {format_bytes(estimates.memory.total)}",

@@ -13,10 +13,11 @@ from math import ceil, prod
 
 from autopar.ir.choices import Choice
 from autopar.ir.graph import itemsize
+from autopar.ir.mesh import Mesh
 from autopar.ir.patterns import compress, expand
 from autopar.ir.sharding import Sharding
 from autopar.plans.matching import general
-from autopar.plans.plan import MeshAxis, Param
+from autopar.plans.plan import Param
 
 REPLICATED = "replicated"
 
@@ -36,7 +37,7 @@ class ParamGroup:
     local_bytes: int
 
 
-def param_groups(params: Mapping[str, Param], mesh: Sequence[MeshAxis]) -> tuple[ParamGroup, ...]:
+def param_groups(params: Mapping[str, Param], mesh: Mesh) -> tuple[ParamGroup, ...]:
     """Parameters by pattern, shape, dtype, storage and what is kept; the largest first."""
     groups: dict[tuple[str, Param], list[str]] = {}
     for name, param in params.items():
@@ -50,9 +51,7 @@ def param_groups(params: Mapping[str, Param], mesh: Sequence[MeshAxis]) -> tuple
     return tuple(sorted(found, key=lambda group: (-group.total_bytes, group.name)))
 
 
-def _param_group(
-    name: str, names: Sequence[str], param: Param, mesh: Sequence[MeshAxis]
-) -> ParamGroup:
+def _param_group(name: str, names: Sequence[str], param: Param, mesh: Mesh) -> ParamGroup:
     placed = param.choice
     return ParamGroup(
         name=name,
@@ -66,9 +65,7 @@ def _param_group(
     )
 
 
-def shard_bytes(
-    shape: Sequence[int], dtype: str, sharding: Sharding, mesh: Sequence[MeshAxis]
-) -> int:
+def shard_bytes(shape: Sequence[int], dtype: str, sharding: Sharding, mesh: Mesh) -> int:
     """Bytes of the largest shard of a tensor."""
     local = (
         ceil(size / prod(axis.size for axis, p in zip(mesh, sharding) if p.dim == dim))
@@ -77,7 +74,7 @@ def shard_bytes(
     return prod(local) * itemsize(dtype)
 
 
-def on_axes(sharding: Sharding, mesh: Sequence[MeshAxis]) -> str:
+def on_axes(sharding: Sharding, mesh: Mesh) -> str:
     """`[S(1) on tp, S(0) on dp]`: what is not replicated, the fastest axis first (the order in
     which axes cut a parameter), or `replicated`."""
     placed = [
@@ -88,7 +85,7 @@ def on_axes(sharding: Sharding, mesh: Sequence[MeshAxis]) -> str:
     return f"[{', '.join(reversed(placed))}]" if placed else REPLICATED
 
 
-def sharding_text(text: str, mesh: Sequence[MeshAxis]) -> str:
+def sharding_text(text: str, mesh: Mesh) -> str:
     """`[S(1) on tp, S(0) on dp]` of `[S(0), S(1)]`."""
     try:
         return on_axes(Sharding.parse(text), mesh)
@@ -96,7 +93,7 @@ def sharding_text(text: str, mesh: Sequence[MeshAxis]) -> str:
         return text
 
 
-def param_text(param: Param, mesh: Sequence[MeshAxis]) -> str:
+def param_text(param: Param, mesh: Mesh) -> str:
     """How a parameter is stored, and what else is kept of it for backward."""
     stored = sharding_text(param.storage, mesh)
     kept = "" if param.kept == param.storage else f", kept {sharding_text(param.kept, mesh)}"
@@ -111,7 +108,7 @@ def options_by_axis(choice: str) -> tuple[str, ...]:
         return ()
 
 
-def choice_text(choice: str, mesh: Sequence[MeshAxis]) -> str:
+def choice_text(choice: str, mesh: Mesh) -> str:
     """`n on tp, b on dp` of `b,n`, the fastest axis first: what an op shards."""
     options = options_by_axis(choice)
     if len(options) != len(mesh):
@@ -120,7 +117,7 @@ def choice_text(choice: str, mesh: Sequence[MeshAxis]) -> str:
     return ", ".join(reversed(axes)) or REPLICATED
 
 
-def route_text(arcs: Sequence[str], mesh: Sequence[MeshAxis]) -> str:
+def route_text(arcs: Sequence[str], mesh: Mesh) -> str:
     """`[P on tp] to replicated; ...`: the steps of a route."""
     steps = (" to ".join(sharding_text(end, mesh) for end in arc.split(" -> ")) for arc in arcs)
     return "; ".join(steps)

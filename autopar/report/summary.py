@@ -110,7 +110,7 @@ def summarize(plan: Plan) -> Summary:
     return Summary(
         model=structure.model,
         cluster=structure.cluster,
-        mesh=structure.mesh,
+        mesh=structure.axes,
         world_size=plan.world_size,
         optimizer=structure.optimizer,
         inputs=structure.inputs,

@@ -90,7 +90,7 @@ class _Draw:
             model=self.graph.name,
             fingerprint="",
             cluster="",
-            mesh=tuple(MeshAxis(axis.name, axis.size) for axis in self.mesh.axes),
+            axes=tuple(MeshAxis(axis.name, axis.size) for axis in self.mesh.axes),
             optimizer="sgd",
             inputs=(),
             params={

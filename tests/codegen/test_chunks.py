@@ -22,7 +22,7 @@ from autopar.ir.sharding import P, R
 from autopar.ir.uneven import chunked_axes, stored
 from autopar.plans.layout import Move
 from autopar.plans.options import Options
-from autopar.plans.plan import MeshAxis, Plan
+from autopar.plans.plan import Plan
 from autopar.plans.request import ask
 from autopar.runtime.program.symbols import SYMBOLS
 from autopar.runtime.simulator import spmd
@@ -82,14 +82,13 @@ def pieces(whole: Tensor, kind: TensorType, move: Move, step: Collective, on: Me
 def test_every_step(name: str, sizes: Sequence[int]) -> None:
     torch.manual_seed(0)
     kind, on = TYPES[name], mesh(*sizes)
-    axes = [MeshAxis(axis.name, axis.size) for axis in on.axes]
     whole = torch.randn(kind.shape, dtype=torch.float64)
     kinds: set[str] = set()
     for move, found in chunk_moves(kind, on):
         kinds.add(found.kind)
         graph = fx.Graph()
         x = graph.placeholder("x")
-        result = emit_chunks(graph, x, kind, ATOMS, axes, move, found)
+        result = emit_chunks(graph, x, kind, ATOMS, on, move, found)
         sent = [node.args[0] for node in graph.nodes if node.target in COMMUNICATING]
         graph.output((result, *sent))
         gm = fx.GraphModule({}, apply_passes(graph))

@@ -115,7 +115,7 @@ CASES: dict[str, tuple[Plan, tuple[str, str, str, int, str, str]]] = {
         ("decision", "outputs", "detached: 1", 1, "", "[S(0) on dp]"),
     ),
     "mesh": (
-        with_structure(mesh=(MeshAxis("dp", 4), MeshAxis("tp", 2))),
+        with_structure(axes=(MeshAxis("dp", 4), MeshAxis("tp", 2))),
         ("decision", "mesh", "mesh", 1, "dp=2,tp=4", "dp=4,tp=2"),
     ),
     "inputs": (

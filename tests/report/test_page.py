@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
+from autopar.ir.mesh import Axis, Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.matching import general
-from autopar.plans.plan import CollectiveTotal, MeshAxis, OpTotal, Param, Plan
+from autopar.plans.plan import CollectiveTotal, OpTotal, Param, Plan
 from autopar.report.names import MAX_NAME, clean
 from autopar.report.placed import on_axes, param_groups
 from autopar.report.summary import MAX_ROWS, summarize
@@ -98,7 +99,7 @@ def test_page_of_one_device() -> None:
     plan = two_axis_plan()
     param = Param((256,), "float32", "[]", "[]")
     structure = msgspec.structs.replace(
-        plan.structure, mesh=(), params={"w": param}, replicated_unknown_ops=()
+        plan.structure, axes=(), params={"w": param}, replicated_unknown_ops=()
     )
     estimates = msgspec.structs.replace(plan.estimates, collectives=())
     provenance = msgspec.structs.replace(plan.provenance, gap_ppm=0, status="optimal")
@@ -175,7 +176,7 @@ def test_params_add_up() -> None:
 
 
 def test_groups_tell_apart_what_lies_differently() -> None:
-    mesh = (MeshAxis("tp", 2),)
+    mesh = Mesh((Axis("tp", 2),))
     split, whole = (Param((4,), "float32", s, s) for s in ("[S(0)]", "[R]"))
     params = {f"h.{i}.w": whole if i == 2 else split for i in range(5)}
     assert [g.name for g in param_groups(params, mesh)] == ["h.{0-1,3-4}.w", "h.2.w"]
@@ -192,7 +193,7 @@ def test_groups_tell_apart_what_lies_differently() -> None:
     ],
 )
 def test_named_axes(sharding: str, text: str) -> None:
-    mesh = (MeshAxis("dp", 2), MeshAxis("tp", 4))
+    mesh = Mesh((Axis("dp", 2), Axis("tp", 4)))
     assert on_axes(Sharding.parse(sharding), mesh) == text
 
 

@@ -16,7 +16,6 @@ from autopar.ir.choices import Choice, choices, joint_axes, shardings
 from autopar.ir.graph import Atom, Factor, Graph, Node, Phase, Ref, Role, Slot, TensorType
 from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import local_shape
-from autopar.plans.plan import MeshAxis
 from autopar.rules.call import Call, TensorShape
 from autopar.rules.experts import BACKWARD, FORWARD
 from autopar.rules.intra_op import exchange_axes, exchanges
@@ -140,11 +139,10 @@ def computed(
     written = fx.Graph()
     given: list[Any] = [written.placeholder(f"x{k}") for k in range(len(inputs))]
     new_args, new_kwargs = substitute(args, kwargs, given)
-    axes = tuple(MeshAxis(n, s) for n, s in zip(mesh.names, mesh.sizes, strict=True))
     dtype = inputs[0].dtype
     sent = exchanges(graph, node, choice, mesh.sizes)
     peers = Peers(
-        written, node, choice, axes, graph.atoms, shapes, dtype, sent, new_args, new_kwargs
+        written, node, choice, mesh, graph.atoms, shapes, dtype, sent, new_args, new_kwargs
     )
     outputs = emit(peers)
     sending = [n for n in written.nodes if n.target in (c10d.all_reduce.default, permute)]

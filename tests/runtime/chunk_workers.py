@@ -10,7 +10,6 @@ from torch.distributed.tensor import distribute_tensor
 from autopar.ir.graph import Atom, TensorType
 from autopar.ir.redistribute import is_legal
 from autopar.ir.uneven import chunked_axes, stored
-from autopar.plans.plan import MeshAxis
 from autopar.runtime.process import world
 from autopar.runtime.simulator.shards import shard
 from tests.codegen.meshes import mesh
@@ -20,8 +19,7 @@ def chunks(*sizes: int) -> dict[str, int]:
     """How many tensors are cut by DTensor otherwise than by autopar, and how many are cut at all,
     over every way to lay some on a mesh."""
     on = mesh(*sizes)
-    axes = [MeshAxis(axis.name, axis.size) for axis in on.axes]
-    groups = world.make_groups(axes, world.join(torch.device("cpu")))
+    groups = world.make_groups(on, world.join(torch.device("cpu")))
     seen = {"wrong": 0, "uneven": 0}
     for shape in ((7, 5), (3, 10), (9, 1), (2, 13)):
         atoms = tuple(Atom(size, str(size), True) for size in shape)

@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from autopar.codegen.bind import bind
 from autopar.errors import PlanMismatchError, RankError
-from autopar.plans.plan import MeshAxis
+from autopar.ir.mesh import Axis, Mesh
 from autopar.runtime.process import meeting as meetings
 from autopar.runtime.process.digests import BatchDigest
 from autopar.runtime.process.meeting import NEW, Meeting
@@ -146,7 +146,7 @@ def test_a_collective_that_fails_says_what_it_was_of() -> None:
     sent.meta[FOR] = "the gradient of w"
     graph.output((graph.call_function(c10d.wait_tensor.default, (sent,)),))
     program = Program(fx.GraphModule({}, graph), None, ("input:0",), ("loss:0",))
-    axes = (MeshAxis("dp", 2),)
+    axes = Mesh((Axis("dp", 2),))
     gm = bind(program, {"dp": "no such group"}, axes, (0,)).forward
     with pytest.raises(Exception, match=r"no such group|not found|resolve") as caught:
         gm.forward([torch.ones(2)])

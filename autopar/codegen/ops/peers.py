@@ -13,8 +13,8 @@ from torch import fx
 
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Atom, Node
+from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import nesting
-from autopar.plans.plan import MeshAxis
 from autopar.rules.intra_op import exchange_axes
 from autopar.rules.op import Exchange, Shapes
 from autopar.runtime.program.symbols import local_position, permute
@@ -31,7 +31,7 @@ class Peers:
     graph: fx.Graph
     node: Node
     choice: Choice
-    mesh: Sequence[MeshAxis]
+    mesh: Mesh
     atoms: Sequence[Atom]
     shapes: Shapes
     dtype: torch.dtype

@@ -13,9 +13,9 @@ from itertools import pairwise
 
 from markupsafe import Markup
 
+from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
 from autopar.ir.units import format_ns
-from autopar.plans.plan import MeshAxis
 from autopar.report.html.block_graph import BlockGraph, Box, Made, TensorRead
 from autopar.report.html.layered import Point, arrange
 from autopar.report.html.svg import cut, picture, points, rect, svg_path, text, text_width
@@ -53,7 +53,7 @@ class Drawn:
         return len(self.labels) * _LINE
 
 
-def block_picture(graph: BlockGraph, mesh: Sequence[MeshAxis]) -> Markup:
+def block_picture(graph: BlockGraph, mesh: Mesh) -> Markup:
     """The picture of a block."""
     boxes = [_drawn(graph, k, mesh) for k in range(len(graph.boxes))]
     paper = arrange(
@@ -71,7 +71,7 @@ def block_picture(graph: BlockGraph, mesh: Sequence[MeshAxis]) -> Markup:
     return picture(paper.width + 2 * _MARGIN, paper.height + 2 * _MARGIN, title, children)
 
 
-def _drawn(graph: BlockGraph, k: int, mesh: Sequence[MeshAxis]) -> Drawn:
+def _drawn(graph: BlockGraph, k: int, mesh: Mesh) -> Drawn:
     box = graph.boxes[k]
     moved = [
         f"read {sharding_text(read.read, mesh)}"
@@ -98,24 +98,24 @@ def _drawn(graph: BlockGraph, k: int, mesh: Sequence[MeshAxis]) -> Drawn:
     return Drawn(box, labels, tuple(lines), width, height)
 
 
-def _lines(words: str, read: TensorRead, mesh: Sequence[MeshAxis]) -> Iterator[Line]:
+def _lines(words: str, read: TensorRead, mesh: Mesh) -> Iterator[Line]:
     yield Line(words, "", _SMALL)
     if read.is_moved:
         yield Line(f"→ {sharding_text(read.read, mesh)}", "moved", _SMALL)
 
 
-def _read_words(read: TensorRead, mesh: Sequence[MeshAxis]) -> str:
+def _read_words(read: TensorRead, mesh: Mesh) -> str:
     """`weight [S(0) on dp] → replicated`."""
     made = f"{sharding_text(read.made, mesh)} → " if read.is_moved else ""
     return f"{read.name} {made}{sharding_text(read.read, mesh)}"
 
 
-def _made_words(made: Made, mesh: Sequence[MeshAxis]) -> str:
+def _made_words(made: Made, mesh: Mesh) -> str:
     sent = "".join(f" → {sharding_text(state, mesh)}" for state in made.sent)
     return f"makes {sharding_text(made.state, mesh)}{sent}"
 
 
-def _box(drawn: Drawn, x: float, y: float, mesh: Sequence[MeshAxis]) -> Iterator[Markup]:
+def _box(drawn: Drawn, x: float, y: float, mesh: Mesh) -> Iterator[Markup]:
     left, top = x - drawn.width / 2, y + drawn.top
     for k, label in enumerate(drawn.labels):
         words = cut(label, _SMALL, drawn.width)
@@ -138,7 +138,7 @@ def _box(drawn: Drawn, x: float, y: float, mesh: Sequence[MeshAxis]) -> Iterator
         )
 
 
-def _stripes(box: Box, mesh: Sequence[MeshAxis]) -> list[str]:
+def _stripes(box: Box, mesh: Mesh) -> list[str]:
     """Classes of the stripes: what the box makes first, by axis."""
     try:
         state = Sharding.parse(box.makes[0].state) if box.makes else Sharding(())

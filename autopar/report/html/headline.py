@@ -12,7 +12,7 @@ from autopar.ir.units import (
     format_percent,
     format_share,
 )
-from autopar.plans.plan import ClusterRates, Plan, mesh_text
+from autopar.plans.plan import ClusterRates, Plan
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.summary import summarize
 
@@ -66,7 +66,7 @@ def headline(plan: Plan) -> Headline:
     devices = f"{plan.world_size} device" + ("s" if plan.world_size != 1 else "")
     return Headline(
         model=plan.structure.model or "(unnamed model)",
-        subtitle=f"{plan.structure.cluster}, {devices}: {mesh_text(plan.structure.mesh)}",
+        subtitle=f"{plan.structure.cluster}, {devices}: {plan.structure.mesh.text}",
         cards=tuple(_cards(plan)),
         shares=tuple(_shares(plan)),
         facts=tuple(_facts(plan, summary.digest, summary.made_by)),

@@ -17,8 +17,9 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from autopar.ir.mesh import Mesh
 from autopar.ir.units import format_bytes, format_ns
-from autopar.plans.plan import MeshAxis, Plan
+from autopar.plans.plan import Plan
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture
 from autopar.report.html.charts import areas, gantt
@@ -41,7 +42,7 @@ MAX_TEXT = 5 * MAX_NAME
 class Page:
     """All that the page says."""
 
-    mesh: tuple[MeshAxis, ...]
+    mesh: Mesh
     headline: Headline
     schedule: DrawnSchedule
     memory: MemoryUse

@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from weakref import WeakKeyDictionary
@@ -26,9 +25,9 @@ from torch.distributed.tensor import placement_types
 
 from autopar.cluster.presets import DEVICES
 from autopar.errors import ClusterError, PlanError
+from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
 from autopar.ir.units import format_bytes
-from autopar.plans.plan import MeshAxis
 from autopar.runtime.process.meeting import Meeting
 from autopar.runtime.process.roll import Roll, keeps_store
 from autopar.runtime.torch_private import (
@@ -134,47 +133,47 @@ def _meeting(world: World) -> Meeting:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The process groups of a plan's mesh, whose axes are `axes`, slowest first.
+    """The process groups of a plan's mesh.
 
     `params` lists the axes reversed, fastest first: an atom of a parameter is cut by the fastest
     axis first, which is DTensor's left-to-right rule there. `others` lists them in mesh order, for
     tensors whose atoms are cut by the slowest axis first.
     """
 
-    axes: tuple[MeshAxis, ...]
+    mesh: Mesh
     params: DeviceMesh
     others: DeviceMesh
 
     @property
     def names(self) -> dict[str, str]:
         """Per axis, the name of the process group of this rank on it."""
-        return {axis.name: self.params.get_group(axis.name).group_name for axis in self.axes}
+        return {axis.name: self.params.get_group(axis.name).group_name for axis in self.mesh}
 
     @property
     def coordinate(self) -> tuple[int, ...]:
         """Where this rank sits, in mesh order."""
-        return tuple(self.others.get_local_rank(axis.name) for axis in self.axes)
+        return tuple(self.others.get_local_rank(axis.name) for axis in self.mesh)
 
 
-def make_groups(axes: Sequence[MeshAxis], world: World) -> Groups:
+def make_groups(mesh: Mesh, world: World) -> Groups:
     """The process groups of a mesh over all ranks of `world`. A collective call.
 
     DeviceMesh gives groups a timeout of their own: these take that of the world."""
-    names = tuple(axis.name for axis in axes)
-    ranks = torch.arange(world.size).reshape([axis.size for axis in axes])
+    names = mesh.names
+    ranks = torch.arange(world.size).reshape(mesh.sizes)
     others = DeviceMesh(world.device.type, ranks, mesh_dim_names=names)
     for name in names:
         limit_waiting(others.get_group(name))
     fastest_first = tuple(reversed(names))
     if len(names) == 1:
-        return Groups(tuple(axes), others, others)
+        return Groups(mesh, others, others)
     params = DeviceMesh.from_group(
         [others.get_group(name) for name in fastest_first],
         world.device.type,
         mesh=ranks.permute(tuple(reversed(range(len(names))))).contiguous(),
         mesh_dim_names=fastest_first,
     )
-    return Groups(tuple(axes), params, others)
+    return Groups(mesh, params, others)
 
 
 def dtensor_placements(sharding: Sharding) -> tuple[placement_types.Placement, ...]:

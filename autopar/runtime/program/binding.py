@@ -10,9 +10,9 @@ from torch import fx
 from autopar.errors import PlanError
 from autopar.ir.graph import OUTPUT_ROLES, Atom, Graph, Role, TensorType
 from autopar.ir.input_sharding import input_state
+from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import nesting
 from autopar.ir.sharding import Sharding
-from autopar.plans.plan import MeshAxis
 from autopar.runtime.process.meeting import Meeting
 from autopar.runtime.process.world import Groups, dtensor_placements, param_placements
 from autopar.runtime.program.backend import prepare
@@ -57,14 +57,13 @@ def make_step(
     )
 
 
-def input_pieces(graph: Graph, axes: Sequence[MeshAxis]) -> frozenset[str]:
-    """The inputs, by their names in `Program.forward_inputs`, that a program on a mesh of `axes`
-    takes in the pieces that ranks are handed."""
-    sizes = tuple(axis.size for axis in axes)
+def input_pieces(graph: Graph, mesh: Mesh) -> frozenset[str]:
+    """The inputs, by their names in `Program.forward_inputs`, that a program on `mesh` takes in
+    the pieces that ranks are handed."""
     return frozenset(
         f"input:{node.target}"
         for node in graph.with_role(Role.INPUT)
-        if not input_state(node, graph.atoms, sizes).is_replicated
+        if not input_state(node, graph.atoms, mesh.sizes).is_replicated
     )
 
 
