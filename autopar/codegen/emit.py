@@ -35,7 +35,7 @@ from autopar.plans.layout import Move, parse_layout
 from autopar.plans.plan import Plan
 from autopar.rules.intra_op import exchange_axes, exchanges
 from autopar.rules.op import Shapes
-from autopar.rules.table import OPS
+from autopar.rules.table import record_of
 from autopar.runtime.program.program import Program
 
 aten = torch.ops.aten
@@ -156,8 +156,7 @@ class _Generator:
         outputs: tuple[Sharding, ...],
     ) -> fx.Node:
         """`node` on local tensors in the shardings `inputs`, which leaves `outputs`."""
-        record = OPS.get(node.op)
-        if record is not None and record.one_layout:
+        if record_of(node.op).one_layout:
             arguments = [graph.call_function(aten.contiguous.default, (x,)) for x in arguments]
         given = iter(arguments)
         args, kwargs = map_arg((source.args, source.kwargs), lambda _: next(given))

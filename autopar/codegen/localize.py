@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from autopar.rules.op import LocalCall, Shapes
-from autopar.rules.table import OPS
+from autopar.rules.table import record_of
 
 aten = torch.ops.aten
 
@@ -22,10 +22,10 @@ def localize(
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """(op, args, kwargs) that compute on local tensors what `target(*args, **kwargs)` computes on
     whole ones. Tensors among the arguments are not looked at, and stay where they are."""
-    record = OPS.get(str(target))
-    if record is not None and record.reshapes:
+    record = record_of(str(target))
+    if record.reshapes:
         return aten.reshape.default, (args[0], list(shapes.local_outputs[0])), {}
-    if record is None or record.local_args is None:
+    if record.local_args is None:
         return target, tuple(args), dict(kwargs)
     new_args, new_kwargs = list(args), dict(kwargs)
     for (position, keyword), value in record.local_args(LocalCall(args, kwargs, shapes)).items():

@@ -12,13 +12,13 @@ are merged. In a ring there is one kernel per block, whose results are added up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 
 from autopar.ir.choices import Choice, joint_axes, num_shards, shardings
 from autopar.ir.graph import Arg, Graph, Node, Ref
 from autopar.ir.redistribute import local_bytes
-from autopar.rules.call import Call, RuleFunction, linear, place, rule
+from autopar.rules.call import Call, linear, place, rule
 from autopar.rules.notation import Dim, Dims, Rule
 from autopar.rules.op import (
     DimName,
@@ -26,7 +26,6 @@ from autopar.rules.op import (
     Family,
     Joint,
     JointCall,
-    Local,
     Op,
     Work,
     row_itemsize,
@@ -43,6 +42,10 @@ _CAUSAL_AT = {FORWARD: 4, BACKWARD: 7}
 _FIRST = {FORWARD: 0, BACKWARD: 1}
 """Where queries, keys and values stand among the inputs: the first of them."""
 
+_PER_SCORE = {FORWARD: 4.0, BACKWARD: 10.0}
+"""FLOPs per (batch, head, query, key, head dim): two matmuls forward, five backward (the scores are
+computed again), as Dao et al., "FlashAttention" (2022), count them."""
+
 _HEADS = (
     DimName(0, 1, "heads", ("kv", "g")),
     DimName(0, 3, "head_dim", ("hd0", "hd1")),
@@ -51,36 +54,29 @@ _HEADS = (
 
 
 def attention(call: Call) -> Rule:
-    """autopar.sdpa(q, k, v, mask, is_causal, scale) -> (out, lse). Query rows are parallel; under a
+    """autopar.sdpa(q, k, v, mask, is_causal, scale) -> (out, lse), and autopar.sdpa_backward(grad,
+    q, k, v, out, lse, mask, is_causal, scale) -> (dq, dk, dv). Query rows are parallel; under a
     causal mask the op must know which ones it has. Grouped heads share a key-value head: q has
     (kv g), k and v have kv. Without a mask tensor keys and values may go round a ring."""
-    q, k, v, out, lse, sizes, whole = _attention_dims(call, 0)
-    mask = _mask_dims(call, call.arg(3), q, k)
-    inputs = place(call, *zip(call.args, (q, k, v, mask), strict=False))
-    causal = bool(call.arg(4))
-    positional, joint = _sequence(call, call.arg(3), q=0, causal=causal)
-    return rule(inputs, [out, lse], whole=whole, sizes=sizes, positional=positional, joint=joint)
-
-
-def attention_backward(call: Call) -> Rule:
-    """autopar.sdpa_backward(grad, q, k, v, out, lse, mask, is_causal, scale) -> (dq, dk, dv)."""
-    q, k, v, out, lse, sizes, whole = _attention_dims(call, 1)
-    mask = _mask_dims(call, call.arg(6), q, k)
-    inputs = place(call, *zip(call.args, (out, q, k, v, out, lse, mask), strict=False))
-    positional, joint = _sequence(call, call.arg(6), q=1, causal=bool(call.arg(7)))
+    first, causal = _FIRST[call.op], _CAUSAL_AT[call.op]
+    q, k, v, out, lse, sizes, whole = _attention_dims(call, first)
+    mask = _mask_dims(call, call.arg(causal - 1), q, k)
+    forward = call.op == FORWARD
+    given = (q, k, v, mask) if forward else (out, q, k, v, out, lse, mask)
+    positional, joint = _sequence(call, call.arg(causal - 1), first, causal=bool(call.arg(causal)))
     return rule(
-        inputs,
-        [q, k, v],
+        place(call, *zip(call.args, given, strict=False)),
+        [out, lse] if forward else [q, k, v],
         whole=whole,
         sizes=sizes,
         positional=positional,
         joint=joint,
-        partial=linear(call, (call.arg(0),)),
+        partial=() if forward else linear(call, (call.arg(0),)),
     )
 
 
 def _sequence(
-    call: Call, mask: Arg, *, q: int, causal: bool
+    call: Call, mask: Arg, q: int, *, causal: bool
 ) -> tuple[tuple[str, ...], tuple[tuple[str, tuple[str, ...]], ...]]:
     """(positional letters, joint factors) of attention whose queries are input `q`. A causal ring
     has as many keys as queries: each block of keys is then before, at or after that of queries."""
@@ -141,15 +137,10 @@ def _seen(rows: int, keys: int) -> int:
     return short * (short + 1) // 2 + (rows - short) * keys
 
 
-def _flops(per_score: float) -> Callable[[Node, Graph], float]:
-    """`per_score` for each (batch, head, query, key, head dim), half of them where the mask is
-    causal."""
-
-    def flops(node: Node, graph: Graph) -> float:
-        query, key = _shapes(node, graph)
-        return per_score * (0.5 if is_causal(node) else 1.0) * prod(query) * key[-2]
-
-    return flops
+def _flops(node: Node, graph: Graph) -> float:
+    """Of causal attention half the scores are computed."""
+    query, key = _shapes(node, graph)
+    return _PER_SCORE[node.op] * (0.5 if is_causal(node) else 1.0) * prod(query) * key[-2]
 
 
 def _shapes(node: Node, graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -159,19 +150,16 @@ def _shapes(node: Node, graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]
     return query, key
 
 
-def _work(flops: Callable[[Node, Graph], float]) -> Callable[..., Work]:
-    def work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Work:
-        done = flops(node, graph) * _busiest_share(node, graph, choice, sizes)
-        ring = joint_axes(node, choice)
-        if not ring and not (is_causal(node) and query_ways(choice, sizes) > 1):
-            return Work(done)
-        merged = _merged_bytes(graph, node, choice, sizes)
-        if not ring:
-            return Work(done, merges=1, merged_bytes=merged)
-        steps = sizes[ring[0]]
-        return Work(done, steps, steps - 1, merge_launches=1, merged_bytes=merged)
-
-    return work
+def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Work:
+    done = _flops(node, graph) * _busiest_share(node, graph, choice, sizes)
+    ring = joint_axes(node, choice)
+    if not ring and not (is_causal(node) and query_ways(choice, sizes) > 1):
+        return Work(done)
+    merged = _merged_bytes(graph, node, choice, sizes)
+    if not ring:
+        return Work(done, merges=1, merged_bytes=merged)
+    steps = sizes[ring[0]]
+    return Work(done, steps, steps - 1, merge_launches=1, merged_bytes=merged)
 
 
 def _busiest_share(node: Node, graph: Graph, choice: Choice, sizes: Sequence[int]) -> float:
@@ -233,30 +221,34 @@ def _blocks(call: JointCall) -> list[float]:
 
 
 def _ring_scratch(call: JointCall) -> int:
-    """Two blocks of keys and values, the one at hand and the one that comes; what a block gives,
-    and the sum, in the dtype of sums."""
-    passed = sum(tensor.num_bytes for tensor in call.inputs[1:3])
-    return 2 * passed + _result_and_sum(call.outputs[0])
-
-
-def _ring_backward_scratch(call: JointCall) -> int:
-    """As forward, with two blocks of gradients, and those of the block at hand."""
-    passed = sum(tensor.num_bytes for tensor in call.inputs[2:4])
-    return 2 * passed + 3 * passed + _result_and_sum(call.outputs[0])
-
-
-def _result_and_sum(tensor: Local) -> int:
-    return tensor.num_bytes + row_itemsize(tensor.dtype) * prod(tensor.shape)
-
-
-def _op(rule: RuleFunction, per_score: float, ring: Joint, *dim_names: DimName) -> Op:
-    flops = _flops(per_score)
-    return Op(rule, flops, work=_work(flops), joint={RING: ring}, dim_names=dim_names)
+    """Two blocks of keys and values, the one at hand and the one that comes, and in backward two of
+    gradients and those of the block at hand; what a block gives, and the sum, in the dtype of
+    sums."""
+    first, result = _FIRST[call.node.op], call.outputs[0]
+    passed = sum(tensor.num_bytes for tensor in call.inputs[first + 1 : first + 3])
+    blocks = 2 if call.node.op == FORWARD else 5
+    summed = row_itemsize(result.dtype) * prod(result.shape)
+    return blocks * passed + result.num_bytes + summed
 
 
 ATTENTION: Family = (
-    # Two matmuls forward, five backward (the scores are computed again), as Dao et al.,
-    # "FlashAttention" (2022), count them.
-    (_op(attention, 4.0, Joint(_ring, _ring_scratch), *_HEADS), FORWARD),
-    (_op(attention_backward, 10.0, Joint(_ring_backward, _ring_backward_scratch)), BACKWARD),
+    (
+        Op(
+            attention,
+            _flops,
+            work=_work,
+            joint={RING: Joint(_ring, _ring_scratch)},
+            dim_names=_HEADS,
+        ),
+        FORWARD,
+    ),
+    (
+        Op(
+            attention,
+            _flops,
+            work=_work,
+            joint={RING: Joint(_ring_backward, _ring_scratch)},
+        ),
+        BACKWARD,
+    ),
 )

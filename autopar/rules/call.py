@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import cast
 
-from autopar.ir.graph import Arg, Ref
+from autopar.ir.graph import Arg, Ref, itemsize
 from autopar.rules.notation import Dim, Dims, Rule
 
 _BROADCAST: Dim = ()
@@ -18,6 +19,10 @@ class TensorShape:
 
     shape: tuple[int, ...]
     dtype: str = "float32"
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * itemsize(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,30 +31,17 @@ _COUNT_BYTES = 4
 
 
 def experts(call: Call) -> Rule:
-    """autopar.experts(x, chosen, weights, up, down, up_bias, gate, may_skip) -> y. A rank that has
-    some of the experts, or a part of each, makes a summand of y."""
+    """autopar.experts(x, chosen, weights, up, down, up_bias, gate, may_skip) -> y, and
+    autopar.experts_backward(grad, x, ...) -> gradients of x, weights, up, down and up_bias, which
+    is empty where there is none. A rank that has some of the experts, or a part of each, makes a
+    summand of y."""
     inputs = (_TOKENS, _CHOICES, _CHOICES, *_WEIGHTS)
-    return rule(
-        place(call, *zip(call.args, inputs, strict=False)),
-        (_TOKENS,),
-        whole=_WHOLE,
-        positional=("e",),
-        joint=_JOINT,
-    )
-
-
-def experts_backward(call: Call) -> Rule:
-    """autopar.experts_backward(grad, x, chosen, weights, up, down, up_bias, gate, may_skip) ->
-    gradients of x, weights, up, down and up_bias; the last is empty where there is none."""
-    inputs = (_TOKENS, _TOKENS, _CHOICES, _CHOICES, *_WEIGHTS)
-    bias = _WEIGHTS[2] if len(call.outputs[4].shape) == 3 else singles("z")
-    return rule(
-        place(call, *zip(call.args, inputs, strict=False)),
-        (_TOKENS, _CHOICES, *_WEIGHTS[:2], bias),
-        whole=_WHOLE,
-        positional=("e",),
-        joint=_JOINT,
-    )
+    outputs: tuple[Dims, ...] = (_TOKENS,)
+    if call.op == BACKWARD:
+        bias = _WEIGHTS[2] if len(call.outputs[4].shape) == 3 else singles("z")
+        inputs, outputs = (_TOKENS, *inputs), (_TOKENS, _CHOICES, *_WEIGHTS[:2], bias)
+    given = place(call, *zip(call.args, inputs, strict=False))
+    return rule(given, outputs, whole=_WHOLE, positional=("e",), joint=_JOINT)
 
 
 def first_input(node: Node) -> int:
@@ -101,9 +88,9 @@ def _messages(call: JointCall) -> tuple[Exchange, ...]:
     return tuple(Exchange("all_to_all", call.axis, n, n) for n in sent)
 
 
-_EXCHANGE = {EXCHANGE: Joint(_messages)}
-
 EXPERTS: Family = (
-    (Op(experts, _flops, inner_bytes=_inner_bytes, joint=_EXCHANGE), FORWARD),
-    (Op(experts_backward, _flops, inner_bytes=_inner_bytes, joint=_EXCHANGE), BACKWARD),
+    (
+        Op(experts, _flops, inner_bytes=_inner_bytes, joint={EXCHANGE: Joint(_messages)}),
+        f"{FORWARD} {BACKWARD}",
+    ),
 )

@@ -16,7 +16,8 @@ from math import prod
 from autopar.ir.choices import Choice, joint_axes, shardings
 from autopar.ir.graph import Graph, Node
 from autopar.ir.redistribute import local_shape
-from autopar.rules.op import Exchange, Joint, JointCall, Local, row_itemsize
+from autopar.rules.call import TensorShape
+from autopar.rules.op import Exchange, Joint, JointCall, row_itemsize
 from autopar.rules.table import OPS
 from autopar.rules.work import inner_bytes
 
@@ -61,7 +62,7 @@ def _joint_calls(
         return []
     inputs, outputs = (
         tuple(
-            Local(t.dtype, local_shape(t, graph.atoms, s, sizes))
+            TensorShape(local_shape(t, graph.atoms, s, sizes), t.dtype)
             for t, s in zip(types, side, strict=True)
         )
         for types, side in zip(

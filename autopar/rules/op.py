@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 from autopar.ir.choices import Choice
-from autopar.ir.graph import Graph, Node, itemsize
-from autopar.rules.call import RuleFunction
+from autopar.ir.graph import Graph, Node
+from autopar.rules.call import RuleFunction, TensorShape
 
 Shape = tuple[int, ...]
 
@@ -69,18 +68,6 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class Local:
-    """A tensor on one rank."""
-
-    dtype: str
-    shape: Shape
-
-    @property
-    def num_bytes(self) -> int:
-        return prod(self.shape) * itemsize(self.dtype)
-
-
-@dataclass(frozen=True, slots=True)
 class JointCall:
     """An op under a joint factor that is sharded over mesh axis `axis` of `size` ranks, and its
     tensors on each."""
@@ -88,8 +75,8 @@ class JointCall:
     node: Node
     axis: int
     size: int
-    inputs: tuple[Local, ...]
-    outputs: tuple[Local, ...]
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...]
 
 
 @dataclass(frozen=True, slots=True)

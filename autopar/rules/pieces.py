@@ -7,12 +7,12 @@ regular is computed whole; such an op is no view, so that what it leaves can be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from autopar.ir.graph import Ref
 from autopar.rules.call import Call, dim_of, letters, linear, rule, singles
 from autopar.rules.notation import Dim, Rule
-from autopar.rules.op import Changes, Family, LocalCall, Op, Shape, output_shape
+from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape
 
 
 def _piece(dim: int, start: int, length: int) -> tuple[Dim, Dim, dict[str, int], bool]:
@@ -63,31 +63,18 @@ def narrow(call: Call) -> Rule:
     return slice_(Call(call.op, args, (), call.inputs, call.outputs))
 
 
-def slice_backward(call: Call) -> Rule:
-    """aten.slice_backward(grad, input_sizes, dim, start, end, step)."""
-    dim = dim_of(call.integer(2, "dim"), len(call.out))
-    full, piece, sizes, _ = _slice_dims(call, 2, call.out[dim])
-    names = singles(letters(len(call.out)))
-    return rule(
-        [_with(names, dim, piece)],
-        [_with(names, dim, full)],
-        whole=("t", "p"),
-        partial=linear(call, (Ref(0),)),
-        sizes=sizes,
-    )
-
-
-def slice_scatter(call: Call) -> Rule:
-    """aten.slice_scatter(x, source, dim, start, end, step)."""
+def slice_into(call: Call) -> Rule:
+    """aten.slice_backward(grad, input_sizes, dim, start, end, step), aten.slice_scatter(x, source,
+    dim, start, end, step): the last input becomes a piece of the output."""
     dim = dim_of(call.integer(2, "dim"), len(call.out))
     full, piece, sizes, _ = _slice_dims(call, 2, call.out[dim])
     names = singles(letters(len(call.out)))
     target = _with(names, dim, full)
     return rule(
-        [target, _with(names, dim, piece)],
+        [target, _with(names, dim, piece)][-len(call.inputs) :],
         [target],
         whole=("t", "p"),
-        partial=linear(call, (Ref(0), Ref(1))),
+        partial=linear(call, tuple(Ref(k) for k in range(len(call.inputs)))),
         sizes=sizes,
     )
 
@@ -101,21 +88,15 @@ def select(call: Call) -> Rule:
     return rule([names], [rest] * len(call.outputs), whole=names[dim], partial=((0,),), view=True)
 
 
-def select_backward(call: Call) -> Rule:
-    """aten.select_backward(grad, input_sizes, dim, index)."""
+def select_into(call: Call) -> Rule:
+    """aten.select_backward(grad, input_sizes, dim, index), aten.select_scatter(x, source, dim,
+    index)."""
     dim = dim_of(call.integer(2, "dim"), len(call.out))
     names = singles(letters(len(call.out)))
     rest = names[:dim] + names[dim + 1 :]
-    return rule([rest], [names], whole=names[dim], partial=linear(call, (Ref(0),)))
-
-
-def select_scatter(call: Call) -> Rule:
-    """aten.select_scatter(x, source, dim, index)."""
-    dim = dim_of(call.integer(2, "dim"), len(call.out))
-    names = singles(letters(len(call.out)))
-    rest = names[:dim] + names[dim + 1 :]
-    partial = linear(call, (Ref(0), Ref(1)))
-    return rule([names, rest], [names], whole=names[dim], partial=partial)
+    partial = linear(call, tuple(Ref(k) for k in range(len(call.inputs))))
+    inputs = [names, rest][-len(call.inputs) :]
+    return rule(inputs, [names], whole=names[dim], partial=partial)
 
 
 def split(call: Call) -> Rule:
@@ -192,35 +173,27 @@ def repeat(call: Call) -> Rule:
     return rule([source], [result], partial=linear(call, (Ref(0),)), sizes=sizes)
 
 
-def _scaled_bounds(call: LocalCall, at: int, whole: Shape, local: Shape) -> Changes:
-    """start and end, behind dim at `at`, of a slice of a dim of `whole` size that is `local` here.
+def _local_bounds(at: int, *, of_output: bool = False) -> Callable[[LocalCall], Changes]:
+    """start and end, behind the dim at `at`, of a slice of the first input, or output.
 
     A dim that is cut is (t! h) with pieces of whole h, so that bounds shrink as the dim does.
     """
-    dim = call.dim(at)
-    size, here = whole[dim], local[dim]
-    if size == here:
-        return {}
-    start = call.arg(at + 1, "start")
-    end = call.arg(at + 2, "end")
-    low, high, _ = slice(start, end).indices(size)
-    return {
-        (at + 1, "start"): low * here // size,
-        (at + 2, "end"): high * here // size,
-    }
 
+    def changes(call: LocalCall) -> Changes:
+        shapes, dim = call.shapes, call.dim(at)
+        size = (shapes.outputs if of_output else shapes.inputs)[0][dim]
+        here = (shapes.local_outputs if of_output else shapes.local_inputs)[0][dim]
+        if size == here:
+            return {}
+        low, high, _ = slice(call.arg(at + 1, "start"), call.arg(at + 2, "end")).indices(size)
+        return {(at + 1, "start"): low * here // size, (at + 2, "end"): high * here // size}
 
-def _local_slice(call: LocalCall) -> Changes:
-    return _scaled_bounds(call, 1, call.shapes.inputs[0], call.shapes.local_inputs[0])
+    return changes
 
 
 def _local_slice_backward(call: LocalCall) -> Changes:
-    whole, local = call.shapes.outputs[0], call.shapes.local_outputs[0]
-    return {(1, "input_sizes"): list(local), **_scaled_bounds(call, 2, whole, local)}
-
-
-def _local_slice_scatter(call: LocalCall) -> Changes:
-    return _scaled_bounds(call, 2, call.shapes.outputs[0], call.shapes.local_outputs[0])
+    bounds = _local_bounds(2, of_output=True)
+    return output_shape(1, "input_sizes")(call) | bounds(call)
 
 
 def _local_narrow(call: LocalCall) -> Changes:
@@ -249,15 +222,15 @@ def _local_repeat(call: LocalCall) -> Changes:
 
 
 PIECES: Family = (
-    (Op(slice_, local_args=_local_slice), "slice.Tensor"),
+    (Op(slice_, local_args=_local_bounds(1)), "slice.Tensor"),
     (Op(narrow, local_args=_local_narrow), "narrow"),
     (Op(select), "select.int unbind.int"),
     (Op(split, local_args=_local_split), "split.Tensor unsafe_split.Tensor"),
     (Op(split, local_args=_local_split_with_sizes), "split_with_sizes"),
-    (Op(slice_backward, local_args=_local_slice_backward), "slice_backward"),
-    (Op(slice_scatter, local_args=_local_slice_scatter), "slice_scatter"),
-    (Op(select_backward, local_args=output_shape(1, "input_sizes")), "select_backward"),
-    (Op(select_scatter), "select_scatter"),
+    (Op(slice_into, local_args=_local_slice_backward), "slice_backward"),
+    (Op(slice_into, local_args=_local_bounds(2, of_output=True)), "slice_scatter"),
+    (Op(select_into, local_args=output_shape(1, "input_sizes")), "select_backward"),
+    (Op(select_into), "select_scatter"),
     (Op(cat), "cat"),
     (Op(stack), "stack"),
     (Op(repeat, local_args=_local_repeat), "repeat"),

@@ -12,7 +12,7 @@ from math import prod
 
 from autopar.rules.algebra import ALGEBRA
 from autopar.rules.attention import ATTENTION
-from autopar.rules.call import Call
+from autopar.rules.call import Call, all_whole
 from autopar.rules.creation import CREATION
 from autopar.rules.experts import EXPERTS
 from autopar.rules.images import IMAGES
@@ -56,6 +56,13 @@ def _full_name(name: str) -> str:
 
 OPS: dict[str, Op] = records(FAMILIES)
 """Op name, as in `graph.Node.op`, to its record."""
+
+_UNKNOWN = Op(all_whole)
+
+
+def record_of(op: str) -> Op:
+    """The record of an op; of one that nobody has described, one that says nothing."""
+    return OPS.get(op, _UNKNOWN)
 
 
 def rule_for(call: Call) -> Rule | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from autopar.ir.graph import Node, Role
-from autopar.rules.table import OPS
+from autopar.rules.table import record_of
 
 _INPUT_DIMS = ("batch", "seq")
 _FLOAT_INPUT_DIMS = {
@@ -36,9 +36,9 @@ def _hints(nodes: Sequence[Node]) -> Iterator[tuple[int, str]]:
             tensor = node.outputs[0]
             known = _FLOAT_INPUT_DIMS if tensor.dtype.startswith(("float", "bfloat")) else {}
             yield from _single(tensor.parts, known.get(len(tensor.shape), _INPUT_DIMS))
-    known = [(node, OPS[node.op]) for node in nodes if node.op in OPS]
+    named = [(node, record_of(node.op)) for node in nodes]
     # Tables of embeddings first: sorting keeps the order of the rest.
-    for node, record in sorted(known, key=lambda pair: not pair[1].lookup):
+    for node, record in sorted(named, key=lambda pair: not pair[1].lookup):
         for each in record.dim_names:
             ref = node.inputs[each.input]
             parts = nodes[ref.node].outputs[ref.output].parts[each.dim]
