@@ -14,7 +14,7 @@ from autopar.codegen.collectives import SENDS
 from autopar.codegen.torch_private import boxed_codegen
 from autopar.errors import PlanMismatchError
 from autopar.ir.mesh import Mesh
-from autopar.runtime.ops.ragged_all_to_all import TALKS
+from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS
 from autopar.runtime.process.spots import AXIS
 from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.program.program import Program
@@ -65,7 +65,7 @@ def _bound(
             x, *behind = node.args
             node.target, args = on_rank(node.target, behind, index)
             node.args = (x, *args)
-        if node.target in SENDS or node.target in TALKS:
+        if node.target in SENDS or node.target in RAGGED_OPS:
             node.meta[AXIS] = axis = node.args[-1]
             node.args = (*node.args[:-1], groups[axis])
         elif device is not None and device.type != "cpu":

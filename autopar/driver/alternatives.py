@@ -63,7 +63,7 @@ def explain_plan(
 
 
 def _subjects(found: Reasons, name: str) -> tuple[str, ...]:
-    """What `Explainer.alternatives` is asked for; of parameters that lie alike, one."""
+    """What `Explainer.alternatives` is asked for; of identical parameters, one."""
     if found.kind == "module":
         return (name,)
     names = [decision.name for decision in found.decisions[:MAX_SUBJECTS]]

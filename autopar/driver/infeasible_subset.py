@@ -19,7 +19,7 @@ MAX_PROBES = 64
 """How many sets are tried for one that is smaller than what leaving out one by one ends in."""
 
 
-def smallest_conflict(
+def smallest_infeasible_subset(
     limits: Sequence[str], possible: Callable[[Collection[str]], bool]
 ) -> tuple[str, ...]:
     """A set of `limits`, in their order, that is not `possible`, while it is without any one of
@@ -88,7 +88,7 @@ def explain_infeasible(request: PlanRequest, attempt: Attempt) -> InfeasibleErro
         reduced = request if MEMORY_LIMIT in kept else request.within(BOUNDLESS_BYTES)
         return attempt(reduced.with_only(kept), solves=solves)
 
-    named = smallest_conflict(limits, lambda kept: failure(kept) is None)
+    named = smallest_infeasible_subset(limits, lambda kept: failure(kept) is None)
     why = failure(named)
     if why is None:
         return InfeasibleError("no plan meets the limits")

@@ -1,7 +1,7 @@
 """By how much the best plan beats the best one of another structure.
 
-Of another structure is a plan on another mesh whose weights lie otherwise over the ranks, or one
-that gives enough of the weights other roles on the same mesh (`weight_layouts`). The best of the
+Of another structure is a plan on another mesh whose weights are sharded otherwise, or one that
+gives enough of the weights other roles on the same mesh (`weight_layouts`). The best of the
 latter is the solution of a problem of its own, the plan's with a few nodes more, so that the solver
 proves it as it proves the plan.
 """

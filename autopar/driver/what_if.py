@@ -64,8 +64,8 @@ class Explainer:
         """The step with every sharding that a tensor may have.
 
         `name` is a parameter ("layers.3.mlp.up.weight" or "layers.*.mlp.up.weight": equal blocks
-        lie alike), as it is stored; a module, for what its last op makes; "input:0", as the ops of
-        the forward phase take that input; or the key of any decision, for its choices. Where the
+        are one), as it is stored; a module, for what its last op makes; "input:0", as ops of the
+        forward phase take that input; or the key of any decision, for its choices. Where the
         relaxation leaves a gap the alternative is solved whole, at most `solves` of them, those of
         the lowest bounds; others keep the gap. AutoparError if nothing has that name.
         """

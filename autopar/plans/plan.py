@@ -3,7 +3,7 @@
 A plan is a value. As a file it is canonical JSON in three parts: `structure` (the decisions,
 exact), `estimates` (integers, nanoseconds and bytes), `provenance` (versions and solver statistics,
 never compared). A file is valid only if it is byte for byte the encoding of what it decodes to; in
-it, parameters that lie alike share an entry (`patterns`).
+it, identical parameters share an entry (`patterns`).
 """
 
 from __future__ import annotations

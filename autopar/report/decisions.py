@@ -35,7 +35,7 @@ class DecisionText:
 
 @dataclass(frozen=True, slots=True)
 class Alike:
-    """Parameters of one pattern that lie alike: `name` is one text for all `names`."""
+    """Identical parameters of one pattern: `name` is one text for all `names`."""
 
     name: str
     pattern: str

@@ -24,7 +24,7 @@ REPLICATED = "replicated"
 
 @dataclass(frozen=True, slots=True)
 class ParamGroup:
-    """Parameters of one pattern that lie alike. `total_bytes` is what all of them take in the whole
+    """Identical parameters of one pattern. `total_bytes` is what all of them take in the whole
     model, `shard_bytes` what their stored shards take on a device."""
 
     name: str

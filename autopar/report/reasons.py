@@ -283,8 +283,8 @@ def _subject(name: str, kind: str, groups: Sequence[Alike]) -> str:
     if kind == "parameter" and len(groups) == 1 and len(groups[0].names) > 1:
         count = len(groups[0].names)
         if name not in groups[0].names:
-            return f"{name}, {count} that lie alike"
-        return f"{name}, one of {count} that lie alike; figures are of all of them"
+            return f"{name}, {count} identical ones"
+        return f"{name}, one of {count} identical ones; figures are of all of them"
     return name
 
 

@@ -84,10 +84,10 @@ def _search(
     if is_small and cutoff is None:
         return find_exactly(problem, clock, progress, Aim(max_iterations=max_iterations))
     # numba takes a moment to import, and a single problem on one or two axes does not need it.
-    from autopar.solver.column_generation.path import quick_bound, search_focused
+    from autopar.solver.column_generation.path import generate_columns, quick_bound
 
     if not is_small:
-        return search_focused(problem, clock, progress, inf if cutoff is None else cutoff)
+        return generate_columns(problem, clock, progress, inf if cutoff is None else cutoff)
     assert cutoff is not None
     bound = quick_bound(problem, clock)
     if bound >= cutoff:
@@ -96,7 +96,7 @@ def _search(
 
 
 def is_large(problem: Problem) -> bool:
-    """Whether `problem` goes to the large path: no flows, and tables beyond an integer program."""
+    """Whether `problem` goes to message passing: no flows, and tables beyond an integer program."""
     return not problem.flows and sum(edge.cost.size for edge in problem.edges) > MAX_ENTRIES
 
 

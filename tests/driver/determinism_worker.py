@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import autopar
 from autopar.ir.problem import Problem
 from autopar.solver import solve
-from autopar.solver.column_generation.path import search_focused
+from autopar.solver.column_generation.path import generate_columns
 from autopar.solver.search import Clock
 from tests.solver.synthetic import transformer
 from tests.solver.test_message_passing import ladder
@@ -56,8 +56,8 @@ def solved(problem: Problem) -> bytes:
     return repr((found.status, found.objective, found.bound, found.choice)).encode()
 
 
-def focused(problem: Problem) -> bytes:
-    found = search_focused(problem, Clock(None), lambda _: None)
+def column_generation(problem: Problem) -> bytes:
+    found = generate_columns(problem, Clock(None), lambda _: None)
     return repr((found.bound, found.choice, found.statistics["rounds"])).encode()
 
 
@@ -68,7 +68,7 @@ CASES: dict[str, Callable[[], bytes]] = {
     "mlp on the best mesh, with its margin": partial(
         planned, mlp, "2x4xH100", mesh="auto", margin=True
     ),
-    "three axes": lambda: focused(transformer(1, (2, 2, 2))),
+    "three axes": lambda: column_generation(transformer(1, (2, 2, 2))),
     "large problem": lambda: solved(ladder(60, 14, 3, limit=2000)),
 }
 

@@ -52,7 +52,7 @@ def graph() -> Graph:
 
 
 @pytest.fixture
-def focused(monkeypatch: pytest.MonkeyPatch) -> None:
+def column_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Problems take the way of those with very many nodes, whatever they have."""
     monkeypatch.setattr(driver, "MAX_CHOICES", 0)
     monkeypatch.setattr(path, "_MANY_NODES", 0)
@@ -75,7 +75,7 @@ def test_steps_are_found_once_for_tensors_alike(
 
 
 def test_many_nodes_need_no_program(
-    graph: Graph, focused: None, monkeypatch: pytest.MonkeyPatch
+    graph: Graph, column_generation: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What message passing reads off is as good as the integer program's plan, to what is said."""
     problem = stated(graph, "2x4")
@@ -87,7 +87,7 @@ def test_many_nodes_need_no_program(
     assert found.gap <= path.TOLERANCE
 
 
-def test_little_memory(graph: Graph, focused: None) -> None:
+def test_little_memory(graph: Graph, column_generation: None) -> None:
     """Where a limit binds, what is read off does not fit, and prices of memory must be found."""
     problem = stated(graph, "8")
     rich = solve(problem)

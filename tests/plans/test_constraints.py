@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.driver.infeasible_subset import MAX_PROBES, smallest_conflict
+from autopar.driver.infeasible_subset import MAX_PROBES, smallest_infeasible_subset
 from autopar.errors import ConstraintError
 from autopar.plans.constraints import (
     Constraint,
@@ -142,7 +142,7 @@ def test_the_conflict_that_is_named_is_the_smallest(
     def possible(kept: Collection[str]) -> bool:
         return not any({str(i) for i in clash} <= set(kept) for clash in clashes)
 
-    found = smallest_conflict(limits, possible)
+    found = smallest_infeasible_subset(limits, possible)
     assert not possible(found)
     assert all(possible(set(found) - {limit}) for limit in found)
     sizes = (len(s) for n in range(count + 1) for s in combinations(limits, n) if not possible(s))
@@ -159,5 +159,5 @@ def test_of_many_limits_a_set_is_named_that_cannot_be_made_smaller() -> None:
         tried.append(kept)
         return not any(clash <= set(kept) for clash in clashes)
 
-    assert set(smallest_conflict(limits, possible)) in clashes
+    assert set(smallest_infeasible_subset(limits, possible)) in clashes
     assert len(tried) <= 40 + MAX_PROBES

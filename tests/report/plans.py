@@ -57,7 +57,7 @@ def _op(
 
 
 def two_axis_plan() -> Plan:
-    """Four blocks on two axes; the first block's down projection lies otherwise than the rest."""
+    """Four blocks on two axes; the first block's down projection is sharded another way."""
     up = Param((256, 1024), "bfloat16", "[S(0), S(1)]", "[R, S(1)]")
     down = Param((1024, 256), "bfloat16", "[R, S(0)]", "[R, S(0)]")
     params = {f"model.layers.{i}.mlp.up.weight": up for i in range(4)}

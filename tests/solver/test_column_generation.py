@@ -1,4 +1,4 @@
-"""The focused path against the oracle: optimal plans, and bounds that hold for every choice."""
+"""Column generation against the oracle: optimal plans, and bounds that hold for every choice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SETTINGS = settings(max_examples=150, deadline=None)
 
 @pytest.fixture(autouse=True)
 def small_masters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The focused path for problems of any size, with masters that have to grow."""
+    """Column generation for problems of any size, with masters that have to grow."""
     monkeypatch.setattr(driver, "MAX_CHOICES", -1)
     monkeypatch.setattr(path, "_FIRST_CHOICES", 2)
     monkeypatch.setattr(path, "_MORE_CHOICES", 2)
@@ -120,12 +120,12 @@ def test_three_axes_are_solved_to_the_optimum(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(path, "_FIRST_CHOICES", 300)
     monkeypatch.setattr(path, "_MORE_CHOICES", 300)
     monkeypatch.setattr(path, "_FEW_CHOICES", 1_000)
-    focused = solve(stated)
+    generated = solve(stated)
     monkeypatch.setattr(driver, "MAX_CHOICES", 10**9)
     whole = solve(stated)
-    assert focused.status is whole.status is Status.OPTIMAL
-    assert focused.objective == whole.objective
-    assert focused.statistics["rounds"]
+    assert generated.status is whole.status is Status.OPTIMAL
+    assert generated.objective == whole.objective
+    assert generated.statistics["rounds"]
 
 
 def test_choices_that_are_out_are_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The large path against the oracle: plans that are what they say, bounds and proofs that hold."""
+"""Message passing against the oracle: plans that are what they say, bounds and proofs that hold."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def core_of(problem: Problem) -> Core:
 
 @pytest.fixture(autouse=True)
 def few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Less work, and the large path for problems of any size."""
+    """Less work, and message passing for problems of any size."""
     monkeypatch.setattr(path, "_FIRST_STEPS", 40)
     monkeypatch.setattr(path, "_STEPS", 20)
     monkeypatch.setattr(path, "_ROUNDS", 3)

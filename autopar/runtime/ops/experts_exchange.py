@@ -25,7 +25,7 @@ from autopar.runtime.ops.experts import (
     spread,
 )
 from autopar.runtime.ops.gates import Gate
-from autopar.runtime.ops.ragged_all_to_all import TALKS, Message, Talk, with_group
+from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS, Message, RaggedSteps, with_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def _post(chosen: Tensor, here: int, ways: int) -> Generator[Message, Tensor, _P
 def _forward(
     x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor, up_bias: Tensor | None,
     gate: str, ways: int,
-) -> Talk:  # fmt: skip
+) -> RaggedSteps:  # fmt: skip
     post = yield from _post(chosen, up.shape[0], ways)
     slots = post.way.slots
     rows = yield from post.there(gather_rows(x, slots, chosen.shape[1]))
@@ -78,7 +78,7 @@ def _forward(
 def _backward(
     grad: Tensor, x: Tensor, chosen: Tensor, weights: Tensor, up: Tensor, down: Tensor,
     up_bias: Tensor | None, gate: str, ways: int,
-) -> Talk:  # fmt: skip
+) -> RaggedSteps:  # fmt: skip
     post = yield from _post(chosen, up.shape[0], ways)
     slots, choices = post.way.slots, chosen.shape[1]
     given = (
@@ -154,5 +154,5 @@ def _(
     return fake_gradients(x, weights, up, down, up_bias)
 
 
-TALKS[torch.ops.autopar.experts_exchange.default] = _forward
-TALKS[torch.ops.autopar.experts_exchange_backward.default] = _backward
+RAGGED_OPS[torch.ops.autopar.experts_exchange.default] = _forward
+RAGGED_OPS[torch.ops.autopar.experts_exchange_backward.default] = _backward

@@ -28,33 +28,33 @@ class Message:
     received: Sequence[int]
 
 
-Talk = Generator[Message, Tensor, Any]
+RaggedSteps = Generator[Message, Tensor, Any]
 
-TALKS: dict[Any, Callable[..., Talk]] = {}
+RAGGED_OPS: dict[Any, Callable[..., RaggedSteps]] = {}
 """By op: the generator of its arguments but the last, which names a process group, or in unbound
 graphs a mesh axis."""
 
 
-def with_group(talk: Talk, group: str) -> Any:
+def with_group(program: RaggedSteps, group: str) -> Any:
     """What the op returns on this rank of the process group called `group`."""
     try:
-        message = next(talk)
+        message = next(program)
         while True:
             got = c10d.all_to_all_single(
                 message.rows, list(message.received), list(message.sent), group
             )
-            message = talk.send(c10d.wait_tensor(got))
+            message = program.send(c10d.wait_tensor(got))
     except StopIteration as done:
         return done.value
 
 
-def together(talks: Sequence[Talk]) -> list[Any]:
+def together(programs: Sequence[RaggedSteps]) -> list[Any]:
     """What the op returns on each rank of a group."""
-    messages = [_next(talk, None) for talk in talks]
+    messages = [_next(program, None) for program in programs]
     while all(isinstance(message, Message) for message in messages):
-        messages = [_next(t, got) for t, got in zip(talks, exchanged(messages), strict=True)]
+        messages = [_next(t, got) for t, got in zip(programs, exchanged(messages), strict=True)]
     if any(isinstance(message, Message) for message in messages):
-        raise AssertionError("some ranks of a group go on talking when others are done")
+        raise AssertionError("some ranks of a group go on sending when others are done")
     return messages
 
 
@@ -64,9 +64,9 @@ def exchanged(messages: Sequence[Message]) -> list[Tensor]:
     return [torch.cat([sent[rank] for sent in pieces]) for rank in range(len(messages))]
 
 
-def _next(talk: Talk, answer: Tensor | None) -> Any:
+def _next(program: RaggedSteps, answer: Tensor | None) -> Any:
     """The next message, or what the op returns."""
     try:
-        return next(talk) if answer is None else talk.send(answer)
+        return next(program) if answer is None else program.send(answer)
     except StopIteration as done:
         return done.value

@@ -21,7 +21,7 @@ from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.plan import Structure
-from autopar.runtime.ops.ragged_all_to_all import TALKS, together
+from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS, together
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.symbols import SYMBOLS, on_rank, permute
 from autopar.runtime.simulator.shards import shard, unshard
@@ -92,7 +92,7 @@ def _call(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> lis
         return _by_group(collective, values[source], mesh, node.args[-1])
     if node.target is c10d.wait_tensor.default:
         return values[node.all_input_nodes[0]]
-    if node.target in TALKS:
+    if node.target in RAGGED_OPS:
         return _talked(node, mesh, values)
     if node.target in SYMBOLS:
         return _on_ranks(node, mesh, values)
@@ -127,7 +127,7 @@ def _talked(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> l
     *args, axis = node.args
 
     def run(ranks: list[tuple[Any, ...]]) -> list[Any]:
-        return together([TALKS[node.target](*given) for given in ranks])
+        return together([RAGGED_OPS[node.target](*given) for given in ranks])
 
     given = [tuple(_at(args, values, rank)) for rank in range(mesh.num_devices)]
     return _by_group(run, given, mesh, axis, lambda given: tuple(map(id, given)))

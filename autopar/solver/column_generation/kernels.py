@@ -10,35 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FloatArray, IntArray
-from autopar.solver.message_passing.kernels import compiled
-
-
-@compiled
-def rows_least(
-    is_target: bool,
-    costs: int,
-    size: int,
-    there: int,
-    num_other: int,
-    pool: FloatArray,
-    message: FloatArray,
-    least: FloatArray,
-) -> None:
-    """Sets `least[c]` to the least of what an edge costs with choice `c` of this end, after the
-    other end's message; this one's is not taken off."""
-    for c in range(size):
-        least[c] = np.inf
-    if is_target:
-        for d in range(num_other):
-            less, row = message[there + d], costs + d * size
-            for c in range(size):
-                least[c] = min(least[c], pool[row + c] - less)
-        return
-    for c in range(size):
-        row, best = costs + c * num_other, np.inf
-        for d in range(num_other):
-            best = min(best, pool[row + d] - message[there + d])
-        least[c] = best
+from autopar.solver.message_passing.kernels import compiled, rows_least
 
 
 @compiled

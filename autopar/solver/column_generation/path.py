@@ -1,4 +1,4 @@
-"""The focused path: flows and more choices than one integer program takes, as on three axes.
+"""Column generation: flows and more choices than one integer program takes, as on three axes.
 
 A *master*, the problem with some of its choices, is solved exactly: a plan, and prices (duals) of
 what every tensor costs in every state. Message passing extends the prices to all choices, which
@@ -60,7 +60,7 @@ _ROUNDING = 1e-9
 """How far a bound in floating point may be off, as a part of it: sums of a few thousand terms."""
 
 
-def search_focused(
+def generate_columns(
     problem: Problem, clock: Clock, progress: Progress, cutoff: float = float("inf")
 ) -> Search:
     """Solves `problem` as far as `TOLERANCE`, rounds and clock allow, or until it is known that no

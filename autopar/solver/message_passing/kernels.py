@@ -21,52 +21,31 @@ compiled = numba.njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
 
 
 @compiled
-def hear_from_source(
-    message: FloatArray,
-    base: int,
+def rows_least(
+    is_target: bool,
+    costs: int,
     size: int,
     there: int,
     num_other: int,
-    costs: int,
     pool: FloatArray,
-    taken: int,
-    score: FloatArray,
-) -> None:
-    """The target's message of an edge: the least of each column, and what the choice `taken` of the
-    source costs."""
-    for c in range(size):
-        message[base + c] = np.inf
-    for d in range(num_other):
-        less = message[there + d]
-        row = costs + d * size
-        for c in range(size):
-            message[base + c] = min(message[base + c], pool[row + c] - less)
-    row = costs + taken * size
-    for c in range(size):
-        score[c] += pool[row + c]
-
-
-@compiled
-def hear_from_target(
     message: FloatArray,
-    base: int,
-    size: int,
-    there: int,
-    num_other: int,
-    costs: int,
-    pool: FloatArray,
-    taken: int,
-    score: FloatArray,
+    least: FloatArray,
 ) -> None:
-    """The source's message of an edge: the least of each row, and what the choice `taken` of the
-    target costs."""
+    """Sets `least[c]` to the least of what an edge costs with choice `c` of this end, after the
+    other end's message; this one's is not taken off."""
     for c in range(size):
-        row = costs + c * num_other
-        best = np.inf
+        least[c] = np.inf
+    if is_target:
+        for d in range(num_other):
+            less, row = message[there + d], costs + d * size
+            for c in range(size):
+                least[c] = min(least[c], pool[row + c] - less)
+        return
+    for c in range(size):
+        row, best = costs + c * num_other, np.inf
         for d in range(num_other):
             best = min(best, pool[row + d] - message[there + d])
-        message[base + c] = best
-        score[c] += pool[row + taken]
+        least[c] = best
 
 
 @compiled
@@ -132,14 +111,11 @@ def sweep(
                     score[c] += message[base + c]
                 continue
             num_earlier += 1
-            if is_target:
-                hear_from_source(
-                    message, base, size, source_message[e], num_other, costs, pool, taken, score
-                )
-            else:
-                hear_from_target(
-                    message, base, size, target_message[e], num_other, costs, pool, taken, score
-                )
+            heard = message[base : base + size]
+            there = source_message[e] if is_target else target_message[e]
+            rows_least(is_target, costs, size, there, num_other, pool, message, heard)
+            for c in range(size):
+                score[c] += pool[costs + (taken * size + c if is_target else c * num_other + taken)]
             for c in range(size):
                 own[c] += message[base + c]
         best, chosen, second = score[0], 0, np.inf

@@ -1,4 +1,4 @@
-"""The large path: a bound and plans for problems without flows that are too big for the program.
+"""Message passing: a bound and plans for problems without flows that are too big for the program.
 
 The problem is contracted and laid out in arrays. Then, in rounds of fixed length, one thread raises
 the bound (`ascent`) while another makes plans under the prices and messages of the round before:
