@@ -13,7 +13,7 @@ from torch import fx
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.codegen.bucketing import MEMBERS
+from autopar.codegen.messages import MEMBERS
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.ir.graph import Graph

@@ -1,4 +1,4 @@
-"""The nodes of one redistribution step: the collective, and the copies that lay its buffers out.
+"""The nodes of one transfer: the collective, and the copies that lay its buffers out.
 
 Functional collectives work on the leading dim. A tensor is seen here as its parts in order, of
 local sizes; the sharded part is brought to the front before the pieces of a scatter are sent, or
@@ -19,7 +19,7 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
-from autopar.ir.graph import Atom, Slot, TensorType, itemsize
+from autopar.ir.graph import Atom, Slot, TensorType
 from autopar.ir.redistribute import Collective, local_part_sizes
 from autopar.ir.sharding import Sharding
 from autopar.runtime.process.spots import FOR
@@ -64,20 +64,7 @@ SENDS = frozenset(
 )
 """The collectives of graphs; their last argument is the group."""
 
-SENT = "sent"
-"""Where the meta of a collective's node has its `Sent`, if it may share a bucket."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What a collective that may share a bucket is given: the local shape, the dtype's name, and
-    how many bytes its larger side has. `leaves` tells a gradient on its way out of the graph from a
-    parameter on its way in."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    num_bytes: int
-    leaves: bool
+WAIT = c10d.wait_tensor.default
 
 
 @contextmanager
@@ -92,47 +79,72 @@ def sending(graph: fx.Graph, what: str) -> Generator[None]:
         node = node.next
 
 
+def call_of(kind: str, num: int, axis: str) -> tuple[Any, tuple[Any, ...]]:
+    """The op of a collective over `num` ranks, and its arguments behind the tensor."""
+    if kind == "all_reduce":
+        return c10d.all_reduce.default, ("sum", axis)
+    if kind == "reduce_scatter":
+        return c10d.reduce_scatter_tensor.default, ("sum", num, axis)
+    if kind == "all_gather":
+        return c10d.all_gather_into_tensor.default, (num, axis)
+    return c10d.all_to_all_single.default, ([1] * num, [1] * num, axis)
+
+
 @dataclass(frozen=True, slots=True)
-class Emitter:
-    """Appends to `graph` the nodes that take `x`, in parts `before`, to parts `after` over a mesh
-    axis called `axis`, of `num` ranks. `leaves` is as in `Sent`, None for what goes alone."""
+class Packing:
+    """How `move` over a mesh axis called `axis`, of `num` ranks, takes a tensor in parts `before`
+    to parts `after`, in nodes that are appended to `graph`."""
 
     graph: fx.Graph
     axis: str
     num: int
     before: Parts
     after: Parts
-    dtype: str
-    leaves: bool | None = None
+    move: Collective
 
-    def emit(self, x: fx.Node, move: Collective) -> fx.Node:
-        """The result of `move`, which contains exactly one collective op (a slice has none)."""
-        if move.kind == "all_reduce":
-            x = self._contiguous(x)
-            return self._send(self.before.shape, c10d.all_reduce.default, x, "sum", self.axis)
-        if move.kind == "reduce_scatter":
-            return self._reduce_scatter(x, move.target.slot)
-        if move.kind == "all_gather":
-            return self._all_gather(x, move.source.slot)
-        if move.kind == "all_to_all":
-            return self._all_to_all(x, move.source.slot, move.target.slot)
-        return self._slice(x, move.target.slot)
+    @property
+    def landed_shape(self) -> Sequence[int]:
+        """The shape of what the collective brings; not of an all_to_all."""
+        shape = self.before.shape
+        if self.move.kind == "all_gather":
+            return [self.num * shape[0], *shape[1:]]
+        return self.after.shape
+
+    def pack(self, x: fx.Node) -> fx.Node:
+        """What the collective is given for `x`."""
+        if self.move.kind == "reduce_scatter":
+            return self._pieces(x, self.move.target.slot)
+        if self.move.kind == "all_to_all":
+            x, _ = self._move_dim(*self._split(x, self.move.target.slot), 0)
+        return self._contiguous(x)
+
+    def unpack(self, landed: fx.Node) -> fx.Node:
+        """The tensor, of what has come."""
+        if self.move.kind == "all_gather":
+            return self._joined(landed, self.move.source.slot)
+        if self.move.kind == "all_to_all":
+            return self._exchanged(landed, self.move.source.slot, self.move.target.slot)
+        return landed
+
+    def cut(self, x: fx.Node) -> fx.Node:
+        """The rank's slice of `x`: the dim itself is cut where the part is outermost in it,
+        otherwise the part alone."""
+        slot = self.move.target.slot
+        at = self.before.position(slot)
+        first = at - slot[1]
+        shape = self.before.shape
+        dim = slot[0]
+        lead = prod(self.before.sizes[first:at])
+        if lead == 1:
+            return self._call(local_chunk, x, dim, shape[dim] // self.num, self.axis)
+        split = [*shape[:dim], lead, shape[dim] // lead, *shape[dim + 1 :]]
+        x = self._reshape(x, shape, split)
+        x = self._call(local_chunk, x, dim + 1, split[dim + 1] // self.num, self.axis)
+        split[dim + 1] //= self.num
+        return self._reshape(x, split, self.after.shape)
 
     def _call(self, target: Any, *args: Any) -> fx.Node:
         return self.graph.call_function(target, args)
-
-    def _wait(self, target: Any, *args: Any) -> fx.Node:
-        return self._call(c10d.wait_tensor.default, self._call(target, *args))
-
-    def _send(self, shape: Sequence[int], target: Any, *args: Any) -> fx.Node:
-        """The result of a collective that may share a bucket, whose input has `shape`."""
-        result = self._wait(target, *args)
-        if self.leaves is not None:
-            elements = max(prod(parts.shape) for parts in (self.before, self.after))
-            num_bytes = elements * itemsize(self.dtype)
-            sent = Sent(tuple(shape), self.dtype, num_bytes, self.leaves)
-            result.all_input_nodes[0].meta[SENT] = sent
-        return result
 
     def _contiguous(self, x: fx.Node) -> fx.Node:
         return self._call(aten.contiguous.default, x)
@@ -156,14 +168,10 @@ class Emitter:
             return self._reshape(x, shape, moved), moved
         return self._call(aten.permute.default, x, order), moved
 
-    def _all_gather(self, x: fx.Node, slot: Slot) -> fx.Node:
+    def _joined(self, gathered: fx.Node, slot: Slot) -> fx.Node:
         at = self.before.position(slot)
         lead, rest = prod(self.before.sizes[:at]), prod(self.before.sizes[at:])
-        shape = self.before.shape
-        gathered = self._send(
-            shape, c10d.all_gather_into_tensor.default, self._contiguous(x), self.num, self.axis
-        )
-        have = [self.num * shape[0], *shape[1:]]
+        have = self.landed_shape
         if lead > 1:
             split = [self.num, lead, rest]
             gathered = self._reshape(gathered, have, split)
@@ -171,7 +179,7 @@ class Emitter:
             gathered = self._contiguous(gathered)
         return self._reshape(gathered, have, self.after.shape)
 
-    def _reduce_scatter(self, x: fx.Node, slot: Slot) -> fx.Node:
+    def _pieces(self, x: fx.Node, slot: Slot) -> fx.Node:
         at = self.before.position(slot)
         lead, rest = prod(self.before.sizes[:at]), prod(self.before.sizes[at:])
         have: Sequence[int] = self.before.shape
@@ -179,36 +187,21 @@ class Emitter:
             split = [lead, self.num, rest // self.num]
             x, have = self._move_dim(self._reshape(x, have, split), split, 1, 0)
         want = [self.num * self.after.shape[0], *self.after.shape[1:]]
-        x = self._contiguous(self._reshape(x, have, want))
-        return self._send(want, c10d.reduce_scatter_tensor.default, x, "sum", self.num, self.axis)
+        return self._contiguous(self._reshape(x, have, want))
 
-    def _all_to_all(self, x: fx.Node, source: Slot, target: Slot) -> fx.Node:
-        """Part `target` is cut in as many pieces as there are ranks, which go to them; the pieces
-        that come are the outer parts of `source`."""
+    def _split(self, x: fx.Node, target: Slot) -> tuple[fx.Node, list[int], int]:
+        """Part `target` cut in as many pieces as there are ranks, and where they stand."""
         at = self.before.position(target)
         sizes = list(self.before.sizes)
         split = [*sizes[:at], self.num, sizes[at] // self.num, *sizes[at + 1 :]]
-        x = self._reshape(x, self.before.shape, split)
-        x, sent = self._move_dim(x, split, at, 0)
-        x = self._contiguous(x)
-        x = self._wait(c10d.all_to_all_single.default, x, [1] * self.num, [1] * self.num, self.axis)
-        place = self.before.position(source)
-        x, have = self._move_dim(x, sent, 0, place)
+        return self._reshape(x, self.before.shape, split), split, at
+
+    def _exchanged(self, x: fx.Node, source: Slot, target: Slot) -> fx.Node:
+        """The pieces that come are the outer parts of `source`."""
+        at, place = self.before.position(target), self.before.position(source)
+        sizes = list(self.before.sizes)
+        sizes[at] //= self.num
+        x, have = self._move_dim(x, [self.num, *sizes], 0, place)
         if prod(have[:place]) > 1:
             x = self._contiguous(x)
         return self._reshape(x, have, self.after.shape)
-
-    def _slice(self, x: fx.Node, slot: Slot) -> fx.Node:
-        """The dim itself is cut where the part is outermost in it, otherwise the part alone."""
-        at = self.before.position(slot)
-        first = at - slot[1]
-        shape = self.before.shape
-        dim = slot[0]
-        lead = prod(self.before.sizes[first:at])
-        if lead == 1:
-            return self._call(local_chunk, x, dim, shape[dim] // self.num, self.axis)
-        split = [*shape[:dim], lead, shape[dim] // lead, *shape[dim + 1 :]]
-        x = self._reshape(x, shape, split)
-        x = self._call(local_chunk, x, dim + 1, split[dim + 1] // self.num, self.axis)
-        split[dim + 1] //= self.num
-        return self._reshape(x, split, self.after.shape)

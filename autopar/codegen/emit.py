@@ -1,15 +1,13 @@
 """A plan, applied: the joint graph of a model to the local forward and backward graphs of a rank.
 
-Both graphs are written node by node, in the order of the joint graph. The value of a tensor in a
-state is made once per phase, by the steps of its group's route. A tensor of the forward phase that
-the backward phase reads is saved in the state its op left it in, a parameter in its `kept` state;
-views are taken again wherever they are used.
+Both graphs are the schedule's events, written down one by one; views are taken again wherever they
+are used.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,23 +17,27 @@ from torch.fx.node import map_arg
 from autopar.codegen.bias import BIAS, adds_bias
 from autopar.codegen.collectives import sending
 from autopar.codegen.localize import localize
+from autopar.codegen.messages import Messages
 from autopar.codegen.ops.peers import Peers
 from autopar.codegen.ops.table import emit
 from autopar.codegen.passes import apply_passes
 from autopar.codegen.torch_private import unwritten
-from autopar.codegen.values import LocalGraph, Values
 from autopar.errors import PlanMismatchError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.ir.redistribute import local_shape
+from autopar.ir.schedule import Compute, Event, Free, Start, Take, Transfer, Update, Value, Wait
 from autopar.ir.sharding import Sharding
 from autopar.ir.uneven import chunked_dim
 from autopar.ir.uses import Group, Use, groups
-from autopar.plans.layout import Move, parse_layout
+from autopar.plans.layout import Layout, parse_layout
 from autopar.plans.plan import Plan
+from autopar.plans.routes import Routes
+from autopar.plans.scheduling import schedule
 from autopar.rules.intra_op import exchange_axes, exchanges
 from autopar.rules.op import Shapes
 from autopar.rules.table import record_of
+from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.program.program import Program
 
 aten = torch.ops.aten
@@ -50,38 +52,92 @@ def generate(gm: fx.GraphModule, graph: Graph, plan: Plan) -> Program:
     return _Generator(gm, graph, plan).run()
 
 
+class LocalGraph:
+    """One of the two graphs while it is written, with its inputs and outputs by name. `views` has
+    the local value of each view in each sharding asked for."""
+
+    def __init__(self, layout: Layout, spoken: Callable[[Transfer], str]) -> None:
+        self.graph = LeanGraph()
+        self.messages = Messages(layout, self.graph, spoken)
+        self.inputs: dict[str, fx.Node] = {}
+        self.outputs: dict[str, fx.Node] = {}
+        self.values: dict[Value, fx.Node] = {}
+        self.views: dict[tuple[int, Sharding], fx.Node] = {}
+
+    def placeholder(self, name: str) -> fx.Node:
+        """A further input, behind the others."""
+        identifier = f"{''.join(c if c.isalnum() else '_' for c in name)}__{len(self.inputs)}"
+        self.inputs[name] = self.graph.placeholder(identifier)
+        return self.inputs[name]
+
+
 class _Generator:
     def __init__(self, gm: fx.GraphModule, graph: Graph, plan: Plan) -> None:
         self.gm = gm
         self.graph = graph
         self.layout = parse_layout(graph, plan.structure)
-        found = groups(graph)
-        self.values = Values(self.layout, found)
+        self.schedule = schedule(self.layout)
+        self.routes = Routes(self.layout)
+        self.mesh, self.sizes = self.layout.mesh, self.layout.mesh.sizes
+        self.local = {phase: LocalGraph(self.layout, self._spoken) for phase in Phase}
         self.fx_nodes = [node for node in gm.graph.nodes if node.op != "output"]
-        self.use_of = {(use.node, use.arg): (group, use) for group in found for use in group.uses}
-        self.made_by: dict[int, list[Group]] = {}
-        for group in found:
-            if group.phase is graph.nodes[group.root.node].phase:
-                self.made_by.setdefault(group.root.node, []).append(group)
+        found = groups(graph)
         self.read = {group.root for group in found}
+        self.use_of = {(use.node, use.arg): (group, use) for group in found for use in group.uses}
+        self.gradients = {
+            self.use_of[node.index, 0][0].root: node.target for node in graph.with_role(Role.GRAD)
+        }
         self.shapes: dict[tuple[str, tuple[Sharding, ...], tuple[Sharding, ...]], Shapes] = {}
 
     def run(self) -> Program:
         for node in self.graph.nodes:
+            if node.role in (Role.OP, Role.CONSTANT) or node.role in OUTPUT_ROLES:
+                continue
+            value = Value(node.phase, Ref(node.index), self.layout.made(Ref(node.index)))
+            local = self.local[node.phase]
+            local.values[value] = local.placeholder(f"{node.role.value}:{node.target}")
+        forward, backward = (self.local[phase] for phase in Phase)
+        for event in self.schedule.forward:
+            self._emit(forward, event)
+        for number, value in enumerate(self.schedule.saved):
+            name = f"saved:{number}"
+            forward.outputs[name] = forward.values[value]
+            backward.values[value] = backward.placeholder(name)
+        for event in self.schedule.backward:
+            self._emit(backward, event)
+        for node in self.graph.nodes:
             if node.role in OUTPUT_ROLES:
-                local = self.values.local[node.phase]
-                local.outputs[f"{node.role.value}:{node.target}"] = self._argument(node, 0)
-            elif node.role is Role.OP:
-                if not node.view:
-                    self._op(node)
-            elif node.role is not Role.CONSTANT:
-                phase = Phase.BACKWARD if node.role is Role.TANGENT else Phase.FORWARD
-                value = self.values.local[phase].placeholder(f"{node.role.value}:{node.target}")
-                self.values.define(phase, Ref(node.index), value)
+                name = f"{node.role.value}:{node.target}"
+                self.local[node.phase].outputs[name] = self._argument(node, 0)
         return self._program()
 
+    def _emit(self, local: LocalGraph, event: Event) -> None:
+        """The nodes of one event, behind all others."""
+        match event:
+            case Compute():
+                self._op(local, event)
+            case Start(message):
+                given = [self._value(local, transfer.source) for transfer in message.transfers]
+                local.messages.start(message, given)
+            case Wait(message):
+                local.messages.wait(message)
+            case Take(transfer, None):
+                source = self._value(local, transfer.source)
+                local.values[transfer.target] = local.messages.cut(transfer, source)
+            case Take(transfer):
+                local.values[transfer.target] = local.messages.take(transfer)
+            case Free() | Update():
+                # Python frees what is not read again; the optimizer steps outside the graphs.
+                pass
+
+    def _value(self, local: LocalGraph, value: Value) -> fx.Node:
+        root = self.graph.nodes[value.ref.node]
+        if value not in local.values and root.role is Role.CONSTANT:
+            local.values[value] = local.graph.get_attr(root.target)
+        return local.values[value]
+
     def _program(self) -> Program:
-        forward, backward = (self.values.local[phase] for phase in Phase)
+        forward, backward = (self.local[phase] for phase in Phase)
         detached = {
             int(node.target): self.layout.outputs[node.key]
             for node in self.graph.with_role(Role.DETACHED)
@@ -109,21 +165,19 @@ class _Generator:
         local.graph.output(tuple(local.outputs[name] for name in outputs))
         return unwritten(self.gm, apply_passes(local.graph))
 
-    def _op(self, node: Node) -> None:
-        source, graph = self.fx_nodes[node.index], self.values.local[node.phase].graph
+    def _op(self, local: LocalGraph, event: Compute) -> None:
+        node = self.graph.nodes[event.node]
+        source, graph = self.fx_nodes[node.index], local.graph
         arguments = [self._argument(node, arg) for arg in range(len(node.inputs))]
         results = self._results(graph, node, source, arguments)
-        for output in range(len(node.outputs)):
-            ref = Ref(node.index, output)
-            if ref not in self.read:
+        for output, value in enumerate(event.makes):
+            if value.ref not in self.read:
                 continue
             result = results[output]
             ways = self._averaged_over(node, output)
             if ways > 1:
                 result = graph.call_function(aten.div.Scalar, (result, ways))
-            self.values.define(node.phase, ref, result)
-        for group in self.made_by.get(node.index, ()):
-            self._send_off(group)
+            local.values[value] = result
 
     def _results(
         self, graph: fx.Graph, node: Node, source: fx.Node, arguments: Sequence[fx.Node]
@@ -135,8 +189,8 @@ class _Generator:
             args, kwargs = map_arg((source.args, source.kwargs), lambda _: next(given))
             shapes = self._shapes(node, inputs, outputs)
             dtype = source.all_input_nodes[0].meta["val"].dtype
-            axes, atoms = self.values.axes, self.graph.atoms
-            sent = exchanges(self.graph, node, choice, self.values.sizes)
+            axes, atoms = self.mesh, self.graph.atoms
+            sent = exchanges(self.graph, node, choice, self.sizes)
             peers = Peers(graph, node, choice, axes, atoms, shapes, dtype, sent, args, kwargs)
             with sending(graph, f"{node.name} in {node.module}" if node.module else node.name):
                 return emit(peers)
@@ -183,7 +237,7 @@ class _Generator:
 
     def _local_shape(self, tensor: TensorType, sharding: Sharding) -> tuple[int, ...]:
         """As a view is told it: of a dim in chunks, each rank knows its own size."""
-        shape = list(local_shape(tensor, self.graph.atoms, sharding, self.values.sizes))
+        shape = list(local_shape(tensor, self.graph.atoms, sharding, self.sizes))
         dim = chunked_dim(sharding)
         if dim is not None:
             shape[dim] = -1
@@ -195,22 +249,17 @@ class _Generator:
         if not node.mean:
             return 1
         reduced = {f.name for f in node.factors if f.outputs[output] is None}
-        return self.layout.choice(node).ways(reduced, self.values.sizes)
+        return self.layout.choice(node).ways(reduced, self.sizes)
 
-    def _send_off(self, group: Group) -> None:
-        """Reduce what is partial as soon as it is made: less is left to hold, and the reduction has
-        time until the first use. What leaves the graph takes its last form at once."""
-        for use, state in zip(group.uses, self.layout.asked(group), strict=True):
-            leaves = self.graph.nodes[use.node].role in OUTPUT_ROLES
-            for move in self.values.path(group, state):
-                if not leaves and not _reduces(move):
-                    break
-                self.values.value(group, move.target)
-        if group.crosses and group.phase is Phase.FORWARD:
-            for move in self.values.path(group, self.layout.kept(group.root)):
-                if not _reduces(move):
-                    break
-                self.values.value(group, move.target)
+    def _spoken(self, transfer: Transfer) -> str:
+        """What a transfer brings, in words."""
+        root = self.graph.nodes[transfer.source.ref.node]
+        if root.role is not Role.OP:
+            return f"{root.role.value} {root.target}"
+        grads = self.gradients.get(transfer.source.ref)
+        if grads is not None:
+            return f"the gradient of {grads}"
+        return f"what {root.name} made" + (f" in {root.module}" if root.module else "")
 
     def _argument(self, node: Node, arg: int) -> fx.Node:
         """The local value of a tensor input, in the sharding that the node's choice asks for."""
@@ -226,8 +275,8 @@ class _Generator:
 
     def _viewed(self, group: Group, use: Use, states: Sequence[Sharding]) -> fx.Node:
         """The root in `states[0]`, seen through view k of the use's chain in `states[k + 1]`."""
-        local = self.values.local[group.phase]
-        value = self.values.value(group, states[0])
+        local = self.local[group.phase]
+        value = self._value(local, self.routes.value(group, states[0]))
         for k, index in enumerate(use.chain):
             key = index, states[k + 1]
             if key not in local.views:
@@ -253,7 +302,3 @@ def _tensor_positions(source: fx.Node) -> list[int] | None:
     if isinstance(value, Tensor):
         return None
     return [i for i, item in enumerate(value) if isinstance(item, Tensor)]
-
-
-def _reduces(move: Move) -> bool:
-    return sum(p.kind == "P" for p in move.target) < sum(p.kind == "P" for p in move.source)

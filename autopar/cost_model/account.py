@@ -10,13 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from autopar.cost_model.event_prices import EventPrices, Step
 from autopar.cost_model.kernel_cost import node_s, traffic
-from autopar.cost_model.liveness import residence
+from autopar.cost_model.memory import memory_curve, peak_memory
 from autopar.cost_model.moves import move_ns, sent, to_ns
 from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.rates import cluster_rates, tokens_of, utilisation_ppm
 from autopar.cost_model.reads import inputs, outputs, reads
-from autopar.cost_model.timeline import memory_curve, order, peak_holders, positions
 from autopar.errors import PlanMismatchError
 from autopar.ir.buckets import Sharing, is_bucketed, sharing
 from autopar.ir.gc_pause import collection_paused
@@ -24,12 +24,15 @@ from autopar.ir.graph import Graph, Node, Role
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.redistribute import buffer_bytes, step
 from autopar.ir.sharding import Sharding
+from autopar.ir.timeline import play
 from autopar.ir.uses import Group, groups, is_saved
 from autopar.plans.layout import Layout, parse_layout
 from autopar.plans.matching import general
 from autopar.plans.options import Options
+from autopar.plans.order import order
 from autopar.plans.plan import CollectiveTotal, Estimates, OpTotal, StageTotal, Structure
 from autopar.plans.request import PlanRequest
+from autopar.plans.scheduling import schedule
 from autopar.rules.work import flops
 
 
@@ -44,76 +47,86 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
     layout = parse_layout(graph, structure)
     all_groups = groups(graph)
     compute = _compute_ns(layout, cluster, mesh, all_groups)
+    inside = _inside(layout, mesh, compute)
     shares = sharing(graph)
     alike = {group.key: group for group in all_groups}
     steps = {key: _steps(layout, cluster, mesh, group, shares) for key, group in alike.items()}
+    updates = _updates(layout, cluster, mesh, options)
     for group in all_groups:
         _check_reached(layout, group)
-    moving = [group for group in all_groups if steps[group.key]]
-    sends = tuple(
-        Sends(
-            group.key, group.root.node, positions(graph, group), group.phase.value, steps[group.key]
-        )
-        for group in moving
-    ) + tuple(_exchanges(layout, mesh, compute))
-    compute_ns = sum(compute.values())
-    communication_ns = sum(ns for each in sends for _, _, _, ns in each.steps)
-    updates = _updates(layout, cluster, mesh, options)
-    optimizer_ns = sum(updates.values())
-    step_ns = compute_ns + communication_ns + optimizer_ns
-    held = residence(layout, mesh, all_groups, options)
+    step = schedule(layout)
+    prices = EventPrices(layout, step, compute, inside, steps, updates)
+    played = play(step.events, prices.given(), prices)
+    memory, holders = peak_memory(played, prices, layout, options)
+    sends = _sends(graph, all_groups, steps, inside)
+    communication_ns = sum(step.ns for each in sends for step in each.steps)
     tokens = tokens_of(graph)
     return Estimates(
-        step_ns=step_ns,
-        compute_ns=compute_ns,
+        step_ns=played.end_ns,
+        compute_ns=sum(compute.values()),
         communication_ns=communication_ns,
-        optimizer_ns=optimizer_ns,
+        optimizer_ns=sum(updates.values()),
         flops=round(sum(flops(graph.nodes[index], graph) for index in compute)),
-        memory=held.memory,
+        memory=memory,
         memory_limit=request.memory_limit_bytes,
         collectives=_collectives(mesh, sends),
         ops=_op_totals(layout, all_groups, compute, sends, updates),
-        exposed_communication_ns=communication_ns,
-        hidden_communication_ns=0,
+        exposed_communication_ns=played.exposed_ns,
+        hidden_communication_ns=communication_ns - played.exposed_ns,
         bubble_ns=0,
         tokens=tokens,
-        tokens_per_s=tokens * 10**9 // step_ns if step_ns else 0,
-        mfu_ppm=utilisation_ppm(graph, cluster, compute, step_ns),
-        stages=(StageTotal(step_ns, held.memory.total),),
+        tokens_per_s=tokens * 10**9 // played.end_ns if played.end_ns else 0,
+        mfu_ppm=utilisation_ppm(graph, cluster, compute, played.end_ns),
+        stages=(StageTotal(played.end_ns, memory.total),),
         cluster=cluster_rates(cluster),
         sends=_by_key(mesh, sends),
-        order=order(graph, compute, moving, optimizer_ns),
-        memory_curve=memory_curve(held, _durations_ns(graph, compute, sends), optimizer_ns),
-        peak_holders=peak_holders(held),
+        order=order(graph, step.events),
+        memory_curve=memory_curve(played),
+        peak_holders=holders,
     )
-
-
-Steps = tuple[tuple[str, int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """The collectives charged to `node`, done at the turn of node `place`, in one phase: (kind,
-    axis, local input bytes, ns) each. `key` is that of a group, or of the op that sends."""
+    """The collectives charged to `node`, in one phase. `key` is that of a group, or of the op that
+    sends."""
 
     key: str
     node: int
-    place: int
     phase: str
-    steps: Steps
+    steps: Sequence[Step]
 
 
-def _exchanges(layout: Layout, mesh: Mesh, compute: Mapping[int, int]) -> Iterator[Sends]:
+def _sends(
+    graph: Graph,
+    all_groups: Sequence[Group],
+    steps: Mapping[str, Sequence[Step]],
+    inside: Mapping[int, Sequence[Step]],
+) -> tuple[Sends, ...]:
+    moved = tuple(
+        Sends(group.key, group.root.node, group.phase.value, steps[group.key])
+        for group in all_groups
+        if steps[group.key]
+    )
+    ops = ((graph.nodes[index], found) for index, found in inside.items())
+    return moved + tuple(
+        Sends(node.key, node.index, node.phase.value, found) for node, found in ops
+    )
+
+
+def _inside(layout: Layout, mesh: Mesh, compute: Mapping[int, int]) -> dict[int, Sequence[Step]]:
     """What ops send while they run."""
-    known: dict[tuple[str, int], Steps] = {}
+    known: dict[tuple[str, int], Sequence[Step]] = {}
+    found: dict[int, Sequence[Step]] = {}
     for index, compute_ns in compute.items():
         node = layout.graph.nodes[index]
         kind = node.key, compute_ns
         if kind not in known:
-            found = sent(layout.graph, node, layout.choice(node), mesh, compute_ns)
-            known[kind] = tuple((each.kind, each.axis, each.in_bytes, ns) for each, ns in found)
+            ways = sent(layout.graph, node, layout.choice(node), mesh, compute_ns)
+            known[kind] = [Step(each.kind, each.axis, each.in_bytes, ns) for each, ns in ways]
         if known[kind]:
-            yield Sends(node.key, index, index, node.phase.value, known[kind])
+            found[index] = known[kind]
+    return found
 
 
 def _compute_ns(
@@ -153,20 +166,20 @@ def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> 
 
 def _steps(
     layout: Layout, cluster: Cluster, mesh: Mesh, group: Group, shares: Sharing
-) -> tuple[tuple[str, int, int, int], ...]:
-    """(kind, axis, local input bytes, ns) of every step of the route of a group and its like."""
+) -> tuple[Step, ...]:
+    """Every step of the route of a group and its like."""
     tensor = layout.graph.type_of(group.root)
     atoms = layout.graph.atoms
     route = layout.routes.get(group.key, ())
     shared = shares if is_bucketed(layout.graph, group) else None
-    found: list[tuple[str, int, int, int]] = []
+    found: list[Step] = []
     for source, target in route:
         move = step(tensor, atoms, source, target)
         if move is None:
             raise PlanMismatchError(f"{group.key}: {source} -> {target} is not a single step")
         ns = move_ns(tensor, atoms, source, target, move, mesh, cluster.device, sharing=shared)
         num_bytes, _ = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
-        found.append((move.kind, move.axis, num_bytes, ns))
+        found.append(Step(move.kind, move.axis, num_bytes, ns))
     return tuple(found)
 
 
@@ -202,19 +215,11 @@ def _by_key(mesh: Mesh, sends: Sequence[Sends]) -> dict[str, tuple[CollectiveTot
 
 def _added_up(mesh: Mesh, sends: Sequence[Sends]) -> Iterator[CollectiveTotal]:
     """Step k of all of them together: they take the same steps."""
-    for k, (kind, axis, _, _) in enumerate(sends[0].steps):
-        num_bytes = sum(each.steps[k][2] for each in sends)
-        ns = sum(each.steps[k][3] for each in sends)
+    for k, (kind, axis, *_) in enumerate(sends[0].steps):
+        num_bytes = sum(each.steps[k].in_bytes for each in sends)
+        ns = sum(each.steps[k].ns for each in sends)
         name, phase = mesh.axes[axis].name, sends[0].phase
         yield CollectiveTotal(kind, name, phase, len(sends), num_bytes, ns)
-
-
-def _durations_ns(graph: Graph, compute: Mapping[int, int], sends: Sequence[Sends]) -> list[int]:
-    """What is done at the turn of each node."""
-    found = [compute.get(index, 0) for index in range(len(graph.nodes))]
-    for each in sends:
-        found[each.place] += sum(ns for _, _, _, ns in each.steps)
-    return found
 
 
 def _op_totals(
@@ -236,7 +241,7 @@ def _op_totals(
     for each in sends:
         node = graph.nodes[each.node]
         example.setdefault(node.key, node)
-        sums[node.key][2] += sum(ns for _, _, _, ns in each.steps)
+        sums[node.key][2] += sum(step.ns for step in each.steps)
     for index, ns in updates.items():
         node = graph.nodes[index]
         example.setdefault(node.key, node)

@@ -4,7 +4,7 @@ buffers out."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -87,32 +87,49 @@ def moves_ns(
     of its latency and is copied into it, a gather out of it too; chunks travel alone.
     """
     in_bytes, out_bytes = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
-    copied = 0
-    gathers = move.source.kind == "S"
-    after = source if move.kind == "all_gather" else target
-    in_place = gathers and _lead(tensor, atoms, after, move.source, mesh) == 1
-    if move.kind == "slice":
-        copied = out_bytes
-    elif move.chunks:
-        inner = any(p.dim > 0 for p in (move.source, move.target) if p.kind == "C")
-        padded = is_padded(tensor, source, target, mesh.sizes)
-        copied = in_bytes + out_bytes if inner else np.where(padded, in_bytes, 0)
-    else:
-        if gathers:
-            copied = np.where(in_place, 0, out_bytes)
-        if move.target.kind == "S":
-            leads = _lead(tensor, atoms, source, move.target, mesh) > 1
-            copied = copied + np.where(leads, in_bytes, 0)
+    copies = layout_copies(tensor, atoms, source, target, move, mesh.sizes)
+    copied = np.where(copies.sent, in_bytes, 0) + np.where(copies.brought, out_bytes, 0)
     share = 1.0
     if sharing and can_share(move, source):
         larger = np.maximum(in_bytes, out_bytes)
         shares = larger < BUCKET_BYTES
         share = cast("float", np.where(shares, sharing.latency_share(larger), share))
-        joined = np.where(in_place, out_bytes, 0) if move.kind == "all_gather" else 0
+        joined = 0 if move.kind != "all_gather" else np.where(copies.brought, 0, out_bytes)
         copied = copied + np.where(shares, in_bytes + joined, 0)
     copy_s = 2 * copied / device.memory_bytes_per_s
     sent_s = collective_s(move.kind, in_bytes, out_bytes, mesh.axes[move.axis], share)
     return _all_to_ns(np.asarray(sent_s + copy_s))
+
+
+class Copies(NamedTuple):
+    """Whether a step copies what it sends, and what it brings, to lay its buffers out; of many
+    tensors, arrays."""
+
+    sent: bool | npt.NDArray[np.bool_]
+    brought: bool | npt.NDArray[np.bool_]
+
+
+def layout_copies(
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    source: Sharding,
+    target: Sharding,
+    move: Collective,
+    sizes: Sequence[int],
+) -> Copies:
+    """The copies of `move` = step(source, target), as `moves_ns` describes them."""
+    if move.kind == "slice":
+        return Copies(sent=False, brought=True)
+    if move.chunks:
+        inner = any(p.dim > 0 for p in (move.source, move.target) if p.kind == "C")
+        return Copies(inner or is_padded(tensor, source, target, sizes), inner)
+    sent = brought = False
+    if move.source.kind == "S":
+        after = source if move.kind == "all_gather" else target
+        brought = _lead(tensor, atoms, after, move.source, sizes) > 1
+    if move.target.kind == "S":
+        sent = _lead(tensor, atoms, source, move.target, sizes) > 1
+    return Copies(sent, brought)
 
 
 def sent(
@@ -130,12 +147,16 @@ def sent(
 
 
 def _lead(
-    tensor: TensorType, atoms: Sequence[Atom], state: Sharding, placement: Placement, mesh: Mesh
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    state: Sharding,
+    placement: Placement,
+    sizes: Sequence[int],
 ) -> int:
     """How many pieces a rank in `state` has along all that stands before the part that `placement`
     shards: with more than one, those of a rank are not contiguous in the whole."""
     found = 1
-    for dim, parts in enumerate(local_part_sizes(tensor, atoms, state, mesh.sizes)):
+    for dim, parts in enumerate(local_part_sizes(tensor, atoms, state, sizes)):
         for part, size in enumerate(parts):
             if (dim, part) == placement.slot:
                 return found

@@ -93,7 +93,7 @@ def _benefits(explainer: Explainer, said: Progress) -> tuple[Benefit, ...]:
 
 def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
     now, then = explainer.best.estimates, plan.estimates
-    if now.step_ns == then.step_ns:
+    if now.added_up_ns == then.added_up_ns:
         return
     differing = [
         f"{what} {old} in the plan, {new} now"
@@ -109,9 +109,9 @@ def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
     )
     warnings.warn(
         OtherStepWarning(
-            f"the best plan takes {format_ns(now.step_ns)} as it is priced now, and the "
-            f"stored one {format_ns(then.step_ns)}: what follows is about the former "
-            f"({reason})"
+            f"with nothing hidden, the best plan takes {format_ns(now.added_up_ns)} as it is "
+            f"priced now, and the stored one {format_ns(then.added_up_ns)}: what follows is about "
+            f"the former ({reason})"
         ),
         stacklevel=3,
     )

@@ -10,11 +10,10 @@ import torch
 
 from autopar.cluster.mesh_shapes import candidate_meshes, parse_mesh
 from autopar.compile import Say, best_on
-from autopar.cost_model.liveness import residence
+from autopar.cost_model.account import account
 from autopar.cost_model.price import choices
 from autopar.driver.infeasible_subset import explain_infeasible, suited
 from autopar.errors import ClusterError, InfeasibleError
-from autopar.ir.gc_pause import collection_paused
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.problem import Solution
 from autopar.ir.units import format_ns
@@ -22,7 +21,6 @@ from autopar.ir.uses import groups
 from autopar.ir.version import __version__
 from autopar.plans.decisions import make_structure
 from autopar.plans.fitting import Beaten, Candidate, bounded
-from autopar.plans.layout import parse_layout
 from autopar.plans.options import Options
 from autopar.plans.plan import SCHEMA_VERSION, Margin, Plan, Provenance
 from autopar.plans.request import Asked, PlanRequest
@@ -131,12 +129,10 @@ def _failure(say: Say, request: PlanRequest, *, solves: bool) -> InfeasibleError
     return None
 
 
-@collection_paused()
 def peak(best: Candidate, solution: Solution) -> int:
     """Bytes per device at the peak, temporaries included, of another plan on the mesh of `best`."""
-    graph, options = best.request.graph, best.request.options
-    layout = parse_layout(graph, make_structure(best.request, best.problem, solution))
-    return residence(layout, best.mesh, groups(graph), options).memory.total
+    structure = make_structure(best.request, best.problem, solution)
+    return account(best.request, structure).memory.total
 
 
 def planned(found: Survey, margin: Margin | None = None) -> Plan:
@@ -172,6 +168,6 @@ def summary(plan: Plan) -> str:
     """One line on what was found."""
     estimates = plan.estimates
     return (
-        f"step {format_ns(estimates.step_ns)}, of which communication "
-        f"{format_ns(estimates.communication_ns)}; {plan.provenance.status}"
+        f"step {format_ns(estimates.step_ns)}, of which exposed communication "
+        f"{format_ns(estimates.exposed_communication_ns)}; {plan.provenance.status}"
     )

@@ -127,7 +127,7 @@ class Explainer:
         changed = replace(
             self.best.request.within(self.best.estimates.memory_limit), cluster=cluster, mesh=mesh
         )
-        as_it_is = account(changed, self.best.structure).step_ns
+        as_it_is = account(changed, self.best.structure).added_up_ns
         after = best_on(changed, _silent).solution
         return Benefit(
             change=change,

@@ -93,14 +93,19 @@ class Layout:
             states.append(state)
         return tuple(reversed(states))
 
+    def made(self, ref: Ref) -> Sharding:
+        """The state in which a root comes into being."""
+        root = self.graph.nodes[ref.node]
+        if root.role is Role.PARAM:
+            return self.params[root.target].storage
+        return self.pair(root)[1][ref.output]
+
     def source(self, group: Group) -> Sharding:
         """The state the group's tensor starts in."""
         root = self.graph.nodes[group.root.node]
         if group.phase is Phase.BACKWARD and root.phase is Phase.FORWARD:
             return self.kept(group.root)
-        if root.role is Role.PARAM:
-            return self.params[root.target].storage
-        return self.pair(root)[1][group.root.output]
+        return self.made(group.root)
 
     def kept(self, ref: Ref) -> Sharding:
         """The state in which a root of the forward phase is handed to the backward phase."""

@@ -22,11 +22,12 @@ from autopar.ir.graph import itemsize
 from autopar.ir.mesh import Axis, Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.display import Shown
+from autopar.plans.order import OPTIMIZER, Item, Run
 from autopar.plans.wire import pack, unpack
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 MAX_TENSOR_BYTES = 2**60
-MAX_ITEMS = 10_000_000
+MAX_ITEMS = 2_000_000
 """Ops and redistributions of a step."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -78,7 +79,7 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_ranks: Count
 
 
-class Schedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PipelineSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """In which order the stages do the microbatches of a step; `none` if there is one of each."""
 
     kind: Literal["none"] = "none"
@@ -113,7 +114,7 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     saved: dict[str, str] = {}
     replicated_unknown_ops: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
-    schedule: Schedule = Schedule()
+    schedule: PipelineSchedule = PipelineSchedule()
     memory_policy: MemoryPolicy = MemoryPolicy()
 
     @property
@@ -201,18 +202,6 @@ class StageTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     peak_bytes: Count
 
 
-class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Part of a step in the order in which it is done: `items` one after the other, all of it
-    `times` times. An item is the key of an op, the key of a tensor that is sent ("...@forward"), or
-    `OPTIMIZER`."""
-
-    times: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
-    items: tuple[str, ...]
-
-
-OPTIMIZER = "optimizer"
-
-
 class MemoryCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a device holds over a step, beside parameters, gradients and optimizer states: entry k
     is the fullest point of the stretch of the step that ends at `time_ns[k]`."""
@@ -267,6 +256,11 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     order: tuple[Run, ...]
     memory_curve: MemoryCurve
     peak_holders: tuple[Held, ...]
+
+    @property
+    def added_up_ns(self) -> int:
+        """A step in which nothing is hidden: what the solver makes least of."""
+        return self.compute_ns + self.communication_ns + self.optimizer_ns
 
 
 FRAGILE = 0.005
@@ -352,11 +346,11 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
 
     def _check_timeline(self) -> None:
         estimates, curve = self.estimates, self.estimates.memory_curve
-        known = {*estimates.ops, *estimates.sends, OPTIMIZER}
-        for run in estimates.order:
-            unknown = [item for item in run.items if item not in known]
-            if unknown:
-                raise ValueError(f"order: {unknown[0]} is neither an op nor sent")
+        steps = {key: len(found) for key, found in estimates.sends.items()}
+        for text in {text for run in estimates.order for text in run.items}:
+            item = None if text in estimates.ops or text == OPTIMIZER else Item.parse(text)
+            if item is not None and item.step >= steps.get(item.key, 0):
+                raise ValueError(f"order: {text} is neither an op nor sent")
         if sum(run.times * len(run.items) for run in estimates.order) > MAX_ITEMS:
             raise ValueError(f"order: a step has at most {MAX_ITEMS} items")
         lengths = {len(curve.time_ns), len(curve.kept), len(curve.saved), len(curve.transient)}

@@ -17,7 +17,7 @@ from autopar.errors import PlanError
 from autopar.plans.plan import Plan
 from autopar.report.names import clean, short_op
 from autopar.report.placed import route_text, sharding_text
-from autopar.report.timeline import Bar, Part, Stretch, Timeline, Track, timeline
+from autopar.report.timeline import Bar, DrawnStep, Part, Stretch, Track, timeline
 
 MAX_BARS = 2_000_000
 """No viewer opens more."""
@@ -34,27 +34,25 @@ Event = dict[str, Any]
 def chrome_trace(plan: Plan) -> bytes:
     """The trace of a plan, as JSON, a line per event. PlanError if it is too long for viewers."""
     step = timeline(plan)
-    if step.num_bars > MAX_BARS:
+    if len(step.bars) > MAX_BARS:
         raise PlanError(
-            f"its step takes {step.num_bars} entries, and viewers open no trace of more than "
+            f"its step takes {len(step.bars)} entries, and viewers open no trace of more than "
             f"{MAX_BARS}; the page (-o) shows repeated blocks once"
         )
     lines = b",\n".join(msgspec.json.encode(event) for event in events(plan, step))
     return b'{"displayTimeUnit":"ms","traceEvents":[\n' + lines + b"\n]}\n"
 
 
-def events(plan: Plan, step: Timeline) -> Iterator[Event]:
+def events(plan: Plan, step: DrawnStep) -> Iterator[Event]:
     """The events: names of the threads first, then each thread's in order of time."""
     threads = _threads(step)
     yield from _names(plan, threads)
     yield from (_block(step, stretch, k) for stretch in step.stretches for k in _times(stretch))
-    for stretch in step.stretches:
-        described: dict[Part, Event] = {}
-        for repetition in _times(stretch):
-            for bar in step.bars(stretch, repetition):
-                if bar.part not in described:
-                    described[bar.part] = _described(plan, bar.part)
-                yield _bar(bar, threads[bar.part.track], described[bar.part])
+    described: dict[Part, Event] = {}
+    for bar in step.bars:
+        if bar.part not in described:
+            described[bar.part] = _described(plan, bar.part)
+        yield _bar(bar, threads[bar.part.track], described[bar.part])
     yield from _memory(plan)
 
 
@@ -62,7 +60,7 @@ def _times(stretch: Stretch) -> range:
     return range(stretch.run.times)
 
 
-def _threads(step: Timeline) -> dict[Track, int]:
+def _threads(step: DrawnStep) -> dict[Track, int]:
     axes = [track for track in step.tracks if track.kind == "network"]
     own = {track: COMPUTE for track in step.tracks if track.kind != "network"}
     return own | {track: FIRST_AXIS + k for k, track in enumerate(axes)}
@@ -83,7 +81,7 @@ def _meta(name: str, tid: int, args: Event) -> Event:
     return {"ph": "M", "name": name, "pid": STAGE, "tid": tid, "args": args}
 
 
-def _block(step: Timeline, stretch: Stretch, repetition: int) -> Event:
+def _block(step: DrawnStep, stretch: Stretch, repetition: int) -> Event:
     start_ns, end_ns = step.extent(stretch, repetition)
     name = clean(step.title(stretch))
     of = f" {repetition + 1} of {stretch.run.times}" if stretch.run.times > 1 else ""
@@ -92,9 +90,9 @@ def _block(step: Timeline, stretch: Stretch, repetition: int) -> Event:
 
 def _bar(bar: Bar, tid: int, described: Event) -> Event:
     part, args = bar.part, described
-    if part.track.kind == "network":
+    if part.is_sent:
         args = described | {"bytes": bar.num_bytes}
-    name = part.what if part.track.kind == "network" else short_op(part.what)
+    name = part.what if part.is_sent else short_op(part.what)
     category = part.phase or part.track.kind
     return _event(clean(name), clean(category), tid, bar.start_ns, bar.duration_ns, args)
 
@@ -103,7 +101,7 @@ def _described(plan: Plan, part: Part) -> Event:
     """What a viewer shows of a bar besides its time."""
     mesh = plan.structure.mesh
     found: Event = {"key": clean(part.key), "module": clean(part.module)}
-    if part.track.kind == "network":
+    if part.is_sent:
         steps = plan.structure.routes.get(part.key, ())
         found["sharding"] = clean(route_text(steps, mesh))
         found["collectives"] = -(-part.count // part.occurrences)

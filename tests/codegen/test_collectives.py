@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from autopar.cluster.presets import DEVICES
-from autopar.codegen.collectives import Emitter, parts_of
+from autopar.codegen.collectives import WAIT, Packing, call_of, parts_of
 from autopar.codegen.passes import apply_passes
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.moves import move_ns, to_ns
@@ -63,6 +63,15 @@ def pieces_of(whole: Tensor, kind: TensorType, sharding: Sharding, on: Mesh) -> 
     return found
 
 
+def moved(packing, x: fx.Node, move: Collective, num: int, axis: str) -> fx.Node:
+    """`x` after a step, sent on its own."""
+    if move.kind == "slice":
+        return packing.cut(x)
+    target, behind = call_of(move.kind, num, axis)
+    issued = packing.graph.call_function(target, (packing.pack(x), *behind))
+    return packing.unpack(packing.graph.call_function(WAIT, (issued,)))
+
+
 def emitted(
     kind: TensorType, source: Sharding, target: Sharding, move: Collective, on: Mesh
 ) -> fx.GraphModule:
@@ -70,7 +79,8 @@ def emitted(
     x = graph.placeholder("x")
     axis = on.axes[move.axis]
     before, after = (parts_of(kind, ATOMS, s, on.sizes) for s in (source, target))
-    graph.output((Emitter(graph, axis.name, axis.size, before, after, kind.dtype).emit(x, move),))
+    packing = Packing(graph, axis.name, axis.size, before, after, move)
+    graph.output((moved(packing, x, move, axis.size, axis.name),))
     return fx.GraphModule({}, apply_passes(graph))
 
 

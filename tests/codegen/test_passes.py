@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import fx
 
-from autopar.codegen.passes import MAX_IN_FLIGHT, apply_passes
+from autopar.codegen.bias import BIAS, fuse_bias
+from autopar.codegen.passes import apply_passes
+from autopar.codegen.tidy import tidy_views
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
 
 
-def called(gm: fx.GraphModule) -> list[str]:
-    return [n.name for n in gm.graph.nodes if n.op == "call_function"]
-
-
-def reduced(graph: fx.Graph, x: fx.Node, name: str) -> fx.Node:
-    issued = graph.create_node("call_function", c10d.all_reduce.default, (x, "sum", "dp"), {}, name)
-    return graph.create_node(
-        "call_function", c10d.wait_tensor.default, (issued,), {}, f"{name}_wait"
-    )
-
-
-def test_wait_and_layout_sink_to_the_first_use() -> None:
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    total = graph.call_function(aten.reshape.default, (reduced(graph, x, "r"), [2, 2]))
-    other = graph.call_function(aten.neg.default, (x,))
-    graph.output((graph.call_function(aten.mul.Tensor, (total, other)),))
-    gm = fx.GraphModule({}, apply_passes(graph))
-    assert called(gm) == ["r", "neg_default", "r_wait", "reshape_default", "mul_tensor"]
-
-
-def test_few_results_that_only_leave_the_graph_are_under_way() -> None:
-    graph = fx.Graph()
-    x = graph.placeholder("x")
-    count = MAX_IN_FLIGHT + 2
-    graph.output(tuple(reduced(graph, x, f"r{k}") for k in range(count)))
-    order = called(fx.GraphModule({}, apply_passes(graph)))
-    for k in range(count):
-        under_way = [
-            i
-            for i in range(count)
-            if order.index(f"r{i}") <= order.index(f"r{k}") < order.index(f"r{i}_wait")
-        ]
-        assert len(under_way) <= MAX_IN_FLIGHT
-    assert order.index("r0_wait") > order.index("r1")
+def called(graph: fx.Graph) -> list[str]:
+    return [str(n.target).split(".")[1] for n in graph.nodes if n.op == "call_function"]
 
 
 def test_dead_code_goes_and_inputs_stay() -> None:
@@ -53,6 +23,45 @@ def test_dead_code_goes_and_inputs_stay() -> None:
     graph.placeholder("unused")
     graph.call_function(aten.neg.default, (x,))
     graph.output((x,))
-    gm = fx.GraphModule({}, apply_passes(graph))
-    assert called(gm) == []
-    assert len(gm.graph.find_nodes(op="placeholder")) == 2
+    found = apply_passes(graph)
+    assert called(found) == []
+    assert len(found.find_nodes(op="placeholder")) == 2
+
+
+def test_what_is_sent_and_awaited_stays_where_it_is() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    issued = graph.call_function(c10d.all_reduce.default, (x, "sum", "dp"))
+    other = graph.call_function(aten.neg.default, (x,))
+    come = graph.call_function(c10d.wait_tensor.default, (issued,))
+    graph.output((graph.call_function(aten.mul.Tensor, (come, other)),))
+    assert called(apply_passes(graph)) == ["all_reduce", "neg", "wait_tensor", "mul"]
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_bias_goes_back_into_its_matmul_if_nothing_is_awaited_between(between: bool) -> None:
+    graph = fx.Graph()
+    a, b, c = (graph.placeholder(name) for name in "abc")
+    product = graph.call_function(aten.mm.default, (a, b))
+    if between:
+        c = graph.call_function(c10d.wait_tensor.default, (c,))
+    total = graph.call_function(aten.add.Tensor, (product, c))
+    total.meta[BIAS] = True
+    graph.output((total,))
+    found = fuse_bias(graph)
+    assert called(found) == (["mm", "wait_tensor", "add"] if between else ["addmm"])
+    if not between:
+        x, w, bias = torch.randn(2, 3), torch.randn(3, 4), torch.randn(4)
+        given = fx.GraphModule({}, found)(x, w, bias)[0]
+        torch.testing.assert_close(given, x @ w + bias)
+
+
+def test_views_that_undo_one_another_go() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    y = graph.call_function(aten.detach.default, (x,))
+    y = graph.call_function(aten.t.default, (graph.call_function(aten.t.default, (y,)),))
+    y = graph.call_function(aten.reshape.default, (y, [6]))
+    y = graph.call_function(aten.reshape.default, (y, [3, 2]))
+    graph.output((graph.call_function(aten.neg.default, (y,)),))
+    assert called(tidy_views(graph)) == ["reshape", "neg"]

@@ -13,7 +13,6 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
 from autopar.cost_model.account import account
-from autopar.cost_model.bucket_memory import in_flight_bytes
 from autopar.cost_model.price import price
 from autopar.driver.search import search
 from autopar.errors import InfeasibleError, PlanMismatchError
@@ -108,7 +107,7 @@ def test_a_small_model_on_a_slow_link_is_replicated() -> None:
 
 
 def test_a_tight_limit_shards_parameters_and_a_tighter_one_is_infeasible() -> None:
-    graph = linear_step(256, 1024, 1024, layers=4)
+    graph = linear_step(2048, 1024, 1024, layers=4)
     cluster = parse_cluster("8xH100")
     request = ask(graph, cluster, Options()).on(parse_mesh("8", cluster))
     roomy = best_on(request, quiet)
@@ -151,21 +150,3 @@ def test_one_way_for_all_parameters_costs_what_its_buckets_cost() -> None:
     assert full.latency_share(BUCKET_BYTES // 4) == pytest.approx(1 / 4)
     assert full.latency_share(2 * BUCKET_BYTES) == 1
     assert full.latency_share(0) == 1 / 1000
-
-
-def test_buckets_under_way_are_in_the_memory_bill() -> None:
-    graph = linear_step(8, 64, 64, layers=4)
-    cluster = parse_cluster("4xH100")
-    mesh = parse_mesh("4", cluster)
-    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh)
-    problem = price(request)
-    bytes_of, most = 64 * 64 * 4, 0
-    for seed in range(3):
-        solution = random_solution(problem, seed)
-        structure = make_structure(request, problem, solution)
-        held = in_flight_bytes(parse_layout(graph, structure), mesh, groups(graph))
-        # Two buffers of at most all four weights, per kind and direction.
-        most = max(most, held)
-        assert held <= 2 * 4 * bytes_of * 4
-        assert account(request, structure).memory.transient >= held
-    assert most > 0

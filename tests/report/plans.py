@@ -7,8 +7,8 @@ from typing import get_type_hints
 import msgspec
 from hypothesis import strategies as st
 
+from autopar.plans.order import OPTIMIZER, Run
 from autopar.plans.plan import (
-    OPTIMIZER,
     SCHEMA_VERSION,
     ClusterRates,
     CollectiveTotal,
@@ -23,7 +23,6 @@ from autopar.plans.plan import (
     Param,
     Plan,
     Provenance,
-    Run,
     Stage,
     StageTotal,
     Structure,
@@ -142,7 +141,7 @@ def stepped_plan() -> Plan:
     reduced = CollectiveTotal("all_reduce", "tp", "forward", 4, 8 * MIB, 3 * MS + 1)
     backward = CollectiveTotal("all_reduce", "tp", "backward", 4, 8 * MIB, 5 * MS - 1)
     weight = f"param:{block}.mlp.up.weight@forward"
-    forward = (weight, f"{block}.norm/mul", up, down, f"{down}@forward")
+    forward = (*sent(weight), f"{block}.norm/mul", up, down, *sent(f"{down}@forward"))
     return msgspec.structs.replace(
         plan,
         estimates=msgspec.structs.replace(
@@ -160,7 +159,7 @@ def stepped_plan() -> Plan:
             order=(
                 Run(4, forward),
                 Run(1, ("lm_head/mm", "loss", "lm_head/mm_b")),
-                Run(4, (back, f"{back}@backward")),
+                Run(4, (back, *sent(f"{back}@backward"))),
                 Run(1, (OPTIMIZER,)),
             ),
             memory_curve=MemoryCurve(
@@ -176,6 +175,11 @@ def stepped_plan() -> Plan:
             margin=Margin(34 * MS + 10_000, 34 * MS + 10_000, "shards the sequence on tp"),
         ),
     )
+
+
+def sent(key: str) -> tuple[str, str]:
+    """The items of a tensor that is sent on its own, and waited for at once."""
+    return f"start 0 {key}", f"wait 0 {key}"
 
 
 def renamed(plan: Plan, name: str) -> Plan:
@@ -211,7 +215,7 @@ def renamed(plan: Plan, name: str) -> Plan:
             },
             collectives=(CollectiveTotal(name, name, name, 1, 1, 1),),
             sends={f"{name}@{name}": (CollectiveTotal(name, name, name, 1, 1, 1),)},
-            order=(Run(2, ("x", f"{name}.x", f"{name}@{name}")), Run(1, (OPTIMIZER,))),
+            order=(Run(2, ("x", f"{name}.x", *sent(f"{name}@{name}"))), Run(1, (OPTIMIZER,))),
             memory_curve=MemoryCurve((1, 2), (1, 1), (1, 2), (3, 4)),
             peak_holders=(Held(name, name, name, 1, 1),),
             stages=(StageTotal(1, 1),),
@@ -255,7 +259,9 @@ def plans(draw: st.DrawFn) -> Plan:
     sent = st.builds(CollectiveTotal, *[_names] * 3, *[_counts] * 3)
     ops = draw(st.dictionaries(_names, totals, max_size=4))
     sends = draw(st.dictionaries(_names, st.lists(sent, max_size=2).map(tuple), max_size=2))
-    items = st.lists(st.sampled_from([*ops, *sends, OPTIMIZER]), max_size=5).map(tuple)
+    words = [f"{word} {k} {key}" for key, found in sends.items() for k in range(len(found))
+             for word in ("start", "with", "wait", "cut")]  # fmt: skip
+    items = st.lists(st.sampled_from([*ops, *words, OPTIMIZER]), max_size=5).map(tuple)
     moments = draw(st.lists(st.tuples(*[_counts] * 4), max_size=5))
     return Plan(
         SCHEMA_VERSION,

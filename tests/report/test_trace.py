@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.errors import PlanError
-from autopar.plans.plan import OPTIMIZER, CollectiveTotal, OpTotal, Plan, Run
-from autopar.report.timeline import Part, Track, timeline
+from autopar.plans.order import OPTIMIZER, Run
+from autopar.plans.plan import CollectiveTotal, OpTotal, Plan
+from autopar.report.timeline import timeline
 from autopar.report.trace import BLOCKS, COMPUTE, FIRST_AXIS, chrome_trace
 from tests.report.plans import MS, renamed, stepped_plan
 
@@ -60,15 +61,41 @@ def total(bars: list[dict[str, Any]]) -> int:
 def test_events_add_up_to_the_bill(plan: Plan) -> None:
     estimates = plan.estimates
     threads = check_format(traced(plan))
-    assert total(threads[COMPUTE]) == estimates.compute_ns + estimates.optimizer_ns
+    by_device = [
+        each
+        for key, found in estimates.sends.items()
+        for each in found
+        if key in estimates.ops or each.kind == "slice"
+    ]
+    own_ns = estimates.compute_ns + estimates.optimizer_ns
+    assert total(threads[COMPUTE]) == own_ns + sum(each.time_ns for each in by_device)
     for k, axis in enumerate(sorted(axis.name for axis in plan.structure.mesh)):
-        sent = sum(each.time_ns for each in estimates.collectives if each.axis == axis)
+        sent = [each for each in estimates.collectives if each.axis == axis]
+        device = [each for each in by_device if each.axis == axis]
         bars = threads[FIRST_AXIS + k]
-        assert total(bars) == sent
-        moved = sum(each.num_bytes for each in estimates.collectives if each.axis == axis)
-        assert sum(bar["args"]["bytes"] for bar in bars) == moved
-    assert total(threads[BLOCKS]) == estimates.step_ns
-    assert max(ns(bar)[1] for bars in threads.values() for bar in bars) == estimates.step_ns
+        assert total(bars) == sum(e.time_ns for e in sent) - sum(e.time_ns for e in device)
+        assert sum(bar["args"]["bytes"] for bar in bars) == (
+            sum(e.num_bytes for e in sent) - sum(e.num_bytes for e in device)
+        )
+    end = max(ns(bar)[1] for bars in threads.values() for bar in bars)
+    assert end == total(threads[BLOCKS])
+    assert end == pytest.approx(estimates.step_ns, rel=1e-3)
+
+
+def test_what_is_hidden_is_drawn_beside_what_hides_it() -> None:
+    """Two gathers of 5 ms are started at once, and computed 8 ms with while the second is under
+    way: the device waits for the first, and 2 ms of the second are left then."""
+    plan = stepped_plan()
+    sends = {"w@forward": (CollectiveTotal("all_gather", "dp", "forward", 2, 2, 10 * MS),)}
+    ops = {"mm": OpTotal("m", "mm", "forward", 1, 3 * MS, 0, 0, 0)}
+    items = "start 0 w@forward", "start 0 w@forward", "wait 0 w@forward", "mm", "wait 0 w@forward"
+    estimates = msgspec.structs.replace(
+        plan.estimates, ops=ops, sends=sends, order=(Run(1, items),), optimizer_ns=0
+    )
+    step = timeline(msgspec.structs.replace(plan, estimates=estimates))
+    spans = [(bar.part.what, bar.start_ns // MS, bar.end_ns // MS) for bar in step.bars]
+    assert spans == [("all_gather", 0, 5), ("all_gather", 5, 10), ("mm", 5, 8)]
+    assert step.end_ns == 10 * MS and step.waiting_ns == 7 * MS
 
 
 def test_an_event_says_what_it_is() -> None:
@@ -127,15 +154,15 @@ def test_too_long_steps_are_refused() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.integers(1, 4), st.lists(st.sampled_from("abc"), min_size=1)), max_size=4
+        st.tuples(st.integers(1, 4), st.lists(st.sampled_from("abcd"), min_size=1)), max_size=4
     ),
     st.lists(st.integers(0, 50), min_size=6, max_size=6),
 )
 def test_occurrences_share_totals_without_a_rest(
     runs: list[tuple[int, list[str]]], figures: list[int]
 ) -> None:
-    """However items repeat, all repetitions listed one by one are what the folded runs say, and
-    add up to the totals."""
+    """However items repeat, the bars of an item add up to its totals, and stretches follow one
+    another."""
     plan = stepped_plan()
     ops = {
         key: OpTotal("m", key, "forward", 1, figure, 0, 0, 0) for key, figure in zip("ab", figures)
@@ -144,31 +171,34 @@ def test_occurrences_share_totals_without_a_rest(
         "a": (CollectiveTotal("k", "dp", "forward", 1, figures[2], figures[3]),),
         "c": (CollectiveTotal("k", "tp", "forward", 1, figures[4], figures[5]),),
     }
-    order = (*(Run(times, tuple(items)) for times, items in runs), Run(1, (OPTIMIZER,)))
+    texts = {"c": "start 0 c", "d": "wait 0 c"}
+    order = (
+        *(Run(times, tuple(texts.get(item, item) for item in items)) for times, items in runs),
+        Run(1, (OPTIMIZER,)),
+    )
     step = timeline(
         msgspec.structs.replace(
             plan,
             estimates=msgspec.structs.replace(plan.estimates, ops=ops, sends=sends, order=order),
         )
     )
-    end, by_part = 0, dict[Part, int]()
+    end = 0
     for stretch in step.stretches:
         assert stretch.start_ns == end
-        busy: dict[Track, int] = defaultdict(int)
         for repetition in range(stretch.run.times):
             assert step.extent(stretch, repetition)[0] == end
-            for bar in step.bars(stretch, repetition):
-                assert bar.start_ns == end
-                end = bar.end_ns
-                busy[bar.part.track] += bar.duration_ns
-                by_part[bar.part] = by_part.get(bar.part, 0) + bar.duration_ns
+            end = step.extent(stretch, repetition)[1]
         assert stretch.end_ns == end
-        assert busy == {track: ns for track, ns in step.busy_ns(stretch).items() if ns}
+        length = stretch.end_ns - stretch.start_ns
+        assert all(ns <= length for ns in step.busy_ns(stretch).values())
+    found: dict[tuple[str, str], int] = defaultdict(int)
+    for bar in step.bars:
+        found[bar.part.key, bar.part.what] += bar.duration_ns
     used = {item for _, items in runs for item in items}
-    assert {(part.key, part.track): ns for part, ns in by_part.items()} == {
-        (part.key, part.track): part.total_ns
-        for item in {*used, OPTIMIZER}
-        for part in step.parts[item]
-        if part.total_ns
+    expected = {
+        ("a", "a"): figures[0], ("b", "b"): figures[1], ("a", "k"): figures[3],
+        ("c", "k"): figures[5], (OPTIMIZER, "update"): 4 * MS,
+    }  # fmt: skip
+    assert found == {
+        each: ns for each, ns in expected.items() if ns and each[0] in {*used, OPTIMIZER}
     }
-    assert by_part[step.parts[OPTIMIZER][0]] == 4 * MS

@@ -10,6 +10,7 @@ from autopar.codegen import generate
 from autopar.ir.mesh import Mesh
 from autopar.plans.plan import Plan
 from autopar.runtime.simulator.spmd import train_step
+from tests.codegen.events import check_order, watched
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
 from tests.zoo.cases import ZooCase
@@ -20,8 +21,11 @@ TOLERANCE = 1e-9
 
 
 def assert_equal_to_eager(found: ZooCase, plan: Plan, on: Mesh) -> None:
-    """Outputs, new buffers and gradients of all ranks are eager's."""
-    program = generate(found.traced.gm, found.traced.graph, plan)
+    """Outputs, new buffers and gradients of all ranks are eager's, and the program is its schedule,
+    event by event."""
+    with watched() as written:
+        program = generate(found.traced.gm, found.traced.graph, plan)
+    check_order(written, program, on.names)
     step = train_step(
         program, on, found.traced.graph, plan.structure, found.tensors, tolerance=TOLERANCE
     )

@@ -14,7 +14,7 @@ from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.plan import Plan
 from autopar.report.names import short_op
 from autopar.report.placed import route_text
-from autopar.report.timeline import Bar, Part, Stretch, Timeline, Track, timeline
+from autopar.report.timeline import Bar, DrawnStep, Part, Stretch, Track, timeline
 
 THIN = 1 / 700
 """Bars below this share of a panel's width are drawn together with their neighbours."""
@@ -74,10 +74,8 @@ class RunRow:
 
 @dataclass(frozen=True, slots=True)
 class DrawnSchedule:
-    """The panels, and the same as a table, whose columns are of `tracks`. `overlap_ns` is what the
-    step is shorter than its parts one after the other, which is how they are drawn."""
+    """The panels, and the same as a table, whose columns are of `tracks`."""
 
-    overlap_ns: int
     panels: tuple[Panel, ...]
     tracks: tuple[Track, ...]
     runs: tuple[RunRow, ...]
@@ -89,19 +87,22 @@ def schedule(plan: Plan) -> DrawnSchedule:
     letters = _letters(step)
     panels = [_overview(step, letters, plan)] if step.end_ns else []
     panels += [_inside(step, stretch, letter, plan) for stretch, letter in letters]
-    overlap_ns = step.end_ns - plan.estimates.step_ns
-    return DrawnSchedule(overlap_ns, tuple(panels), step.tracks, tuple(_runs(step, letters)))
+    return DrawnSchedule(tuple(panels), step.tracks, tuple(_runs(step, letters)))
 
 
-def _letters(step: Timeline) -> list[tuple[Stretch, str]]:
+def _letters(step: DrawnStep) -> list[tuple[Stretch, str]]:
     """The repeated runs that are drawn from within, in order, each with its letter."""
-    repeated = [s for s in step.stretches if s.run.times > 1 and len(set(step.extent(s, 0))) > 1]
+    repeated = [
+        s
+        for s in step.stretches
+        if s.run.times > 1 and len(set(step.extent(s, s.run.times // 2))) > 1
+    ]
     longest = sorted(repeated, key=lambda s: (s.start_ns - s.end_ns, s.start_ns))[:MAX_LETTERS]
     shown = sorted(longest, key=lambda s: s.start_ns)
     return list(zip(shown, ascii_uppercase, strict=False))
 
 
-def _overview(step: Timeline, letters: list[tuple[Stretch, str]], plan: Plan) -> Panel:
+def _overview(step: DrawnStep, letters: list[tuple[Stretch, str]], plan: Plan) -> Panel:
     known = {stretch.start_ns: letter for stretch, letter in letters}
     found: dict[Track, list[DrawnBar]] = {track: [] for track in step.tracks}
     spans: list[DrawnBar] = []
@@ -109,7 +110,8 @@ def _overview(step: Timeline, letters: list[tuple[Stretch, str]], plan: Plan) ->
         if stretch.end_ns == stretch.start_ns:
             continue
         if stretch.run.times == 1:
-            _add_bars(found, step.bars(stretch), 0, step.end_ns * THIN, plan)
+            bars = step.within(stretch.start_ns, stretch.end_ns)
+            _add_bars(found, bars, 0, step.end_ns * THIN, plan)
             continue
         title = f"{step.title(stretch)}, {stretch.run.times} times"
         letter = known.get(stretch.start_ns, "")
@@ -129,10 +131,12 @@ def _whole(stretch: Stretch, busy: float, labels: tuple[str, ...], about: str) -
     return DrawnBar(stretch.start_ns, stretch.end_ns, busy, labels, tip)
 
 
-def _inside(step: Timeline, stretch: Stretch, letter: str, plan: Plan) -> Panel:
-    start_ns, end_ns = step.extent(stretch, 0)
+def _inside(step: DrawnStep, stretch: Stretch, letter: str, plan: Plan) -> Panel:
+    """One repetition in the middle, where what came before and comes behind is like it."""
+    start_ns, end_ns = step.extent(stretch, stretch.run.times // 2)
     found: dict[Track, list[DrawnBar]] = {track: [] for track in step.tracks}
-    _add_bars(found, step.bars(stretch), start_ns, (end_ns - start_ns) * THIN, plan)
+    bars = step.within(start_ns, end_ns)
+    _add_bars(found, bars, start_ns, (end_ns - start_ns) * THIN, plan)
     title = f"{step.title(stretch)}, once of {stretch.run.times} times"
     return Panel(letter, title, end_ns - start_ns, (), _rows(found))
 
@@ -170,7 +174,7 @@ def _add_bars(
 
 def _labels(part: Part) -> tuple[str, ...]:
     """`down_proj mm`, `down_proj`; `all_gather`."""
-    if part.track.kind != "compute":
+    if part.is_sent or part.track.kind != "compute":
         return (part.what,)
     module = part.module.rpartition(".")[2].strip("*")
     return (
@@ -183,14 +187,14 @@ def _labels(part: Part) -> tuple[str, ...]:
 def _tip(bar: Bar, plan: Plan) -> str:
     part = bar.part
     lines = [f"{part.what}: {format_ns(bar.duration_ns)}", part.module, part.phase]
-    if part.track.kind == "network":
+    if part.is_sent:
         lines[0] += f", {format_bytes(bar.num_bytes)}"
         steps = plan.structure.routes.get(part.key, ())
         lines.append(route_text(steps, plan.structure.mesh))
     return "\n".join(line for line in lines if line)
 
 
-def _runs(step: Timeline, letters: list[tuple[Stretch, str]]) -> Iterable[RunRow]:
+def _runs(step: DrawnStep, letters: list[tuple[Stretch, str]]) -> Iterable[RunRow]:
     known = {stretch.start_ns: letter for stretch, letter in letters}
     for stretch in step.stretches:
         busy = step.busy_ns(stretch)

@@ -1,0 +1,105 @@
+"""What is held over a step as it passes, for the file of a plan."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import numpy as np
+
+from autopar.cost_model.event_prices import EventPrices
+from autopar.cost_model.optimizer import find_optimizer
+from autopar.ir.graph import Ref, Role
+from autopar.ir.schedule import Compute, Start, Update, Value
+from autopar.ir.timeline import Occupant, Timeline, held_at
+from autopar.plans.layout import Layout
+from autopar.plans.options import Options
+from autopar.plans.plan import Held, Memory, MemoryCurve
+
+MAX_MOMENTS = 128
+MAX_HELD = 24
+IN_FLIGHT = "(messages)"
+
+
+def peak_memory(
+    played: Timeline, prices: EventPrices, layout: Layout, options: Options
+) -> tuple[Memory, tuple[Held, ...]]:
+    """What is held at the fullest moment: by holder, and the largest of it by class of tensors.
+
+    Parameters, their gradients and the optimizer's states are there all the time (gradients too: a
+    loop that accumulates keeps them through the forward phase).
+    """
+    params = optimizer = 0
+    for node in layout.graph.with_role(Role.PARAM):
+        ref = Ref(node.index)
+        local = layout.held_bytes(ref, layout.made(ref))
+        params += local
+        optimizer += find_optimizer(options.optimizer).states * local
+    kept, saved, transient = played.live[played.peak] if played.live else (0, 0, 0)
+    memory = Memory(
+        params=params,
+        gradients=params,
+        optimizer=optimizer,
+        kept=kept,
+        saved=saved,
+        transient=transient,
+    )
+    return memory, _holders(held_at(played.events, prices.given(), prices, played.peak), layout)
+
+
+def _holders(held: tuple[Occupant, ...], layout: Layout) -> tuple[Held, ...]:
+    sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for each in held:
+        total = sums[*_named(each, layout), each.holder]
+        total[0], total[1] = total[0] + 1, total[1] + each.num_bytes
+    found = [
+        Held(key, state, holder, count, size)
+        for (key, state, holder), (count, size) in sums.items()
+        if size
+    ]
+    return tuple(sorted(found, key=lambda h: (-h.num_bytes, h.key, h.state, h.holder)))[:MAX_HELD]
+
+
+def _named(held: Occupant, layout: Layout) -> tuple[str, str]:
+    """The class of what is held, and the sharding it is in, as text."""
+    match held.what:
+        case Value(_, ref, state):
+            return layout.graph.nodes[ref.node].key, str(state)
+        case Compute(node):
+            return layout.graph.nodes[node].key, ""
+        case _:
+            return IN_FLIGHT, ""
+
+
+def memory_curve(played: Timeline) -> MemoryCurve:
+    """What is held in up to `MAX_MOMENTS` equal stretches of the step before the optimizer, and
+    while that steps."""
+    events = [k for k, event in enumerate(played.events) if not isinstance(event, Update)]
+    levels = np.array([played.live[k] for k in events], np.int64).reshape(-1, 3)
+    # A message starts when the device says so, whenever its links are free.
+    starts = np.array(_turns(played), np.int64)[events] if events else np.zeros(0, np.int64)
+    total = played.spans[events[-1]].end_ns if events else 0
+    moments = max(1, min(MAX_MOMENTS, total))
+    marks = [total * (k + 1) // moments for k in range(moments)]
+    fullest = np.zeros((moments, 3), np.int64)
+    if events:
+        ends = np.append(starts[1:], total)
+        first = np.searchsorted(marks, starts, side="right").clip(max=moments - 1)
+        last = np.searchsorted(marks, ends, side="left").clip(max=moments - 1)
+        together = levels.sum(axis=1)
+        for place in np.argsort(together, kind="stable"):
+            fullest[first[place] : max(first[place], last[place]) + 1] = levels[place]
+    kept, saved, transient = (tuple(int(n) for n in fullest[:, k]) for k in range(3))
+    rest = (0,) if len(events) < len(played.events) else ()
+    time_ns = (*marks, *([played.end_ns] if rest else []))
+    return MemoryCurve(time_ns, (*kept, *rest), (*saved, *rest), (*transient, *rest))
+
+
+def _turns(played: Timeline) -> list[int]:
+    """When the device comes to each event."""
+    found: list[int] = []
+    now = 0
+    for event, span in zip(played.events, played.spans, strict=True):
+        found.append(now)
+        if not isinstance(event, Start):
+            now = span.end_ns
+    return found

@@ -1,0 +1,121 @@
+"""The schedule: what one rank does in a step, in order.
+
+`plans.scheduling.schedule` makes it of a graph and the decisions, `timeline.play` tells how long it
+takes and what it holds, and code generation writes its events down one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from autopar.ir.graph import Phase, Ref
+from autopar.ir.redistribute import Collective
+from autopar.ir.sharding import Sharding
+
+
+class Value(NamedTuple):
+    """Root `ref` (`uses.root_of`) in `state`, as it comes into being in `phase`. What forward hands
+    to backward stays a value of the forward phase."""
+
+    phase: Phase
+    ref: Ref
+    state: Sharding
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Transfer:
+    """Step `step` of the route of the group `key` (`uses.Group`): `source` is brought into the
+    state of `target` by `collective`, which for a slice sends nothing."""
+
+    key: str
+    step: int
+    source: Value
+    target: Value
+    collective: Collective
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """Transfers that travel as one: several are of one kind, axis and dtype, laid end to end."""
+
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def axis(self) -> int:
+        """The mesh axis whose links it takes."""
+        return self.transfers[0].collective.axis
+
+    @property
+    def kind(self) -> str:
+        """The kind of its collective."""
+        return self.transfers[0].collective.kind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compute:
+    """The device does the op `node`, and sends what belongs to it."""
+
+    node: int
+    reads: tuple[Value, ...]
+    makes: tuple[Value, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """The links of an axis begin with a message once they are done with those before it."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wait:
+    """The device goes on when the message has come."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Take:
+    """The target of a transfer comes into being: cut out of what has come, or, without a message,
+    cut by the device out of the transfer's source."""
+
+    transfer: Transfer
+    message: Message | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """The optimizer changes the parameters `params`, nodes of the graph."""
+
+    params: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Free:
+    """Nothing reads these any more: tensors, or what messages brought."""
+
+    held: tuple[Value | Message, ...]
+
+
+Event = Compute | Start | Wait | Take | Update | Free
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The events of a step: `forward` and `backward`, then the update of the parameters.
+
+    Parameters, buffers, inputs and tangents are there without an event and are never freed; nor are
+    `outputs`, the values that leave the graph. `saved` are those that forward hands to backward.
+    """
+
+    forward: tuple[Event, ...]
+    backward: tuple[Event, ...]
+    update: tuple[Event, ...]
+    saved: tuple[Value, ...]
+    outputs: frozenset[Value]
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """All of them."""
+        return self.forward + self.backward + self.update

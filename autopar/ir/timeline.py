@@ -1,0 +1,279 @@
+"""A schedule played: when each of its events starts and ends, and what a device holds meanwhile.
+
+The device does one thing after another; the links of each mesh axis do theirs beside it, in the
+order in which they are started. What the device waits for is exposed, the rest is hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from autopar.ir.schedule import (
+    Compute,
+    Event,
+    Free,
+    Message,
+    Start,
+    Take,
+    Transfer,
+    Update,
+    Value,
+    Wait,
+)
+
+HOLDERS = ("kept", "saved", "transient")
+"""What memory beside parameters, their gradients and the optimizer's states is held for."""
+
+
+class Carried(NamedTuple):
+    """Bytes that a message takes: of copies while its buffer is filled, of that buffer until it has
+    come (0 where the source itself is sent, or reduced where it is), and of what it brings."""
+
+    filling: int
+    sent: int
+    brought: int
+
+
+class Prices(Protocol):
+    """What events take, in nanoseconds, and what is held, in bytes."""
+
+    def compute_ns(self, node: int) -> int:
+        """The op's own time."""
+        ...
+
+    def inside_ns(self, node: int) -> int:
+        """By how much what an op sends while it runs makes it longer."""
+        ...
+
+    def message_ns(self, message: Message) -> int:
+        """How long the links are busy with it, with the copies that lay out its buffers."""
+        ...
+
+    def cut_ns(self, transfer: Transfer) -> int:
+        """How long the device cuts a slice."""
+        ...
+
+    def update_ns(self, params: Sequence[int]) -> int:
+        """How long the optimizer takes."""
+        ...
+
+    def held(self, value: Value) -> tuple[str, int]:
+        """The holder of a tensor, and its bytes."""
+        ...
+
+    def carried(self, message: Message) -> Carried:
+        """The buffers of a message."""
+        ...
+
+    def is_copied(self, transfer: Transfer, message: Message) -> bool:
+        """Whether what it brings is a copy of a part of what the message brought, not that part."""
+        ...
+
+    def scratch(self, node: int) -> int:
+        """What an op holds beside its inputs and outputs."""
+        ...
+
+
+class Span(NamedTuple):
+    """When an event starts and ends, in nanoseconds: of a `Start` on its links, of all others on
+    the device."""
+
+    start_ns: int
+    end_ns: int
+
+
+class Occupant(NamedTuple):
+    """What takes `num_bytes` for a holder: a tensor, a message's buffers, or what an event needs
+    while it happens."""
+
+    what: Value | Message | Event
+    holder: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """`spans` and `live`, the bytes of each of `HOLDERS` while it happens, per event. `exposed_ns`
+    is how long the device waits for communication, in all."""
+
+    events: tuple[Event, ...]
+    spans: tuple[Span, ...]
+    live: tuple[tuple[int, int, int], ...]
+    exposed_ns: int
+    end_ns: int
+
+    @property
+    def peak(self) -> int:
+        """The first event at which most is held."""
+        sums = [sum(each) for each in self.live]
+        return sums.index(max(sums)) if sums else 0
+
+
+def play(events: Sequence[Event], given: Sequence[Value], prices: Prices) -> Timeline:
+    """`events` in order, where the tensors `given` are there from the start."""
+    time, memory = _Time(prices), _Memory(prices, given)
+    spans: list[Span] = []
+    live: list[tuple[int, int, int]] = []
+    for event in events:
+        spans.append(time.do(event))
+        live.append(memory.do(event))
+    clock = time.clock
+    return Timeline(tuple(events), tuple(spans), tuple(live), clock.exposed_ns, clock.now_ns)
+
+
+def held_at(
+    events: Sequence[Event], given: Sequence[Value], prices: Prices, place: int
+) -> tuple[Occupant, ...]:
+    """What is held at event `place`."""
+    memory = _Memory(prices, given)
+    for event in events[:place]:
+        memory.do(event)
+    return memory.during(events[place]) if events else ()
+
+
+@dataclass(slots=True)
+class Clock:
+    """A device and the links of each mesh axis, at work."""
+
+    now_ns: int = 0
+    exposed_ns: int = 0
+    links: dict[int, int] = field(default_factory=dict[int, int])
+    """When those of each axis are done with all they were given."""
+
+    def work(self, ns: int) -> Span:
+        """The device is busy."""
+        start = self.now_ns
+        self.now_ns += ns
+        return Span(start, self.now_ns)
+
+    def communicate(self, ns: int) -> Span:
+        """The device is busy with what only communication asks for."""
+        self.exposed_ns += ns
+        return self.work(ns)
+
+    def start(self, axis: int, ns: int) -> Span:
+        """The links of an axis are given a message."""
+        start = max(self.now_ns, self.links.get(axis, 0))
+        self.links[axis] = start + ns
+        return Span(start, start + ns)
+
+    def wait(self, end_ns: int) -> Span:
+        """The device goes on at `end_ns`, if it is not later."""
+        return self.communicate(max(0, end_ns - self.now_ns))
+
+
+class _Time:
+    def __init__(self, prices: Prices) -> None:
+        self.prices = prices
+        self.clock = Clock()
+        self.ends: dict[Message, int] = {}
+
+    def do(self, event: Event) -> Span:
+        clock, prices = self.clock, self.prices
+        match event:
+            case Compute(node):
+                span = clock.work(prices.compute_ns(node))
+                return Span(span.start_ns, clock.communicate(prices.inside_ns(node)).end_ns)
+            case Start(message):
+                span = clock.start(message.axis, prices.message_ns(message))
+                self.ends[message] = span.end_ns
+                return span
+            case Wait(message):
+                return clock.wait(self.ends.pop(message))
+            case Take(transfer, None):
+                return clock.communicate(prices.cut_ns(transfer))
+            case Update(params):
+                return clock.work(prices.update_ns(params))
+            case _:
+                return clock.work(0)
+
+
+class _Memory:
+    def __init__(self, prices: Prices, given: Sequence[Value]) -> None:
+        self.prices = prices
+        self.held: dict[Value | Message, tuple[str, int]] = {}
+        self.sums: dict[str, int] = dict.fromkeys(HOLDERS, 0)
+        self.parts: dict[Message, set[Value]] = {}
+        """Of a message that nothing reads any more, the tensors that are parts of what it brought;
+        of others, so far."""
+        self.part_of: dict[Value, Message] = {}
+        self.done = set[Message]()
+        for value in given:
+            self._hold(value, *prices.held(value))
+
+    def do(self, event: Event) -> tuple[int, int, int]:
+        """What is held while `event` happens."""
+        most = self._enter(event)
+        kept, saved, transient = self.sums.values()
+        self._leave(event)
+        return kept, saved, transient + most
+
+    def during(self, event: Event) -> tuple[Occupant, ...]:
+        """What is held while `event` happens, one by one."""
+        meanwhile = self._enter(event)
+        found = [Occupant(what, holder, size) for what, (holder, size) in self.held.items()]
+        return (*found, Occupant(event, "transient", meanwhile)) if meanwhile else tuple(found)
+
+    def _enter(self, event: Event) -> int:
+        """What comes to be held with an event; what it needs beside that, and while it lasts."""
+        match event:
+            case Compute(node):
+                for value in event.makes:
+                    self._hold(value, *self.prices.held(value))
+                return self.prices.scratch(node)
+            case Start(message):
+                filling, sent, brought = self.prices.carried(message)
+                self._hold(message, "transient", sent + brought)
+                return filling
+            case Take(transfer, message):
+                value = transfer.target
+                self._hold(value, *self.prices.held(value))
+                if message is not None and not self.prices.is_copied(transfer, message):
+                    self.part_of[value] = message
+                    self.parts.setdefault(message, set()).add(value)
+                    self._resize(message, -self.held[value][1])
+            case _:
+                pass
+        return 0
+
+    def _leave(self, event: Event) -> None:
+        match event:
+            case Wait(message):
+                self._drop(message)
+                self._hold(message, "transient", self.prices.carried(message).brought)
+            case Free(dead):
+                for each in dead:
+                    self._free(each)
+            case _:
+                pass
+
+    def _free(self, dead: Value | Message) -> None:
+        if isinstance(dead, Message):
+            self.done.add(dead)
+            if not self.parts.get(dead):
+                self._drop(dead)
+            return
+        size = self._drop(dead)
+        message = self.part_of.pop(dead, None)
+        if message is not None:
+            self._resize(message, size)
+            self.parts[message].discard(dead)
+            if message in self.done and not self.parts[message]:
+                self._drop(message)
+
+    def _hold(self, what: Value | Message, holder: str, size: int) -> None:
+        self.held[what] = holder, size
+        self.sums[holder] += size
+
+    def _resize(self, message: Message, by: int) -> None:
+        """What a message brought is held for its parts, one by one, while they are there."""
+        holder, size = self.held.pop(message)
+        self.sums[holder] -= size
+        self._hold(message, holder, size + by)
+
+    def _drop(self, what: Value | Message) -> int:
+        holder, size = self.held.pop(what)
+        self.sums[holder] -= size
+        return size

@@ -1,0 +1,75 @@
+"""When nothing reads a tensor any more."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autopar.ir.schedule import (
+    Compute,
+    Event,
+    Free,
+    Message,
+    Schedule,
+    Start,
+    Take,
+    Value,
+    Wait,
+)
+
+
+def with_frees(given: Schedule) -> Schedule:
+    """`given` with what is freed behind each event that is the last to need it."""
+    lasts: dict[Value | Message, int] = {}
+    events = given.forward + given.backward
+    made = set[Value | Message]()
+    for place, event in enumerate(events):
+        for held in _made(event):
+            made.add(held)
+            lasts[held] = place
+        for held in _read(event):
+            lasts[held] = place
+    made -= given.outputs
+    dead: dict[int, list[Value | Message]] = defaultdict(list)
+    for held, place in lasts.items():
+        if held in made:
+            dead[place].append(held)
+    found: list[Event] = []
+    border = 0
+    for place, event in enumerate(events):
+        if place == len(given.forward):
+            border = len(found)
+        found.append(event)
+        if place in dead:
+            found.append(Free(tuple(dead[place])))
+    border = border or len(found)
+    return replace(given, forward=tuple(found[:border]), backward=tuple(found[border:]))
+
+
+def _made(event: Event) -> Sequence[Value | Message]:
+    match event:
+        case Compute():
+            return event.makes
+        case Start(message):
+            return (message,)
+        case Take(transfer):
+            return (transfer.target,)
+        case _:
+            return ()
+
+
+def _read(event: Event) -> Sequence[Value | Message]:
+    """A collective of one tensor reads it until it has come; several are copied into a buffer."""
+    match event:
+        case Compute():
+            return event.reads
+        case Start(message):
+            return [transfer.source for transfer in message.transfers]
+        case Wait(message):
+            sources = [transfer.source for transfer in message.transfers]
+            return [message, *sources] if len(sources) == 1 else [message]
+        case Take(transfer, message):
+            return (message or transfer.source,)
+        case _:
+            return ()

@@ -1,0 +1,318 @@
+"""The schedule of a plan: everything that a step does, in the order in which it is done.
+
+Ops come in the order of the graph. Communication starts where it can hide:
+
+* Parameters are gathered in buckets, in the order of their first use. A bucket starts when the one
+  before it is waited for, so that it is under way while that one is computed with.
+* Gradients leave in buckets, as soon as one is full. `MAX_UNDER_WAY` messages that only leave the
+  graph are under way beside the one that starts; the oldest is waited for first.
+* What is partial is reduced as soon as it is made: less is left to hold, and the reduction has time
+  until the first use. What leaves the graph takes its last form at once.
+* Everything else moves when an op needs it, and what is saved for backward after the last op of
+  forward that reads it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from autopar.errors import PlanMismatchError
+from autopar.ir.graph import OUTPUT_ROLES, Node, Phase, Ref, Role
+from autopar.ir.schedule import (
+    Compute,
+    Event,
+    Message,
+    Schedule,
+    Start,
+    Take,
+    Transfer,
+    Update,
+    Value,
+    Wait,
+)
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group, groups
+from autopar.plans.bucketing import Bucket, Gathers
+from autopar.plans.last_uses import with_frees
+from autopar.plans.layout import Layout
+from autopar.plans.routes import Arc, Routes
+
+MAX_UNDER_WAY = 2
+"""How many messages whose results only leave the graph are under way when another starts: each
+holds its input and its result."""
+
+Asked = tuple[Group, Sharding]
+"""A state that a tensor is asked to be in."""
+
+
+def schedule(layout: Layout) -> Schedule:
+    """The events of a step under the decisions of `layout`.
+
+    PlanMismatchError, naming the tensor, if the decisions do not fit the graph.
+    """
+    step = _Step(layout)
+    forward = _Phase(step, Phase.FORWARD).run()
+    saved = step.handed_over()
+    backward = _Phase(step, Phase.BACKWARD).run()
+    graph = layout.graph
+    trained = {node.target for node in graph.with_role(Role.GRAD)}
+    params = tuple(n.index for n in graph.with_role(Role.PARAM) if n.target in trained)
+    update = (Update(params),) if params else ()
+    outputs = frozenset(
+        value for node in graph.with_role(*OUTPUT_ROLES) for value in step.values(node.index)
+    )
+    return with_frees(Schedule(forward, backward, update, saved, outputs))
+
+
+class _Step:
+    """What both phases know: which node asks for what, and what is there."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.graph = layout.graph
+        self.routes = Routes(layout)
+        self.reads: dict[int, list[Asked]] = {}
+        self.made_by: dict[int, list[Group]] = defaultdict(list)
+        self.groups = {(group.root, group.phase): group for group in groups(self.graph)}
+        asked: dict[int, list[tuple[int, Group, Sharding]]] = defaultdict(list)
+        for group in self.groups.values():
+            for use, state in zip(group.uses, layout.asked(group), strict=True):
+                asked[use.node].append((use.arg, group, state))
+            if group.phase is self.graph.nodes[group.root.node].phase:
+                self.made_by[group.root.node].append(group)
+        for node, found in asked.items():
+            found.sort(key=lambda each: each[0])
+            self.reads[node] = [(group, state) for _, group, state in found]
+        self.made: set[Value] = set()
+
+    def values(self, node: int) -> tuple[Value, ...]:
+        """What a node reads."""
+        return tuple(self.routes.value(*asked) for asked in self.reads.get(node, ()))
+
+    def crossing(self) -> list[Group]:
+        """The groups of backward whose tensor comes out of forward."""
+        nodes = self.graph.nodes
+        return [
+            group
+            for group in self.groups.values()
+            if group.phase is Phase.BACKWARD
+            and nodes[group.root.node].phase is Phase.FORWARD
+            and nodes[group.root.node].role is not Role.CONSTANT
+        ]
+
+    def handed_over(self) -> tuple[Value, ...]:
+        """What forward saves for backward, all of which it has made."""
+        found = tuple(self.routes.source(group) for group in self.crossing())
+        for value in found:
+            if value not in self.made:
+                root = self.graph.nodes[value.ref.node]
+                raise PlanMismatchError(
+                    f"{root.key}: kept in {value.state}, but the forward phase does not use it"
+                )
+        return found
+
+
+class _Phase:
+    """Writes the events of one phase."""
+
+    def __init__(self, step: _Step, phase: Phase) -> None:
+        self.step, self.phase = step, phase
+        self.routes, self.made = step.routes, step.made
+        self.nodes = [node for node in step.graph.nodes if node.phase is phase]
+        self.events: list[Event] = []
+        self.coming: dict[Value, Message] = {}
+        self.waited: set[Message] = set()
+        self.open: dict[tuple[object, ...], Bucket] = {}
+        self.leaving: dict[Value, list[tuple[Group, tuple[Arc, ...]]]] = defaultdict(list)
+        self.under_way: list[Message] = []
+        self.due = self._when_saved() if phase is Phase.FORWARD else {}
+        self.gathers = Gathers(step.graph, step.routes, self._in_order())
+
+    def run(self) -> tuple[Event, ...]:
+        """All events, in order."""
+        for node in self.nodes:
+            if node.role is Role.OP and not node.view:
+                self._compute(node)
+            elif node.role is not Role.OP and node.role not in OUTPUT_ROLES:
+                ref = Ref(node.index)
+                self.made.add(Value(self.phase, ref, self.step.layout.made(ref)))
+            self._save(node.index)
+        outputs = [node for node in self.nodes if node.role in OUTPUT_ROLES]
+        for node in outputs:
+            for group, state in self.step.reads[node.index]:
+                self._advance(group, self.routes.path(group, state))
+        self._flush()
+        for node in outputs:
+            for group, state in self.step.reads[node.index]:
+                self._need(group, state)
+        return tuple(self.events)
+
+    def _when_saved(self) -> dict[int, list[Asked]]:
+        """Per node, what is brought into the state it is saved in once the node is done: after the
+        last op of forward that reads it."""
+        found: dict[int, list[Asked]] = defaultdict(list)
+        nodes = self.step.graph.nodes
+        for group in self.step.crossing():
+            forward = self.step.groups.get((group.root, Phase.FORWARD))
+            if forward is not None:
+                users = (u.node for u in forward.uses if nodes[u.node].role not in OUTPUT_ROLES)
+                last = max((group.root.node, *users))
+                found[last].append((forward, self.step.layout.kept(group.root)))
+        return found
+
+    def _in_order(self) -> list[Asked]:
+        """What is asked for in this phase, in order."""
+        found: list[Asked] = []
+        for node in self.nodes:
+            found += self.step.reads.get(node.index, ())
+            found += self.due.get(node.index, ())
+        return found
+
+    def _save(self, node: int) -> None:
+        for group, state in self.due.get(node, ()):
+            self._need(group, state)
+
+    def _compute(self, node: Node) -> None:
+        for group, state in self.step.reads.get(node.index, ()):
+            self._need(group, state)
+        refs = [Ref(node.index, output) for output in range(len(node.outputs))]
+        makes = tuple(Value(self.phase, ref, self.step.layout.made(ref)) for ref in refs)
+        self.events.append(Compute(node.index, self.step.values(node.index), makes))
+        self.made.update(makes)
+        for group in self.step.made_by.get(node.index, ()):
+            self._send_off(group)
+
+    def _need(self, group: Group, state: Sharding) -> None:
+        """The group's tensor is there in `state`."""
+        for arc in self.routes.path(group, state):
+            transfer = self.routes.transfer(group, arc)
+            if transfer.target in self.made:
+                continue
+            if transfer.target not in self.coming:
+                self._begin(transfer)
+            if transfer.target in self.coming:
+                self._land(self.coming[transfer.target])
+            if transfer.target not in self.made:
+                self._take(transfer, self.coming[transfer.target])
+        value = self.routes.value(group, state)
+        if value not in self.made:
+            root = self.step.graph.nodes[group.root.node]
+            raise PlanMismatchError(f"{group.key}: {root.name} is used before it is made")
+
+    def _begin(self, transfer: Transfer) -> None:
+        """Start the message that brings the target, whose source is there; what needs none is
+        taken."""
+        place = self.gathers.place_of.get(transfer.target)
+        if place is not None:
+            self._gather(place)
+        elif transfer.collective.kind == "slice":
+            self._take(transfer, None)
+        else:
+            self._start(Message((transfer,)))
+
+    def _gather(self, place: int) -> None:
+        """Start a bucket of gathers, if nothing has."""
+        bucket = self.gathers.buckets[place]
+        if bucket.transfers[0].target in self.coming:
+            return
+        for transfer in bucket.transfers:
+            source = transfer.source
+            if source not in self.made:
+                self._need(self.step.groups[source.ref, self.phase], source.state)
+        self._start(bucket.message())
+
+    def _start(self, message: Message) -> None:
+        self.events.append(Start(message))
+        for transfer in message.transfers:
+            self.coming[transfer.target] = message
+
+    def _land(self, message: Message) -> None:
+        """Wait for a message, if nothing has: of gathers with the next bucket under way."""
+        if message in self.waited:
+            return
+        self.waited.add(message)
+        place = self.gathers.place_of.get(message.transfers[0].target)
+        if place is not None:
+            if place in self.gathers.next:
+                self._gather(self.gathers.next[place])
+            self.events.append(Wait(message))
+            return
+        self.events.append(Wait(message))
+        if message in self.under_way:
+            self.under_way.remove(message)
+        for transfer in message.transfers:
+            self._take(transfer, message)
+        for transfer in message.transfers:
+            for group, path in self.leaving.pop(transfer.target, ()):
+                self._advance(group, path)
+
+    def _take(self, transfer: Transfer, message: Message | None) -> None:
+        self.events.append(Take(transfer, message))
+        self.made.add(transfer.target)
+
+    def _send_off(self, group: Group) -> None:
+        """What is made, on its way as far as it goes at once."""
+        nodes = self.step.graph.nodes
+        ends = [*zip(group.uses, self.step.layout.asked(group), strict=True)]
+        for use, state in ends:
+            path = self.routes.path(group, state)
+            if nodes[use.node].role in OUTPUT_ROLES:
+                self._advance(group, path)
+            else:
+                self._reduce(group, path)
+        if group.crosses and group.phase is Phase.FORWARD:
+            self._reduce(group, self.routes.path(group, self.step.layout.kept(group.root)))
+
+    def _reduce(self, group: Group, path: Sequence[Arc]) -> None:
+        """Start the reductions that `path` begins with."""
+        for arc in path:
+            if not arc.reduces:
+                return
+            transfer = self.routes.transfer(group, arc)
+            if transfer.target not in self.made and transfer.target not in self.coming:
+                self._need(group, arc.source)
+                self._begin(transfer)
+
+    def _advance(self, group: Group, path: tuple[Arc, ...]) -> None:
+        """Send what leaves the graph on along `path`, up to where a message has to come first."""
+        for arc in path:
+            transfer = self.routes.transfer(group, arc)
+            if transfer.target in self.made:
+                continue
+            if arc.collective.kind == "slice":
+                self._take(transfer, None)
+                continue
+            if transfer.target in self.gathers.place_of:
+                return
+            is_first = transfer.target not in self.leaving and transfer.target not in self.coming
+            self.leaving[transfer.target].append((group, path))
+            if is_first:
+                self._post(transfer, arc)
+            return
+
+    def _post(self, transfer: Transfer, arc: Arc) -> None:
+        """Put what leaves the graph into a bucket, and send the bucket once it is full."""
+        kind, axis = transfer.collective.kind, transfer.collective.axis
+        dtype = self.step.graph.type_of(transfer.source.ref).dtype
+        key = (kind, axis, dtype) if arc.shares else (transfer,)
+        if key in self.open and not self.open[key].takes(arc):
+            self._send(key)
+        self.open.setdefault(key, Bucket()).add(transfer, arc)
+        if self.open[key].is_full:
+            self._send(key)
+
+    def _send(self, key: tuple[object, ...]) -> None:
+        message = self.open.pop(key).message()
+        self._start(message)
+        self.under_way.append(message)
+        if len(self.under_way) > MAX_UNDER_WAY:
+            self._land(self.under_way[0])
+
+    def _flush(self) -> None:
+        """Send all that is left, and wait for all of it."""
+        while self.open or self.under_way:
+            for key in list(self.open):
+                self._send(key)
+            while self.under_way:
+                self._land(self.under_way[0])

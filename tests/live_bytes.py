@@ -1,0 +1,125 @@
+"""What one rank's graphs hold while they run, counted storage by storage on meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed  # defines the ops of _c10d_functional
+from torch import Tensor, fx
+
+from autopar.codegen import bind
+from autopar.ir.graph import Graph, Ref, Role
+from autopar.ir.redistribute import local_shape
+from autopar.plans.layout import parse_layout
+from autopar.plans.plan import Plan
+from autopar.runtime.program.backend import reduce_in_place
+from autopar.runtime.program.program import Program
+
+c10d = torch.ops._c10d_functional
+META = torch.device("meta")
+DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float64, torch.bfloat16,
+          torch.float16, torch.int64, torch.int32, torch.bool, torch.uint8)}  # fmt: skip
+
+
+class Phase(fx.Interpreter):
+    """Runs a graph of rank 0. `peak` is the most bytes held at a time beside `given` tensors, which
+    someone else holds; a collective's input is held until it has come."""
+
+    def __init__(self, gm: fx.GraphModule, given: Sequence[Tensor]) -> None:
+        super().__init__(gm, garbage_collect_values=True)
+        self.given = {storage_of(x) for x in given}
+        self.sent: dict[fx.Node, Tensor] = {}
+        self.peak, self.at = 0, ""
+
+    def run_node(self, n: fx.Node) -> Any:
+        if n.op == "get_attr":
+            return super().run_node(n).to(META)
+        result = self.waited(n) if n.target is c10d.wait_tensor.default else self.ran(n)
+        live = {
+            storage_of(x): x.untyped_storage().nbytes()
+            for x in tensors_in((result, *self.env.values(), *self.sent.values()))
+            if storage_of(x) not in self.given
+        }
+        total = sum(live.values())
+        if total > self.peak and n.op != "output":
+            self.peak, self.at = total, n.name
+        return result
+
+    def waited(self, n: fx.Node) -> Tensor:
+        (source,) = n.all_input_nodes
+        self.sent.pop(source, None)
+        return self.env[source]
+
+    def ran(self, n: fx.Node) -> Any:
+        kind = str(n.target)
+        if not kind.startswith("_c10d_functional."):
+            return super().run_node(n)
+        (source,) = n.all_input_nodes
+        x = self.env[source]
+        self.sent[n] = x
+        assert x.is_contiguous(), n
+        if "all_reduce_" in kind:
+            return x
+        shape = list(x.shape)
+        if "all_gather" in kind:
+            shape[0] *= n.args[1]
+        elif "reduce_scatter" in kind:
+            shape[0] //= n.args[2]
+        return x.new_empty(shape)
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+
+
+def storage_of(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
+def measured(program: Program, graph: Graph, plan: Plan) -> tuple[int, int]:
+    """The most bytes that forward and backward hold on rank 0, beside parameters, buffers, inputs
+    and tangents; backward with what forward returned to the script."""
+    layout = parse_layout(graph, plan.structure)
+    mesh = plan.structure.mesh
+    names = {name: name for name in mesh.names}
+    bound = bind(program, names, mesh, (0,) * len(mesh.axes), META)
+    given = _given(graph, layout)
+    values = [given[name] for name in bound.forward_inputs]
+    forward = Phase(reduce_in_place(bound.forward), values)
+    results: Mapping[str, Tensor] = dict(
+        zip(bound.forward_outputs, forward.run(*values), strict=True)
+    )
+    if bound.backward is None:
+        return forward.peak, 0
+    inputs = [
+        results[name] if name.startswith("saved:") else given[name]
+        for name in bound.backward_inputs
+    ]
+    tangents = [x for name, x in given.items() if name.startswith("tangent:")]
+    backward = Phase(reduce_in_place(bound.backward), [*values, *tangents])
+    # What forward returned stays with the script.
+    kept = {storage_of(x): x for n, x in results.items() if not n.startswith("saved:")}
+    backward.sent |= {
+        fx.Graph().placeholder("kept"): x
+        for place, x in kept.items()
+        if place not in backward.given
+    }
+    backward.run(*inputs)
+    return forward.peak, backward.peak
+
+
+def _given(graph: Graph, layout: Any) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for node in graph.with_role(Role.PARAM, Role.BUFFER, Role.INPUT, Role.TANGENT):
+        tensor = node.outputs[0]
+        shape = local_shape(tensor, graph.atoms, layout.made(Ref(node.index)), layout.mesh.sizes)
+        found[f"{node.role.value}:{node.target}"] = torch.empty(
+            shape, dtype=DTYPES[tensor.dtype], device=META
+        )
+    return found
