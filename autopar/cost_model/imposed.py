@@ -308,7 +308,7 @@ class _Imposing:
                 f"{constraint.origin}: {what.module} returns {list(tensor.shape)}, which cannot be "
                 f"{placement}"
             )
-        return replace(test, what=str(state[0]))
+        return replace(test, what=state[0])
 
 
 def _name(node: Node) -> str:

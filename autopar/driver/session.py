@@ -22,6 +22,7 @@ from autopar.errors import ConstraintError, InfeasibleError, NotImposedWarning
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
 from autopar.ir.mesh import Cluster
+from autopar.ir.sharding import Sharding
 from autopar.ir.version import __version__
 from autopar.plans.compatibility import check_fit
 from autopar.plans.options import Options
@@ -87,7 +88,7 @@ class Family:
     models: list[ref[nn.Module]]
     is_first: bool = True
     groups: Groups | None = None
-    storage: dict[str, str] = field(default_factory=dict[str, str])
+    storage: dict[str, Sharding] = field(default_factory=dict[str, Sharding])
     """How the first program stores each parameter; the others must do the same."""
     plans: dict[str, Plan] = field(default_factory=dict[str, Plan])
     """The plans made so far, by the graph they are for."""
@@ -201,7 +202,8 @@ class Builder:
         asked = least = self.request.options
         if groups is not None:
             names = [node.target for node in traced.graph.with_role(Role.PARAM)]
-            stored = {n: "R" if self.request.plain else self.family.storage[n] for n in names}
+            whole = Sharding.replicated(len(groups.mesh))
+            stored = {n: whole if self.request.plain else self.family.storage[n] for n in names}
             least = asked.for_stored(groups.mesh.text, stored)
 
         def planned(options: Options) -> bytes:
@@ -237,8 +239,7 @@ class Builder:
                 for model in self.family.models:
                     if (found := model()) is not None:
                         params.shard_parameters(found, groups, storage, self.request.sources)
-                texts = {name: str(sharding) for name, sharding in storage.items()}
-                self.family.storage = texts
+                self.family.storage = storage
         if self.request.plain:
             storage = {}
         return Executable(

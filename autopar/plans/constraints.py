@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from autopar.errors import ConstraintError
-from autopar.ir.sharding import Placement, Sharding
+from autopar.ir.sharding import Placement, R, Sharding
 
 STRATEGIES = ("ddp", "fsdp", "megatron", "2d", "2.5d", "3d")
 
@@ -53,7 +53,7 @@ Forbidden = Mapping[str, str | Sequence[str]] | Sequence[str] | None
 class Demand:
     """`what`, a placement or a word, on an axis of the mesh."""
 
-    what: str
+    what: str | Placement
     axis: str
     excluded: bool = False
 
@@ -63,7 +63,7 @@ class Demand:
     @property
     def placement(self) -> Placement | None:
         """The placement that is asked for; None for a word."""
-        return None if self.what in _WORDS else Placement.parse(self.what)
+        return None if isinstance(self.what, str) else self.what
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class WantedPlacement:
         """Whether a tensor that is so is cut on some axis."""
         demands = [demand for some in self.alternatives for demand in some if not demand.excluded]
         return any(placement.kind != "R" for placement in self.positional or ()) or any(
-            demand.what not in ("R", "unmoved") for demand in demands
+            demand.what not in (R, "unmoved") for demand in demands
         )
 
     @staticmethod
@@ -114,9 +114,7 @@ def _demand(text: str) -> Demand:
     what = what.removeprefix("not ").strip()
     if not on or not _AXIS.fullmatch(axis):
         raise ValueError(f"{text.strip()!r} is not a placement on an axis ({_EXAMPLE})")
-    if what not in _WORDS:
-        Placement.parse(what)
-    return Demand(what, axis, excluded)
+    return Demand(what if what in _WORDS else Placement.parse(what), axis, excluded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +170,7 @@ def check_kind(kind: str, wanted: WantedPlacement, origin: str) -> None:
     for demand in (demand for demands in wanted.alternatives for demand in demands):
         placement = demand.placement
         if kind in OP_KINDS:
-            allowed = demand.what in ("S", "batch", "in", "out", "R")
+            allowed = demand.what in ("S", "batch", "in", "out", R)
         elif demand.what == "unmoved":
             allowed = kind == "param"
         else:

@@ -9,7 +9,7 @@ from math import prod
 from autopar.errors import UnsuitedMeshError
 from autopar.ir.graph import Node, TensorType
 from autopar.ir.mesh import Mesh
-from autopar.ir.sharding import Placement, Sharding
+from autopar.ir.sharding import Placement, R, Sharding
 from autopar.plans.constraints import EVERY_AXIS, Constraint, Demand
 
 
@@ -18,13 +18,13 @@ class Test:
     """`what`, a placement or a word of `constraints`, on mesh axis `axis`."""
 
     axis: int
-    what: str
+    what: str | Placement
     excluded: bool = False
 
     @property
     def placement(self) -> Placement | None:
         """The placement that is asked for; None for a word."""
-        return Demand(self.what, EVERY_AXIS).placement
+        return None if isinstance(self.what, str) else self.what
 
 
 Tests = tuple[Test, ...]
@@ -53,7 +53,7 @@ def on_mesh(constraint: Constraint, mesh: Mesh) -> tuple[Tests, ...]:
                 f"{len(wanted.positional.placements)} mesh axes, and mesh "
                 f"{mesh or 'of one device'} has {len(names)}"
             )
-        return (tuple(Test(k, str(p)) for k, p in enumerate(wanted.positional)),)
+        return (tuple(Test(k, p) for k, p in enumerate(wanted.positional)),)
     if not names:
         return ((),)
     return tuple(_tests(constraint, demands, mesh) for demands in wanted.alternatives)
@@ -63,7 +63,7 @@ def _tests(constraint: Constraint, demands: Sequence[Demand], mesh: Mesh) -> Tes
     found: dict[int, list[Test]] = {}
     for demand in demands:
         if demand.axis != EVERY_AXIS and demand.axis not in mesh.names:
-            if demand.excluded or demand.what in ("R", "unmoved"):
+            if demand.excluded or demand.what in (R, "unmoved"):
                 continue
             raise UnsuitedMeshError(
                 f"{constraint.origin}: mesh {mesh} has no axis {demand.axis} (an axis of size 1 "
@@ -74,7 +74,7 @@ def _tests(constraint: Constraint, demands: Sequence[Demand], mesh: Mesh) -> Tes
                 found.setdefault(axis, []).append(Test(axis, demand.what, demand.excluded))
     if constraint.wanted.complete:
         for axis in range(len(mesh.names)):
-            found.setdefault(axis, [Test(axis, "R")])
+            found.setdefault(axis, [Test(axis, R)])
     return tuple(test for axis in sorted(found) for test in found[axis])
 
 
@@ -109,7 +109,7 @@ def option_holds(
     """Whether an op that does `option` on the axis of `test` is what it asks for: `R` shards
     nothing, `S` something, `batch` the batch and nothing with it."""
     factor = next((f for f in node.factors if f.name == option), None)
-    if test.what in ("S", "R"):
+    if test.what in ("S", R):
         found = (factor is not None) == (test.what == "S")
     elif test.what == "batch":
         alone = factor is not None and factor.atom in batch and not factor.members

@@ -10,11 +10,13 @@ from typing import Any
 
 from autopar.cluster.mesh_shapes import MeshLike, read_mesh
 from autopar.errors import ArgumentError, AutoparError
+from autopar.ir.sharding import Sharding
 from autopar.ir.units import parse_bytes, parse_seconds
 from autopar.plans.constraints import (
     Constraint,
     Forbidden,
     Pins,
+    WantedPlacement,
     check_strategy,
     parse_forbidden,
     parse_pins,
@@ -59,10 +61,11 @@ class Options:
         constraints = (*other.constraints, *self.constraints)
         return replace(other, constraints=constraints, strategy=self.strategy)
 
-    def for_stored(self, mesh: str, storage: Mapping[str, str]) -> Options:
+    def for_stored(self, mesh: str, storage: Mapping[str, Sharding]) -> Options:
         """Nothing imposed but `mesh`, and parameters as they are stored already."""
+        origin = "parameters as they are stored"
         constraints = tuple(
-            Constraint.parse(f"param:{name} = {sharding}", "parameters as they are stored")
+            Constraint("param", name, WantedPlacement(positional=sharding), origin)
             for name, sharding in storage.items()
         )
         return replace(self, mesh=mesh, constraints=constraints, strategy="")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.driver.infeasible_subset import MAX_PROBES, smallest_infeasible_subset
 from autopar.errors import ConstraintError
+from autopar.ir.sharding import C, R, S
 from autopar.plans.constraints import (
     Constraint,
     Demand,
@@ -24,7 +25,7 @@ from tests.graphs import linear_step
 
 AXES = st.sampled_from(["*", "dp", "tp"])
 DEMANDS = st.builds(
-    Demand, st.sampled_from(["R", "S", "S(0)", "S(1.1)", "C(2)", "batch"]), AXES, st.booleans()
+    Demand, st.sampled_from([R, "S", S(0), S(1, 1), C(2), "batch"]), AXES, st.booleans()
 )
 
 
