@@ -185,28 +185,22 @@ def _merged_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]
 
 
 def _ring(call: JointCall) -> tuple[Exchange, ...]:
-    """Keys and values, passed on by every rank but in the last of the `call.size` steps. Each
-    transfer has the compute on the block at hand to hide behind."""
-    num_bytes = sum(tensor.num_bytes for tensor in call.inputs[1:3])
-    blocks = _blocks(call)[:-1]
-    return tuple(
-        Exchange("permute", call.axis, num_bytes, num_bytes, behind=block) for block in blocks
-    )
-
-
-def _ring_backward(call: JointCall) -> tuple[Exchange, ...]:
-    """Keys and values as forward, before each block but the last; after each but the first, what
-    the ranks add up of their gradients, which ends where the keys are at home. Where both are under
-    way they share the link; the very last transfer has no block to hide behind."""
-    there = sum(tensor.num_bytes for tensor in call.inputs[2:4])
+    """Keys and values, passed on before each block but the last, and in backward, after each but
+    the first, what the ranks add up of their gradients, which ends where the keys are at home. A
+    transfer has the compute on the block at hand to hide behind. Where both are under way they
+    share the link; the very last transfer of gradients has no block to hide behind."""
+    first, last = _FIRST[call.node.op], call.size - 1
+    backward = call.node.op == BACKWARD
+    there = sum(tensor.num_bytes for tensor in call.inputs[first + 1 : first + 3])
     back = sum(tensor.num_bytes for tensor in call.outputs[1:3])
-    last = call.size - 1
-    room = [block / max(1, (k < last) + (k > 1)) for k, block in enumerate(_blocks(call))]
+    room = [
+        block / max(1, (k < last) + (backward and k > 1)) for k, block in enumerate(_blocks(call))
+    ]
     found: list[Exchange] = []
     for step in range(call.size):
         if step < last:
             found.append(Exchange("permute", call.axis, there, there, behind=room[step]))
-        if step > 0:
+        if backward and step > 0:
             behind = room[step + 1] if step < last else 0.0
             found.append(Exchange("permute", call.axis, back, back, behind=behind))
     return tuple(found)
@@ -231,24 +225,9 @@ def _ring_scratch(call: JointCall) -> int:
     return blocks * passed + result.num_bytes + summed
 
 
+_RING = {RING: Joint(_ring, _ring_scratch)}
+
 ATTENTION: Family = (
-    (
-        Op(
-            attention,
-            _flops,
-            work=_work,
-            joint={RING: Joint(_ring, _ring_scratch)},
-            dim_names=_HEADS,
-        ),
-        FORWARD,
-    ),
-    (
-        Op(
-            attention,
-            _flops,
-            work=_work,
-            joint={RING: Joint(_ring_backward, _ring_scratch)},
-        ),
-        BACKWARD,
-    ),
+    (Op(attention, _flops, work=_work, joint=_RING, dim_names=_HEADS), FORWARD),
+    (Op(attention, _flops, work=_work, joint=_RING), BACKWARD),
 )

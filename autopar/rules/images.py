@@ -22,7 +22,7 @@ from autopar.rules.call import (
     wanted,
 )
 from autopar.rules.notation import Dim, Dims, Rule
-from autopar.rules.op import Changes, Family, LocalCall, Op, Shape, output_shape
+from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape
 
 
 def planes(space: int, joint: str = "") -> RuleFunction:
@@ -137,27 +137,20 @@ def _grid_dims(call: Call, image: int, grid: int) -> tuple[Dims, Dims, Dims]:
 
 
 def _convolution_flops(node: Node, graph: Graph) -> float:
-    transposed = node.args[6]
-    x, weight = graph.input_types(node)[:2]
-    side = x.shape if transposed else node.outputs[0].shape
-    return _points(side, weight.shape)
-
-
-def _convolution_backward_flops(node: Node, graph: Graph) -> float:
-    """As forward, once per gradient that is wanted."""
-    transposed, mask = node.args[7], cast("tuple[bool, ...]", node.args[10])
-    grad, x, weight = graph.input_types(node)[:3]
-    side = x.shape if transposed else grad.shape
-    return sum(map(bool, mask[:2])) * _points(side, weight.shape)
-
-
-def _points(side: Shape, weight: Shape) -> float:
     """A product with each weight at every pixel of the side that has the strides' fewer: the result
-    or, transposed, the input."""
-    return 2.0 * side[0] * prod(side[2:]) * prod(weight)
+    or, transposed, the input. Backward does it once per gradient that is wanted."""
+    types = graph.input_types(node)
+    if "backward" in node.op:
+        result, x, weight = types[:3]
+        transposed, mask = node.args[7], cast("tuple[bool, ...]", node.args[10])
+        times = sum(map(bool, mask[:2]))
+    else:
+        x, weight, result, transposed, times = *types[:2], node.outputs[0], node.args[6], 1
+    side = (x if transposed else result).shape
+    return 2.0 * times * side[0] * prod(side[2:]) * prod(weight.shape)
 
 
-def _local_groups(at: int, channels: int, weight: Shape) -> Changes:
+def _local_groups(at: int, channels: int, weight: tuple[int, ...]) -> Changes:
     """The groups of a convolution: `channels`, of x or, transposed, of the result, in groups of the
     weight's second dim."""
     return {(at, "groups"): channels // weight[1] if weight[1] else 1}
@@ -209,7 +202,7 @@ IMAGES: Family = (
     (
         Op(
             convolution_backward,
-            _convolution_backward_flops,
+            _convolution_flops,
             local_args=_local_convolution_backward,
         ),
         "convolution_backward",

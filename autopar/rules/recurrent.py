@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 
 from autopar.ir.graph import Graph, Node
@@ -29,21 +29,16 @@ def recurrent(call: Call) -> Rule:
     return rule(inputs, outputs, whole=named - {"b"})
 
 
-def _flops(sequence: int, times: int) -> Callable[[Node, Graph], float]:
-    """Every row of every step of input `sequence` meets each weight matrix of its direction, in as
-    many products."""
-
-    def flops(node: Node, graph: Graph) -> float:
-        types = graph.input_types(node)
-        steps, batch, _ = types[sequence].shape
-        matrices = [tensor for tensor in types if len(tensor.shape) == 2]
-        return 2.0 * times * (steps * batch * sum(prod(tensor.shape) for tensor in matrices))
-
-    return flops
+def _flops(node: Node, graph: Graph) -> float:
+    """Every row of every step meets each weight matrix of its direction. Backward computes the
+    products again, and each one's gradients to both of its factors."""
+    types = graph.input_types(node)
+    sequence, times = (3, 3) if "backward" in node.op else (0, 1)
+    steps, batch, _ = types[sequence].shape
+    matrices = [tensor for tensor in types if len(tensor.shape) == 2]
+    return 2.0 * times * (steps * batch * sum(prod(tensor.shape) for tensor in matrices))
 
 
 RECURRENT: Family = (
-    (Op(recurrent, _flops(0, 1)), "autopar.recurrent.default"),
-    # Products computed again, and each one's gradients to both of its factors.
-    (Op(recurrent, _flops(3, 3)), "autopar.recurrent_backward.default"),
+    (Op(recurrent, _flops), "autopar.recurrent.default autopar.recurrent_backward.default"),
 )

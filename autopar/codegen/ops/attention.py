@@ -184,7 +184,7 @@ class _Ring:
         return (self.length, cuts, 0), (self.length, cuts, step)
 
 
-ATTENTION: Emitters = {
+ATTENTION_EMITTERS: Emitters = {
     FORWARD: _rows_forward,
     BACKWARD: _rows_backward,
     f"{FORWARD} {RING}": _ring,

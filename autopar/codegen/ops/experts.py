@@ -44,7 +44,7 @@ def _outputs(p: Peers, found: fx.Node) -> list[fx.Node]:
     return [p(operator.getitem, found, k) for k in range(len(p.node.outputs))]
 
 
-EXPERTS: Emitters = {
+EXPERTS_EMITTERS: Emitters = {
     FORWARD: _experts,
     BACKWARD: _experts,
     f"{FORWARD} {EXCHANGE}": _experts_exchange,

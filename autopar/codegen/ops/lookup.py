@@ -40,7 +40,7 @@ def _embedding_bag(p: Peers) -> list[fx.Node]:
     return [p(operator.getitem, found, k) for k in range(len(p.node.outputs))]
 
 
-LOOKUP: Emitters = {
+LOOKUP_EMITTERS: Emitters = {
     "aten.embedding.default": _embedding,
     "aten.embedding_dense_backward.default": _embedding_backward,
     "aten._embedding_bag.default": _embedding_bag,

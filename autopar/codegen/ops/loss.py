@@ -42,7 +42,7 @@ def _loss(op: str) -> Any:
     return getattr(aten, op.split(".")[1]).default
 
 
-LOSS: Emitters = {
+LOSS_EMITTERS: Emitters = {
     "aten.nll_loss_forward.default": _nll_loss,
     "aten.nll_loss2d_forward.default": _nll_loss,
     "aten.nll_loss_backward.default": _nll_loss_backward,

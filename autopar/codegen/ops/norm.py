@@ -88,7 +88,7 @@ def _norm_gradients(
     return found
 
 
-NORM: Emitters = {
+NORM_EMITTERS: Emitters = {
     "aten.native_layer_norm.default": _layer_norm,
     "aten.native_layer_norm_backward.default": _layer_norm_backward,
     "aten._fused_rms_norm.default": _rms_norm,

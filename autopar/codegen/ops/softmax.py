@@ -62,7 +62,7 @@ def _softmax_backward(p: Peers) -> list[fx.Node]:
     return [p.cast(found, p.args[3], given=p.sums_in)]
 
 
-SOFTMAX: Emitters = {
+SOFTMAX_EMITTERS: Emitters = {
     "aten._log_softmax.default": _log_softmax,
     "aten._softmax.default": _softmax,
     "aten.logsumexp.default": _logsumexp,

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from torch import fx
 
-from autopar.codegen.ops.attention import ATTENTION
-from autopar.codegen.ops.experts import EXPERTS
-from autopar.codegen.ops.lookup import LOOKUP
-from autopar.codegen.ops.loss import LOSS
-from autopar.codegen.ops.norm import NORM
+from autopar.codegen.ops.attention import ATTENTION_EMITTERS
+from autopar.codegen.ops.experts import EXPERTS_EMITTERS
+from autopar.codegen.ops.lookup import LOOKUP_EMITTERS
+from autopar.codegen.ops.loss import LOSS_EMITTERS
+from autopar.codegen.ops.norm import NORM_EMITTERS
 from autopar.codegen.ops.peers import Emitters, Peers
-from autopar.codegen.ops.softmax import SOFTMAX
+from autopar.codegen.ops.softmax import SOFTMAX_EMITTERS
 from autopar.rules.intra_op import joint_factors
 
-EMITTERS: Emitters = {**ATTENTION, **EXPERTS, **LOOKUP, **LOSS, **NORM, **SOFTMAX}
+EMITTERS: Emitters = {
+    **ATTENTION_EMITTERS,
+    **EXPERTS_EMITTERS,
+    **LOOKUP_EMITTERS,
+    **LOSS_EMITTERS,
+    **NORM_EMITTERS,
+    **SOFTMAX_EMITTERS,
+}
 
 
 def emit(p: Peers) -> list[fx.Node]:
