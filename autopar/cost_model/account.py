@@ -15,8 +15,14 @@ from autopar.cost_model.kernel_cost import node_s, traffic
 from autopar.cost_model.memory import memory_curve, peak_memory
 from autopar.cost_model.moves import move_ns, sent, to_ns
 from autopar.cost_model.optimizer import find_optimizer, update_s
-from autopar.cost_model.rates import cluster_rates, tokens_of, utilisation_ppm
-from autopar.cost_model.reads import inputs, outputs, reads
+from autopar.cost_model.rates import (
+    cluster_rates,
+    inputs,
+    outputs,
+    reads,
+    tokens_of,
+    utilisation_ppm,
+)
 from autopar.errors import PlanMismatchError
 from autopar.ir.buckets import Sharing, is_bucketed, sharing
 from autopar.ir.gc_pause import collection_paused

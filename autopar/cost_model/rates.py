@@ -1,14 +1,18 @@
-"""What a cluster can do, in whole numbers, and how much of it a step uses."""
+"""What a plan says beside its times: what a cluster can do, in whole numbers, how much of it a step
+uses, and what ops read and make, in words."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 
 from autopar.cost_model.moves import to_ns
-from autopar.ir.graph import Graph, Role
+from autopar.ir.graph import Graph, Node, Role, TensorType
 from autopar.ir.mesh import Cluster
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group, root_key
+from autopar.plans.layout import Layout
 from autopar.plans.plan import ClusterRates, LinkRates
 from autopar.rules.work import flops, is_contraction
 
@@ -56,3 +60,35 @@ def utilisation_ppm(graph: Graph, cluster: Cluster, computed: Iterable[int], ste
             done[graph.type_of(node.inputs[0]).dtype] += flops(node, graph)
     ideal_s = sum(done[d] / cluster.device.peak(d) for d in sorted(done)) / cluster.num_devices
     return round(ideal_s / (step_ns * 1e-9) * 1e6) if step_ns else 0
+
+
+Words = tuple[tuple[str, str], ...]
+Reads = Mapping[tuple[int, int], tuple[Group, Sharding]]
+
+
+def reads(layout: Layout, all_groups: Sequence[Group]) -> Reads:
+    """Per (node, tensor input): the group it belongs to, and the state its root is in for that."""
+    return {
+        (use.node, use.arg): (group, state)
+        for group in all_groups
+        for use, state in zip(group.uses, layout.asked(group), strict=True)
+    }
+
+
+def inputs(layout: Layout, node: Node, found: Reads) -> Words:
+    """(key of the root, the sharding it is in to be read) of each tensor input."""
+    read = (found[node.index, arg] for arg in range(len(node.inputs)))
+    return tuple((root_key(layout.graph, group.root), str(state)) for group, state in read)
+
+
+def outputs(layout: Layout, node: Node) -> Words:
+    """(type, sharding) of each output; a parameter's sharding is how it is stored."""
+    if node.role is Role.PARAM:
+        return ((type_text(node.outputs[0]), str(layout.params[node.target].storage)),)
+    states = layout.pair(node)[1]
+    return tuple((type_text(t), str(state)) for t, state in zip(node.outputs, states, strict=True))
+
+
+def type_text(tensor: TensorType) -> str:
+    """`bfloat16[64, 4096]`"""
+    return f"{tensor.dtype}{list(tensor.shape)}"

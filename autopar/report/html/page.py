@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from autopar.ir.mesh import Mesh
 from autopar.ir.units import format_bytes, format_ns
-from autopar.plans.plan import Plan
+from autopar.plans.plan import CollectiveTotal, Plan
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture
 from autopar.report.html.charts import areas, gantt
@@ -27,7 +27,7 @@ from autopar.report.html.decisions import ROW_KINDS, Decisions, decisions
 from autopar.report.html.headline import Headline, headline
 from autopar.report.html.memory import MemoryUse, memory_use
 from autopar.report.html.schedule import DrawnSchedule, schedule
-from autopar.report.html.traffic import AxisTraffic, axis_traffic
+from autopar.report.limits import find_limits
 from autopar.report.names import MAX_NAME, clean, escape
 from autopar.report.timeline import Track
 
@@ -129,3 +129,42 @@ def _shown(value: Any) -> Any:
     if isinstance(value, str) and not isinstance(value, Markup):
         return escape(value if len(value) <= MAX_TEXT else f"{value[: MAX_TEXT - 1]}…")
     return value
+
+
+@dataclass(frozen=True, slots=True)
+class SentRow:
+    """All collectives of a kind, axis and phase; `share` is of the longest of all axes."""
+
+    total: CollectiveTotal
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class AxisTraffic:
+    """What one axis sends, the longest first; `link` is the slowest it crosses, "" if not known."""
+
+    axis: str
+    size: int
+    link: str
+    time_ns: int
+    num_bytes: int
+    rows: tuple[SentRow, ...]
+
+
+def axis_traffic(plan: Plan) -> tuple[AxisTraffic, ...]:
+    """The traffic of every axis of the mesh, also of those that send nothing."""
+    totals = plan.estimates.collectives
+    longest = max((total.time_ns for total in totals), default=0) or 1
+    sizes = {axis.name: axis.size for axis in plan.structure.mesh}
+    axes = dict.fromkeys([*sizes, *sorted({total.axis for total in totals})])
+    links = {share.axis: share.link for share in find_limits(plan).axes}
+    found: list[AxisTraffic] = []
+    for axis in axes:
+        of_axis = [total for total in totals if total.axis == axis]
+        of_axis.sort(key=lambda total: (-total.time_ns, total.kind, total.phase))
+        rows = tuple(SentRow(total, total.time_ns / longest) for total in of_axis)
+        time_ns = sum(total.time_ns for total in of_axis)
+        num_bytes = sum(total.num_bytes for total in of_axis)
+        about = axis, sizes.get(axis, 0), links.get(axis, "")
+        found.append(AxisTraffic(*about, time_ns, num_bytes, rows))
+    return tuple(found)

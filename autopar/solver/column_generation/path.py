@@ -36,7 +36,7 @@ from autopar.solver.column_generation.relays import relay
 from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
-from autopar.solver.reductions.keep import keep_choices
+from autopar.solver.reductions.tables import keep_choices
 from autopar.solver.search import Clock, Progress, Search
 from autopar.solver.ways import shortest_ways
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from autopar.ir.problem import FORBIDDEN, IntArray, Problem
 from autopar.solver.distances import all_distances
-from autopar.solver.reductions.keep import keep_choices
+from autopar.solver.reductions.tables import keep_choices
 from autopar.solver.ties import tie_weights
 
 

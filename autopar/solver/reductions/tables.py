@@ -6,13 +6,13 @@ table goes by its number; every operation is remembered by the numbers (and mask
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import numpy as np
 
-from autopar.ir.problem import FORBIDDEN, BoolArray, IntArray
+from autopar.ir.problem import FORBIDDEN, BoolArray, IntArray, Problem
 
 Key = tuple[str, int, object]
 _Value = TypeVar("_Value")
@@ -112,3 +112,27 @@ def added(a: IntArray, b: IntArray) -> IntArray:
     """The sum, `FORBIDDEN` where either is. The caller sees to it that allowed sums stay below."""
     forbidden = (a >= FORBIDDEN) | (b >= FORBIDDEN)
     return np.where(forbidden, FORBIDDEN, np.where(forbidden, 0, a) + np.where(forbidden, 0, b))
+
+
+def keep_choices(problem: Problem, kept: Sequence[IntArray]) -> Problem:
+    """`problem` with the choices `kept[i]` of every node, in that order."""
+    return replace(
+        problem,
+        labels=tuple(
+            tuple(labels[int(c)] for c in some)
+            for labels, some in zip(problem.labels, kept, strict=True)
+        ),
+        costs=tuple(costs[some] for costs, some in zip(problem.costs, kept, strict=True)),
+        usages=tuple(usages[some] for usages, some in zip(problem.usages, kept, strict=True)),
+        edges=tuple(
+            replace(e, cost=e.cost[np.ix_(kept[e.source], kept[e.target])]) for e in problem.edges
+        ),
+        flows=tuple(
+            replace(
+                flow,
+                source_state=flow.source_state[kept[flow.source]],
+                sinks=tuple(replace(s, state=s.state[kept[s.node]]) for s in flow.sinks),
+            )
+            for flow in problem.flows
+        ),
+    )
