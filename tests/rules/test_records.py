@@ -25,7 +25,6 @@ _OP = re.compile(r"(aten|autopar|transformers)\.\w+\.(default|[A-Za-z]\w*)( \w+)
 
 NAMED_ELSEWHERE = {
     "codegen/bias.py": "the addition that a matmul takes in again",
-    "codegen/passes.py": "what a pass may move",
     "codegen/tidy.py": "pairs of ops that cancel",
     "runtime/ops/gates.py": "activations and the ops that differentiate them",
     "runtime/program/sharded.py": "what a user may do with an output in pieces: eager, not planned",
