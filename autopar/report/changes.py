@@ -34,7 +34,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class ChangeItem:
     """One name whose `before` and `after` differ. Items of one `place` are told together if all
     else is alike; `weight` (nanoseconds or bytes) says how early."""
 
@@ -45,9 +45,9 @@ class Item:
     weight: int = 0
 
 
-def folded(items: Iterable[Item]) -> tuple[Change, ...]:
+def folded(items: Iterable[ChangeItem]) -> tuple[Change, ...]:
     """Dotted names of one pattern as one change: `layers.{0-3}.mlp.weight`."""
-    classes: dict[tuple[str, str, str], list[Item]] = {}
+    classes: dict[tuple[str, str, str], list[ChangeItem]] = {}
     for item in items:
         classes.setdefault((general(item.name), item.before, item.after), []).append(item)
     return _weightiest_first(
@@ -55,9 +55,9 @@ def folded(items: Iterable[Item]) -> tuple[Change, ...]:
     )
 
 
-def gathered(items: Iterable[Item]) -> tuple[Change, ...]:
+def gathered(items: Iterable[ChangeItem]) -> tuple[Change, ...]:
     """Items of one place and of equal text as one change: `mlp forward: gelu.0, mm.0`."""
-    classes: dict[tuple[str, str, str], list[Item]] = {}
+    classes: dict[tuple[str, str, str], list[ChangeItem]] = {}
     for item in items:
         classes.setdefault((item.place, item.before, item.after), []).append(item)
     return _weightiest_first(
@@ -71,7 +71,7 @@ def single(what: str, before: str, after: str) -> tuple[Change, ...]:
     return (Change(what, 1, before, after),) if before != after else ()
 
 
-def _weightiest_first(found: Iterable[tuple[str, list[Item]]]) -> tuple[Change, ...]:
+def _weightiest_first(found: Iterable[tuple[str, list[ChangeItem]]]) -> tuple[Change, ...]:
     weighed = sorted(found, key=lambda pair: (-sum(item.weight for item in pair[1]), pair[0]))
     return tuple(
         Change(what, len(alike), alike[0].before, alike[0].after) for what, alike in weighed

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from autopar.plans.plan import Estimates, Memory
 from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
 
-HOLDERS: Mapping[str, str] = {
+HOLDER_TITLES: Mapping[str, str] = {
     "params": "parameters",
     "gradients": "gradients",
     "optimizer": "optimizer states",
@@ -61,4 +61,4 @@ def _rows(estimates: Estimates) -> Iterator[tuple[str, str, str, int, int]]:
 
 def held_by(memory: Memory) -> dict[str, int]:
     """Bytes by title."""
-    return {title: getattr(memory, name) for name, title in HOLDERS.items()}
+    return {title: getattr(memory, name) for name, title in HOLDER_TITLES.items()}

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from autopar.plans.matching import general
 from autopar.plans.plan import Plan, Structure
-from autopar.report.changes import Item, Topic, folded, gathered, single
+from autopar.report.changes import ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import maker, op_place, tensor_place
 from autopar.report.placed import choice_text, param_text, route_text, sharding_text
 
@@ -59,21 +59,21 @@ def decision_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
     )  # fmt: skip
 
 
-def _params(a: Structure, b: Structure) -> Iterator[Item]:
+def _params(a: Structure, b: Structure) -> Iterator[ChangeItem]:
     for name, old in a.params.items():
         new = b.params.get(name)
         if new is not None and (old.storage, old.kept) != (new.storage, new.kept):
             before, after = param_text(old, a.mesh), param_text(new, b.mesh)
-            yield Item("", name, before, after, prod(old.shape))
+            yield ChangeItem("", name, before, after, prod(old.shape))
 
 
-def _ops(old: Plan, new: Plan) -> Iterator[Item]:
+def _ops(old: Plan, new: Plan) -> Iterator[ChangeItem]:
     a, b = old.structure, new.structure
     for key, choice in a.ops.items():
         if key in b.ops and b.ops[key] != choice:
             place, name = op_place(key)
             before, after = choice_text(choice, a.mesh), choice_text(b.ops[key], b.mesh)
-            yield Item(place, name, before, after, _weight(key, old, new))
+            yield ChangeItem(place, name, before, after, _weight(key, old, new))
 
 
 def _tensors(
@@ -81,7 +81,7 @@ def _tensors(
     old: Plan,
     new: Plan,
     text: Callable[[_Entry | None, Structure], str],
-) -> Iterator[Item]:
+) -> Iterator[ChangeItem]:
     """Entries that differ, of tensors that both plans have."""
     first, second = tables
     both = _shared(old, new)
@@ -91,7 +91,7 @@ def _tensors(
             place, name = tensor_place(key)
             weight = _weight(maker(key, old.structure.ops) or key.partition("@")[0], old, new)
             texts = text(before, old.structure), text(after, new.structure)
-            yield Item(place, name, *texts, weight)
+            yield ChangeItem(place, name, *texts, weight)
 
 
 def _shared(old: Plan, new: Plan) -> Callable[[str], bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autopar.plans.plan import OpTotal, Param, Plan
-from autopar.report.changes import Change, Item, Topic, folded, gathered, single
+from autopar.report.changes import Change, ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import WHOLE_MODEL, op_place
 
 FINGERPRINT = "fingerprint"
@@ -30,22 +30,22 @@ def model_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
     )
 
 
-def _unshared_params(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[Item]:
+def _unshared_params(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[ChangeItem]:
     for name in {**old, **new}:
         if name not in new:
-            yield Item("", name, old[name].type_text, "", old[name].num_bytes)
+            yield ChangeItem("", name, old[name].type_text, "", old[name].num_bytes)
         elif name not in old:
-            yield Item("", name, "", new[name].type_text, new[name].num_bytes)
+            yield ChangeItem("", name, "", new[name].type_text, new[name].num_bytes)
 
 
-def _reshaped(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[Item]:
+def _reshaped(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[ChangeItem]:
     for name in old:
         if name in new and old[name].type_text != new[name].type_text:
             weight = max(old[name].num_bytes, new[name].num_bytes)
-            yield Item("", name, old[name].type_text, new[name].type_text, weight)
+            yield ChangeItem("", name, old[name].type_text, new[name].type_text, weight)
 
 
-def _unshared_ops(old: Plan, new: Plan) -> Iterator[Item]:
+def _unshared_ops(old: Plan, new: Plan) -> Iterator[ChangeItem]:
     a, b = old.structure.ops, new.structure.ops
     for key in {**a, **b}:
         if not (key in a and key in b):
@@ -54,7 +54,7 @@ def _unshared_ops(old: Plan, new: Plan) -> Iterator[Item]:
             total = plan.estimates.ops.get(key)
             there = _times(total) if total else "there"
             before, after = (there, "") if key in a else ("", there)
-            yield Item(place, name, before, after, total.compute_ns if total else 0)
+            yield ChangeItem(place, name, before, after, total.compute_ns if total else 0)
 
 
 def _recounted(old: Plan, new: Plan) -> tuple[Change, ...]:
@@ -71,13 +71,13 @@ def _recounted(old: Plan, new: Plan) -> tuple[Change, ...]:
     )
 
 
-def _retyped(old: Plan, new: Plan) -> Iterator[Item]:
+def _retyped(old: Plan, new: Plan) -> Iterator[ChangeItem]:
     """Ops whose outputs are of other types."""
     for key, a, b in _shared_totals(old, new):
         before, after = (", ".join(kind for kind, _ in total.outputs) for total in (a, b))
         if before != after:
             place, name = op_place(key)
-            yield Item(place, name, before, after, max(a.compute_ns, b.compute_ns))
+            yield ChangeItem(place, name, before, after, max(a.compute_ns, b.compute_ns))
 
 
 def _shared_totals(old: Plan, new: Plan) -> Iterator[tuple[str, OpTotal, OpTotal]]:

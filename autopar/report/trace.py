@@ -28,7 +28,7 @@ that has the number of its process for the main one."""
 
 STAGE = 0
 
-Event = dict[str, Any]
+TraceEvent = dict[str, Any]
 
 
 def chrome_trace(plan: Plan) -> bytes:
@@ -43,12 +43,12 @@ def chrome_trace(plan: Plan) -> bytes:
     return b'{"displayTimeUnit":"ms","traceEvents":[\n' + lines + b"\n]}\n"
 
 
-def events(plan: Plan, step: DrawnStep) -> Iterator[Event]:
+def events(plan: Plan, step: DrawnStep) -> Iterator[TraceEvent]:
     """The events: names of the threads first, then each thread's in order of time."""
     threads = _threads(step)
     yield from _names(plan, threads)
     yield from (_block(step, stretch, k) for stretch in step.stretches for k in _times(stretch))
-    described: dict[Part, Event] = {}
+    described: dict[Part, TraceEvent] = {}
     for bar in step.bars:
         if bar.part not in described:
             described[bar.part] = _described(plan, bar.part)
@@ -66,7 +66,7 @@ def _threads(step: DrawnStep) -> dict[Track, int]:
     return own | {track: FIRST_AXIS + k for k, track in enumerate(axes)}
 
 
-def _names(plan: Plan, threads: dict[Track, int]) -> Iterator[Event]:
+def _names(plan: Plan, threads: dict[Track, int]) -> Iterator[TraceEvent]:
     last = max(plan.world_size - 1, 0)
     model = clean(plan.structure.model) or "step"
     yield _meta("process_name", 0, {"name": f"{model}, each of ranks 0 to {last}"})
@@ -77,18 +77,18 @@ def _names(plan: Plan, threads: dict[Track, int]) -> Iterator[Event]:
         yield _meta("thread_sort_index", tid, {"sort_index": tid})
 
 
-def _meta(name: str, tid: int, args: Event) -> Event:
+def _meta(name: str, tid: int, args: TraceEvent) -> TraceEvent:
     return {"ph": "M", "name": name, "pid": STAGE, "tid": tid, "args": args}
 
 
-def _block(step: DrawnStep, stretch: Stretch, repetition: int) -> Event:
+def _block(step: DrawnStep, stretch: Stretch, repetition: int) -> TraceEvent:
     start_ns, end_ns = step.extent(stretch, repetition)
     name = clean(step.title(stretch))
     of = f" {repetition + 1} of {stretch.run.times}" if stretch.run.times > 1 else ""
     return _event(f"{name}{of}", "block", BLOCKS, start_ns, end_ns - start_ns, {})
 
 
-def _bar(bar: Bar, tid: int, described: Event) -> Event:
+def _bar(bar: Bar, tid: int, described: TraceEvent) -> TraceEvent:
     part, args = bar.part, described
     if part.is_sent:
         args = described | {"bytes": bar.num_bytes}
@@ -97,10 +97,10 @@ def _bar(bar: Bar, tid: int, described: Event) -> Event:
     return _event(clean(name), clean(category), tid, bar.start_ns, bar.duration_ns, args)
 
 
-def _described(plan: Plan, part: Part) -> Event:
+def _described(plan: Plan, part: Part) -> TraceEvent:
     """What a viewer shows of a bar besides its time."""
     mesh = plan.structure.mesh
-    found: Event = {"key": clean(part.key), "module": clean(part.module)}
+    found: TraceEvent = {"key": clean(part.key), "module": clean(part.module)}
     if part.is_sent:
         steps = plan.structure.routes.get(part.key, ())
         found["sharding"] = clean(route_text(steps, mesh))
@@ -115,7 +115,7 @@ def _described(plan: Plan, part: Part) -> Event:
     return found
 
 
-def _memory(plan: Plan) -> Iterator[Event]:
+def _memory(plan: Plan) -> Iterator[TraceEvent]:
     """Entry k of the curve holds from the end of the one before it to its own time."""
     estimates = plan.estimates
     curve, memory = estimates.memory_curve, estimates.memory
@@ -139,7 +139,9 @@ def _memory(plan: Plan) -> Iterator[Event]:
         start_ns = end_ns
 
 
-def _event(name: str, category: str, tid: int, start_ns: int, ns: int, args: Event) -> Event:
+def _event(
+    name: str, category: str, tid: int, start_ns: int, ns: int, args: TraceEvent
+) -> TraceEvent:
     return {
         "ph": "X",
         "name": name,

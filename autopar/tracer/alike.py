@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
-from autopar.tracer.recording import Kinds, Recording, Value
+from autopar.tracer.recording import Kinds, Recorded, Recording
 from autopar.tracer.runs import MAX_PERIOD, MIN_LEFT_OUT, BlockRun, block_name
 
 Owner = tuple[int, int]
 """(run, number of a block in the whole model); `Stream.REST` for what is in no repeating block."""
 
-_Item = tuple[int, tuple[Value, ...]]
+_Item = tuple[int, tuple[Recorded, ...]]
 """The kind of an op, or of what a block holds, and what it reads."""
 
 
@@ -133,7 +133,7 @@ class Stream:
                 return self.REST, run.join(m, at[1])
         return self.REST, name
 
-    def seen_from(self, owner: Owner, value: Value) -> Hashable:
+    def seen_from(self, owner: Owner, value: Recorded) -> Hashable:
         """The name that `value` has for a block: of what is in blocks close by, relative to it.
         None, which equals no name, for what a block that is left out has for others."""
         if value.op < 0:

@@ -21,7 +21,7 @@ class Unrecordable(Exception):
     """The step cannot be recorded: the model is traced as it is."""
 
 
-class Value(NamedTuple):
+class Recorded(NamedTuple):
     """A tensor: result `output` of op `op`, or what had `name` before the step."""
 
     op: int
@@ -36,11 +36,11 @@ class Recording:
     gradient. `results` are the tensors that leave the step: "output I", "grad NAME"."""
 
     kinds: list[int] = field(default_factory=list[int])
-    reads: list[tuple[Value, ...]] = field(default_factory=list[tuple[Value, ...]])
+    reads: list[tuple[Recorded, ...]] = field(default_factory=list[tuple[Recorded, ...]])
     forward: int = 0
     visits: dict[str, list[range]] = field(default_factory=dict[str, list[range]])
     entered: dict[str, int] = field(default_factory=dict[str, int])
-    results: dict[str, Value | None] = field(default_factory=dict[str, Value | None])
+    results: dict[str, Recorded | None] = field(default_factory=dict[str, Recorded | None])
 
 
 Kinds = dict[Hashable, int]
@@ -55,15 +55,15 @@ class Recorder(torch_private.TorchDispatchMode):
         self.recording = Recording()
         self._kinds = kinds
         self._results: dict[int, Any] = {}
-        self._values: dict[int, Value] = {}
-        self._stored: dict[Hashable, Value] = {}
+        self._values: dict[int, Recorded] = {}
+        self._stored: dict[Hashable, Recorded] = {}
         self._alive: list[Any] = []
 
     def name(self, tensor: Tensor, name: str) -> None:
         """`tensor` is there before the step, under `name`."""
-        self._know(tensor, Value(-1, 0, name))
+        self._know(tensor, Recorded(-1, 0, name))
 
-    def value(self, tensor: Tensor) -> Value:
+    def value(self, tensor: Tensor) -> Recorded:
         """Which tensor this is. What autograd saves of an op's result comes back as another object
         on the same memory."""
         found = self._values.get(id(tensor))
@@ -75,7 +75,7 @@ class Recorder(torch_private.TorchDispatchMode):
             self._alive.append(tensor)
         return found
 
-    def _know(self, tensor: Tensor, value: Value) -> None:
+    def _know(self, tensor: Tensor, value: Recorded) -> None:
         if id(tensor) not in self._values:
             self._values[id(tensor)] = value
             self._stored.setdefault(_place(tensor), value)
@@ -88,7 +88,7 @@ class Recorder(torch_private.TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        reads: list[Value] = []
+        reads: list[Recorded] = []
         given = self._form(args, reads), self._form(tuple((kwargs or {}).items()), reads)
         # The stand-ins of a trace are on the CPU, and cast as autocast there says.
         form = (func, torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"), given)
@@ -99,7 +99,7 @@ class Recorder(torch_private.TorchDispatchMode):
         self.recording.reads.append(tuple(reads))
         for output, tensor in enumerate(found if isinstance(found, tuple | list) else (found,)):
             if isinstance(tensor, Tensor):
-                self._know(tensor, Value(index, output))
+                self._know(tensor, Recorded(index, output))
         return found
 
     def _call(self, kind: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -112,7 +112,7 @@ class Recorder(torch_private.TorchDispatchMode):
         self._results[kind] = _likeness(found) if torch_private.is_functional(func) else None
         return found
 
-    def _form(self, value: Any, reads: list[Value]) -> Hashable:
+    def _form(self, value: Any, reads: list[Recorded]) -> Hashable:
         if isinstance(value, Tensor):
             reads.append(self.value(value))
             return tuple(value.shape), value.stride(), value.storage_offset(), value.dtype

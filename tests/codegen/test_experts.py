@@ -156,7 +156,7 @@ def test_a_step_sends_the_messages_that_are_priced(monkeypatch: pytest.MonkeyPat
     heard: list[tuple[int, int]] = []
     exchanged = ragged_all_to_all.exchanged
 
-    def listen(messages: Sequence[ragged_all_to_all.Message]) -> list[Tensor]:
+    def listen(messages: Sequence[ragged_all_to_all.RaggedMessage]) -> list[Tensor]:
         heard.append((len(messages), sum(message.rows.nbytes for message in messages)))
         return exchanged(messages)
 

@@ -192,7 +192,7 @@ def test_messages_are_as_large_as_priced(
     heard: list[list[int]] = []
     exchanged = ragged_all_to_all.exchanged
 
-    def listen(messages: Sequence[ragged_all_to_all.Message]) -> list[Tensor]:
+    def listen(messages: Sequence[ragged_all_to_all.RaggedMessage]) -> list[Tensor]:
         heard.append([message.rows.nbytes for message in messages])
         return exchanged(messages)
 

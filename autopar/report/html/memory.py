@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autopar.plans.plan import Memory, MemoryCurve, Plan
-from autopar.report.costs import HOLDERS
+from autopar.report.costs import HOLDER_TITLES
 from autopar.report.placed import sharding_text
 
 STACKED = {
-    name: HOLDERS[name]
+    name: HOLDER_TITLES[name]
     for name in ("params", "optimizer", "gradients", "kept", "saved", "transient")
 }
 """Fields of `plan.Memory` in the order in which they are stacked: what is always there below."""
@@ -75,7 +75,7 @@ def memory_use(plan: Plan) -> MemoryUse:
             HeldRow(
                 each.key,
                 sharding_text(each.state, mesh),
-                HOLDERS.get(each.holder, each.holder),
+                HOLDER_TITLES.get(each.holder, each.holder),
                 each.count,
                 each.num_bytes,
             )

@@ -26,7 +26,7 @@ from autopar.report.html.charts import areas, gantt
 from autopar.report.html.decisions import ROW_KINDS, Decisions, decisions
 from autopar.report.html.headline import Headline, headline
 from autopar.report.html.memory import MemoryUse, memory_use
-from autopar.report.html.schedule import DrawnSchedule, schedule
+from autopar.report.html.schedule import DrawnSchedule, drawn_schedule
 from autopar.report.limits import find_limits
 from autopar.report.names import MAX_NAME, clean, escape
 from autopar.report.timeline import Track
@@ -56,7 +56,7 @@ def content(plan: Plan) -> Page:
     return Page(
         mesh=plan.structure.mesh,
         headline=headline(plan),
-        schedule=schedule(plan),
+        schedule=drawn_schedule(plan),
         memory=memory_use(plan),
         traffic=axis_traffic(plan),
         graphs=block_graphs(plan),

@@ -81,7 +81,7 @@ class DrawnSchedule:
     runs: tuple[RunRow, ...]
 
 
-def schedule(plan: Plan) -> DrawnSchedule:
+def drawn_schedule(plan: Plan) -> DrawnSchedule:
     """The schedule of a plan; nothing is drawn of a step that takes no time."""
     step = timeline(plan)
     letters = _letters(step)

@@ -25,7 +25,7 @@ from autopar.runtime.ops.experts import (
     spread,
 )
 from autopar.runtime.ops.gates import Gate
-from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS, Message, RaggedSteps, with_group
+from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS, RaggedMessage, RaggedSteps, with_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,23 @@ class _Post:
     order: Tensor
     ends: Tensor
 
-    def there(self, rows: Tensor) -> Generator[Message, Tensor, Tensor]:
+    def there(self, rows: Tensor) -> Generator[RaggedMessage, Tensor, Tensor]:
         """This rank's rows in, rows for its experts out, sorted by expert."""
-        got = yield Message(rows, self.sent, self.received)
+        got = yield RaggedMessage(rows, self.sent, self.received)
         return got[self.order]
 
-    def back(self, rows: Tensor) -> Generator[Message, Tensor, Tensor]:
+    def back(self, rows: Tensor) -> Generator[RaggedMessage, Tensor, Tensor]:
         """The inverse."""
         placed = torch.empty_like(rows)
         placed[self.order] = rows
-        return (yield Message(placed, self.received, self.sent))
+        return (yield RaggedMessage(placed, self.received, self.sent))
 
 
-def _post(chosen: Tensor, here: int, ways: int) -> Generator[Message, Tensor, _Post]:
+def _post(chosen: Tensor, here: int, ways: int) -> Generator[RaggedMessage, Tensor, _Post]:
     """Of `ways` ranks with `here` experts each."""
     way = route(chosen, here * ways, may_skip=False)
     counts = torch.diff(way.ends, prepend=way.ends.new_zeros(1))
-    theirs = yield Message(counts, [here] * ways, [here] * ways)
+    theirs = yield RaggedMessage(counts, [here] * ways, [here] * ways)
     sent, received = torch.stack((counts, theirs)).view(2, ways, here).sum(-1).tolist()
     expert = torch.arange(here, device=chosen.device).repeat(ways)
     of_row = expert.repeat_interleave(theirs, output_size=sum(received))

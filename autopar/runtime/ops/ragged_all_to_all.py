@@ -1,8 +1,8 @@
 """Ops whose ranks send one another what depends on the data, written once for both ways to run.
 
-Such an op is a generator: it yields a `Message`, an all-to-all of rows, and is sent what came from
-the peers, until it returns. `with_group` runs it on one rank of a process group; `together` runs
-those of all ranks of a group in one process.
+Such an op is a generator: it yields a `RaggedMessage`, an all-to-all of rows, and is sent what came
+from the peers, until it returns. `with_group` runs it on one rank of a process group; `together`
+runs those of all ranks of a group in one process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ c10d = torch.ops._c10d_functional
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class RaggedMessage:
     """`rows`, of which `sent[r]` rows go to rank r of the group, in order; `received[r]` rows come
     from it."""
 
@@ -28,7 +28,7 @@ class Message:
     received: Sequence[int]
 
 
-RaggedSteps = Generator[Message, Tensor, Any]
+RaggedSteps = Generator[RaggedMessage, Tensor, Any]
 
 RAGGED_OPS: dict[Any, Callable[..., RaggedSteps]] = {}
 """By op: the generator of its arguments but the last, which names a process group, or in unbound
@@ -51,14 +51,14 @@ def with_group(program: RaggedSteps, group: str) -> Any:
 def together(programs: Sequence[RaggedSteps]) -> list[Any]:
     """What the op returns on each rank of a group."""
     messages = [_next(program, None) for program in programs]
-    while all(isinstance(message, Message) for message in messages):
+    while all(isinstance(message, RaggedMessage) for message in messages):
         messages = [_next(t, got) for t, got in zip(programs, exchanged(messages), strict=True)]
-    if any(isinstance(message, Message) for message in messages):
+    if any(isinstance(message, RaggedMessage) for message in messages):
         raise AssertionError("some ranks of a group go on sending when others are done")
     return messages
 
 
-def exchanged(messages: Sequence[Message]) -> list[Tensor]:
+def exchanged(messages: Sequence[RaggedMessage]) -> list[Tensor]:
     """What each rank gets, of the messages of all ranks of a group."""
     pieces = [message.rows.split(list(message.sent)) for message in messages]
     return [torch.cat([sent[rank] for sent in pieces]) for rank in range(len(messages))]
