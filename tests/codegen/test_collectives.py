@@ -16,7 +16,7 @@ from autopar.codegen.passes import apply_passes
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.moves import move_ns, to_ns
 from autopar.ir.graph import Atom, TensorType
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import Link, Mesh
 from autopar.ir.redistribute import Collective, local_bytes, local_shape, states, step
 from autopar.ir.sharding import R, Sharding
 from autopar.runtime.simulator import spmd
@@ -156,10 +156,16 @@ def test_no_layout_op_without_need(name: str, source: str, target: str, expected
     assert " ".join(names(gm)) == expected
 
 
+def laid_over(on: Mesh) -> Mesh:
+    """The same mesh over links."""
+    link = Link("made up", 1e10, 1e-6, 0.0, "made up")
+    return Mesh(tuple(replace(axis, link=link) for axis in on.axes))
+
+
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
 @pytest.mark.parametrize("name", TYPES)
 def test_the_copies_priced_are_those_emitted(name: str, sizes: Sequence[int]) -> None:
-    kind, on = TYPES[name], mesh(*sizes)
+    kind, on = TYPES[name], laid_over(mesh(*sizes))
     slow = replace(DEVICES["cpu"], memory_bytes_per_s=1e3)
     for source, target, move in steps(kind, on):
         if move.kind != "slice":
