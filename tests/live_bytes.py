@@ -23,7 +23,7 @@ DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float6
           torch.float16, torch.int64, torch.int32, torch.bool, torch.uint8)}  # fmt: skip
 
 
-class Phase(fx.Interpreter):
+class PhaseRun(fx.Interpreter):
     """Runs a graph of rank 0. `peak` is the most bytes held at a time beside `given` tensors, which
     someone else holds; a collective's input is held until it has come."""
 
@@ -91,7 +91,7 @@ def measured(program: Program, graph: Graph, plan: Plan) -> tuple[int, int]:
     bound = bind(program, names, mesh, (0,) * len(mesh.axes), META)
     given = _given(graph, layout)
     values = [given[name] for name in bound.forward_inputs]
-    forward = Phase(reduce_in_place(bound.forward), values)
+    forward = PhaseRun(reduce_in_place(bound.forward), values)
     results: Mapping[str, Tensor] = dict(
         zip(bound.forward_outputs, forward.run(*values), strict=True)
     )
@@ -102,7 +102,7 @@ def measured(program: Program, graph: Graph, plan: Plan) -> tuple[int, int]:
         for name in bound.backward_inputs
     ]
     tangents = [x for name, x in given.items() if name.startswith("tangent:")]
-    backward = Phase(reduce_in_place(bound.backward), [*values, *tangents])
+    backward = PhaseRun(reduce_in_place(bound.backward), [*values, *tangents])
     # What forward returned stays with the script.
     kept = {storage_of(x): x for n, x in results.items() if not n.startswith("saved:")}
     backward.sent |= {

@@ -14,12 +14,15 @@ from collections.abc import Sequence
 from math import prod
 
 from autopar.ir.choices import Choice, joint_axes, shardings
-from autopar.ir.graph import Graph, Node
-from autopar.ir.redistribute import local_shape
+from autopar.ir.graph import Graph, Node, itemsize
+from autopar.ir.redistribute import local_bytes, local_shape
 from autopar.rules.call import TensorShape
 from autopar.rules.op import Exchange, Joint, JointCall, row_itemsize
 from autopar.rules.table import OPS
 from autopar.rules.work import inner_bytes
+
+_ROW_VALUES = 5
+"""How many values per row an op holds while it reduces them, at most."""
 
 
 def exchange_axes(node: Node, choice: Choice) -> tuple[int, ...]:
@@ -90,13 +93,24 @@ def exchanged_dims(node: Node) -> frozenset[int]:
 
 
 def scratch_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
-    """Bytes that an op holds besides its inputs and outputs: experts what they make on the way, a
-    ring its blocks, others the first input in the dtype of sums, once, while they reduce rows."""
+    """Bytes that an op holds besides its inputs and outputs: what it makes on the way (experts, a
+    ring), copies of the first input while rows are reduced, and of the result of a lookup while the
+    rows that other ranks have are taken out."""
     joint = _joint_calls(graph, node, choice, sizes)
     held = inner_bytes(graph, node, choice, sizes)
     held += sum(factor.scratch_bytes(call) for factor, call in joint)
-    if not exchange_axes(node, choice) or not OPS[node.op].row_reductions:
+    if not exchange_axes(node, choice):
         return held
-    tensor = graph.type_of(node.inputs[0])
-    local = local_shape(tensor, graph.atoms, shardings(node, choice)[0][0], sizes)
-    return held + row_itemsize(tensor.dtype) * prod(local)
+    record = OPS[node.op]
+    asked, left = shardings(node, choice)
+    if record.row_reductions:
+        tensor = graph.type_of(node.inputs[0])
+        size = prod(local_shape(tensor, graph.atoms, asked[0], sizes))
+        unit = row_itemsize(tensor.dtype)
+        copies = record.row_copies[itemsize(tensor.dtype) < unit]
+        held += round(copies * unit * size) + _ROW_VALUES * _row_bytes(graph, node, choice, sizes)
+    elif record.lookup:
+        # With where each index lies among the rank's rows.
+        held += local_bytes(node.outputs[0], graph.atoms, left[0], sizes)
+        held += 2 * local_bytes(graph.type_of(node.inputs[1]), graph.atoms, asked[1], sizes)
+    return held

@@ -149,10 +149,16 @@ def _local_groups(at: int, x: int, statistics: int | None) -> Callable[[LocalCal
 
 
 NORM: Family = (
-    (Op(norm, row_reductions=("sum", "sum")), "native_layer_norm"),
-    (Op(norm_backward, row_reductions=("sum", "sum")), "native_layer_norm_backward"),
-    (Op(norm, row_reductions=("sum",)), "_fused_rms_norm"),
-    (Op(norm_backward, row_reductions=("sum",)), "_fused_rms_norm_backward"),
+    (Op(norm, row_reductions=("sum", "sum"), row_copies=(1.0, 1.5)), "native_layer_norm"),
+    (
+        Op(norm_backward, row_reductions=("sum", "sum"), row_copies=(3.0, 4.5)),
+        "native_layer_norm_backward",
+    ),
+    (Op(norm, row_reductions=("sum",), row_copies=(1.0, 1.5)), "_fused_rms_norm"),
+    (
+        Op(norm_backward, row_reductions=("sum",), row_copies=(3.0, 4.5)),
+        "_fused_rms_norm_backward",
+    ),
     (Op(batch_norm), "_native_batch_norm_legit_no_training"),
     (Op(batch_norm_backward, one_layout=True), "native_batch_norm_backward"),
     (

@@ -118,8 +118,10 @@ class Op:
     table, wherever they lie. `work` is there where ranks have unequal shares. `inner_bytes` are
     those that it makes on the way, on one rank, and reads again.
 
-    An op with exchanged factors reduces one value per row by each of `row_reductions`, in order;
-    `joint` says what it sends under each joint factor, by name.
+    An op with exchanged factors reduces one value per row by each of `row_reductions`, in order.
+    While it does, it holds `row_copies` times its first input in the dtype of sums beside inputs
+    and outputs: the first figure where that is the input's dtype, the second where the input has
+    half of it. `joint` says what it sends under each joint factor, by name.
 
     `local_args` are the arguments that follow the local shapes. Of an op that `reshapes` all that
     counts is the local shape of its output. One that needs `one_layout` takes tensors without gaps,
@@ -136,6 +138,7 @@ class Op:
     work: Callable[[Graph, Node, Choice, Sequence[int]], Work] | None = None
     inner_bytes: Callable[[Graph, Node, Choice, Sequence[int]], int] | None = None
     row_reductions: tuple[str, ...] = ()
+    row_copies: tuple[float, float] = (0.0, 0.0)
     joint: Mapping[str, Joint] = field(default_factory=dict[str, Joint])
     local_args: Callable[[LocalCall], Changes] | None = None
     reshapes: bool = False

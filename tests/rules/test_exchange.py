@@ -8,8 +8,10 @@ from math import prod
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, fx
 
+from autopar.codegen import bind
 from autopar.codegen.ops.peers import Peers
 from autopar.codegen.ops.table import EMITTERS, emit
 from autopar.ir.choices import Choice, choices, joint_axes, shardings
@@ -18,15 +20,17 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import local_shape
 from autopar.rules.call import Call, TensorShape
 from autopar.rules.experts import BACKWARD, FORWARD
-from autopar.rules.intra_op import exchange_axes, exchanges
+from autopar.rules.intra_op import exchange_axes, exchanges, scratch_bytes
 from autopar.rules.notation import Dims, Rule
 from autopar.rules.op import Shapes
 from autopar.rules.table import OPS
 from autopar.runtime.ops import ragged_all_to_all
+from autopar.runtime.program.program import Program
 from autopar.runtime.program.symbols import permute
 from autopar.runtime.simulator.shards import shard, unshard
 from autopar.runtime.simulator.spmd import c10d, run
 from autopar.tracer.atoms import joint_factor
+from tests.live_bytes import META, PhaseRun
 from tests.planned import on_h100
 from tests.rules.execution import assert_equal, call_op, letter_sizes, resolve, snapshot, substitute
 from tests.rules.samples import SAMPLES
@@ -113,7 +117,7 @@ def test_ranks_compute_together_what_the_op_computes_whole(op: str, index: int, 
         assert_equal(got, expected, f"{op} under {choice}")
 
 
-def computed(
+def emitted(
     graph: Graph,
     node: Node,
     choice: Choice,
@@ -121,8 +125,8 @@ def computed(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     inputs: list[Tensor],
-) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
-    """The op's outputs, put together from all ranks, and (kind, axis, bytes) of what it sends."""
+) -> tuple[fx.Graph, list[fx.Node], list[TensorType]]:
+    """The op's nodes on a rank, its outputs among them, and the types of its inputs."""
     asked, left = shardings(node, choice)
     types = graph.input_types(node)
     shapes = Shapes(
@@ -144,7 +148,21 @@ def computed(
     peers = Peers(
         written, node, choice, mesh, graph.atoms, shapes, dtype, sent, new_args, new_kwargs
     )
-    outputs = emit(peers)
+    return written, emit(peers), list(types)
+
+
+def computed(
+    graph: Graph,
+    node: Node,
+    choice: Choice,
+    mesh: Mesh,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    inputs: list[Tensor],
+) -> tuple[list[Tensor], list[tuple[Any, ...]]]:
+    """The op's outputs, put together from all ranks, and (kind, axis, bytes) of what it sends."""
+    written, outputs, types = emitted(graph, node, choice, mesh, args, kwargs, inputs)
+    asked, left = shardings(node, choice)
     sending = [n for n in written.nodes if n.target in (c10d.all_reduce.default, permute)]
     written.output((*outputs, *sending))
     pieces = [
@@ -217,3 +235,69 @@ def test_messages_are_as_large_as_priced(
                 assert k == 2 or set(sent) == {each.in_bytes}
             tried += 1
     assert tried == 6
+
+
+def _rows(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
+    """Arguments of ops that reduce rows, with rows that are long enough for what there is one of
+    per row not to count."""
+
+    def x(*shape: int) -> Tensor:
+        return torch.ones(shape, dtype=dtype)
+
+    rows, width = 16, 4096
+    wide, row, stat = x(rows, width), x(width), x(rows, 1)
+    return {
+        "aten._log_softmax.default": (wide, 1, False),
+        "aten._softmax.default": (wide, 1, False),
+        "aten.logsumexp.default": (wide, [1], False),
+        "aten._log_softmax_backward_data.default": (wide, x(rows, width), 1, dtype),
+        "aten._softmax_backward_data.default": (wide, x(rows, width), 1, dtype),
+        "aten.native_layer_norm.default": (wide, [width], row, x(width), 1e-5),
+        "aten._fused_rms_norm.default": (wide, [width], row, 1e-5),
+        "aten.native_layer_norm_backward.default": (
+            wide, x(rows, width), [width], stat, x(rows, 1), row, x(width), [True] * 3,
+        ),
+        "aten._fused_rms_norm_backward.default": (
+            wide, x(rows, width), [width], stat, row, [True] * 2,
+        ),
+        "aten.embedding.default": (x(64, width), torch.arange(rows)),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", _rows(torch.float32))
+def test_what_is_held_on_the_way_is_counted(op: str, dtype: torch.dtype) -> None:
+    """Against the storages that the op's nodes have at a time on one rank."""
+    call, inputs = snapshot(op, _rows(dtype)[op], {})
+    graph, node = one_op(call, ruled(call))
+    mesh = on_h100("2")[1]
+    for choice in exchanging(graph, node, mesh):
+        asked, _ = shardings(node, choice)
+        given = [
+            torch.empty(local_shape(t, graph.atoms, s, mesh.sizes), dtype=x.dtype, device=META)
+            for x, t, s in zip(inputs, graph.input_types(node), asked, strict=True)
+        ]
+        outputs, ran = on_meta(graph, node, choice, mesh, _rows(dtype)[op], inputs, given)
+        counted = scratch_bytes(graph, node, choice, mesh.sizes)
+        held = ran.peak - sum(x.untyped_storage().nbytes() for x in outputs)
+        # Gradients of weights are made last.
+        later = sum(x.untyped_storage().nbytes() for x in outputs[1:])
+        assert held <= counted <= held + later + 10 * 16 * 8
+
+
+def on_meta(
+    graph: Graph,
+    node: Node,
+    choice: Choice,
+    mesh: Mesh,
+    args: tuple[Any, ...],
+    inputs: list[Tensor],
+    given: list[Tensor],
+) -> tuple[list[Tensor], PhaseRun]:
+    """The op on rank 0, with the tensors `given`."""
+    written, outputs, _ = emitted(graph, node, choice, mesh, args, {}, inputs)
+    written.output(tuple(outputs))
+    gm = fx.GraphModule({}, written)
+    rank = bind(Program(gm, None, (), ()), {n: n for n in mesh.names}, mesh, (0,), META)
+    ran = PhaseRun(rank.forward, given)
+    return ran.run(*given), ran
