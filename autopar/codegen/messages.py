@@ -84,9 +84,9 @@ class Messages:
         """The rank's slice of `x`."""
         found = self._packing(transfer).cut(x)
         root = self.layout.graph.nodes[transfer.source.ref.node]
-        if root.role is not Role.OP:
+        if root.role is not Role.OP or found.target is aten.reshape.default:
             return self.graph.call_function(aten.contiguous.default, (found,))
-        # A view would keep the whole tensor in memory.
+        # A view would keep the whole tensor in memory; a part of a dim is copied by reshape.
         return self.graph.call_function(
             aten.clone.default, (found,), {"memory_format": torch.contiguous_format}
         )

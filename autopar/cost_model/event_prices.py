@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from autopar.cost_model.moves import layout_copies
 from autopar.ir.graph import Ref, Role
 from autopar.ir.redistribute import buffer_bytes
 from autopar.ir.schedule import Message, Schedule, Transfer, Value
+from autopar.ir.sharding import Sharding
 from autopar.ir.timeline import Carried
+from autopar.ir.uses import Group, Use, groups
 from autopar.plans.layout import Layout
 from autopar.rules.intra_op import scratch_bytes
+from autopar.rules.table import record_of
 
 _MEMORY = (Role.BUFFER, Role.INPUT, Role.TANGENT, Role.CONSTANT)
 
@@ -23,15 +26,6 @@ class Step(NamedTuple):
     axis: int
     in_bytes: int
     ns: int
-
-
-class _Buffers(NamedTuple):
-    """Bytes given to and got from a step, and whether it copies either to lay it out."""
-
-    given: int
-    got: int
-    copies_given: bool
-    copies_got: bool
 
 
 class EventPrices:
@@ -51,8 +45,13 @@ class EventPrices:
         self.compute, self.steps, self.updates = compute, steps, updates
         self.inside = {node: sum(each.ns for each in found) for node, found in inside.items()}
         self.saved = frozenset(schedule.saved)
-        self._buffers: dict[tuple[str, int], _Buffers] = {}
+        self._buffers: dict[tuple[str, int], tuple[int, int]] = {}
         self._scratch: dict[str, int] = {}
+        self._viewed: dict[int, list[tuple[Group, Use, Sharding]]] = defaultdict(list)
+        for group in groups(self.graph):
+            for use, state in zip(group.uses, layout.asked(group), strict=True):
+                if len(use.chain) > 1:
+                    self._viewed[use.node].append((group, use, state))
 
     def given(self) -> list[Value]:
         """What is there from the start, beside parameters, and stays."""
@@ -85,33 +84,42 @@ class EventPrices:
         return holder, self.layout.held_bytes(value.ref, value.state)
 
     def carried(self, message: Message) -> Carried:
-        buffers = [self._of(transfer) for transfer in message.transfers]
-        copies = sum(each.given for each in buffers if each.copies_given)
-        brought = sum(each.got for each in buffers)
+        buffers = [(each.copies.sent, *self._bytes(each)) for each in message.transfers]
+        copied = sum(given for is_copied, given, _ in buffers if is_copied)
+        brought = sum(got for _, _, got in buffers)
         if len(buffers) == 1:
-            return Carried(0, copies, brought)
-        joined = 0 if message.kind == "all_reduce" else sum(each.given for each in buffers)
-        return Carried(copies, joined, brought)
+            return Carried(0, copied, brought)
+        joined = 0 if message.kind == "all_reduce" else sum(given for _, given, _ in buffers)
+        return Carried(copied, joined, brought)
 
     def is_copied(self, transfer: Transfer, message: Message) -> bool:
         joined = len(message.transfers) > 1 and message.kind == "all_gather"
-        return joined or self._of(transfer).copies_got
+        return joined or transfer.copies.brought
 
     def scratch(self, node: int) -> int:
         done = self.graph.nodes[node]
         if done.key not in self._scratch:
-            choice = self.layout.choice(done)
-            self._scratch[done.key] = scratch_bytes(
-                self.graph, done, choice, self.layout.mesh.sizes
-            )
+            choice, sizes = self.layout.choice(done), self.layout.mesh.sizes
+            held = scratch_bytes(self.graph, done, choice, sizes) + self._copied_views(node)
+            self._scratch[done.key] = held
         return self._scratch[done.key]
 
-    def _of(self, transfer: Transfer) -> _Buffers:
+    def _copied_views(self, node: int) -> int:
+        """Bytes of what is reshaped behind another view, of a tensor that was brought and so lies
+        in another order in memory than the op that made it left it in."""
+        held = 0
+        for group, use, state in self._viewed.get(node, ()):
+            views = [record_of(self.graph.nodes[view].op).reshapes for view in use.chain]
+            is_copied = any(views) and not all(views[: views.index(True) + 1])
+            if is_copied and state != self.layout.made(group.root):
+                held += self.layout.held_bytes(group.root, state)
+        return held
+
+    def _bytes(self, transfer: Transfer) -> tuple[int, int]:
+        """What the step is given, and what it gets."""
         known = transfer.key, transfer.step
         if known not in self._buffers:
             tensor, atoms = self.graph.type_of(transfer.source.ref), self.graph.atoms
             where = transfer.source.state, transfer.target.state, transfer.collective
-            given, got = buffer_bytes(tensor, atoms, *where, self.layout.mesh.sizes)
-            copies = layout_copies(tensor, atoms, *where, self.layout.mesh.sizes)
-            self._buffers[known] = _Buffers(given, got, bool(copies.sent), bool(copies.brought))
+            self._buffers[known] = buffer_bytes(tensor, atoms, *where, self.layout.mesh.sizes)
         return self._buffers[known]

@@ -4,7 +4,7 @@ buffers out."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,8 @@ from autopar.ir.choices import Choice
 from autopar.ir.graph import Atom, Graph, Node, TensorType
 from autopar.ir.mesh import Device, Mesh
 from autopar.ir.problem import IntArray
-from autopar.ir.redistribute import Collective, buffer_bytes, local_part_sizes
-from autopar.ir.sharding import Placement, Sharding
-from autopar.ir.uneven import is_padded
+from autopar.ir.redistribute import Collective, buffer_bytes, layout_copies
+from autopar.ir.sharding import Sharding
 from autopar.rules.intra_op import exchanges
 from autopar.rules.op import Exchange
 
@@ -78,13 +77,10 @@ def moves_ns(
     sharing: Sharing | None,
 ) -> IntArray:
     """Nanoseconds of `move` = step(source, target) of many tensors, all of which can take it: sizes
-    of atoms are arrays, with an entry for each.
+    of atoms are arrays, with an entry for each. With the copies that lay its buffers out.
 
-    Collectives work on the leading dim: a gather along one behind others, of which a rank has more
-    than one row, copies its output into place, a scatter its input, an exchange both. A slice
-    copies what it keeps. Chunks that are uneven are copied to be padded; those of another than the
-    leading dim are copied on both sides. What shares a bucket (`sharing` is not None) bears a part
-    of its latency and is copied into it, a gather out of it too; chunks travel alone.
+    What shares a bucket (`sharing` is not None) bears a part of its latency and is copied into it,
+    a gather out of it too; chunks travel alone.
     """
     in_bytes, out_bytes = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
     copies = layout_copies(tensor, atoms, source, target, move, mesh.sizes)
@@ -101,37 +97,6 @@ def moves_ns(
     return _all_to_ns(np.asarray(sent_s + copy_s))
 
 
-class Copies(NamedTuple):
-    """Whether a step copies what it sends, and what it brings, to lay its buffers out; of many
-    tensors, arrays."""
-
-    sent: bool | npt.NDArray[np.bool_]
-    brought: bool | npt.NDArray[np.bool_]
-
-
-def layout_copies(
-    tensor: TensorType,
-    atoms: Sequence[Atom],
-    source: Sharding,
-    target: Sharding,
-    move: Collective,
-    sizes: Sequence[int],
-) -> Copies:
-    """The copies of `move` = step(source, target), as `moves_ns` describes them."""
-    if move.kind == "slice":
-        return Copies(sent=False, brought=True)
-    if move.chunks:
-        inner = any(p.dim > 0 for p in (move.source, move.target) if p.kind == "C")
-        return Copies(inner or is_padded(tensor, source, target, sizes), inner)
-    sent = brought = False
-    if move.source.kind == "S":
-        after = source if move.kind == "all_gather" else target
-        brought = _lead(tensor, atoms, after, move.source, sizes) > 1
-    if move.target.kind == "S":
-        sent = _lead(tensor, atoms, source, move.target, sizes) > 1
-    return Copies(sent, brought)
-
-
 def sent(
     graph: Graph, node: Node, choice: Choice, mesh: Mesh, compute_ns: int
 ) -> tuple[tuple[Exchange, int], ...]:
@@ -144,21 +109,3 @@ def sent(
         return max(0, whole - round(each.behind * compute_ns))
 
     return tuple((each, ns(each)) for each in exchanges(graph, node, choice, mesh.sizes))
-
-
-def _lead(
-    tensor: TensorType,
-    atoms: Sequence[Atom],
-    state: Sharding,
-    placement: Placement,
-    sizes: Sequence[int],
-) -> int:
-    """How many pieces a rank in `state` has along all that stands before the part that `placement`
-    shards: with more than one, those of a rank are not contiguous in the whole."""
-    found = 1
-    for dim, parts in enumerate(local_part_sizes(tensor, atoms, state, sizes)):
-        for part, size in enumerate(parts):
-            if (dim, part) == placement.slot:
-                return found
-            found *= size
-    return found

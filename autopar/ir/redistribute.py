@@ -14,10 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import NamedTuple
 
 from autopar.ir.graph import Atom, Slot, TensorType, itemsize
 from autopar.ir.sharding import P, Placement, R, S, Sharding
-from autopar.ir.uneven import chunk_length, chunked_axes, chunked_dim, fits, largest
+from autopar.ir.uneven import chunk_length, chunked_axes, chunked_dim, fits, is_padded, largest
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "permute", "slice")
 _CHUNK_STEPS = ({"C", "R"}, {"C", "P"})
@@ -202,3 +203,58 @@ def chunk_index(
     for axis in nesting(atom, sharding.axes_on(slot)):
         index, count = index * sizes[axis] + coordinate[axis], count * sizes[axis]
     return index, count
+
+
+class Copies(NamedTuple):
+    """Whether a step copies what it sends, and what it brings, to lay its buffers out. Of many
+    tensors, whose sizes of atoms are arrays, they are arrays too."""
+
+    sent: bool
+    brought: bool
+
+
+def layout_copies(
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    source: Sharding,
+    target: Sharding,
+    move: Collective,
+    sizes: Sequence[int],
+) -> Copies:
+    """The copies of `move` = step(source, target).
+
+    Collectives work on the leading dim: a gather along one behind others, of which a rank has more
+    than one row, copies its output into place, a scatter its input, an exchange both. A slice
+    copies what it keeps. Chunks that are uneven are copied to be padded; those of another than the
+    leading dim are copied on both sides.
+    """
+    if move.kind == "slice":
+        return Copies(sent=False, brought=True)
+    if move.chunks:
+        inner = any(p.dim > 0 for p in (move.source, move.target) if p.kind == "C")
+        return Copies(inner or is_padded(tensor, source, target, sizes), inner)
+    sent = brought = False
+    if move.source.kind == "S":
+        after = source if move.kind == "all_gather" else target
+        brought = _lead(tensor, atoms, after, move.source, sizes) > 1
+    if move.target.kind == "S":
+        sent = _lead(tensor, atoms, source, move.target, sizes) > 1
+    return Copies(sent, brought)
+
+
+def _lead(
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    state: Sharding,
+    placement: Placement,
+    sizes: Sequence[int],
+) -> int:
+    """How many pieces a rank in `state` has along all that stands before the part that `placement`
+    shards: with more than one, those of a rank are not contiguous in the whole."""
+    found = 1
+    for dim, parts in enumerate(local_part_sizes(tensor, atoms, state, sizes)):
+        for part, size in enumerate(parts):
+            if (dim, part) == placement.slot:
+                return found
+            found *= size
+    return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from autopar.ir.graph import Phase, Ref
-from autopar.ir.redistribute import Collective
+from autopar.ir.redistribute import Collective, Copies
 from autopar.ir.sharding import Sharding
 
 
@@ -26,13 +26,15 @@ class Value(NamedTuple):
 @dataclass(frozen=True, slots=True, eq=False)
 class Transfer:
     """Step `step` of the route of the group `key` (`uses.Group`): `source` is brought into the
-    state of `target` by `collective`, which for a slice sends nothing."""
+    state of `target` by `collective`, which for a slice sends nothing; `copies` says which of its
+    buffers are laid out anew."""
 
     key: str
     step: int
     source: Value
     target: Value
     collective: Collective
+    copies: Copies
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,6 +47,12 @@ class Message:
     def axis(self) -> int:
         """The mesh axis whose links it takes."""
         return self.transfers[0].collective.axis
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether what is sent is a copy of the sources, which are not read any more then."""
+        first, *others = self.transfers
+        return bool(others) or first.copies.sent
 
     @property
     def kind(self) -> str:

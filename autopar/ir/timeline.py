@@ -204,10 +204,13 @@ class _Memory:
             self._hold(value, *prices.held(value))
 
     def do(self, event: Event) -> tuple[int, int, int]:
-        """What is held while `event` happens."""
+        """What is held while `event` happens; of what is freed, afterwards."""
         most = self._enter(event)
+        if isinstance(event, Free):
+            self._leave(event)
         kept, saved, transient = self.sums.values()
-        self._leave(event)
+        if not isinstance(event, Free):
+            self._leave(event)
         return kept, saved, transient + most
 
     def during(self, event: Event) -> tuple[Occupant, ...]:
@@ -225,7 +228,9 @@ class _Memory:
                 return self.prices.scratch(node)
             case Start(message):
                 filling, sent, brought = self.prices.carried(message)
-                self._hold(message, "transient", sent + brought)
+                # What is copied may be gone before anything comes.
+                at_first = (sent or brought) if message.is_packed else brought
+                self._hold(message, "transient", at_first)
                 return filling
             case Take(transfer, message):
                 value = transfer.target
@@ -240,6 +245,9 @@ class _Memory:
 
     def _leave(self, event: Event) -> None:
         match event:
+            case Start(message) if message.is_packed:
+                _, sent, brought = self.prices.carried(message)
+                self._resize(message, sent + brought - (sent or brought))
             case Wait(message):
                 self._drop(message)
                 self._hold(message, "transient", self.prices.carried(message).brought)

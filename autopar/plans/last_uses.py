@@ -60,7 +60,7 @@ def _made(event: Event) -> Sequence[Value | Message]:
 
 
 def _read(event: Event) -> Sequence[Value | Message]:
-    """A collective of one tensor reads it until it has come; several are copied into a buffer."""
+    """A collective reads what is not copied for it until it has come."""
     match event:
         case Compute():
             return event.reads
@@ -68,7 +68,7 @@ def _read(event: Event) -> Sequence[Value | Message]:
             return [transfer.source for transfer in message.transfers]
         case Wait(message):
             sources = [transfer.source for transfer in message.transfers]
-            return [message, *sources] if len(sources) == 1 else [message]
+            return [message] if message.is_packed else [message, *sources]
         case Take(transfer, message):
             return (message or transfer.source,)
         case _:

@@ -10,7 +10,7 @@ import networkx as nx
 from autopar.errors import PlanMismatchError
 from autopar.ir.buckets import can_share, is_bucketed
 from autopar.ir.graph import TensorType
-from autopar.ir.redistribute import Collective, buffer_bytes, is_legal, step
+from autopar.ir.redistribute import Collective, Copies, buffer_bytes, is_legal, layout_copies, step
 from autopar.ir.schedule import Transfer, Value
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
@@ -19,7 +19,7 @@ from autopar.plans.layout import Layout, Move
 
 class Arc(NamedTuple):
     """Step `step` of a route. `num_bytes` has the larger side of its collective, `shares` says
-    whether that can share a message."""
+    whether that can share a message, `copies` which of its buffers are laid out anew."""
 
     step: int
     source: Sharding
@@ -27,6 +27,7 @@ class Arc(NamedTuple):
     collective: Collective
     num_bytes: int
     shares: bool
+    copies: Copies
 
     @property
     def reduces(self) -> bool:
@@ -69,7 +70,7 @@ class Routes:
         found = self._transfers.get(target)
         if found is None:
             source = self.value(group, arc.source)
-            found = Transfer(group.key, arc.step, source, target, arc.collective)
+            found = Transfer(group.key, arc.step, source, target, arc.collective, arc.copies)
             self._transfers[target] = found
         return found
 
@@ -105,7 +106,8 @@ class Routes:
         move = self._collective(group.key, tensor, source, target)
         larger = max(buffer_bytes(tensor, atoms, source, target, move, self._sizes))
         shares = is_bucketed(self.graph, group) and can_share(move, source)
-        return Arc(k, source, target, move, larger, shares)
+        copies = layout_copies(tensor, atoms, source, target, move, self._sizes)
+        return Arc(k, source, target, move, larger, shares, copies)
 
     def _collective(
         self, name: str, tensor: TensorType, source: Sharding, target: Sharding

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from autopar.codegen.messages import MEMBERS, Messages
 from autopar.ir.buckets import can_share
 from autopar.ir.graph import Atom, Graph, Node, Phase, Ref, Role, TensorType
-from autopar.ir.redistribute import Collective, local_shape, step
+from autopar.ir.redistribute import Collective, layout_copies, local_shape, step
 from autopar.ir.schedule import Message, Transfer, Value
 from autopar.ir.sharding import P, R, Sharding
 from autopar.plans.layout import Layout
@@ -49,6 +49,7 @@ def transfers(way: str) -> tuple[Layout, list[Transfer]]:
             Value(Phase.BACKWARD, Ref(k), source),
             Value(Phase.BACKWARD, Ref(k), target),
             found,
+            layout_copies(KIND, ATOMS, source, target, found, (2,)),
         )
         for k in range(COUNT)
     ]
