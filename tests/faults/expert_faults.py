@@ -44,7 +44,7 @@ def rows_given_to_the_next_expert(patch: Patch) -> None:
 @fault(verified("experts"))
 def results_sent_back_in_the_order_of_experts(patch: Patch) -> None:
     def unplaced(self: _Post, rows: Tensor) -> Any:
-        return (yield experts_exchange.Message(rows, self.received, self.sent))
+        return (yield experts_exchange.RaggedMessage(rows, self.received, self.sent))
 
     patch.setattr(_Post, "back", unplaced)
 

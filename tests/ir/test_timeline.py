@@ -1,0 +1,135 @@
+"""Schedules of a few events, played by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopar.ir.graph import Phase, Ref
+from autopar.ir.redistribute import Collective, Copies
+from autopar.ir.schedule import (
+    Compute,
+    Event,
+    Free,
+    Message,
+    Start,
+    Take,
+    Transfer,
+    Update,
+    Value,
+    Wait,
+)
+from autopar.ir.sharding import R, S, Sharding
+from autopar.ir.timeline import Carried, held_at, play
+
+WHOLE, PIECE = Sharding((R,)), Sharding((S(0),))
+
+
+def value(number: int, state: Sharding = WHOLE) -> Value:
+    return Value(Phase.FORWARD, Ref(number), state)
+
+
+def moved(number: int, axis: int = 0) -> Transfer:
+    move, copies = Collective("all_gather", axis, S(0), R), Copies(sent=False, brought=False)
+    return Transfer(f"x{number}", 0, value(number, PIECE), value(number), move, copies)
+
+
+class Figures:
+    """An op takes 10, a message 4 for each tensor in it, a slice 2, the optimizer 5. A tensor holds
+    100, a piece of one 10."""
+
+    def compute_ns(self, node: int) -> int:
+        return 10
+
+    def inside_ns(self, node: int) -> int:
+        return 3 if node == 99 else 0
+
+    def message_ns(self, message: Message) -> int:
+        return 4 * len(message.transfers)
+
+    def cut_ns(self, transfer: Transfer) -> int:
+        return 2
+
+    def update_ns(self, params: Sequence[int]) -> int:
+        return 5
+
+    def held(self, value: Value) -> tuple[str, int]:
+        return "saved" if value.ref.node >= 50 else "transient", 100 if value.state == WHOLE else 10
+
+    def carried(self, message: Message) -> Carried:
+        n = len(message.transfers)
+        return Carried(0, 10 * n if n > 1 else 0, 100 * n)
+
+    def is_copied(self, transfer: Transfer, message: Message) -> bool:
+        return len(message.transfers) > 1
+
+    def scratch(self, node: int) -> int:
+        return 7 if node == 99 else 0
+
+
+def times(*events: Event) -> tuple[list[tuple[int, int]], int, int]:
+    found = play(events, (), Figures())
+    return [tuple(span) for span in found.spans], found.exposed_ns, found.end_ns
+
+
+def test_a_message_hides_behind_what_is_computed_meanwhile() -> None:
+    first = Message((moved(1),))
+    spans, exposed, end = times(Start(first), Compute(5, (), ()), Wait(first))
+    assert spans == [(0, 4), (0, 10), (10, 10)]
+    assert (exposed, end) == (0, 10)
+
+
+def test_what_is_left_of_a_message_is_exposed() -> None:
+    long = Message(tuple(moved(k) for k in range(4)))
+    spans, exposed, end = times(Start(long), Compute(5, (), ()), Wait(long))
+    assert spans == [(0, 16), (0, 10), (10, 16)]
+    assert (exposed, end) == (6, 16)
+
+
+def test_messages_of_one_axis_queue_and_those_of_two_do_not() -> None:
+    here, behind, beside = (Message((moved(k, axis),)) for k, axis in ((1, 0), (2, 0), (3, 1)))
+    spans, exposed, end = times(Start(here), Start(behind), Start(beside), Wait(behind))
+    assert spans == [(0, 4), (4, 8), (0, 4), (0, 8)]
+    assert (exposed, end) == (8, 8)
+
+
+def test_slices_and_what_ops_send_are_exposed_and_the_optimizer_is_not() -> None:
+    spans, exposed, end = times(Take(moved(1), None), Compute(99, (), ()), Update((0,)))
+    assert spans == [(0, 2), (2, 15), (15, 20)]
+    assert (exposed, end) == (5, 20)
+
+
+def levels(*events: Event, given: Sequence[Value] = ()) -> list[tuple[int, int, int]]:
+    return list(play(events, given, Figures()).live)
+
+
+def test_what_an_op_makes_is_held_until_it_is_freed() -> None:
+    made, saved = value(1), value(50)
+    found = levels(
+        Compute(5, (), (made, saved)), Compute(99, (made,), ()), Free((made,)),
+        given=(value(9, PIECE),),
+    )  # fmt: skip
+    assert found == [(0, 100, 110), (0, 100, 117), (0, 100, 10)]
+
+
+def test_what_one_message_brought_is_the_tensor_itself() -> None:
+    alone = Message((moved(1),))
+    taken = Take(moved(1), alone)
+    found = levels(Start(alone), Wait(alone), taken, Free((alone,)), Free((taken.transfer.target,)))
+    assert [transient for _, _, transient in found] == [100, 100, 100, 100, 0]
+
+
+def test_what_travels_together_is_copied_in_and_cut_out() -> None:
+    pair = Message((moved(1), moved(2)))
+    one, two = (Take(transfer, pair) for transfer in pair.transfers)
+    events = (
+        Start(pair), Wait(pair), one, Free((one.transfer.target,)), two, Free((pair,)),
+        Free((two.transfer.target,)),
+    )  # fmt: skip
+    assert [transient for _, _, transient in levels(*events)] == [20, 220, 300, 200, 300, 100, 0]
+
+
+def test_what_is_held_at_the_peak_is_told_one_by_one() -> None:
+    made = value(1)
+    events = (Compute(99, (), (made,)), Free((made,)))
+    found = held_at(events, (), Figures(), 0)
+    assert [(each.what, each.num_bytes) for each in found] == [(made, 100), (events[0], 7)]

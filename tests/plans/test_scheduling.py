@@ -1,0 +1,222 @@
+"""The order of a step: what starts when, what is waited for, what is freed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.cost_model.price import price
+from autopar.errors import PlanMismatchError
+from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.schedule import (
+    Compute,
+    Event,
+    Free,
+    Message,
+    Schedule,
+    Start,
+    Take,
+    Update,
+    Value,
+    Wait,
+)
+from autopar.plans import bucketing
+from autopar.plans.decisions import make_structure
+from autopar.plans.layout import parse_layout
+from autopar.plans.options import Options
+from autopar.plans.request import ask
+from autopar.plans.scheduling import MAX_UNDER_WAY, schedule
+from tests.cost_model.test_price import LIMIT, random_solution
+from tests.graphs import linear_step
+from tests.planned import on_h100, plan_for
+
+LAYERS = 5
+SHARDED = {
+    r"param:w\d": "[S(0)]|[S(0)]",
+    r"forward\.\d": "m",
+    r"wgrad\.\d": "m",
+    r"dgrad\.\d": "m",
+}
+
+
+def step(pins: dict[str, str], bucket_bytes: int) -> tuple[Graph, Schedule]:
+    """A stack of layers on four devices, with buckets of at most so many bytes."""
+    graph = linear_step(64, 32, 32, layers=LAYERS)
+    plan = plan_for(graph, "4", pins)
+    with patch.object(bucketing, "BUCKET_BYTES", bucket_bytes):
+        return graph, schedule(parse_layout(graph, plan.structure))
+
+
+def texts(graph: Graph, events: tuple[Event, ...]) -> Iterator[str]:
+    for event in events:
+        match event:
+            case Compute(node):
+                yield graph.nodes[node].key
+            case Start(message):
+                yield f"start {len(message.transfers)} {message.transfers[0].key}"
+            case Wait(message):
+                yield f"wait {message.transfers[0].key}"
+            case _:
+                pass
+
+
+def test_the_next_gather_is_under_way_while_the_one_before_is_used() -> None:
+    graph, found = step(SHARDED, 1)
+    gather = "param:w{}@forward".format
+    expected = [f"start 1 {gather(0)}"]
+    for k in range(LAYERS):
+        expected += [f"start 1 {gather(k + 1)}"] * (k + 1 < LAYERS)
+        expected += [f"wait {gather(k)}", f"forward.{k}"]
+    assert list(texts(graph, found.forward))[: len(expected)] == expected
+
+
+def test_small_parameters_are_gathered_together_and_cut_out_one_by_one() -> None:
+    graph, found = step(SHARDED, 1 << 20)
+    told = list(texts(graph, found.forward))
+    assert told[:2] == [f"start {LAYERS} param:w0@forward", "wait param:w0@forward"]
+    taken: list[str | int] = []
+    for event in found.forward:
+        match event:
+            case Compute(node):
+                taken.append(node)
+            case Take(transfer) if transfer.key.startswith("param:"):
+                taken.append(transfer.key)
+            case _:
+                pass
+    ops = [node.index for node in graph.nodes if node.key.startswith("forward.")]
+    assert taken == [x for k in range(LAYERS) for x in (f"param:w{k}@forward", ops[k])]
+
+
+def test_a_full_bucket_of_gradients_leaves_at_once_and_few_are_under_way() -> None:
+    graph, found = step(SHARDED, 1)
+    told = list(texts(graph, found.backward))
+    for k in range(LAYERS):
+        made = told.index(f"wgrad.{k}")
+        assert told[made + 1].startswith(f"start 1 wgrad.{k}@")
+    under_way, most = 0, 0
+    for text in told:
+        if "wgrad" in text:
+            under_way += text.startswith("start") - text.startswith("wait")
+        most = max(most, under_way)
+    assert most == MAX_UNDER_WAY + 1 and under_way == 0
+    waits = [text for text in told if text.startswith("wait wgrad")]
+    assert waits == sorted(waits, reverse=True), "the oldest is waited for first"
+
+
+def test_gradients_that_fill_no_bucket_leave_together_at_the_end() -> None:
+    graph, found = step(SHARDED, 1 << 20)
+    told = [t for t in texts(graph, found.backward) if "wgrad" in t]
+    assert told[-2:] == [f"start {LAYERS} wgrad.{LAYERS - 1}@backward", "wait " + told[-1][5:]]
+
+
+def test_the_optimizer_comes_last_with_every_parameter_that_has_a_gradient() -> None:
+    graph, found = step({}, 1 << 20)
+    (update,) = found.update
+    assert isinstance(update, Update)
+    assert update.params == tuple(node.index for node in graph.with_role(Role.PARAM))
+
+
+def check(graph: Graph, found: Schedule) -> None:
+    """What is read is there, what is freed is not read again, and all of it is freed once."""
+    given = {
+        (node.phase, node.index)
+        for node in graph.nodes
+        if node.role in (Role.PARAM, Role.INPUT, Role.TANGENT, Role.BUFFER, Role.CONSTANT)
+    }
+    there, ended = set[Value | Message](), set[Value | Message]()
+    done: list[int] = []
+
+    def read(value: Value) -> None:
+        assert value in there or (value.phase, value.ref.node) in given
+
+    def make(held: Value | Message) -> None:
+        assert held not in there and held not in ended
+        there.add(held)
+
+    for event in found.events:
+        match event:
+            case Compute(node):
+                done.append(node)
+                for value in event.reads:
+                    read(value)
+                for value in event.makes:
+                    make(value)
+            case Start(message):
+                for transfer in message.transfers:
+                    read(transfer.source)
+                make(message)
+            case Wait(message):
+                assert message in there
+            case Take(transfer, None):
+                read(transfer.source)
+                make(transfer.target)
+            case Take(transfer, message):
+                assert message in there and transfer in message.transfers
+                make(transfer.target)
+            case Free(dead):
+                assert there.issuperset(dead) and not found.outputs & set(dead)
+                there.difference_update(dead)
+                ended.update(dead)
+            case Update():
+                pass
+    in_order = [n.index for n in graph.nodes if n.role is Role.OP and not n.view]
+    phases = [n for p in Phase for n in in_order if graph.nodes[n].phase is p]
+    assert done == phases
+    assert there <= found.outputs
+    waits = [e.message for e in found.events if isinstance(e, Wait)]
+    assert len(set(waits)) == len(waits)
+    assert set(waits) == {e.message for e in found.events if isinstance(e, Start)}
+
+
+def scheduled(seed: int, mesh: str, bucket_bytes: int) -> tuple[Graph, Schedule]:
+    graph = linear_step(64, 32, 16, layers=3)
+    cluster, laid = on_h100(mesh)
+    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
+    problem = price(request)
+    structure = make_structure(request, problem, random_solution(problem, seed))
+    with patch.object(bucketing, "BUCKET_BYTES", bucket_bytes):
+        return graph, schedule(parse_layout(graph, structure))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 200),
+    mesh=st.sampled_from(["2", "4", "2x4", "2x2x2"]),
+    bucket_bytes=st.sampled_from([1, 3000, 1 << 20]),
+)
+def test_any_plan_makes_what_it_reads_and_frees_what_it_made(
+    seed: int, mesh: str, bucket_bytes: int
+) -> None:
+    check(*scheduled(seed, mesh, bucket_bytes))
+
+
+def without(kind: type[Event]) -> Callable[[tuple[Event, ...]], tuple[Event, ...]]:
+    def removed(events: tuple[Event, ...]) -> tuple[Event, ...]:
+        place = next(k for k, event in enumerate(events) if isinstance(event, kind))
+        return events[:place] + events[place + 1 :]
+
+    return removed
+
+
+@pytest.mark.parametrize("kind", [Compute, Start, Wait, Take, Free])
+def test_a_schedule_without_an_event_is_seen(kind: type[Event]) -> None:
+    graph, found = step(SHARDED, 1)
+    check(graph, found)
+    broken = Schedule(
+        without(kind)(found.forward), found.backward, found.update, found.saved, found.outputs
+    )
+    with pytest.raises(AssertionError):
+        check(graph, broken)
+
+
+def test_what_forward_does_not_use_cannot_be_kept_otherwise() -> None:
+    """A saved state that no forward op could have brought about names the tensor."""
+    graph = linear_step(64, 32, 32, layers=2)
+    layout = parse_layout(graph, plan_for(graph, "4", SHARDED).structure)
+    object.__setattr__(layout, "routes", {})
+    with pytest.raises(PlanMismatchError, match="never leads from"):
+        schedule(layout)
