@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from autopar.ir.problem import FloatArray, IntArray
+from autopar.ir.problem import FloatArray
+from autopar.solver.message_passing.core import Core
 from autopar.solver.message_passing.kernels import compiled, rows_least
 
 
 @compiled
 def least_costs(
-    first: IntArray,
+    core: Core,
     theta: FloatArray,
-    source: IntArray,
-    target: IntArray,
-    table: IntArray,
-    pool: FloatArray,
-    source_message: IntArray,
-    target_message: IntArray,
     message: FloatArray,
     of_nodes: FloatArray,
     of_edges: FloatArray,
@@ -30,89 +25,48 @@ def least_costs(
 ) -> None:
     """Sets the least of every node and of every edge after `message`; `row` is room to work in."""
     own = theta.copy()
-    for e in range(len(source)):
-        a, b = source[e], target[e]
-        rows, columns = first[a + 1] - first[a], first[b + 1] - first[b]
-        rows_least(False, table[e], rows, target_message[e], columns, pool, message, row)
+    for e in range(len(core.source)):
+        a, b = core.source[e], core.target[e]
+        rows, columns = core.first[a + 1] - core.first[a], core.first[b + 1] - core.first[b]
+        rows_least(core, e, False, message, row)
         of_edges[e] = np.inf
         for c in range(rows):
-            of_edges[e] = min(of_edges[e], row[c] - message[source_message[e] + c])
-            own[first[a] + c] += message[source_message[e] + c]
+            of_edges[e] = min(of_edges[e], row[c] - message[core.source_message[e] + c])
+            own[core.first[a] + c] += message[core.source_message[e] + c]
         for d in range(columns):
-            own[first[b] + d] += message[target_message[e] + d]
-    for i in range(len(first) - 1):
-        of_nodes[i] = own[first[i] : first[i + 1]].min()
+            own[core.first[b] + d] += message[core.target_message[e] + d]
+    for i in range(len(core.first) - 1):
+        of_nodes[i] = own[core.first[i] : core.first[i + 1]].min()
 
 
 @compiled
 def weigh(
-    upward: bool,
-    first: IntArray,
-    theta: FloatArray,
-    source: IntArray,
-    target: IntArray,
-    table: IntArray,
-    pool: FloatArray,
-    near_first: IntArray,
-    near_split: IntArray,
-    near_edge: IntArray,
-    source_message: IntArray,
-    target_message: IntArray,
-    message: FloatArray,
-    at_least: FloatArray,
+    core: Core, upward: bool, theta: FloatArray, message: FloatArray, at_least: FloatArray
 ) -> None:
     """One pass of message passing, as `kernels.sweep` makes it, that raises `at_least[label]` to
     the bound on plans with that choice: what all other nodes and edges cost at the least, and at
     the node in hand, before it hands its costs on, the choice itself and the best row of each of
     its edges."""
-    widest = 0
-    for i in range(len(first) - 1):
-        widest = max(widest, first[i + 1] - first[i])
-    own, with_rows = np.empty(widest), np.empty(widest)
-    rows = np.empty(widest)
-    of_nodes, of_edges = np.empty(len(first) - 1), np.empty(len(source))
-    least_costs(
-        first,
-        theta,
-        source,
-        target,
-        table,
-        pool,
-        source_message,
-        target_message,
-        message,
-        of_nodes,
-        of_edges,
-        rows,
-    )
+    num_nodes, widest = len(core.first) - 1, np.max(np.diff(core.first))
+    own, with_rows, rows = np.empty(widest), np.empty(widest), np.empty(widest)
+    of_nodes, of_edges = np.empty(num_nodes), np.empty(len(core.source))
+    least_costs(core, theta, message, of_nodes, of_edges, rows)
     total = of_nodes.sum() + of_edges.sum()
-    num_nodes = len(first) - 1
     for step in range(num_nodes):
         i = step if upward else num_nodes - 1 - step
-        begin, size = first[i], first[i + 1] - first[i]
-        middle = near_first[i] + near_split[i]
+        begin, size = core.first[i], core.first[i + 1] - core.first[i]
+        middle = core.near_first[i] + core.near_split[i]
         total -= of_nodes[i]
         num_later, num_earlier = 0, 0
         for c in range(size):
             own[c] = theta[begin + c]
-        for at in range(near_first[i], near_first[i + 1]):
-            e, is_target = near_edge[at], at < middle
+        for at in range(core.near_first[i], core.near_first[i + 1]):
+            e, is_target = core.near_edge[at], at < middle
             total -= of_edges[e]
-            base = target_message[e] if is_target else source_message[e]
+            base = core.target_message[e] if is_target else core.source_message[e]
             if is_target == upward:
                 num_earlier += 1
-                other = source[e] if is_target else target[e]
-                there = source_message[e] if is_target else target_message[e]
-                rows_least(
-                    is_target,
-                    table[e],
-                    size,
-                    there,
-                    first[other + 1] - first[other],
-                    pool,
-                    message,
-                    rows,
-                )
+                rows_least(core, e, is_target, message, rows)
                 for c in range(size):
                     message[base + c] = rows[c]
                 of_edges[e] = 0.0
@@ -123,23 +77,12 @@ def weigh(
         share = 1.0 / max(num_later, num_earlier, 1)
         for c in range(size):
             with_rows[c] = own[c]
-        for at in range(near_first[i], near_first[i + 1]):
-            e, is_target = near_edge[at], at < middle
+        for at in range(core.near_first[i], core.near_first[i + 1]):
+            e, is_target = core.near_edge[at], at < middle
             if is_target == upward:
                 continue
-            base = target_message[e] if is_target else source_message[e]
-            other = source[e] if is_target else target[e]
-            there = source_message[e] if is_target else target_message[e]
-            rows_least(
-                is_target,
-                table[e],
-                size,
-                there,
-                first[other + 1] - first[other],
-                pool,
-                message,
-                rows,
-            )
+            base = core.target_message[e] if is_target else core.source_message[e]
+            rows_least(core, e, is_target, message, rows)
             of_edges[e] = np.inf
             for c in range(size):
                 with_rows[c] += rows[c] - message[base + c]
@@ -151,5 +94,5 @@ def weigh(
             at_least[begin + c] = max(at_least[begin + c], total + with_rows[c])
             of_nodes[i] = min(of_nodes[i], left * own[c])
         total += of_nodes[i]
-        for at in range(near_first[i], near_first[i + 1]):
-            total += of_edges[near_edge[at]]
+        for at in range(core.near_first[i], core.near_first[i + 1]):
+            total += of_edges[core.near_edge[at]]

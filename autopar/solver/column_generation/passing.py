@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FloatArray, Problem
-from autopar.solver.column_generation import kernels
+from autopar.solver.column_generation.kernels import weigh
 from autopar.solver.column_generation.relays import Relayed
 from autopar.solver.ilp import Model
 from autopar.solver.memory import maximal_times
-from autopar.solver.message_passing.ascent import Guide, certify, run_sweep
+from autopar.solver.message_passing import kernels
+from autopar.solver.message_passing.ascent import Guide, certify
 from autopar.solver.message_passing.memory import MemoryPrices
 from autopar.solver.search import Clock
 
@@ -44,7 +45,7 @@ class Passing:
         for _ in range(0, most_sweeps, _SWEEPS_PER_LOOK):
             for _ in range(_SWEEPS_PER_LOOK):
                 for upward in (True, False):
-                    bound = run_sweep(
+                    bound = kernels.sweep(
                         core, upward, order, free, self._theta, self._message, self._plan, margin
                     )
             if bound - last <= _PROGRESS * abs(bound) or clock.expired:
@@ -64,11 +65,7 @@ class Passing:
         core = self.core
         found = np.full(len(core.cost), -np.inf)
         for upward in (True, False, True):
-            kernels.weigh(
-                upward, core.first, self._theta, core.source, core.target, core.table,
-                core.float_pool, core.near_first, core.near_split, core.near_edge,
-                core.source_message, core.target_message, self._message, found,
-            )  # fmt: skip
+            weigh(core, upward, self._theta, self._message, found)
         found += core.fixed_cost + float(self.multipliers @ (core.base - core.limit))
         return tuple(np.where(own < 0, np.inf, found[own]) for own in self._labels)
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.ir.problem import BoolArray, FloatArray, IntArray
+from autopar.ir.problem import FloatArray
 from autopar.solver.message_passing import kernels
 from autopar.solver.message_passing.core import Core
 from autopar.solver.message_passing.memory import MemoryPrices
@@ -96,7 +96,7 @@ class Ascent:
         bound = 0.0
         for _ in range(_SWEEPS):
             for upward in (False, True):
-                bound = run_sweep(
+                bound = kernels.sweep(
                     core, upward, self._order, self._free, theta, self._message, self.plan,
                     self._margin,
                 )  # fmt: skip
@@ -115,24 +115,6 @@ class Ascent:
             self._idle = 0
             self._multipliers = self.best.multipliers
             self._message = self.best.message.copy()
-
-
-def run_sweep(
-    core: Core,
-    upward: bool,
-    order: IntArray,
-    is_free: BoolArray,
-    theta: FloatArray,
-    message: FloatArray,
-    choice: IntArray,
-    margin: FloatArray,
-) -> float:
-    """`kernels.sweep` on `core`."""
-    return kernels.sweep(
-        upward, order, is_free, core.first, theta, core.source, core.target, core.table,
-        core.float_pool, core.near_first, core.near_split, core.near_edge, core.source_message,
-        core.target_message, message, choice, margin,
-    )  # fmt: skip
 
 
 def moved(multipliers: FloatArray, excess: FloatArray, worth: float, limit: int) -> FloatArray:
@@ -156,10 +138,7 @@ def certify(core: Core, memory: MemoryPrices, guide: Guide) -> int:
     theta = (core.cost << bits) + memory.floors(multipliers, fine - bits, most)
     largest = 2.0 ** (_COST_BITS + 5)
     message = np.rint(np.clip(guide.message * 2.0**bits, -largest, largest)).astype(np.int64)
-    of_nodes, of_edges = kernels.least(
-        core.first, theta, core.source, core.target, core.table, core.pool, bits,
-        core.source_message, core.target_message, message,
-    )  # fmt: skip
+    of_nodes, of_edges = kernels.least(core, theta, bits, message)
     value = sum(of_nodes.tolist()) + sum(of_edges.tolist())
     room = (core.limit - core.base).tolist()
     paid = sum(k * r for k, r in zip(multipliers.tolist(), room, strict=True) if k)

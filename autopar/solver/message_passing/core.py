@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +12,7 @@ from autopar.solver.memory import maximal_times
 from autopar.solver.reductions.contract import Contracted, takes_memory
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Core:
+class Core(NamedTuple):
     """Choice `c` of node `i` is label `first[i] + c`.
 
     Edge `e` lies between `source[e] < target[e]`; its costs start at `table[e]` in `pool`, row by

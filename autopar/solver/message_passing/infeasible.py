@@ -7,7 +7,7 @@ is short. Times are then left out until those that remain are needed for the pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,8 +33,7 @@ class Shortage:
 
 def find_shortage(core: Core, memory: MemoryPrices, clock: Clock) -> Shortage | None:
     """The shortage if one can be proved, else None."""
-    bare = replace(
-        core,
+    bare = core._replace(
         cost=np.zeros_like(core.cost),
         pool=np.where(core.pool >= FORBIDDEN, FORBIDDEN, 0),
         float_pool=np.where(core.pool >= FORBIDDEN, _TOO_MUCH, 0.0),
@@ -57,7 +56,7 @@ def _prove(bare: Core, times: IntArray, clock: Clock) -> Guide | None:
     watched = np.zeros(bare.num_times, dtype=np.bool_)
     watched[times] = True
     # Where a time is not watched, nothing is ever short, and its price stays 0.
-    core = replace(bare, base=np.where(watched, bare.base, -(1 << 60)))
+    core = bare._replace(base=np.where(watched, bare.base, -(1 << 60)))
     memory = MemoryPrices(core)
     ascent = Ascent(core, memory)
     for step in range(_STEPS):

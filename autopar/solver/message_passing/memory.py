@@ -22,11 +22,7 @@ class MemoryPrices:
 
     def in_use(self, choice: IntArray) -> IntArray:
         """Bytes in use at each time."""
-        core = self.core
-        return kernels.in_use(
-            choice, core.base, core.item_node, core.item_start, core.item_stop, core.item_first,
-            core.item_usage,
-        )  # fmt: skip
+        return kernels.in_use(self.core, choice)
 
     def excess(self, choice: IntArray) -> FloatArray:
         """How far each time is above the limit, as a part of it; empty without a limit."""
@@ -40,11 +36,9 @@ class MemoryPrices:
         core = self.core
         so_far = np.concatenate([[0.0], np.cumsum(multipliers)])
         priced = np.zeros(len(core.cost)) if out is None else out
-        kernels.price_labels(
-            np.arange(core.num_nodes) if order is None else order, core.first, so_far,
-            core.node_item, core.item_start, core.item_stop, core.item_first, core.item_usage,
-            priced,
-        )  # fmt: skip
+        if order is None:
+            order = np.arange(core.num_nodes)
+        kernels.price_labels(core, order, so_far, priced)
         return priced
 
     def floors(self, multipliers: IntArray, shift: int, most: int) -> IntArray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from autopar.ir.problem import BoolArray, FloatArray, IntArray
 from autopar.solver.message_passing import kernels, trees
-from autopar.solver.message_passing.ascent import Guide, moved, run_sweep
+from autopar.solver.message_passing.ascent import Guide, moved
 from autopar.solver.message_passing.core import Core
 from autopar.solver.message_passing.memory import MemoryPrices
 
@@ -59,10 +59,7 @@ class Planner:
 
     def price(self, choice: IntArray) -> FoundPlan:
         """`choice` as a plan."""
-        core = self.core
-        cost = kernels.cost_of(
-            choice, core.first, core.cost, core.source, core.target, core.table, core.pool
-        )
+        cost = kernels.cost_of(self.core, choice)
         return FoundPlan(choice, int(cost), self.memory.excess(choice))
 
     def dive(
@@ -78,7 +75,7 @@ class Planner:
             theta = self._cost + self.memory.prices(multipliers, order, self._priced)
             for _ in range(how.sweeps):
                 for upward in (False, True):
-                    run_sweep(core, upward, order, free, theta, message, choice, self._margin)
+                    kernels.sweep(core, upward, order, free, theta, message, choice, self._margin)
             plan = self.price(choice)
             if plan.fits and (on_the_way is None or plan.cost < on_the_way.cost):
                 on_the_way = self.price(choice.copy())
@@ -102,9 +99,7 @@ class Planner:
         choice = plan.choice.copy()
         tree, size = self.memory.peak_tree(choice)
         trees.move_trees(
-            moves, most_nodes, self._state, core.limit if core.num_times else 0, core.first,
-            self._cost, prices, core.source, core.target, core.table, core.float_pool,
-            core.near_first, core.near_edge, core.node_item, core.item_start,
-            core.item_stop, core.item_first, core.item_usage, tree, size, choice, factors,
+            core, moves, most_nodes, self._state, core.limit if core.num_times else 0, self._cost,
+            prices, tree, size, choice, factors,
         )  # fmt: skip
         return self.price(choice)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FloatArray, IntArray
+from autopar.solver.message_passing.core import Core
 from autopar.solver.message_passing.kernels import compiled
 
 HUB = 64
@@ -53,34 +54,23 @@ def add_usage(tree: IntArray, size: int, start: int, stop: int, amount: int) -> 
 
 @compiled
 def set_choice(
-    node: int,
-    chosen: int,
-    choice: IntArray,
-    node_item: IntArray,
-    item_start: IntArray,
-    item_stop: IntArray,
-    item_first: IntArray,
-    item_usage: IntArray,
-    tree: IntArray,
-    size: int,
+    core: Core, node: int, chosen: int, choice: IntArray, tree: IntArray, size: int
 ) -> None:
     """`node` takes `chosen`; the memory in use follows."""
     old = choice[node]
-    for m in range(node_item[node], node_item[node + 1]):
-        more = item_usage[item_first[m] + chosen] - item_usage[item_first[m] + old]
+    for m in range(core.node_item[node], core.node_item[node + 1]):
+        at = core.item_first[m]
+        more = core.item_usage[at + chosen] - core.item_usage[at + old]
         if more != 0:
-            add_usage(tree, size, item_start[m], item_stop[m], more)
+            add_usage(tree, size, core.item_start[m], core.item_stop[m], more)
     choice[node] = chosen
 
 
 @compiled
 def grow(
+    core: Core,
     start: int,
     state: IntArray,
-    source: IntArray,
-    target: IntArray,
-    near_first: IntArray,
-    near_edge: IntArray,
     position: IntArray,
     touched: IntArray,
     queue: IntArray,
@@ -101,9 +91,9 @@ def grow(
         waiting -= 1
         queue[pick] = queue[waiting]
         inside, via = 0, -1
-        for at in range(near_first[i], near_first[i + 1]):
-            e = near_edge[at]
-            if position[source[e] + target[e] - i] >= 0:
+        for at in range(core.near_first[i], core.near_first[i + 1]):
+            e = core.near_edge[at]
+            if position[core.source[e] + core.target[e] - i] >= 0:
                 inside += 1
                 via = e
         if inside > 1:
@@ -111,13 +101,13 @@ def grow(
         position[i] = count
         members[count] = i
         link[count] = via
-        parent[count] = position[source[via] + target[via] - i] if via >= 0 else -1
+        parent[count] = position[core.source[via] + core.target[via] - i] if via >= 0 else -1
         count += 1
-        if near_first[i + 1] - near_first[i] > HUB and count > 1:
+        if core.near_first[i + 1] - core.near_first[i] > HUB and count > 1:
             continue
-        for at in range(near_first[i], near_first[i + 1]):
-            e = near_edge[at]
-            other = source[e] + target[e] - i
+        for at in range(core.near_first[i], core.near_first[i + 1]):
+            e = core.near_edge[at]
+            other = core.source[e] + core.target[e] - i
             if touched[other] == 0:
                 touched[other] = 1
                 queue[waiting] = other
@@ -127,35 +117,24 @@ def grow(
 
 @compiled
 def add_outside(
-    i: int,
-    sums: FloatArray,
-    to: int,
-    first: IntArray,
-    source: IntArray,
-    target: IntArray,
-    table: IntArray,
-    pool: FloatArray,
-    near_first: IntArray,
-    near_edge: IntArray,
-    position: IntArray,
-    choice: IntArray,
+    core: Core, i: int, sums: FloatArray, to: int, position: IntArray, choice: IntArray
 ) -> None:
     """Adds to `sums[to:]` what each choice of `i` costs with its neighbours outside the tree."""
-    width = first[i + 1] - first[i]
-    for at in range(near_first[i], near_first[i + 1]):
-        e = near_edge[at]
-        other = source[e] + target[e] - i
+    width = core.first[i + 1] - core.first[i]
+    for at in range(core.near_first[i], core.near_first[i + 1]):
+        e = core.near_edge[at]
+        other = core.source[e] + core.target[e] - i
         if position[other] >= 0:
             continue
-        if target[e] == i:
-            row = table[e] + choice[other] * width
+        if core.target[e] == i:
+            row = core.table[e] + choice[other] * width
             for c in range(width):
-                sums[to + c] += pool[row + c]
+                sums[to + c] += core.float_pool[row + c]
         else:
-            across = first[other + 1] - first[other]
-            row = table[e] + choice[other]
+            across = core.first[other + 1] - core.first[other]
+            row = core.table[e] + choice[other]
             for c in range(width):
-                sums[to + c] += pool[row + c * across]
+                sums[to + c] += core.float_pool[row + c * across]
 
 
 @compiled
@@ -186,61 +165,44 @@ def pass_up(
 
 @compiled
 def change_of_cost(
+    core: Core,
     k: int,
     i: int,
     old: IntArray,
-    first: IntArray,
     theta: FloatArray,
-    source: IntArray,
-    target: IntArray,
-    table: IntArray,
-    pool: FloatArray,
-    near_first: IntArray,
-    near_edge: IntArray,
     position: IntArray,
     choice: IntArray,
 ) -> float:
     """What member `k`, node `i`, costs more than before, with its edges; between two members, an
     edge counts at the later one."""
     new = choice[i]
-    change = theta[first[i] + new] - theta[first[i] + old[k]]
-    for at in range(near_first[i], near_first[i + 1]):
-        e = near_edge[at]
-        other = source[e] + target[e] - i
+    change = theta[core.first[i] + new] - theta[core.first[i] + old[k]]
+    for at in range(core.near_first[i], core.near_first[i + 1]):
+        e = core.near_edge[at]
+        other = core.source[e] + core.target[e] - i
         inner = position[other]
         if inner > k or (inner < 0 and new == old[k]):
             continue
-        width = first[target[e] + 1] - first[target[e]]
+        width = core.first[core.target[e] + 1] - core.first[core.target[e]]
         was_other = choice[other] if inner < 0 else old[inner]
-        if source[e] == i:
-            change += pool[table[e] + new * width + choice[other]]
-            change -= pool[table[e] + old[k] * width + was_other]
+        if core.source[e] == i:
+            change += core.float_pool[core.table[e] + new * width + choice[other]]
+            change -= core.float_pool[core.table[e] + old[k] * width + was_other]
         else:
-            change += pool[table[e] + choice[other] * width + new]
-            change -= pool[table[e] + was_other * width + old[k]]
+            change += core.float_pool[core.table[e] + choice[other] * width + new]
+            change -= core.float_pool[core.table[e] + was_other * width + old[k]]
     return change
 
 
 @compiled
 def move_trees(
+    core: Core,
     num_moves: int,
     most_nodes: int,
     state: IntArray,
     limit: int,
-    first: IntArray,
     theta: FloatArray,
     price: FloatArray,
-    source: IntArray,
-    target: IntArray,
-    table: IntArray,
-    pool: FloatArray,
-    near_first: IntArray,
-    near_edge: IntArray,
-    node_item: IntArray,
-    item_start: IntArray,
-    item_stop: IntArray,
-    item_first: IntArray,
-    item_usage: IntArray,
     tree: IntArray,
     size: int,
     choice: IntArray,
@@ -252,7 +214,7 @@ def move_trees(
     exact on the tree. It is taken back where more than `limit` is then in use, or where cost plus
     price is higher than before; as long as more than `limit` is in use, where the peak is.
     """
-    num_nodes = len(first) - 1
+    num_nodes = len(core.first) - 1
     position = np.full(num_nodes, -1, dtype=np.int64)
     touched = np.zeros(num_nodes, dtype=np.int64)
     queue = np.empty(num_nodes, dtype=np.int64)
@@ -261,31 +223,26 @@ def move_trees(
     link = np.empty(most_nodes, dtype=np.int64)
     old = np.empty(most_nodes, dtype=np.int64)
     offset = np.zeros(most_nodes + 1, dtype=np.int64)
-    widest = np.max(np.diff(first))
+    widest = np.max(np.diff(core.first))
     sums = np.empty(most_nodes * widest)
     best_child = np.empty(most_nodes * widest, dtype=np.int64)
     for _ in range(num_moves):
         start = next_random(state, num_nodes)
         factor = factors[next_random(state, len(factors))]
-        count = grow(
-            start, state, source, target, near_first, near_edge, position, touched, queue,
-            members, parent, link,
-        )  # fmt: skip
+        count = grow(core, start, state, position, touched, queue, members, parent, link)
         for k in range(count):
             i = members[k]
             old[k] = choice[i]
-            offset[k + 1] = offset[k] + first[i + 1] - first[i]
-            for c in range(first[i + 1] - first[i]):
-                sums[offset[k] + c] = theta[first[i] + c] + factor * price[first[i] + c]
-            add_outside(
-                i, sums, offset[k], first, source, target, table, pool, near_first, near_edge,
-                position, choice,
-            )  # fmt: skip
+            offset[k + 1] = offset[k] + core.first[i + 1] - core.first[i]
+            for c in range(core.first[i + 1] - core.first[i]):
+                sums[offset[k] + c] = theta[core.first[i] + c] + factor * price[core.first[i] + c]
+            add_outside(core, i, sums, offset[k], position, choice)
         for k in range(count - 1, 0, -1):
             to, p = offset[parent[k]], parent[k]
             pass_up(
                 sums, offset[k], offset[k + 1] - offset[k], to, offset[p + 1] - to,
-                table[link[k]], target[link[k]] == members[k], pool, best_child, k * widest,
+                core.table[link[k]], core.target[link[k]] == members[k], core.float_pool,
+                best_child, k * widest,
             )  # fmt: skip
         new = choice[start]
         for c in range(offset[1]):
@@ -299,30 +256,21 @@ def move_trees(
                 new = best_child[k * widest + choice[members[parent[k]]]]
             if new != old[k]:
                 moved = True
-                change += price[first[i] + new] - price[first[i] + old[k]]
-                set_choice(
-                    i, new, choice, node_item, item_start, item_stop, item_first, item_usage,
-                    tree, size,
-                )  # fmt: skip
+                change += price[core.first[i] + new] - price[core.first[i] + old[k]]
+                set_choice(core, i, new, choice, tree, size)
         if moved:
             for k in range(count):
-                change += change_of_cost(
-                    k, members[k], old, first, theta, source, target, table, pool, near_first,
-                    near_edge, position, choice,
-                )  # fmt: skip
+                change += change_of_cost(core, k, members[k], old, theta, position, choice)
             peak = tree[2 * size + 1]
             kept = peak <= before if before > limit else peak <= limit and change <= 0.0
             for k in range(count):
                 if not kept and choice[members[k]] != old[k]:
-                    set_choice(
-                        members[k], old[k], choice, node_item, item_start, item_stop, item_first,
-                        item_usage, tree, size,
-                    )  # fmt: skip
+                    set_choice(core, members[k], old[k], choice, tree, size)
         for k in range(count):
             i = members[k]
             position[i] = -1
             touched[i] = 0
-            for at in range(near_first[i], near_first[i + 1]):
-                e = near_edge[at]
-                touched[source[e]] = 0
-                touched[target[e]] = 0
+            for at in range(core.near_first[i], core.near_first[i + 1]):
+                e = core.near_edge[at]
+                touched[core.source[e]] = 0
+                touched[core.target[e]] = 0
