@@ -271,7 +271,7 @@ fragile: what they are is decided by trifles, or by errors of the cost model."""
 class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long the best plan of another structure (`weight_layouts`) takes: `bound_ns` what none of
     them beats, `step_ns` the step of the best one known (None if none is), and `rival` what it does
-    otherwise. They are steps of plans, as `Estimates.step_ns` is, not differences."""
+    otherwise. They are steps with nothing hidden (`Estimates.added_up_ns`), not differences."""
 
     bound_ns: Count
     step_ns: Count | None

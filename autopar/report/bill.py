@@ -23,8 +23,7 @@ RATES = "rates"
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One figure of both bills; None where a plan lacks it. `whole` is the old step, or the old
-    peak, that it is a part of (or is itself): the measure of how much it changed. Figures without
-    one are told, and never count.
+    peak: the measure of how much it changed. Figures without one are told, and never count.
     """
 
     section: str

@@ -28,8 +28,8 @@ def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
         yield from _whole(plan, params)
     if plan.provenance.gap_ppm:
         yield (
-            f"not proven optimal: a plan up to {format_percent(plan.provenance.gap_ppm / 1e6)} "
-            "faster may exist"
+            "not proven optimal: with nothing hidden, a plan up to "
+            f"{format_percent(plan.provenance.gap_ppm / 1e6)} faster may exist"
         )
     yield from _fragile(plan)
 
@@ -77,14 +77,20 @@ def type_bytes(text: str) -> int:
 
 
 def _fragile(plan: Plan) -> Iterator[str]:
-    """That another plan is, or may be, nearly as good."""
+    """That another plan is, or may be, nearly as good with nothing hidden."""
     margin, is_fragile = plan.provenance.margin, plan.provenance.is_fragile
     if margin is None or is_fragile is False:
         return
     least = max(1, plan.provenance.objective_ns)
     if is_fragile and margin.step_ns is not None:
         more = 100 * (margin.step_ns - least) / least
-        yield f"fragile: a plan of another structure is {more:.2g} % slower: {margin.rival}"
+        yield (
+            "fragile: with nothing hidden, a plan of another structure is "
+            f"{more:.2g} % slower: {margin.rival}"
+        )
         return
     more = 100 * max(0, margin.bound_ns - least) / least
-    yield f"may be fragile: plans of another structure are only proven to be {more:.2g} % slower"
+    yield (
+        "may be fragile: with nothing hidden, plans of another structure are only proven to be "
+        f"{more:.2g} % slower"
+    )

@@ -1,5 +1,5 @@
 """What a step's time goes to, ops, collectives and the optimizer, the largest first; and what holds
-its memory."""
+its memory. Shares of time are of the step with nothing hidden, which these times add up to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOLDER_TITLES: Mapping[str, str] = {
 @dataclass(frozen=True, slots=True)
 class Cost:
     """`count` times `what` ("mm", "all_gather on tp", "optimizer") at `where`, a module or
-    parameter by pattern; `time_ns` of all of them, which is the fraction `share` of the step."""
+    parameter by pattern; `time_ns` of all of them, which is the fraction `share` of the sum."""
 
     what: str
     where: str
@@ -40,9 +40,9 @@ def costs(estimates: Estimates) -> tuple[Cost, ...]:
     for what, where, phase, count, time_ns in _rows(estimates):
         total = sums[what, where, phase]
         total[0], total[1] = total[0] + count, total[1] + time_ns
-    step_ns = max(1, estimates.step_ns)
+    whole_ns = max(1, estimates.added_up_ns)
     found = [
-        Cost(what, where, phase, count, time_ns, time_ns / step_ns)
+        Cost(what, where, phase, count, time_ns, time_ns / whole_ns)
         for (what, where, phase), (count, time_ns) in sums.items()
         if time_ns
     ]

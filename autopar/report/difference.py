@@ -27,7 +27,7 @@ class Side:
     cluster: str
     mesh: str
     step_ns: int
-    communication_ns: int
+    exposed_communication_ns: int
     memory_bytes: int
     memory_limit_bytes: int
 
@@ -84,7 +84,7 @@ def _side(plan: Plan) -> Side:
         cluster=structure.cluster,
         mesh=structure.mesh.text,
         step_ns=estimates.step_ns,
-        communication_ns=estimates.communication_ns,
+        exposed_communication_ns=estimates.exposed_communication_ns,
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,
     )
@@ -114,6 +114,6 @@ def _notes(old: Plan, new: Plan) -> Iterator[str]:
     for which, provenance in (("old", a), ("new", b)):
         if provenance.status != "optimal":
             gap = f"a plan up to {format_percent(provenance.gap_ppm / 1e6)} faster may exist"
-            yield f"the {which} plan is not proven optimal: {gap}"
+            yield f"the {which} plan is not proven optimal: with nothing hidden, {gap}"
         if provenance.is_fragile:
             yield f"the {which} plan is fragile: one of another structure is within {FRAGILE:.1%}"

@@ -1,4 +1,4 @@
-"""Explanations as plain text."""
+"""Explanations as plain text. All steps are with nothing hidden, as the solver compares plans."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def alternatives_text(explanation: Explanation) -> str:
         (sharding_text(found.sharding, mesh), *_figures(found, step_ns))
         for found in explanation.alternatives
     ]
-    return "\n".join((f"{explanation.subject}: {format_ns(step_ns)}", *columns(rows))) + "\n"
+    head = f"{explanation.subject}: {format_ns(step_ns)} with nothing hidden"
+    return "\n".join((head, *columns(rows))) + "\n"
 
 
 def benefits_text(benefits: Sequence[Benefit]) -> str:
@@ -33,7 +34,8 @@ def benefits_text(benefits: Sequence[Benefit]) -> str:
         )
         for each in benefits
     ]
-    return "\n".join((f"now: {format_ns(benefits[0].before_ns)}", *columns(rows))) + "\n"
+    head = f"now: {format_ns(benefits[0].before_ns)} with nothing hidden"
+    return "\n".join((head, *columns(rows))) + "\n"
 
 
 def _figures(found: Alternative, step_ns: int) -> Row:

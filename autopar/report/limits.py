@@ -16,8 +16,8 @@ steps of some percent, so that less is seldom left for want of a use for it."""
 
 @dataclass(frozen=True, slots=True)
 class AxisShare:
-    """What is sent over one mesh axis: time of all of it, and the fraction of the step; `link` is
-    the slowest it crosses, empty where that is not known."""
+    """What is sent over one mesh axis: time of all of it, and the fraction of the step for which
+    that keeps its links busy; `link` is the slowest it crosses, empty where that is not known."""
 
     axis: str
     link: str
@@ -28,9 +28,11 @@ class AxisShare:
 @dataclass(frozen=True, slots=True)
 class Bottlenecks:
     """What a step is bound by: `binds` has the words for it, `axes` the traffic, the most first.
+    Shares are of the step as it is played; communication is what is exposed of it.
 
-    `rival_ns` and `rival` are the best plan known of another structure, `rival_bound_ns` what none
-    of them beats (None where that was not asked for); `is_fragile` is None where it is not known.
+    With nothing hidden, the plan takes `objective_ns`, the best one known of another structure,
+    `rival`, takes `rival_ns`, and none of those beats `rival_bound_ns` (None where that was not
+    asked for). `is_fragile` is None where it is not known.
     """
 
     memory_bytes: int
@@ -41,6 +43,7 @@ class Bottlenecks:
     optimizer_share: float
     axes: tuple[AxisShare, ...]
     binds: tuple[str, ...]
+    objective_ns: int
     rival_ns: int | None
     rival_bound_ns: int | None
     rival: str
@@ -55,7 +58,7 @@ def find_limits(plan: Plan) -> Bottlenecks:
     peak, limit = estimates.memory.total, estimates.memory_limit
     axes = _axes(plan)
     compute = estimates.compute_ns / step_ns
-    communication = estimates.communication_ns / step_ns
+    communication = estimates.exposed_communication_ns / step_ns
     optimizer = estimates.optimizer_ns / step_ns
     is_short = peak >= SHORT * limit
     return Bottlenecks(
@@ -67,6 +70,7 @@ def find_limits(plan: Plan) -> Bottlenecks:
         optimizer_share=optimizer,
         axes=axes,
         binds=(_memory(peak, limit, is_short), _time(compute, communication, optimizer, axes)),
+        objective_ns=provenance.objective_ns,
         rival_ns=None if margin is None else margin.step_ns,
         rival_bound_ns=None if margin is None else margin.bound_ns,
         rival="" if margin is None else margin.rival,
@@ -74,21 +78,27 @@ def find_limits(plan: Plan) -> Bottlenecks:
     )
 
 
-def margin_text(limits: Bottlenecks, step_ns: int) -> str:
+def margin_text(limits: Bottlenecks) -> str:
     """A sentence on the best plan of another structure."""
-    bound = limits.rival_bound_ns
+    bound, own_ns = limits.rival_bound_ns, limits.objective_ns
     if bound is None:
         return "not in the plan: it was not asked for, or no plan of another structure is known"
     if limits.rival_ns is None:
-        return f"a plan of another structure takes at least {_more(bound, step_ns)}"
-    text = f"the best plan known of another structure takes {_more(limits.rival_ns, step_ns)}"
+        return (
+            "with nothing hidden, a plan of another structure takes at least "
+            f"{_more(bound, own_ns)}"
+        )
+    text = (
+        "with nothing hidden, the best plan known of another structure takes "
+        f"{_more(limits.rival_ns, own_ns)}"
+    )
     if bound < limits.rival_ns:
-        text += f", and none less than {_more(bound, step_ns)}"
+        text += f", and none less than {_more(bound, own_ns)}"
     return f"{text}: {limits.rival}"
 
 
-def _more(ns: int, step_ns: int) -> str:
-    more = 100 * (ns - step_ns) / max(1, step_ns)
+def _more(ns: int, own_ns: int) -> str:
+    more = 100 * (ns - own_ns) / max(1, own_ns)
     return f"{format_ns(ns)} ({more:+.3g} %)"
 
 
@@ -100,14 +110,18 @@ def _memory(peak: int, limit: int, is_short: bool) -> str:
 def _time(
     compute: float, communication: float, optimizer: float, axes: tuple[AxisShare, ...]
 ) -> str:
-    shares = {"compute": compute, "communication": communication, "the optimizer": optimizer}
+    shares = {
+        "compute": compute,
+        "exposed communication": communication,
+        "the optimizer": optimizer,
+    }
     ordered = sorted(shares, key=lambda name: (-shares[name], name))
     words = ", ".join(f"{name} {format_percent(shares[name])}" for name in ordered)
     text = f"{ordered[0]} dominates the step: {words}"
     if axes and axes[0].time_ns:
         first = axes[0]
         over = f"{first.axis} ({first.link})" if first.link else first.axis
-        text += f"; the busiest axis is {over} with {format_percent(first.share)}"
+        text += f"; the busiest axis is {over}, for {format_percent(first.share)} of the step"
     return text
 
 

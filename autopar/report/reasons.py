@@ -1,7 +1,8 @@
 """Why a plan is as it is, as far as the plan itself says: what was chosen for a parameter, a module
 or an op, what that costs, part by part, and which limit binds; as content and as a page.
 
-Figures are per device and step, and of all blocks of a class together. Alternatives need the model
+Figures are per device and step, and of all blocks of a class together; parts of the time are those
+of a step with nothing hidden. Alternatives need the model
 (`autopar.alternatives`); where they were asked for, they are part of the answer.
 """
 
@@ -40,7 +41,7 @@ MAX_DECISIONS, MAX_PARTS = 30, 20
 @dataclass(frozen=True, slots=True)
 class CostPart:
     """`count` times `what`, at `where`: `time_ns` of all of them, which is the fraction `share` of
-    the step, and the local bytes that are sent (0 where nothing is)."""
+    the step with nothing hidden, and the local bytes that are sent (0 where nothing is)."""
 
     what: str
     where: str
@@ -88,12 +89,14 @@ class Reasons(Printed):
         sections: list[RenderableType] = [title]
         if self.decisions:
             sections += section("What was chosen", _decisions(self.decisions))
-        time = f"{format_ns(self.time_ns)}, {format_percent(self.share)} of the step"
-        what = "What a step goes to" if is_whole else f"What it costs: {time}"
+        time, whole = format_ns(self.time_ns), "of a step with nothing hidden"
+        what = f"What it costs: {time}, {format_percent(self.share)} {whole}"
+        if is_whole:
+            what = f"What a step goes to: {time} with nothing hidden"
         sections += section(what, _parts(self.parts))
         if self.holdings:
             sections += section("What a device holds", _held(self))
-        margin = Text(clean_sentence(margin_text(self.limits, self.step_ns)))
+        margin = Text(clean_sentence(margin_text(self.limits)))
         if self.limits.is_fragile:
             margin.append(f"\nfragile: that is less than {format_percent(FRAGILE)}", style="yellow")
         binds = Text("\n".join(map(clean, self.limits.binds)))
@@ -142,7 +145,7 @@ def _whole(plan: Plan) -> Reasons:
     holdings = tuple(Holding(*each) for each in held_by(estimates.memory).items())
     return Reasons(
         "the whole plan", "plan", plan.structure.model, estimates.step_ns, (), parts,
-        estimates.step_ns, 1.0, holdings, find_limits(plan),
+        estimates.added_up_ns, 1.0, holdings, find_limits(plan),
     )  # fmt: skip
 
 
@@ -169,7 +172,7 @@ def _reasons(
         decisions=decisions,
         parts=tuple(parts),
         time_ns=time_ns,
-        share=time_ns / max(1, estimates.step_ns),
+        share=_share(plan, time_ns),
         holdings=_holdings(plan, groups, keys),
         limits=find_limits(plan),
     )
@@ -257,7 +260,7 @@ def _sent(plan: Plan, keys: Iterable[str]) -> Iterable[CostPart]:
 
 
 def _share(plan: Plan, time_ns: int) -> float:
-    return time_ns / max(1, plan.estimates.step_ns)
+    return time_ns / max(1, plan.estimates.added_up_ns)
 
 
 def _holdings(plan: Plan, groups: Sequence[Alike], keys: Sequence[str]) -> tuple[Holding, ...]:
@@ -338,7 +341,7 @@ def _decisions(decisions: Sequence[DecisionText]) -> RenderableType:
 def _parts(parts: Sequence[CostPart]) -> RenderableType:
     if not parts:
         return Text("nothing that takes time of its own")
-    table = new_table(("what", "where", "phase"), ("count", "local bytes", "time", "of the step"))
+    table = new_table(("what", "where", "phase"), ("count", "local bytes", "time", "share"))
     for part in parts[:MAX_PARTS]:
         table.add_row(
             *map(name_text, (part.what, part.where, part.phase)),

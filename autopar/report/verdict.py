@@ -239,7 +239,7 @@ def marked(name: str) -> str:
 
 
 def verdict_headline(verdict: Verdict) -> str:
-    """The verdict in one line, with step, peak and communication."""
+    """The verdict in one line, with step, peak and exposed communication."""
     old, new = verdict.difference.old, verdict.difference.new
     word = "Nothing that counts changed" if verdict.difference.differs else "Same plan"
     word = word if verdict.status == SAME else "**The plan changed**"
@@ -247,9 +247,9 @@ def verdict_headline(verdict: Verdict) -> str:
     peaks = _change(old.memory_bytes, new.memory_bytes, "bytes")
     limit = value_text(new.memory_limit_bytes, "bytes")
     full = format_share(new.memory_bytes, new.memory_limit_bytes)
-    shares = [format_share(side.communication_ns, side.step_ns) for side in (old, new)]
+    shares = [format_share(s.exposed_communication_ns, s.step_ns) for s in (old, new)]
     sent = " → ".join(dict.fromkeys(shares))
-    return f"{word}: step {steps}, peak {peaks} of {limit} ({full}), communication {sent}"
+    return f"{word}: step {steps}, peak {peaks} of {limit} ({full}), exposed communication {sent}"
 
 
 def parts(verdict: Verdict) -> list[str]:

@@ -205,13 +205,13 @@ def test_text() -> None:
         alternatives_text(Explanation("w, as it is stored", mesh, 10**7, found))
         + benefits_text([Benefit("1 GiB more", 10**7, 8 * 10**6, 9 * 10**6, 9 * 10**6)]),
         """\
-w, as it is stored: 10 ms
+w, as it is stored: 10 ms with nothing hidden
   [S(1) on tp, S(0) on dp]  10 ms  chosen
   replicated                11 ms  +1 ms (+10 %)
   [S(0) on dp]              13 ms  +3 ms (+30 %), at least +2 ms (+20 %)
   [S(0) on tp]              12 ms  at least +2 ms (+20 %)
   [S(1) on tp]                     does not fit in memory
-now: 10 ms
+now: 10 ms with nothing hidden
   1 GiB more  9 ms  -1 ms (-10 %)  estimate 8 ms
 """,
     )

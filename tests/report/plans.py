@@ -56,7 +56,8 @@ def _op(
 
 
 def two_axis_plan() -> Plan:
-    """Four blocks on two axes; the first block's down projection is sharded another way."""
+    """Four blocks on two axes; the first block's down projection is sharded another way. A third
+    of what is sent is hidden."""
     up = Param((256, 1024), "bfloat16", "[S(0), S(1)]", "[R, S(1)]")
     down = Param((1024, 256), "bfloat16", "[R, S(0)]", "[R, S(0)]")
     params = {f"model.layers.{i}.mlp.up.weight": up for i in range(4)}
@@ -79,7 +80,7 @@ def two_axis_plan() -> Plan:
             replicated_unknown_ops=("mylib.twist.default",),
         ),
         Estimates(
-            step_ns=34 * MS,
+            step_ns=31 * MS,
             compute_ns=21 * MS,
             communication_ns=9 * MS,
             optimizer_ns=4 * MS,
@@ -101,7 +102,7 @@ def two_axis_plan() -> Plan:
                 "loss": _op("", "forward", 1, n=1),
                 "param:up": OpTotal("model.layers.*.mlp.up", "", "forward", 0, 0, 0, 0, 4 * MS),
             },
-            **NO_STEP,
+            **NO_STEP | {"exposed_communication_ns": 6 * MS, "hidden_communication_ns": 3 * MS},
         ),
         Provenance(
             autopar="0.1.0",
@@ -118,7 +119,8 @@ def two_axis_plan() -> Plan:
 
 def stepped_plan() -> Plan:
     """`two_axis_plan` with all that a plan says of its step: order, sends, memory over time. A
-    block reads what the one before it made; its second half redistributes what it reads."""
+    block reads what the one before it made; its second half redistributes what it reads. Nothing is
+    hidden."""
     plan = two_axis_plan()
     estimates, block = plan.estimates, "model.layers.*"
     up, down, back = (f"{block}.mlp.{name}" for name in ("up/mm", "down/mm", "down/mm_b"))
@@ -147,7 +149,9 @@ def stepped_plan() -> Plan:
         estimates=msgspec.structs.replace(
             estimates,
             ops=ops,
+            step_ns=34 * MS,
             exposed_communication_ns=9 * MS,
+            hidden_communication_ns=0,
             tokens=1024,
             tokens_per_s=30_117,
             mfu_ppm=312_345,

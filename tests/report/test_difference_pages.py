@@ -86,7 +86,10 @@ def test_markdown_has_the_verdict_first_and_fits() -> None:
     old, new = (replace(OLD, structure=replace(OLD.structure, params=p)) for p in (params, moved))
     lines = markdown(judge(compare(old, new)), "plans/x").splitlines()
     assert lines[0] == "<!-- autopar-diff:v1:plans/x -->"
-    assert lines[2].startswith("**The plan changed**: step 34 ms, peak 40 MiB of 50 MiB (80 %), ")
+    assert lines[2] == (
+        "**The plan changed**: step 31 ms, peak 40 MiB of 50 MiB (80 %), "
+        "exposed communication 19.4 %"
+    )
     assert len("\n".join(lines)) <= MAX_CHARACTERS
     assert any("1970 more" in line for line in lines)
 

@@ -20,12 +20,13 @@ from autopar.plans.options import Options
 from autopar.plans.plan import Margin, Param, Plan
 from autopar.plans.request import ask
 from autopar.report import placed
+from autopar.report.costs import costs
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.names import clean
 from autopar.report.printed import plain
 from autopar.report.reasons import reasons
 from tests.graphs import linear_step
-from tests.report.plans import plans, renamed, two_axis_plan
+from tests.report.plans import MS, plans, renamed, two_axis_plan
 
 HOSTILE = "\x1b[31m<script>alert('x')</script>&amp;"
 
@@ -108,7 +109,7 @@ def test_what_a_device_holds_adds_up() -> None:
 def test_names(name: str, kind: str, num_decisions: int) -> None:
     found = reasons(two_axis_plan(), name)
     assert (found.kind, len(found.decisions)) == (kind, num_decisions)
-    assert found.share == pytest.approx(found.time_ns / found.step_ns)
+    assert found.share == pytest.approx(found.time_ns / (34 * MS)), "of all that is added up"
 
 
 @pytest.mark.parametrize(
@@ -168,6 +169,27 @@ def test_memory_is_short_near_the_limit() -> None:
     assert find_limits(with_memory(plan, 2 * peak)).binds[0].startswith("memory is not short")
 
 
+def test_shares_of_the_step_are_of_what_the_device_waits_for() -> None:
+    plan = two_axis_plan()
+    limits, estimates = find_limits(plan), plan.estimates
+    shares = limits.compute_share, limits.communication_share, limits.optimizer_share
+    assert shares == pytest.approx((21 / 31, 6 / 31, 4 / 31))
+    assert sum(shares) == pytest.approx(1)
+    first = limits.axes[0]
+    assert (first.axis, first.share) == ("tp", pytest.approx(8 / 31))
+    assert limits.binds[1] == (
+        "compute dominates the step: compute 67.7 %, exposed communication 19.4 %, the optimizer "
+        "12.9 %; the busiest axis is tp, for 25.8 % of the step"
+    )
+    assert sum(cost.share for cost in costs(estimates)) <= 1
+    whole = reasons(plan)
+    assert whole.time_ns == estimates.added_up_ns == plan.provenance.objective_ns
+    assert "What a step goes to: 34 ms with nothing hidden" in str(whole)
+    assert "What it costs: 6 ms, 17.6 % of a step with nothing hidden" in str(
+        reasons(plan, "lm_head")
+    )
+
+
 def with_margin(margin: Margin | None) -> Plan:
     plan = two_axis_plan()
     provenance = msgspec.structs.replace(plan.provenance, margin=margin)
@@ -179,15 +201,16 @@ def with_margin(margin: Margin | None) -> Plan:
     [
         (None, "not in the plan", ""),
         (Margin(35_700_000, 35_700_000, "w whole"), "takes 35.7 ms (+5 %): w whole", ""),
-        (Margin(34_100_000, 34_100_000, "w whole"), "34.1 ms", "fragile: a plan of another"),
-        (Margin(34_000_000, None, ""), "at least 34 ms (+0 %)", "may be fragile: plans of"),
+        (Margin(34_100_000, 34_100_000, "w whole"), "34.1 ms", "fragile: with nothing hidden, a"),
+        (Margin(34_000_000, None, ""), "at least 34 ms (+0 %)", "may be fragile: with nothing"),
         (Margin(34_340_000, 35_700_000, "w"), "none less than 34.3 ms (+1 %)", ""),
     ],
 )
 def test_margin_in_words(margin: Margin | None, words: str, warning: str) -> None:
     plan = with_margin(margin)
     limits = find_limits(plan)
-    assert words in margin_text(limits, plan.estimates.step_ns)
+    assert words in margin_text(limits)
+    assert margin is None or margin_text(limits).startswith("with nothing hidden, ")
     found = [text for text in plan.summary().warnings if "fragile" in text]
     assert len(found) == bool(warning)
     assert all(text.startswith(warning) for text in found)

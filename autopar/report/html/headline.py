@@ -130,7 +130,7 @@ def _cards(plan: Plan) -> list[Card]:
             (
                 f"bound {format_ns(provenance.bound_ns)}, "
                 f"gap {format_percent(provenance.gap_ppm / 1e6)}",
-                f"objective {format_ns(provenance.objective_ns)}",
+                f"objective {format_ns(provenance.objective_ns)}, with nothing hidden",
             ),
             "good" if proven else "bad",
         ),
@@ -140,7 +140,7 @@ def _cards(plan: Plan) -> list[Card]:
 
 def _margin(plan: Plan) -> Card:
     margin, fragile = plan.provenance.margin, plan.provenance.is_fragile
-    words = margin_text(find_limits(plan), plan.provenance.objective_ns)
+    words = margin_text(find_limits(plan))
     if margin is None:
         return Card("Margin", UNKNOWN, (words,))
     tone = "" if fragile is None else "bad" if fragile else "good"
