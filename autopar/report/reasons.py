@@ -99,7 +99,7 @@ class Reasons(Printed):
         margin = Text(clean_sentence(margin_text(self.limits)))
         if self.limits.is_fragile:
             margin.append(f"\nfragile: that is less than {format_percent(FRAGILE)}", style="yellow")
-        binds = Text("\n".join(map(clean, self.limits.binds)))
+        binds = Text("\n".join(map(clean_sentence, self.limits.binds)))
         sections += section("What limits the plan", binds)
         sections += section("How far the next plan is", margin)
         if self.alternatives or self.benefits:
