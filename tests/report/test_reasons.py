@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver.search import search
+from autopar.driver.search import search, summary
 from autopar.errors import AutoparError
 from autopar.ir.sharding import Sharding
 from autopar.plans.options import Options
@@ -187,6 +187,12 @@ def test_shares_of_the_step_are_of_what_the_device_waits_for() -> None:
     assert "What a step goes to: 34 ms with nothing hidden" in str(whole)
     assert "What it costs: 6 ms, 17.6 % of a step with nothing hidden" in str(
         reasons(plan, "lm_head")
+    )
+
+
+def test_the_line_on_what_was_found_has_both_sums() -> None:
+    assert summary(two_axis_plan()) == (
+        "step 31 ms, of which exposed communication 6 ms; with nothing hidden 34 ms, feasible"
     )
 
 
