@@ -47,7 +47,10 @@ def events(plan: Plan, step: DrawnStep) -> Iterator[TraceEvent]:
     """The events: names of the threads first, then each thread's in order of time."""
     threads = _threads(step)
     yield from _names(plan, threads)
-    yield from (_block(step, stretch, k) for stretch in step.stretches for k in _times(stretch))
+    for stretch in step.stretches:
+        # Viewers nest what lies at one time, as messages do that only start.
+        if stretch.start_ns < stretch.end_ns:
+            yield from (_block(step, stretch, k) for k in _times(stretch))
     described: dict[Part, TraceEvent] = {}
     for bar in step.bars:
         if bar.part not in described:

@@ -13,6 +13,7 @@ import pytest
 
 from autopar.plans.plan import Plan
 from autopar.report.html.page import html
+from autopar.report.timeline import timeline
 from autopar.report.trace import chrome_trace
 from tests.conftest import NO_BROWSER
 from tests.report.plans import renamed, stepped_plan, two_axis_plan
@@ -204,11 +205,14 @@ def ask(driver: Chrome, sql: str, *columns: str) -> list[list[Any]]:
 
 
 def test_perfetto_reads_the_trace_to_the_nanosecond(example: Chrome) -> None:
-    plan = Plan.load(EXAMPLE).estimates
-    sent = {
-        axis: sum(each.time_ns for each in plan.collectives if each.axis == axis)
-        for axis in ("dp", "tp")
-    }
+    plan = Plan.load(EXAMPLE)
+    step, estimates = timeline(plan), plan.estimates
+    busy = dict.fromkeys(("compute", "network dp", "network tp"), 0)
+    busy["compute"] = estimates.compute_ns + estimates.optimizer_ns
+    for key, sends in estimates.sends.items():
+        for each in sends:
+            by_device = key in estimates.ops or each.kind == "slice"
+            busy["compute" if by_device else f"network {each.axis}"] += each.time_ns
     threads = ask(
         example,
         "select thread.name as name, sum(dur) as ns, min(ts) as start, max(depth) as depth "
@@ -217,10 +221,8 @@ def test_perfetto_reads_the_trace_to_the_nanosecond(example: Chrome) -> None:
         "name", "ns", "depth",
     )  # fmt: skip
     assert threads == [
-        ["blocks", plan.step_ns, 0],
-        ["compute", plan.compute_ns + plan.optimizer_ns, 0],
-        ["network dp", sent["dp"], 0],
-        ["network tp", sent["tp"], 0],
+        ["blocks", step.end_ns, 0],
+        *([name, ns, 0] for name, ns in busy.items()),
     ]
     counters = ask(
         example,
@@ -231,7 +233,7 @@ def test_perfetto_reads_the_trace_to_the_nanosecond(example: Chrome) -> None:
     assert [name.split()[-1] for name, _ in counters] == [
         "gradients", "kept", "optimizer", "params", "saved", "transient",
     ]  # fmt: skip
-    assert dict(counters)["memory (bytes) saved"] == max(plan.memory_curve.saved)
+    assert dict(counters)["memory (bytes) saved"] == max(estimates.memory_curve.saved)
     complaints = "select name from stats where severity != 'info' and value > 0"
     assert ask(example, complaints, "name") == []
 
