@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 
 import click
 
-from autopar.cli.terminal import comparison_options, emit, page_options, spoken_progress
+from autopar.cli.terminal import Output, comparison_options, emit, page_options, spoken_progress
 
 
 @click.command()
@@ -28,10 +29,7 @@ def check(
     num_processes: int | None,
     fail_over: str | None,
     form: str,
-    as_json: bool,
-    width: int | None,
-    no_color: bool,
-    debug: bool,
+    how: Output,
 ) -> int:
     """Plan again what each NAME.toml in FOLDER describes, and compare with NAME.plan.json.
 
@@ -68,5 +66,5 @@ def check(
     if form == "md":
         click.echo(checks_markdown(content), nl=False)
     else:
-        emit(content, Checks.page, as_json or form == "json", width, no_color)
+        emit(content, Checks.page, replace(how, as_json=how.as_json or form == "json"))
     return content.status

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import click
 
-from autopar.cli.terminal import comparison_options, emit, page_options
+from autopar.cli.terminal import Output, comparison_options, emit, page_options
 
 
 @click.command()
@@ -17,10 +19,7 @@ def diff(
     new: str,
     fail_over: str | None,
     form: str,
-    as_json: bool,
-    width: int | None,
-    no_color: bool,
-    debug: bool,
+    how: Output,
 ) -> int:
     """Print what is different in the plan of file NEW, compared with that of OLD.
 
@@ -36,5 +35,5 @@ def diff(
     if form == "md":
         click.echo(markdown(verdict, verdict.difference.new.model), nl=False)
     else:
-        emit(verdict, Verdict.page, as_json or form == "json", width, no_color)
+        emit(verdict, Verdict.page, replace(how, as_json=how.as_json or form == "json"))
     return verdict.status

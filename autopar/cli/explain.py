@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autopar.cli.terminal import emit, page_options, spoken_progress
+from autopar.cli.terminal import Output, batch_option, emit, page_options, spoken_progress
 
 if TYPE_CHECKING:
     from autopar.plans.plan import Plan
@@ -21,12 +21,7 @@ _TARGET = re.compile(r"[^:]+:[A-Za-z_][\w.]*")
 @click.argument("file")
 @click.argument("name", required=False)
 @click.argument("target", required=False)
-@click.option(
-    "--global-batch",
-    type=click.IntRange(1),
-    metavar="N",
-    help="Batch size over all devices, for targets whose inputs are a function of it.",
-)
+@batch_option
 @click.option(
     "--cluster", metavar="CLUSTER", help="What the plan was made for, if no preset has its name."
 )
@@ -45,10 +40,7 @@ def explain(
     pins: tuple[str, ...],
     forbid: tuple[str, ...],
     strategy: str,
-    as_json: bool,
-    width: int | None,
-    no_color: bool,
-    debug: bool,
+    how: Output,
 ) -> None:
     """Say why the plan in FILE is as it is: all of it, or NAME.
 
@@ -76,7 +68,7 @@ def explain(
         found = _alternatives(
             plan, name or "", target, global_batch, cluster, profile_file, imposed
         )
-    emit(found, Reasons.page, as_json, width, no_color)
+    emit(found, Reasons.page, how)
 
 
 def _alternatives(

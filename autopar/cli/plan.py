@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from autopar.cli.terminal import emit, page_options, size, spoken_progress, target_options
+from autopar.cli.terminal import Output, emit, page_options, size, spoken_progress, target_options
 
 
 @click.command()
@@ -62,23 +64,12 @@ from autopar.cli.terminal import emit, page_options, size, spoken_progress, targ
 def plan(
     target: str,
     cluster: str | None,
-    mesh: str,
     global_batch: int | None,
     profile_file: str | None,
-    memory_limit: int | None,
-    optimizer: str,
-    time_limit: float | None,
-    strict: bool,
-    pins: tuple[str, ...],
-    forbid: tuple[str, ...],
-    strategy: str,
-    differentiable_outputs: tuple[str, ...],
     margin: bool | None,
     output: str | None,
-    as_json: bool,
-    width: int | None,
-    no_color: bool,
-    debug: bool,
+    how: Output,
+    **options: Any,
 ) -> None:
     """Plan the model of TARGET, such as train.py:build, for a cluster.
 
@@ -92,7 +83,7 @@ def plan(
     from autopar.plans.options import make_options
     from autopar.report.summary import Summary, summarize
 
-    make_options(mesh, optimizer, memory_limit, time_limit, strict, pins, forbid, strategy)
+    make_options(**options)
     described = None if cluster is None else parse_cluster(cluster)
     measured = None if profile_file is None else Profile.load(profile_file)
     with spoken_progress() as progress:
@@ -107,20 +98,12 @@ def plan(
             built.inputs,
             cluster=described,
             profile=measured,
-            mesh=mesh,
-            optimizer=optimizer,
-            memory_limit=memory_limit,
-            time_limit=time_limit,
-            strict=strict,
-            pins=pins,
-            forbid=forbid,
-            strategy=strategy,
-            differentiable_outputs=differentiable_outputs,
             margin=output is not None if margin is None else margin,
             progress=progress,
+            **options,
         )
     if output is not None:
         found.save(output)
         if is_standard_output(output):
             return
-    emit(summarize(found), Summary.page, as_json, width, no_color)
+    emit(summarize(found), Summary.page, how)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import click
 
-from autopar.cli.terminal import spoken_progress
+from autopar.cli.terminal import debug_option, spoken_progress
 
 
 @click.command()
 @click.option("-o", "--out", metavar="FILE", help="Write the profile there; default: print it.")
 @click.option("--device", metavar="DEVICE", help="cuda:1 or cpu; default: a GPU if there is one.")
 @click.option("--quick", is_flag=True, help="Measure the ceilings alone.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def profile(out: str | None, device: str | None, quick: bool, debug: bool) -> None:
+@debug_option
+def profile(out: str | None, device: str | None, quick: bool) -> None:
     """Measure matmuls, attention, pointwise ops and copies on the device at hand."""
     from autopar.cost_model.measured import profile as measure
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autopar.cli.terminal import spoken_progress
+from autopar.cli.terminal import debug_option, spoken_progress
 from autopar.errors import InfeasibleError, SolverError
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ _KEPT_BACK_S = 2.0
     metavar="SECONDS",
     help="For all of it, reading included; default: until nothing is gained any more.",
 )
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def solve(file: Path, time_limit: float | None, debug: bool) -> None:
+@debug_option
+def solve(file: Path, time_limit: float | None) -> None:
     """Solve the problem in FILE, in the format of the ASPLOS/EuroSys 2025 contest.
 
     The last line lists the choice of each node; above it stand its cost, a proven lower bound and

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -20,16 +22,41 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 Content = TypeVar("Content")
 
 
-def page_options(command: Command) -> Command:
-    """The options of a command that prints a page: `as_json`, `width`, `no_color`, `debug`."""
+@dataclass(frozen=True, slots=True)
+class Output:
+    """How a page is printed."""
+
+    as_json: bool
+    width: int | None
+    no_color: bool
+
+
+debug_option = click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
+)
+batch_option = click.option(
+    "--global-batch",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Batch size over all devices, for targets whose inputs are a function of it.",
+)
+
+
+def page_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of a command that prints a page: its argument `how`, an `Output`."""
+
+    @wraps(command)
+    def run(*, as_json: bool, width: int | None, no_color: bool, **others: Any) -> Any:
+        return command(how=Output(as_json, width, no_color), **others)
+
     for option in (
-        click.option("--debug", is_flag=True, help="Show the traceback of an error."),
+        debug_option,
         click.option("--no-color", is_flag=True, help="Print without colours."),
         click.option("--width", type=click.IntRange(40, 1000), help="Columns of the page."),
         click.option("--json", "as_json", is_flag=True, help="Print the page's content as JSON."),
     ):
-        command = option(command)
-    return command
+        run = option(run)
+    return run
 
 
 def comparison_options(command: Command) -> Command:
@@ -52,13 +79,7 @@ def comparison_options(command: Command) -> Command:
 
 def target_options(command: Command) -> Command:
     """The argument `target` and the option `global_batch`."""
-    batch = click.option(
-        "--global-batch",
-        type=click.IntRange(1),
-        metavar="N",
-        help="Batch size over all devices, for targets whose inputs are a function of it.",
-    )
-    return batch(click.argument("target")(command))
+    return batch_option(click.argument("target")(command))
 
 
 def size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
@@ -69,29 +90,23 @@ def size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
         raise click.BadParameter(str(error)) from None
 
 
-def emit(
-    content: Content,
-    page: Callable[[Content], RenderableType],
-    as_json: bool,
-    width: int | None,
-    no_color: bool,
-) -> None:
+def emit(content: Content, page: Callable[[Content], RenderableType], how: Output) -> None:
     """Print `content` on standard output: its page, or itself as JSON."""
-    if as_json:
+    if how.as_json:
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode(content), indent=2).decode())
         return
     from rich.console import Console
 
-    console = Console(no_color=no_color or None, highlight=False, markup=False, emoji=False)
+    console = Console(no_color=how.no_color or None, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         from autopar.report.printed import plain
 
-        click.echo(plain(page(content), width or PIPED_WIDTH))
+        click.echo(plain(page(content), how.width or PIPED_WIDTH))
         return
-    if width is not None:
-        console.width = width
+    if how.width is not None:
+        console.width = how.width
     console.print(page(content))
 
 

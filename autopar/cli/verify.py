@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from autopar.cli.terminal import emit, page_options, spoken_progress, target_options
+from autopar.cli.terminal import Output, emit, page_options, spoken_progress, target_options
 
 
 @click.command()
@@ -25,10 +25,7 @@ def verify(
     global_batch: int | None,
     dtype: str,
     seed: int,
-    as_json: bool,
-    width: int | None,
-    no_color: bool,
-    debug: bool,
+    how: Output,
 ) -> None:
     """Run all ranks of the plan in FILE in this process, and compare with the model of TARGET.
 
@@ -56,5 +53,5 @@ def verify(
 
     from autopar.report.verification import page
 
-    emit(report, page, as_json, width, no_color)
+    emit(report, page, how)
     report.check()

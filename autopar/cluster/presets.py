@@ -50,15 +50,18 @@ def _gpu(
     )
 
 
-_HOPPER = {
-    "float64": 67.0,
-    "float32": 67.0,
-    "bfloat16": 989.4,
-    "float16": 989.4,
-    "float8_e4m3fn": 1978.9,
-    "float8_e5m2": 1978.9,
-}
-_AMPERE = {"float64": 19.5, "float32": 19.5, "bfloat16": 312.0, "float16": 312.0}
+def _rates(
+    float64: float, float32: float, half: float, float8: float | None = None
+) -> dict[str, float]:
+    """TFLOP/s per dtype; `half` is for both dtypes of two bytes, `float8` for both of one byte."""
+    found = {"float64": float64, "float32": float32, "bfloat16": half, "float16": half}
+    return found if float8 is None else found | {"float8_e4m3fn": float8, "float8_e5m2": float8}
+
+
+_AMPERE = _rates(19.5, 19.5, 312.0)
+_HOPPER = _rates(67.0, 67.0, 989.4, 1978.9)
+_BLACKWELL = _rates(40.0, 80.0, 2250.0, 4500.0)
+_VOLTA = {"float64": 7.8, "float32": 15.7, "float16": 125.0}
 
 DEVICES: dict[str, Device] = {
     device.name: device
@@ -72,55 +75,35 @@ DEVICES: dict[str, Device] = {
             180,
             8.0,
             "NVIDIA DGX B200 datasheet (memory), Blackwell architecture brief, HGX (rates)",
-            float64=40.0,
-            float32=80.0,
-            bfloat16=2250.0,
-            float16=2250.0,
-            float8_e4m3fn=4500.0,
-            float8_e5m2=4500.0,
+            **_BLACKWELL,
         ),
         _gpu(
             "V100",
             32,
             0.9,
             "NVIDIA V100 Tensor Core GPU datasheet, 32GB SXM2; no bfloat16 units",
-            float64=7.8,
-            float32=15.7,
-            float16=125.0,
+            **_VOLTA,
         ),
         _gpu(
             "L4",
             24,
             0.3,
             "NVIDIA L4 Tensor Core GPU datasheet; float64: 1/64 of float32",
-            float64=0.473,
-            float32=30.3,
-            bfloat16=121.0,
-            float16=121.0,
-            float8_e4m3fn=242.5,
-            float8_e5m2=242.5,
+            **_rates(0.473, 30.3, 121.0, 242.5),
         ),
         _gpu(
             "RTX3090",
             24,
             0.936,
             "NVIDIA Ampere GA102 whitepaper, float32 accumulation; float64: 1/64 of float32",
-            float64=0.556,
-            float32=35.6,
-            bfloat16=71.0,
-            float16=71.0,
+            **_rates(0.556, 35.6, 71.0),
         ),
         _gpu(
             "RTX4090",
             24,
             1.008,
             "NVIDIA Ada GPU whitepaper, float32 accumulation; float64: 1/64 of float32",
-            float64=1.29,
-            float32=82.6,
-            bfloat16=165.2,
-            float16=165.2,
-            float8_e4m3fn=330.3,
-            float8_e5m2=330.3,
+            **_rates(1.29, 82.6, 165.2, 330.3),
         ),
         Device(
             name="cpu",
@@ -185,59 +168,30 @@ class System:
     host: Host
 
 
-def _host(memory_gb: float, gb_per_s: float, source: str) -> Host:
-    return Host(round(memory_gb * 1e9), gb_per_s * 1e9, 10e-6, f"{source}; latency: estimate")
+def _system(node: str, network: str, memory_gb: float, gb_per_s: float, source: str) -> System:
+    host = Host(round(memory_gb * 1e9), gb_per_s * 1e9, 10e-6, f"{source}; latency: estimate")
+    return System(node, network, host)
 
+
+_HDR, _NDR, _TCP = "InfiniBand HDR 200", "InfiniBand NDR 400", "Ethernet 100G"
 
 SYSTEMS: dict[str, System] = {
-    "A100": System(
-        "NVLink 3",
-        "InfiniBand HDR 200",
-        _host(256, 31.5, "DGX A100 640GB: 2 TB for 8 GPUs; PCIe 4.0 x16"),
+    "A100": _system("NVLink 3", _HDR, 256, 31.5, "DGX A100 640GB: 2 TB for 8 GPUs; PCIe 4.0 x16"),
+    "A100-40G": _system(
+        "NVLink 3", _HDR, 128, 31.5, "DGX A100 320GB: 1 TB for 8 GPUs; PCIe 4.0 x16"
     ),
-    "A100-40G": System(
-        "NVLink 3",
-        "InfiniBand HDR 200",
-        _host(128, 31.5, "DGX A100 320GB: 1 TB for 8 GPUs; PCIe 4.0 x16"),
-    ),
-    "H100": System(
-        "NVLink 4",
-        "InfiniBand NDR 400",
-        _host(256, 63.0, "DGX H100: 2 TB for 8 GPUs; PCIe 5.0 x16"),
-    ),
-    "H200": System(
-        "NVLink 4",
-        "InfiniBand NDR 400",
-        _host(256, 63.0, "DGX H200: 2 TB for 8 GPUs; PCIe 5.0 x16"),
-    ),
-    "B200": System(
-        "NVLink 5",
-        "InfiniBand NDR 400",
-        _host(256, 63.0, "DGX B200: 2 TB for 8 GPUs; PCIe 5.0 x16"),
-    ),
-    "V100": System(
-        "NVLink 2",
-        "InfiniBand HDR 200",
-        _host(64, 15.75, "DGX-1: 512 GB for 8 GPUs; PCIe 3.0 x16"),
-    ),
-    "L4": System(
-        "PCIe 4 x16",
-        "Ethernet 100G",
-        _host(48, 31.5, "estimate: 192 GB for 4 GPUs; PCIe 4.0 x16"),
-    ),
-    "RTX3090": System(
-        "PCIe 4 x16",
-        "Ethernet 100G",
-        _host(32, 31.5, "estimate: 64 GB for 2 GPUs; PCIe 4.0 x16"),
-    ),
-    "RTX4090": System(
-        "PCIe 4 x16",
-        "Ethernet 100G",
-        _host(32, 31.5, "estimate: 64 GB for 2 GPUs; PCIe 4.0 x16"),
-    ),
-    "cpu": System(
+    "H100": _system("NVLink 4", _NDR, 256, 63.0, "DGX H100: 2 TB for 8 GPUs; PCIe 5.0 x16"),
+    "H200": _system("NVLink 4", _NDR, 256, 63.0, "DGX H200: 2 TB for 8 GPUs; PCIe 5.0 x16"),
+    "B200": _system("NVLink 5", _NDR, 256, 63.0, "DGX B200: 2 TB for 8 GPUs; PCIe 5.0 x16"),
+    "V100": _system("NVLink 2", _HDR, 64, 15.75, "DGX-1: 512 GB for 8 GPUs; PCIe 3.0 x16"),
+    "L4": _system("PCIe 4 x16", _TCP, 48, 31.5, "estimate: 192 GB for 4 GPUs; PCIe 4.0 x16"),
+    "RTX3090": _system("PCIe 4 x16", _TCP, 32, 31.5, "estimate: 64 GB for 2 GPUs; PCIe 4.0 x16"),
+    "RTX4090": _system("PCIe 4 x16", _TCP, 32, 31.5, "estimate: 64 GB for 2 GPUs; PCIe 4.0 x16"),
+    "cpu": _system(
         "gloo loopback",
-        "Ethernet 100G",
-        _host(4, 10.0, "estimate: the device's own memory, as fast as a copy within it"),
+        _TCP,
+        4,
+        10.0,
+        "estimate: the device's own memory, as fast as a copy within it",
     ),
 }

@@ -168,20 +168,34 @@ def all_whole(call: Call) -> Rule:
     )
 
 
-def wanted(call: Call, outputs: Sequence[Dims], mask: Sequence[bool]) -> list[Dims]:
-    """`outputs` by an output mask: an unwanted one is whole, whatever shape stands for it, or is
+def backward(
+    call: Call,
+    pairs: Iterable[tuple[Arg, Sequence[Dim]]],
+    outputs: Sequence[Dims],
+    mask_at: int,
+    *,
+    whole: Iterable[str] = (),
+    permuted: Iterable[str] = (),
+    sizes: dict[str, int] | None = None,
+) -> Rule:
+    """The rule of a backward, which is linear in its first argument, from `pairs` as of `place`.
+    An output that the mask at `mask_at` does not want is whole, whatever shape stands for it, or is
     not listed at all."""
-    if len(call.outputs) < len(outputs):
-        return [dims for dims, want in zip(outputs, mask, strict=True) if want]
-    return [
-        dims if want else singles(letters(len(output.shape), f"x{k}_"))
-        for k, (dims, output, want) in enumerate(zip(outputs, call.outputs, mask, strict=True))
-    ]
-
-
-def unwanted_letters(call: Call, mask: Sequence[bool]) -> list[str]:
-    """The letters that `wanted` gives to outputs that are not wanted."""
-    if len(call.outputs) < len(mask):
-        return []
-    pairs = enumerate(zip(call.outputs, mask, strict=True))
-    return [a for k, (o, want) in pairs if not want for a in letters(len(o.shape), f"x{k}_")]
+    mask = cast("tuple[bool, ...]", call.arg(mask_at, "output_mask"))
+    found = [dims for dims, want in zip(outputs, mask, strict=True) if want]
+    unwanted: list[str] = []
+    if len(call.outputs) == len(outputs):
+        found = list(outputs)
+        for k, (output, want) in enumerate(zip(call.outputs, mask, strict=True)):
+            if not want:
+                names = letters(len(output.shape), f"x{k}_")
+                found[k] = singles(names)
+                unwanted += names
+    return rule(
+        place(call, *pairs),
+        found,
+        whole=(*whole, *unwanted),
+        permuted=permuted,
+        partial=linear(call, (call.arg(0),)),
+        sizes=sizes,
+    )

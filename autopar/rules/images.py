@@ -13,13 +13,12 @@ from autopar.ir.graph import Graph, Node, Ref
 from autopar.rules.call import (
     Call,
     RuleFunction,
+    backward,
     letters,
     linear,
     place,
     rule,
     singles,
-    unwanted_letters,
-    wanted,
 )
 from autopar.rules.notation import Dim, Dims, Rule
 from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape
@@ -66,16 +65,11 @@ def convolution_backward(call: Call) -> Rule | None:
     if dims is None:
         return None
     source, weight, result, whole, sizes = dims
-    mask = cast("tuple[bool, ...]", call.arg(10, "output_mask"))
-    if mask[2]:
+    if cast("tuple[bool, ...]", call.arg(10, "output_mask"))[2]:
         whole |= {"c"}
-    return rule(
-        place(call, (call.arg(0), result), (call.arg(1), source), (call.arg(2), weight)),
-        wanted(call, [source, weight, (result[1],)], mask),
-        whole=whole | set(unwanted_letters(call, mask)),
-        partial=linear(call, (call.arg(0),)),
-        sizes=sizes,
-    )
+    pairs = ((call.arg(0), result), (call.arg(1), source), (call.arg(2), weight))
+    outputs = [source, weight, (result[1],)]
+    return backward(call, pairs, outputs, 10, whole=whole, sizes=sizes)
 
 
 def _convolution_dims(
@@ -115,15 +109,9 @@ def grid_sampler(call: Call) -> Rule:
 def grid_sampler_backward(call: Call) -> Rule:
     """aten.grid_sampler_2d_backward(grad, x, grid, interpolation, padding, align, mask)."""
     image, grid, result = _grid_dims(call, 1, 2)
-    mask = cast("tuple[bool, ...]", call.arg(6, "output_mask"))
     pairs = ((call.arg(0), result), (call.arg(1), image), (call.arg(2), grid))
-    whole = {a for dim in image[2:] for a in dim} | {"w", *unwanted_letters(call, mask)}
-    return rule(
-        place(call, *pairs),
-        wanted(call, [image, grid], mask),
-        whole=whole,
-        partial=linear(call, (call.arg(0),)),
-    )
+    whole = {a for dim in image[2:] for a in dim} | {"w"}
+    return backward(call, pairs, [image, grid], 6, whole=whole)
 
 
 def _grid_dims(call: Call, image: int, grid: int) -> tuple[Dims, Dims, Dims]:

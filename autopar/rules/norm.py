@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
 
 from autopar.ir.graph import Arg
 from autopar.rules.call import (
     Call,
+    backward,
     letters,
-    linear,
     place,
     rule,
     singles,
-    unwanted_letters,
-    wanted,
 )
 from autopar.rules.notation import Dim, Dims, Rule
 from autopar.rules.op import Changes, Family, LocalCall, Op
@@ -45,14 +42,7 @@ def norm_backward(call: Call) -> Rule:
     pairs += [(call.arg(3 + k), statistics) for k in range(num_statistics)]
     pairs += [(call.arg(3 + num_statistics + k), singles(whole)) for k in range(num_statistics)]
     outputs = [full, singles(whole), singles(whole)][: 1 + num_statistics]
-    mask = cast("tuple[bool, ...]", call.arg(3 + 2 * num_statistics, "output_mask"))
-    return rule(
-        place(call, *pairs),
-        wanted(call, outputs, mask),
-        whole=unwanted_letters(call, mask),
-        permuted=whole,
-        partial=linear(call, (call.arg(0),)),
-    )
+    return backward(call, pairs, outputs, 3 + 2 * num_statistics, permuted=whole)
 
 
 def _norm_letters(call: Call, at: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -88,7 +78,6 @@ def batch_norm_backward(call: Call) -> Rule | None:
     if call.arg(7, "train"):
         return None
     full = _full(call.shapes[0])
-    mask = cast("tuple[bool, ...]", call.arg(9, "output_mask"))
     pairs: list[tuple[Arg, Dims]] = [(call.arg(0), full), (call.arg(1), full)]
     pairs += [(call.arg(k), _CHANNEL) for k in (2, 3, 4)]
     extra: list[str] = []
@@ -96,12 +85,7 @@ def batch_norm_backward(call: Call) -> Rule | None:
         empty = call.shape(call.arg(k)) != call.shapes[0][1:2]
         pairs.append((call.arg(k), ((f"e{k}",),) if empty else _CHANNEL))
         extra += [f"e{k}"] if empty else []
-    return rule(
-        place(call, *pairs),
-        wanted(call, [full, _CHANNEL, _CHANNEL], mask),
-        whole=[*extra, *unwanted_letters(call, mask)],
-        partial=linear(call, (call.arg(0),)),
-    )
+    return backward(call, pairs, [full, _CHANNEL, _CHANNEL], 9, whole=extra)
 
 
 def _groups(call: Call, shape: tuple[int, ...], groups: int) -> tuple[Dims, Dims, dict[str, int]]:
@@ -125,14 +109,9 @@ def group_norm_backward(call: Call) -> Rule:
     full, channel, sizes = _groups(call, call.shapes[1], call.integer(8, "group"))
     statistics = singles("ng")
     dims = (full, full, statistics, statistics, channel)
-    mask = cast("tuple[bool, ...]", call.arg(9, "output_mask"))
-    return rule(
-        place(call, *((call.arg(k), d) for k, d in enumerate(dims))),
-        wanted(call, [full, channel, channel], mask),
-        whole={a for dim in full for a in dim} - {"n", "g"} | set(unwanted_letters(call, mask)),
-        partial=linear(call, (call.arg(0),)),
-        sizes=sizes,
-    )
+    pairs = [(call.arg(k), d) for k, d in enumerate(dims)]
+    whole = {a for dim in full for a in dim} - {"n", "g"}
+    return backward(call, pairs, [full, channel, channel], 9, whole=whole, sizes=sizes)
 
 
 def _local_groups(at: int, x: int, statistics: int | None) -> Callable[[LocalCall], Changes]:
