@@ -3,6 +3,8 @@ status the command line ends with."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class AutoparError(Exception):
     """Base of every error that autopar raises on purpose."""
@@ -104,6 +106,13 @@ class ManyProgramsWarning(AutoparWarning):
 
 class OtherStepWarning(AutoparWarning):
     """A plan's problem, stated again, has another best step: prices or options differ."""
+
+
+def listed(items: Iterable[object], most: int = 5) -> str:
+    """`a, b and 7 more`: the first few of what a message names."""
+    found = [str(item) for item in items]
+    more = f" and {len(found) - most} more" if len(found) > most else ""
+    return ", ".join(found[:most]) + more
 
 
 def sentence(error: BaseException) -> str:

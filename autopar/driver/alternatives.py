@@ -27,7 +27,7 @@ from autopar.plans.plan import Plan
 from autopar.plans.recorded import Imposed, cluster_of, options_of
 from autopar.report.reasons import Reasons, reasons
 from autopar.runtime.module.building import Built
-from autopar.solver.search import Progress
+from autopar.solver.search import Progress, silent
 
 MAX_SUBJECTS = 4
 """How many tensors of one name are looked at, where their decisions differ."""
@@ -51,7 +51,7 @@ def explain_plan(
     ConstraintError if what was imposed must be. An `OtherStepWarning` says what differs where the
     problem as it is stated now has another best step than the plan.
     """
-    said = progress or _silent
+    said = progress or silent
     found = reasons(plan, name)
     described = describe_cluster(cluster_of(plan) if cluster is None else cluster, profile)
     explainer = _explainer(plan, built, described, options_of(plan, imposed), said)
@@ -115,7 +115,3 @@ def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
         ),
         stacklevel=3,
     )
-
-
-def _silent(_: str) -> None:
-    return

@@ -32,6 +32,7 @@ from autopar.plans.fitting import Candidate
 from autopar.plans.matching import general
 from autopar.plans.request import Asked
 from autopar.solver.driver import MAX_CHOICES
+from autopar.solver.search import silent
 from autopar.solver.sensitivity import Sensitivity
 
 GIB = 1 << 30
@@ -128,7 +129,7 @@ class Explainer:
             self.best.request.within(self.best.estimates.memory_limit), cluster=cluster, mesh=mesh
         )
         as_it_is = account(changed, self.best.structure).added_up_ns
-        after = best_on(changed, _silent).solution
+        after = best_on(changed, silent).solution
         return Benefit(
             change=change,
             before_ns=self.best.solution.objective,
@@ -167,7 +168,7 @@ class Explainer:
 
     def _fit(self, problem: Problem, limit: int) -> Solution:
         request = self.best.request.within(limit)
-        return best_on(request, _silent, stated=problem).solution
+        return best_on(request, silent, stated=problem).solution
 
     def _find(self, name: str) -> tuple[str, dict[str, Allowed]]:
         """What `name` stands for in words, and what each alternative leaves of the problem."""
@@ -237,7 +238,7 @@ def make_explainer(asked: Asked) -> Explainer:
     InfeasibleError if no plan fits; ClusterError if the mesh does not fit the cluster.
     """
     mesh = parse_mesh(asked.options.mesh, asked.cluster)
-    best = best_on(asked.on(mesh), _silent)
+    best = best_on(asked.on(mesh), silent)
     is_small = sum(map(len, best.problem.costs)) <= MAX_CHOICES
     variations = Sensitivity(best.problem) if is_small else None
     return Explainer(best, variations)
@@ -274,7 +275,3 @@ def _order(alternative: Alternative) -> tuple[int, int, str]:
 def _unknown(what: str, name: str, known: list[str] | tuple[str, ...]) -> str:
     close = get_close_matches(name, known, n=3) or list(dict.fromkeys(known))[:10]
     return f"there is no {what} {name!r}: close to it are {', '.join(close)}"
-
-
-def _silent(_: str) -> None:
-    return

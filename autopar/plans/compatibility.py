@@ -6,12 +6,10 @@ from collections.abc import Iterable, Mapping
 from math import gcd
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.errors import ClusterError, PlanMismatchError
+from autopar.errors import ClusterError, PlanMismatchError, listed
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster
 from autopar.plans.plan import Plan, Structure
-
-_SHOWN = 5
 
 ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype name of each parameter, by its name."""
@@ -60,9 +58,9 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
     added = sorted(key for key in mine if key not in structure.ops)
     gone = sorted(key for key in structure.ops if key not in mine)
     if added:
-        differences.append(f"only the model has the ops {_list(added)}")
+        differences.append(f"only the model has the ops {listed(added)}")
     if gone:
-        differences.append(f"only the plan has the ops {_list(gone)}")
+        differences.append(f"only the plan has the ops {listed(gone)}")
     if not differences:
         differences = [
             f"the same ops are joined otherwise (fingerprint {structure.fingerprint} in the plan, "
@@ -107,9 +105,9 @@ def _param_differences(structure: Structure, params: ParamTypes) -> list[str]:
     added = sorted(name for name in params if name not in structure.params)
     gone = sorted(name for name in structure.params if name not in params)
     if added:
-        differences.append(f"only the model has the parameters {_list(added)}")
+        differences.append(f"only the model has the parameters {listed(added)}")
     if gone:
-        differences.append(f"only the plan has the parameters {_list(gone)}")
+        differences.append(f"only the plan has the parameters {listed(gone)}")
     changed = [
         f"{name} ({stored.dtype}{list(stored.shape)} in the plan, "
         f"{params[name][1]}{list(params[name][0])} in the model)"
@@ -117,7 +115,7 @@ def _param_differences(structure: Structure, params: ParamTypes) -> list[str]:
         if name in params and (stored.shape, stored.dtype) != params[name]
     ]
     if changed:
-        differences.append(f"parameters differ: {_list(changed)}")
+        differences.append(f"parameters differ: {listed(changed)}")
     return differences
 
 
@@ -125,7 +123,8 @@ def _input_differences(structure: Structure, graph: Graph) -> list[str]:
     mine = describe_inputs(graph)
     if mine == structure.inputs:
         return []
-    return [f"the plan is for inputs {_list(structure.inputs)}, the call has {_list(mine)}"]
+    planned, given = (listed(inputs) or "none" for inputs in (structure.inputs, mine))
+    return [f"the plan is for inputs {planned}, the call has {given}"]
 
 
 def _refuse(structure: Structure, differences: Iterable[str]) -> None:
@@ -135,12 +134,6 @@ def _refuse(structure: Structure, differences: Iterable[str]) -> None:
             f"the plan, made for {structure.model}, does not fit this model and its inputs: "
             f"{text}. Plan again for what you run"
         )
-
-
-def _list(items: Iterable[str]) -> str:
-    found = list(items)
-    more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return (", ".join(found[:_SHOWN]) or "none") + more
 
 
 def _count(n: int, what: str) -> str:

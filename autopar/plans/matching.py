@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import cache, partial
 from types import MappingProxyType
 
-from autopar.errors import ConstraintError
+from autopar.errors import ConstraintError, listed
 from autopar.ir.graph import Graph, Role
 from autopar.plans.constraints import OP_KINDS, Constraint, check_kind
 
@@ -136,6 +136,4 @@ def unmatched(
     close = get_close_matches(pattern, choices, n=3, cutoff=0.5)
     if close:
         return f"{model} has no {what} {pattern}; close to it are {', '.join(close)}"
-    shown = list(patterns)[:_MANY]
-    more = f" and {len(patterns) - _MANY} more" if len(patterns) > _MANY else ""
-    return f"{model} has no {what} {pattern}; there are {', '.join(shown)}{more}"
+    return f"{model} has no {what} {pattern}; there are {listed(patterns, _MANY)}"

@@ -14,7 +14,7 @@ from autopar.solver.exact import Aim, find_exactly
 from autopar.solver.infeasible import explain_conflict
 from autopar.solver.memory import least_usage_conflict
 from autopar.solver.reductions import reduce
-from autopar.solver.search import SAME_COST, Clock, Progress, Search
+from autopar.solver.search import SAME_COST, Clock, Progress, Search, silent
 
 LARGE = "message passing"
 MAX_ENTRIES = 20_000
@@ -57,9 +57,9 @@ def solve(
         reason = f"the smallest choices alone need {conflict.needed} at time {conflict.time}"
         return _infeasible({}, conflict, reason)
     if is_large(problem):
-        return _solve_large(problem, clock, progress or _silent)
+        return _solve_large(problem, clock, progress or silent)
     reduced, lift = reduce(problem)
-    state = _search(reduced, clock, progress or _silent, cutoff, max_iterations)
+    state = _search(reduced, clock, progress or silent, cutoff, max_iterations)
     if state.infeasible:
         return _infeasible(state.statistics, *explain_conflict(problem, clock))
     if state.beaten:
@@ -153,10 +153,6 @@ def _infeasible(
 def _whole(bound: float) -> int:
     """The smallest integer cost that a lower bound leaves possible."""
     return ceil(bound - SAME_COST) if isfinite(bound) else 0
-
-
-def _silent(text: str) -> None:
-    """Tells nobody."""
 
 
 def _check(problem: Problem) -> None:

@@ -12,6 +12,11 @@ from autopar.solver.ilp import Model
 
 Progress = Callable[[str], None]
 
+
+def silent(_: str) -> None:
+    """The progress that is told to nobody."""
+
+
 SAME_COST = 0.01
 """Costs are integers: a bound less than one below a cost, by this margin, proves it lowest."""
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from autopar.errors import SideEffectWarning, TraceError
+from autopar.errors import SideEffectWarning, TraceError, listed
 from autopar.runtime.program.frozen import frozen
 from autopar.runtime.program.guards import HOOKS, TABLES, Read, is_watchable
 from autopar.tracer.reachable import reachable
@@ -32,7 +32,6 @@ _SET_UP = {
     *TABLES, *HOOKS, *_INTERNAL, "_output_capturing_hooks_installed",
     "_flat_weights", "_flat_weight_refs",
 }  # fmt: skip
-_SHOWN = 5
 
 
 class Watch:
@@ -97,10 +96,8 @@ class Watch:
     def _tell(self, strict: bool) -> None:
         if not self._effects:
             return
-        listed = list(self._effects)
-        more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
         text = (
-            f"forward {', '.join(listed[:_SHOWN])}{more}: Python runs when the model is traced, "
+            f"forward {listed(self._effects)}: Python runs when the model is traced, "
             "and not again when its program runs. Pass what changes as an argument, keep it in a "
             "buffer, or do it outside of forward"
         )

@@ -9,19 +9,17 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from autopar.errors import WeightsError
+from autopar.errors import WeightsError, listed
 from autopar.runtime.checkpoint.initialise import Initialiser
 from autopar.runtime.checkpoint.lazy import Lazy, Region, everything
 from autopar.runtime.checkpoint.safetensors_files import open_checkpoint
-
-_SHOWN = 5
 
 
 class Source(Protocol):
@@ -89,7 +87,7 @@ def find_sources(
         params = [name for name in rest if isinstance(tensors[name], nn.Parameter)]
         if params and seed is None:
             raise WeightsError(
-                f"parameters without values, on the meta device: {_list(params)}. Give "
+                f"parameters without values, on the meta device: {listed(params)}. Give "
                 "autopar.compile a checkpoint as weights=, or a seed= to initialise them"
             )
         found |= dict.fromkeys(rest, Initialiser(model, seed or 0))
@@ -128,9 +126,9 @@ def _checkpoint(
     missing = [name for name in tensors if name in wanted and name not in found]
     told: list[str] = []
     if missing:
-        told.append(f"it lacks {_list(missing)}")
+        told.append(f"it lacks {listed(missing)}")
     if unexpected:
-        told.append(f"only it has {_list(unexpected)}")
+        told.append(f"only it has {listed(unexpected)}")
     told += _misfits(tensors, found)
     if told:
         raise WeightsError(
@@ -165,12 +163,7 @@ def _misfits(tensors: Mapping[str, Tensor], found: Mapping[str, Lazy]) -> list[s
             dtypes.append(f"{name} {lazy.dtype} where the model has {wanted.dtype}")
     told: list[str] = []
     if shapes:
-        told.append(f"shapes differ: {_list(shapes)}")
+        told.append(f"shapes differ: {listed(shapes)}")
     if dtypes:
-        told.append(f"dtypes differ: {_list(dtypes)}")
+        told.append(f"dtypes differ: {listed(dtypes)}")
     return told
-
-
-def _list(items: Sequence[Any]) -> str:
-    more = f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else ""
-    return ", ".join(map(str, items[:_SHOWN])) + more

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from torch.distributed.distributed_c10d import Store
 
 from autopar import errors
-from autopar.errors import AutoparError, PlanMismatchError
+from autopar.errors import AutoparError, PlanMismatchError, listed
 from autopar.runtime.torch_private import local_store
 
 if TYPE_CHECKING:
@@ -250,9 +250,7 @@ def _show(fact: str | None) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
-    more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}{more}"
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks, _SHOWN_RANKS)}"
 
 
 def make_agreement(world: World) -> Agreement:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.errors import VerificationError
-
-MAX_NAMED = 5
+from autopar.errors import VerificationError, listed
 
 EXACT_TOLERANCE = 1e-9
 """The relative difference that rounding in float64 explains."""
@@ -69,11 +67,10 @@ class Report:
                     "none; verify with weights and inputs that give a loss and gradients"
                 )
             return
-        named = ", ".join(f"{d.name} ({_reason(d)})" for d in failed[:MAX_NAMED])
-        rest = f" and {len(failed) - MAX_NAMED} more" if len(failed) > MAX_NAMED else ""
+        named = listed(f"{d.name} ({_reason(d)})" for d in failed)
         raise VerificationError(
             f"{len(failed)} of {len(self.differences)} tensors differ from eager by more than "
-            f"{self.tolerance:g}: {named}{rest}"
+            f"{self.tolerance:g}: {named}"
         )
 
 
@@ -87,7 +84,5 @@ def blank_note(differences: tuple[Unequal, ...]) -> tuple[str, ...]:
     blank = [d.name for d in differences if d.is_blank]
     if not blank:
         return ()
-    named = ", ".join(blank[:MAX_NAMED])
-    rest = f" and {len(blank) - MAX_NAMED} more" if len(blank) > MAX_NAMED else ""
     are = "is" if len(blank) == 1 else "are"
-    return (f"compared nothing: {named}{rest} {are} zero or NaN throughout on both sides",)
+    return (f"compared nothing: {listed(blank)} {are} zero or NaN throughout on both sides",)
