@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import click
 
-from autopar.cli.terminal import debug_option
-
 
 @click.command()
 @click.argument("file")
@@ -16,8 +14,8 @@ from autopar.cli.terminal import debug_option
     metavar="TRACE",
     help="Write a trace for ui.perfetto.dev or chrome://tracing there, such as plan.trace.json.",
 )
-@debug_option
-def report(file: str, output: str | None, trace_file: str | None) -> None:
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def report(file: str, output: str | None, trace_file: str | None, debug: bool) -> None:
     """Write the plan in FILE as one HTML page that needs no network, as a timeline of the predicted
     step, or as both."""
     from autopar.plans.plan import Plan
