@@ -61,12 +61,12 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
     updates = _updates(layout, cluster, mesh, options)
     for group in all_groups:
         _check_reached(layout, group)
-    step = schedule(layout)
-    prices = EventPrices(layout, step, compute, inside, steps, updates)
-    played = play(step.events, prices.given(), prices)
+    scheduled = schedule(layout)
+    prices = EventPrices(layout, scheduled, compute, inside, steps, updates)
+    played = play(scheduled.events, prices.given(), prices)
     memory, holders = peak_memory(played, prices, layout, options)
     sends = _sends(graph, all_groups, steps, inside)
-    communication_ns = sum(step.ns for each in sends for step in each.steps)
+    communication_ns = sum(move.ns for each in sends for move in each.steps)
     tokens = tokens_of(graph)
     return Estimates(
         step_ns=played.end_ns,
@@ -87,7 +87,7 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
         stages=(StageTotal(played.end_ns, memory.total),),
         cluster=cluster_rates(cluster),
         sends=_by_key(mesh, sends),
-        order=order(graph, step.events),
+        order=order(graph, scheduled.events),
         memory_curve=memory_curve(played),
         peak_holders=holders,
     )

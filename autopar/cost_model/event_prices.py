@@ -100,9 +100,8 @@ class EventPrices:
         done = self.graph.nodes[node]
         if done.key not in self._scratch:
             choice, sizes = self.layout.choice(done), self.layout.mesh.sizes
-            held = scratch_bytes(self.graph, done, choice, sizes) + self._copied_views(node)
-            self._scratch[done.key] = held
-        return self._scratch[done.key]
+            self._scratch[done.key] = scratch_bytes(self.graph, done, choice, sizes)
+        return self._scratch[done.key] + self._copied_views(node)
 
     def _copied_views(self, node: int) -> int:
         """Bytes of what is reshaped behind another view, of a tensor that was brought and so lies

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autopar.ir.schedule import (
@@ -35,16 +35,16 @@ def with_frees(given: Schedule) -> Schedule:
     for held, place in lasts.items():
         if held in made:
             dead[place].append(held)
-    found: list[Event] = []
-    border = 0
-    for place, event in enumerate(events):
-        if place == len(given.forward):
-            border = len(found)
-        found.append(event)
-        if place in dead:
-            found.append(Free(tuple(dead[place])))
-    border = border or len(found)
-    return replace(given, forward=tuple(found[:border]), backward=tuple(found[border:]))
+
+    def freed(first: int, phase: Sequence[Event]) -> Iterator[Event]:
+        for place, event in enumerate(phase, first):
+            yield event
+            if place in dead:
+                yield Free(tuple(dead[place]))
+
+    forward = tuple(freed(0, given.forward))
+    backward = tuple(freed(len(given.forward), given.backward))
+    return replace(given, forward=forward, backward=backward)
 
 
 def _made(event: Event) -> Sequence[Value | Message]:

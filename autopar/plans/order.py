@@ -21,8 +21,8 @@ from autopar.ir.schedule import Compute, Event, Message, Start, Take, Transfer, 
 
 OPTIMIZER = "optimizer"
 START, WITH, WAIT, CUT = "start", "with", "wait", "cut"
-_STEPS = frozenset(map(str, range(64)))
-"""Steps that a route may have, as they are written."""
+_MAX_DIGITS = 4
+"""Of the number of a step."""
 
 _PERIODS = 8
 """How many occurrences of an item are tried for the start of the next repetition."""
@@ -47,7 +47,8 @@ class Item(NamedTuple):
         """ValueError if it is about no tensor."""
         word, _, rest = text.partition(" ")
         step, _, key = rest.partition(" ")
-        if word not in (START, WITH, WAIT, CUT) or step not in _STEPS:
+        is_number = step.isascii() and step.isdecimal() and len(step) <= _MAX_DIGITS
+        if word not in (START, WITH, WAIT, CUT) or not is_number or str(int(step)) != step:
             raise ValueError(f"order: {text!r} is neither an op nor a word about a tensor")
         return Item(word, int(step), key)
 

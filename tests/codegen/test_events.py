@@ -67,6 +67,6 @@ def test_what_is_played_is_held(case: str, monkeypatch: pytest.MonkeyPatch) -> N
         program = generate(made.traced.gm, made.traced.graph, plan)
         counted = measured(program, made.traced.graph, plan)
         for mine, theirs in zip(played(made.traced.graph, plan, monkeypatch), counted, strict=True):
-            assert mine >= theirs - 32, (case, number)
+            assert mine >= theirs - 32 * (case == "states"), (case, number)
             if {case, f"{case} {number}"} & set(EXACT):
                 assert mine <= 1.03 * theirs, (case, number)

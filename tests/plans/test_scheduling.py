@@ -26,6 +26,7 @@ from autopar.ir.schedule import (
 )
 from autopar.plans import bucketing
 from autopar.plans.decisions import make_structure
+from autopar.plans.last_uses import with_frees
 from autopar.plans.layout import parse_layout
 from autopar.plans.options import Options
 from autopar.plans.request import ask
@@ -220,3 +221,13 @@ def test_what_forward_does_not_use_cannot_be_kept_otherwise() -> None:
     object.__setattr__(layout, "routes", {})
     with pytest.raises(PlanMismatchError, match="never leads from"):
         schedule(layout)
+
+
+def test_a_phase_without_events_stays_empty() -> None:
+    """A forward that computes nothing, as of a loss that is a parameter."""
+    _, found = step({}, 1)
+    alone = Schedule((), found.backward, (), (), found.outputs)
+    assert with_frees(alone).forward == ()
+    assert [e for e in with_frees(alone).backward if not isinstance(e, Free)] == [
+        e for e in found.backward if not isinstance(e, Free)
+    ]
