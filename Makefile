@@ -11,7 +11,7 @@ STAMP := $(VENV)/.autopar-installed
 help:
 	@echo "make demo    plan, then train a small GPT-2 on four processes, and compare with one"
 	@echo "make test    static checks, then the tests"
-	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, private torch APIs"
+	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, names, private torch APIs"
 	@echo "make pytest  tests only (PYTEST_ARGS='-k rules' narrows them)"
 	@echo "make nightly what takes hours: tests marked nightly, 1000 random models (NIGHTLY_FUZZ_MODELS)"
 	@echo "make fuzz    200 random models on three meshes each (FUZZ_MODELS, FUZZ_FIRST)"
@@ -37,6 +37,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python tools/check_file_size.py
+	$(BIN)/python tools/check_names.py
 	$(BIN)/python tools/check_torch_private.py
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python

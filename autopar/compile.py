@@ -37,7 +37,7 @@ from autopar.tracer import Traced, Wanted, only_losses, trace
 Find = Callable[[Traced], Plan]
 """The plan for what was traced: of a search, or one that there is."""
 
-Stage = Callable[[str], AbstractContextManager[object]]
+StageContext = Callable[[str], AbstractContextManager[object]]
 """What holds around "trace" and "rewrite"."""
 
 Say = Callable[[str], None]
@@ -45,7 +45,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ModelCall:
     """A call of a model. Outputs that `options` or `wanted` ask for have gradients beside the
     losses; `handed` says how inputs come to the ranks (`ir.input_sharding`)."""
 
@@ -70,7 +70,7 @@ class Compiled:
     program: Program
 
 
-def compile_call(call: Call, find: Find, stage: Stage = nullcontext) -> Compiled:
+def compile_call(call: ModelCall, find: Find, stage: StageContext = nullcontext) -> Compiled:
     """The program for a call, under the plan that is found for it."""
     traced, plan = plan_call(call, find, stage)
     with stage("rewrite"):
@@ -78,7 +78,9 @@ def compile_call(call: Call, find: Find, stage: Stage = nullcontext) -> Compiled
     return Compiled(traced, plan, program)
 
 
-def plan_call(call: Call, find: Find, stage: Stage = nullcontext) -> tuple[Traced, Plan]:
+def plan_call(
+    call: ModelCall, find: Find, stage: StageContext = nullcontext
+) -> tuple[Traced, Plan]:
     """The plan that is found for a call, and the graph it is for."""
     strict = call.options.strict
     with stage("trace"), _recording(call.model):

@@ -8,7 +8,13 @@ from dataclasses import replace
 
 import click
 
-from autopar.cli.terminal import Output, comparison_options, emit, page_options, spoken_progress
+from autopar.cli.terminal import (
+    Output,
+    comparison_options,
+    page_options,
+    print_content,
+    spoken_progress,
+)
 
 
 @click.command()
@@ -66,5 +72,5 @@ def check(
     if form == "md":
         click.echo(checks_markdown(content), nl=False)
     else:
-        emit(content, Checks.page, replace(how, as_json=how.as_json or form == "json"))
+        print_content(content, Checks.page, replace(how, as_json=how.as_json or form == "json"))
     return content.status

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import click
 
-from autopar.cli.terminal import Output, comparison_options, emit, page_options
+from autopar.cli.terminal import Output, comparison_options, page_options, print_content
 
 
 @click.command()
@@ -35,5 +35,5 @@ def diff(
     if form == "md":
         click.echo(markdown(verdict, verdict.difference.new.model), nl=False)
     else:
-        emit(verdict, Verdict.page, replace(how, as_json=how.as_json or form == "json"))
+        print_content(verdict, Verdict.page, replace(how, as_json=how.as_json or form == "json"))
     return verdict.status

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autopar.cli.terminal import Output, batch_option, emit, page_options, spoken_progress
+from autopar.cli.terminal import Output, batch_option, page_options, print_content, spoken_progress
 
 if TYPE_CHECKING:
     from autopar.plans.plan import Plan
@@ -68,7 +68,7 @@ def explain(
         found = _alternatives(
             plan, name or "", target, global_batch, cluster, profile_file, imposed
         )
-    emit(found, Reasons.page, how)
+    print_content(found, Reasons.page, how)
 
 
 def _alternatives(

@@ -6,7 +6,14 @@ from typing import Any
 
 import click
 
-from autopar.cli.terminal import Output, emit, page_options, size, spoken_progress, target_options
+from autopar.cli.terminal import (
+    Output,
+    page_options,
+    print_content,
+    size,
+    spoken_progress,
+    target_options,
+)
 
 
 @click.command()
@@ -106,4 +113,4 @@ def plan(
         found.save(output)
         if is_standard_output(output):
             return
-    emit(summarize(found), Summary.page, how)
+    print_content(summarize(found), Summary.page, how)

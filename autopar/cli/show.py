@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from autopar.cli.terminal import Output, emit, page_options
+from autopar.cli.terminal import Output, page_options, print_content
 
 
 @click.command()
@@ -15,4 +15,4 @@ def show(file: str, how: Output) -> None:
     from autopar.plans.plan import Plan
     from autopar.report.summary import Summary, summarize
 
-    emit(summarize(Plan.load(file)), Summary.page, how)
+    print_content(summarize(Plan.load(file)), Summary.page, how)

@@ -90,7 +90,7 @@ def size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
         raise click.BadParameter(str(error)) from None
 
 
-def emit(content: Content, page: Callable[[Content], RenderableType], how: Output) -> None:
+def print_content(content: Content, page: Callable[[Content], RenderableType], how: Output) -> None:
     """Print `content` on standard output: its page, or itself as JSON."""
     if how.as_json:
         import msgspec

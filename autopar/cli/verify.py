@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import click
 
-from autopar.cli.terminal import Output, emit, page_options, spoken_progress, target_options
+from autopar.cli.terminal import (
+    Output,
+    page_options,
+    print_content,
+    spoken_progress,
+    target_options,
+)
 
 
 @click.command()
@@ -53,5 +59,5 @@ def verify(
 
     from autopar.report.verification import page
 
-    emit(report, page, how)
+    print_content(report, page, how)
     report.check()

@@ -79,7 +79,7 @@ def sending(graph: fx.Graph, what: str) -> Generator[None]:
         node = node.next
 
 
-def call_of(kind: str, num: int, axis: str) -> tuple[Any, tuple[Any, ...]]:
+def collective_call(kind: str, num: int, axis: str) -> tuple[Any, tuple[Any, ...]]:
     """The op of a collective over `num` ranks, and its arguments behind the tensor."""
     if kind == "all_reduce":
         return c10d.all_reduce.default, ("sum", axis)

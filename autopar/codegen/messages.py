@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from autopar.codegen.chunks import ChunkPacking
-from autopar.codegen.collectives import WAIT, Packing, call_of, parts_of
+from autopar.codegen.collectives import WAIT, Packing, collective_call, parts_of
 from autopar.ir.graph import Role
 from autopar.ir.schedule import Message, Transfer
 from autopar.plans.layout import Layout, Move
@@ -50,7 +50,7 @@ class Messages:
             rows = axis.size if message.kind == "reduce_scatter" else 1
             flat = [self._reshape(x, [rows, -1]) for x in packed]
             x = self.graph.call_function(aten.cat.default, (flat, 1))
-        target, behind = call_of(message.kind, axis.size, axis.name)
+        target, behind = collective_call(message.kind, axis.size, axis.name)
         issued = self.graph.call_function(target, (x, *behind))
         issued.meta[MEMBERS] = len(packed)
         more = f" and {len(others)} more" if others else ""

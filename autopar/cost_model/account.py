@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_model.event_prices import EventPrices, Step
+from autopar.cost_model.event_prices import EventPrices, PricedStep
 from autopar.cost_model.kernel_cost import node_s, traffic
 from autopar.cost_model.memory import memory_curve, peak_memory
 from autopar.cost_model.moves import move_ns, sent, to_ns
@@ -101,14 +101,14 @@ class Sends:
     key: str
     node: int
     phase: str
-    steps: Sequence[Step]
+    steps: Sequence[PricedStep]
 
 
 def _sends(
     graph: Graph,
     all_groups: Sequence[Group],
-    steps: Mapping[str, Sequence[Step]],
-    inside: Mapping[int, Sequence[Step]],
+    steps: Mapping[str, Sequence[PricedStep]],
+    inside: Mapping[int, Sequence[PricedStep]],
 ) -> tuple[Sends, ...]:
     moved = tuple(
         Sends(group.key, group.root.node, group.phase.value, steps[group.key])
@@ -121,16 +121,18 @@ def _sends(
     )
 
 
-def _inside(layout: Layout, mesh: Mesh, compute: Mapping[int, int]) -> dict[int, Sequence[Step]]:
+def _inside(
+    layout: Layout, mesh: Mesh, compute: Mapping[int, int]
+) -> dict[int, Sequence[PricedStep]]:
     """What ops send while they run."""
-    known: dict[tuple[str, int], Sequence[Step]] = {}
-    found: dict[int, Sequence[Step]] = {}
+    known: dict[tuple[str, int], Sequence[PricedStep]] = {}
+    found: dict[int, Sequence[PricedStep]] = {}
     for index, compute_ns in compute.items():
         node = layout.graph.nodes[index]
         kind = node.key, compute_ns
         if kind not in known:
             ways = sent(layout.graph, node, layout.choice(node), mesh, compute_ns)
-            known[kind] = [Step(each.kind, each.axis, each.in_bytes, ns) for each, ns in ways]
+            known[kind] = [PricedStep(each.kind, each.axis, each.in_bytes, ns) for each, ns in ways]
         if known[kind]:
             found[index] = known[kind]
     return found
@@ -173,20 +175,20 @@ def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> 
 
 def _steps(
     layout: Layout, cluster: Cluster, mesh: Mesh, group: Group, shares: Sharing
-) -> tuple[Step, ...]:
+) -> tuple[PricedStep, ...]:
     """Every step of the route of a group and its like."""
     tensor = layout.graph.type_of(group.root)
     atoms = layout.graph.atoms
     route = layout.routes.get(group.key, ())
     shared = shares if is_bucketed(layout.graph, group) else None
-    found: list[Step] = []
+    found: list[PricedStep] = []
     for source, target in route:
         move = step(tensor, atoms, source, target)
         if move is None:
             raise PlanMismatchError(f"{group.key}: {source} -> {target} is not a single step")
         ns = move_ns(tensor, atoms, source, target, move, mesh, cluster.device, sharing=shared)
         num_bytes, _ = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
-        found.append(Step(move.kind, move.axis, num_bytes, ns))
+        found.append(PricedStep(move.kind, move.axis, num_bytes, ns))
     return tuple(found)
 
 

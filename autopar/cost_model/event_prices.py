@@ -19,7 +19,7 @@ from autopar.rules.table import record_of
 _MEMORY = (Role.BUFFER, Role.INPUT, Role.TANGENT, Role.CONSTANT)
 
 
-class Step(NamedTuple):
+class PricedStep(NamedTuple):
     """One step of a route as it is billed."""
 
     kind: str
@@ -37,8 +37,8 @@ class EventPrices:
         layout: Layout,
         schedule: Schedule,
         compute: Mapping[int, int],
-        inside: Mapping[int, Sequence[Step]],
-        steps: Mapping[str, Sequence[Step]],
+        inside: Mapping[int, Sequence[PricedStep]],
+        steps: Mapping[str, Sequence[PricedStep]],
         updates: Mapping[int, int],
     ) -> None:
         self.layout, self.graph = layout, layout.graph

@@ -18,7 +18,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import P, Sharding
 from autopar.ir.uses import Group, Use, requirement, root_key
 from autopar.plans.constraints import OP_KINDS, Constraint
-from autopar.plans.demands import Imposed, Test, Tests, holds, is_batch, option_holds
+from autopar.plans.demands import MeshConstraint, Test, Tests, holds, is_batch, option_holds
 from autopar.plans.matching import covers, general, matches
 
 Named = Callable[[str, str], bool]
@@ -28,7 +28,9 @@ _NO_ROLES: Mapping[str, str] = MappingProxyType({})
 _OUTPUTS = (Role.LOSS, Role.VALUE, Role.DETACHED)
 
 
-def impose(graph: Graph, mesh: Mesh, groups: Sequence[Group], imposed: Sequence[Imposed]) -> Limits:
+def impose(
+    graph: Graph, mesh: Mesh, groups: Sequence[Group], imposed: Sequence[MeshConstraint]
+) -> Limits:
     """The limits that `imposed` sets to the choices on `mesh`.
 
     InfeasibleError if a parameter cannot be stored as a constraint asks; ConstraintError if one

@@ -48,7 +48,7 @@ def price(request: PlanRequest) -> Problem:
     at all."""
     graph, cluster, mesh, options = request.graph, request.cluster, request.mesh, request.options
     all_groups = groups(graph)
-    table, limits = choices(request, all_groups)
+    table, limits = limited_classes(request, all_groups)
     owners = {node.target: node.key for node in graph.with_role(Role.PARAM)}
     saves = _saves(graph, mesh, all_groups, table, owners, limits)
     keys = (*table, *(SAVED + key for key in saves))
@@ -72,7 +72,7 @@ def price(request: PlanRequest) -> Problem:
     )
 
 
-def choices(
+def limited_classes(
     request: PlanRequest, all_groups: Sequence[Group]
 ) -> tuple[dict[str, NodeClass], Limits]:
     """The classes with the choices that what is imposed leaves them, and the limits it sets to all

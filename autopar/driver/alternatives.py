@@ -15,7 +15,13 @@ from functools import partial
 
 from autopar.cluster.profile import Profile
 from autopar.compile import plan_call
-from autopar.driver.asking import ask_for, call_on, checked, describe_cluster, planned_gradients
+from autopar.driver.asking import (
+    ask_for,
+    call_on,
+    checked_plan,
+    describe_cluster,
+    planned_gradients,
+)
 from autopar.driver.what_if import GIB, Explainer, make_explainer
 from autopar.errors import OtherStepWarning
 from autopar.ir.mesh import Cluster
@@ -75,7 +81,7 @@ def _explainer(
 ) -> Explainer:
     said("tracing the model")
     call = call_on(built.model, built.inputs, options, planned_gradients(plan.structure))
-    traced, _ = plan_call(call, partial(checked, plan))
+    traced, _ = plan_call(call, partial(checked_plan, plan))
     said("solving the plan's problem again")
     explainer = make_explainer(ask_for(call, traced, cluster, options))
     _compare(plan, explainer, cluster)

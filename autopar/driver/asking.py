@@ -10,7 +10,7 @@ from torch import nn
 
 from autopar.cluster import parsing
 from autopar.cluster.profile import Profile
-from autopar.compile import Call, Say
+from autopar.compile import ModelCall, Say
 from autopar.cost_model.measured import device_from_profile
 from autopar.driver.margin import search_with_margin
 from autopar.driver.search import search
@@ -27,14 +27,16 @@ from autopar.runtime.module.building import split_inputs
 from autopar.tracer import Traced, Wanted, only_losses
 
 
-def call_on(model: nn.Module, inputs: Any, options: Options, wanted: Wanted = only_losses) -> Call:
+def call_on(
+    model: nn.Module, inputs: Any, options: Options, wanted: Wanted = only_losses
+) -> ModelCall:
     """A call of `model` on `inputs`: a tensor, a tuple of arguments or a mapping of keyword
     arguments."""
-    return Call(model, *split_inputs(inputs), options, wanted)
+    return ModelCall(model, *split_inputs(inputs), options, wanted)
 
 
 def ask_for(
-    call: Call, traced: Traced, cluster: Cluster, options: Options, *, margin: bool = False
+    call: ModelCall, traced: Traced, cluster: Cluster, options: Options, *, margin: bool = False
 ) -> Asked:
     """What `options` ask of a plan for a call, of which the user may speak in the call's names."""
     known = aliases(call.model, call.args, call.kwargs)
@@ -60,7 +62,7 @@ def planned_gradients(structure: Structure) -> Wanted:
     return lambda position, _name: position not in detached
 
 
-def checked(plan: Plan, traced: Traced) -> Plan:
+def checked_plan(plan: Plan, traced: Traced) -> Plan:
     """`plan`. PlanMismatchError, saying how, if it is for another graph."""
     check_fit(plan.structure, traced.graph, fingerprint(traced.graph))
     return plan

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autopar.compile import Call, Compiled
+from autopar.compile import Compiled, ModelCall
 from autopar.errors import AutoparError
 from autopar.ir.graph import Graph
 from autopar.runtime.module.params import buffer_places
@@ -48,7 +48,7 @@ _FINE, _COARSE = "float64", "float32"
 
 def compare_program(
     compiled: Compiled,
-    call: Call,
+    call: ModelCall,
     *,
     dtype: str | None = None,
     seed: int = 0,
@@ -96,7 +96,9 @@ def compare_program(
     )
 
 
-def eager(traced: Traced, call: Call, seed: int = 0, dtype: str | None = None) -> SimulatedStep:
+def eager(
+    traced: Traced, call: ModelCall, seed: int = 0, dtype: str | None = None
+) -> SimulatedStep:
     """The step by PyTorch alone, with every op computing in `dtype` if one is given; the model is
     left as it was."""
     model, args, kwargs = call.model, call.args, call.kwargs
@@ -124,7 +126,7 @@ class _Sides:
     """The two that are compared, each of which can be run in several dtypes."""
 
     compiled: Compiled
-    call: Call
+    call: ModelCall
     seed: int
 
     def eager(self, dtype: str | None) -> SimulatedStep:
@@ -163,7 +165,7 @@ def _lowest_dtype(graph: Graph) -> str:
 
 def check_call(
     compiled: Compiled,
-    call: Call,
+    call: ModelCall,
     rank: int,
     share: Callable[[str, Callable[[], bytes]], bytes],
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 from autopar.cluster.mesh_shapes import candidate_meshes, parse_mesh
 from autopar.compile import Say, best_on
 from autopar.cost_model.account import account
-from autopar.cost_model.price import choices
+from autopar.cost_model.price import limited_classes
 from autopar.driver.infeasible_subset import explain_infeasible, suited
 from autopar.errors import ClusterError, InfeasibleError
 from autopar.ir.mesh import Cluster, Mesh
@@ -123,7 +123,7 @@ def _failure(say: Say, request: PlanRequest, *, solves: bool) -> InfeasibleError
         if solves:
             best_on(request, say)
         else:
-            choices(request, groups(request.graph))
+            limited_classes(request, groups(request.graph))
     except InfeasibleError as error:
         return error
     return None

@@ -14,7 +14,7 @@ from torch import nn
 
 from autopar.cluster.parsing import parse_cluster
 from autopar.codegen import bind
-from autopar.compile import Call, Compiled, compile_call
+from autopar.compile import Compiled, ModelCall, compile_call
 from autopar.driver.asking import answer, ask_for, check_outputs, planned_gradients
 from autopar.driver.comparing import check_call
 from autopar.driver.search import summary
@@ -81,7 +81,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Family:
+class ModelFamily:
     """What a model and its copies have in common: the first program of any of them decides how the
     parameters of all are stored, and an optimizer of averages finds each beside its like."""
 
@@ -102,10 +102,10 @@ class Builder:
     world: World
     request: Request
     random: SharedRandom
-    family: Family = field(init=False)
+    family: ModelFamily = field(init=False)
 
     def __post_init__(self) -> None:
-        self.family = Family([ref(self.model)])
+        self.family = ModelFamily([ref(self.model)])
 
     def copied(self, model: nn.Module) -> Builder:
         """The same for a copy of the model."""
@@ -169,7 +169,7 @@ class Builder:
         kwargs: dict[str, Any],
         signature: Signature,
         differentiable: frozenset[str],
-    ) -> Call:
+    ) -> ModelCall:
         plan = self.request.plan
         planned = (
             planned_gradients(plan.structure) if plan and self.family.is_first else only_losses
@@ -179,7 +179,7 @@ class Builder:
             return name in differentiable or planned(position, name)
 
         handed = {str(i): text for i, text in enumerate(signature.handed)}
-        return Call(self.model, args, kwargs, self.request.options, wanted, handed)
+        return ModelCall(self.model, args, kwargs, self.request.options, wanted, handed)
 
     def _stored(self, traced: Traced, mark: str) -> Plan | None:
         """The plan there is for this call: one made before, or that of the user, which must be for
@@ -193,7 +193,7 @@ class Builder:
     def _plan(
         self,
         agreement: Agreement,
-        call: Call,
+        call: ModelCall,
         traced: Traced,
         groups: Groups | None,
         progress: StepProgress,

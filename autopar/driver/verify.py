@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autopar.compile import compile_call
-from autopar.driver.asking import call_on, checked, planned_gradients
+from autopar.driver.asking import call_on, checked_plan, planned_gradients
 from autopar.driver.comparing import compare_program
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
@@ -58,7 +58,7 @@ def compare_with_eager(
     that dtype on both sides, so that rounding hides less."""
     progress("tracing the model")
     call = call_on(model, inputs, Options(), planned_gradients(plan.structure))
-    compiled = compile_call(call, partial(checked, plan))
+    compiled = compile_call(call, partial(checked_plan, plan))
     return compare_program(
         compiled, call, dtype=dtype, seed=seed, tolerance=tolerance, progress=progress
     )

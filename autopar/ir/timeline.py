@@ -119,8 +119,8 @@ def play(events: Sequence[Event], given: Sequence[Value], prices: Prices) -> Tim
     for event in events:
         spans.append(time.do(event))
         live.append(memory.do(event))
-    clock = time.clock
-    return Timeline(tuple(events), tuple(spans), tuple(live), clock.exposed_ns, clock.now_ns)
+    hardware = time.hardware
+    return Timeline(tuple(events), tuple(spans), tuple(live), hardware.exposed_ns, hardware.now_ns)
 
 
 def held_at(
@@ -134,7 +134,7 @@ def held_at(
 
 
 @dataclass(slots=True)
-class Clock:
+class Hardware:
     """A device and the links of each mesh axis, at work."""
 
     now_ns: int = 0
@@ -167,27 +167,27 @@ class Clock:
 class _Time:
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
-        self.clock = Clock()
+        self.hardware = Hardware()
         self.ends: dict[Message, int] = {}
 
     def do(self, event: Event) -> Span:
-        clock, prices = self.clock, self.prices
+        hardware, prices = self.hardware, self.prices
         match event:
             case Compute(node):
-                span = clock.work(prices.compute_ns(node))
-                return Span(span.start_ns, clock.communicate(prices.inside_ns(node)).end_ns)
+                span = hardware.work(prices.compute_ns(node))
+                return Span(span.start_ns, hardware.communicate(prices.inside_ns(node)).end_ns)
             case Start(message):
-                span = clock.start(message.axis, prices.message_ns(message))
+                span = hardware.start(message.axis, prices.message_ns(message))
                 self.ends[message] = span.end_ns
                 return span
             case Wait(message):
-                return clock.wait(self.ends.pop(message))
+                return hardware.wait(self.ends.pop(message))
             case Take(transfer, None):
-                return clock.communicate(prices.cut_ns(transfer))
+                return hardware.communicate(prices.cut_ns(transfer))
             case Update(params):
-                return clock.work(prices.update_ns(params))
+                return hardware.work(prices.update_ns(params))
             case _:
-                return clock.work(0)
+                return hardware.work(0)
 
 
 class _Memory:

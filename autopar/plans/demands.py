@@ -32,7 +32,7 @@ Tests = tuple[Test, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Imposed:
+class MeshConstraint:
     """A constraint, and what it asks for on one mesh: any of `alternatives`."""
 
     constraint: Constraint

@@ -16,7 +16,7 @@ from autopar.ir.graph import Graph
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.plans.compatibility import describe_inputs
 from autopar.plans.constraints import Constraint
-from autopar.plans.demands import Imposed, on_mesh
+from autopar.plans.demands import MeshConstraint, on_mesh
 from autopar.plans.matching import settle
 from autopar.plans.options import Options
 from autopar.plans.strategies import expand_strategy
@@ -42,7 +42,7 @@ class Asked:
         """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no
         sense there."""
         strategy = expand_strategy(self.options.strategy, self.graph, mesh)
-        imposed = tuple(Imposed(c, on_mesh(c, mesh)) for c in (*self.constraints, *strategy))
+        imposed = tuple(MeshConstraint(c, on_mesh(c, mesh)) for c in (*self.constraints, *strategy))
         return PlanRequest(self.graph, self.cluster, mesh, self.options, imposed)
 
     def digest(self) -> str:
@@ -70,7 +70,7 @@ class PlanRequest:
     cluster: Cluster
     mesh: Mesh
     options: Options
-    imposed: tuple[Imposed, ...]
+    imposed: tuple[MeshConstraint, ...]
 
     @property
     def memory_limit_bytes(self) -> int:

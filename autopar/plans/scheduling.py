@@ -42,7 +42,7 @@ MAX_UNDER_WAY = 2
 """How many messages whose results only leave the graph are under way when another starts: each
 holds its input and its result."""
 
-Asked = tuple[Group, Sharding]
+_Need = tuple[Group, Sharding]
 """A state that a tensor is asked to be in."""
 
 
@@ -72,7 +72,7 @@ class _Step:
         self.layout = layout
         self.graph = layout.graph
         self.routes = Routes(layout)
-        self.reads: dict[int, list[Asked]] = {}
+        self.reads: dict[int, list[_Need]] = {}
         self.made_by: dict[int, list[Group]] = defaultdict(list)
         self.groups = {(group.root, group.phase): group for group in groups(self.graph)}
         asked: dict[int, list[tuple[int, Group, Sharding]]] = defaultdict(list)
@@ -148,10 +148,10 @@ class _Phase:
                 self._need(group, state)
         return tuple(self.events)
 
-    def _when_saved(self) -> dict[int, list[Asked]]:
+    def _when_saved(self) -> dict[int, list[_Need]]:
         """Per node, what is brought into the state it is saved in once the node is done: after the
         last op of forward that reads it."""
-        found: dict[int, list[Asked]] = defaultdict(list)
+        found: dict[int, list[_Need]] = defaultdict(list)
         nodes = self.step.graph.nodes
         for group in self.step.crossing():
             forward = self.step.groups.get((group.root, Phase.FORWARD))
@@ -161,9 +161,9 @@ class _Phase:
                 found[last].append((forward, self.step.layout.kept(group.root)))
         return found
 
-    def _in_order(self) -> list[Asked]:
+    def _in_order(self) -> list[_Need]:
         """What is asked for in this phase, in order."""
-        found: list[Asked] = []
+        found: list[_Need] = []
         for node in self.nodes:
             found += self.step.reads.get(node.index, ())
             found += self.due.get(node.index, ())

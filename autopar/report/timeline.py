@@ -2,7 +2,7 @@
 
 The plan lists a step as runs of items (`plans.order`) and has totals per op and per step of what is
 sent. Here every occurrence gets its share of the totals, in whole nanoseconds, so that the shares
-add up to exactly the totals, and the step is played by the same clock as when it was priced. What
+add up to exactly the totals, and the step is played by the rules it was priced by. What
 the shares differ from the prices makes its length differ from the plan's by as little.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from autopar.ir.timeline import Clock
+from autopar.ir.timeline import Hardware
 from autopar.plans.matching import general
 from autopar.plans.order import CUT, OPTIMIZER, START, WAIT, WITH, Item, Run
 from autopar.plans.plan import Estimates, Plan
@@ -165,7 +165,7 @@ class _Player:
         self.items = {text: self._item(text) for text in self.texts}
         self.parts = self._find_parts()
         self.done: Counter[Part] = Counter()
-        self.clock = Clock()
+        self.hardware = Hardware()
         self.coming: dict[str, deque[int]] = defaultdict(deque)
         """When the messages end that began with a text and were not waited for."""
         self.bars: list[Bar] = []
@@ -174,7 +174,7 @@ class _Player:
         turns, bar_of = [0], [0]
         for place, text in enumerate(self.texts):
             self._do(place, text)
-            turns.append(self.clock.now_ns)
+            turns.append(self.hardware.now_ns)
             bar_of.append(len(self.bars))
         stretches: list[Stretch] = []
         first = 0
@@ -182,7 +182,7 @@ class _Player:
             end = first + run.times * len(run.items)
             stretches.append(Stretch(run, first, turns[first], turns[end]))
             first = end
-        waiting_ns = self.clock.exposed_ns
+        waiting_ns = self.hardware.exposed_ns
         return DrawnStep(tuple(stretches), tuple(self.bars), bar_of, turns, waiting_ns)
 
     def _item(self, text: str) -> Item | None:
@@ -206,17 +206,17 @@ class _Player:
         }
 
     def _do(self, place: int, text: str) -> None:
-        item, clock = self.items[text], self.clock
+        item, hardware = self.items[text], self.hardware
         if item is None or item.word == CUT:
             for part in self.parts[text]:
                 ns, num_bytes = self._share(part)
-                span = clock.communicate(ns) if part.is_sent else clock.work(ns)
+                span = hardware.communicate(ns) if part.is_sent else hardware.work(ns)
                 self._add(part, span.start_ns, ns, num_bytes)
         elif item.word == START:
             self._start(place, item)
         elif item.word == WAIT:
             ends = self.coming[f"{item.step} {item.key}"]
-            clock.wait(ends.popleft() if ends else 0)
+            hardware.wait(ends.popleft() if ends else 0)
 
     def _start(self, place: int, first: Item) -> None:
         """A message: its tensors one behind the other."""
@@ -228,7 +228,7 @@ class _Player:
             parts += self.parts[text]
         shares = [self._share(part) for part in parts]
         axis = self.axes.get(parts[0].track.axis, 0)
-        span = self.clock.start(axis, sum(ns for ns, _ in shares))
+        span = self.hardware.start(axis, sum(ns for ns, _ in shares))
         self.coming[f"{first.step} {first.key}"].append(span.end_ns)
         start_ns = span.start_ns
         for part, (ns, num_bytes) in zip(parts, shares, strict=True):

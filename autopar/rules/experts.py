@@ -30,7 +30,7 @@ _WEIGHTS: tuple[Dims, ...] = (singles("egid"), singles("edi"), singles("egi"))
 _COUNT_BYTES = 4
 
 
-def experts(call: Call) -> Rule:
+def experts_layer(call: Call) -> Rule:
     """autopar.experts(x, chosen, weights, up, down, up_bias, gate, may_skip) -> y, and
     autopar.experts_backward(grad, x, ...) -> gradients of x, weights, up, down and up_bias, which
     is empty where there is none. A rank that has some of the experts, or a part of each, makes a
@@ -90,7 +90,7 @@ def _messages(call: JointCall) -> tuple[Exchange, ...]:
 
 EXPERTS: Family = (
     (
-        Op(experts, _flops, inner_bytes=_inner_bytes, joint={EXCHANGE: Joint(_messages)}),
+        Op(experts_layer, _flops, inner_bytes=_inner_bytes, joint={EXCHANGE: Joint(_messages)}),
         f"{FORWARD} {BACKWARD}",
     ),
 )

@@ -14,7 +14,7 @@ _SEQUENCE = 3
 """Dims of what has rows, unlike a weight."""
 
 
-def recurrent(call: Call) -> Rule:
+def recurrent_layer(call: Call) -> Rule:
     """autopar.recurrent and its backward: sequences [T, b, .] and states [D, b, .] of independent
     rows; a step needs all that the step before it made. Gradients of weights are summed over b."""
 
@@ -40,5 +40,5 @@ def _flops(node: Node, graph: Graph) -> float:
 
 
 RECURRENT: Family = (
-    (Op(recurrent, _flops), "autopar.recurrent.default autopar.recurrent_backward.default"),
+    (Op(recurrent_layer, _flops), "autopar.recurrent.default autopar.recurrent_backward.default"),
 )

@@ -38,13 +38,13 @@ def transpose(call: Call) -> Rule:
     return permute_view(order, call)
 
 
-def permute(call: Call) -> Rule:
+def permutation(call: Call) -> Rule:
     """aten.permute(x, dims)."""
     order = call.integers(1, "dims") or ()
     return permute_view([dim_of(d, len(order)) for d in order], call)
 
 
-def expand(call: Call) -> Rule:
+def expansion(call: Call) -> Rule:
     """aten.expand(x, size): a repeated dim is a letter of the output alone."""
     names = letters(len(call.out))
     source = aligned(call.shapes[0], call.out, names)
@@ -158,7 +158,7 @@ def complex_pairs(call: Call) -> Rule:
 SHAPE: Family = (
     (Op(identity_view), "getitem alias detach lift_fresh"),
     (Op(transpose), "t transpose.int"),
-    (Op(permute), "permute"),
+    (Op(permutation), "permute"),
     # Local strides may differ from the traced ones, so that a view need not be possible; and a dim
     # that a rank holds one element of is not a dim of size 1.
     (
@@ -166,7 +166,7 @@ SHAPE: Family = (
         "_unsafe_view reshape squeeze squeeze.dim squeeze.dims view",
     ),
     (Op(reshape), "unsqueeze"),
-    (Op(expand, local_args=output_shape(1, "size")), "expand"),
+    (Op(expansion, local_args=output_shape(1, "size")), "expand"),
     (Op(complex_pairs), "view_as_complex view_as_real"),
     (Op(pad), "constant_pad_nd"),
     (Op(rolled), "flip roll"),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopar.runtime.ops.experts import experts as _op
+from autopar.runtime.ops.experts import experts_op
 from autopar.runtime.ops.gates import ACTIVATIONS, Gate
 
 _NEAR, FAR = 4.0, 40.0
@@ -53,7 +53,7 @@ def _call(
 ) -> Tensor:  # fmt: skip
     """The op, with `up` [E, G, I, D], and what `down_bias` adds: a matmul with each token's weights
     of the experts, so that the op stays linear in `down`."""
-    found = _op(x, chosen, weights, up, down, up_bias, gate, False)
+    found = experts_op(x, chosen, weights, up, down, up_bias, gate, False)
     if down_bias is None:
         return found
     table = weights.new_zeros(weights.shape[0], down_bias.shape[0])

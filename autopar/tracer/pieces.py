@@ -1,6 +1,6 @@
 """Ops written as others: what shards better in pieces, and what nobody has described as a whole.
 
-An op of `PIECES` becomes the ops of its function there. Any other op without a rule becomes what
+An op of `PIECES_OF` becomes the ops of its function there. Any other op without a rule becomes what
 torch's core decompositions make of it, again and again, until every op has a rule or no
 decomposition is left.
 """
@@ -23,7 +23,7 @@ from autopar.tracer.snapshot import call_of
 Pieces = Callable[..., Any]
 """An op as a function of its arguments that calls other ops; NotImplemented leaves it as it is."""
 
-PIECES: dict[Any, Pieces] = {**NORM_PIECES}
+PIECES_OF: dict[Any, Pieces] = {**NORM_PIECES}
 
 
 def split_into_pieces(gm: fx.GraphModule) -> fx.GraphModule:
@@ -33,7 +33,7 @@ def split_into_pieces(gm: fx.GraphModule) -> fx.GraphModule:
         node = pending.pop()
         if node.target is operator.getitem or not node.users:
             continue
-        function = PIECES.get(node.target)
+        function = PIECES_OF.get(node.target)
         if function is None and rule_for(call_of(node)) is None:
             function = torch_private.decomposition(node.target)
         if function is not None:
@@ -53,7 +53,7 @@ def _replace(node: fx.Node, function: Pieces) -> list[fx.Node]:
     def call(*tensors: Tensor) -> Any:
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: tensors[position[n]])
         found = function(*map(_own, args), **{k: _own(value) for k, value in kwargs.items()})
-        trusted = found is NotImplemented or node.target in PIECES
+        trusted = found is NotImplemented or node.target in PIECES_OF
         return found if trusted else _cast(found, wanted, several=several)
 
     traced = torch_private.ops_of(call, [source.meta["val"] for source in sources])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.codegen import generate
-from autopar.compile import Call, Compiled
+from autopar.compile import Compiled, ModelCall
 from autopar.driver import comparing
 from autopar.driver.comparing import compare_program
 from autopar.errors import VerificationError
@@ -201,7 +201,7 @@ def compare(model: nn.Module, x: Tensor, pins: dict[str, str], **options: Any) -
     traced = trace(model, (x,))
     plan = plan_for(traced.graph, "4", pins)
     program = generate(traced.gm, traced.graph, plan)
-    return compare_program(Compiled(traced, plan, program), Call(model, (x,), {}), **options)
+    return compare_program(Compiled(traced, plan, program), ModelCall(model, (x,), {}), **options)
 
 
 def test_a_model_without_parameters_has_a_loss_too() -> None:

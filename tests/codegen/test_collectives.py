@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from autopar.cluster.presets import DEVICES
-from autopar.codegen.collectives import WAIT, Packing, call_of, parts_of
+from autopar.codegen.collectives import WAIT, Packing, collective_call, parts_of
 from autopar.codegen.passes import apply_passes
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.moves import move_ns, to_ns
@@ -67,7 +67,7 @@ def moved(packing, x: fx.Node, move: Collective, num: int, axis: str) -> fx.Node
     """`x` after a step, sent on its own."""
     if move.kind == "slice":
         return packing.cut(x)
-    target, behind = call_of(move.kind, num, axis)
+    target, behind = collective_call(move.kind, num, axis)
     issued = packing.graph.call_function(target, (packing.pack(x), *behind))
     return packing.unpack(packing.graph.call_function(WAIT, (issued,)))
 

@@ -6,7 +6,7 @@ from functools import cache
 
 import torch
 
-from autopar.cost_model.price import choices, price
+from autopar.cost_model.price import limited_classes, price
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.problem import FORBIDDEN, Problem
 from autopar.ir.sharding import P, Sharding
@@ -62,7 +62,7 @@ def test_what_a_module_returns_is_used_by_nobody_in_partial_sums() -> None:
     def uses(options: Options) -> set[str]:
         """What the ops ask of what `down` returns to be on the inner axis."""
         found = groups(graph())
-        table, _ = choices(request(options), found)
+        table, _ = limited_classes(request(options), found)
         (group,) = (g for g in found if g.key.startswith("down:forward:mm") and not g.crosses)
         return {
             str(state[1])
@@ -103,7 +103,7 @@ def test_what_is_saved_of_a_forbidden_module_is_not_cut_either() -> None:
 
 def test_under_fsdp_parameters_and_gradients_are_cast_in_shards() -> None:
     cast = graph(autocast=True)
-    table, _ = choices(request(asked(strategy="fsdp"), cast), groups(cast))
+    table, _ = limited_classes(request(asked(strategy="fsdp"), cast), groups(cast))
     params = {node.index for node in cast.with_role(Role.PARAM)}
     casts = [n for n in cast.with_role(Role.OP) if n.op == "aten._to_copy.default" and not n.view]
     of_params = [n for n in casts if n.inputs[0].node in params]
@@ -113,7 +113,7 @@ def test_under_fsdp_parameters_and_gradients_are_cast_in_shards() -> None:
     assert of_params and of_gradients
     for node in (*of_params, *of_gradients):
         assert any(set(label.split(",")) == {"d0"} for label in table[node.key].labels)
-    table, _ = choices(request(asked(strategy="ddp"), cast), groups(cast))
+    table, _ = limited_classes(request(asked(strategy="ddp"), cast), groups(cast))
     assert all("d0" not in label for node in of_params for label in table[node.key].labels)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.codegen import generate
-from autopar.compile import Call, Compiled
+from autopar.compile import Compiled, ModelCall
 from autopar.driver.comparing import compare_program
 from autopar.plans.plan import Plan
 from autopar.runtime.simulator.eager_step import seeded
@@ -298,5 +298,7 @@ def verify(made: Made) -> None:
     for plan in made.plans:
         program = generate(made.traced.gm, made.traced.graph, plan)
         compare_program(
-            Compiled(made.traced, plan, program), Call(made.model, made.args, {}), tolerance=1e-9
+            Compiled(made.traced, plan, program),
+            ModelCall(made.model, made.args, {}),
+            tolerance=1e-9,
         ).check()

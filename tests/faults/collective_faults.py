@@ -38,13 +38,13 @@ def packed_as(
 
 def called_as(patch: Patch, change: Callable[[Any, tuple[Any, ...]], tuple[Any, Any]]) -> None:
     """`change` of the op of every collective and its arguments stands for them."""
-    original = collectives.call_of
+    original = collectives.collective_call
 
-    def call_of(kind: str, num: int, axis: str) -> Any:
+    def collective_call(kind: str, num: int, axis: str) -> Any:
         return change(*original(kind, num, axis))
 
     for module in (collectives, messages, test_collectives):
-        patch.setattr(module, "call_of", call_of)
+        patch.setattr(module, "collective_call", collective_call)
 
 
 def other(args: tuple[Any, ...], turned: dict[str, str]) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from hypothesis import reject
 from torch import nn
 
 from autopar.codegen import generate
-from autopar.compile import Call, Compiled
+from autopar.compile import Compiled, ModelCall
 from autopar.driver.comparing import compare_program, eager
 from autopar.errors import UnknownOpWarning
 from autopar.ir.input_sharding import Handed, with_handed
@@ -72,7 +72,7 @@ def run(traced: Traced, model: nn.Module, args: tuple[Any, ...], plan: Plan) -> 
     """What `plan` is made into; VerificationError if it is not equal to eager."""
     step = generate(traced.gm, traced.graph, plan)
     compare_program(
-        Compiled(traced, plan, step), Call(model, args, {}), tolerance=TOLERANCE
+        Compiled(traced, plan, step), ModelCall(model, args, {}), tolerance=TOLERANCE
     ).check()
     return step
 
@@ -88,7 +88,7 @@ def is_sound(model: nn.Module, args: tuple[Any, ...], traced: Traced) -> bool:
             noise = torch.randn(state.shape, generator=generator, dtype=torch.float64)
             state.mul_(1 + NUDGE * noise)
     try:
-        first, second = (eager(traced, Call(each, args, {})) for each in (model, nudged))
+        first, second = (eager(traced, ModelCall(each, args, {})) for each in (model, nudged))
     except RuntimeError as error:
         if "modified by an inplace operation" in str(error):
             return False

@@ -13,6 +13,7 @@ import pytest
 
 import autopar
 from tools.check_file_size import MAX_LINES, too_long
+from tools.check_names import defined_twice
 from tools.check_torch_private import private_uses
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,3 +112,14 @@ def test_long_files_are_found(tmp_path: Path) -> None:
     (tmp_path / "autopar" / "long.py").write_text("pass\n" * (MAX_LINES + 1))
     (tmp_path / "autopar" / "full.py").write_text("pass\n" * MAX_LINES)
     assert too_long(tmp_path) == [f"autopar/long.py: {MAX_LINES + 1} lines"]
+
+
+def test_names_defined_twice_are_found(tmp_path: Path) -> None:
+    (tmp_path / "autopar" / "cli").mkdir(parents=True)
+    shared = (
+        "class Step: ...\nSIZE: int = 1\nKind = int\ndef _own(): ...\ndef plan(): ...\naten = 0\n"
+    )
+    (tmp_path / "autopar" / "one.py").write_text(shared + "def only(): ...\n")
+    (tmp_path / "autopar" / "cli" / "two.py").write_text(shared)
+    files = "autopar/cli/two.py, autopar/one.py"
+    assert defined_twice(tmp_path) == [f"{name}: {files}" for name in ("Kind", "SIZE", "Step")]

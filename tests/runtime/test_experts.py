@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import autopar
-from autopar.runtime.ops.experts import experts, experts_backward
+from autopar.runtime.ops.experts import experts_backward, experts_op
 from autopar.runtime.ops.gates import ACTIVATIONS, Gate
 
 TOKENS, CHOICES, EXPERTS, INNER, WIDTH = 10, 2, 4, 6, 8
@@ -82,7 +82,7 @@ def test_like_a_loop_over_tokens(gates: int, gate: str, bias: bool) -> None:
     # Columns of gate and rest next to one another in memory, as some models store them.
     interleaved = up.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
     for first, may_skip in ((up, False), (up, True), (interleaved, False)):
-        out = experts(x, chosen, weights, first, down, up_bias, gate, may_skip)
+        out = experts_op(x, chosen, weights, first, down, up_bias, gate, may_skip)
         close(out, expected)
         leaves = [x, weights, first, *given[3:]]
         for actual, of_loop in zip(torch.autograd.grad(out, leaves, grad), wanted, strict=True):
@@ -92,9 +92,9 @@ def test_like_a_loop_over_tokens(gates: int, gate: str, bias: bool) -> None:
 def test_what_lies_outside_adds_nothing() -> None:
     x, weights, up, down = layer(2, bias=False)
     chosen = choose()
-    out = experts(x, chosen - 1, weights, up[1:], down[1:], None, "silu", True)
-    rest = experts(x, chosen, weights * (chosen == 0), up, down, None, "silu", False)
-    close(out + rest, experts(x, chosen, weights, up, down, None, "silu", False))
+    out = experts_op(x, chosen - 1, weights, up[1:], down[1:], None, "silu", True)
+    rest = experts_op(x, chosen, weights * (chosen == 0), up, down, None, "silu", False)
+    close(out + rest, experts_op(x, chosen, weights, up, down, None, "silu", False))
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -102,7 +102,7 @@ def test_fake_tensors_are_like_real_ones(bias: bool) -> None:
     x, weights, up, down, *rest = (t.detach() for t in layer(2, bias=bias))
     given = (x, choose(), weights, up, down, *(rest or [None]), "silu", False)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(experts, given, test_utils=checks)
+    torch.library.opcheck(experts_op, given, test_utils=checks)
     torch.library.opcheck(experts_backward, (x, *given), test_utils=checks[:2])
 
 

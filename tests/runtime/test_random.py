@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import autopar
 from autopar.codegen import generate
-from autopar.compile import Call, Compiled
+from autopar.compile import Compiled, ModelCall
 from autopar.driver.comparing import compare_program
 from autopar.ir.graph import Role
 from autopar.runtime.program.random import draws
@@ -93,7 +93,9 @@ def test_what_a_model_recomputes_has_the_mask_of_its_forward(mesh: str) -> None:
     assert len(drawn) == 2
     plan = plan_for(traced.graph, mesh, {r":forward:mm\.0": "m" if mesh == "2" else "m,n"})
     program = generate(traced.gm, traced.graph, plan)
-    compare_program(Compiled(traced, plan, program), Call(model, (X,), {}), tolerance=1e-9).check()
+    compare_program(
+        Compiled(traced, plan, program), ModelCall(model, (X,), {}), tolerance=1e-9
+    ).check()
 
 
 UNUSED: dict[str, Callable[[Tensor], Any]] = {
@@ -152,7 +154,9 @@ def check_blocks(model: nn.Module, on: str) -> None:
     traced = trace(model, (X,))
     plan = plan_for(traced.graph, on)
     program = generate(traced.gm, traced.graph, plan)
-    compare_program(Compiled(traced, plan, program), Call(model, (X,), {}), tolerance=1e-9).check()
+    compare_program(
+        Compiled(traced, plan, program), ModelCall(model, (X,), {}), tolerance=1e-9
+    ).check()
 
 
 @pytest.mark.parametrize("again", [False, True])

@@ -23,7 +23,7 @@ from autopar.solver.evaluate import Evaluator
 from autopar.solver.exact import forbid_above
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import build_model
-from autopar.solver.reductions import REDUCTIONS, Reduction
+from autopar.solver.reductions import PROBLEM_REDUCTIONS, Reduction
 from autopar.solver.search import Clock
 from tests.solver.bruteforce import solve_by_enumeration
 from tests.solver.making import edge, flow, problem
@@ -235,7 +235,7 @@ def test_any_multipliers_prove_a_bound(stated: Problem, data: st.DataObject) -> 
     assert least_cost(model) <= best.objective
 
 
-@pytest.mark.parametrize("reduction", REDUCTIONS, ids=lambda r: r.__name__)
+@pytest.mark.parametrize("reduction", PROBLEM_REDUCTIONS, ids=lambda r: r.__name__)
 @FEW
 @given(stated=problems())
 def test_a_reduction_keeps_the_answer(reduction: Reduction, stated: Problem) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from autopar.tracer.pieces import PIECES
+from autopar.tracer.pieces import PIECES_OF
 
 aten = torch.ops.aten
 
@@ -23,7 +23,7 @@ def drawn(*shape: int) -> Tensor:
 
 
 def assert_same(op: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    found, expected = PIECES[op](*args, **kwargs), op(*args, **kwargs)
+    found, expected = PIECES_OF[op](*args, **kwargs), op(*args, **kwargs)
     several = isinstance(expected, tuple)
     for new, old in zip(*((x if several else (x,)) for x in (found, expected)), strict=True):
         assert (new is None) == (old is None)
@@ -50,7 +50,7 @@ def test_batch_norm_without_running_statistics(shape: tuple[int, ...]) -> None:
     op, x = aten._native_batch_norm_legit.no_stats, drawn(*shape)
     assert_same(op, x, drawn(3), drawn(3), True, 0.1, 1e-5)
     assert_same(op, x, None, None, True, 0.1, 1e-5)
-    assert PIECES[op](x, None, None, False, 0.1, 1e-5) is NotImplemented
+    assert PIECES_OF[op](x, None, None, False, 0.1, 1e-5) is NotImplemented
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -63,7 +63,7 @@ def test_gradient_of_batch_norm(shape: tuple[int, ...], affine: bool, mask: list
     mask = [mask[0], *(wanted and affine for wanted in mask[1:])]
     assert_same(op, grad, x, scale, *statistics(), mean, invstd, True, 1e-5, mask)
     fixed = (*statistics(), None, None, False, 1e-5, mask)
-    assert PIECES[op](grad, x, scale, *fixed) is NotImplemented
+    assert PIECES_OF[op](grad, x, scale, *fixed) is NotImplemented
 
 
 @pytest.mark.parametrize("correction", [None, 0, 1, 2.5, 4])
@@ -85,11 +85,11 @@ def test_a_variance_far_from_zero_keeps_its_digits() -> None:
 def test_complex_numbers_stay_in_one_piece() -> None:
     x = torch.ones(3, dtype=torch.complex128)
     for op in (aten.var.correction, aten.std.correction, aten.var_mean.correction):
-        assert PIECES[op](x) is NotImplemented
+        assert PIECES_OF[op](x) is NotImplemented
 
 
 def test_every_piece_is_tested() -> None:
-    assert set(PIECES) == {
+    assert set(PIECES_OF) == {
         aten._native_batch_norm_legit_functional.default,
         aten._native_batch_norm_legit.no_stats,
         aten.native_batch_norm_backward.default,

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from autopar.compile import Call, compile_call
+from autopar.compile import ModelCall, compile_call
 from autopar.driver.asking import answer, ask_for, describe_cluster
 from autopar.driver.comparing import compare_program
 from autopar.errors import AutoparError
@@ -114,7 +114,7 @@ def _step(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> No
 def _verify(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], passed: Any) -> Any:
     """As `autopar.plan` and then `autopar.verify`, with one trace for both."""
     cluster, options = describe_cluster(CLUSTER, None), Options(mesh=MESH)
-    call = Call(model, args, kwargs, options)
+    call = ModelCall(model, args, kwargs, options)
 
     def find(traced: Traced) -> Plan:
         passed("captured")

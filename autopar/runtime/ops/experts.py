@@ -145,7 +145,7 @@ def spread(values: Tensor, slots: Tensor, chosen: Tensor) -> Tensor:
     schema="(Tensor x, Tensor chosen, Tensor weights, Tensor up, Tensor down, Tensor? up_bias,"
     " str gate, bool may_skip) -> Tensor",
 )
-def experts(
+def experts_op(
     x: Tensor,
     chosen: Tensor,
     weights: Tensor,
@@ -190,7 +190,7 @@ def experts_backward(
     return of_x, spread(of_weights, way.slots, chosen), *rest  # pyright: ignore[reportReturnType]
 
 
-@experts.register_fake
+@experts_op.register_fake
 def _(x: Tensor, *_rest: Any) -> Tensor:
     return x.new_empty(x.shape)
 
@@ -229,7 +229,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return of_x, None, of_weights, of_up, of_down, bias, None, None
 
 
-experts.register_autograd(_differentiate, setup_context=_save)
+experts_op.register_autograd(_differentiate, setup_context=_save)
 
 
 _ALIGNED_BYTES = 16

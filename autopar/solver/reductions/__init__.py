@@ -3,7 +3,7 @@
 `lift` turns a choice of the smaller problem into one of the larger problem with the same cost. A
 reduction keeps at least one plan of the lowest cost and, among those, of the lowest tie weight
 (`ties`), so that it changes the time taken and not the answer. To add one: a file with the
-function, and its entry in `REDUCTIONS`.
+function, and its entry in `PROBLEM_REDUCTIONS`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from autopar.solver.reductions.order import in_canonical_order
 Lift = Callable[[tuple[int, ...]], tuple[int, ...]]
 Reduction = Callable[[Problem], tuple[Problem, Lift]]
 
-REDUCTIONS: tuple[Reduction, ...] = (in_canonical_order, merge_edges, drop_dominated)
+PROBLEM_REDUCTIONS: tuple[Reduction, ...] = (in_canonical_order, merge_edges, drop_dominated)
 
 
 def reduce(problem: Problem) -> tuple[Problem, Lift]:
-    """All of `REDUCTIONS`, one after the other."""
+    """All of `PROBLEM_REDUCTIONS`, one after the other."""
     lifts: list[Lift] = []
-    for reduction in REDUCTIONS:
+    for reduction in PROBLEM_REDUCTIONS:
         problem, lift = reduction(problem)
         lifts.append(lift)
 
