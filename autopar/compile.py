@@ -25,6 +25,7 @@ from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.ir.input_sharding import with_handed
 from autopar.ir.problem import Problem
+from autopar.ir.sharding import Handed
 from autopar.plans.decisions import make_structure
 from autopar.plans.fitting import Candidate, Fitting, bounded
 from autopar.plans.options import Options
@@ -47,14 +48,14 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class ModelCall:
     """A call of a model. Outputs that `options` or `wanted` ask for have gradients beside the
-    losses; `handed` says how inputs come to the ranks (`ir.input_sharding`)."""
+    losses; `handed` says, by position, which inputs come to the ranks in pieces."""
 
     model: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     options: Options = field(default_factory=Options)
     wanted: Wanted = only_losses
-    handed: Mapping[str, str] = field(default_factory=dict[str, str])
+    handed: Mapping[str, Handed] = field(default_factory=dict[str, Handed])
 
     def wants(self, position: int, name: str) -> bool:
         """Whether an output is to have a gradient."""

@@ -44,7 +44,7 @@ def pinned(problem: Problem, pins: Mapping[str, str]) -> Problem:
         found = [i for i, key in enumerate(problem.keys) if re.fullmatch(pattern, key)]
         assert found, f"{pattern} matches none of {problem.keys}"
         for i in found:
-            wanted = np.array([text == label for text in problem.labels[i]])
+            wanted = np.array([str(each) == label for each in problem.labels[i]])
             assert wanted.any(), f"{problem.keys[i]} has no {label}: {problem.labels[i]}"
             costs[i] = np.where(wanted, costs[i], FORBIDDEN)
     return replace(problem, costs=tuple(costs))

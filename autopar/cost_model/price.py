@@ -58,8 +58,8 @@ def price(request: PlanRequest) -> Problem:
         name=f"{graph.name} on {mesh}",
         keys=keys,
         labels=(
-            *(entry.labels for entry in table.values()),
-            *(tuple(map(str, states)) for states in saves.values()),
+            *(entry.choices for entry in table.values()),
+            *saves.values(),
         ),
         costs=(
             *_compute(graph, cluster, mesh, options, all_groups, table),

@@ -32,11 +32,6 @@ class NodeClass:
     inputs: tuple[tuple[Sharding, ...], ...]
     outputs: tuple[tuple[Sharding, ...], ...]
 
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The choices, as a problem names them."""
-        return tuple(map(str, self.choices))
-
 
 def classes(
     graph: Graph, mesh: Mesh, groups: Sequence[Group], limits: Limits

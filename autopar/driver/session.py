@@ -178,7 +178,7 @@ class Builder:
         def wanted(position: int, name: str) -> bool:
             return name in differentiable or planned(position, name)
 
-        handed = {str(i): text for i, text in enumerate(signature.handed)}
+        handed = {str(i): each for i, each in enumerate(signature.handed) if each is not None}
         return ModelCall(self.model, args, kwargs, self.request.options, wanted, handed)
 
     def _stored(self, traced: Traced, mark: str) -> Plan | None:

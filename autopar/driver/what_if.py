@@ -9,7 +9,7 @@ aside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
@@ -24,7 +24,7 @@ from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.choices import Choice, ParamChoice, shardings
 from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.mesh import Axis, Cluster, Link, Mesh
-from autopar.ir.problem import FORBIDDEN, Problem, Solution, Status
+from autopar.ir.problem import FORBIDDEN, Label, Problem, Solution, Status
 from autopar.ir.units import format_bytes
 from autopar.ir.uses import groups
 from autopar.plans.explanation import Alternative, Benefit, Explanation
@@ -179,7 +179,7 @@ class Explainer:
             module = node.module or "(model)"
             number = self.best.problem.keys.index(node.key)
             labels = self.best.problem.labels[number]
-            made = [str(shardings(node, Choice.parse(label))[1][0]) for label in labels]
+            made = [shardings(node, c)[1][0] for c in labels if isinstance(c, Choice)]
             return f"{module}, as {node.op} makes it", _alike(number, made)
         key = node.key if node is not None else name
         if key not in self.best.problem.keys:
@@ -191,7 +191,7 @@ class Explainer:
         labels = self.best.problem.labels[number]
         if node is None:
             return f"decision {key}", _alike(number, labels)
-        stored = [str(ParamChoice.parse(label).storage) for label in labels]
+        stored = [c.storage for c in labels if isinstance(c, ParamChoice)]
         return f"{node.target}, as it is stored", _alike(number, stored)
 
     def _node(self, name: str) -> Node | None:
@@ -252,10 +252,10 @@ def restricted(problem: Problem, allowed: Allowed) -> Problem:
     return replace(problem, costs=tuple(costs))
 
 
-def _alike(node: int, states: list[str] | tuple[str, ...]) -> dict[str, Allowed]:
+def _alike(node: int, states: Sequence[Label]) -> dict[str, Allowed]:
     """Per state, the choices of `node` that are in it."""
-    names = np.array(states)
-    return {state: {node: names == state} for state in dict.fromkeys(states)}
+    names = np.array([str(state) for state in states])
+    return {state: {node: names == state} for state in dict.fromkeys(names.tolist())}
 
 
 def _faster(axis: Axis, times: float) -> Axis:

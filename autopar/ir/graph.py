@@ -15,6 +15,8 @@ from math import prod
 from typing import TypeVar
 from weakref import ReferenceType
 
+from autopar.ir.sharding import Handed
+
 Slot = tuple[int, int]
 """(dim, part): one atom of one dim of a tensor."""
 
@@ -164,7 +166,7 @@ class Node:
     nothing and shares its input's storage. `has_rule` is False for an op nobody has described: it
     runs replicated. `target` is the name of a parameter, buffer or input, or the position of an
     output. For `Role.GRAD`, `target` is the parameter's name. `handed` says what ranks are handed
-    of an input (`input_sharding.Handed`), if that is not all of it.
+    of an input, if that is not all of it.
     """
 
     index: int
@@ -185,7 +187,7 @@ class Node:
     view: bool = False
     has_rule: bool = True
     source_line: str = ""
-    handed: str = ""
+    handed: Handed | None = None
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

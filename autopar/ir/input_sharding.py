@@ -1,46 +1,27 @@
 """How the ranks are handed an input: each all of it, or each a piece.
 
-A grid of all ranks (row-major, slowest axis first) and a sharding over it say which piece. Written
-`[S(0)] on 4`: four ranks, each with a quarter of dim 0, in order of rank. `Node.handed` has it;
-empty text means that every rank is handed all. A plan whose mesh cuts the input in the same way
-starts from the pieces; otherwise the input is put together before the program runs.
+`Node.handed` says which piece. A plan whose mesh cuts the input in the same way starts from the
+pieces; otherwise the input is put together before the program runs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from autopar.ir.graph import Atom, Graph, Node, Role
 from autopar.ir.redistribute import nesting
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import Handed, Sharding
 
 
-@dataclass(frozen=True, slots=True)
-class Handed:
-    """`sharding` over ranks in a grid of `sizes`."""
-
-    sharding: Sharding
-    sizes: tuple[int, ...]
-
-    def __str__(self) -> str:
-        return f"{self.sharding} on {'x'.join(map(str, self.sizes))}"
-
-    @staticmethod
-    def parse(text: str) -> Handed:
-        """The inverse of `str`; ValueError on anything else."""
-        sharding, _, sizes = text.partition(" on ")
-        return Handed(Sharding.parse(sharding), tuple(map(int, sizes.split("x"))))
-
-
-def with_handed(graph: Graph, handed: Mapping[str, str]) -> Graph:
+def with_handed(graph: Graph, handed: Mapping[str, Handed]) -> Graph:
     """`graph` with `handed` as how its inputs, by target, come to the ranks."""
     return replace(
         graph,
         nodes=tuple(
             replace(node, handed=handed[node.target])
-            if node.role is Role.INPUT and handed.get(node.target)
+            if node.role is Role.INPUT and node.target in handed
             else node
             for node in graph.nodes
         ),
@@ -50,9 +31,9 @@ def with_handed(graph: Graph, handed: Mapping[str, str]) -> Graph:
 def input_state(node: Node, atoms: Sequence[Atom], sizes: Sequence[int]) -> Sharding:
     """The state in which an input is there when a program on a mesh of `sizes` starts."""
     whole = Sharding.replicated(len(sizes))
-    if not node.handed:
+    handed = node.handed
+    if handed is None:
         return whole
-    handed = Handed.parse(node.handed)
     if handed.sizes == tuple(sizes):
         state = handed.sharding
     elif len(handed.sizes) == 1:

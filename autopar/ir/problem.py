@@ -24,9 +24,14 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from autopar.ir.choices import Decision
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
+
+Label = Decision | str
+"""What a choice of a node means; of a problem that no graph is behind, a text."""
 
 FORBIDDEN = np.iinfo(np.int64).max // 4
 """A cost at or above this marks a choice, pair or arc that is not allowed."""
@@ -72,12 +77,12 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Nodes, edges, flows and limits; see the module's text. `keys` and `labels` are canonical
-    names (of nodes, and of each node's choices): they alone break ties and reach the plan."""
+    """Nodes, edges, flows and limits; see the module's text. `keys` are canonical names of nodes,
+    and the texts of `labels` those of each node's choices: they alone break ties."""
 
     name: str
     keys: tuple[str, ...]
-    labels: tuple[tuple[str, ...], ...]
+    labels: tuple[tuple[Label, ...], ...]
     costs: tuple[IntArray, ...]
     usages: tuple[IntArray, ...]
     intervals: tuple[tuple[int, int], ...]

@@ -114,3 +114,15 @@ class Sharding:
     def axes_on(self, slot: tuple[int, int]) -> tuple[int, ...]:
         """The mesh axes, ascending, that shard part `slot` = (dim, part)."""
         return tuple(k for k, p in enumerate(self.placements) if p.kind == "S" and p.slot == slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """Which piece of an input each rank is handed: `sharding` over all ranks in a grid of `sizes`,
+    row-major, slowest axis first. `[S(0)] on 4`: each of four ranks has a quarter of dim 0."""
+
+    sharding: Sharding
+    sizes: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.sharding} on {'x'.join(map(str, self.sizes))}"

@@ -95,8 +95,8 @@ def describe_inputs(graph: Graph) -> tuple[str, ...]:
     """`0: int64[8, 128]` of every tensor input, as `Structure.inputs` has them, and what ranks are
     handed of it: `0: int64[8, 128] [S(0)] on 4`."""
     return tuple(
-        f"{node.target}: {node.outputs[0].dtype}{list(node.outputs[0].shape)} {node.handed}".strip()
-        for node in graph.with_role(Role.INPUT)
+        f"{n.target}: {n.outputs[0].dtype}{list(n.outputs[0].shape)} {n.handed or ''}".strip()
+        for n in graph.with_role(Role.INPUT)
     )
 
 

@@ -23,9 +23,11 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
     roles = {node.key: node.role for node in graph.nodes}
     params: dict[str, Param] = {}
     for node in graph.with_role(Role.PARAM):
-        choice, tensor = ParamChoice.parse(chosen[node.key]), node.outputs[0]
-        texts = str(choice.storage), str(choice.kept)
-        params[node.target] = Param(tensor.shape, tensor.dtype, *texts)
+        choice, tensor = chosen[node.key], node.outputs[0]
+        assert isinstance(choice, ParamChoice)
+        states = str(choice.storage), str(choice.kept)
+        params[node.target] = Param(tensor.shape, tensor.dtype, *states)
+    texts = {key: str(choice) for key, choice in chosen.items()}
     return Structure(
         model=graph.name,
         fingerprint=fingerprint(graph),
@@ -34,11 +36,11 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
         optimizer=request.options.optimizer,
         inputs=describe_inputs(graph),
         params=params,
-        ops={key: label for key, label in chosen.items() if roles.get(key) is Role.OP},
-        outputs={key: label for key, label in chosen.items() if roles.get(key) is Role.DETACHED},
+        ops={key: text for key, text in texts.items() if roles.get(key) is Role.OP},
+        outputs={key: text for key, text in texts.items() if roles.get(key) is Role.DETACHED},
         routes=_routes(problem, solution),
         saved={
-            key.removeprefix(SAVED): label for key, label in chosen.items() if key.startswith(SAVED)
+            key.removeprefix(SAVED): text for key, text in texts.items() if key.startswith(SAVED)
         },
         replicated_unknown_ops=tuple(
             sorted({n.op for n in graph.with_role(Role.OP) if not n.has_rule})

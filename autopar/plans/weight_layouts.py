@@ -31,7 +31,7 @@ import numpy as np
 from autopar.ir.choices import Choice, ParamChoice, shardings
 from autopar.ir.contractions import IN, Products, find_products
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role
-from autopar.ir.problem import FORBIDDEN, BoolArray, Edge, Problem
+from autopar.ir.problem import FORBIDDEN, BoolArray, Edge, Label, Problem
 from autopar.plans.matching import general
 
 ENOUGH = Fraction(1, 4)
@@ -49,14 +49,14 @@ _WAYS = (SAME, "another choice of the op", "another storage")
 @dataclass(frozen=True, slots=True)
 class Weights:
     """A class of weights: its name with stars for numbers, the key of its parameters, and of the op
-    that computes with them. `taken[label]` has, per mesh axis, the role that a choice of that op
+    that computes with them. `taken[choice]` has, per mesh axis, the role that a choice of that op
     gives; empty where the storage decides."""
 
     name: str
     num_bytes: int
     key: str
     op: str
-    taken: Mapping[str, tuple[str, ...]]
+    taken: Mapping[Label, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,13 +131,14 @@ def _same(
     return (weights.op, np.array(op)), (weights.key, np.array(param))
 
 
-def _labels(problem: Problem, key: str) -> tuple[str, ...]:
+def _labels(problem: Problem, key: str) -> tuple[Label, ...]:
     return problem.labels[problem.keys.index(key)]
 
 
-def _stored(label: str) -> tuple[str, ...]:
-    """What the storage in a label of parameters makes of them, where they are taken whole."""
-    return tuple(WHOLE if p.kind == "R" else GATHERED for p in ParamChoice.parse(label).storage)
+def _stored(choice: Label) -> tuple[str, ...]:
+    """What a choice of parameters makes of them, where they are taken whole."""
+    assert isinstance(choice, ParamChoice)
+    return tuple(WHOLE if p.kind == "R" else GATHERED for p in choice.storage)
 
 
 def find_roles(graph: Graph, problem: Problem) -> Roles:
@@ -153,9 +154,10 @@ def find_roles(graph: Graph, problem: Problem) -> Roles:
         if uses and left > (1 - _COUNTED) * total:
             (op, arg), _ = uses.most_common(1)[0]
             user = next(node for node in graph.nodes if node.key == op)
-            taken = {
-                label: _taken(user, arg, Choice.parse(label), products.roles.get(op, {}))
-                for label in _labels(problem, op)
+            taken: dict[Label, tuple[str, ...]] = {
+                choice: _taken(user, arg, choice, products.roles.get(op, {}))
+                for choice in _labels(problem, op)
+                if isinstance(choice, Choice)
             }
             name = general(by_key[key][0].target)
             classes.append(Weights(name, sizes[key], key, op, taken))

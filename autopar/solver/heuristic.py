@@ -80,7 +80,7 @@ class Descent:
         """Raises the price of a byte until what is chosen fits."""
         spread = max(float(np.ptp(usages)) for usages in self.problem.usages) or 1.0
         costs = (c[c < FORBIDDEN] for c in self.problem.costs)
-        price = max(1.0, *(float(np.ptp(c)) for c in costs if len(c))) / spread * _FIRST_PRICE
+        price = max([1.0, *(float(np.ptp(c)) for c in costs if len(c))]) / spread * _FIRST_PRICE
         for _ in range(_MAX_PRICES):
             self._settle(choice, price, wall=False, sweeps=1)
             if self._fits(choice):

@@ -81,5 +81,5 @@ def _links(problem: Problem) -> Iterator[tuple[int, int, NDArray[np.bool_]]]:
 
 
 def _shown(problem: Problem, node: int, left: NDArray[np.bool_]) -> str:
-    labels = [problem.labels[node][c] for c in np.flatnonzero(left)]
+    labels = [str(problem.labels[node][c]) for c in np.flatnonzero(left)]
     return f"{problem.keys[node]} ({'; '.join(labels[:_SHOWN])}{'; ...' * (len(labels) > _SHOWN)})"

@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from autopar.ir.problem import IntArray, Problem
+from autopar.ir.problem import IntArray, Label, Problem
 
 WEIGHT_LIMIT = 1 << 20
 
@@ -31,11 +31,11 @@ def tie_weight(weights: Sequence[IntArray], choice: Sequence[int]) -> int:
     return sum(int(w[c]) for w, c in zip(weights, choice, strict=True))
 
 
-def _weights(key: str, labels: Sequence[str]) -> IntArray:
+def _weights(key: str, labels: Sequence[Label]) -> IntArray:
     prefix = blake2b(key.encode() + b"\0", digest_size=8)
     weights: list[int] = []
     for label in labels:
         digest = prefix.copy()
-        digest.update(label.encode())
+        digest.update(str(label).encode())
         weights.append(int.from_bytes(digest.digest(), "big") % WEIGHT_LIMIT)
     return np.array(weights, dtype=np.int64)

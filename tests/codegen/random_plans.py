@@ -59,12 +59,16 @@ def _space(graph: Graph, mesh: Mesh) -> Space:
     return _SPACES[key][1]
 
 
+def _labels(entry: NodeClass) -> list[str]:
+    return [str(choice) for choice in entry.choices]
+
+
 class _Draw:
     def __init__(self, graph: Graph, mesh: Mesh, seed: int) -> None:
         self.graph, self.mesh = graph, mesh
         self.random = random.Random(seed)
         self.groups, self.classes = _space(graph, mesh)
-        self.choice = {key: self._draw(e, e.labels) for key, e in self.classes.items()}
+        self.choice = {key: self._draw(e, _labels(e)) for key, e in self.classes.items()}
         self.saved: dict[str, Sharding] = {}
 
     def _draw(self, entry: NodeClass, labels: Iterable[str]) -> str:
@@ -79,7 +83,7 @@ class _Draw:
         found = [entry for key, entry in self.classes.items() if re.fullmatch(pattern, key)]
         assert found, f"{pattern} matches no node"
         for entry in found:
-            assert label in entry.labels, f"{entry.key} has no {label}: {entry.labels}"
+            assert label in _labels(entry), f"{entry.key} has no {label}: {_labels(entry)}"
             self.choice[entry.key] = label
 
     def plan(self) -> Plan:
@@ -120,7 +124,7 @@ class _Draw:
                     pairs = zip(source, state, strict=True)
                     if any(b.kind == "P" and a.kind != "P" for a, b in pairs):
                         entry = self.classes[self.graph.nodes[use.node].key]
-                        plain = [x for x in entry.labels if "+" not in x]
+                        plain = [x for x in _labels(entry) if "+" not in x]
                         self.choice[entry.key] = self._draw(entry, plain)
                         changed = True
                         break
@@ -142,7 +146,7 @@ class _Draw:
 
     def _shardings(self, key: str) -> tuple[Sharding, ...]:
         entry = self.classes[key]
-        return entry.outputs[entry.labels.index(self.choice[key])]
+        return entry.outputs[_labels(entry).index(self.choice[key])]
 
     def _source(self, group: Group) -> Sharding:
         root = self.graph.nodes[group.root.node]
@@ -162,7 +166,7 @@ class _Draw:
                 wanted = self._shardings(owner.key)[0]
             else:
                 entry = self.classes[user.key]
-                wanted = entry.inputs[entry.labels.index(self.choice[user.key])][use.arg]
+                wanted = entry.inputs[_labels(entry).index(self.choice[user.key])][use.arg]
             state = requirement(self.graph, use, wanted)
             assert state is not None
             found.append(state)

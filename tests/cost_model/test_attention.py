@@ -42,7 +42,7 @@ def priced(traced: Graph, op: str) -> dict[str, float]:
     cluster, mesh = on_h100("8")
     problem = price(ask(traced, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh))
     at = problem.keys.index(the(traced, op).key)
-    return dict(zip(problem.labels[at], map(float, problem.costs[at]), strict=True))
+    return dict(zip(map(str, problem.labels[at]), map(float, problem.costs[at]), strict=True))
 
 
 def the(traced: Graph, op: str) -> Node:

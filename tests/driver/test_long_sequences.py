@@ -61,7 +61,7 @@ def chosen(traced: Graph, on: str, limit: int = LIMIT) -> tuple[str, str]:
     found = dict(zip(problem.keys, zip(problem.labels, solution.choice, strict=True), strict=True))
     ops = {n.op: found[n.key] for n in traced.nodes if n.op in (FORWARD, BACKWARD)}
     forward, backward = (ops[op] for op in (FORWARD, BACKWARD))
-    return forward[0][forward[1]], backward[0][backward[1]]
+    return str(forward[0][forward[1]]), str(backward[0][backward[1]])
 
 
 CHOSEN = {

@@ -97,11 +97,11 @@ def only(problem: Problem, roles: Roles, wanted: Sequence[tuple[str]]) -> Proble
     for weights, (role,) in zip(roles.classes, wanted, strict=True):
         param, op = problem.keys.index(weights.key), problem.keys.index(weights.op)
         stored = {"replicated": "[R]|", "gathered": "["}.get(role, "")
-        for number, label in enumerate(problem.labels[param]):
+        for number, label in enumerate(map(str, problem.labels[param])):
             if not label.startswith(stored) or (role == "gathered" and label.startswith("[R]")):
                 costs[param] = costs[param].copy()
                 costs[param][number] = 1 << 61
-        for number, label in enumerate(problem.labels[op]):
+        for number, label in enumerate(map(str, problem.labels[op])):
             taken = {"n": "by columns", "k": "by rows"}.get(label, "")
             if taken != (role if role.startswith("by") else ""):
                 costs[op] = costs[op].copy()

@@ -74,7 +74,7 @@ def test_alternatives_of_a_parameter_cost_what_its_pins_cost() -> None:
 
 def test_where_memory_binds_alternatives_keep_to_it() -> None:
     problem, found = tight().best.problem, tight().alternatives("w1", solves=100)
-    labels = problem.labels[problem.keys.index("param:w1")]
+    labels = [str(each) for each in problem.labels[problem.keys.index("param:w1")]]
     assert {a.status for a in found.alternatives} >= {Status.OPTIMAL, Status.INFEASIBLE}
     for each in found.alternatives:
         storing = [text for text in labels if text.startswith(f"{each.sharding}|")]
@@ -92,7 +92,7 @@ def test_alternatives_of_a_decision_cost_what_a_solve_says(key: str) -> None:
     problem = explainer.best.problem
     found = explainer.alternatives(key, solves=100)
     assert sorted(a.sharding for a in found.alternatives) == sorted(
-        problem.labels[problem.keys.index(key)]
+        map(str, problem.labels[problem.keys.index(key)])
     )
     assert [a.is_chosen for a in found.alternatives].count(True) == 1
     steps = [a.step_ns for a in found.alternatives]
@@ -146,7 +146,7 @@ def test_inputs_are_fixed_where_they_are_used() -> None:
     assert {a.sharding for a in found.alternatives} == {flow.states[s] for s in sink.state}
     for each in found.alternatives:
         asks = sink.state == flow.states.index(each.sharding)
-        labels = [text for text, ok in zip(problem.labels[node], asks, strict=True) if ok]
+        labels = [str(each) for each, ok in zip(problem.labels[node], asks, strict=True) if ok]
         steps = [solve(pinned(problem, {r"forward\.0": text})).objective for text in labels]
         assert each.step_ns == min(steps)
 

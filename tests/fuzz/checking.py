@@ -17,8 +17,8 @@ from autopar.codegen import generate
 from autopar.compile import Compiled, ModelCall
 from autopar.driver.comparing import compare_program, eager
 from autopar.errors import UnknownOpWarning
-from autopar.ir.input_sharding import Handed, with_handed
-from autopar.ir.sharding import Sharding
+from autopar.ir.input_sharding import with_handed
+from autopar.ir.sharding import Handed, Sharding
 from autopar.plans.plan import Plan
 from autopar.runtime.program.program import Program as Step
 from autopar.runtime.simulator.differences import differences
@@ -59,7 +59,7 @@ def check_plan(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: O
     """What the plan did."""
     if place.local:
         handed = Handed(Sharding.parse("[S(0)]"), (prod(place.sizes),))
-        rows = {str(i): str(handed) for i in range(len(args))}
+        rows = {str(i): handed for i in range(len(args))}
         traced = replace(traced, graph=with_handed(traced.graph, rows))
     if place.seed is None:
         plan = plan_for(traced.graph, "x".join(map(str, place.sizes)))

@@ -140,7 +140,7 @@ def storages(hidden: int, out: int, *sizes: int) -> set[str]:
     on = mesh(*sizes)
     table = classes(graph, on, groups(graph), Limits(graph, on))
     (entry,) = (e for e in table.values() if e.node.role is Role.PARAM)
-    return {label.partition("|")[0] for label in entry.labels}
+    return {str(choice).partition("|")[0] for choice in entry.choices}
 
 
 def test_chunks_are_offered_where_the_size_does_not_divide() -> None:

@@ -29,7 +29,7 @@ class Best:
 def tie_weight(problem: Problem, choice: Sequence[int]) -> int:
     total = 0
     for key, labels, c in zip(problem.keys, problem.labels, choice, strict=True):
-        digest = blake2b(key.encode() + b"\0" + labels[c].encode(), digest_size=8).digest()
+        digest = blake2b(key.encode() + b"\0" + str(labels[c]).encode(), digest_size=8).digest()
         total += int.from_bytes(digest, "big") % 2**20
     return total
 

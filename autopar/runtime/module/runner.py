@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError, GuardError, ManyProgramsWarning
+from autopar.ir.sharding import Handed
 from autopar.plans.plan import Plan
 from autopar.runtime.module.accelerated import Terms, accept, rows_of_rank
 from autopar.runtime.process.digests import modes
@@ -42,7 +43,7 @@ class Signature(NamedTuple):
     one. `objects` are the arguments that are neither tensors nor constants, frozen."""
 
     inputs: tuple[str, ...]
-    handed: tuple[str, ...]
+    handed: tuple[Handed | None, ...]
     objects: tuple[Hashable, ...]
     spec: TreeSpec
     autocast: tuple[str, ...]
@@ -284,7 +285,7 @@ class Runner:
     def _signature(self, leaves: list[Any], spec: TreeSpec) -> Signature:
         return Signature(
             inputs=tuple(map(_describe, leaves)),
-            handed=tuple(leaf.handed if isinstance(leaf, Piece) else "" for leaf in leaves),
+            handed=tuple(leaf.handed if isinstance(leaf, Piece) else None for leaf in leaves),
             objects=tuple(_objects(leaves)),
             spec=spec,
             autocast=tuple(

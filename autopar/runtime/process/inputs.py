@@ -13,8 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
 from autopar.errors import AutoparError
-from autopar.ir.input_sharding import Handed
-from autopar.ir.sharding import P, R, S, Sharding
+from autopar.ir.sharding import Handed, P, R, S, Sharding
 from autopar.runtime.process.world import World
 from autopar.runtime.torch_private import flatten
 
@@ -27,12 +26,11 @@ _KINDS = ("global", "local")
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A tensor of which this rank holds `local`. Where that is not all of it, `source` is the
-    whole as a DTensor, and `handed` (`input_sharding.Handed`) says which piece, if that can be
-    said."""
+    whole as a DTensor, and `handed` says which piece, if that can be said."""
 
     local: Tensor
     source: DTensor | None = None
-    handed: str = ""
+    handed: Handed | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -53,7 +51,7 @@ class Piece:
     def describe(self) -> str:
         """`float32[8, 16]`, and what ranks are handed of it."""
         dtype = str(self.local.dtype).removeprefix("torch.")
-        return f"{dtype}{list(self.shape)} {self.handed}".strip()
+        return f"{dtype}{list(self.shape)} {self.handed or ''}".strip()
 
 
 def check_inputs(inputs: Inputs, model: nn.Module) -> None:
@@ -106,7 +104,7 @@ def _take(leaf: Tensor, is_local: bool, world: World) -> Piece:
     if mesh is None or not is_local or local.dim() == 0:
         return Piece(local)
     source = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
-    return Piece(local, source, str(Handed(Sharding((S(0),)), (world.size,))))
+    return Piece(local, source, Handed(Sharding((S(0),)), (world.size,)))
 
 
 def _of_dtensor(leaf: DTensor, world: World) -> Piece:
@@ -115,16 +113,16 @@ def _of_dtensor(leaf: DTensor, world: World) -> Piece:
     return Piece(leaf.to_local(), leaf, _handed(leaf, world))
 
 
-def _handed(leaf: DTensor, world: World) -> str:
-    """How a DTensor lies on the ranks, if they are counted as its mesh does; empty otherwise."""
+def _handed(leaf: DTensor, world: World) -> Handed | None:
+    """How a DTensor lies on the ranks, if they are counted as its mesh does."""
     mesh: DeviceMesh = leaf.device_mesh
     if mesh.mesh.flatten().tolist() != list(range(world.size)):
-        return ""
+        return None
     placements = tuple(
         S(p.dim) if type(p) is Shard else R if p.is_replicate() else P for p in leaf.placements
     )
     sharding = Sharding(placements)
-    return "" if sharding.has_partial else str(Handed(sharding, tuple(mesh.mesh.shape)))
+    return None if sharding.has_partial else Handed(sharding, tuple(mesh.mesh.shape))
 
 
 def _names(model: nn.Module) -> list[str]:
