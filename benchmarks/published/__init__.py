@@ -1,0 +1,1 @@
+"""Training runs that others published, beside what autopar predicts of them."""

@@ -1,0 +1,98 @@
+"""What autopar says of a run: its plan for one microbatch, and a step made of that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import msgspec
+import torch
+
+import autopar
+from autopar.cluster.parsing import parse_cluster
+from autopar.ir.mesh import Cluster
+from autopar.plans.plan import Estimates
+from benchmarks.published.decoder import Decoder
+from benchmarks.published.runs import Run, arrangement
+
+NO_LIMIT_BYTES = 2**44
+"""The runs ran: what does not fit by autopar's count is a finding, not the end."""
+
+STORED_PER_PLANNED = 2
+"""Parameters, gradients and the optimizer's states are stored in float32, and planned in bfloat16
+(`decoder`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of a run's step: tokens per second and device, where the time goes, and memory per device."""
+
+    tokens_s_gpu: float
+    step_s: float
+    compute_s: float
+    exposed_communication_s: float
+    optimizer_s: float
+    peak_bytes: int
+    memory_bytes: int
+
+
+def predict(run: Run) -> Prediction:
+    """The prediction for a run that `runs.reasons` has nothing against.
+
+    Every microbatch gathers parameters and scatters gradients as the step of the plan does; the
+    optimizer, whose time is that of its memory traffic, steps once, on float32. What adding
+    gradients up in their shards takes is not counted.
+    """
+    found, times = _estimates(_what_is_planned(run)), run.microbatches
+    optimizer_ns = STORED_PER_PLANNED * found.optimizer_ns
+    step_s = (times * (found.step_ns - found.optimizer_ns) + optimizer_ns) / 1e9
+    held = found.memory
+    stored_bytes = held.params + held.gradients + held.optimizer
+    tokens = times * run.microbatch * run.dp * run.sequence
+    return Prediction(
+        tokens_s_gpu=tokens / step_s / run.gpus,
+        step_s=step_s,
+        compute_s=times * found.compute_ns / 1e9,
+        exposed_communication_s=times * found.exposed_communication_ns / 1e9,
+        optimizer_s=optimizer_ns / 1e9,
+        peak_bytes=held.total + (STORED_PER_PLANNED - 1) * stored_bytes,
+        memory_bytes=found.cluster.memory_bytes,
+    )
+
+
+def _what_is_planned(run: Run) -> Run:
+    """The run without what its plan does not depend on, so that equal ones are planned once."""
+    return msgspec.structs.replace(
+        run, name="", source="", tokens_s_gpu=0.0, step_s=None, peak_gib=None,
+        accumulation=1, global_batch=run.dp * run.microbatch, compiled="",
+    )  # fmt: skip
+
+
+@cache
+def _estimates(run: Run) -> Estimates:
+    with torch.device("meta"):
+        model = Decoder(run)
+        tokens = torch.empty(run.dp * run.microbatch, run.sequence, dtype=torch.int64)
+    mesh, strategy, pins = arrangement(run)
+    return autopar.plan(
+        model,
+        (tokens, tokens),
+        cluster=cluster_of(run),
+        mesh=mesh,
+        strategy=strategy or None,
+        pins=pins,
+        memory_limit=NO_LIMIT_BYTES,
+    ).estimates
+
+
+def cluster_of(run: Run) -> Cluster:
+    """The cluster of a run: its device's preset, with the network that the source states."""
+    nodes = run.gpus // run.gpus_per_node
+    sizes = f"{nodes}x{run.gpus_per_node}" if nodes > 1 else f"{run.gpus}"
+    found = parse_cluster(f"{sizes}x{run.preset}")
+    rate = run.network_bytes_per_s
+    if rate is None or nodes == 1:
+        return found
+    network, *inner = found.levels
+    link = replace(network.link, bytes_per_s=rate, source=f"{run.network}, as published")
+    return replace(found, levels=(replace(network, link=link), *inner))

@@ -1,0 +1,218 @@
+"""The published runs: their facts, which of them can be expressed, and how each was arranged.
+
+`benchmarks/data/published.csv` has a row per run: the model's sizes, the devices, the degrees of
+parallelism, the batch, what was measured, and the source. A blank cell is not stated there.
+
+Left out, by rule, is a run with
+
+- pipeline stages, context parallelism or float8, which no plan has yet;
+- activations recomputed in backward, in part or whole, which no plan has yet, or a source that does
+  not say whether they were (long runs that do not say so hardly fit without);
+- devices that no preset describes, or sizes of the model that the source does not state;
+- gradients reduced once for several microbatches: part of that one reduction is hidden behind the
+  last microbatch, and a plan of one microbatch does not tell how much.
+
+How a run is read: `microbatch` sequences on each rank of the data-parallel group, `accumulation`
+times before the optimizer steps (where it is not stated, as often as the global batch asks for).
+FSDP gathers parameters and scatters gradients in every microbatch. HSDP shards within a node and
+replicates across nodes. A network of so many Gbps per node is shared evenly by its devices; where
+none is stated it is the preset's.
+
+A third of the runs is kept apart: those whose source and model have a digest divisible by three.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from autopar.cluster.presets import DEVICES
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "published.csv"
+
+PRESETS: Mapping[str, str] = {
+    "A100-40GB": "A100-40G",
+    "A100-80GB": "A100",
+    "DGX-B200": "B200",
+    "DGX-GB200": "GB200",
+    "DGX-GB300": "GB300",
+    "DGX-H100": "H100",
+    "H100": "H100",
+    "H100-80GB": "H100",
+    "H200": "H200",
+    "H200-141GB": "H200",
+}
+"""The preset of a device as sources call it, where it is the same part; one that autopar does not
+know yet is none."""
+
+GATED = ("Llama",)
+UNGATED = ("MPT", "GPT", "Megatron-GPT")
+"""Models with Llama's block and with GPT's, by how their names begin."""
+
+
+class Scheme(NamedTuple):
+    """How parameters lie on the axis of data parallelism: as they are stored, and as they are kept
+    from forward to backward, in the words of pins. `within_node`: on the ranks of a node alone.
+    `once`: gradients are reduced once in a step, however many microbatches it has."""
+
+    stored: str
+    kept: str
+    within_node: bool = False
+    once: bool = False
+
+
+_FULL = Scheme("S", "S")
+SCHEMES: Mapping[str, Scheme] = {
+    "FSDP": _FULL,
+    "FSDP1 FULL_SHARD": _FULL,
+    "FSDP2": _FULL,
+    "JAX FSDP": _FULL,
+    "SimpleFSDP (graph)": _FULL,
+    "FSDP1 SHARD_GRAD_OP": Scheme("S", "R"),
+    "HSDP": Scheme("S", "S", within_node=True),
+    "Megatron DDP + distributed optimizer": Scheme("S", "R", once=True),
+    "DDP": Scheme("R", "R", once=True),
+    "none": Scheme("R", "R", once=True),
+}
+"""The kinds of data parallelism that are expressed, as the table names them."""
+
+
+class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A row of the table. `heads`, `kv_heads`, `ffn` and `vocab` count what their names say, `dp`,
+    `tp`, `pp` and `cp` are degrees of parallelism, the measured figure is tokens per second and
+    device. Text that is not stated is empty."""
+
+    name: str
+    model: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    sequence: int
+    gpu: str
+    gpus: int
+    gpus_per_node: int
+    data_parallel: str
+    dp: int
+    tp: int
+    pp: int
+    cp: int
+    microbatch: int
+    global_batch: int
+    float8: str
+    tokens_s_gpu: float
+    source: str
+    ffn: int | None = None
+    vocab: int | None = None
+    accumulation: int | None = None
+    network: str = ""
+    recompute: str = ""
+    compiled: str = ""
+    step_s: float | None = None
+    peak_gib: float | None = None
+
+    @property
+    def microbatches(self) -> int:
+        """How often a rank goes forward and backward in a step."""
+        return self.accumulation or self.global_batch // (self.dp * self.microbatch)
+
+    @property
+    def gated(self) -> bool:
+        """Whether the block is Llama's, not GPT's."""
+        return self.model.startswith(GATED)
+
+    @property
+    def preset(self) -> str | None:
+        """The device's name in autopar; None if it has none."""
+        name = PRESETS.get(self.gpu)
+        return name if name in DEVICES else None
+
+    @property
+    def network_bytes_per_s(self) -> float | None:
+        """What a device has of the network between nodes; None if the source does not say."""
+        stated = re.match(r"(\d+)Gbps/node", self.network)
+        return int(stated[1]) * 1e9 / 8 / self.gpus_per_node if stated else None
+
+    @property
+    def flops_per_token(self) -> float:
+        """Of forward and backward: six per weight of a product, and 12 x layers x hidden x sequence
+        of attention, as if nothing were masked (arXiv 2204.02311, appendix B). ValueError if sizes
+        are not stated."""
+        kv = 2 * self.kv_heads * (self.hidden // self.heads)
+        matrices = 3 if self.gated else 2
+        block = self.hidden * (2 * self.hidden + kv + matrices * self.stated("ffn"))
+        weights = self.layers * block + self.stated("vocab") * self.hidden
+        return 6.0 * weights + 12.0 * self.layers * self.hidden * self.sequence
+
+    def stated(self, size: Literal["ffn", "vocab"]) -> int:
+        """A size that some sources leave out. ValueError if this one does."""
+        found = getattr(self, size)
+        if found is None:
+            raise ValueError(f"{self.name}: {size} is not stated")
+        return found
+
+    @property
+    def kept_apart(self) -> bool:
+        """Whether no figure may be fitted to this run."""
+        key = f"{self.source}\n{self.model}".encode()
+        return int.from_bytes(blake2b(key, digest_size=4).digest()) % 3 == 0
+
+
+def read(path: Path = DATA) -> tuple[Run, ...]:
+    """The runs in a file. `msgspec.ValidationError` if a row lacks a figure or has one too many."""
+    with path.open(newline="", encoding="utf-8") as file:
+        given = [{k: v for k, v in row.items() if v} for row in csv.DictReader(file)]
+    return tuple(msgspec.convert(row, Run, strict=False) for row in given)
+
+
+def reasons(run: Run) -> tuple[str, ...]:
+    """Why a run is left out; nothing if it can be expressed."""
+    scheme = SCHEMES.get(run.data_parallel)
+    reduces_once = scheme is not None and scheme.once and run.dp > 1
+    asked = {
+        "pipeline stages": run.pp > 1,
+        "context parallelism": run.cp > 1,
+        "float8": run.float8 != "no",
+        "recompute": run.recompute not in ("", "none"),
+        "recompute is not stated": not run.recompute,
+        f"no preset for {run.gpu}": run.preset is None,
+        "sizes of the model are not stated": run.ffn is None or run.vocab is None,
+        f"no scheme for {run.data_parallel}": scheme is None,
+        "gradients reduced once for several microbatches": reduces_once and run.microbatches > 1,
+        f"no model like {run.model}": not run.model.startswith((*GATED, *UNGATED)),
+    }
+    return tuple(reason for reason, holds in asked.items() if holds)
+
+
+class Arrangement(NamedTuple):
+    """What autopar is told, so that it predicts the run as it was arranged."""
+
+    mesh: str
+    strategy: str
+    pins: tuple[str, ...]
+
+
+def arrangement(run: Run) -> Arrangement:
+    """The mesh and constraints of a run that `reasons` has nothing against."""
+    scheme = SCHEMES[run.data_parallel]
+    if scheme.within_node:
+        sizes = {"replicas": run.gpus // run.gpus_per_node, "shards": run.gpus_per_node // run.tp}
+    else:
+        sizes = {"shards": run.dp}
+    sizes = {axis: size for axis, size in sizes.items() if size > 1}
+    mesh = ",".join(f"{axis}={size}" for axis, size in (sizes | {"tp": run.tp}).items() if size > 1)
+    pins = [pin for axis in sizes for pin in _laid(axis, scheme)]
+    if run.tp > 1:
+        return Arrangement(mesh, "megatron", tuple(pins))
+    return Arrangement(mesh, "", (*pins, "batched:*=batch on *", "unbatched:*=R on *"))
+
+
+def _laid(axis: str, scheme: Scheme) -> Iterable[str]:
+    stored, kept = ("R", "R") if axis == "replicas" else (scheme.stored, scheme.kept)
+    return f"param:*={stored} on {axis}", f"kept:*={kept} on {axis}"

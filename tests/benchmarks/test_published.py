@@ -1,0 +1,252 @@
+"""The judge of published runs: how they are read, which are expressed, and the statistics."""
+
+from __future__ import annotations
+
+from dataclasses import replace as changed
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from msgspec.structs import replace
+
+from autopar.cluster.presets import DEVICES
+from benchmarks.published import predict
+from benchmarks.published.__main__ import chosen, main
+from benchmarks.published.decoder import Decoder
+from benchmarks.published.picture import scatter
+from benchmarks.published.report import Judged, group_rows, rank_rows, reason_rows, run_rows
+from benchmarks.published.runs import SCHEMES, Run, arrangement, read, reasons
+from benchmarks.published.scores import constant_utilisation, errors, spearman
+
+RUNS = {run.name: run for run in read()}
+MPT = RUNS["mpt_1b_s2048_h100_80gb_8_59"]
+TINY = replace(
+    MPT, name="tiny", layers=1, hidden=64, heads=4, kv_heads=4, ffn=256, vocab=512, sequence=64,
+    gpus=4, gpus_per_node=4, dp=4, microbatch=2, global_batch=8,
+)  # fmt: skip
+
+
+def test_a_row_is_read_and_what_is_blank_is_unstated(tmp_path: Path) -> None:
+    header = ",".join(Run.__struct_fields__)
+    values = [getattr(MPT, name) for name in Run.__struct_fields__]
+    line = ",".join("" if v is None else f'"{v}"' for v in values)
+    path = tmp_path / "runs.csv"
+    path.write_text(f"{header}\n{line}\n")
+    assert read(path) == (MPT,)
+    assert (MPT.step_s, MPT.peak_gib, MPT.network) == (None, None, "")
+    path.write_text(f"{header}\n" + line.replace('"2048"', "many"))
+    with pytest.raises(msgspec.ValidationError, match="int"):
+        read(path)
+
+
+def test_every_run_has_a_source_and_those_expressed_have_all_that_is_needed() -> None:
+    assert len(RUNS) == len(read()) == 301
+    expressed = [run for run in RUNS.values() if not reasons(run)]
+    assert len(expressed) >= 100
+    for run in RUNS.values():
+        assert run.source and run.tokens_s_gpu > 0, run.name
+        assert run.dp * run.tp * run.pp * run.cp == run.gpus, run.name
+    for run in expressed:
+        assert run.preset in DEVICES and run.data_parallel in SCHEMES, run.name
+        assert run.dp * run.microbatch * run.microbatches == run.global_batch, run.name
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"pp": 2}, "pipeline stages"),
+        ({"cp": 2}, "context parallelism"),
+        ({"float8": "rowwise"}, "float8"),
+        ({"recompute": "full"}, "recompute"),
+        ({"recompute": ""}, "recompute is not stated"),
+        ({"gpu": "abacus"}, "no preset for abacus"),
+        ({"vocab": None}, "sizes of the model are not stated"),
+        ({"data_parallel": "prayer"}, "no scheme for prayer"),
+        ({"model": "BERT"}, "no model like BERT"),
+        (
+            {"data_parallel": "DDP", "accumulation": 2},
+            "gradients reduced once for several microbatches",
+        ),
+    ],
+)
+def test_what_cannot_be_expressed_is_left_out(change: dict[str, object], reason: str) -> None:
+    assert reasons(MPT) == ()
+    assert reasons(replace(MPT, **change)) == (reason,)
+
+
+def test_microbatches_follow_from_the_global_batch_where_they_are_not_stated() -> None:
+    assert replace(MPT, accumulation=3).microbatches == 3
+    assert (
+        replace(MPT, accumulation=None, global_batch=MPT.dp * MPT.microbatch * 5).microbatches == 5
+    )
+
+
+def test_the_arrangement_is_that_of_the_run() -> None:
+    rest = ("batched:*=batch on *", "unbatched:*=R on *")
+    full = ("param:*=S on shards", "kept:*=S on shards")
+    assert arrangement(TINY) == ("shards=4", "", (*full, *rest))
+    grads = replace(TINY, data_parallel="FSDP1 SHARD_GRAD_OP")
+    assert arrangement(grads).pins[:2] == ("param:*=S on shards", "kept:*=R on shards")
+    nodes = replace(TINY, data_parallel="HSDP", gpus=8, dp=8)
+    assert arrangement(nodes) == (
+        "replicas=2,shards=4",
+        "",
+        ("param:*=R on replicas", "kept:*=R on replicas", *full, *rest),
+    )
+    assert arrangement(replace(TINY, gpus=8, tp=2)) == ("shards=4,tp=2", "megatron", full)
+    assert arrangement(replace(TINY, dp=1, tp=4)) == ("tp=4", "megatron", ())
+
+
+def test_a_stated_network_is_shared_by_the_devices_of_a_node() -> None:
+    run = replace(MPT, gpus=16, dp=16, network="1600Gbps/node RoCE")
+    assert predict.cluster_of(run).levels[0].link.bytes_per_s == 25e9
+    usual = predict.cluster_of(replace(run, network=""))
+    assert usual.name == "2x8xH100" and usual.levels[0].link.bytes_per_s == 50e9
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        # As llm-foundry's table counts them, and as Llama 2's and 3.1's cards have them.
+        ("mpt_760m_s2048_h100_80gb_8_68", 760_470_528),
+        ("mpt_1b_s32768_h100_80gb_8_52", 1_378_865_152),
+        ("mpt_13b_s2048_h100_80gb_16_32", 12_853_954_560),
+        ("fms_llama2_7b_A100-80GB", 6_738_415_616),
+        ("tt2412_8b_fsdp8_c0_f0", 8_030_261_248),
+    ],
+)
+def test_the_model_has_as_many_parameters_as_published(name: str, parameters: int) -> None:
+    run = replace(RUNS[name], layers=1)
+    with torch.device("meta"):
+        model = Decoder(run)
+    block = sum(p.numel() for p in model.blocks.parameters())
+    rest = sum(p.numel() for p in model.parameters()) - block
+    assert rest + block * RUNS[name].layers == parameters
+
+
+def _sent(run: Run) -> set[tuple[str, str]]:
+    found = predict._estimates(predict._what_is_planned(run))
+    return {
+        (each.kind, each.phase)
+        for each in found.collectives
+        if each.kind != "slice" and each.num_bytes > 1000
+    }
+
+
+def test_runs_are_planned_as_they_were_arranged() -> None:
+    forward, scatters = ("all_gather", "forward"), ("reduce_scatter", "backward")
+    full = {forward, ("all_gather", "backward"), scatters}
+    assert _sent(TINY) == _sent(replace(TINY, model="Llama-3.1-8B")) == full
+    assert _sent(replace(TINY, data_parallel="FSDP1 SHARD_GRAD_OP")) == {forward, scatters}
+    assert _sent(replace(TINY, data_parallel="DDP")) == {("all_reduce", "backward")}
+
+
+def test_the_optimizer_steps_once_however_many_microbatches_there_are() -> None:
+    one, four = (predict.predict(replace(TINY, accumulation=n, global_batch=8 * n)) for n in (1, 4))
+    assert one.optimizer_s > 0
+    assert four.optimizer_s == one.optimizer_s
+    assert four.step_s - four.optimizer_s == pytest.approx(4 * (one.step_s - one.optimizer_s))
+    assert one.tokens_s_gpu == pytest.approx(8 * 64 / one.step_s / 4)
+    assert four.tokens_s_gpu == pytest.approx(4 * 8 * 64 / four.step_s / 4)
+    assert predict._estimates.cache_info().hits > 0
+
+
+def test_what_is_stored_has_four_bytes() -> None:
+    planned, found = predict._estimates(predict._what_is_planned(TINY)), predict.predict(TINY)
+    with torch.device("meta"):
+        stored = sum(p.numel() for p in Decoder(TINY).parameters()) // 4
+    held = planned.memory
+    # Parameter, gradient, and AdamW's two states: 2 bytes each by the plan.
+    assert held.params + held.gradients + held.optimizer == pytest.approx(8 * stored, rel=0.01)
+    assert found.peak_bytes - held.total == pytest.approx(8 * stored, rel=0.01)
+    assert found.optimizer_s == 2 * planned.optimizer_ns / 1e9
+
+
+def test_flops_are_those_of_the_products() -> None:
+    # A layer of 12 x 64 x 64 weights, a head of 512 x 64, and attention.
+    assert TINY.flops_per_token == 6 * (12 * 64 * 64 + 512 * 64) + 12 * 64 * 64
+    gated = replace(TINY, model="Llama-3.1-8B", kv_heads=2, layers=2)
+    # Two keys and values of 16 for four queries; gate, up and down.
+    block = 64 * (64 + 64 + 2 * 2 * 16) + 3 * 64 * 256
+    assert gated.flops_per_token == 6 * (2 * block + 512 * 64) + 12 * 2 * 64 * 64
+
+
+def test_statistics() -> None:
+    assert errors([1.5, 8.0], [1.0, 10.0]) == pytest.approx([0.5, 0.2])
+    assert spearman([1, 2, 3], [10, 100, 1000]) == pytest.approx(1)
+    assert spearman([1, 2, 3], [9, 8, 7]) == pytest.approx(-1)
+    # Ranks 1, 2.5, 2.5, 4 against 1, 3, 2, 4.
+    assert spearman([1, 2, 2, 3], [1, 3, 2, 4]) == pytest.approx(4.5 / np.sqrt(4.5 * 5))
+    assert np.isnan(spearman([1, 1], [1, 2]))
+    with pytest.raises(ValueError, match="2 and 1"):
+        spearman([1, 2], [1])
+
+
+def test_the_constant_is_fitted_on_the_other_runs_of_the_device() -> None:
+    runs = [replace(MPT, tokens_s_gpu=speed) for speed in (100.0, 200.0, 400.0)]
+    assert constant_utilisation(runs) == pytest.approx([300, 250, 150])
+    long = replace(MPT, sequence=4096)
+    ratio = MPT.flops_per_token / long.flops_per_token
+    assert constant_utilisation([MPT, long])[1] == pytest.approx(MPT.tokens_s_gpu * ratio)
+    assert constant_utilisation([MPT, replace(MPT, gpu="A100-80GB")]) == [None, None]
+
+
+def _judged(count: int) -> list[Judged]:
+    told = predict.Prediction(
+        tokens_s_gpu=0.0, step_s=2.0, compute_s=1.0, exposed_communication_s=0.5,
+        optimizer_s=0.5, peak_bytes=2**31, memory_bytes=2**32,
+    )  # fmt: skip
+    return [
+        Judged(
+            replace(MPT, name=f"run {k}", tokens_s_gpu=100.0 * k),
+            changed(told, tokens_s_gpu=100.0 * k + 50),
+            100.0,
+        )
+        for k in range(1, count + 1)
+    ]
+
+
+def test_tables() -> None:
+    judged = _judged(4)
+    apart = "yes" if MPT.kept_apart else ""
+    assert run_rows(judged)[1] == [
+        "run 2", apart, "14x1", "200", "250", "1.25", "0.50", "50%", "25%", "25%", "2.0", "4.0", "",
+    ]  # fmt: skip
+    empty, full = ["0", "", "", "", ""], ["4", "20.8%", "42.5%", "58.3%", "72.5%"]
+    halves = [*empty, *full] if MPT.kept_apart else [*full, *empty]
+    rows = {row[0]: row[1:] for row in group_rows(judged)}
+    assert rows["all"] == rows["H100"] == rows["one node"] == halves
+    assert "A100" not in rows and "several nodes" not in rows
+    assert rank_rows(judged) == [["MPT-1b, H100", "4", "1.00", "nan"]]
+    assert rank_rows(_judged(3)) == []
+    two = [replace(MPT, pp=2), replace(MPT, pp=2, cp=2)]
+    assert reason_rows(two) == [["pipeline stages", "2", "1"], ["context parallelism", "1", "0"]]
+
+
+def test_the_picture_has_every_run_where_it_belongs() -> None:
+    judged = _judged(3)
+    root = ElementTree.fromstring(scatter(judged))
+    space = "{http://www.w3.org/2000/svg}"
+    dots = [c for c in root.iter(f"{space}circle") if c.find(f"{space}title") is not None]
+    assert len(dots) == 3
+    across = [float(dot.attrib["cx"]) for dot in dots]
+    up = [float(dot.attrib["cy"]) for dot in dots]
+    assert across == sorted(across) and up == sorted(up, reverse=True)
+    for dot in dots:  # predicted above measured: above the diagonal from lower left
+        frame = next(r for r in root.iter(f"{space}rect") if r.attrib.get("fill") == "none")
+        left, top, side = (float(frame.attrib[k]) for k in ("x", "y", "width"))
+        assert float(dot.attrib["cx"]) - left < top + side - float(dot.attrib["cy"])
+
+
+def test_rows_are_spread_over_the_table_and_only_those_asked_for() -> None:
+    runs = read()
+    everything = chosen(runs, None, "")
+    few = chosen(runs, 10, "")
+    assert len(few) == 10 and few[0] == everything[0] and few[-1] in everything[-11:]
+    assert {run.model for run in chosen(runs, None, "fms_")} == {"Llama-2-7B"}
+    done = CliRunner().invoke(main, ["--only", "nothing like it"])
+    assert done.exit_code == 1 and "nothing like it" in done.output
