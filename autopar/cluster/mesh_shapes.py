@@ -81,7 +81,7 @@ def candidate_meshes(
         raise ClusterError(f"a mesh search takes 1 to {len(_NAMES) - 1} axes, not {max_axes}")
     if cluster.num_devices == 1:
         return (Mesh(()),)
-    found: dict[tuple[tuple[int, float, float, float, float, str], ...], Mesh] = {}
+    found: dict[tuple[_Signature, ...], Mesh] = {}
     for num_axes in range(1, max_axes + 1):
         for sizes in _factorizations(cluster.num_devices, num_axes):
             mesh = _lay(_NAMES[num_axes], sizes, cluster)
@@ -116,13 +116,22 @@ def _axis(name: str, size: int, stride: int, cluster: Cluster) -> Axis:
     link, shared = slowest
     below = [other for other, _ in crossed[crossed.index(slowest) + 1 :]]
     inner = min(below, key=lambda link: link.bytes_per_s) if below else None
-    return Axis(name, size, link, shared if inner else 1, inner)
+    # A group that starts in the middle of a node has half of its ranks there at most.
+    shared = min(shared, size // 2)
+    return Axis(name, size, link, shared, inner) if inner and shared > 1 else Axis(name, size, link)
 
 
-def _signature(axis: Axis) -> tuple[int, float, float, float, float, str]:
-    link = axis.crossed
-    rates = (link.bytes_per_s, axis.ring_bytes_per_s)
-    return axis.size, *rates, link.latency_s, link.start_s, link.name
+_LinkSignature = tuple[float, float, float, str]
+_Signature = tuple[int, int, _LinkSignature, _LinkSignature]
+
+
+def _signature(axis: Axis) -> _Signature:
+    """What prices depend on."""
+    return axis.size, axis.shared, _link_signature(axis.crossed), _link_signature(axis.inner)
+
+
+def _link_signature(link: Link | None) -> _LinkSignature:
+    return (link.bytes_per_s, link.latency_s, link.start_s, link.name) if link else (0, 0, 0, "")
 
 
 def _factorizations(n: int, num_factors: int) -> Iterator[tuple[int, ...]]:

@@ -20,10 +20,18 @@ unit of its key or a quantity in quotes:
     link.bytes_per_s = "400GB/s"
     link.latency_s = "2us"                # of each step of a collective
     link.start_s = "14us"                 # of any collective
+    link.efficiency = 0.8                 # the part of bytes_per_s they come to; 1 if left out
     link.source = "measured"
 
     [host]
     memory_bytes = "256GiB"
+
+A link of a preset takes what collectives were measured to take along: at another `bytes_per_s` they
+come to the same part of it. One that is given a latency, a start or an efficiency is described by
+these alone, unless `curves` says what was measured on it (`ir.mesh.Curve`):
+
+    link = {preset = "NVLink 4", bytes_per_s = "225GB/s"}
+    link.curves = [{kind = "all_gather", ranks = 8, start_s = "10us", reach = 0.8, knee = 1}]
 """
 
 from __future__ import annotations
@@ -40,10 +48,13 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
-from autopar.cluster.presets import ALIASES, DEVICES, LINKS, SHARED_LINKS, SYSTEMS, System
+from autopar.cluster.devices import ALIASES, DEVICES
+from autopar.cluster.links import LINK_ALIASES, LINKS, SHARED_LINKS
+from autopar.cluster.presets import SYSTEMS, System
 from autopar.errors import ClusterError
 from autopar.ir.files import read_at_most
-from autopar.ir.mesh import Cluster, Device, Host, Level, Link
+from autopar.ir.mesh import Cluster, Curve, Device, Host, Level, Link
+from autopar.ir.redistribute import KINDS
 from autopar.ir.units import parse_bytes, parse_bytes_per_s, parse_seconds
 
 MAX_DEVICES = 1_000_000
@@ -52,9 +63,14 @@ _SIZES = 1, 2**50
 _RATES = 1e3, 1e21
 _TIMES = 0, 1000
 """The bytes, bytes or FLOPs per second, and seconds that a cluster can be made of."""
+_PARTS = 1e-3, 10
+"""The parts of a rate that a collective can come to; switches that add up make more of it."""
+_OPTIONAL = frozenset({"preset", "efficiency", "curves"})
 _EXAMPLES = "for example 8xH100, 64x8xH100 or a path to a .toml file"
 
 _Figure = int | float | str
+_Bounded = tuple[float, tuple[float, float]]
+"""A figure, and what it must lie between."""
 Preset = TypeVar("Preset", Device, Link)
 _Noun = TypeVar("_Noun", Device, Link, Host)
 
@@ -80,7 +96,7 @@ def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
     system = SYSTEMS[device.name]
     names = (system.network_link, system.node_link)[-len(sizes) :]
     levels = tuple(
-        Level(size, _preset_link(name, prod(sizes[k + 1 :])))
+        Level(size, _preset_link(name, prod(sizes[k + 1 :]), f"cluster {text!r}"))
         for k, (size, name) in enumerate(zip(sizes, names, strict=True))
     )
     name = "x".join([*map(str, sizes), device.name])
@@ -102,6 +118,14 @@ class _DeviceTable(_File):
     source: str | None = None
 
 
+class _CurveTable(_File):
+    kind: str
+    ranks: int
+    start_s: _Figure
+    reach: float
+    knee: float
+
+
 class _LinkTable(_File):
     preset: str | None = None
     name: str | None = None
@@ -109,6 +133,8 @@ class _LinkTable(_File):
     latency_s: _Figure | None = None
     start_s: _Figure | None = None
     source: str | None = None
+    efficiency: float | None = None
+    curves: list[_CurveTable] | None = None
 
 
 class _LevelTable(_File):
@@ -204,19 +230,37 @@ def _levels(tables: list[_LevelTable], system: System | None, where: str) -> tup
         if given is None:
             given = usual[-from_last]
         if isinstance(given, str):
-            link = _preset_link(_preset(given, LINKS, "link", here, {}).name, below)
+            link = _preset_link(given, below, here)
         else:
-            base = None
-            if given.preset is not None:
-                base = _preset_link(_preset(given.preset, LINKS, "link", here, {}).name, below)
-            readers = {
-                "bytes_per_s": parse_bytes_per_s,
-                "latency_s": parse_seconds,
-                "start_s": parse_seconds,
-            }
-            link = _merge(given, base, Link, readers, f"{here}.link")
+            link = _link(given, below, here)
         levels.append(Level(table.size, link))
     return tuple(levels)
+
+
+def _link(given: _LinkTable, below: int, where: str) -> Link:
+    base = None if given.preset is None else _preset_link(given.preset, below, where)
+    described = given.latency_s, given.start_s, given.efficiency
+    if base is not None and described != (None, None, None):
+        base = replace(base, curves=())
+    here = f"{where}.link"
+    readers = {
+        "bytes_per_s": parse_bytes_per_s,
+        "latency_s": parse_seconds,
+        "start_s": parse_seconds,
+    }
+    link = _merge(given, base, Link, readers, here)
+    curves = (
+        Curve(
+            curve.kind,
+            curve.ranks,
+            _figure(curve.start_s, parse_seconds, f"{here}.curves[{k}].start_s"),
+            curve.reach,
+            curve.knee,
+        )
+        for k, curve in enumerate(given.curves or ())
+    )
+    ordered = sorted(curves, key=lambda curve: (curve.kind, curve.ranks))
+    return link if given.curves is None else replace(link, curves=tuple(ordered))
 
 
 def _merge(
@@ -233,14 +277,14 @@ def _merge(
     fields: dict[str, Any] = {}
     for key in given.__struct_fields__:
         value = getattr(given, key)
-        if key == "preset" or value is None:
+        if key in ("preset", "curves") or value is None:
             continue
         fields[key] = _figure(value, readers[key], f"{where}.{key}") if key in readers else value
     if base is not None:
         if fields and "source" not in fields:
             fields["source"] = f"{base.source}; changed: {', '.join(sorted(fields))}"
         return replace(base, **fields)
-    missing = [key for key in given.__struct_fields__ if key != "preset" and key not in fields]
+    missing = [key for key in given.__struct_fields__ if key not in {*fields, *_OPTIONAL}]
     if missing:
         raise ClusterError(f"{where} lacks {', '.join(missing)}: give it, or name a preset")
     return make(**fields)
@@ -276,14 +320,14 @@ def _folded(name: str) -> str:
     return re.sub(r"[\s_-]", "", name.casefold())
 
 
-def _preset_link(name: str, devices_below: int) -> Link:
+def _preset_link(name: str, devices_below: int, where: str) -> Link:
     """The link a device sees; what a node has once is divided by the devices it serves."""
-    link = LINKS[name]
-    if name not in SHARED_LINKS or devices_below == 1:
+    link = _preset(name, LINKS, "link", where, LINK_ALIASES)
+    if link.name not in SHARED_LINKS or devices_below == 1:
         return link
     return replace(
         link,
-        name=f"{name} / {devices_below}",
+        name=f"{link.name} / {devices_below}",
         bytes_per_s=link.bytes_per_s / devices_below,
         source=f"{link.source}; shared by {devices_below} devices",
     )
@@ -299,7 +343,7 @@ def checked(cluster: Cluster, where: str) -> Cluster:
     """The cluster, if every figure is usable; later parts divide by them, and add up what comes of
     it in 64 bits. ClusterError, at `where`, names the one that is not."""
     device, host = cluster.device, cluster.host
-    figures: dict[str, tuple[float, tuple[float, float]]] = {
+    figures: dict[str, _Bounded] = {
         "device.memory_bytes": (device.memory_bytes, _SIZES),
         "device.memory_bytes_per_s": (device.memory_bytes_per_s, _RATES),
         "device.launch_s": (device.launch_s, _TIMES),
@@ -313,12 +357,8 @@ def checked(cluster: Cluster, where: str) -> Cluster:
     if not cluster.levels:
         _refuse(where, "levels", "empty: give at least one, of size 1 for one device")
     for k, level in enumerate(cluster.levels):
-        figures |= {
-            f"levels[{k}].size": (level.size, (1, MAX_DEVICES)),
-            f"levels[{k}].link.bytes_per_s": (level.link.bytes_per_s, _RATES),
-            f"levels[{k}].link.latency_s": (level.link.latency_s, _TIMES),
-            f"levels[{k}].link.start_s": (level.link.start_s, _TIMES),
-        }
+        figures[f"levels[{k}].size"] = level.size, (1, MAX_DEVICES)
+        figures |= _link_figures(where, f"levels[{k}].link", level.link)
     for key, (value, (least, most)) in figures.items():
         # Not a number is in no range.
         if not least <= value <= most:
@@ -326,6 +366,28 @@ def checked(cluster: Cluster, where: str) -> Cluster:
     if cluster.num_devices > MAX_DEVICES:
         _refuse(where, "number of devices", f"{cluster.num_devices}: at most {MAX_DEVICES}")
     return cluster
+
+
+def _link_figures(where: str, name: str, link: Link) -> dict[str, _Bounded]:
+    figures: dict[str, _Bounded] = {
+        f"{name}.bytes_per_s": (link.bytes_per_s, _RATES),
+        f"{name}.latency_s": (link.latency_s, _TIMES),
+        f"{name}.start_s": (link.start_s, _TIMES),
+        f"{name}.efficiency": (link.efficiency, _PARTS),
+    }
+    for k, curve in enumerate(link.curves):
+        here = f"{name}.curves[{k}]"
+        if curve.kind not in KINDS:
+            _refuse(where, f"{here}.kind", f"{curve.kind!r}: it must be one of {', '.join(KINDS)}")
+        if (curve.kind, curve.ranks) in {(other.kind, other.ranks) for other in link.curves[:k]}:
+            _refuse(where, f"{here}.ranks", f"{curve.ranks}: given twice for {curve.kind}")
+        figures |= {
+            f"{here}.ranks": (curve.ranks, (2, MAX_DEVICES)),
+            f"{here}.start_s": (curve.start_s, _TIMES),
+            f"{here}.reach": (curve.reach, _PARTS),
+            f"{here}.knee": (curve.knee, (0, 1000)),
+        }
+    return figures
 
 
 def _refuse(where: str, key: str, why: str) -> NoReturn:

@@ -5,18 +5,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
+from math import prod, sqrt
 
 from autopar.cost_model.moves import to_ns
 from autopar.ir.graph import Graph, Node, Role, TensorType
-from autopar.ir.mesh import Cluster
+from autopar.ir.mesh import Cluster, Link
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, root_key
 from autopar.plans.layout import Layout
-from autopar.plans.plan import ClusterRates, LinkRates
+from autopar.plans.plan import ClusterRates, CollectiveRates, LinkRates
 from autopar.rules.work import flops, is_contraction
 
 _TOKENS = ("int32", "int64")
+_MIB = 2**20
 
 
 def cluster_rates(cluster: Cluster) -> ClusterRates:
@@ -35,10 +36,22 @@ def cluster_rates(cluster: Cluster) -> ClusterRates:
                 bytes_per_s=round(level.link.bytes_per_s),
                 latency_ns=to_ns(level.link.latency_s),
                 start_ns=to_ns(level.link.start_s),
+                efficiency_ppm=round(level.link.efficiency * 1e6),
+                measured=_measured(level.link),
             )
             for level in cluster.levels
         ),
     )
+
+
+def _measured(link: Link) -> tuple[CollectiveRates, ...]:
+    found: list[CollectiveRates] = []
+    for curve in link.curves:
+        rate = curve.reach * link.bytes_per_s
+        root_ns = to_ns(curve.knee * sqrt(curve.start_s * _MIB / rate))
+        start_ns = to_ns(curve.start_s)
+        found.append(CollectiveRates(curve.kind, curve.ranks, start_ns, round(rate), root_ns))
+    return tuple(found)
 
 
 def tokens_of(graph: Graph) -> int:

@@ -30,15 +30,39 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """What collective `kind` was measured to take among `ranks` sides of a link (devices, or nodes
+    where it joins nodes), in figures that hold for a faster or slower link of its family.
+
+    It takes `start_s` however little it sends. Where it sends much it comes to `reach` of the
+    link's rate: more than 1 where switches add up on the way. `knee` says how slowly it gets there:
+    V bytes take `knee * sqrt(start_s * V / rate)` longer than both together.
+    """
+
+    kind: str
+    ranks: int
+    start_s: float
+    reach: float
+    knee: float
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
-    """What one device can send (and receive) at once through a level of the cluster. A collective
-    takes `start_s` however little it sends and to whom, and `latency_s` for each of its steps."""
+    """What one device can send (and receive) at once through a level of the cluster: `bytes_per_s`
+    of a datasheet, or its share of what a node has.
+
+    `curves` are what collectives were measured to take. One that has none takes `start_s` however
+    little it sends and to whom, `latency_s` for each of its steps, and comes to a part `efficiency`
+    of the rate.
+    """
 
     name: str
     bytes_per_s: float
     latency_s: float
     start_s: float
     source: str
+    efficiency: float = 1.0
+    curves: tuple[Curve, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +104,7 @@ class Axis:
 
     `shared` is how many ranks of one group sit side by side below that link: a ring enters and
     leaves them through all their adapters at once, at most as fast as `inner`, the link that joins
-    them. An axis over 8 nodes of 8 devices has 8; one with a single rank per node has 1.
+    them, allows. An axis over 8 nodes of 8 devices has 8; one with a single rank per node has 1.
     """
 
     name: str
@@ -97,10 +121,9 @@ class Axis:
         return self.link
 
     @property
-    def ring_bytes_per_s(self) -> float:
-        """What one device sends, and receives, in a ring over the axis."""
-        together = self.crossed.bytes_per_s * self.shared
-        return together if self.inner is None else min(together, self.inner.bytes_per_s)
+    def sides(self) -> int:
+        """How many sides the link joins in one group: nodes, or ranks."""
+        return -(-self.size // self.shared)
 
 
 @dataclass(frozen=True, slots=True)

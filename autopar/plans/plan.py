@@ -25,7 +25,7 @@ from autopar.plans.display import Shown
 from autopar.plans.order import OPTIMIZER, Item, Run
 from autopar.plans.wire import pack, unpack
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 MAX_TENSOR_BYTES = 2**60
 MAX_ITEMS = 2_000_000
 """Ops and redistributions of a step."""
@@ -173,14 +173,29 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outputs: tuple[tuple[str, str], ...] = ()
 
 
+class CollectiveRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a collective `kind` among `ranks` sides of a link was measured to take: V bytes that
+    cross it take `start_ns`, V at `bytes_per_s`, and `root_ns` times the root of V in MiB."""
+
+    kind: str
+    ranks: Count
+    start_ns: Count
+    bytes_per_s: Count
+    root_ns: Count
+
+
 class LinkRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A level of the cluster as it was priced: how many groups it joins, and how fast."""
+    """A level of the cluster as it was priced: how many groups it joins, and how fast. Collectives
+    that are not among the `measured` come to `efficiency_ppm` of `bytes_per_s`, with a latency a
+    step after the start."""
 
     name: str
     size: Count
     bytes_per_s: Count
     latency_ns: Count
     start_ns: Count
+    efficiency_ppm: Count
+    measured: tuple[CollectiveRates, ...]
 
 
 class ClusterRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from autopar.ir.units import format_bytes, format_bytes_per_s, format_ns
+from autopar.ir.units import format_bytes, format_bytes_per_s, format_ns, format_percent
 from autopar.plans.plan import ClusterRates, Plan
 from autopar.report.changes import Change, Topic, single
 
@@ -53,7 +53,8 @@ def _rates(old: Plan, new: Plan) -> tuple[Change, ...]:
     return found
 
 
-_BANDWIDTH, _LATENCY, _START = "bandwidth", "latency", "start of a collective"
+_BANDWIDTH, _LATENCY, _START = "bandwidth", "latency", "start"
+_EFFICIENCY, _ROOT = "efficiency", "what lies between start and bandwidth"
 
 
 def _figures(cluster: ClusterRates) -> Iterator[tuple[str, int | str]]:
@@ -66,7 +67,13 @@ def _figures(cluster: ClusterRates) -> Iterator[tuple[str, int | str]]:
         yield f"groups on level {k}", str(link.size)
         yield f"{_BANDWIDTH} of the link of level {k}", link.bytes_per_s
         yield f"{_LATENCY} of the link of level {k}", link.latency_ns
-        yield f"{_START} on level {k}", link.start_ns
+        yield f"{_START} of a collective on level {k}", link.start_ns
+        yield f"{_EFFICIENCY} on level {k}", link.efficiency_ppm
+        for each in link.measured:
+            where = f"of {each.kind} among {each.ranks} on level {k}"
+            yield f"{_START} {where}", each.start_ns
+            yield f"{_BANDWIDTH} {where}", each.bytes_per_s
+            yield f"{_ROOT} {where}", each.root_ns
 
 
 def _text(what: str, figure: int | str | None) -> str:
@@ -76,8 +83,10 @@ def _text(what: str, figure: int | str | None) -> str:
         return format_bytes(figure)
     if what.startswith(_BANDWIDTH):
         return format_bytes_per_s(figure)
-    if what.startswith((_LATENCY, _START)):
+    if what.startswith((_LATENCY, _START, _ROOT)):
         return format_ns(figure)
+    if what.startswith(_EFFICIENCY):
+        return format_percent(figure / 1e6)
     return f"{figure:.4g}"
 
 

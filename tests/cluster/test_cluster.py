@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.cluster.devices import DEVICES
+from autopar.cluster.links import LINKS
 from autopar.cluster.parsing import MAX_DEVICES, parse_cluster
-from autopar.cluster.presets import DEVICES, LINKS
 from autopar.errors import ClusterError
-from autopar.ir.mesh import Cluster, Level, Link
+from autopar.ir.mesh import Cluster, Curve, Level, Link
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,8 @@ from autopar.ir.mesh import Cluster, Level, Link
         ("64x8xH100", (64, 8), ("InfiniBand NDR 400", "NVLink 4"), "H100"),
         ("1x8xh100", (1, 8), ("InfiniBand NDR 400", "NVLink 4"), "H100"),
         ("2x4xA100", (2, 4), ("InfiniBand HDR 200", "NVLink 3"), "A100"),
+        ("8xh100 pcie", (8,), ("PCIe 5 x16",), "H100-PCIe"),
+        ("72xGB200", (72,), ("NVLink 5",), "GB200"),
         ("2X4Xa100-40g", (2, 4), ("InfiniBand HDR 200", "NVLink 3"), "A100-40G"),
         ("8xA100-80G", (8,), ("NVLink 3",), "A100"),
         ("4xcpu", (4,), ("gloo loopback",), "cpu"),
@@ -89,6 +92,7 @@ link.name = "switch"
 link.bytes_per_s = "400GB/s"
 link.latency_s = 2e-6
 link.start_s = "14us"
+link.efficiency = 0.8
 link.source = "measured"
 
 [host]
@@ -109,7 +113,7 @@ def test_a_file_overrides_presets(tmp_path: Path) -> None:
     assert cluster.levels == (
         Level(3, LINKS["InfiniBand HDR 200"]),
         Level(2, LINKS["InfiniBand NDR 400"]),
-        Level(8, Link("switch", 400e9, 2e-6, 14e-6, "measured")),
+        Level(8, Link("switch", 400e9, 2e-6, 14e-6, "measured", 0.8)),
     )
     assert cluster.host.memory_bytes == 64 * 2**30
     assert cluster.host.bytes_per_s == parse_cluster("H100").host.bytes_per_s
@@ -133,6 +137,20 @@ def test_a_file_overrides_a_device_and_a_link(tmp_path: Path) -> None:
     assert cluster.device.source.endswith("; changed: flops_per_s, memory_bytes")
     assert cluster.levels[0].link.bytes_per_s == 235e9
     assert cluster.levels[0].link.latency_s == LINKS["NVLink 3"].latency_s
+
+
+def test_a_link_keeps_its_measured_collectives_unless_it_is_described_anew(tmp_path: Path) -> None:
+    def link(text: str) -> Link:
+        return (
+            read(tmp_path, f"device = 'H100'\n[[levels]]\nsize = 4\nlink = {text}").levels[0].link
+        )
+
+    known = LINKS["NVLink 4"]
+    assert link("{preset = 'NVLink 4', bytes_per_s = 2e11}").curves == known.curves
+    assert link("{preset = 'NVLink 4', start_s = 1e-5}").curves == ()
+    given = "{kind = 'all_gather', ranks = 8, start_s = '10us', reach = 0.8, knee = 1}"
+    curve = Curve("all_gather", 8, 1e-5, 0.8, 1)
+    assert link(f"{{preset = 'NDR', efficiency = 0.9, curves = [{given}]}}").curves == (curve,)
 
 
 LEVEL = "[[levels]]\nsize = 2\n"
@@ -171,6 +189,20 @@ LEVEL = "[[levels]]\nsize = 2\n"
         (
             'device = {preset = "H100", memory_bytes = nan}\n' + LEVEL,
             "site.toml, device.memory_bytes: this is no number that can be used: nan",
+        ),
+        (
+            'device = "H100"\n' + LEVEL + 'link = {preset = "NVLink 4", efficiency = 0}',
+            r"levels\[0\].link.efficiency is 0.0: it must be from 0.001 to 10",
+        ),
+        (
+            'device = "H100"\n' + LEVEL + 'link = {preset = "NDR", curves = [{kind = "gather", '
+            "ranks = 2, start_s = 1, reach = 1, knee = 1}]}",
+            r"site.toml: levels\[0\].link.curves\[0\].kind is 'gather': .* one of all_reduce",
+        ),
+        (
+            'device = "H100"\n' + LEVEL + 'link = {preset = "NDR", curves = [{kind = "permute", '
+            "ranks = 2, start_s = 1, reach = 0, knee = 1}]}",
+            r"levels\[0\].link.curves\[0\].reach is 0.0",
         ),
         ('device = {name = "mine"}\n' + LEVEL, r"levels\[0\] has no link|device lacks kind"),
         (

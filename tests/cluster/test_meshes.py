@@ -129,8 +129,7 @@ def test_candidates_cover_and_do_not_repeat(cluster: Cluster, max_axes: int) -> 
     meshes = candidate_meshes(cluster, max_axes)
     assert meshes == candidate_meshes(cluster, max_axes)
     kinds = [
-        sorted((axis.size, axis.link.name, axis.ring_bytes_per_s) for axis in mesh.axes)
-        for mesh in meshes
+        sorted((axis.size, axis.link.name, axis.shared) for axis in mesh.axes) for mesh in meshes
     ]
     n = cluster.num_devices
     divisors = [d for d in range(2, n + 1) if n % d == 0]
@@ -143,10 +142,7 @@ def test_candidates_cover_and_do_not_repeat(cluster: Cluster, max_axes: int) -> 
     for sizes in written:
         mesh = parse_mesh("x".join(map(str, sizes)), cluster)
         assert (
-            kinds.count(
-                sorted((axis.size, axis.link.name, axis.ring_bytes_per_s) for axis in mesh.axes)
-            )
-            == 1
+            kinds.count(sorted((axis.size, axis.link.name, axis.shared) for axis in mesh.axes)) == 1
         )
     for mesh in meshes:
         assert len(mesh.axes) <= max_axes
@@ -154,11 +150,13 @@ def test_candidates_cover_and_do_not_repeat(cluster: Cluster, max_axes: int) -> 
         assert parse_mesh(str(mesh), cluster) == mesh
 
 
-def test_a_ring_over_nodes_uses_all_their_adapters() -> None:
+def test_an_axis_over_nodes_knows_its_ranks_in_each() -> None:
     cluster = parse_cluster("8x8xH100")
-    network, nvlink = (level.link.bytes_per_s for level in cluster.levels)
+    network, nvlink = (level.link for level in cluster.levels)
     (flat,) = parse_mesh("64", cluster).axes
     across, within = parse_mesh("8x8", cluster).axes
-    assert flat.ring_bytes_per_s == min(8 * network, nvlink)
-    assert across.ring_bytes_per_s == network
-    assert within.ring_bytes_per_s == nvlink
+    assert (flat.link, flat.shared, flat.inner, flat.sides) == (network, 8, nvlink, 8)
+    assert (across.link, across.shared, across.inner, across.sides) == (network, 1, None, 8)
+    assert (within.link, within.shared, within.inner, within.sides) == (nvlink, 1, None, 8)
+    straddling = parse_mesh("3x4", parse_cluster("2x6xA100")).axes[1]
+    assert (straddling.shared, straddling.sides) == (2, 2)

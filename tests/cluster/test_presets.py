@@ -6,19 +6,32 @@ from math import isfinite
 
 import pytest
 
+from autopar.cluster.devices import ALIASES, DEVICES
+from autopar.cluster.links import LINK_ALIASES, LINKS, SHARED_LINKS
 from autopar.cluster.parsing import parse_cluster
-from autopar.cluster.presets import ALIASES, DEVICES, LINKS, SHARED_LINKS, SYSTEMS
+from autopar.cluster.presets import SYSTEMS
+from autopar.ir.redistribute import KINDS
 
 EXPECTED = (
-    "A100", "A100-40G", "H100", "H200", "B200", "V100", "L4", "RTX3090", "RTX4090", "cpu",
+    "A100", "A100-40G", "H100", "H100-PCIe", "H200", "GH200", "B200", "GB200", "B300", "GB300",
+    "MI300X", "V100", "T4", "L4", "L40S", "A10G", "RTX3090", "RTX4090", "RTX6000Ada", "RTXPRO6000",
+    "cpu",
+)  # fmt: skip
+NETWORKS = (
+    "InfiniBand HDR 200", "InfiniBand NDR 400", "InfiniBand XDR 800", "EFA v2", "EFA v3",
+    "RoCE 200", "RoCE 400", "Ethernet 10G", "Ethernet 25G", "Ethernet 100G",
 )  # fmt: skip
 
 
-def test_the_promised_devices_are_there() -> None:
-    assert tuple(DEVICES) == EXPECTED
-    assert tuple(SYSTEMS) == ("A100", "A100-40G", "H100", "H200", "B200", "V100", "L4",
-                              "RTX3090", "RTX4090", "cpu")  # fmt: skip
+def test_the_promised_devices_and_networks_are_there() -> None:
+    assert set(DEVICES) == set(SYSTEMS) == set(EXPECTED)
     assert set(ALIASES.values()) <= set(DEVICES)
+    assert set(LINK_ALIASES.values()) <= set(LINKS) >= set(NETWORKS)
+
+
+@pytest.mark.parametrize(("alias", "name"), ALIASES.items())
+def test_other_names_are_read(alias: str, name: str) -> None:
+    assert parse_cluster(f"8x{alias.lower()}") == parse_cluster(f"8x{name}")
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -39,6 +52,9 @@ def test_links_are_sourced() -> None:
     for name, link in LINKS.items():
         assert link.name == name and link.source
         assert link.bytes_per_s > 0 and link.latency_s > 0 and link.start_s > 0
+        assert 0 < link.efficiency <= 1
+        curves = [(curve.kind, curve.ranks) for curve in link.curves]
+        assert len(set(curves)) == len(curves) and {kind for kind, _ in curves} <= set(KINDS)
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name != "cpu"])

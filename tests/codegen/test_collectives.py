@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from autopar.cluster.presets import DEVICES
+from autopar.cluster.devices import DEVICES
 from autopar.codegen.collectives import WAIT, Packing, collective_call, parts_of
 from autopar.codegen.passes import apply_passes
 from autopar.cost_model.collectives import collective_s

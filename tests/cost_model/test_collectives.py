@@ -1,11 +1,18 @@
-"""Prices of collectives: the published formulas, and the volumes of the literature's schemes."""
+"""Prices of collectives: the published formulas, what measured links add to them, and the volumes
+of the literature's schemes."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.cluster.links import LINKS
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.collectives import collective_s
 from autopar.ir.mesh import Axis, Link
 from autopar.ir.redistribute import KINDS
@@ -78,14 +85,18 @@ def test_an_all_reduce_moves_what_scatter_and_gather_do() -> None:
 kinds = st.sampled_from(KINDS)
 sizes = st.integers(2, 1024)
 shards = st.integers(0, 2**33)
-links = st.builds(
+plain_links = st.builds(
     Link,
     name=st.just("test"),
     bytes_per_s=st.floats(1e8, 1e12),
     latency_s=st.floats(0, 1e-3),
     start_s=st.floats(0, 1e-3),
     source=st.just("test"),
+    efficiency=st.just(1.0),
+    curves=st.just(()),
 )
+presets = st.sampled_from(tuple(LINKS.values()))
+links = plain_links | presets
 
 
 @given(kinds, sizes, shards, shards, links)
@@ -95,7 +106,7 @@ def test_more_bytes_never_cost_less(kind: str, n: int, a: int, b: int, link: Lin
     assert received(kind, less, n) <= received(kind, more, n)
 
 
-@given(kinds, sizes, shards, links)
+@given(kinds, sizes, shards, plain_links)
 def test_no_jumps(kind: str, n: int, shard: int, link: Link) -> None:
     """A shard of one more byte costs at most the bytes that this adds: twice n over the link."""
     whole = shard * n
@@ -103,16 +114,87 @@ def test_no_jumps(kind: str, n: int, shard: int, link: Link) -> None:
     assert rise <= 2 * n / link.bytes_per_s + 1e-9 * seconds(kind, whole, n, link)
 
 
-@given(kinds, sizes, shards, links)
+@given(kinds, sizes, shards, plain_links)
 def test_no_collective_beats_its_link(kind: str, n: int, shard: int, link: Link) -> None:
     least = received(kind, shard * n, n) / link.bytes_per_s
     assert seconds(kind, shard * n, n, link) >= least * (1 - 1e-9)
 
 
-@given(st.sampled_from([kind for kind in KINDS if kind != "slice"]), sizes, shards, links)
+@given(st.sampled_from([kind for kind in KINDS if kind != "slice"]), sizes, shards, plain_links)
 def test_more_ranks_never_cost_less(kind: str, n: int, shard: int, link: Link) -> None:
     whole = shard * n * (n + 1)
     assert seconds(kind, whole, n, link) <= seconds(kind, whole, n + 1, link) * (1 + 1e-9)
+
+
+# Switches that add up make all_reduce on 8 ranks cheaper than on 4, and devices that have a link
+# to each other device more than one.
+RISING = sorted(set(LINKS) - {"Infinity Fabric 4"})
+
+
+@given(
+    st.sampled_from(["reduce_scatter", "all_gather", "all_to_all", "permute"]),
+    st.integers(2, 128),
+    st.sampled_from(RISING),
+)
+def test_more_ranks_never_start_sooner_nor_send_faster(kind: str, n: int, name: str) -> None:
+    """What lies between may fall: the root does from 4 to 8 ranks of A100, by 3 us at 1 MiB."""
+    much = 2**40 * n * (n + 1)
+    for whole in (0, much):
+        few, many = (seconds(kind, whole, ranks, LINKS[name]) for ranks in (n, n + 1))
+        assert few <= many * (1 + 1e-6)
+
+
+@given(kinds, sizes, st.sampled_from([1, 2, 4, 8]), shards, presets, st.floats(1, 100))
+def test_more_bandwidth_never_costs_more(
+    kind: str, n: int, shared: int, shard: int, link: Link, times: float
+) -> None:
+    """Of the link, and of the one within the nodes."""
+
+    def taken(outer: float, inner: float) -> float:
+        nodes, nvlink = (
+            replace(each, bytes_per_s=rate * each.bytes_per_s)
+            for each, rate in ((link, outer), (LINKS["NVLink 4"], inner))
+        )
+        on = Axis("dp", n * shared, nodes, shared, nvlink if shared > 1 else None)
+        return collective_s(kind, *local_bytes(kind, shard * n * shared, n * shared), on)
+
+    assert taken(times, 1) <= taken(1, 1) * (1 + 1e-9)
+    assert taken(1, times) <= taken(1, 1) * (1 + 1e-9)
+
+
+@given(kinds, st.integers(1, 30), st.sampled_from(["8x8xH100", "4xA100", "2x6xL4", "16x8xB200"]))
+def test_many_sizes_at_once(kind: str, factor: int, cluster: str) -> None:
+    """An array of bytes and shares has the prices of each alone."""
+    (on,) = parse_mesh(str(parse_cluster(cluster).num_devices), parse_cluster(cluster)).axes
+    wholes = np.array([0, 1, 2**10, 2**20, 2**30], np.int64) * factor * on.size
+    shares = np.array([0.1, 0.2, 0.3, 0.5, 1.0])
+    given_ = local_bytes(kind, wholes, on.size)
+    together = collective_s(kind, *given_, on, shares) + np.zeros(len(wholes))
+    alone = [
+        collective_s(kind, int(a), int(b), on, share)
+        for a, b, share in zip(*given_, shares.tolist(), strict=True)
+    ]
+    assert together.tolist() == pytest.approx(alone, rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_members_of_a_message_add_up_to_it(kind: str) -> None:
+    (on,) = parse_mesh("16", parse_cluster("2x8xH100")).axes
+    whole = 25 << 20
+    parts = [whole // 2, whole // 4, whole // 4]
+    taken = [collective_s(kind, *local_bytes(kind, part, 16), on, part / whole) for part in parts]
+    assert sum(taken) == pytest.approx(collective_s(kind, *local_bytes(kind, whole, 16), on))
+
+
+def test_between_measured_ranks_and_beyond() -> None:
+    """Three ranks lie between two and four; sixteen start as much later than eight as eight than
+    four, and send as fast as eight."""
+    link = LINKS["NVLink 5"]
+    starts = [seconds("all_gather", 0, n, link) for n in (2, 3, 4, 8, 16)]
+    assert starts[0] < starts[1] < starts[2]
+    assert starts[4] - starts[3] == pytest.approx(starts[3] - starts[2])
+    rate = [(n - 1) / n * 2**50 / seconds("all_gather", 2**50, n, link) for n in (8, 16)]
+    assert rate == pytest.approx([754e9] * 2, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.cluster.presets import DEVICES
+from autopar.cluster.devices import DEVICES
 from autopar.cost_model.roofline import COMPUTE_CEILING, KNEE, MEMORY_CEILING, op_s
 from autopar.ir.mesh import Device
 

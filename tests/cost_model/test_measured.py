@@ -10,7 +10,7 @@ import torch
 from click.testing import CliRunner
 
 from autopar.cli.main import main
-from autopar.cluster.presets import DEVICES
+from autopar.cluster.devices import DEVICES
 from autopar.cluster.profile import PROFILE_VERSION, LeftOut, Matmul, MemoryCopy, Profile
 from autopar.cost_model import measured
 from autopar.cost_model.cases import cases

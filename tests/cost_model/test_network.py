@@ -52,7 +52,9 @@ def test_times_that_are_none_are_refused() -> None:
     """Of one tensor and of many at once: sums of them would leave 64 bits."""
     described = parse_cluster("8xH100")
     laid, link = parse_mesh("8", described), described.levels[0].link
-    slow = replace(laid, axes=(replace(laid.axes[0], link=replace(link, latency_s=1e300)),))
+    slow = replace(
+        laid, axes=(replace(laid.axes[0], link=replace(link, latency_s=1e300, curves=())),)
+    )
     ends = frozenset(states(TYPES[0], ATOMS, laid.sizes, partial=True))
     longer = TensorType("bfloat16", (16, 128, 512), ((0,), (4,), (2, 3)))
     both = [WantedMove(tensor, ends, bucketed=False) for tensor in (TYPES[0], longer)]

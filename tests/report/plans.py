@@ -11,6 +11,7 @@ from autopar.plans.order import OPTIMIZER, Run
 from autopar.plans.plan import (
     SCHEMA_VERSION,
     ClusterRates,
+    CollectiveRates,
     CollectiveTotal,
     Estimates,
     Held,
@@ -223,7 +224,14 @@ def renamed(plan: Plan, name: str) -> Plan:
             memory_curve=MemoryCurve((1, 2), (1, 1), (1, 2), (3, 4)),
             peak_holders=(Held(name, name, name, 1, 1),),
             stages=(StageTotal(1, 1),),
-            cluster=ClusterRates(name, name, 1, 1, {name: 1}, (LinkRates(name, 1, 1, 1, 1),)),
+            cluster=ClusterRates(
+                name,
+                name,
+                1,
+                1,
+                {name: 1},
+                (LinkRates(name, 1, 1, 1, 1, 1, (CollectiveRates(name, 1, 1, 1, 1),)),),
+            ),
         ),
         provenance=msgspec.structs.replace(
             plan.provenance,

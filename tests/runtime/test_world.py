@@ -65,6 +65,10 @@ def test_a_model_on_the_cpu_goes_to_the_device_of_the_rank(monkeypatch: pytest.M
         ("NVIDIA A100-SXM4-80GB", 85, "A100"),
         ("NVIDIA A100-SXM4-40GB", 42, "A100-40G"),
         ("NVIDIA H200", 150, "H200"),
+        ("NVIDIA H100 PCIe", 85, "H100-PCIe"),
+        ("NVIDIA GH200 480GB", 102, "GH200"),
+        ("NVIDIA RTX 6000 Ada Generation", 51, "RTX6000Ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 102, "RTXPRO6000"),
         ("NVIDIA GeForce RTX 4090", 25, "RTX4090"),
         ("Tesla V100-SXM2-32GB", 34, "V100"),
         ("NVIDIA L4", 24, "L4"),
@@ -78,7 +82,7 @@ def test_devices_are_known_by_name(
 
 
 @pytest.mark.parametrize(
-    "name", ["NVIDIA L40S", "NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3", "AMD Instinct MI300X"]
+    "name", ["NVIDIA A40", "NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3", "AMD Instinct MI300X"]
 )
 def test_an_unknown_device_is_an_error(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     with_gpus(monkeypatch, 1, name, 48)

@@ -178,7 +178,7 @@ def _cluster(name: str, rates: ClusterRates) -> tuple[str, ...]:
     )
     links = tuple(
         f"{link.name} joins {link.size} at {format_bytes_per_s(link.bytes_per_s)}, "
-        f"latency {format_ns(link.latency_ns)}"
+        + ("collectives as measured" if link.measured else f"latency {format_ns(link.latency_ns)}")
         for link in rates.links
     )
     return (name, device, flops, *links, f"figures from {rates.source}")
