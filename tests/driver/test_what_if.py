@@ -32,7 +32,7 @@ from tests.planned import pinned
 
 CLUSTER = parse_cluster("2x4xH100")
 MESH = "2x4"
-TIGHT = 20 << 20
+TIGHT = 15 << 20
 
 
 @cache
