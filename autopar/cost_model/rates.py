@@ -12,8 +12,8 @@ from autopar.ir.graph import Graph, Node, Role, TensorType
 from autopar.ir.mesh import Cluster, Link
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, root_key
+from autopar.plans.cluster_rates import ClusterRates, CollectiveRates, LinkRates
 from autopar.plans.layout import Layout
-from autopar.plans.plan import ClusterRates, CollectiveRates, LinkRates
 from autopar.rules.work import flops, is_contraction
 
 _TOKENS = ("int32", "int64")

@@ -21,6 +21,7 @@ from autopar.ir.choices import ParamChoice
 from autopar.ir.graph import itemsize
 from autopar.ir.mesh import Axis, Mesh
 from autopar.ir.sharding import Sharding
+from autopar.plans.cluster_rates import ClusterRates, Count
 from autopar.plans.display import Shown
 from autopar.plans.order import OPTIMIZER, Item, Run
 from autopar.plans.wire import pack, unpack
@@ -29,9 +30,6 @@ SCHEMA_VERSION = 6
 MAX_TENSOR_BYTES = 2**60
 MAX_ITEMS = 2_000_000
 """Ops and redistributions of a step."""
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-"""A whole number of bytes, nanoseconds or things."""
 
 
 class MeshAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -171,43 +169,6 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     optimizer_ns: Count
     inputs: tuple[tuple[str, str], ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()
-
-
-class CollectiveRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a collective `kind` among `ranks` sides of a link was measured to take: V bytes that
-    cross it take `start_ns`, V at `bytes_per_s`, and `root_ns` times the root of V in MiB."""
-
-    kind: str
-    ranks: Count
-    start_ns: Count
-    bytes_per_s: Count
-    root_ns: Count
-
-
-class LinkRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A level of the cluster as it was priced: how many groups it joins, and how fast. Collectives
-    that are not among the `measured` come to `efficiency_ppm` of `bytes_per_s`, with a latency a
-    step after the start."""
-
-    name: str
-    size: Count
-    bytes_per_s: Count
-    latency_ns: Count
-    start_ns: Count
-    efficiency_ppm: Count
-    measured: tuple[CollectiveRates, ...]
-
-
-class ClusterRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The cluster as it was priced: one of its equal devices, and its levels, the slowest first.
-    `source` says where the figures of the device come from."""
-
-    device: str
-    source: str
-    memory_bytes: Count
-    memory_bytes_per_s: Count
-    flops_per_s: dict[str, Count]
-    links: tuple[LinkRates, ...]
 
 
 class StageTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

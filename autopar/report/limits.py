@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from math import prod
 
 from autopar.ir.units import format_bytes_of, format_ns, format_percent
-from autopar.plans.plan import LinkRates, Plan
+from autopar.plans.cluster_rates import LinkRates
+from autopar.plans.plan import Plan
 
 SHORT = 0.9
 """Memory is short where the peak takes this share of the limit: activations and shards come in

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.ir.units import format_bytes, format_bytes_per_s, format_ns, format_percent
-from autopar.plans.plan import ClusterRates, Plan
+from autopar.plans.cluster_rates import ClusterRates
+from autopar.plans.plan import Plan
 from autopar.report.changes import Change, Topic, single
 
 TOLERANCE_PERCENT = 1

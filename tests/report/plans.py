@@ -7,15 +7,13 @@ from typing import get_type_hints
 import msgspec
 from hypothesis import strategies as st
 
+from autopar.plans.cluster_rates import ClusterRates, CollectiveRates, LinkRates
 from autopar.plans.order import OPTIMIZER, Run
 from autopar.plans.plan import (
     SCHEMA_VERSION,
-    ClusterRates,
-    CollectiveRates,
     CollectiveTotal,
     Estimates,
     Held,
-    LinkRates,
     Margin,
     Memory,
     MemoryCurve,

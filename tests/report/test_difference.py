@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.errors import AutoparError
+from autopar.plans.cluster_rates import ClusterRates, LinkRates
 from autopar.plans.plan import (
-    ClusterRates,
-    LinkRates,
     MeshAxis,
     Param,
     Plan,

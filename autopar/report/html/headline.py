@@ -12,7 +12,8 @@ from autopar.ir.units import (
     format_percent,
     format_share,
 )
-from autopar.plans.plan import ClusterRates, Plan
+from autopar.plans.cluster_rates import ClusterRates
+from autopar.plans.plan import Plan
 from autopar.report.limits import find_limits, margin_text
 from autopar.report.summary import summarize
 
