@@ -32,7 +32,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from autopar.cluster.presets import DEVICES
+from autopar.cluster.devices import DEVICES
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "published.csv"
 

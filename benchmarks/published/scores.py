@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from autopar.cluster.presets import DEVICES
+from autopar.cluster.devices import DEVICES
 from benchmarks.published.runs import Run
 
 Item = TypeVar("Item")
