@@ -7,9 +7,9 @@ feasible and what it costs is `evaluate`'s word alone. Deterministic: fixed orde
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 
+import networkx as nx
 import numpy as np
 import numpy.typing as npt
 
@@ -66,14 +66,12 @@ class Descent:
             range(len(choice)), key=lambda i: (-int(np.ptp(self.problem.costs[i])), i)
         )
         self._prices.forget()
+        graph = nx.Graph(dict(enumerate(self._prices.neighbours)))
         for first in by_spread:
-            queue = deque([first])
-            while queue:
-                node = queue.popleft()
-                if choice[node] == _UNDECIDED:
+            if choice[first] == _UNDECIDED:
+                for node in (first, *(found for _, found in nx.bfs_edges(graph, first))):
                     choice[node] = int(np.argmin(self._prices(node, choice)))
                     self._prices.moved(node)
-                    queue.extend(self._prices.neighbours[node])
         return tuple(choice)
 
     def _make_fit(self, choice: list[int]) -> bool:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from math import prod
 
+from networkx.utils import UnionFind
+
 from autopar.ir.graph import Atom, Factor, FactorType, Graph, Node, Ref, Role, Slot, TensorType
 from autopar.rules.notation import Rule
 from autopar.tracer.names import atom_names
@@ -23,29 +25,21 @@ class Cells:
 
     def __init__(self) -> None:
         self.sizes: list[int] = []
-        self._parent: list[int] = []
+        self._joined: UnionFind[int] = UnionFind()
         self._halves: list[tuple[int, int] | None] = []
 
     def make(self, size: int) -> int:
         """A new cell."""
         self.sizes.append(size)
-        self._parent.append(len(self._parent))
         self._halves.append(None)
-        return len(self._parent) - 1
-
-    def root(self, cell: int) -> int:
-        parent = self._parent
-        while parent[cell] != cell:
-            parent[cell] = parent[parent[cell]]
-            cell = parent[cell]
-        return cell
+        return len(self.sizes) - 1
 
     def leaves(self, cells: Iterable[int]) -> list[int]:
         """The cells that `cells` are made of, outermost first; those of size 1 left out."""
         found: list[int] = []
         pending = list(cells)[::-1]
         while pending:
-            cell = self.root(pending.pop())
+            cell = self._joined[pending.pop()]
             halves = self._halves[cell]
             if halves is not None:
                 pending += halves[::-1]
@@ -65,14 +59,14 @@ class Cells:
         b.reverse()
         while a and b:
             x, y = a.pop(), b.pop()
-            if self._halves[x] is not None or self._parent[x] != x:
+            if self._halves[x] is not None or self._joined[x] != x:
                 a += self.leaves([x])[::-1]
                 b.append(y)
-            elif self._halves[y] is not None or self._parent[y] != y:
+            elif self._halves[y] is not None or self._joined[y] != y:
                 b += self.leaves([y])[::-1]
                 a.append(x)
             elif self.sizes[x] == self.sizes[y]:
-                self._join(x, y)
+                self._joined.union(x, y)
             else:
                 small, large = sorted((self.sizes[x], self.sizes[y]))
                 if large % small:
@@ -81,10 +75,6 @@ class Cells:
                 a.append(x)
                 b.append(y)
         return not a and not b
-
-    def _join(self, x: int, y: int) -> None:
-        first, second = sorted((x, y))
-        self._parent[second] = first
 
     def _split(self, cell: int, outer: int) -> None:
         self._halves[cell] = (self.make(outer), self.make(self.sizes[cell] // outer))

@@ -27,6 +27,8 @@ from tests.planned import on_h100, plan_for
 from tests.sent import Sent, backward_inputs, observed, received
 
 BATCH, HEADS, GROUPS, SEQ, HEAD_DIM = 2, 8, 4, 24, 6
+ROWS = 4
+"""Of a picture, whose positions are a sequence."""
 N = 4
 Q = 8 * BATCH * HEADS * SEQ * HEAD_DIM
 KV = 2 * 8 * BATCH * GROUPS * SEQ * HEAD_DIM
@@ -40,13 +42,15 @@ class Attention(nn.Module):
         generator = torch.Generator().manual_seed(0)
         for name, heads, length in (("q", HEADS, SEQ), ("k", GROUPS, keys), ("v", GROUPS, keys)):
             shape = BATCH, length, heads, HEAD_DIM
-            value = torch.randn(shape, generator=generator, dtype=torch.float64)
-            self.register_parameter(name, nn.Parameter(value.transpose(1, 2)))
+            value = torch.randn(shape, generator=generator, dtype=torch.float64).transpose(1, 2)
+            if kind == "grid":
+                value = value.unflatten(2, (ROWS, -1))
+            self.register_parameter(name, nn.Parameter(value))
         self.kind = kind
 
     def forward(self, mask: Tensor | None = None) -> Tensor:
         out = nn.functional.scaled_dot_product_attention(
-            2 * self.q, 2 * self.k, 2 * self.v, attn_mask=mask,
+            *(2 * x.flatten(2, -2) for x in (self.q, self.k, self.v)), attn_mask=mask,
             dropout_p=0.3 if self.kind == "dropout" else 0.0,
             is_causal=self.kind in ("causal", "dropout"), enable_gqa=True,
         )  # fmt: skip
@@ -136,6 +140,9 @@ def test_a_form_sends_and_keeps_what_its_formulas_say(name: str, kind: str) -> N
         ("causal", "2x2", "s,s", 2 * SEQ),
         ("full", "4", "ring", SEQ // 2),
         ("full", "4", "ring", 2 * SEQ),
+        ("grid", "2", "ring", SEQ),
+        ("grid", "2", "ring.1", SEQ),
+        ("grid", "2x2", "ring.1,s.0", 2 * SEQ),
     ],
 )
 def test_forms_together_and_with_other_keys_than_queries(
