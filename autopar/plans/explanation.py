@@ -53,8 +53,3 @@ class Benefit:
     estimate_ns: int | None
     step_ns: int
     bound_ns: int
-
-    @property
-    def gain_ns(self) -> int:
-        """By how much the step is shorter."""
-        return self.before_ns - self.step_ns

@@ -144,12 +144,6 @@ class Layout:
             self._held[known] = local_bytes(tensor, self.graph.atoms, state, self.mesh.sizes)
         return self._held[known]
 
-    def ends(self, group: Group) -> tuple[Sharding, ...]:
-        """Every state the group's tensor has to reach: what is asked for, and what is kept."""
-        if group.crosses and group.phase is Phase.FORWARD:
-            return (*self.asked(group), self.kept(group.root))
-        return self.asked(group)
-
 
 def parse_layout(graph: Graph, structure: Structure) -> Layout:
     """The decisions of `structure` for `graph`. ValueError on text that says none."""

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, listed
 from autopar.ir.units import format_bytes, format_ns, format_share
 from autopar.report.bill import MEMORY, OWN_WORDS, TIME, Figure, change_text, value_text
 from autopar.report.changes import Cause, Change, Topic
@@ -145,12 +145,7 @@ def _moved(difference: Difference) -> tuple[str, ...]:
         if figure.whole is not None
         and 100 * abs((figure.after or 0) - (figure.before or 0)) > TOLERANCE_PERCENT * figure.whole
     )
-    return (f"estimates moved ({_list(list(names))})",) if names else ()
-
-
-def _list(names: Sequence[str]) -> str:
-    rest = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+    return (f"estimates moved ({listed(names, _SHOWN)})",) if names else ()
 
 
 def _grown(difference: Difference, bounds: Bounds) -> tuple[str, ...]:

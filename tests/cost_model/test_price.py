@@ -132,7 +132,7 @@ def test_a_plan_that_misses_a_decision_or_a_route_is_refused() -> None:
         account(request, without_op)
     assert structure.routes
     without_route = replace_struct(structure, routes={})
-    with pytest.raises(PlanMismatchError, match="never reaches"):
+    with pytest.raises(PlanMismatchError, match="never leads from"):
         account(request, without_route)
 
 

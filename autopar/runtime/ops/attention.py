@@ -226,17 +226,17 @@ def like_by_position(x: Tensor, last: int) -> Tensor:
 
 
 @sdpa.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor]:
+def empty_results(q: Tensor, _k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    """Room for (attention, lse)."""
     dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
     return like_by_position(q, v.shape[-1]), q.new_empty(q.shape[:-1], dtype=dtype)
 
 
 @sdpa_backward.register_fake
-def _(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_rest: Any
+def empty_gradients(
+    _grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the gradients of queries, keys and values."""
     return tuple(like_by_position(x, x.shape[-1]) for x in (q, k, v))  # pyright: ignore[reportReturnType]
 
 

@@ -12,7 +12,6 @@ nothing.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,8 @@ from torch import Tensor
 from autopar.runtime.ops.attention import (
     backward_formulas,
     by_position,
+    empty_gradients,
+    empty_results,
     forward_formulas,
     like_by_position,
     sdpa,
@@ -48,7 +49,7 @@ def sdpa_piece(
     past = first_query - first_key
     seen = min(k.shape[_KEYS], past + q.shape[_KEYS])
     if seen <= 0:
-        out, lse = _empty(q, v)
+        out, lse = empty_results(q, k, v)
         return out.zero_(), lse.fill_(-math.inf)
     k, v = k[:, :, :seen], v[:, :, :seen]
     if mask is not None or past < 0:
@@ -128,18 +129,5 @@ def _padded(grad: Tensor, length: int) -> Tensor:
     return by_position(torch.nn.functional.pad(grad, (0, 0, 0, missing)) if missing else grad)
 
 
-def _empty(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    dtype = torch.float64 if q.dtype == torch.float64 else torch.float32
-    return like_by_position(q, v.shape[-1]), q.new_empty(q.shape[:-1], dtype=dtype)
-
-
-@sdpa_piece.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *_rest: Any) -> tuple[Tensor, Tensor]:
-    return _empty(q, v)
-
-
-@sdpa_piece_backward.register_fake
-def _(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return tuple(like_by_position(x, x.shape[-1]) for x in (q, k, v))  # pyright: ignore[reportReturnType]
+sdpa_piece.register_fake(empty_results)
+sdpa_piece_backward.register_fake(empty_gradients)

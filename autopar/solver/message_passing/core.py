@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -79,7 +78,6 @@ def lay_out(problem: Problem, contracted: Contracted) -> Core:
     near_first, near_split, near_edge = _near(len(nodes), source, target)
     sizes = np.stack([counts[source], counts[target]], axis=1).ravel()
     places = np.concatenate([[0], np.cumsum(sizes)])[:-1].reshape(-1, 2).astype(np.int64)
-    items = _items(problem, contracted, place)
     return Core(
         first=first,
         cost=cost,
@@ -93,13 +91,7 @@ def lay_out(problem: Problem, contracted: Contracted) -> Core:
         near_edge=near_edge,
         source_message=np.ascontiguousarray(places[:, 0]),
         target_message=np.ascontiguousarray(places[:, 1]),
-        item_node=items.node,
-        node_item=np.searchsorted(items.node, np.arange(len(nodes) + 1)).astype(np.int64),
-        item_start=items.start,
-        item_stop=items.stop,
-        item_first=items.first,
-        item_usage=items.usage,
-        base=items.base,
+        **_items(problem, contracted, place),
         limit=problem.usage_limit if problem.usage_limit is not None else 0,
         fixed_cost=contracted.fixed_cost,
         too_much=too_much,
@@ -116,17 +108,8 @@ def _near(count: int, source: IntArray, target: IntArray) -> tuple[IntArray, Int
     return first.astype(np.int64), split.astype(np.int64), edges[order].astype(np.int64)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Items:
-    node: IntArray
-    start: IntArray
-    stop: IntArray
-    first: IntArray
-    usage: IntArray
-    base: IntArray
-
-
-def _items(problem: Problem, contracted: Contracted, place: dict[int, int]) -> _Items:
+def _items(problem: Problem, contracted: Contracted, place: dict[int, int]) -> dict[str, IntArray]:
+    """The fields of a `Core` that say what is held when."""
     times = maximal_times(problem)
     span = np.searchsorted(times, np.array(problem.intervals, dtype=np.int64).reshape(-1, 2))
     led = contracted.led()
@@ -148,11 +131,12 @@ def _items(problem: Problem, contracted: Contracted, place: dict[int, int]) -> _
     node, start, stop = np.array(keys, dtype=np.int64).reshape(-1, 3).T
     usages = [merged[key] for key in keys]
     first = np.concatenate([[0], np.cumsum([len(u) for u in usages])])[:-1]
-    return _Items(
-        node=np.ascontiguousarray(node),
-        start=np.ascontiguousarray(start),
-        stop=np.ascontiguousarray(stop),
-        first=first.astype(np.int64),
-        usage=np.concatenate([np.empty(0, dtype=np.int64), *usages]),
-        base=np.cumsum(base)[:-1],
-    )
+    return {
+        "item_node": np.ascontiguousarray(node),
+        "node_item": np.searchsorted(node, np.arange(len(place) + 1)).astype(np.int64),
+        "item_start": np.ascontiguousarray(start),
+        "item_stop": np.ascontiguousarray(stop),
+        "item_first": first.astype(np.int64),
+        "item_usage": np.concatenate([np.empty(0, dtype=np.int64), *usages]),
+        "base": np.cumsum(base)[:-1],
+    }
