@@ -9,7 +9,9 @@ import msgspec
 import torch
 
 import autopar
+from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
+from autopar.cost_model.collectives import collective_s
 from autopar.ir.mesh import Cluster
 from autopar.plans.plan import Estimates
 from benchmarks.published.decoder import Decoder
@@ -25,46 +27,79 @@ STORED_PER_PLANNED = 2
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of a run's step: tokens per second and device, where the time goes, and memory per device."""
+    """Of a run's step: tokens per second and device, where the time goes, and memory per device,
+    `peak_bytes` of `memory_bytes` (None of a run that recomputes, whose plan does not)."""
 
     tokens_s_gpu: float
     step_s: float
     compute_s: float
     exposed_communication_s: float
     optimizer_s: float
-    peak_bytes: int
+    peak_bytes: int | None
     memory_bytes: int
 
 
 def predict(run: Run) -> Prediction:
     """The prediction for a run that `runs.reasons` has nothing against.
 
-    Every microbatch gathers parameters and scatters gradients as the step of the plan does; the
-    optimizer, whose time is that of its memory traffic, steps once, on float32. What adding
-    gradients up in their shards takes is not counted.
+    Every microbatch gathers parameters and scatters gradients as the step of the plan does, or
+    none where gradients are reduced once, of which nothing is hidden. What is recomputed takes as
+    long as it took, and is sent again over the axis of tensor parallelism. The optimizer, whose
+    time is that of its memory traffic, steps once, on float32. What adding up gradients takes is
+    not counted.
     """
     found, times = _estimates(_what_is_planned(run)), run.microbatches
+    again = _again(found) if run.recomputes else (0, 0)
+    compute_ns = times * (found.compute_ns + again[0])
+    exposed_ns = times * (found.exposed_communication_ns + again[1]) + _reduction_ns(run, found)
     optimizer_ns = STORED_PER_PLANNED * found.optimizer_ns
-    step_s = (times * (found.step_ns - found.optimizer_ns) + optimizer_ns) / 1e9
+    step_s = (compute_ns + exposed_ns + optimizer_ns) / 1e9
+    tokens = times * run.microbatch * run.dp * run.sequence
     held = found.memory
     stored_bytes = held.params + held.gradients + held.optimizer
-    tokens = times * run.microbatch * run.dp * run.sequence
+    peak_bytes = held.total + (STORED_PER_PLANNED - 1) * stored_bytes
     return Prediction(
         tokens_s_gpu=tokens / step_s / run.gpus,
         step_s=step_s,
-        compute_s=times * found.compute_ns / 1e9,
-        exposed_communication_s=times * found.exposed_communication_ns / 1e9,
+        compute_s=compute_ns / 1e9,
+        exposed_communication_s=exposed_ns / 1e9,
         optimizer_s=optimizer_ns / 1e9,
-        peak_bytes=held.total + (STORED_PER_PLANNED - 1) * stored_bytes,
+        peak_bytes=None if run.recomputes else peak_bytes,
         memory_bytes=found.cluster.memory_bytes,
     )
 
 
+def _again(found: Estimates) -> tuple[int, int]:
+    """Nanoseconds of compute and of communication in the forward of all blocks. Parameters are not
+    gathered again: those that backward gathers serve."""
+    forward = [
+        key
+        for key, op in found.ops.items()
+        if op.phase == "forward" and op.module.startswith("blocks.")
+    ]
+    sent = [each for key in forward for each in found.sends.get(key, ()) if each.axis == "tp"]
+    compute_ns = sum(found.ops[key].compute_ns for key in forward)
+    return compute_ns, sum(each.time_ns for each in sent if each.phase == "forward")
+
+
+def _reduction_ns(run: Run, found: Estimates) -> int:
+    """Of all gradients of a rank, in the dtype of the plan."""
+    if not run.reduces_once:
+        return 0
+    axis = parse_mesh(arrangement(run).mesh, cluster_of(run))[0]
+    num_bytes = found.memory.gradients
+    return round(collective_s("all_reduce", num_bytes, num_bytes, axis) * 1e9)
+
+
 def _what_is_planned(run: Run) -> Run:
-    """The run without what its plan does not depend on, so that equal ones are planned once."""
+    """The run without what its plan does not depend on, so that equal ones are planned once: a
+    microbatch, on the ranks that share one where gradients are reduced elsewhere."""
+    if run.reduces_once:
+        inner = min(run.tp, run.gpus_per_node)
+        run = msgspec.structs.replace(run, dp=1, gpus=run.tp, gpus_per_node=inner)
     return msgspec.structs.replace(
         run, name="", source="", tokens_s_gpu=0.0, step_s=None, peak_gib=None,
-        accumulation=1, global_batch=run.dp * run.microbatch, compiled="",
+        accumulation=1, global_batch=run.dp * run.microbatch, compiled="", recompute="none",
     )  # fmt: skip
 
 
@@ -91,7 +126,7 @@ def cluster_of(run: Run) -> Cluster:
     sizes = f"{nodes}x{run.gpus_per_node}" if nodes > 1 else f"{run.gpus}"
     found = parse_cluster(f"{sizes}x{run.preset}")
     rate = run.network_bytes_per_s
-    if rate is None or nodes == 1:
+    if rate is None or nodes <= 1:
         return found
     network, *inner = found.levels
     link = replace(network.link, bytes_per_s=rate, source=f"{run.network}, as published")

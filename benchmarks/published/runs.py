@@ -1,22 +1,23 @@
 """The published runs: their facts, which of them can be expressed, and how each was arranged.
 
 `benchmarks/data/published.csv` has a row per run: the model's sizes, the devices, the degrees of
-parallelism, the batch, what was measured, and the source. A blank cell is not stated there.
+parallelism, the batch, what was measured, and the source. `vtrain.csv` beside it has many
+arrangements of each of 77 workloads. A blank cell is not stated by the source.
 
 Left out, by rule, is a run with
 
 - pipeline stages, context parallelism or float8, which no plan has yet;
-- activations recomputed in backward, in part or whole, which no plan has yet, or a source that does
-  not say whether they were (long runs that do not say so hardly fit without);
+- a part of its activations recomputed in backward, or a source that does not say whether they were
+  (large runs that do not say so hardly fit without);
 - devices that no preset describes, or sizes of the model that the source does not state;
-- gradients reduced once for several microbatches: part of that one reduction is hidden behind the
-  last microbatch, and a plan of one microbatch does not tell how much.
+- a kind of data parallelism that is not among `SCHEMES`.
 
 How a run is read: `microbatch` sequences on each rank of the data-parallel group, `accumulation`
 times before the optimizer steps (where it is not stated, as often as the global batch asks for).
 FSDP gathers parameters and scatters gradients in every microbatch. HSDP shards within a node and
-replicates across nodes. A network of so many Gbps per node is shared evenly by its devices; where
-none is stated it is the preset's.
+replicates across nodes. DDP reduces gradients once, after the last microbatch. A network of so many
+Gbps per node is shared evenly by its devices; where none is stated it is the preset's. Full
+recompute does the forward of each block once more.
 
 A third of the runs is kept apart: those whose source and model have a digest divisible by three.
 """
@@ -34,9 +35,11 @@ import msgspec
 
 from autopar.cluster.devices import DEVICES
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "published.csv"
+DATA = Path(__file__).resolve().parents[1] / "data"
+FILES = (DATA / "published.csv", DATA / "vtrain.csv")
 
 PRESETS: Mapping[str, str] = {
+    "A100": "A100",
     "A100-40GB": "A100-40G",
     "A100-80GB": "A100",
     "DGX-B200": "B200",
@@ -58,13 +61,11 @@ UNGATED = ("MPT", "GPT", "Megatron-GPT")
 
 class Scheme(NamedTuple):
     """How parameters lie on the axis of data parallelism: as they are stored, and as they are kept
-    from forward to backward, in the words of pins. `within_node`: on the ranks of a node alone.
-    `once`: gradients are reduced once in a step, however many microbatches it has."""
+    from forward to backward, in the words of pins. `within_node`: on the ranks of a node alone."""
 
     stored: str
     kept: str
     within_node: bool = False
-    once: bool = False
 
 
 _FULL = Scheme("S", "S")
@@ -76,9 +77,8 @@ SCHEMES: Mapping[str, Scheme] = {
     "SimpleFSDP (graph)": _FULL,
     "FSDP1 SHARD_GRAD_OP": Scheme("S", "R"),
     "HSDP": Scheme("S", "S", within_node=True),
-    "Megatron DDP + distributed optimizer": Scheme("S", "R", once=True),
-    "DDP": Scheme("R", "R", once=True),
-    "none": Scheme("R", "R", once=True),
+    "DDP": Scheme("R", "R"),
+    "none": Scheme("R", "R"),
 }
 """The kinds of data parallelism that are expressed, as the table names them."""
 
@@ -123,6 +123,24 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.accumulation or self.global_batch // (self.dp * self.microbatch)
 
     @property
+    def recomputes(self) -> bool:
+        """Whether backward does the forward of every block once more."""
+        return self.recompute == "full"
+
+    @property
+    def reduces_once(self) -> bool:
+        """Whether gradients are reduced after the last microbatch alone."""
+        return SCHEMES[self.data_parallel].stored == "R" and self.dp > 1
+
+    @property
+    def workload(self) -> tuple[str, int, int, int] | None:
+        """Of vTrain's runs what they share that are told apart by their arrangement alone: model,
+        devices, global batch, sequence. None for others."""
+        if not self.source.startswith("VIA-Research/vTrain"):
+            return None
+        return self.model, self.gpus, self.global_batch, self.sequence
+
+    @property
     def gated(self) -> bool:
         """Whether the block is Llama's, not GPT's."""
         return self.model.startswith(GATED)
@@ -142,13 +160,14 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def flops_per_token(self) -> float:
         """Of forward and backward: six per weight of a product, and 12 x layers x hidden x sequence
-        of attention, as if nothing were masked (arXiv 2204.02311, appendix B). ValueError if sizes
-        are not stated."""
+        of attention, as if nothing were masked (arXiv 2204.02311, appendix B); what is recomputed
+        counts once more. ValueError if sizes are not stated."""
         kv = 2 * self.kv_heads * (self.hidden // self.heads)
         matrices = 3 if self.gated else 2
-        block = self.hidden * (2 * self.hidden + kv + matrices * self.stated("ffn"))
-        weights = self.layers * block + self.stated("vocab") * self.hidden
-        return 6.0 * weights + 12.0 * self.layers * self.hidden * self.sequence
+        weights = self.hidden * (2 * self.hidden + kv + matrices * self.stated("ffn"))
+        blocks = self.layers * (2.0 * weights + 4.0 * self.hidden * self.sequence)
+        head = 2.0 * self.stated("vocab") * self.hidden
+        return (4 if self.recomputes else 3) * blocks + 3 * head
 
     def stated(self, size: Literal["ffn", "vocab"]) -> int:
         """A size that some sources leave out. ValueError if this one does."""
@@ -164,7 +183,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return int.from_bytes(blake2b(key, digest_size=4).digest()) % 3 == 0
 
 
-def read(path: Path = DATA) -> tuple[Run, ...]:
+def read(path: Path) -> tuple[Run, ...]:
     """The runs in a file. `msgspec.ValidationError` if a row lacks a figure or has one too many."""
     with path.open(newline="", encoding="utf-8") as file:
         given = [{k: v for k, v in row.items() if v} for row in csv.DictReader(file)]
@@ -173,18 +192,15 @@ def read(path: Path = DATA) -> tuple[Run, ...]:
 
 def reasons(run: Run) -> tuple[str, ...]:
     """Why a run is left out; nothing if it can be expressed."""
-    scheme = SCHEMES.get(run.data_parallel)
-    reduces_once = scheme is not None and scheme.once and run.dp > 1
     asked = {
         "pipeline stages": run.pp > 1,
         "context parallelism": run.cp > 1,
         "float8": run.float8 != "no",
-        "recompute": run.recompute not in ("", "none"),
+        "a part is recomputed": run.recompute not in ("", "none", "full"),
         "recompute is not stated": not run.recompute,
         f"no preset for {run.gpu}": run.preset is None,
         "sizes of the model are not stated": run.ffn is None or run.vocab is None,
-        f"no scheme for {run.data_parallel}": scheme is None,
-        "gradients reduced once for several microbatches": reduces_once and run.microbatches > 1,
+        f"no scheme for {run.data_parallel}": run.data_parallel not in SCHEMES,
         f"no model like {run.model}": not run.model.startswith((*GATED, *UNGATED)),
     }
     return tuple(reason for reason, holds in asked.items() if holds)
