@@ -6,7 +6,8 @@
     python -m benchmarks.published --picture docs/images/published.svg
 
 `runs` says which runs can be expressed, and how they are read. Beside autopar stands a rival that
-gives every run on a device the same share of its peak FLOP/s, fitted on all runs but that one.
+gives every run on a device the same FLOP/s, fitted on all runs but that one; where there are many
+arrangements of one workload, another that picks by rule of thumb. The picture is without those.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.progress import track
 from benchmarks.published.picture import scatter
 from benchmarks.published.predict import predict
 from benchmarks.published.report import Judged, report
-from benchmarks.published.runs import Run, read, reasons
+from benchmarks.published.runs import FILES, Run, read, reasons
 from benchmarks.published.scores import constant_utilisation
 
 
@@ -39,7 +40,7 @@ def chosen(runs: tuple[Run, ...], count: int | None, only: str) -> list[Run]:
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 @click.option("--picture", type=click.Path(path_type=Path), help="Write the scatter plot, as SVG.")
 def main(rows: int | None, only: str, as_markdown: bool, picture: Path | None) -> None:
-    runs = read()
+    runs = tuple(run for path in FILES for run in read(path))
     found = chosen(runs, rows, only)
     if not found:
         raise click.ClickException(f"no run that can be expressed has {only!r} in name or source")
@@ -53,7 +54,8 @@ def main(rows: int | None, only: str, as_markdown: bool, picture: Path | None) -
     ]
     report(judged, runs, as_markdown=as_markdown)
     if picture is not None:
-        picture.write_text(scatter(judged), encoding="utf-8")
+        shown = [each for each in judged if each.run.workload is None]
+        picture.write_text(scatter(shown), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from autopar.report.html.svg import element, picture, text
 from benchmarks.published.report import Judged
 
 SIZE, LEFT, TOP, BOTTOM = 520.0, 64.0, 34.0, 52.0
-COLOURS = {"A100-40G": "#b26a00", "A100": "#00796b", "H100": "#3949ab"}
+COLOURS = {"A100-40G": "#b26a00", "A100": "#00796b", "H100": "#3949ab", "H200": "#8e24aa"}
 OTHER = "#757575"
 GREY, DARK = "#9e9e9e", "#424242"
 STYLE = "text{font:12px system-ui,sans-serif;fill:#424242}"

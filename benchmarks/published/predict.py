@@ -72,14 +72,12 @@ def predict(run: Run) -> Prediction:
 def _again(found: Estimates) -> tuple[int, int]:
     """Nanoseconds of compute and of communication in the forward of all blocks. Parameters are not
     gathered again: those that backward gathers serve."""
-    forward = [
-        key
-        for key, op in found.ops.items()
-        if op.phase == "forward" and op.module.startswith("blocks.")
-    ]
-    sent = [each for key in forward for each in found.sends.get(key, ()) if each.axis == "tp"]
-    compute_ns = sum(found.ops[key].compute_ns for key in forward)
-    return compute_ns, sum(each.time_ns for each in sent if each.phase == "forward")
+    computed = [op for op in found.ops.values() if op.module.startswith("blocks.")]
+    sent = [each for key, sent in found.sends.items() if key.startswith("blocks.") for each in sent]
+    return (
+        sum(op.compute_ns for op in computed if op.phase == "forward"),
+        sum(each.time_ns for each in sent if (each.axis, each.phase) == ("tp", "forward")),
+    )
 
 
 def _reduction_ns(run: Run, found: Estimates) -> int:

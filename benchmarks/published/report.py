@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.published.predict import Prediction
 from benchmarks.published.runs import Run, reasons
-from benchmarks.published.scores import errors, grouped, spearman
+from benchmarks.published.scores import errors, grouped, regret, rule_of_thumb, spearman
 from benchmarks.tables import markdown, show
 
 
@@ -26,15 +26,23 @@ class Judged(NamedTuple):
 
 LONG = 8192
 """From so many tokens on a sequence is long: attention is a good part of the step."""
+
+
+def _plain(run: Run) -> bool:
+    return run.workload is None and not run.recomputes
+
+
 GROUPS: tuple[tuple[str, Callable[[Run], bool]], ...] = (
-    ("all", lambda run: True),
-    ("A100-40G", lambda run: run.preset == "A100-40G"),
-    ("A100", lambda run: run.preset == "A100"),
-    ("H100", lambda run: run.preset == "H100"),
-    (f"sequences below {LONG:,}", lambda run: run.sequence < LONG),
-    (f"sequences from {LONG:,} on", lambda run: run.sequence >= LONG),
-    ("one node", lambda run: run.gpus <= run.gpus_per_node),
-    ("several nodes", lambda run: run.gpus > run.gpus_per_node),
+    ("no recompute", _plain),
+    ("of them A100-40G", lambda run: _plain(run) and run.preset == "A100-40G"),
+    ("of them A100", lambda run: _plain(run) and run.preset == "A100"),
+    ("of them H100", lambda run: _plain(run) and run.preset == "H100"),
+    (f"of them sequences below {LONG:,}", lambda run: _plain(run) and run.sequence < LONG),
+    (f"of them sequences from {LONG:,} on", lambda run: _plain(run) and run.sequence >= LONG),
+    ("of them one node", lambda run: _plain(run) and run.gpus <= run.gpus_per_node),
+    ("of them several nodes", lambda run: _plain(run) and run.gpus > run.gpus_per_node),
+    ("full recompute", lambda run: run.workload is None and run.recomputes),
+    ("vTrain, full recompute", lambda run: run.workload is not None),
 )
 MIN_RANKED = 4
 """Ranks of fewer runs say little."""
@@ -63,6 +71,11 @@ def report(judged: Sequence[Judged], runs: Sequence[Run], *, as_markdown: bool) 
             rank_rows(judged),
         ),
         (
+            "Arrangements of a workload: how much slower the one picked is than the best measured",
+            ("picked by", "workloads", "the best", "mean", "worst", "Spearman, median"),
+            choice_rows(judged),
+        ),
+        (
             "Left out: runs by reason, and those that have no other reason",
             ("reason", "runs", "alone"),
             reason_rows(runs),
@@ -72,11 +85,12 @@ def report(judged: Sequence[Judged], runs: Sequence[Run], *, as_markdown: bool) 
             click.echo(f"{title}\n\n{markdown(header, rows)}\n")
         else:
             show(title, header, rows, 160)
-    full = [each for each in judged if each.predicted.peak_bytes > each.predicted.memory_bytes]
+    known = [(p.peak_bytes, p.memory_bytes) for _, p, _ in judged if p.peak_bytes is not None]
     expressed = sum(not reasons(run) for run in runs)
     click.echo(
-        f"{expressed} of {len(runs)} runs can be expressed, {len(judged)} are shown; all of them "
-        f"ran, and by autopar's count {len(full)} do not fit"
+        f"{expressed} of {len(runs)} runs can be expressed, {len(judged)} are shown. All ran; of "
+        f"{len(known)} whose memory is predicted, {sum(peak > limit for peak, limit in known)} do "
+        "not fit by autopar's count"
     )
 
 
@@ -94,7 +108,7 @@ def run_rows(judged: Sequence[Judged]) -> Rows:
             f"{predicted.tokens_s_gpu / run.tokens_s_gpu:.2f}",
             "" if rival is None else f"{rival / run.tokens_s_gpu:.2f}",
             *(f"{part / predicted.step_s:.0%}" for part in parts),
-            f"{predicted.peak_bytes / 2**30:.1f}",
+            "" if predicted.peak_bytes is None else f"{predicted.peak_bytes / 2**30:.1f}",
             f"{predicted.memory_bytes / 2**30:.1f}",
             "" if run.peak_gib is None else f"{run.peak_gib:.1f}",
         ])  # fmt: skip
@@ -128,13 +142,39 @@ def _spread(pairs: Sequence[tuple[float, float]]) -> list[str]:
 def rank_rows(judged: Sequence[Judged]) -> Rows:
     """A line per model and kind of device with `MIN_RANKED` runs or more."""
     found: Rows = []
-    for (model, preset), members in grouped(judged, lambda e: (e.run.model, e.run.preset)).items():
+    plain = [each for each in judged if _plain(each.run)]
+    for (model, preset), members in grouped(plain, lambda e: (e.run.model, e.run.preset)).items():
         if len(members) < MIN_RANKED or any(e.rival is None for e in members):
             continue
         measured = [e.run.tokens_s_gpu for e in members]
         own = spearman([e.predicted.tokens_s_gpu for e in members], measured)
         rival = spearman([e.rival for e in members if e.rival is not None], measured)
         found.append([f"{model}, {preset}", str(len(members)), f"{own:.2f}", f"{rival:.2f}"])
+    return found
+
+
+def choice_rows(judged: Sequence[Judged]) -> Rows:
+    """A line for autopar, and one for the rule of thumb, of the workloads given and of those kept
+    apart; of each only arrangements that can be expressed, `MIN_RANKED` or more."""
+    found: Rows = []
+    workloads = grouped([e for e in judged if e.run.workload is not None], lambda e: e.run.workload)
+    large = [members for members in workloads.values() if len(members) >= MIN_RANKED]
+    for apart in (False, True):
+        shown = [members for members in large if members[0].run.kept_apart is apart]
+        if not shown:
+            continue
+        measured = [[e.run.tokens_s_gpu for e in members] for members in shown]
+        own = [[e.predicted.tokens_s_gpu for e in members] for members in shown]
+        thumb = [rule_of_thumb([e.run for e in members]) for members in shown]
+        where = "kept apart" if apart else "given"
+        for name, speeds in ((f"autopar, {where}", own), (f"rule of thumb, {where}", thumb)):
+            lost = [regret(*pair) for pair in zip(speeds, measured, strict=True)]
+            ranks = [spearman(*pair) for pair in zip(speeds, measured, strict=True)]
+            best = sum(each == 0 for each in lost)
+            found.append([
+                name, str(len(shown)), f"{best / len(lost):.0%}", f"{np.mean(lost):.1%}",
+                f"{max(lost):.1%}", f"{np.nanmedian(ranks):.2f}",
+            ])  # fmt: skip
     return found
 
 

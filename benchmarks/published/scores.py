@@ -7,7 +7,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from autopar.cluster.devices import DEVICES
 from benchmarks.published.runs import Run
 
 Item = TypeVar("Item")
@@ -38,25 +37,34 @@ def _centred_ranks(values: Sequence[float]) -> np.ndarray:
 
 def constant_utilisation(runs: Sequence[Run]) -> list[float | None]:
     """Tokens per second and device by the rival that knows nothing but FLOPs: each run is taken to
-    reach the median share of its device's bfloat16 peak that all *other* runs on that device do.
-    None where there is no other."""
-    shares = [run.tokens_s_gpu * run.flops_per_token / _peak(run) for run in runs]
-    found: list[float | None] = []
-    for k, run in enumerate(runs):
-        others = [
-            share
-            for j, (other, share) in enumerate(zip(runs, shares, strict=True))
-            if j != k and other.preset == run.preset
-        ]
-        share = float(np.median(others)) if others else None
-        found.append(None if share is None else share * _peak(run) / run.flops_per_token)
+    do the median of the FLOP/s that all *other* runs on that device do; those of workloads, which
+    are another trainer's, are a device of their own. None where there is no other."""
+    rates = [run.tokens_s_gpu * run.flops_per_token for run in runs]
+    places = grouped(range(len(runs)), lambda k: (runs[k].preset, runs[k].workload is None))
+    found: list[float | None] = [None] * len(runs)
+    for members in places.values():
+        if len(members) > 1:
+            for k in members:
+                others = [rates[j] for j in members if j != k]
+                found[k] = float(np.median(others)) / runs[k].flops_per_token
     return found
 
 
-def _peak(run: Run) -> float:
-    if run.preset is None:
-        raise ValueError(f"{run.name}: no preset for {run.gpu}")
-    return DEVICES[run.preset].peak("bfloat16")
+def regret(speeds: Sequence[float], measured: Sequence[float]) -> float:
+    """How much faster the fastest `measured` is than that of the highest of `speeds`, the first of
+    equal ones: what it costs to believe in `speeds`, as a part of the step."""
+    return max(measured) / measured[int(np.argmax(speeds))] - 1
+
+
+def rule_of_thumb(runs: Sequence[Run]) -> list[float]:
+    """Speeds, in no unit, by the rule that takes most data parallelism, then least tensor
+    parallelism, then the largest microbatch."""
+    order = sorted({_preference(run) for run in runs})
+    return [float(order.index(_preference(run))) for run in runs]
+
+
+def _preference(run: Run) -> tuple[int, int, int]:
+    return run.dp, -run.tp, run.microbatch
 
 
 def grouped(items: Sequence[Item], key: Callable[[Item], Key]) -> Mapping[Key, list[Item]]:
