@@ -65,7 +65,7 @@ def attention(call: Call) -> Rule:
     given = (q, k, v, mask) if forward else (out, q, k, v, out, lse, mask)
     positional, joint = _sequence(call, call.arg(causal - 1), first, causal=bool(call.arg(causal)))
     return rule(
-        place(call, *zip(call.args, given, strict=False)),
+        place(call, dict(enumerate(given))),
         [out, lse] if forward else [q, k, v],
         whole=whole,
         sizes=sizes,

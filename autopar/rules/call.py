@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import cast
@@ -126,9 +126,11 @@ def dim_of(dim: int, rank: int) -> int:
     return dim % rank if rank else 0
 
 
-def place(call: Call, *pairs: tuple[Arg, Sequence[Dim]]) -> list[Dims]:
-    """The inputs of a rule from (argument, dims); arguments that are not tensors are left out."""
-    found: dict[int, Dims] = {a.node: tuple(dims) for a, dims in pairs if isinstance(a, Ref)}
+def place(call: Call, dims: Mapping[int, Dims]) -> list[Dims]:
+    """The inputs of a rule from the dims of each argument, by position; arguments that are not
+    tensors are left out."""
+    given = ((call.arg(position), found) for position, found in dims.items())
+    found = {arg.node: dims for arg, dims in given if isinstance(arg, Ref)}
     return [found[k] for k in range(len(call.inputs))]
 
 
@@ -170,7 +172,7 @@ def all_whole(call: Call) -> Rule:
 
 def backward(
     call: Call,
-    pairs: Iterable[tuple[Arg, Sequence[Dim]]],
+    inputs: Mapping[int, Dims],
     outputs: Sequence[Dims],
     mask_at: int,
     *,
@@ -178,7 +180,7 @@ def backward(
     permuted: Iterable[str] = (),
     sizes: dict[str, int] | None = None,
 ) -> Rule:
-    """The rule of a backward, which is linear in its first argument, from `pairs` as of `place`.
+    """The rule of a backward, which is linear in its first argument, from `inputs` as of `place`.
     An output that the mask at `mask_at` does not want is whole, whatever shape stands for it, or is
     not listed at all."""
     mask = cast("tuple[bool, ...]", call.arg(mask_at, "output_mask"))
@@ -192,7 +194,7 @@ def backward(
                 found[k] = singles(names)
                 unwanted += names
     return rule(
-        place(call, *pairs),
+        place(call, inputs),
         found,
         whole=(*whole, *unwanted),
         permuted=permuted,

@@ -40,7 +40,7 @@ def experts_layer(call: Call) -> Rule:
     if call.op == BACKWARD:
         bias = _WEIGHTS[2] if len(call.outputs[4].shape) == 3 else singles("z")
         inputs, outputs = (_TOKENS, *inputs), (_TOKENS, _CHOICES, *_WEIGHTS[:2], bias)
-    given = place(call, *zip(call.args, inputs, strict=False))
+    given = place(call, dict(enumerate(inputs)))
     return rule(given, outputs, whole=_WHOLE, positional=("e",), joint=_JOINT)
 
 

@@ -51,10 +51,10 @@ def convolution(call: Call) -> Rule | None:
     if dims is None:
         return None
     source, weight, result, whole, sizes = dims
-    pairs = ((call.arg(0), source), (call.arg(1), weight), (call.arg(2), (result[1],)))
+    inputs = place(call, {0: source, 1: weight, 2: (result[1],)})
     if isinstance(call.arg(2), Ref):
         whole |= {"c"}
-    return rule(place(call, *pairs), [result], whole=whole, sizes=sizes)
+    return rule(inputs, [result], whole=whole, sizes=sizes)
 
 
 def convolution_backward(call: Call) -> Rule | None:
@@ -67,9 +67,9 @@ def convolution_backward(call: Call) -> Rule | None:
     source, weight, result, whole, sizes = dims
     if cast("tuple[bool, ...]", call.arg(10, "output_mask"))[2]:
         whole |= {"c"}
-    pairs = ((call.arg(0), result), (call.arg(1), source), (call.arg(2), weight))
+    inputs = {0: result, 1: source, 2: weight}
     outputs = [source, weight, (result[1],)]
-    return backward(call, pairs, outputs, 10, whole=whole, sizes=sizes)
+    return backward(call, inputs, outputs, 10, whole=whole, sizes=sizes)
 
 
 def _convolution_dims(
@@ -101,7 +101,7 @@ def grid_sampler(call: Call) -> Rule:
     """aten.grid_sampler_2d(x, grid, ...), and in three dims: each point of the grid reads all of
     the image."""
     image, grid, result = _grid_dims(call, 0, 1)
-    inputs = place(call, (call.arg(0), image), (call.arg(1), grid))
+    inputs = place(call, {0: image, 1: grid})
     whole = {a for dim in image[2:] for a in dim} | {"w"}
     return rule(inputs, [result], whole=whole, partial=linear(call, (call.arg(0),)))
 
@@ -109,9 +109,8 @@ def grid_sampler(call: Call) -> Rule:
 def grid_sampler_backward(call: Call) -> Rule:
     """aten.grid_sampler_2d_backward(grad, x, grid, interpolation, padding, align, mask)."""
     image, grid, result = _grid_dims(call, 1, 2)
-    pairs = ((call.arg(0), result), (call.arg(1), image), (call.arg(2), grid))
     whole = {a for dim in image[2:] for a in dim} | {"w"}
-    return backward(call, pairs, [image, grid], 6, whole=whole)
+    return backward(call, {0: result, 1: image, 2: grid}, [image, grid], 6, whole=whole)
 
 
 def _grid_dims(call: Call, image: int, grid: int) -> tuple[Dims, Dims, Dims]:

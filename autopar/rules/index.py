@@ -16,14 +16,10 @@ def gather(call: Call) -> Rule:
     shape, index = call.shape(call.arg(0)), call.shape(call.arg(2))
     dim = dim_of(call.integer(1, "dim"), len(shape))
     source, picked, whole = _matched(shape, index, dim)
-    inputs = place(call, (call.arg(0), singles(source)), (call.arg(2), singles(picked)))
+    inputs = place(call, {0: singles(source), 2: singles(picked)})
     partial = linear(call, (call.arg(0),))
-    return rule(
-        inputs,
-        [singles(picked)],
-        whole=whole - set(picked[dim : dim + 1]),
-        partial=partial,
-    )
+    whole -= set(picked[dim : dim + 1])
+    return rule(inputs, [singles(picked)], whole=whole, partial=partial)
 
 
 def scatter(call: Call) -> Rule | None:
@@ -33,12 +29,7 @@ def scatter(call: Call) -> Rule | None:
     if isinstance(source, Ref) and call.shape(source) != index:
         return None
     target, picked, whole = _matched(shape, index, dim_of(call.integer(1, "dim"), len(shape)))
-    inputs = place(
-        call,
-        (call.arg(0), singles(target)),
-        (call.arg(2), singles(picked)),
-        (source, singles(picked)),
-    )
+    inputs = [singles(target), *[singles(picked)] * (len(call.inputs) - 1)]
     partial = linear(call, (call.arg(0), source))
     return rule(inputs, [singles(target)], whole=whole, partial=partial)
 
@@ -64,7 +55,7 @@ def index_select(call: Call) -> Rule:
     dim = dim_of(call.integer(1, "dim"), rank)
     source = letters(rank)
     result = (*source[:dim], "k", *source[dim + 1 :])
-    inputs = place(call, (call.arg(0), singles(source)), (call.arg(2), singles("k")))
+    inputs = place(call, {0: singles(source), 2: singles("k")})
     partial = linear(call, (call.arg(0),))
     return rule(inputs, [singles(result)], whole=source[dim : dim + 1], partial=partial)
 
@@ -75,15 +66,10 @@ def index_add(call: Call) -> Rule:
     dim = dim_of(call.integer(1, "dim"), rank)
     target = letters(rank)
     source = (*target[:dim], "k", *target[dim + 1 :])
-    pairs = (
-        (call.arg(0), singles(target)),
-        (call.arg(2), singles("k")),
-        (call.arg(3), singles(source)),
-    )
+    inputs = place(call, {0: singles(target), 2: singles("k"), 3: singles(source)})
     partial = linear(call, (call.arg(0), call.arg(3)))
-    return rule(
-        place(call, *pairs), [singles(target)], whole=(*target[dim : dim + 1], "k"), partial=partial
-    )
+    whole = (*target[dim : dim + 1], "k")
+    return rule(inputs, [singles(target)], whole=whole, partial=partial)
 
 
 def indexed(call: Call) -> Rule | None:
@@ -113,14 +99,15 @@ def _advanced(call: Call, indices: Sequence[Arg], values: Arg) -> Rule | None:
     own, new = letters(len(shape)), letters(rank, "k")
     result = (*(own[d] for d in kept[:lead]), *new, *(own[d] for d in kept[lead:]))
     extent = (*(shape[d] for d in kept[:lead]), *picked, *(shape[d] for d in kept[lead:]))
-    pairs = [(target, singles(own)), *((i, aligned(call.shape(i), picked, new)) for i in refs)]
+    inputs = [singles(own), *(aligned(call.shape(i), picked, new) for i in refs)]
     whole = {own[d] for d in at}
     if values is None:
         partial = linear(call, (target,))
-        return rule(place(call, *pairs), [singles(result)], whole=whole, partial=partial)
-    pairs.append((values, aligned(call.shape(values), extent, result)))
+        return rule(inputs, [singles(result)], whole=whole, partial=partial)
+    if isinstance(values, Ref):
+        inputs.append(aligned(call.shape(values), extent, result))
     partial = linear(call, (target, values))
-    return rule(place(call, *pairs), [singles(own)], whole={*whole, *new}, partial=partial)
+    return rule(inputs, [singles(own)], whole={*whole, *new}, partial=partial)
 
 
 def _at(shape: Sequence[int], index: int) -> int:

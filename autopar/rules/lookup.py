@@ -17,7 +17,7 @@ def embedding(call: Call) -> Rule:
     """aten.embedding(weight, indices, ...): `v# h, b s -> b s h`. A rank looks up the
     rows it has."""
     index = singles(letters(len(call.shape(call.arg(1)))))
-    inputs = place(call, (call.arg(0), singles("vh")), (call.arg(1), index))
+    inputs = place(call, {0: singles("vh"), 1: index})
     outputs = [(*index, ("h",))]
     return rule(inputs, outputs, positional="v", partial=linear(call, (call.arg(0),)))
 
@@ -26,7 +26,7 @@ def embedding_backward(call: Call) -> Rule:
     """aten.embedding_dense_backward(grad, indices, num_weights, padding, scale_by_frequency)."""
     names = letters(len(call.shape(call.arg(1))))
     index = singles(names)
-    inputs = place(call, (call.arg(0), (*index, ("h",))), (call.arg(1), index))
+    inputs = place(call, {0: (*index, ("h",)), 1: index})
     whole = names if call.arg(4, "scale_grad_by_freq", False) else ()
     return rule(
         inputs, [singles("vh")], whole=whole, positional="v", partial=linear(call, (call.arg(0),))

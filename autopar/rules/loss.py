@@ -25,7 +25,7 @@ def nll_loss(call: Call) -> Rule | None:
     if reduce == _MEAN:
         return None
     scores, target = _loss_dims(call.shapes[0])
-    inputs = place(call, (call.arg(0), scores), (call.arg(1), target), (call.arg(2), singles("c")))
+    inputs = place(call, {0: scores, 1: target, 2: singles("c")})
     return rule(inputs, [target if reduce == _NONE else (), ()], positional="c")
 
 
@@ -34,14 +34,7 @@ def nll_loss_backward(call: Call) -> Rule:
     for the mean too, given the count of all ranks."""
     scores, target = _loss_dims(call.out)
     grad = target if call.integer(4, "reduction", _MEAN) == _NONE else ()
-    inputs = place(
-        call,
-        (call.arg(0), grad),
-        (call.arg(1), scores),
-        (call.arg(2), target),
-        (call.arg(3), singles("c")),
-        (call.arg(6), ()),
-    )
+    inputs = place(call, {0: grad, 1: scores, 2: target, 3: singles("c"), 6: ()})
     return rule(inputs, [scores], positional="c", partial=linear(call, (call.arg(0),)))
 
 

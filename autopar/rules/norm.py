@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from autopar.ir.graph import Arg
 from autopar.rules.call import (
     Call,
     backward,
@@ -13,10 +12,11 @@ from autopar.rules.call import (
     rule,
     singles,
 )
-from autopar.rules.notation import Dim, Dims, Rule
+from autopar.rules.notation import Dims, Rule
 from autopar.rules.op import Changes, Family, LocalCall, Op
 
 _CHANNEL: Dims = (("c",),)
+_OF_GROUPS = singles("ng")
 
 
 def norm(call: Call) -> Rule:
@@ -24,11 +24,10 @@ def norm(call: Call) -> Rule:
     aten._fused_rms_norm(x, shape, weight, eps) -> (y, rstd): ranks that share the normalised dims
     exchange sums."""
     rest, whole = _norm_letters(call, 0)
-    pairs: list[tuple[Arg, Sequence[Dim]]] = [(call.arg(0), singles((*rest, *whole)))]
-    pairs += [(call.arg(k), singles(whole)) for k in (2, 3)]
-    outputs: list[Dims] = [singles((*rest, *whole))]
-    outputs += [_statistics(rest, whole)] * (len(call.outputs) - 1)
-    return rule(place(call, *pairs), outputs, permuted=whole)
+    full, statistics = singles((*rest, *whole)), _statistics(rest, whole)
+    inputs = place(call, {0: full, 2: singles(whole), 3: singles(whole)})
+    outputs = [full, *[statistics] * (len(call.outputs) - 1)]
+    return rule(inputs, outputs, permuted=whole)
 
 
 def norm_backward(call: Call) -> Rule:
@@ -37,12 +36,11 @@ def norm_backward(call: Call) -> Rule:
     bias are summed over all other dims."""
     rest, whole = _norm_letters(call, 1)
     full, statistics = singles((*rest, *whole)), _statistics(rest, whole)
-    num_statistics = 1 if "rms" in call.op else 2
-    pairs: list[tuple[Arg, Sequence[Dim]]] = [(call.arg(0), full), (call.arg(1), full)]
-    pairs += [(call.arg(3 + k), statistics) for k in range(num_statistics)]
-    pairs += [(call.arg(3 + num_statistics + k), singles(whole)) for k in range(num_statistics)]
-    outputs = [full, singles(whole), singles(whole)][: 1 + num_statistics]
-    return backward(call, pairs, outputs, 3 + 2 * num_statistics, permuted=whole)
+    num_weights = 1 if "rms" in call.op else 2
+    weights = [singles(whole)] * num_weights
+    behind = [*[statistics] * num_weights, *weights]
+    inputs = {0: full, 1: full, **dict(enumerate(behind, 3))}
+    return backward(call, inputs, [full, *weights], 3 + len(behind), permuted=whole)
 
 
 def _norm_letters(call: Call, at: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -66,10 +64,9 @@ def batch_norm(call: Call) -> Rule:
     batch norm (`tracer/pieces_norm.py`)."""
     full = _full(call.out)
     empty = [letters(len(o.shape), f"x{k}_") for k, o in enumerate(call.outputs[1:])]
-    pairs: list[tuple[Arg, Dims]] = [(call.arg(0), full)]
-    pairs += [(call.arg(k), _CHANNEL) for k in (1, 2, 3, 4)]
+    inputs = place(call, {0: full, **dict.fromkeys((1, 2, 3, 4), _CHANNEL)})
     whole = [a for names in empty for a in names]
-    return rule(place(call, *pairs), [full, *map(singles, empty)], whole=whole)
+    return rule(inputs, [full, *map(singles, empty)], whole=whole)
 
 
 def batch_norm_backward(call: Call) -> Rule | None:
@@ -78,40 +75,35 @@ def batch_norm_backward(call: Call) -> Rule | None:
     if call.arg(7, "train"):
         return None
     full = _full(call.shapes[0])
-    pairs: list[tuple[Arg, Dims]] = [(call.arg(0), full), (call.arg(1), full)]
-    pairs += [(call.arg(k), _CHANNEL) for k in (2, 3, 4)]
-    extra: list[str] = []
-    for k in (5, 6):
-        empty = call.shape(call.arg(k)) != call.shapes[0][1:2]
-        pairs.append((call.arg(k), ((f"e{k}",),) if empty else _CHANNEL))
-        extra += [f"e{k}"] if empty else []
-    return backward(call, pairs, [full, _CHANNEL, _CHANNEL], 9, whole=extra)
+    inputs: dict[int, Dims] = {0: full, 1: full, **dict.fromkeys((2, 3, 4, 5, 6), _CHANNEL)}
+    saved = (k for k in (5, 6) if call.shape(call.arg(k)) != call.shapes[0][1:2])
+    empty = {k: f"e{k}" for k in saved}
+    inputs |= {k: ((name,),) for k, name in empty.items()}
+    return backward(call, inputs, [full, _CHANNEL, _CHANNEL], 9, whole=empty.values())
 
 
-def _groups(call: Call, shape: tuple[int, ...], groups: int) -> tuple[Dims, Dims, dict[str, int]]:
-    """(dims of x, dims of what there is per channel, sizes): the channels are `(g k!)`."""
-    space = singles(letters(len(shape) - 2))
+def _groups(
+    shape: tuple[int, ...], groups: int
+) -> tuple[Dims, Dims, tuple[str, ...], dict[str, int]]:
+    """(dims of x, dims of what there is per channel, whole letters, sizes): the channels are
+    `(g k!)`."""
+    space = letters(len(shape) - 2)
     sizes = {"g": groups, "k": shape[1] // groups}
-    return (("n",), ("g", "k"), *space), (("g", "k"),), sizes
+    return (("n",), ("g", "k"), *singles(space)), (("g", "k"),), ("k", *space), sizes
 
 
 def group_norm(call: Call) -> Rule:
     """aten.native_group_norm(x, weight, bias, N, C, HxW, group, eps) -> (y, mean, rstd)."""
-    full, channel, sizes = _groups(call, call.out, call.integer(6, "group"))
-    pairs = ((call.arg(0), full), (call.arg(1), channel), (call.arg(2), channel))
-    statistics = singles("ng")
-    whole = {a for dim in full for a in dim} - {"n", "g"}
-    return rule(place(call, *pairs), [full, statistics, statistics], whole=whole, sizes=sizes)
+    full, channel, whole, sizes = _groups(call.out, call.integer(6, "group"))
+    inputs = place(call, {0: full, 1: channel, 2: channel})
+    return rule(inputs, [full, _OF_GROUPS, _OF_GROUPS], whole=whole, sizes=sizes)
 
 
 def group_norm_backward(call: Call) -> Rule:
     """aten.native_group_norm_backward(grad, x, mean, rstd, weight, N, C, HxW, group, mask)."""
-    full, channel, sizes = _groups(call, call.shapes[1], call.integer(8, "group"))
-    statistics = singles("ng")
-    dims = (full, full, statistics, statistics, channel)
-    pairs = [(call.arg(k), d) for k, d in enumerate(dims)]
-    whole = {a for dim in full for a in dim} - {"n", "g"}
-    return backward(call, pairs, [full, channel, channel], 9, whole=whole, sizes=sizes)
+    full, channel, whole, sizes = _groups(call.shapes[1], call.integer(8, "group"))
+    inputs = {0: full, 1: full, 2: _OF_GROUPS, 3: _OF_GROUPS, 4: channel}
+    return backward(call, inputs, [full, channel, channel], 9, whole=whole, sizes=sizes)
 
 
 def _local_groups(at: int, x: int, statistics: int | None) -> Callable[[LocalCall], Changes]:

@@ -34,22 +34,16 @@ def grouped_matmul(call: Call) -> Rule:
         (2, 2): ("mt", "tn", "emn"),
         (3, 3): ("emk", "ekn", "emn"),
     }[left, right]
-    pairs = ((call.arg(0), singles(first)), (call.arg(1), singles(second)))
-    sets = ((call.arg(0),), (call.arg(1),))
+    inputs = place(call, {0: singles(first), 1: singles(second), 2: _ENDS})
+    partial = linear(call, (call.arg(0),), (call.arg(1),))
     whole = "" if (left, right) == (3, 3) else "tex"
-    return rule(
-        place(call, *pairs, (call.arg(2), _ENDS)),
-        [singles(result)],
-        whole=whole,
-        partial=linear(call, *sets),
-    )
+    return rule(inputs, [singles(result)], whole=whole, partial=partial)
 
 
 def grouped_matmul_backward(call: Call) -> Rule:
     """transformers.grouped_mm_fallback_backward(rows, weights, ends, grad)."""
     rows, weights = singles("tk"), singles("ekn")
-    dims = (rows, weights, _ENDS, singles("tn"))
-    inputs = place(call, *zip((call.arg(k) for k in range(4)), dims, strict=True))
+    inputs = place(call, {0: rows, 1: weights, 2: _ENDS, 3: singles("tn")})
     return rule(inputs, [rows, weights], whole="tex", partial=linear(call, (call.arg(3),)))
 
 
