@@ -30,13 +30,10 @@ def drop_dead_code(graph: fx.Graph) -> fx.Graph:
     """Drop every op whose result is not used; inputs stay. So do collectives go: none of the ranks
     uses theirs (an op may take an argument only to know that it is there)."""
     for node in reversed(graph.nodes):
-        if not node.users and (not node.is_impure() or _is_collective(node)):
+        is_collective = str(node.target).startswith("_c10d_functional.")
+        if not node.users and (is_collective or not node.is_impure()):
             graph.erase_node(node)
     return graph
-
-
-def _is_collective(node: fx.Node) -> bool:
-    return str(node.target).startswith("_c10d_functional.")
 
 
 def _same_as(node: fx.Node) -> fx.Node | None:

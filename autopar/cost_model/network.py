@@ -152,13 +152,9 @@ def closure(
     for sharding in ends:
         for axis, placement in enumerate(sharding):
             per_axis[axis].add(placement)
-    ordered = (_ordered(found) for found in per_axis)
+    ordered = (sorted(found, key=_canonical) for found in per_axis)
     found = (Sharding(combination) for combination in product(*ordered))
     return tuple(s for s in found if is_legal(tensor, atoms, s, sizes))
-
-
-def _ordered(placements: Iterable[Placement]) -> list[Placement]:
-    return sorted(placements, key=_canonical)
 
 
 def _canonical(placement: Placement) -> tuple[str, Placement]:

@@ -38,7 +38,7 @@ from autopar.runtime.simulator.eager_step import (
 )
 from autopar.runtime.simulator.precision import computing_in, in_dtype
 from autopar.runtime.simulator.spmd import train_step
-from autopar.runtime.torch_private import flatten, tree_map, unflatten
+from autopar.runtime.torch_private import flatten, map_tensors, unflatten
 from autopar.tracer import Traced
 from autopar.tracer.capture import autocast_on_cpu, replace_states
 from autopar.tracer.watch import untouched
@@ -113,10 +113,6 @@ def eager(
         return eager_step(model, args, kwargs, form, directions)
 
 
-def _on_cpu(leaf: Any) -> Any:
-    return leaf.cpu() if isinstance(leaf, Tensor) else leaf
-
-
 def _in(leaf: Any, dtype: str) -> Any:
     return in_dtype(leaf, dtype) if hasattr(leaf, "is_floating_point") else leaf
 
@@ -173,20 +169,17 @@ def check_call(
 
     Rank 0 runs both on its CPU, from whole values; the others send theirs, a tensor at a time.
     """
-    whole = {id(x): _whole(x, keep=rank == 0) for x in _states(call.model)}
+    states = (*call.model.parameters(), *(buffer for *_, buffer in buffer_places(call.model)))
+    whole = {id(x): _whole(x, keep=rank == 0) for x in states}
 
     def work() -> bytes:
-        args, kwargs = tree_map(_on_cpu, (call.args, call.kwargs))
+        args, kwargs = map_tensors(Tensor.cpu, (call.args, call.kwargs))
         with untouched(call.model.modules()), torch.inference_mode(False), autocast_on_cpu():
             replace_states(call.model, lambda x: whole[id(x)])
             compare_program(compiled, replace(call, args=args, kwargs=kwargs)).check()
         return b"equal"
 
     share("comparison with eager", work)
-
-
-def _states(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *(buffer for *_, buffer in buffer_places(model))]
 
 
 def _whole(state: Tensor, *, keep: bool) -> Tensor:

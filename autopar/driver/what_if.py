@@ -144,7 +144,8 @@ class Explainer:
         if all(left[best.choice[node]] for node, left in allowed.items()):
             return Alternative(label, True, best.objective, best.bound, best.status)
         found = self.variations.with_only(allowed) if self.variations else None
-        if found is None or found.solution is None or not self._fits(found.solution):
+        most = self.best.estimates.memory_limit
+        if not found or not found.solution or peak(self.best, found.solution) > most:
             bound = best.bound if found is None else found.bound
             return Alternative(label, False, None, bound, Status.LIMIT)
         return Alternative(
@@ -160,11 +161,6 @@ class Explainer:
             return replace(known, step_ns=None, status=Status.INFEASIBLE)
         bound = max(known.bound_ns, found.bound)
         return replace(known, step_ns=found.objective, bound_ns=bound, status=found.status)
-
-    def _fits(self, solution: Solution) -> bool:
-        """Whether the peak of a plan, temporaries included, is within the memory limit."""
-        most = self.best.estimates.memory_limit
-        return peak(self.best, solution) <= most
 
     def _fit(self, problem: Problem, limit: int) -> Solution:
         request = self.best.request.within(limit)

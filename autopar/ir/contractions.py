@@ -72,12 +72,9 @@ def find_products(graph: Graph) -> Products:
         if found:
             roles.setdefault(node.key, found)
     names = {ref: weight.name for ref, weight in derived.items()}
-    joined = (ref.node for ref in gradients if any(r in gradients for r in _reads(graph, ref)))
+    read = {ref.node: graph.nodes[ref.node].inputs for ref in gradients}
+    joined = (node for node, inputs in read.items() if any(ref in gradients for ref in inputs))
     return Products(roles, weights, names, frozenset((*(ref.node for ref in names), *joined)))
-
-
-def _reads(graph: Graph, ref: Ref) -> tuple[Ref, ...]:
-    return graph.nodes[ref.node].inputs
 
 
 def _contractions(graph: Graph, *phases: Phase) -> Iterator[Node]:

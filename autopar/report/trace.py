@@ -50,17 +50,13 @@ def events(plan: Plan, step: DrawnStep) -> Iterator[TraceEvent]:
     for stretch in step.stretches:
         # Viewers nest what lies at one time, as messages do that only start.
         if stretch.start_ns < stretch.end_ns:
-            yield from (_block(step, stretch, k) for k in _times(stretch))
+            yield from (_block(step, stretch, k) for k in range(stretch.run.times))
     described: dict[Part, TraceEvent] = {}
     for bar in step.bars:
         if bar.part not in described:
             described[bar.part] = _described(plan, bar.part)
         yield _bar(bar, threads[bar.part.track], described[bar.part])
     yield from _memory(plan)
-
-
-def _times(stretch: Stretch) -> range:
-    return range(stretch.run.times)
 
 
 def _threads(step: DrawnStep) -> dict[Track, int]:

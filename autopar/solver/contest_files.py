@@ -133,7 +133,7 @@ class ContestFile:
         problem = Problem(
             name=self._stated.name or "contest",
             keys=tuple(f"n{i:07d}" for i in range(len(counts))),
-            labels=tuple(_labels(count) for count in counts),
+            labels=tuple(tuple(map(str, range(count))) for count in counts),
             costs=tuple(_costs(costs, wall, shift) for costs in nodes.costs),
             usages=usages,
             intervals=tuple((place[start], place[stop]) for start, stop in nodes.intervals),
@@ -241,10 +241,6 @@ def _check(stated: _Stated) -> None:
             raise ValueError(f"edge {e} has a cost below 0")
     if stated.usage_limit is not None and stated.usage_limit < 0:
         raise ValueError(f"its usage_limit is {stated.usage_limit}")
-
-
-def _labels(count: int) -> tuple[str, ...]:
-    return tuple(map(str, range(count)))
 
 
 def _costs(costs: list[int], wall: int | None, shift: int) -> IntArray:

@@ -49,7 +49,7 @@ class Known(torch_private.FakeTensorMode):
         if func._schema.is_mutable:
             for tensor in _tensors((args, kwargs)):
                 self._values.pop(tensor, None)
-        elif _determined(func) and _small(found):
+        elif _determined(func) and all(x.numel() <= MAX_ELEMENTS for x in _tensors(found)):
             self._learn(func, args, dict(kwargs or {}), found)
         return found
 
@@ -73,7 +73,3 @@ def _determined(func: Any) -> bool:
 
 def _tensors(value: Any) -> list[Tensor]:
     return [x for x in torch_private.tree_flatten(value)[0] if isinstance(x, Tensor)]
-
-
-def _small(found: Any) -> bool:
-    return all(x.numel() <= MAX_ELEMENTS for x in _tensors(found))

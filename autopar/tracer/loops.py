@@ -197,9 +197,7 @@ def _activation(function: Callable[[Tensor], Tensor]) -> str | None:
     """The name of the activation that `function` is, found by trying; None for any other."""
     line = torch.linspace(-FAR, FAR, 97, device="cpu")
     found = function(line)
-    matching = (n for n, (known, _) in ACTIVATIONS.items() if _near(found, known(line)))
-    return next(matching, None)
-
-
-def _near(found: Tensor, known: Tensor) -> bool:
-    return torch.allclose(found, known, atol=1e-6)
+    for name, (known, _) in ACTIVATIONS.items():
+        if torch.allclose(found, known(line), atol=1e-6):
+            return name
+    return None

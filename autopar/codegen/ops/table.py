@@ -29,10 +29,7 @@ EMITTERS: Emitters = {
 
 def emit(p: Peers) -> list[fx.Node]:
     """The local outputs of `p.node`, in order."""
-    found = EMITTERS[_name(p)](p)
+    joint = (name for _, name in joint_factors(p.node, p.choice))
+    found = EMITTERS[" ".join((p.node.op, *joint))](p)
     p.check_all_sent()
     return found
-
-
-def _name(p: Peers) -> str:
-    return " ".join((p.node.op, *(name for _, name in joint_factors(p.node, p.choice))))

@@ -152,21 +152,18 @@ def _margin(plan: Plan) -> Card:
 
 def _facts(plan: Plan, digest: str, made_by: str) -> list[Fact]:
     structure, provenance = plan.structure, plan.provenance
+    meshes = provenance.meshes_tried
     found = [
         Fact("Inputs", structure.inputs),
         Fact("Trained with", (structure.optimizer,)),
         Fact("Cluster", _cluster(structure.cluster, plan.estimates.cluster)),
         Fact("What binds", find_limits(plan).binds),
         Fact("Imposed", provenance.imposed),
-        Fact("Best of the meshes", provenance.meshes_tried if _several(plan) else ()),
+        Fact("Best of the meshes", meshes if len(meshes) > 1 else ()),
         Fact("Plan", (digest,)),
         Fact("Made by", (made_by,)),
     ]
     return [fact for fact in found if fact.words]
-
-
-def _several(plan: Plan) -> bool:
-    return len(plan.provenance.meshes_tried) > 1
 
 
 def _cluster(name: str, rates: ClusterRates) -> tuple[str, ...]:

@@ -77,22 +77,13 @@ def _converted(
             every = [lazy for some in held.values() for lazy in some]
             held = {name: [Joined(every, operation.dim)]}
         elif kind == "Transpose" and all(len(some) == 1 for some in held.values()):
-            held = {
-                p: [some[0] if _is_there(operation, some[0], shape) else _turned(operation, some)]
-                for p, some in held.items()
-            }
+            for p, (lazy,) in held.items():
+                if not operation.check_dims or lazy.shape != shape:
+                    held[p] = [Transposed(lazy, operation.dim0, operation.dim1)]
         else:
             raise _unknown(name, operation)
     (result,) = (lazy for some in held.values() for lazy in some)
     return result
-
-
-def _is_there(operation: Any, lazy: Lazy, shape: tuple[int, ...]) -> bool:
-    return operation.check_dims and lazy.shape == shape
-
-
-def _turned(operation: Any, some: list[Lazy]) -> Lazy:
-    return Transposed(some[0], operation.dim0, operation.dim1)
 
 
 def _unknown(name: str, operation: Any) -> WeightsError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -75,7 +75,7 @@ def find_sources(
     """
     if seed is not None and type(seed) is not int:
         raise WeightsError(f"seed={seed!r}: write a whole number, such as seed=0")
-    tensors = dict(_tensors(model))
+    tensors = dict((*model.named_parameters(), *model.named_buffers()))
     found: dict[str, Source] = {}
     digest = "the model"
     if weights is not None:
@@ -94,12 +94,6 @@ def find_sources(
     if seed is not None:
         digest += f", seed {seed}"
     return Sources(found, digest)
-
-
-def _tensors(model: nn.Module) -> Iterable[tuple[str, Tensor]]:
-    """Parameters and buffers under their first names."""
-    yield from model.named_parameters()
-    yield from model.named_buffers()
 
 
 def _checkpoint(

@@ -204,7 +204,8 @@ class _Stepping:
             params[:] = before
         for param, plain in self.pairs:
             if self.whole:
-                _write(param, plain)
+                place = local_slices(param.shape, param.device_mesh, param.placements)
+                param.to_local().copy_(plain[place])
             if plain in self.optimizer.state:
                 state = self.optimizer.state[param] = self.optimizer.state.pop(plain)
                 # In place: LBFGS holds on to it while it calls the closure.
@@ -283,12 +284,9 @@ class _ByTensor(_Stepping):
                 params[:] = [self._stand_in(param) if _is_ours(param) else param]
                 step(self.optimizer)
                 params.clear()
-                self._put_back()
-
-    def _put_back(self) -> None:
-        lists, self.lists = self.lists, []
-        self.leave()
-        self.lists = lists
+                lists, self.lists = self.lists, []
+                self.leave()
+                self.lists = lists
 
 
 def _closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
@@ -300,11 +298,6 @@ def _inner_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
     """`kind.step` below the hooks, which are for whole steps."""
     step: Any = kind.step
     return getattr(step, "__wrapped__", step)
-
-
-def _write(param: DTensor, whole: Tensor) -> None:
-    place = local_slices(param.shape, param.device_mesh, param.placements)
-    param.to_local().copy_(whole[place])
 
 
 def _distributed(param: DTensor, local: Tensor) -> DTensor:

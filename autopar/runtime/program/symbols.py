@@ -8,6 +8,7 @@ these functions: `codegen.bind` puts ATen ops in their place, and `spmd` runs th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -122,16 +123,10 @@ def _permute(index: Mapping[str, int], length: int, ways: int, axis: str) -> Res
     return torch.ops._c10d_functional.all_to_all_single.default, (gets, gives, axis)
 
 
-def _attention_piece(index: Mapping[str, int], *args: Any) -> Resolved:
+def _attention(op: str, index: Mapping[str, int], *args: Any) -> Resolved:
     *rest, queries, keys = args
     starts = _start(index, queries), _start(index, keys)
-    return torch.ops.autopar.sdpa_piece.default, (*rest, *starts)
-
-
-def _attention_piece_backward(index: Mapping[str, int], *args: Any) -> Resolved:
-    *rest, queries, keys = args
-    starts = _start(index, queries), _start(index, keys)
-    return torch.ops.autopar.sdpa_piece_backward.default, (*rest, *starts)
+    return getattr(torch.ops.autopar, op).default, (*rest, *starts)
 
 
 def _own_rows(index: Mapping[str, int], dim: int, size: int, cuts: Cuts) -> Resolved:
@@ -173,8 +168,8 @@ _ON_A_RANK: dict[Any, Callable[..., Resolved]] = {
     local_chunk: _local_chunk,
     local_position: _local_position,
     permute: _permute,
-    attention_piece: _attention_piece,
-    attention_piece_backward: _attention_piece_backward,
+    attention_piece: partial(_attention, "sdpa_piece"),
+    attention_piece_backward: partial(_attention, "sdpa_piece_backward"),
     own_rows: _own_rows,
     first_rows: _first_rows,
     padded_piece: _padded_piece,

@@ -94,30 +94,18 @@ def _call(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> lis
         return values[node.all_input_nodes[0]]
     if node.target in RAGGED_OPS:
         return _talked(node, mesh, values)
-    if node.target in SYMBOLS:
-        return _on_ranks(node, mesh, values)
-    done: dict[tuple[int, ...], Any] = {}
-    results: list[Any] = []
-    for rank in range(mesh.num_devices):
-        key = tuple(id(values[source][rank]) for source in node.all_input_nodes)
-        if key not in done:
-            args, kwargs = _at((node.args, node.kwargs), values, rank)
-            done[key] = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
-        results.append(done[key])
-    return results
-
-
-def _on_ranks(node: fx.Node, mesh: Mesh, values: Mapping[fx.Node, list[Any]]) -> list[Any]:
     done: dict[tuple[Any, ...], Any] = {}
     results: list[Any] = []
     for rank in range(mesh.num_devices):
-        index = dict(zip(mesh.names, mesh.coordinate(rank), strict=True))
-        x, *behind = node.args
-        op, unresolved = on_rank(node.target, behind, index)
-        given = tuple(id(values[source][rank]) for source in node.all_input_nodes)
-        key = given, f"{op}{unresolved}"
+        op, given, resolved = node.target, node.args, ""
+        if op in SYMBOLS:
+            index = dict(zip(mesh.names, mesh.coordinate(rank), strict=True))
+            op, behind = on_rank(op, given[1:], index)
+            given, resolved = (given[0], *behind), f"{op}{behind}"
+        key = resolved, *(id(values[source][rank]) for source in node.all_input_nodes)
         if key not in done:
-            done[key] = op(*_at((x, *unresolved), values, rank))
+            args, kwargs = _at((given, node.kwargs), values, rank)
+            done[key] = op(*args, **kwargs)  # pyright: ignore[reportCallIssue]
         results.append(done[key])
     return results
 
