@@ -97,7 +97,7 @@ class Explainer:
                 else None
             ),
             # The plan in hand fits as well.
-            step_ns=min(before, after.objective),
+            added_up_ns=min(before, after.objective),
             bound_ns=min(before, after.bound),
         )
 
@@ -134,7 +134,7 @@ class Explainer:
             change=change,
             before_ns=self.best.solution.objective,
             estimate_ns=as_it_is,
-            step_ns=min(as_it_is, after.objective),
+            added_up_ns=min(as_it_is, after.objective),
             bound_ns=min(as_it_is, after.bound),
         )
 
@@ -158,9 +158,9 @@ class Explainer:
         try:
             found = self._fit(problem, self.best.estimates.memory_limit)
         except InfeasibleError:
-            return replace(known, step_ns=None, status=Status.INFEASIBLE)
+            return replace(known, added_up_ns=None, status=Status.INFEASIBLE)
         bound = max(known.bound_ns, found.bound)
-        return replace(known, step_ns=found.objective, bound_ns=bound, status=found.status)
+        return replace(known, added_up_ns=found.objective, bound_ns=bound, status=found.status)
 
     def _fit(self, problem: Problem, limit: int) -> Solution:
         request = self.best.request.within(limit)
@@ -264,8 +264,8 @@ def _sped_up(link: Link, times: float) -> Link:
 
 
 def _order(alternative: Alternative) -> tuple[int, int, str]:
-    kind = (alternative.step_ns is None) + (alternative.status is Status.INFEASIBLE)
-    return kind, alternative.step_ns or alternative.bound_ns, alternative.sharding
+    kind = (alternative.added_up_ns is None) + (alternative.status is Status.INFEASIBLE)
+    return kind, alternative.added_up_ns or alternative.bound_ns, alternative.sharding
 
 
 def _unknown(what: str, name: str, known: list[str] | tuple[str, ...]) -> str:

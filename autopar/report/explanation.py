@@ -14,12 +14,12 @@ from autopar.report.printed import Row, columns
 def alternatives_text(explanation: Explanation) -> str:
     """The step with each alternative of a tensor, beside what the plan takes."""
     mesh = explanation.mesh
-    step_ns = explanation.step_ns
+    now_ns = explanation.added_up_ns
     rows = [
-        (sharding_text(found.sharding, mesh), *_figures(found, step_ns))
+        (sharding_text(found.sharding, mesh), *_figures(found, now_ns))
         for found in explanation.alternatives
     ]
-    head = f"{explanation.subject}: {format_ns(step_ns)} with nothing hidden"
+    head = f"{explanation.subject}: {format_ns(now_ns)} with nothing hidden"
     return "\n".join((head, *columns(rows))) + "\n"
 
 
@@ -28,8 +28,8 @@ def benefits_text(benefits: Sequence[Benefit]) -> str:
     rows = [
         (
             each.change,
-            format_ns(each.step_ns),
-            _more(each.step_ns - each.before_ns, each.before_ns),
+            format_ns(each.added_up_ns),
+            _more(each.added_up_ns - each.before_ns, each.before_ns),
             "" if each.estimate_ns is None else f"estimate {format_ns(each.estimate_ns)}",
         )
         for each in benefits
@@ -38,18 +38,18 @@ def benefits_text(benefits: Sequence[Benefit]) -> str:
     return "\n".join((head, *columns(rows))) + "\n"
 
 
-def _figures(found: Alternative, step_ns: int) -> Row:
+def _figures(found: Alternative, now_ns: int) -> Row:
     if found.is_chosen:
-        return format_ns(step_ns), "chosen"
+        return format_ns(now_ns), "chosen"
     if found.status is Status.INFEASIBLE:
         return "", "does not fit in memory"
-    if found.step_ns is None:
-        more = _more(found.bound_ns - step_ns, step_ns)
-        return format_ns(found.bound_ns), f"at least {more}"
-    more = _more(found.step_ns - step_ns, step_ns)
+    bound = f"at least {_more(found.bound_ns - now_ns, now_ns)}"
+    if found.added_up_ns is None:
+        return format_ns(found.bound_ns), bound
+    more = _more(found.added_up_ns - now_ns, now_ns)
     if found.status is Status.OPTIMAL:
-        return format_ns(found.step_ns), more
-    return format_ns(found.step_ns), f"{more}, at least {_more(found.bound_ns - step_ns, step_ns)}"
+        return format_ns(found.added_up_ns), more
+    return format_ns(found.added_up_ns), f"{more}, {bound}"
 
 
 def _more(ns: int, of_ns: int) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
 import torch
@@ -103,15 +103,8 @@ def join(model_device: torch.device, kind: str | None = None) -> World:
         dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
         atexit.register(_leave)
     device_mesh = DeviceMesh(world.device.type, torch.arange(world.size), mesh_dim_names=("world",))
-    return World(
-        world.rank,
-        world.size,
-        world.local_size,
-        world.device,
-        default_store(),
-        device_mesh,
-        _meeting(world),
-    )
+    meeting = _meeting(world)
+    return replace(world, store=default_store(), device_mesh=device_mesh, meeting=meeting)
 
 
 _meetings: WeakKeyDictionary[dist.ProcessGroup, Meeting] = WeakKeyDictionary()
