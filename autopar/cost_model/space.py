@@ -78,17 +78,8 @@ def _node_class(
     node = nodes[0]
     replicated = Sharding.replicated(len(mesh.axes))
     if node.role is Role.DETACHED:
-        asked = _expressible(graph, graph.type_of(node.inputs[0]), mesh)
-        return _feasible(
-            graph,
-            mesh,
-            reads,
-            node,
-            len(nodes),
-            asked,
-            tuple((s,) for s in asked),
-            ((),) * len(asked),
-        )
+        states = _expressible(graph, graph.type_of(node.inputs[0]), mesh)
+        return _feasible(graph, mesh, reads, nodes, [(s, (s,), ()) for s in states])
     if node.role is not Role.OP:
         state = input_state(node, graph.atoms, mesh.sizes)
         inputs = ((replicated,) * len(node.inputs),)
@@ -98,43 +89,30 @@ def _node_class(
     offered = choices(node, graph.atoms, mesh.sizes)
     if is_constant:
         offered = offered[:1]
-    pairs = tuple(shardings(node, choice) for choice in offered)
-    return _feasible(
-        graph,
-        mesh,
-        reads,
-        node,
-        len(nodes),
-        offered,
-        tuple(p[0] for p in pairs),
-        tuple(p[1] for p in pairs),
-    )
+    return _feasible(graph, mesh, reads, nodes, [(c, *shardings(node, c)) for c in offered])
 
 
 def _feasible(
     graph: Graph,
     mesh: Mesh,
     reads: Sequence[tuple[Use, TensorType]],
-    node: Node,
-    count: int,
-    offered: Sequence[Decision],
-    inputs: Sequence[tuple[Sharding, ...]],
-    outputs: Sequence[tuple[Sharding, ...]],
+    nodes: Sequence[Node],
+    offered: Sequence[tuple[Decision, tuple[Sharding, ...], tuple[Sharding, ...]]],
 ) -> NodeClass:
-    """The class with the choices whose inputs every root can be brought into."""
-
-    kept = list(range(len(inputs)))
+    """The class with the choices, each with the shardings of inputs and outputs, whose inputs every
+    root can be brought into."""
+    kept = offered
     for use, tensor in reads:
-        asked = {inputs[c][use.arg] for c in kept}
+        asked = {inputs[use.arg] for _, inputs, _ in kept}
         found = {each for each in asked if _reaches(graph, mesh, use, tensor, each)}
-        kept = [c for c in kept if inputs[c][use.arg] in found]
+        kept = [each for each in kept if each[1][use.arg] in found]
     return NodeClass(
-        node.key,
-        node,
-        count,
-        tuple(offered[c] for c in kept),
-        tuple(inputs[c] for c in kept),
-        tuple(outputs[c] for c in kept),
+        nodes[0].key,
+        nodes[0],
+        len(nodes),
+        tuple(choice for choice, _, _ in kept),
+        tuple(inputs for _, inputs, _ in kept),
+        tuple(outputs for _, _, outputs in kept),
     )
 
 

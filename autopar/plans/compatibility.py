@@ -55,12 +55,7 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
     differences = _param_differences(structure, params)
     differences += _input_differences(structure, graph)
     mine = {node.key: node.op for node in graph.with_role(Role.OP) if not node.view}
-    added = sorted(key for key in mine if key not in structure.ops)
-    gone = sorted(key for key in structure.ops if key not in mine)
-    if added:
-        differences.append(f"only the model has the ops {listed(added)}")
-    if gone:
-        differences.append(f"only the plan has the ops {listed(gone)}")
+    differences += _one_sided("ops", mine, structure.ops)
     if not differences:
         differences = [
             f"the same ops are joined otherwise (fingerprint {structure.fingerprint} in the plan, "
@@ -101,13 +96,7 @@ def describe_inputs(graph: Graph) -> tuple[str, ...]:
 
 
 def _param_differences(structure: Structure, params: ParamTypes) -> list[str]:
-    differences: list[str] = []
-    added = sorted(name for name in params if name not in structure.params)
-    gone = sorted(name for name in structure.params if name not in params)
-    if added:
-        differences.append(f"only the model has the parameters {listed(added)}")
-    if gone:
-        differences.append(f"only the plan has the parameters {listed(gone)}")
+    differences = _one_sided("parameters", params, structure.params)
     changed = [
         f"{name} ({stored.dtype}{list(stored.shape)} in the plan, "
         f"{params[name][1]}{list(params[name][0])} in the model)"
@@ -117,6 +106,12 @@ def _param_differences(structure: Structure, params: ParamTypes) -> list[str]:
     if changed:
         differences.append(f"parameters differ: {listed(changed)}")
     return differences
+
+
+def _one_sided(what: str, mine: Iterable[str], planned: Iterable[str]) -> list[str]:
+    model, plan = set(mine), set(planned)
+    sides = ("model", sorted(model - plan)), ("plan", sorted(plan - model))
+    return [f"only the {side} has the {what} {listed(names)}" for side, names in sides if names]
 
 
 def _input_differences(structure: Structure, graph: Graph) -> list[str]:

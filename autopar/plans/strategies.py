@@ -15,7 +15,7 @@ sizes allow it, and 2d and 2.5d what is saved for backward; 3d may save what it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
 from autopar.errors import UnsuitedMeshError
@@ -175,8 +175,8 @@ def _check_batch(strategy: str, graph: Graph, mesh: Mesh, axes: Sequence[Axis]) 
             )
 
 
-def _check_weights(strategy: str, names: Iterable[str], mesh: Mesh, axis: Axis) -> None:
-    if not any(True for _ in names):
+def _check_weights(strategy: str, names: Collection[str], mesh: Mesh, axis: Axis) -> None:
+    if not names:
         raise UnsuitedMeshError(
             f"strategy {strategy}: no layer has a weight whose features divide by {axis.size}, "
             f"the size of axis {axis.name} of mesh {mesh}"

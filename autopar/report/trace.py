@@ -116,8 +116,7 @@ def _described(plan: Plan, part: Part) -> TraceEvent:
 
 def _memory(plan: Plan) -> Iterator[TraceEvent]:
     """Entry k of the curve holds from the end of the one before it to its own time."""
-    estimates = plan.estimates
-    curve, memory = estimates.memory_curve, estimates.memory
+    curve, whole = plan.estimates.memory_curve, msgspec.structs.asdict(plan.estimates.memory)
     start_ns = 0
     held = zip(curve.time_ns, curve.kept, curve.saved, curve.transient)
     for end_ns, kept, saved, transient in held:
@@ -126,14 +125,7 @@ def _memory(plan: Plan) -> Iterator[TraceEvent]:
             "name": "memory (bytes)",
             "pid": STAGE,
             "ts": _us(start_ns),
-            "args": {
-                "params": memory.params,
-                "gradients": memory.gradients,
-                "optimizer": memory.optimizer,
-                "kept": kept,
-                "saved": saved,
-                "transient": transient,
-            },
+            "args": {**whole, "kept": kept, "saved": saved, "transient": transient},
         }
         start_ns = end_ns
 

@@ -123,7 +123,7 @@ class ShardedOutput(Tensor):
             found = _on_shards(func, args, given)
             if found is not NotImplemented:
                 return found
-        return func(*map_tensors(_whole, args), **map_tensors(_whole, given))
+        return func(*map_tensors(whole_of, args), **map_tensors(whole_of, given))
 
     def full_tensor(self) -> Tensor:
         """The whole, plain tensor on every rank. A collective call."""
@@ -171,7 +171,7 @@ class _Whole(torch.autograd.Function):
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, sharded: ShardedOutput
     ) -> Tensor:
-        return _whole(sharded)
+        return whole_of(sharded)
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -195,17 +195,10 @@ def output(piece: Tensor, place: Place | None) -> Tensor:
 
 def whole_of(tensor: Tensor) -> Tensor:
     """All of a tensor, plain. A collective call where ranks hold pieces."""
-    return _whole(tensor)
-
-
-def _whole(x: Tensor) -> Tensor:
-    if isinstance(x, ShardedOutput):
-        return x.piece if _is_whole(x) else _dtensor(x).full_tensor()
-    return x.full_tensor() if isinstance(x, DTensor) else x
-
-
-def _is_whole(x: ShardedOutput) -> bool:
-    return all(p.is_replicate() for p in x.place.placements)
+    if isinstance(tensor, ShardedOutput):
+        is_whole = all(p.is_replicate() for p in tensor.placements)
+        return tensor.piece if is_whole else _dtensor(tensor).full_tensor()
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _dtensor(x: Tensor) -> Any:
@@ -248,7 +241,7 @@ def _view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if isinstance(found, ShardedOutput) and _shares(found.piece, source.piece):
             return found
     copied = _Copied(func, args, kwargs)
-    made = copied.again(map_tensors(_whole, source))
+    made = copied.again(map_tensors(whole_of, source))
     return map_tensors(lambda x: ShardedOutput(x, _NOWHERE, x, copied), made)
 
 
@@ -274,7 +267,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         while root.view_of is not None:
             views.append(root.view_of)
             root = root.view_of.args[0]
-        copy = _whole(root).clone()
+        copy = whole_of(root).clone()
         roots.append((root, copy))
         for view in reversed(views):
             copy = view.again(copy)
@@ -284,7 +277,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
     def read(x: Tensor) -> Tensor:
         known = copies.get(id(x))
-        return known if known is not None else _whole(x) if isinstance(x, ShardedOutput) else x
+        return known if known is not None else whole_of(x) if isinstance(x, ShardedOutput) else x
 
     with implicit_replication():
         result = func(*map_tensors(read, args), **map_tensors(read, kwargs))
