@@ -23,7 +23,7 @@ def _norm(run: Run) -> nn.Module:
 class _Attention(nn.Module):
     def __init__(self, run: Run) -> None:
         super().__init__()
-        self.width = run.hidden // run.heads
+        self.width, self.writes_scores = run.hidden // run.heads, run.writes_scores
         kv, bias = run.kv_heads * self.width, not run.gated
         self.q = nn.Linear(run.hidden, run.hidden, bias=bias)
         self.k = nn.Linear(run.hidden, kv, bias=bias)
@@ -37,8 +37,18 @@ class _Attention(nn.Module):
         )
         if rotation is not None:
             q, k = _rotated(q, *rotation), _rotated(k, *rotation)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        if self.writes_scores:
+            mixed = _softmax_of_scores(q, k) @ v
+        else:
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+def _softmax_of_scores(q: Tensor, k: Tensor) -> Tensor:
+    """Of what was before, `[batch, heads, sequence, sequence]`."""
+    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return scores.masked_fill(later, -torch.inf).softmax(-1)
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

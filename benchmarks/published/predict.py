@@ -96,7 +96,7 @@ def _what_is_planned(run: Run) -> Run:
         inner = min(run.tp, run.gpus_per_node)
         run = msgspec.structs.replace(run, dp=1, gpus=run.tp, gpus_per_node=inner)
     return msgspec.structs.replace(
-        run, name="", source="", tokens_s_gpu=0.0, step_s=None, peak_gib=None,
+        run, name="", tokens_s_gpu=0.0, step_s=None, peak_gib=None,
         accumulation=1, global_batch=run.dp * run.microbatch, compiled="", recompute="none",
     )  # fmt: skip
 

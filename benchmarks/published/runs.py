@@ -17,7 +17,8 @@ times before the optimizer steps (where it is not stated, as often as the global
 FSDP gathers parameters and scatters gradients in every microbatch. HSDP shards within a node and
 replicates across nodes. DDP reduces gradients once, after the last microbatch. A network of so many
 Gbps per node is shared evenly by its devices; where none is stated it is the preset's. Full
-recompute does the forward of each block once more.
+recompute does the forward of each block once more. Attention is one fused kernel, except in the GPT
+of Megatron and vTrain, which write its scores to memory.
 
 A third of the runs is kept apart: those whose source and model have a digest divisible by three.
 """
@@ -139,6 +140,12 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.source.startswith("VIA-Research/vTrain"):
             return None
         return self.model, self.gpus, self.global_batch, self.sequence
+
+    @property
+    def writes_scores(self) -> bool:
+        """Whether attention is two products with a softmax between them, as in Megatron's GPT
+        before FlashAttention and in the copy of it that vTrain ran."""
+        return self.model.startswith("Megatron-GPT") or self.workload is not None
 
     @property
     def gated(self) -> bool:

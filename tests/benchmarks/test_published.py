@@ -208,6 +208,20 @@ def test_what_is_stored_has_four_bytes() -> None:
     assert found.optimizer_s == 2 * planned.optimizer_ns / 1e9
 
 
+def test_megatron_s_gpt_writes_the_scores_of_attention() -> None:
+    def ops(run: Run) -> set[str]:
+        found = predict._estimates(predict._what_is_planned(run)).ops.values()
+        return {
+            op.op for op in found if op.phase == "forward" and op.module == "blocks.*.attention"
+        }
+
+    written = replace(TINY, model="Megatron-GPT-22B")
+    assert written.writes_scores and VTRAIN[0].writes_scores
+    assert ops(TINY) == {"autopar.sdpa.default"}
+    assert {"aten.bmm.default", "aten._softmax.default"} <= ops(written) - ops(TINY)
+    assert not ops(TINY) & ops(written)
+
+
 def test_flops_are_those_of_the_products() -> None:
     # A layer of 12 x 64 x 64 weights, a head of 512 x 64, and attention.
     assert TINY.flops_per_token == 6 * (12 * 64 * 64 + 512 * 64) + 12 * 64 * 64
