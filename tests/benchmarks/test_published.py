@@ -89,6 +89,16 @@ def test_what_cannot_be_expressed_is_left_out(change: dict[str, object], reason:
     assert reasons(replace(MPT, **change)) == (reason,)
 
 
+def test_a_third_is_kept_apart_whole_models_of_a_source_at_a_time() -> None:
+    sides: dict[tuple[str, str], set[bool]] = {}
+    for run in RUNS.values():
+        sides.setdefault((run.source, run.model), set()).add(run.kept_apart)
+    assert all(len(found) == 1 for found in sides.values())
+    # Fixed: another rule would make rows that figures were fitted to count as kept apart.
+    assert sum(run.kept_apart for run in PUBLISHED if not reasons(run)) == 80
+    assert sum(run.kept_apart for run in VTRAIN if not reasons(run)) == 63
+
+
 def test_microbatches_follow_from_the_global_batch_where_they_are_not_stated() -> None:
     assert replace(MPT, accumulation=3).microbatches == 3
     assert (
@@ -117,6 +127,8 @@ def test_a_stated_network_is_shared_by_the_devices_of_a_node() -> None:
     assert predict.cluster_of(run).levels[0].link.bytes_per_s == 25e9
     usual = predict.cluster_of(replace(run, network=""))
     assert usual.name == "2x8xH100" and usual.levels[0].link.bytes_per_s == 50e9
+    within = replace(run, gpus=4, dp=4)  # half of a node, which has no network
+    assert predict.cluster_of(within) == predict.cluster_of(replace(within, network=""))
 
 
 @pytest.mark.parametrize(
