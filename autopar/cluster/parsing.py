@@ -26,6 +26,9 @@ unit of its key or a quantity in quotes:
     [host]
     memory_bytes = "256GiB"
 
+A device may say what its kernels reach of its rates (`ir.mesh.Kernels`), where it differs from its
+preset or from what is usual: `kernels = {product = 0.7, start_s = "3us"}`.
+
 A link of a preset takes what collectives were measured to take along: at another `bytes_per_s` they
 come to the same part of it. One that is given a latency, a start or an efficiency is described by
 these alone, unless `curves` says what was measured on it (`ir.mesh.Curve`):
@@ -40,37 +43,28 @@ import os
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from math import prod
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from autopar.cluster.devices import ALIASES, DEVICES
+from autopar.cluster.figures import MAX_DEVICES, checked
 from autopar.cluster.links import LINK_ALIASES, LINKS, SHARED_LINKS
 from autopar.cluster.presets import SYSTEMS, System
 from autopar.errors import ClusterError
 from autopar.ir.files import read_at_most
-from autopar.ir.mesh import Cluster, Curve, Device, Host, Level, Link
-from autopar.ir.redistribute import KINDS
+from autopar.ir.mesh import Cluster, Curve, Device, Host, Kernels, Level, Link
 from autopar.ir.units import parse_bytes, parse_bytes_per_s, parse_seconds
 
-MAX_DEVICES = 1_000_000
 _MAX_FILE_BYTES = 2**20
-_SIZES = 1, 2**50
-_RATES = 1e3, 1e21
-_TIMES = 0, 1000
-"""The bytes, bytes or FLOPs per second, and seconds that a cluster can be made of."""
-_PARTS = 1e-3, 10
-"""The parts of a rate that a collective can come to; switches that add up make more of it."""
-_OPTIONAL = frozenset({"preset", "efficiency", "curves"})
+_OPTIONAL = frozenset({"preset", "efficiency", "curves", "kernels"})
 _EXAMPLES = "for example 8xH100, 64x8xH100 or a path to a .toml file"
 
 _Figure = int | float | str
-_Bounded = tuple[float, tuple[float, float]]
-"""A figure, and what it must lie between."""
 Preset = TypeVar("Preset", Device, Link)
 _Noun = TypeVar("_Noun", Device, Link, Host)
 
@@ -116,6 +110,7 @@ class _DeviceTable(_File):
     memory_bytes_per_s: _Figure | None = None
     launch_s: _Figure | None = None
     source: str | None = None
+    kernels: dict[str, _Figure] | None = None
 
 
 class _CurveTable(_File):
@@ -214,7 +209,20 @@ def _device(given: _DeviceTable, base: Device | None, where: str) -> Device:
     rates = dict(base.flops_per_s) if base else {}
     for dtype, rate in (given.flops_per_s or {}).items():
         rates[dtype] = _figure(rate, float, f"{where}.flops_per_s.{dtype}")
-    return replace(device, flops_per_s=tuple(rates.items()))
+    kernels = _kernels(given.kernels or {}, device.kernels, f"{where}.kernels")
+    source = device.source
+    if base and given.kernels and given.source is None:
+        source += "; changed: kernels"
+    return replace(device, flops_per_s=tuple(rates.items()), kernels=kernels, source=source)
+
+
+def _kernels(given: dict[str, _Figure], base: Kernels, where: str) -> Kernels:
+    known = asdict(base)
+    for key in given:
+        if key not in known:
+            raise ClusterError(f"{where}: unknown key {key!r} (known: {', '.join(sorted(known))})")
+    read = {key: _figure(value, parse_seconds, f"{where}.{key}") for key, value in given.items()}
+    return replace(base, **read)
 
 
 def _levels(tables: list[_LevelTable], system: System | None, where: str) -> tuple[Level, ...]:
@@ -277,7 +285,7 @@ def _merge(
     fields: dict[str, Any] = {}
     for key in given.__struct_fields__:
         value = getattr(given, key)
-        if key in ("preset", "curves") or value is None:
+        if key in ("preset", "curves", "kernels") or value is None:
             continue
         fields[key] = _figure(value, readers[key], f"{where}.{key}") if key in readers else value
     if base is not None:
@@ -337,58 +345,3 @@ def _size(token: str, text: str) -> int:
     if len(token) > len(str(MAX_DEVICES)) or int(token) < 1:
         raise ClusterError(f"cluster {text!r}: {token!r} is not a size from 1 to {MAX_DEVICES}")
     return int(token)
-
-
-def checked(cluster: Cluster, where: str) -> Cluster:
-    """The cluster, if every figure is usable; later parts divide by them, and add up what comes of
-    it in 64 bits. ClusterError, at `where`, names the one that is not."""
-    device, host = cluster.device, cluster.host
-    figures: dict[str, _Bounded] = {
-        "device.memory_bytes": (device.memory_bytes, _SIZES),
-        "device.memory_bytes_per_s": (device.memory_bytes_per_s, _RATES),
-        "device.launch_s": (device.launch_s, _TIMES),
-        "host.memory_bytes": (host.memory_bytes, (0, _SIZES[1])),
-        "host.bytes_per_s": (host.bytes_per_s, _RATES),
-        "host.latency_s": (host.latency_s, _TIMES),
-    }
-    figures |= {f"device.flops_per_s.{dtype}": (x, _RATES) for dtype, x in device.flops_per_s}
-    if "float32" not in dict(device.flops_per_s):
-        _refuse(where, "device.flops_per_s", "without float32, the rate of every dtype not listed")
-    if not cluster.levels:
-        _refuse(where, "levels", "empty: give at least one, of size 1 for one device")
-    for k, level in enumerate(cluster.levels):
-        figures[f"levels[{k}].size"] = level.size, (1, MAX_DEVICES)
-        figures |= _link_figures(where, f"levels[{k}].link", level.link)
-    for key, (value, (least, most)) in figures.items():
-        # Not a number is in no range.
-        if not least <= value <= most:
-            _refuse(where, key, f"{value!s:.40}: it must be from {least:g} to {most:g}")
-    if cluster.num_devices > MAX_DEVICES:
-        _refuse(where, "number of devices", f"{cluster.num_devices}: at most {MAX_DEVICES}")
-    return cluster
-
-
-def _link_figures(where: str, name: str, link: Link) -> dict[str, _Bounded]:
-    figures: dict[str, _Bounded] = {
-        f"{name}.bytes_per_s": (link.bytes_per_s, _RATES),
-        f"{name}.latency_s": (link.latency_s, _TIMES),
-        f"{name}.start_s": (link.start_s, _TIMES),
-        f"{name}.efficiency": (link.efficiency, _PARTS),
-    }
-    for k, curve in enumerate(link.curves):
-        here = f"{name}.curves[{k}]"
-        if curve.kind not in KINDS:
-            _refuse(where, f"{here}.kind", f"{curve.kind!r}: it must be one of {', '.join(KINDS)}")
-        if (curve.kind, curve.ranks) in {(other.kind, other.ranks) for other in link.curves[:k]}:
-            _refuse(where, f"{here}.ranks", f"{curve.ranks}: given twice for {curve.kind}")
-        figures |= {
-            f"{here}.ranks": (curve.ranks, (2, MAX_DEVICES)),
-            f"{here}.start_s": (curve.start_s, _TIMES),
-            f"{here}.reach": (curve.reach, _PARTS),
-            f"{here}.knee": (curve.knee, (0, 1000)),
-        }
-    return figures
-
-
-def _refuse(where: str, key: str, why: str) -> NoReturn:
-    raise ClusterError(f"{where}: {key} is {why}")

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_model.roofline import op_s
+from autopar.cost_model.roofline import attention_s, product_s, stream_s
 from autopar.ir.choices import Choice
-from autopar.ir.graph import Graph, Node, Phase, Ref, Role
+from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize
 from autopar.ir.mesh import Device
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, root_of
-from autopar.rules.work import busiest_work, fuses, inner_bytes
+from autopar.rules.op import Work
+from autopar.rules.work import busiest_work, fuses, inner_bytes, is_contraction, reduces
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +76,51 @@ def node_s(
 ) -> float:
     """Seconds of `node` on one rank under `choice`, whose input and output `shardings` are given.
     A fusible op that touches no memory of its own is part of another kernel and costs nothing."""
-    moved = sum(
+    sizes_of = [
         local_bytes(tensor, graph.atoms, sharding, sizes)
-        for touched, tensor, sharding in zip(
-            (*work.reads, *work.writes),
+        for tensor, sharding in zip(
             (*graph.input_types(node), *node.outputs),
             (*shardings[0], *shardings[1]),
             strict=True,
         )
-        if touched
-    )
+    ]
+    touched = (*work.reads, *work.writes)
+    moved = sum(size for size, is_touched in zip(sizes_of, touched, strict=True) if is_touched)
     moved += 2 * inner_bytes(graph, node, choice, sizes)
     if is_fusible(node):
         if not moved:
             return 0.0
-        launch_s = device.launch_s if any(work.writes) else 0.0
-        return op_s(0.0, moved, "float32", device) - device.launch_s + launch_s
-    dtype = graph.type_of(node.inputs[0]).dtype if node.inputs else "float32"
+        start_s = device.floor_s(device.kernels.start_s) if any(work.writes) else 0.0
+        return start_s + stream_s(moved, device, _part(node, device))
+    if not is_contraction(node.op):
+        return device.floor_s(device.kernels.start_s) + stream_s(moved, device)
+    outputs = zip(sizes_of[len(node.inputs) :], node.outputs, strict=True)
+    made = sum(size // itemsize(tensor.dtype) for size, tensor in outputs)
     done = busiest_work(graph, node, choice, sizes)
-    found_s = op_s(done.flops, moved * done.passes, dtype, device)
+    return _contraction_s(graph, node, done, made, moved, device)
+
+
+def _contraction_s(
+    graph: Graph, node: Node, done: Work, made: int, moved: int, device: Device
+) -> float:
+    """An op that makes `made` elements and moves `moved` bytes. One of several products is priced
+    as one of all their sums."""
+    dtype = graph.type_of(node.inputs[0]).dtype if node.inputs else "float32"
+    moved *= done.passes
+    if done.scores is not None:
+        found_s = attention_s(done.flops, done.scores, moved, dtype, device)
+    else:
+        found_s = product_s(made, done.flops / (2 * max(1, made)), moved, dtype, device)
     if done.merges:
-        merge_s = op_s(0.0, done.merged_bytes, dtype, device)
-        found_s += done.merges * (done.merge_launches * device.launch_s + merge_s)
+        start_s = done.merge_launches * device.floor_s(device.kernels.start_s)
+        found_s += done.merges * (start_s + stream_s(done.merged_bytes, device))
     return found_s
+
+
+def _part(node: Node, device: Device) -> float:
+    """The part of the memory's bandwidth that a fusible op reaches. Backward sums over rows, whose
+    elements lie far apart, beside what it needs of each row."""
+    if not reduces(node):
+        return device.kernels.pointwise
+    backward = node.phase is Phase.BACKWARD
+    return device.kernels.reduction_backward if backward else device.kernels.reduction

@@ -31,7 +31,7 @@ from autopar.cluster.profile import (
     Profile,
 )
 from autopar.cost_model.cases import Cases, cases
-from autopar.cost_model.roofline import COMPUTE_CEILING, KNEE, MEMORY_CEILING
+from autopar.cost_model.roofline import product_s, stream_s
 from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
 from autopar.ir.mesh import Device
@@ -76,8 +76,9 @@ def device_from_profile(profile: Profile, base: Device) -> Device:
     """`base` with the rates that `profile` measured: what the largest matmul of each dtype and the
     largest copy reached, and the launch.
 
-    The price of a kernel (`compute.op_s`) takes parts of datasheet rates, so these are the rates
-    with which it gives the measured times back. Dtypes that were not measured keep `base`'s rates.
+    The price of a kernel (`roofline`) takes parts of datasheet rates, those of `base`'s kernels, so
+    these are the rates with which it gives the measured times back. Dtypes that were not measured
+    keep `base`'s rates.
     ClusterError if the profile is of another kind of device.
     """
     if profile.kind != base.kind:
@@ -86,32 +87,35 @@ def device_from_profile(profile: Profile, base: Device) -> Device:
             f"{base.name} is of kind {base.kind}: measure on a device of the cluster"
         )
     copy = max(profile.memory_copies, key=lambda entry: entry.num_bytes)
-    bytes_per_s = copy.bytes_per_s / MEMORY_CEILING
+    device = replace(base, memory_bytes_per_s=copy.bytes_per_s / base.kernels.pointwise)
     measured: dict[str, Matmul] = {}
     for entry in profile.matmuls:
         if entry.dtype not in measured or entry.flops > measured[entry.dtype].flops:
             measured[entry.dtype] = entry
-    rates = {dtype: _peak(entry, bytes_per_s) for dtype, entry in measured.items()}
+    rates = {dtype: _peak(entry, device) for dtype, entry in measured.items()}
     kept = [dtype for dtype, _ in base.flops_per_s if dtype not in rates]
     source = f"profile of {profile.device} with torch {profile.torch}"
     if kept:
         source += f"; {', '.join(kept)}: {base.source}"
     return replace(
-        base,
+        device,
         flops_per_s=tuple(sorted({**dict(base.flops_per_s), **rates}.items())),
-        memory_bytes_per_s=bytes_per_s,
         launch_s=profile.launch_ns * 1e-9,
         source=source,
     )
 
 
-def _peak(entry: Matmul, bytes_per_s: float) -> float:
-    """The peak FLOP/s with which `compute.op_s` gives `entry`'s time, less the launch, which a
-    device that is kept busy hides."""
-    seconds = COMPUTE_CEILING * entry.time_ns * 1e-9
-    moving = KNEE * entry.num_bytes / bytes_per_s
+def _peak(entry: Matmul, device: Device) -> float:
+    """The peak FLOP/s with which `roofline.product_s` gives `entry`'s time back, which is that of
+    the device, without a launch."""
+    seconds = entry.time_ns * 1e-9
+    start_s = device.floor_s(device.kernels.product_start_s) if device.kind == "cuda" else 0.0
+    computing_s = seconds - start_s if start_s < seconds / 2 else seconds
     # A matmul that is bound by memory says of the peak only that it is not lower than what it did.
-    return entry.flops / (seconds - moving if moving < seconds / 2 else seconds)
+    if stream_s(entry.num_bytes, device, device.kernels.product_memory) > 0.9 * computing_s:
+        return entry.flops / (device.kernels.product * seconds)
+    one = replace(device, flops_per_s=(("float32", 1.0),))
+    return (product_s(entry.m * entry.n, entry.k, 0.0, "float32", one) - start_s) / computing_s
 
 
 @dataclass

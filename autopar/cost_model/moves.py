@@ -92,7 +92,7 @@ def moves_ns(
         share = cast("float", np.where(shares, sharing.latency_share(larger), share))
         joined = 0 if move.kind != "all_gather" else np.where(copies.brought, 0, out_bytes)
         copied = copied + np.where(shares, in_bytes + joined, 0)
-    copy_s = 2 * copied / device.memory_bytes_per_s
+    copy_s = 2 * copied / (device.kernels.pointwise * device.memory_bytes_per_s)
     sent_s = collective_s(move.kind, in_bytes, out_bytes, mesh.axes[move.axis], share)
     return _all_to_ns(np.asarray(sent_s + copy_s))
 

@@ -22,7 +22,7 @@ from math import prod
 from typing import Any
 
 from autopar.cost_model.collectives import collective_s
-from autopar.cost_model.roofline import op_s
+from autopar.cost_model.roofline import product_s, stream_s
 from autopar.errors import AutoparError
 from autopar.ir.graph import Atom, TensorType, itemsize
 from autopar.ir.mesh import Device, Mesh
@@ -125,8 +125,8 @@ def _kernels_s(optimizer: Optimizer, tensor: TensorType, elements: int, device: 
         chunks = -(-elements // _CHUNK)
         launches *= max(chunks / _CHUNKS_PER_LAUNCH, 1 / _TENSORS_PER_LAUNCH)
     moved = optimizer.passes * elements * itemsize(tensor.dtype)
-    moved_s = op_s(0.0, moved, tensor.dtype, device) - device.launch_s
-    return moved_s + launches * device.launch_s + _orthogonal_s(optimizer, tensor, device)
+    launches_s = launches * device.floor_s(device.kernels.start_s)
+    return launches_s + stream_s(moved, device) + _orthogonal_s(optimizer, tensor, device)
 
 
 def _orthogonal_s(optimizer: Optimizer, tensor: TensorType, device: Device) -> float:
@@ -135,8 +135,10 @@ def _orthogonal_s(optimizer: Optimizer, tensor: TensorType, device: Device) -> f
     if not optimizer.orthogonal or len(tensor.shape) != 2:
         return 0.0
     m, n = sorted(tensor.shape)
-    flops = _NEWTON_SCHULZ_STEPS * (4 * m * m * n + 2 * m**3)
-    return op_s(flops, 0.0, "bfloat16", device) - device.launch_s
+    products = ((m * m, n), (m * m, m), (m * n, m))
+    start_s = device.floor_s(device.kernels.product_start_s)
+    once_s = sum(product_s(made, k, 0.0, "bfloat16", device) - start_s for made, k in products)
+    return _NEWTON_SCHULZ_STEPS * once_s
 
 
 def _gathers_s(

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from math import prod, sqrt
 
 from autopar.cost_model.moves import to_ns
 from autopar.ir.graph import Graph, Node, Role, TensorType
-from autopar.ir.mesh import Cluster, Link
+from autopar.ir.mesh import Cluster, Device, Link
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, root_key
 from autopar.plans.cluster_rates import ClusterRates, CollectiveRates, LinkRates
@@ -29,6 +30,7 @@ def cluster_rates(cluster: Cluster) -> ClusterRates:
         memory_bytes=device.memory_bytes,
         memory_bytes_per_s=round(device.memory_bytes_per_s),
         flops_per_s={dtype: round(rate) for dtype, rate in device.flops_per_s},
+        kernels=_kernels(device),
         links=tuple(
             LinkRates(
                 name=level.link.name,
@@ -42,6 +44,16 @@ def cluster_rates(cluster: Cluster) -> ClusterRates:
             for level in cluster.levels
         ),
     )
+
+
+def _kernels(device: Device) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for name, figure in asdict(device.kernels).items():
+        if name.endswith("_s"):
+            found[name.removesuffix("s") + "ns"] = to_ns(device.floor_s(figure))
+        else:
+            found[f"{name}_ppm"] = round(figure * 1e6)
+    return found
 
 
 def _measured(link: Link) -> tuple[CollectiveRates, ...]:

@@ -1,16 +1,24 @@
-"""Seconds of one kernel on one device, from its FLOPs and the bytes it moves.
+"""Seconds of one kernel on one device, from its shapes, its FLOPs and the bytes it moves.
 
-A roofline (Williams, Waterman and Patterson, 2009) with two documented departures:
+A roofline (Williams, Waterman and Patterson, 2009) whose ceilings depend on the kind of kernel and,
+for products, on the shape. The constants are those of `mesh.Kernels`; `cluster/devices.py` has them
+with their sources.
 
-    seconds = launch + max(compute, memory)
-    memory  = bytes / (MEMORY_CEILING * bandwidth)
-    compute = flops / (peak * efficiency)
-    efficiency = COMPUTE_CEILING * intensity / (intensity + KNEE * peak / bandwidth)
+    product      start + max(2 (out + wave T S) (k + depth) / (ceiling peak), bytes / (memory B))
+    attention    start + max(F + overhead, tail) / (e peak), and no less than its bytes / (memory B)
+    streaming    start + bytes / (part B)
 
-with intensity = flops / bytes. The efficiency rises with arithmetic intensity towards its ceiling,
-so that a kernel near the ridge costs more than either bound; `launch` dominates small kernels.
-Written out, compute = (flops / peak + KNEE * bytes / bandwidth) / COMPUTE_CEILING: no division by
-zero, and the result never falls as flops or bytes grow.
+A product makes `out` elements, each a sum of k products, in tiles of T = 128 x 128 on S streaming
+multiprocessors: its rate is the ceiling times W / (W + wave) times k / (k + depth), with W = out /
+(T S) waves. Written as above there is no division by a size, and no rate that falls.
+
+Attention does F FLOPs, f for each head dim of a score (4 forward, 10 backward). Of R rows with head
+dim d over s keys, a row takes as long as if it had c0 more scores (overhead = f R d c0), and the
+kernel no less than one tile of 128 rows on one multiprocessor does (tail = 128 f d (s + c0/c) S,
+with c = 1/2 under a causal mask, else 1). e is lower in backward, and for narrow heads.
+
+What comes out never falls as rows, sums or bytes grow. The host's launches are not in it: kernels
+follow one another on a device whose host is ahead.
 """
 
 from __future__ import annotations
@@ -18,31 +26,59 @@ from __future__ import annotations
 from math import isfinite
 
 from autopar.ir.mesh import Device
+from autopar.rules.op import Scores
 
-COMPUTE_CEILING = 0.75
-"""Part of the datasheet's FLOP/s that a large matmul reaches; an estimate for devices without a
-profile (large bfloat16 matmuls reach about 0.65 to 0.85 on A100 and H100)."""
-
-MEMORY_CEILING = 0.85
-"""Part of the datasheet's memory bandwidth that a large copy reaches; an estimate."""
-
-KNEE = 0.5
-"""The intensity, as a part of the ridge point peak / bandwidth, at which a matmul reaches half its
-ceiling; an estimate."""
+_TILE = 128 * 128
+_TILE_ROWS = 128
+_HEAD_DIM = 128
+"""The head dim to which the ceiling of attention belongs; narrow heads have half of it."""
 
 
-def op_s(flops: float, bytes_moved: float, dtype: str, device: Device) -> float:
-    """Seconds of one kernel that does `flops` floating-point operations in `dtype` ("bfloat16") and
-    reads and writes `bytes_moved` bytes of `device` memory.
+def stream_s(bytes_moved: float, device: Device, part: float | None = None) -> float:
+    """Seconds in which a kernel reads and writes so many bytes of the device's memory, at `part` of
+    its bandwidth: that of pointwise kernels if left out. Without the start (`floor_s`). ValueError
+    if the bytes are negative, infinite or not a number."""
+    _check(bytes_moved)
+    reached = device.kernels.pointwise if part is None else part
+    return bytes_moved / (reached * device.memory_bytes_per_s)
 
-    A kernel costs its launch even when it does nothing: whoever knows that an op launches none (a
-    view) does not ask. ValueError if a figure is negative, infinite or not a number.
-    """
-    if not (isfinite(flops) and isfinite(bytes_moved) and flops >= 0 and bytes_moved >= 0):
-        raise ValueError(f"a kernel cannot do {flops} FLOPs on {bytes_moved} bytes")
-    move_s = bytes_moved / device.memory_bytes_per_s
-    memory_s = move_s / MEMORY_CEILING
-    if not flops:
-        return device.launch_s + memory_s
-    compute_s = (flops / device.peak(dtype) + KNEE * move_s) / COMPUTE_CEILING
-    return device.launch_s + max(compute_s, memory_s)
+
+def product_s(
+    out_elements: float, depth: float, bytes_moved: float, dtype: str, device: Device
+) -> float:
+    """Seconds of one kernel that makes `out_elements` sums of `depth` products each, in `dtype`
+    ("bfloat16"), and moves `bytes_moved` bytes. ValueError as in `stream_s`."""
+    _check(out_elements, depth, bytes_moved)
+    its = device.kernels
+    shallow = 2 * (out_elements + its.wave * _TILE * its.processors) * (depth + its.depth)
+    compute_s = shallow / (its.product * device.peak(dtype))
+    memory_s = stream_s(bytes_moved, device, its.product_memory)
+    return device.floor_s(its.product_start_s) + max(compute_s, memory_s)
+
+
+def attention_s(
+    flops: float, scores: Scores, bytes_moved: float, dtype: str, device: Device
+) -> float:
+    """Seconds of attention that does `flops` on `scores`, in as many kernels as it has passes, and
+    moves `bytes_moved` bytes. ValueError as in `stream_s`."""
+    _check(flops, bytes_moved)
+    its = device.kernels
+    per_pass = scores.per_score * scores.head_dim
+    seen = scores.keys + its.attention_tokens * (2 if scores.causal else 1)
+    overhead = per_pass * scores.rows * its.attention_tokens
+    tail = per_pass * _TILE_ROWS * seen * its.processors
+    compute = max(flops + scores.passes * overhead, scores.passes * tail)
+    wide = min(1.0, scores.head_dim / _HEAD_DIM)
+    # Straight between half the head dim and all of it; a narrower head computes as many columns.
+    width = 1 - 2 * (1 - wide) * (1 - its.attention_narrow)
+    if wide < 0.5:
+        width = its.attention_narrow * 2 * wide
+    reached = its.attention * width * (its.attention_backward if scores.backward else 1.0)
+    compute_s = compute / (reached * device.peak(dtype))
+    memory_s = stream_s(bytes_moved, device, its.product_memory)
+    return scores.passes * device.floor_s(its.start_s) + max(compute_s, memory_s)
+
+
+def _check(*amounts: float) -> None:
+    if not all(isfinite(amount) and amount >= 0 for amount in amounts):
+        raise ValueError(f"a kernel cannot do {', '.join(map(str, amounts))}")

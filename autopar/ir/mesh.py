@@ -8,11 +8,41 @@ from math import prod
 
 
 @dataclass(frozen=True, slots=True)
+class Kernels:
+    """What parts of its datasheet's rates a device's kernels reach (`cost_model.roofline`).
+
+    A kernel takes `start_s` however little it does, a product `product_start_s`. Products come to a
+    part `product` of the peak where they are large, and to `product_memory` of the bandwidth where
+    they are thin; `wave` and `depth` say how many waves of tiles over the `processors`, and how
+    many products in a sum, bring them to half of that. Attention comes to a part `attention` of the
+    peak with heads of 128, of which heads of 64 reach `attention_narrow` and backward
+    `attention_backward`; a row of it takes as long as if it had `attention_tokens` more scores.
+    `pointwise` kernels, and what reduces rows forward and backward, reach parts of the bandwidth.
+    """
+
+    start_s: float = 2.5e-6
+    product_start_s: float = 3e-6
+    product: float = 0.75
+    product_memory: float = 0.8
+    wave: float = 0.15
+    depth: float = 125.0
+    processors: int = 128
+    attention: float = 0.4
+    attention_narrow: float = 0.9
+    attention_backward: float = 0.85
+    attention_tokens: float = 300.0
+    pointwise: float = 0.8
+    reduction: float = 0.7
+    reduction_backward: float = 0.37
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One accelerator (or CPU core) as its datasheet, or a profile, describes it.
 
     `flops_per_s` maps a dtype's name ("bfloat16") to dense peak FLOP/s; a dtype that is absent
-    runs at the rate of "float32". `source` names where the figures come from.
+    runs at the rate of "float32". `launch_s` is the host's time to launch a kernel. `source` names
+    where the figures come from.
     """
 
     name: str
@@ -22,6 +52,12 @@ class Device:
     memory_bytes_per_s: float
     launch_s: float
     source: str
+    kernels: Kernels = Kernels()
+
+    def floor_s(self, start_s: float) -> float:
+        """What a kernel takes however little it does, if that is `start_s` where others launch it:
+        a CPU launches its own."""
+        return self.launch_s if self.kind == "cpu" else start_s
 
     def peak(self, dtype: str) -> float:
         """Peak FLOP/s in `dtype`."""

@@ -37,11 +37,14 @@ class LinkRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class ClusterRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The cluster as it was priced: one of its equal devices, and its levels, the slowest first.
-    `source` says where the figures of the device come from."""
+    `kernels` has what its kernels reach, times in nanoseconds and all else in millionths, under the
+    names of `mesh.Kernels` with the unit behind. `source` says where the figures of the device come
+    from."""
 
     device: str
     source: str
     memory_bytes: Count
     memory_bytes_per_s: Count
     flops_per_s: dict[str, Count]
+    kernels: dict[str, Count]
     links: tuple[LinkRates, ...]

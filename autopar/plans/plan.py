@@ -26,7 +26,7 @@ from autopar.plans.display import Shown
 from autopar.plans.order import OPTIMIZER, Item, Run
 from autopar.plans.wire import pack, unpack
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 MAX_TENSOR_BYTES = 2**60
 MAX_ITEMS = 2_000_000
 """Ops and redistributions of a step."""

@@ -55,6 +55,7 @@ def _rates(old: Plan, new: Plan) -> tuple[Change, ...]:
 
 
 _BANDWIDTH, _LATENCY, _START = "bandwidth", "latency", "start"
+_KERNELS = "kernels"
 _EFFICIENCY, _ROOT = "efficiency", "what lies between start and bandwidth"
 
 
@@ -63,6 +64,8 @@ def _figures(cluster: ClusterRates) -> Iterator[tuple[str, int | str]]:
     yield f"{_BANDWIDTH} of a device's memory", cluster.memory_bytes_per_s
     for dtype, rate in sorted(cluster.flops_per_s.items()):
         yield f"FLOP/s in {dtype}", rate
+    for name, figure in sorted(cluster.kernels.items()):
+        yield f"{_KERNELS}: {name}", figure
     for k, link in enumerate(cluster.links):
         yield f"link of level {k}", link.name
         yield f"groups on level {k}", str(link.size)

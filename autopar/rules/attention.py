@@ -27,6 +27,7 @@ from autopar.rules.op import (
     Joint,
     JointCall,
     Op,
+    Scores,
     Work,
     row_itemsize,
 )
@@ -153,13 +154,28 @@ def _shapes(node: Node, graph: Graph) -> tuple[tuple[int, ...], tuple[int, ...]]
 def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Work:
     done = _flops(node, graph) * _busiest_share(node, graph, choice, sizes)
     ring = joint_axes(node, choice)
+    steps = sizes[ring[0]] if ring else 1
+    scores = _scores(graph, node, num_shards(node, choice, sizes), steps)
     if not ring and not (is_causal(node) and query_ways(choice, sizes) > 1):
-        return Work(done)
+        return Work(done, scores=scores)
     merged = _merged_bytes(graph, node, choice, sizes)
     if not ring:
-        return Work(done, merges=1, merged_bytes=merged)
-    steps = sizes[ring[0]]
-    return Work(done, steps, steps - 1, merge_launches=1, merged_bytes=merged)
+        return Work(done, merges=1, merged_bytes=merged, scores=scores)
+    return Work(done, steps, steps - 1, merge_launches=1, merged_bytes=merged, scores=scores)
+
+
+def _scores(graph: Graph, node: Node, num: int, steps: int) -> Scores:
+    """Of one of `steps` kernels, where `num` ranks share the work."""
+    query, key = _shapes(node, graph)
+    return Scores(
+        rows=prod(query[:-1]) // num,
+        keys=key[-2] // steps,
+        head_dim=query[-1],
+        per_score=_PER_SCORE[node.op],
+        causal=is_causal(node),
+        backward=node.op == BACKWARD,
+        passes=steps,
+    )
 
 
 def _busiest_share(node: Node, graph: Graph, choice: Choice, sizes: Sequence[int]) -> float:

@@ -88,15 +88,32 @@ class Joint:
 
 
 @dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores of attention that one kernel computes, on the rank that has most: `rows` (of all
+    heads and samples) by `keys`, half of them under a causal mask, with `per_score` FLOPs for each
+    head dim; `passes` such kernels."""
+
+    rows: int
+    keys: int
+    head_dim: int
+    per_score: float
+    causal: bool
+    backward: bool
+    passes: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What an op computes on the rank that has most of it: `flops`, in `passes` over its tensors;
-    then `merges` of what one more kernel gives, each of `merge_launches` and of `merged_bytes`."""
+    then `merges` of what one more kernel gives, each of `merge_launches` and of `merged_bytes`.
+    `scores` are those of attention."""
 
     flops: float
     passes: int = 1
     merges: int = 0
     merge_launches: int = 0
     merged_bytes: int = 0
+    scores: Scores | None = None
 
 
 @dataclass(frozen=True, slots=True)

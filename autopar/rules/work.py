@@ -21,6 +21,14 @@ def fuses(op: str) -> bool:
     return not (is_contraction(op) or record_of(op).lookup)
 
 
+def reduces(node: Node) -> bool:
+    """Whether an op that fuses takes sums, or the like, over a dim of what it reads."""
+    if record_of(node.op).row_reductions:
+        return True
+    factors = (factor for factor in node.factors if not factor.members)
+    return any(any(f.inputs) and None in f.outputs for f in factors)
+
+
 def flops(node: Node, graph: Graph) -> float:
     """Floating-point operations of `node` on all devices together, two per multiplication and
     addition."""

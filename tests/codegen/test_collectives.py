@@ -15,6 +15,7 @@ from autopar.codegen.collectives import WAIT, Packing, collective_call, parts_of
 from autopar.codegen.passes import apply_passes
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.moves import move_ns, to_ns
+from autopar.cost_model.roofline import stream_s
 from autopar.ir.graph import Atom, TensorType
 from autopar.ir.mesh import Link, Mesh
 from autopar.ir.redistribute import Collective, local_bytes, local_shape, states, step
@@ -172,6 +173,7 @@ def test_the_copies_priced_are_those_emitted(name: str, sizes: Sequence[int]) ->
             given, got = (local_bytes(kind, ATOMS, s, on.sizes) for s in (source, target))
             copies = names(emitted(kind, source, target, move, on)).count("permute")
             sent_s = collective_s(move.kind, given, got, on.axes[move.axis])
-            expected = to_ns(sent_s + 2 * copies * max(given, got) / 1e3)
+            copied_s = copies * stream_s(2 * max(given, got), slow)
+            expected = to_ns(sent_s + copied_s)
             found = move_ns(kind, ATOMS, source, target, move, on, slow, sharing=None)
             assert found == expected, (source, target)

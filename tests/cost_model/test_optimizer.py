@@ -91,7 +91,7 @@ def test_shards_take_their_share_of_the_time(name: str) -> None:
     times = [seconds(name, s) for s in ("[R, R]", "[S(0), R]", "[R, S(1)]", "[S(0), S(1)]")]
     assert all(a > b for a, b in pairwise(times))
     # All but the launches is traffic.
-    launches = OPTIMIZERS[name].kernels * parse_cluster("1xH100").device.launch_s
+    launches = OPTIMIZERS[name].kernels * parse_cluster("1xH100").device.kernels.start_s
     assert times[0] - launches < 8 * times[3] < times[0] + 8 * launches
 
 

@@ -109,7 +109,7 @@ def test_a_small_model_on_a_slow_link_is_replicated() -> None:
 def test_a_tight_limit_shards_parameters_and_a_tighter_one_is_infeasible() -> None:
     graph = linear_step(2048, 1024, 1024, layers=4)
     cluster = parse_cluster("8xH100")
-    request = ask(graph, cluster, Options()).on(parse_mesh("8", cluster))
+    request = ask(graph, cluster, Options(optimizer="sgd")).on(parse_mesh("8", cluster))
     roomy = best_on(request, quiet)
     whole = roomy.estimates.memory
     limit = whole.total - (1 << 19)

@@ -54,7 +54,7 @@ def text(difference: Difference, fail_over: str | None = None, width: int = 100)
 
 def rates(bytes_per_s: int) -> ClusterRates:
     link = LinkRates("IB", 2, bytes_per_s, 4000, 14000, 10**6, ())
-    return ClusterRates("A100", "datasheet", 80 << 30, 10**12, {"float32": 10**13}, (link,))
+    return ClusterRates("A100", "datasheet", 80 << 30, 10**12, {"float32": 10**13}, {}, (link,))
 
 
 ALL_UP = "model.layers.{0-3}.mlp.up.weight"

@@ -10,7 +10,7 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.price import price
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import Cluster, Level, Link, Mesh
+from autopar.ir.mesh import Cluster, Kernels, Level, Link, Mesh
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.plans.decisions import make_structure
 from autopar.plans.options import Options
@@ -23,13 +23,14 @@ from autopar.solver.search import Clock
 from tests.codegen.random_plans import as_plan
 
 LIMIT = 80 << 30
+STARTLESS = Kernels(start_s=0.0, product_start_s=0.0, wave=0.0, depth=0.0)
 
 
 def slow(sizes: Sequence[int]) -> tuple[Cluster, Mesh]:
-    """Devices without the launch times that make a tiny model cheapest where it is replicated."""
+    """Devices without the starts that make a tiny model cheapest where it is replicated."""
     found = parse_cluster(f"{prod(sizes)}xH100")
     rates = (("float32", 1e9), ("float64", 1e9))
-    device = replace(found.device, flops_per_s=rates, memory_bytes_per_s=1e10, launch_s=0.0)
+    device = replace(found.device, flops_per_s=rates, memory_bytes_per_s=1e10, kernels=STARTLESS)
     link = Link("fast", 1e10, 1e-9, 0.0, "made up")
     cluster = replace(found, device=device, levels=(Level(prod(sizes), link),))
     return cluster, parse_mesh("x".join(map(str, sizes)), cluster)
