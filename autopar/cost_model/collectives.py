@@ -51,11 +51,10 @@ class _Law:
     root_s: float = 0.0
 
     def seconds(self, num_bytes: int, latency_share: float) -> float:
-        return (
-            latency_share * self.start_s
-            + self.byte_s * num_bytes
-            + self.root_s * np.sqrt(latency_share * num_bytes)
-        )
+        seconds = latency_share * self.start_s + self.byte_s * num_bytes
+        if self.root_s:
+            seconds += self.root_s * np.sqrt(latency_share * num_bytes)
+        return seconds
 
     def __add__(self, other: _Law) -> _Law:
         return _Law(
@@ -176,19 +175,20 @@ def _between(kind: str, sides: int, link: Link) -> Curve | None:
 def _whole_bytes(kind: str, in_bytes: int, out_bytes: int) -> int:
     """Bytes of the side of the local tensor that is not sharded over the axis (all_to_all: of the
     larger shard, which differ where a dim does not divide)."""
-    if np.any(np.minimum(in_bytes, out_bytes) < 0):
+    smaller, larger = np.minimum(in_bytes, out_bytes), np.maximum(in_bytes, out_bytes)
+    if (smaller < 0).any():
         raise ValueError(f"{kind}: negative bytes ({in_bytes} in, {out_bytes} out)")
     match kind:
         case "all_reduce" | "permute":
-            plausible = in_bytes == out_bytes
+            plausible = smaller == larger
         case "all_gather":
-            plausible = in_bytes <= out_bytes
+            plausible = larger == out_bytes
         case "reduce_scatter" | "slice":
-            plausible = out_bytes <= in_bytes
+            plausible = larger == in_bytes
         case "all_to_all":
-            plausible = True
+            plausible = np.True_
         case _:
             raise ValueError(f"unknown collective {kind!r} (known: {', '.join(KINDS)})")
-    if not np.all(plausible):
+    if not plausible.all():
         raise ValueError(f"{kind} cannot turn {in_bytes} local bytes into {out_bytes}")
-    return np.maximum(in_bytes, out_bytes)
+    return larger

@@ -76,16 +76,16 @@ def node_s(
 ) -> float:
     """Seconds of `node` on one rank under `choice`, whose input and output `shardings` are given.
     A fusible op that touches no memory of its own is part of another kernel and costs nothing."""
-    sizes_of = [
+    moved = sum(
         local_bytes(tensor, graph.atoms, sharding, sizes)
-        for tensor, sharding in zip(
+        for touched, tensor, sharding in zip(
+            (*work.reads, *work.writes),
             (*graph.input_types(node), *node.outputs),
             (*shardings[0], *shardings[1]),
             strict=True,
         )
-    ]
-    touched = (*work.reads, *work.writes)
-    moved = sum(size for size, is_touched in zip(sizes_of, touched, strict=True) if is_touched)
+        if touched
+    )
     moved += 2 * inner_bytes(graph, node, choice, sizes)
     if is_fusible(node):
         if not moved:
@@ -94,8 +94,10 @@ def node_s(
         return start_s + stream_s(moved, device, _part(node, device))
     if not is_contraction(node.op):
         return device.floor_s(device.kernels.start_s) + stream_s(moved, device)
-    outputs = zip(sizes_of[len(node.inputs) :], node.outputs, strict=True)
-    made = sum(size // itemsize(tensor.dtype) for size, tensor in outputs)
+    made = sum(
+        local_bytes(tensor, graph.atoms, sharding, sizes) // itemsize(tensor.dtype)
+        for tensor, sharding in zip(node.outputs, shardings[1], strict=True)
+    )
     done = busiest_work(graph, node, choice, sizes)
     return _contraction_s(graph, node, done, made, moved, device)
 
