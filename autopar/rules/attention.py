@@ -155,9 +155,10 @@ def _work(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> Wor
     done = _flops(node, graph) * _busiest_share(node, graph, choice, sizes)
     ring = joint_axes(node, choice)
     steps = sizes[ring[0]] if ring else 1
-    scores = _scores(graph, node, num_shards(node, choice, sizes), steps)
+    num = num_shards(node, choice, sizes)
     if not ring and not (is_causal(node) and query_ways(choice, sizes) > 1):
-        return Work(done, scores=scores)
+        return Work(done, scores=_scores(graph, node, num, 1))
+    scores = _scores(graph, node, num, steps if ring else 2)
     merged = _merged_bytes(graph, node, choice, sizes)
     if not ring:
         return Work(done, merges=1, merged_bytes=merged, scores=scores)

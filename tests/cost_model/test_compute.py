@@ -123,7 +123,7 @@ def test_long_attention_is_faster_a_score_and_slower_where_it_is_causal_or_backw
     per_score = [attended(H100, 2, 32, n, 128) / n**2 for n in (512, 2048, 8192, 32768)]
     assert per_score == sorted(per_score, reverse=True)
     full, causal = (attended(H100, 2, 32, 4096, 128, causal=causal) for causal in (False, True))
-    assert 0.5 * full < causal < 0.6 * full
+    assert 0.55 * full < causal < 0.6 * full
     backward = attended(H100, 2, 32, 8192, 128, backward=True)
     assert backward / attended(H100, 2, 32, 8192, 128) == pytest.approx(2.5 / 0.87, rel=0.01)
 

@@ -15,7 +15,7 @@ def stored(layers: int) -> bytes:
     )  # fmt: skip
     with torch.device("meta"):
         model = LlamaForCausalLM(config)
-        ids = torch.zeros((8, 32), dtype=torch.int64)
+        ids = torch.zeros((64, 256), dtype=torch.int64)
     inputs = {"input_ids": ids, "labels": ids}
     return autopar.plan(model, inputs, cluster="2xH100", mesh="2").to_bytes()
 
