@@ -99,8 +99,8 @@ FORMS = {
          rf"saved:{ATTENTION}:forward:sdpa\.0\.0": "[S(1)]"},
         [("all_to_all", each // 4) for each in (X, K, K, X)],
         # What attention gave is saved by heads, and the gradient of the weight behind it wants it
-        # by positions.
-        [("all_to_all", each // 4) for each in (X, K, K, X, X)],
+        # by positions. So few bytes are gathered and cut: that starts 0.2 us sooner.
+        [*[("all_to_all", each // 4) for each in (X, K, K, X)], ("all_gather", X // 4)],
     ),
     "context, gathered": Form(
         "4", {**ON_SHARDS, **SAVED, rf"{ATTENTION}:.*sdpa.*": "s"},
