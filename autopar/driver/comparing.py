@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +37,7 @@ from autopar.runtime.simulator.eager_step import (
 )
 from autopar.runtime.simulator.precision import computing_in, in_dtype
 from autopar.runtime.simulator.spmd import train_step
-from autopar.runtime.torch_private import flatten, map_tensors, unflatten
+from autopar.runtime.torch_private import map_tensors
 from autopar.tracer import Traced
 from autopar.tracer.capture import autocast_on_cpu, replace_states
 from autopar.tracer.watch import untouched
@@ -105,16 +104,11 @@ def eager(
     device = next((x.device for x in model.parameters()), None)
     directions = tangents(traced.graph, seed, device)
     if dtype is not None:
-        leaves, spec = flatten((args, kwargs))
-        args, kwargs = unflatten([_in(leaf, dtype) for leaf in leaves], spec)
+        args, kwargs = map_tensors(lambda x: in_dtype(x, dtype), (args, kwargs))
         directions = {k: in_dtype(x, dtype) for k, x in directions.items()}
     form = traced.out_spec, len(traced.outputs)
     with untouched(model.modules()), own_values(model, dtype), computing_in(dtype), seeded(seed):
         return eager_step(model, args, kwargs, form, directions)
-
-
-def _in(leaf: Any, dtype: str) -> Any:
-    return in_dtype(leaf, dtype) if hasattr(leaf, "is_floating_point") else leaf
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,8 @@ class _Phase:
             elif node.role is not Role.OP and node.role not in OUTPUT_ROLES:
                 ref = Ref(node.index)
                 self.made.add(Value(self.phase, ref, self.step.layout.made(ref)))
-            self._save(node.index)
+            for group, state in self.due.get(node.index, ()):
+                self._need(group, state)
         outputs = [node for node in self.nodes if node.role in OUTPUT_ROLES]
         for node in outputs:
             for group, state in self.step.reads[node.index]:
@@ -168,10 +169,6 @@ class _Phase:
             found += self.step.reads.get(node.index, ())
             found += self.due.get(node.index, ())
         return found
-
-    def _save(self, node: int) -> None:
-        for group, state in self.due.get(node, ()):
-            self._need(group, state)
 
     def _compute(self, node: Node) -> None:
         for group, state in self.step.reads.get(node.index, ()):

@@ -57,26 +57,17 @@ def _node(
     )
     given = iter(refs)
     target = periods.rename(node.target, copy)
-    return Node(
+    return replace(
+        node,
         index=index[node.index, copy],
         name=twin.name if twin is not None else f"{node.role.value}_{target}",
-        op=node.op,
-        role=node.role,
-        phase=node.phase,
         args=tuple(_with_refs(arg, given) for arg in node.args),
         kwargs=tuple((k, _with_refs(arg, given)) for k, arg in node.kwargs),
         inputs=refs,
         outputs=atoms.types(node.outputs, copy),
         module=periods.rename(node.module, copy),
-        key=node.key,
         target=target,
         factors=atoms.factors(node.factors, copy),
-        partial=node.partial,
-        mean=node.mean,
-        view=node.view,
-        has_rule=node.has_rule,
-        source_line=node.source_line,
-        handed=node.handed,
     )
 
 

@@ -29,7 +29,7 @@ from autopar.runtime.checkpoint.saving import Library
 from autopar.runtime.process.world import World
 from autopar.runtime.program.random import DefaultRandom, RandomOfRank0
 from autopar.runtime.program.sharded import ShardedOutput, whole_of
-from autopar.runtime.torch_private import flatten, unflatten
+from autopar.runtime.torch_private import map_tensors
 
 ITEMS = "num_items_in_batch"
 """The argument by which Trainer tells the number of labels in all batches of a step."""
@@ -92,8 +92,7 @@ class Terms:
     def give(self, outputs: Any, kwargs: Mapping[str, Any]) -> Any:
         """The model's outputs as accelerate's callers expect them."""
         if self.dtype is not None:
-            leaves, spec = flatten(outputs)
-            outputs = unflatten([self._in_float32(leaf) for leaf in leaves], spec)
+            outputs = map_tensors(lambda x: x.float() if x.dtype == self.dtype else x, outputs)
         if kwargs.get(ITEMS) is None or self.world.size == 1:
             return outputs
         if isinstance(outputs, tuple):
@@ -101,10 +100,6 @@ class Terms:
         if outputs.get("loss") is not None:
             outputs["loss"] = outputs["loss"] / self.world.size
         return outputs
-
-    def _in_float32(self, leaf: Any) -> Any:
-        low = isinstance(leaf, Tensor) and leaf.dtype == self.dtype
-        return leaf.float() if low else leaf
 
 
 def accept(model: nn.Module, world: World) -> Terms | None:

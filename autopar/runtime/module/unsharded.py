@@ -23,7 +23,7 @@ from autopar.runtime.process.digests import digest_values
 from autopar.runtime.process.inputs import Inputs
 from autopar.runtime.process.world import World
 from autopar.runtime.program.random import SharedRandom
-from autopar.runtime.torch_private import flatten, local_slices, unflatten
+from autopar.runtime.torch_private import flatten, local_slices, map_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Whole:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.check()
-        args, kwargs = _on_device(self.runner.world, args, kwargs)
+        args, kwargs = _on_device(self.runner.world, (args, kwargs))
         return self.model(*args, **kwargs)
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -133,7 +133,7 @@ def generate_tokens(
     """`own(*args, **kwargs)`, the `generate` of a model of `transformers`, by every rank with whole
     parameters, which it has inside `entire`. Of global inputs, which ranks are held to, all make
     the same tokens, with the random numbers of rank 0's default generator. A collective call."""
-    args, kwargs = _on_device(world, args, kwargs)
+    args, kwargs = _on_device(world, (args, kwargs))
     drawing: AbstractContextManager[None] = nullcontext()
     if inputs == "global" and world.size > 1:
         agreement = make_agreement(world)
@@ -227,10 +227,5 @@ def _take(
         stored.copy_(value[place])
 
 
-def _on_device(
-    world: World, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    leaves, spec = flatten((args, kwargs))
-    moved = [leaf.to(world.device) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-    found: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(moved, spec)
-    return found
+def _on_device(world: World, given: Any) -> Any:
+    return map_tensors(lambda x: x.to(world.device), given)
