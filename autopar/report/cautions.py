@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from autopar.ir.graph import itemsize
-from autopar.ir.sharding import Sharding
 from autopar.ir.units import format_bytes, format_percent
 from autopar.plans.plan import MAX_TENSOR_BYTES, Plan
 from autopar.report.names import tensor_name
-from autopar.report.placed import REPLICATED, ParamGroup
+from autopar.report.placed import REPLICATED, ParamGroup, parsed
 
 LARGE_SHARE = 0.01
 """What is replicated and takes this share of the memory limit is worth a warning."""
@@ -54,15 +53,9 @@ def _made_whole(plan: Plan) -> Iterator[tuple[int, str]]:
     """(bytes, key) of what ops make on every device."""
     for key, op in sorted(plan.estimates.ops.items()):
         for text, state in op.outputs if op.count else ():
-            if _is_whole(state):
+            placed = parsed(state, plan.structure.mesh)
+            if placed is not None and placed.is_replicated:
                 yield type_bytes(text), key
-
-
-def _is_whole(state: str) -> bool:
-    try:
-        return all(placement.kind == "R" for placement in Sharding.parse(state))
-    except ValueError:
-        return False
 
 
 def type_bytes(text: str) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from typing import TypeVar
 
+from autopar.ir.mesh import Mesh
 from autopar.plans.matching import general
 from autopar.plans.plan import Plan, Structure
 from autopar.report.changes import ChangeItem, Topic, folded, gathered, single
@@ -22,41 +23,20 @@ def decision_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
     """Topics whose cause is the planner; some may be empty. What is decided of ops and parameters
     that only one plan has is not among them."""
     a, b = old.structure, new.structure
+    saved = _tensors((a.saved, b.saved), old, new, sharding_text, AS_MADE)
+    moved = _tensors((a.routes, b.routes), old, new, route_text, STAYS)
+    returned = _tensors((a.outputs, b.outputs), old, new, sharding_text, "")
     return tuple(
         Topic(title, "decision", changes)
         for title, changes in (
             ("mesh", single("mesh", a.mesh.text, b.mesh.text)),
             ("parameters", folded(_params(a, b))),
             ("ops", gathered(_ops(old, new))),
-            (
-                "activations saved for backward",
-                gathered(
-                    _tensors(
-                        (a.saved, b.saved), old, new,
-                        lambda text, s: sharding_text(text, s.mesh) if text else AS_MADE,
-                    )
-                ),
-            ),
-            (
-                "redistribution of tensors",
-                gathered(
-                    _tensors(
-                        (a.routes, b.routes), old, new,
-                        lambda arcs, s: route_text(arcs, s.mesh) if arcs else STAYS,
-                    )
-                ),
-            ),
-            (
-                "outputs",
-                gathered(
-                    _tensors(
-                        (a.outputs, b.outputs), old, new,
-                        lambda text, s: sharding_text(text, s.mesh) if text else "",
-                    )
-                ),
-            ),
+            ("activations saved for backward", gathered(saved)),
+            ("redistribution of tensors", gathered(moved)),
+            ("outputs", gathered(returned)),
         )
-    )  # fmt: skip
+    )
 
 
 def _params(a: Structure, b: Structure) -> Iterator[ChangeItem]:
@@ -80,9 +60,10 @@ def _tensors(
     tables: tuple[Mapping[str, _Entry], Mapping[str, _Entry]],
     old: Plan,
     new: Plan,
-    text: Callable[[_Entry | None, Structure], str],
+    text: Callable[[_Entry, Mesh], str],
+    without: str,
 ) -> Iterator[ChangeItem]:
-    """Entries that differ, of tensors that both plans have."""
+    """Entries that differ, of tensors that both plans have; `without` stands for none."""
     first, second = tables
     both = _shared(old, new)
     for key in {**first, **second}:
@@ -90,8 +71,9 @@ def _tensors(
         if before != after and both(key):
             place, name = tensor_place(key)
             weight = _weight(maker(key, old.structure.ops) or key.partition("@")[0], old, new)
-            texts = text(before, old.structure), text(after, new.structure)
-            yield ChangeItem(place, name, *texts, weight)
+            sides = (before, old.structure.mesh), (after, new.structure.mesh)
+            was, now = (text(entry, mesh) if entry else without for entry, mesh in sides)
+            yield ChangeItem(place, name, was, now, weight)
 
 
 def _shared(old: Plan, new: Plan) -> Callable[[str], bool]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 
-from autopar.ir.graph import itemsize
 from autopar.ir.mesh import Mesh
 from autopar.ir.patterns import compress
 from autopar.ir.sharding import Placement, Sharding
@@ -15,7 +13,7 @@ from autopar.ir.units import format_bytes
 from autopar.plans.matching import general
 from autopar.plans.plan import OpTotal, Param, Plan
 from autopar.report.names import PARAM, short_op, tensor_name
-from autopar.report.placed import on_axes, options_by_axis, shard_bytes, sharding_text
+from autopar.report.placed import on_axes, options_by_axis, parsed, shard_bytes, sharding_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +43,12 @@ class Alike:
     @property
     def total_bytes(self) -> int:
         """Bytes of all of them in the whole model."""
-        return len(self.names) * prod(self.param.shape) * itemsize(self.param.dtype)
+        return len(self.names) * self.param.num_bytes
 
     def held_bytes(self, sharding: str, mesh: Mesh) -> int:
         """Bytes of all of them on one device, in that sharding."""
-        parsed = Sharding.parse(sharding)
-        return len(self.names) * shard_bytes(self.param.shape, self.param.dtype, parsed, mesh)
+        state = Sharding.parse(sharding)
+        return len(self.names) * shard_bytes(self.param.shape, self.param.dtype, state, mesh)
 
 
 def alike(params: Mapping[str, Param], names: Iterable[str]) -> tuple[Alike, ...]:
@@ -82,7 +80,7 @@ def param_decision(plan: Plan, params: Alike) -> DecisionText:
     else:
         kept = "kept for backward: as it is stored, no copy"
     forward = [state for op, state in readers if op.phase == "forward"]
-    taken = _parsed(forward[0], mesh) if forward else None
+    taken = parsed(forward[0], mesh) if forward else None
     roles = [
         f"{axis.name}: {_role(placement, taken[k] if taken else None)}"
         for k, (axis, placement) in enumerate(zip(mesh, placed.storage, strict=True))
@@ -105,7 +103,7 @@ def param_decision(plan: Plan, params: Alike) -> DecisionText:
 def op_decision(plan: Plan, key: str, op: OpTotal) -> DecisionText:
     """What each mesh axis does to an op, and how its tensors lie."""
     mesh, options = plan.structure.mesh, options_by_axis(plan.structure.ops.get(key, ""))
-    made = [found for _, state in op.outputs if (found := _parsed(state, mesh)) is not None]
+    made = [found for _, state in op.outputs if (found := parsed(state, mesh)) is not None]
     return DecisionText(
         name=key,
         what=short_op(op.op),
@@ -121,14 +119,6 @@ def op_decision(plan: Plan, key: str, op: OpTotal) -> DecisionText:
         ),
         makes=tuple(f"makes {kind} {sharding_text(state, mesh)}" for kind, state in op.outputs),
     )
-
-
-def _parsed(state: str, mesh: Mesh) -> Sharding | None:
-    try:
-        sharding = Sharding.parse(state)
-    except ValueError:
-        return None
-    return sharding if len(sharding.placements) == len(mesh) else None
 
 
 def _readers(plan: Plan, params: Alike) -> list[tuple[OpTotal, str]]:

@@ -85,12 +85,19 @@ def on_axes(sharding: Sharding, mesh: Mesh) -> str:
     return f"[{', '.join(reversed(placed))}]" if placed else REPLICATED
 
 
+def parsed(text: str, mesh: Mesh) -> Sharding | None:
+    """The sharding on `mesh` that a text says; None if it says none."""
+    try:
+        sharding = Sharding.parse(text)
+    except ValueError:
+        return None
+    return sharding if len(sharding.placements) == len(mesh) else None
+
+
 def sharding_text(text: str, mesh: Mesh) -> str:
     """`[S(1) on tp, S(0) on dp]` of `[S(0), S(1)]`."""
-    try:
-        return on_axes(Sharding.parse(text), mesh)
-    except ValueError:
-        return text
+    sharding = parsed(text, mesh)
+    return text if sharding is None else on_axes(sharding, mesh)
 
 
 def param_text(param: Param, mesh: Mesh) -> str:

@@ -14,12 +14,11 @@ from itertools import pairwise
 from markupsafe import Markup
 
 from autopar.ir.mesh import Mesh
-from autopar.ir.sharding import Sharding
 from autopar.ir.units import format_ns
 from autopar.report.html.block_graph import BlockGraph, Box, Made, TensorRead
 from autopar.report.html.layered import Point, arrange
 from autopar.report.html.svg import cut, picture, points, rect, svg_path, text, text_width
-from autopar.report.placed import sharding_text
+from autopar.report.placed import parsed, sharding_text
 
 _SIZE, _SMALL = 12.0, 10.5
 _LINE, _PAD, _STRIPE = 15.0, 8.0, 5.0
@@ -140,14 +139,9 @@ def _box(drawn: Drawn, x: float, y: float, mesh: Mesh) -> Iterator[Markup]:
 
 def _stripes(box: Box, mesh: Mesh) -> list[str]:
     """Classes of the stripes: what the box makes first, by axis."""
-    try:
-        state = Sharding.parse(box.makes[0].state) if box.makes else Sharding(())
-    except ValueError:
-        return []
-    if len(state.placements) != len(mesh):
-        return []
+    state = parsed(box.makes[0].state, mesh) if box.makes else None
     kinds = {"R": "whole", "P": "partial"}
-    return [f"stripe axis{k} {kinds.get(p.kind, 'cut')}" for k, p in enumerate(state)]
+    return [f"stripe axis{k} {kinds.get(p.kind, 'cut')}" for k, p in enumerate(state or ())]
 
 
 def _arrow(passed: Sequence[Point], moved: bool, tip: str) -> Markup:
