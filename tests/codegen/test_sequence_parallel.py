@@ -97,10 +97,11 @@ FORMS = {
         "4",
         {**ON_SHARDS, rf"{ATTENTION}:.*sdpa.*": "kv",
          rf"saved:{ATTENTION}:forward:sdpa\.0\.0": "[S(1)]"},
-        [("all_to_all", each // 4) for each in (X, K, K, X)],
+        # Keys and values are few bytes: they are gathered and cut, which starts 0.2 us sooner.
+        [*[("all_to_all", X // 4)] * 2, *[("all_gather", K // 4)] * 2],
         # What attention gave is saved by heads, and the gradient of the weight behind it wants it
-        # by positions. So few bytes are gathered and cut: that starts 0.2 us sooner.
-        [*[("all_to_all", each // 4) for each in (X, K, K, X)], ("all_gather", X // 4)],
+        # by positions.
+        [*[("all_to_all", X // 4)] * 3, *[("all_gather", K // 4)] * 2],
     ),
     "context, gathered": Form(
         "4", {**ON_SHARDS, **SAVED, rf"{ATTENTION}:.*sdpa.*": "s"},
