@@ -41,6 +41,7 @@ def spawn(
             ranks |= {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
             env = {**os.environ, **{name: str(value) for name, value in ranks.items()}}
             env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+            env["PYTHONFAULTHANDLER"] = "1"  # Who dies in native code says where.
             command = [sys.executable, "-c", _CHILD, function, str(results[rank])]
             with logs[rank].open("wb") as log:
                 children.append(
