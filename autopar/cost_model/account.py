@@ -24,7 +24,9 @@ from autopar.cost_model.rates import (
     tokens_of,
     utilisation_ppm,
 )
+from autopar.cost_model.windows import NO_AXIS, Hidden, Hiding
 from autopar.errors import PlanMismatchError
+from autopar.ir.blocks import blocks, hides_in, waits_in
 from autopar.ir.buckets import Sharing, is_bucketed, sharing
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Node, Role
@@ -60,7 +62,8 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
     steps = {key: _steps(layout, cluster, mesh, group, shares) for key, group in alike.items()}
     updates = _updates(layout, cluster, mesh, options)
     scheduled = schedule(layout)
-    prices = EventPrices(layout, scheduled, compute, inside, steps, updates)
+    hiding = Hiding.of(mesh)
+    prices = EventPrices(layout, scheduled, compute, inside, steps, updates, hiding.contention)
     played = play(scheduled.events, prices.given(), prices)
     memory, holders = peak_memory(played, prices, layout, options)
     sends = _sends(graph, all_groups, steps, inside)
@@ -78,6 +81,8 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
         ops=_op_totals(layout, all_groups, compute, sends, updates),
         exposed_communication_ns=played.exposed_ns,
         hidden_communication_ns=communication_ns - played.exposed_ns,
+        hidden=_hidden(graph, hiding, all_groups, compute, inside, steps),
+        contention=dict(zip(mesh.names, hiding.contention, strict=True)),
         bubble_ns=0,
         tokens=tokens,
         tokens_per_s=tokens * 10**9 // played.end_ns if played.end_ns else 0,
@@ -134,6 +139,31 @@ def _inside(
         if known[kind]:
             found[index] = known[kind]
     return found
+
+
+def _hidden(
+    graph: Graph,
+    hiding: Hiding,
+    all_groups: Sequence[Group],
+    compute: Mapping[int, int],
+    inside: Mapping[int, Sequence[Step]],
+    steps: Mapping[str, Sequence[Step]],
+) -> dict[str, int]:
+    """What is hidden in each window, added up op by op and step by step."""
+    hidden, known = Hidden(hiding), blocks(graph)
+    for index, ns in compute.items():
+        place = known.window_of(graph.nodes[index])
+        hidden.add(place, hiding.computed(ns))
+        for each in inside.get(index, ()):
+            hidden.add(place, hiding.waited(each.axis, each.ns))
+    for group in all_groups:
+        is_sent = is_bucketed(graph, group)
+        place = hides_in(graph, group) if is_sent else waits_in(graph, group)
+        for each in steps[group.key]:
+            axis = NO_AXIS if each.kind == "slice" else each.axis
+            saved = hiding.sent(axis, each.ns) if is_sent else hiding.waited(axis, each.ns)
+            hidden.add(place, saved)
+    return hidden.by_window
 
 
 def _compute_ns(

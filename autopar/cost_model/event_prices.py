@@ -30,7 +30,8 @@ class PricedStep(NamedTuple):
 
 class EventPrices:
     """`timeline.Prices`: `compute` has the time of each op, `inside` what each sends while it runs,
-    `steps` those of each group by its key, `updates` the optimizer's time for each parameter."""
+    `steps` those of each group by its key, `updates` the optimizer's time for each parameter;
+    `contention` is as `timeline.Hardware` has it."""
 
     def __init__(
         self,
@@ -40,7 +41,9 @@ class EventPrices:
         inside: Mapping[int, Sequence[PricedStep]],
         steps: Mapping[str, Sequence[PricedStep]],
         updates: Mapping[int, int],
+        contention: Sequence[int],
     ) -> None:
+        self.contention = contention
         self.layout, self.graph = layout, layout.graph
         self.compute, self.steps, self.updates = compute, steps, updates
         self.inside = {node: sum(each.ns for each in found) for node, found in inside.items()}

@@ -29,7 +29,7 @@ from autopar.ir.sharding import Placement, R, Sharding
 @dataclass(frozen=True, slots=True)
 class Network:
     """`states`, and the steps from `states[tails[k]]` to `states[heads[k]]`, of `costs[k]`
-    nanoseconds each. `placements` are numbers for what the states are on each axis, `names` their
+    nanoseconds each; `axes[k]` is the mesh axis whose links it takes, -1 if none. `placements` are numbers for what the states are on each axis, `names` their
     texts, `place` their numbers."""
 
     states: tuple[Sharding, ...]
@@ -39,6 +39,7 @@ class Network:
     tails: IntArray
     heads: IntArray
     costs: IntArray
+    axes: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,7 @@ def _make(
     stack = (tensor, atoms) if len(alike) == 1 else _stacked(alike, atoms)
     ends: list[IntArray] = [np.empty((0, 2), np.int64)]
     costs: list[IntArray] = [np.empty((len(alike), 0), np.int64)]
+    axes: list[IntArray] = [np.empty(0, np.int64)]
     for move, pairs in steps:
         first, kind = _kinds(steps, move, pairs)
         priced = np.empty((len(alike), len(first)), np.int64)
@@ -104,13 +106,15 @@ def _make(
                 *stack, states[tail], states[head], move, mesh, device, sharing=sharing
             )
         ends.append(pairs)
+        axes.append(np.full(len(pairs), -1 if move.kind == "slice" else move.axis))
         costs.append(priced[:, kind])
     arcs, by_tensor = np.concatenate(ends), np.concatenate(costs, axis=1)
     order = np.lexsort((arcs[:, 1], arcs[:, 0]))
     tails, heads = (np.ascontiguousarray(column) for column in arcs[order].T)
     names, place = tuple(map(str, states)), {state: i for i, state in enumerate(states)}
+    by_axis = np.concatenate(axes)[order]
     return [
-        Network(states, names, place, steps.placements, tails, heads, each[order])
+        Network(states, names, place, steps.placements, tails, heads, each[order], by_axis)
         for each in by_tensor
     ]
 

@@ -21,18 +21,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.cost_model.imposed import impose
-from autopar.cost_model.kernel_cost import node_s, traffic
+from autopar.cost_model.kernel_cost import Traffic, node_s, traffic
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.network import Network, WantedMove, closure, networks
 from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.space import NodeClass, classes
+from autopar.cost_model.windows import Hiding, Windows
 from autopar.errors import InfeasibleError
+from autopar.ir.blocks import blocks, hides_in, waits_in
 from autopar.ir.buckets import is_bucketed, sharing
 from autopar.ir.choices import Choice
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import STORED_ROLES, Graph, Phase, Role
-from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.mesh import Cluster, Device, Mesh
 from autopar.ir.problem import Flow, IntArray, Problem, Sink
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
@@ -54,6 +56,9 @@ def price(request: PlanRequest) -> Problem:
     keys = (*table, *(SAVED + key for key in saves))
     number = {key: i for i, key in enumerate(keys)}
     space = _Space(graph, table, saves, number, limits, owners)
+    windows = Windows(Hiding.of(mesh), mesh.names)
+    costs = _compute(graph, cluster, mesh, options, all_groups, table, windows)
+    flows = _flows(space, cluster, mesh, all_groups, windows)
     return Problem(
         name=f"{graph.name} on {mesh}",
         keys=keys,
@@ -62,13 +67,14 @@ def price(request: PlanRequest) -> Problem:
             *saves.values(),
         ),
         costs=(
-            *_compute(graph, cluster, mesh, options, all_groups, table),
+            *costs,
             *(np.zeros(len(states), np.int64) for states in saves.values()),
         ),
         usages=_usages(graph, mesh, options, all_groups, table, saves),
         intervals=((0, 1),) * len(keys),
-        flows=_flows(space, cluster, mesh, all_groups),
+        flows=flows,
         usage_limit=request.memory_limit_bytes,
+        windows=windows.stated(),
     )
 
 
@@ -131,20 +137,30 @@ def _compute(
     options: Options,
     all_groups: Sequence[Group],
     table: Mapping[str, NodeClass],
+    windows: Windows,
 ) -> tuple[IntArray, ...]:
     """Compute time of every choice of every class, and of what its op sends, summed over the nodes
     of the class; the optimizer's time of parameters that are trained."""
-    work = traffic(graph, all_groups)
-    kinds = Counter((graph.nodes[index].key, done) for index, done in work.items())
+    work, known = traffic(graph, all_groups), blocks(graph)
+    kinds = Counter(
+        (graph.nodes[index].key, done, known.window_of(graph.nodes[index]))
+        for index, done in work.items()
+    )
     costs = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
-    for (key, done), count in kinds.items():
+    number = {key: i for i, key in enumerate(table)}
+    done_of: dict[tuple[str, Traffic], tuple[IntArray, IntArray]] = {}
+    for (key, done, place), count in kinds.items():
         entry = table[key]
-        for c, choice in enumerate(entry.choices):
-            assert isinstance(choice, Choice), f"{key} is no op"
-            pair = (entry.inputs[c], entry.outputs[c])
-            ns = to_ns(node_s(graph, entry.node, done, choice, pair, mesh.sizes, cluster.device))
-            talk = sum(longer for _, longer in sent(graph, entry.node, choice, mesh, ns))
-            costs[key][c] += count * (ns + talk)
+        if (key, done) not in done_of:
+            done_of[key, done] = _node_ns(graph, cluster.device, mesh, entry, done)
+        computed, talk = done_of[key, done]
+        costs[key] += count * (computed + talk.sum(axis=0))
+        if place is not None:
+            hiding = windows.hiding
+            windows.add_node(place, number[key], [count * s for s in hiding.computed(computed)])
+            for axis in np.flatnonzero(talk.any(axis=1)).tolist():
+                waited = hiding.waited(axis, talk[axis])
+                windows.add_node(place, number[key], [count * saved for saved in waited])
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     kinds = Counter(node.key for node in graph.with_role(Role.PARAM) if node.target in trained)
     optimizer = find_optimizer(options.optimizer)
@@ -154,6 +170,22 @@ def _compute(
             seconds = update_s(optimizer, tensor, graph.atoms, storage, mesh, cluster.device)
             costs[key][c] += count * to_ns(seconds)
     return tuple(costs.values())
+
+
+def _node_ns(
+    graph: Graph, device: Device, mesh: Mesh, entry: NodeClass, done: Traffic
+) -> tuple[IntArray, IntArray]:
+    """Nanoseconds of a node of a class, per choice; by which it takes longer for what it sends, per
+    mesh axis and choice."""
+    computed = np.zeros(len(entry.choices), np.int64)
+    talk = np.zeros((len(mesh.axes), len(entry.choices)), np.int64)
+    for c, choice in enumerate(entry.choices):
+        assert isinstance(choice, Choice), f"{entry.key} is no op"
+        pair = (entry.inputs[c], entry.outputs[c])
+        computed[c] = to_ns(node_s(graph, entry.node, done, choice, pair, mesh.sizes, device))
+        for each, longer in sent(graph, entry.node, choice, mesh, int(computed[c])):
+            talk[each.axis, c] += longer
+    return computed, talk
 
 
 def _usages(
@@ -220,9 +252,15 @@ class _Way:
 
 
 def _flows(
-    space: _Space, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group]
+    space: _Space, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group], windows: Windows
 ) -> tuple[Flow, ...]:
     graph, counts = space.graph, Counter(group.key for group in all_groups)
+    hidden = Counter((group.key, hides_in(graph, group)) for group in all_groups)
+    waited = Counter(
+        (group.key, waits_in(graph, group))
+        for group in all_groups
+        if not is_bucketed(graph, group)
+    )
     first: dict[str, Group] = {}
     for group in all_groups:
         first.setdefault(group.key, group)
@@ -232,6 +270,12 @@ def _flows(
         for way in ways
     ]
     made = networks(wanted, graph.atoms, mesh, cluster.device, sharing(graph))
+    number = {way.group.key: f for f, way in enumerate(ways)}
+    for found, saved in ((hidden, windows.hiding.sent), (waited, windows.hiding.waited)):
+        for (key, place), count in found.items():
+            if place is not None:
+                network = made[number[key]]
+                windows.add_flow(place, number[key], network.costs, network.axes, count, saved)
     return tuple(
         _flow(space, way, network, counts[way.group.key])
         for way, network in zip(ways, made, strict=True)

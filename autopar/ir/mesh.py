@@ -90,6 +90,9 @@ class Link:
     `curves` are what collectives were measured to take. One that has none takes `start_s` however
     little it sends and to whom, `latency_s` for each of its steps, and comes to a part `efficiency`
     of the rate.
+
+    `contention` says how much of the shorter of a collective and what is computed meanwhile is not
+    hidden: 0 where they do not disturb each other, 1 where they might as well take turns.
     """
 
     name: str
@@ -99,6 +102,7 @@ class Link:
     source: str
     efficiency: float = 1.0
     curves: tuple[Curve, ...] = ()
+    contention: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

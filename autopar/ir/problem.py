@@ -8,9 +8,10 @@ of
   parallelism (several edges between the same pair of nodes add up);
 * for every `Flow`, the cheapest set of arcs that leads from the state the source's choice is in to
   every state its sinks ask for. An arc used by several sinks is charged once: a redistribution is
-  shared by its consumers, and so are the intermediate steps of it.
+  shared by its consumers, and so are the intermediate steps of it;
+* less, for every `Window`, what is hidden in it.
 
-Memory: node `i` takes `usages[i][c]` bytes during `intervals[i]` (half open); at every point in
+A tensor takes the cheapest way by the costs of arcs alone, whatever of it is hidden. Memory: node `i` takes `usages[i][c]` bytes during `intervals[i]` (half open); at every point in
 time the sum must be at most `usage_limit`. All figures are integers, so that a cost can be computed
 again from a solution by other code and must agree to the last digit. autopar's own problems are in
 nanoseconds per training step and in bytes per device.
@@ -18,6 +19,7 @@ nanoseconds per training step and in bytes per device.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -76,6 +78,26 @@ class Flow:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Saving:
+    """By how much a window would take less than the sum of its costs if it took as long as one
+    `resource` is busy: `nodes[i][c]` for choice `c` of node `i`, `flows[f][a]` for arc `a` of flow
+    `f` where it is used."""
+
+    resource: str
+    nodes: Mapping[int, IntArray]
+    flows: Mapping[int, IntArray]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """A stretch of the step in which resources are busy side by side: it takes as long as the
+    busiest, so that the least of the `savings` is hidden."""
+
+    key: str
+    savings: tuple[Saving, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Problem:
     """Nodes, edges, flows and limits; see the module's text. `keys` are canonical names of nodes,
     and the texts of `labels` those of each node's choices: they alone break ties."""
@@ -89,6 +111,7 @@ class Problem:
     edges: tuple[Edge, ...] = ()
     flows: tuple[Flow, ...] = ()
     usage_limit: int | None = None
+    windows: tuple[Window, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.keys)

@@ -1,13 +1,16 @@
 """A schedule played: when each of its events starts and ends, and what a device holds meanwhile.
 
 The device does one thing after another; the links of each mesh axis do theirs beside it, in the
-order in which they are started. What the device waits for is exposed, the rest is hidden.
+order in which they are started. What communication costs the device is exposed, whether it waits or
+is slowed down; the rest is hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple, Protocol
 
 from autopar.ir.schedule import (
@@ -22,6 +25,8 @@ from autopar.ir.schedule import (
     Value,
     Wait,
 )
+
+_THOUSAND = 1000
 
 HOLDERS = ("kept", "saved", "transient")
 """What memory beside parameters, their gradients and the optimizer's states is held for."""
@@ -38,6 +43,11 @@ class Carried(NamedTuple):
 
 class Prices(Protocol):
     """What events take, in nanoseconds, and what is held, in bytes."""
+
+    @property
+    def contention(self) -> Sequence[int]:
+        """Per mesh axis, in thousandths: as `Hardware` has it."""
+        ...
 
     def compute_ns(self, node: int) -> int:
         """The op's own time."""
@@ -96,7 +106,7 @@ class Occupant(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Timeline:
     """`spans` and `live`, the bytes of each of `HOLDERS` while it happens, per event. `exposed_ns`
-    is how long the device waits for communication, in all."""
+    is what communication costs the device, in all."""
 
     events: tuple[Event, ...]
     spans: tuple[Span, ...]
@@ -114,12 +124,14 @@ class Timeline:
 def play(events: Sequence[Event], given: Sequence[Value], prices: Prices) -> Timeline:
     """`events` in order, where the tensors `given` are there from the start."""
     time, memory = _Time(prices), _Memory(prices, given)
-    spans: list[Span] = []
+    happened: list[Span | int] = []
     live: list[tuple[int, int, int]] = []
     for event in events:
-        spans.append(time.do(event))
+        happened.append(time.do(event))
         live.append(memory.do(event))
     hardware = time.hardware
+    sent = hardware.finish()
+    spans = (each if isinstance(each, Span) else sent[each] for each in happened)
     return Timeline(tuple(events), tuple(spans), tuple(live), hardware.exposed_ns, hardware.now_ns)
 
 
@@ -133,55 +145,120 @@ def held_at(
     return memory.during(events[place]) if events else ()
 
 
-@dataclass(slots=True)
 class Hardware:
-    """A device and the links of each mesh axis, at work."""
+    """A device and the links of each mesh axis, at work.
 
-    now_ns: int = 0
-    exposed_ns: int = 0
-    links: dict[int, int] = field(default_factory=dict[int, int])
-    """When those of each axis are done with all they were given."""
+    `contention` has, per axis in thousandths, by how much the device and a message are slowed down
+    while both are busy (`mesh.Link.contention`): together they take `max + k min`. Axes that are
+    not in it have none.
+    """
+
+    def __init__(self, contention: Sequence[int] = ()) -> None:
+        self.worked_ns = 0
+        """What the device was given to do, but for communication."""
+        self._now = 0.0
+        self._slowed = {axis: k / _THOUSAND for axis, k in enumerate(contention)}
+        self._queues: dict[int, deque[_Sent]] = {}
+        self._spans: list[Span | None] = []
+
+    @property
+    def now_ns(self) -> int:
+        """Where the device is."""
+        return round(self._now)
+
+    @property
+    def exposed_ns(self) -> int:
+        """How long the device was not at its own work, or slower at it, for communication."""
+        return self.now_ns - self.worked_ns
 
     def work(self, ns: int) -> Span:
         """The device is busy."""
-        start = self.now_ns
-        self.now_ns += ns
-        return Span(start, self.now_ns)
+        self.worked_ns += ns
+        return self._pass(float(ns), self._slowed)
 
     def communicate(self, ns: int) -> Span:
         """The device is busy with what only communication asks for."""
-        self.exposed_ns += ns
-        return self.work(ns)
+        return self._pass(float(ns), {})
 
-    def start(self, axis: int, ns: int) -> Span:
-        """The links of an axis are given a message."""
-        start = max(self.now_ns, self.links.get(axis, 0))
-        self.links[axis] = start + ns
-        return Span(start, start + ns)
+    def start(self, axis: int, ns: int) -> int:
+        """The links of an axis are given a message. Returns its number."""
+        queue = self._queues.setdefault(axis, deque())
+        number = len(self._spans)
+        self._spans.append(None)
+        queue.append(_Sent(number, float(ns), self._now))
+        return number
 
-    def wait(self, end_ns: int) -> Span:
-        """The device goes on at `end_ns`, if it is not later."""
-        return self.communicate(max(0, end_ns - self.now_ns))
+    def wait(self, number: int) -> Span:
+        """The device goes on when a message has come."""
+        start = self.now_ns
+        while self._spans[number] is None:
+            self._step(inf, {})
+        return Span(start, self.now_ns)
+
+    def finish(self) -> list[Span]:
+        """From when to when the links were at each message, by its number; those that nothing
+        waited for end after the device does."""
+        now = self._now
+        while any(self._queues.values()):
+            self._step(inf, {})
+        self._now = now
+        return [span for span in self._spans if span is not None]
+
+    def _pass(self, left: float, slowed: Mapping[int, float]) -> Span:
+        start = self.now_ns
+        while left > 0:
+            left -= self._step(left, slowed)
+        return Span(start, self.now_ns)
+
+    def _step(self, left: float, slowed: Mapping[int, float]) -> float:
+        """Time passes until the device has done `left`, or a message has come. Returns what the
+        device has done."""
+        busy = {axis: queue for axis, queue in self._queues.items() if queue}
+        rate = 1 / (1 + sum(slowed.get(axis, 0.0) for axis in busy))
+        rates = {axis: 1 / (1 + slowed.get(axis, 0.0)) for axis in busy}
+        ends = {axis: queue[0].left / rates[axis] for axis, queue in busy.items()}
+        passed = min([left / rate, *ends.values()])
+        self._now += passed
+        for axis, queue in busy.items():
+            first = queue[0]
+            first.left -= passed * rates[axis]
+            if ends[axis] <= passed:
+                queue.popleft()
+                self._spans[first.number] = Span(round(first.start), self.now_ns)
+                if queue:
+                    queue[0].start = self._now
+        return left if left / rate <= passed else passed * rate
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A message that has not come: the links have `left` nanoseconds to do, and begin with it at
+    `start`, or when those before it have come."""
+
+    number: int
+    left: float
+    start: float
 
 
 class _Time:
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
-        self.hardware = Hardware()
-        self.ends: dict[Message, int] = {}
+        self.hardware = Hardware(prices.contention)
+        self.numbers: dict[Message, int] = {}
 
-    def do(self, event: Event) -> Span:
+    def do(self, event: Event) -> Span | int:
+        """When the event happens; of a `Start`, the number of its message."""
         hardware, prices = self.hardware, self.prices
         match event:
             case Compute(node):
                 span = hardware.work(prices.compute_ns(node))
                 return Span(span.start_ns, hardware.communicate(prices.inside_ns(node)).end_ns)
             case Start(message):
-                span = hardware.start(message.axis, prices.message_ns(message))
-                self.ends[message] = span.end_ns
-                return span
+                number = hardware.start(message.axis, prices.message_ns(message))
+                self.numbers[message] = number
+                return number
             case Wait(message):
-                return hardware.wait(self.ends.pop(message))
+                return hardware.wait(self.numbers.pop(message))
             case Take(transfer, None):
                 return hardware.communicate(prices.cut_ns(transfer))
             case Update(params):

@@ -44,43 +44,36 @@ class Bucket:
 
 class Gathers:
     """The gathers of parameters in one phase, where `asked` says which states are asked for in
-    which order.
+    which order, and by ops of which block (`ir.blocks`).
 
-    Buckets are of one kind, axis and dtype, and of one number of gathers before: one bucket never
-    needs what another that needs it brings. `next` has the bucket behind each of its like.
+    Buckets are of one kind, axis, dtype and block, and of one number of gathers behind: one bucket
+    never needs what another that needs it brings. `due` has those that are to start where a block
+    begins: with the block before the one that they are for, and one block earlier for each gather
+    behind.
     """
 
     def __init__(
-        self, graph: Graph, routes: Routes, asked: Iterable[tuple[Group, Sharding]]
+        self,
+        graph: Graph,
+        routes: Routes,
+        asked: Iterable[tuple[int, tuple[Group, Sharding]]],
     ) -> None:
         self.buckets: list[Bucket] = []
         self.place_of: dict[Value, int] = {}
-        self.next: dict[int, int] = {}
+        self.due: dict[int, list[int]] = {}
         last: dict[tuple[object, ...], int] = {}
-        for group, state in asked:
+        for block, (group, state) in asked:
             if graph.nodes[group.root.node].role is not Role.PARAM:
                 continue
-            dtype, before = graph.type_of(group.root).dtype, 0
-            for arc in routes.path(group, state):
-                if arc.collective.kind != "all_gather":
-                    continue
+            path = routes.path(group, state)
+            arcs = [arc for arc in path if arc.collective.kind == "all_gather"]
+            for behind, arc in zip(reversed(range(len(arcs))), arcs, strict=True):
                 transfer = routes.transfer(group, arc)
                 if transfer.target not in self.place_of:
-                    key = arc.collective.axis, dtype, before
-                    self.place_of[transfer.target] = self._add(last, key, transfer, arc)
-                before += 1
-
-    def _add(
-        self,
-        last: dict[tuple[object, ...], int],
-        key: tuple[object, ...],
-        transfer: Transfer,
-        arc: Arc,
-    ) -> int:
-        if key not in last or not self.buckets[last[key]].takes(arc):
-            self.buckets.append(Bucket())
-            if key in last:
-                self.next[last[key]] = len(self.buckets) - 1
-            last[key] = len(self.buckets) - 1
-        self.buckets[last[key]].add(transfer, arc)
-        return last[key]
+                    key = arc.collective.axis, graph.type_of(group.root).dtype, behind, block
+                    if key not in last or not self.buckets[last[key]].takes(arc):
+                        last[key] = len(self.buckets)
+                        self.buckets.append(Bucket())
+                        self.due.setdefault(max(0, block - 1 - behind), []).append(last[key])
+                    self.buckets[last[key]].add(transfer, arc)
+                    self.place_of[transfer.target] = last[key]

@@ -2,10 +2,9 @@
 
 Ops come in the order of the graph. Communication starts where it can hide:
 
-* Parameters are gathered in buckets, in the order of their first use. A bucket starts when the one
-  before it is waited for, so that it is under way while that one is computed with.
-* Gradients leave in buckets, as soon as one is full. `MAX_UNDER_WAY` messages that only leave the
-  graph are under way beside the one that starts; the oldest is waited for first.
+* Parameters are gathered in buckets, in the order of their first use, while the block before the
+  one that uses them is computed (`ir.blocks`).
+* Gradients leave in buckets, as soon as one is full, and are waited for when the next block is over.
 * What is partial is reduced as soon as it is made: less is left to hold, and the reduction has time
   until the first use. What leaves the graph takes its last form at once.
 * Everything else moves when an op needs it, and what is saved for backward after the last op of
@@ -18,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from autopar.errors import PlanMismatchError
+from autopar.ir.blocks import blocks
 from autopar.ir.graph import OUTPUT_ROLES, Node, Phase, Ref, Role
 from autopar.ir.schedule import (
     Compute,
@@ -37,10 +37,6 @@ from autopar.plans.bucketing import Bucket, Gathers
 from autopar.plans.last_uses import with_frees
 from autopar.plans.layout import Layout
 from autopar.plans.routes import Arc, Routes
-
-MAX_UNDER_WAY = 2
-"""How many messages whose results only leave the graph are under way when another starts: each
-holds its input and its result."""
 
 _Need = tuple[Group, Sharding]
 """A state that a tensor is asked to be in."""
@@ -125,7 +121,9 @@ class _Phase:
         self.waited: set[Message] = set()
         self.open: dict[tuple[object, ...], Bucket] = {}
         self.leaving: dict[Value, list[tuple[Group, tuple[Arc, ...]]]] = defaultdict(list)
-        self.under_way: list[Message] = []
+        self.under_way: dict[Message, int] = {}
+        """What leaves the graph, with the block in which it started."""
+        self.blocks, self.block = blocks(step.graph).of, -1
         self.due = self._when_saved() if phase is Phase.FORWARD else {}
         self.gathers = Gathers(step.graph, step.routes, self._in_order())
 
@@ -162,15 +160,28 @@ class _Phase:
                 found[last].append((forward, self.step.layout.kept(group.root)))
         return found
 
-    def _in_order(self) -> list[_Need]:
-        """What is asked for in this phase, in order."""
-        found: list[_Need] = []
+    def _in_order(self) -> list[tuple[int, _Need]]:
+        """What is asked for in this phase, in order, with the block that asks."""
+        found: list[tuple[int, _Need]] = []
+        block = 0
         for node in self.nodes:
-            found += self.step.reads.get(node.index, ())
-            found += self.due.get(node.index, ())
+            block = self.blocks.get(node.index, block)
+            here = (*self.step.reads.get(node.index, ()), *self.due.get(node.index, ()))
+            found += ((block, asked) for asked in here)
         return found
 
+    def _enter(self, block: int) -> None:
+        """Start the gathers that are due with a block, and wait for what left before the last."""
+        self.block = block
+        for message, started in list(self.under_way.items()):
+            if started < block - 1:
+                self._land(message)
+        for place in self.gathers.due.get(block, ()):
+            self._gather(place)
+
     def _compute(self, node: Node) -> None:
+        while self.block < self.blocks[node.index]:
+            self._enter(self.block + 1)
         for group, state in self.step.reads.get(node.index, ()):
             self._need(group, state)
         refs = [Ref(node.index, output) for output in range(len(node.outputs))]
@@ -225,19 +236,14 @@ class _Phase:
             self.coming[transfer.target] = message
 
     def _land(self, message: Message) -> None:
-        """Wait for a message, if nothing has: of gathers with the next bucket under way."""
+        """Wait for a message, if nothing has."""
         if message in self.waited:
             return
         self.waited.add(message)
-        place = self.gathers.place_of.get(message.transfers[0].target)
-        if place is not None:
-            if place in self.gathers.next:
-                self._gather(self.gathers.next[place])
-            self.events.append(Wait(message))
-            return
         self.events.append(Wait(message))
-        if message in self.under_way:
-            self.under_way.remove(message)
+        if message.transfers[0].target in self.gathers.place_of:
+            return
+        self.under_way.pop(message, None)
         for transfer in message.transfers:
             self._take(transfer, message)
         for transfer in message.transfers:
@@ -302,9 +308,7 @@ class _Phase:
     def _send(self, key: tuple[object, ...]) -> None:
         message = self.open.pop(key).message()
         self._start(message)
-        self.under_way.append(message)
-        if len(self.under_way) > MAX_UNDER_WAY:
-            self._land(self.under_way[0])
+        self.under_way[message] = self.block
 
     def _flush(self) -> None:
         """Send all that is left, and wait for all of it."""
@@ -312,4 +316,4 @@ class _Phase:
             for key in list(self.open):
                 self._send(key)
             while self.under_way:
-                self._land(self.under_way[0])
+                self._land(next(iter(self.under_way)))

@@ -2,7 +2,7 @@
 
 The plan lists a step as runs of items (`plans.order`) and has totals per op and per step of what is
 sent. Here every occurrence gets its share of the totals, in whole nanoseconds, so that the shares
-add up to exactly the totals, and the step is played by the rules it was priced by. What
+add up to exactly the totals, and the step is played by the same hardware as when it was priced. What
 the shares differ from the prices makes its length differ from the plan's by as little.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -89,7 +89,7 @@ class Stretch:
 @dataclass(frozen=True)
 class DrawnStep:
     """A step: stretches one after the other, and all `bars`, those of item k from `bar_of[k]` on;
-    the device comes to it at `turns[k]`. `waiting_ns` is how long the device waits in all."""
+    the device comes to it at `turns[k]`. `waiting_ns` is what communication costs the device in all."""
 
     stretches: tuple[Stretch, ...]
     bars: tuple[Bar, ...]
@@ -165,10 +165,12 @@ class _Player:
         self.items = {text: self._item(text) for text in self.texts}
         self.parts = self._find_parts()
         self.done: Counter[Part] = Counter()
-        self.hardware = Hardware()
+        self.hardware = Hardware([self.estimates.contention.get(name, 0) for name in self.axes])
         self.coming: dict[str, deque[int]] = defaultdict(deque)
-        """When the messages end that began with a text and were not waited for."""
+        """The numbers of the messages that began with a text and were not waited for."""
         self.bars: list[Bar] = []
+        self.sent: list[range] = []
+        """Per message, the places of its bars."""
 
     def run(self) -> DrawnStep:
         turns, bar_of = [0], [0]
@@ -176,6 +178,7 @@ class _Player:
             self._do(place, text)
             turns.append(self.hardware.now_ns)
             bar_of.append(len(self.bars))
+        self._place_messages()
         stretches: list[Stretch] = []
         first = 0
         for run in self.estimates.order:
@@ -184,6 +187,17 @@ class _Player:
             first = end
         waiting_ns = self.hardware.exposed_ns
         return DrawnStep(tuple(stretches), tuple(self.bars), bar_of, turns, waiting_ns)
+
+    def _place_messages(self) -> None:
+        """How long each message takes is known when all is over: its tensors share that time."""
+        for span, places in zip(self.hardware.finish(), self.sent, strict=True):
+            asked, start_ns, done = sum(self.bars[k].duration_ns for k in places), span.start_ns, 0
+            for k in places:
+                bar = self.bars[k]
+                done += bar.duration_ns
+                end_ns = span.start_ns + (span.end_ns - span.start_ns) * done // asked
+                self.bars[k] = replace(bar, start_ns=start_ns, duration_ns=end_ns - start_ns)
+                start_ns = end_ns
 
     def _item(self, text: str) -> Item | None:
         is_device = text in self.estimates.ops or text == OPTIMIZER
@@ -211,12 +225,13 @@ class _Player:
             for part in self.parts[text]:
                 ns, num_bytes = self._share(part)
                 span = hardware.communicate(ns) if part.is_sent else hardware.work(ns)
-                self._add(part, span.start_ns, ns, num_bytes)
+                self._add(part, span.start_ns, span.end_ns - span.start_ns, num_bytes)
         elif item.word == START:
             self._start(place, item)
         elif item.word == WAIT:
             ends = self.coming[f"{item.step} {item.key}"]
-            hardware.wait(ends.popleft() if ends else 0)
+            if ends:
+                hardware.wait(ends.popleft())
 
     def _start(self, place: int, first: Item) -> None:
         """A message: its tensors one behind the other."""
@@ -228,12 +243,12 @@ class _Player:
             parts += self.parts[text]
         shares = [self._share(part) for part in parts]
         axis = self.axes.get(parts[0].track.axis, 0)
-        span = self.hardware.start(axis, sum(ns for ns, _ in shares))
-        self.coming[f"{first.step} {first.key}"].append(span.end_ns)
-        start_ns = span.start_ns
+        number = self.hardware.start(axis, sum(ns for ns, _ in shares))
+        self.coming[f"{first.step} {first.key}"].append(number)
+        place = len(self.bars)
         for part, (ns, num_bytes) in zip(parts, shares, strict=True):
-            self._add(part, start_ns, ns, num_bytes)
-            start_ns += ns
+            self._add(part, self.hardware.now_ns, ns, num_bytes)
+        self.sent.append(range(place, len(self.bars)))
 
     def _share(self, part: Part) -> tuple[int, int]:
         """Time and bytes of the next occurrence of a part."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from autopar.ir.problem import FORBIDDEN, Flow, Problem
 from autopar.solver.routing import Route, Router
+from autopar.solver.windows import hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,10 @@ class Evaluator:
         limit = problem.usage_limit
         if limit is not None and peak > limit:
             violations.append(f"{peak} in use at time {peak_time}, the limit is {limit}")
+        arcs = tuple(r.arcs for r in routes)
         return Evaluation(
-            objective=objective + sum(r.cost for r in routes),
-            arcs=tuple(r.arcs for r in routes),
+            objective=objective + sum(r.cost for r in routes) - hidden(problem, choice, arcs),
+            arcs=arcs,
             flow_costs=tuple(r.cost for r in routes),
             peak=peak,
             peak_time=peak_time,

@@ -18,6 +18,7 @@ from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.memory import live_sets
 from autopar.solver.search import Clock
+from autopar.solver.windows import Shares, first_shares, weighed
 
 _PROHIBITIVE = 1e30
 _UNDECIDED = -1
@@ -29,11 +30,15 @@ _FIRST_PRICE = 2.0**-12
 class Descent:
     """Coordinate descent on one problem, from starts of its own or one that is given."""
 
-    def __init__(self, problem: Problem, evaluator: Evaluator, clock: Clock) -> None:
+    def __init__(
+        self, problem: Problem, evaluator: Evaluator, clock: Clock, shares: Shares | None = None
+    ) -> None:
+        """What windows save counts in these `shares` where moves are compared."""
         self.problem = problem
         self.clock = clock
         self._evaluator = evaluator
-        self._prices = _Prices(problem, evaluator)
+        steered = weighed(problem, shares or first_shares(problem)) if problem.windows else problem
+        self._prices = _Prices(steered, Evaluator(steered) if problem.windows else evaluator)
         sets = live_sets(problem) if problem.usage_limit is not None else []
         times = np.array([time for time, _ in sets], dtype=np.int64)
         self._spans = [

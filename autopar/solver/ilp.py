@@ -12,6 +12,8 @@ Variables (all in [0, 1], only `s` integer):
   arc is charged once. On an arc of one commodity the cost is on `f`.
 * memory: `sum s[i,c] (usage[i,c] - least usage of i) <= limit - sum of least usages`, per maximal
   set of live nodes. With `excess` the rows may be broken, and how far is the objective instead.
+* `w` per window, the part of `most_hidden` that is hidden, which is its cost, below 0:
+  `most_hidden w <= sum s saved + sum y saved` for each of its savings.
 
 With `s` integer, every flow splits into paths and `z` is integer. `y` may stay fractional where
 several commodities share arcs (the relaxation of a directed Steiner problem has a gap), so the
@@ -25,10 +27,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from autopar.ir.problem import FORBIDDEN, BoolArray, Edge, FloatArray, Flow, IntArray, Problem
+from autopar.ir.problem import (
+    FORBIDDEN,
+    BoolArray,
+    Edge,
+    FloatArray,
+    Flow,
+    IntArray,
+    Problem,
+    Window,
+)
 from autopar.solver.distances import all_distances
 from autopar.solver.memory import live_sets
 from autopar.solver.ways import Ways, any_way
+from autopar.solver.windows import Shares, most_hidden, normalised
 
 _LARGEST_COST_BITS = 20
 
@@ -44,10 +56,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _FlowParts:
-    """Columns that bear cost, those of them that several commodities share, rows per commodity and
-    state."""
+    """Columns that bear cost and the arcs they stand for, those of them that several commodities
+    share, rows per commodity and state."""
 
     priced: IntArray
+    arcs: IntArray
     shared: IntArray
     balances: tuple[IntArray, ...]
 
@@ -61,7 +74,8 @@ class Model:
     column of a choice (-1: it has none), row `i` the one that takes exactly one of them. `flows[f]`
     are the columns of flow `f` that bear a cost, `shared[f]` those of them that must be integer for
     the flow to be exact, `balances[f][k][p]` the row of commodity `k` (in the order of
-    `distinct_sinks`) at state `p` (-1: there is none).
+    `distinct_sinks`) at state `p` (-1: there is none). `windows[w]` are the rows of the savings of
+    window `w`, nanoseconds times `window_scales[w]`.
     """
 
     cost: IntArray
@@ -76,12 +90,19 @@ class Model:
     shared: tuple[IntArray, ...]
     balances: tuple[tuple[IntArray, ...], ...]
     limits: tuple[Limit, ...]
+    windows: tuple[IntArray, ...]
+    window_scales: tuple[float, ...]
 
     @property
     def cost_scale(self) -> float:
         """A power of two that brings the largest cost to at most 2**`_LARGEST_COST_BITS`."""
         largest = int(np.abs(self.cost).max(initial=1))
         return 2.0 ** (_LARGEST_COST_BITS - largest.bit_length())
+
+    def shares(self, row_duals: FloatArray) -> Shares:
+        """What `row_duals`, in units of the cost, say of the windows: their savings' weights."""
+        scales = zip(self.windows, self.window_scales, strict=True)
+        return normalised([scale * row_duals[rows] for rows, scale in scales])
 
     @property
     def num_columns(self) -> int:
@@ -142,11 +163,12 @@ def build_model(problem: Problem, *, excess: bool = False, ways: Ways = any_way)
         for flow, distance in zip(problem.flows, all_distances(problem.flows), strict=True)
     ]
     limits: list[Limit] = []
+    windows = [] if excess else [_add_window(builder, w, choices, flows) for w in problem.windows]
     if problem.usage_limit is not None:
         limits = _add_memory(builder, problem, choices, problem.usage_limit, excess)
     if excess:
         builder.costs = [np.zeros(builder.num_columns - 1, dtype=np.int64), np.ones(1, np.int64)]
-    return _finish(builder, choices, flows, limits)
+    return _finish(builder, choices, flows, limits, windows)
 
 
 def _add_choices(builder: _Builder, problem: Problem) -> tuple[IntArray, ...]:
@@ -203,12 +225,13 @@ def _add_flow(
     shared = builder.add_columns(flow.costs[shared_arcs])
     bearing = np.zeros(len(flow.costs), dtype=np.int64)
     bearing[shared_arcs] = shared
-    priced = [shared]
+    priced, priced_arcs = [shared], [shared_arcs]
     of_states: list[IntArray] = []
     for (node, state), arcs in zip(sinks, usable, strict=True):
         is_shared = users[arcs] > 1
         moves = builder.add_columns(np.where(is_shared, 0, flow.costs[arcs]))
         priced.append(moves[~is_shared])
+        priced_arcs.append(arcs[~is_shared])
         links = builder.add_rows(int(is_shared.sum()), 0.0, np.inf)
         builder.add_entries(links, bearing[arcs[is_shared]], 1.0)
         builder.add_entries(links, moves[is_shared], -1.0)
@@ -221,7 +244,9 @@ def _add_flow(
         if (state[choices[node] >= 0] < 0).any():
             dumps = builder.add_columns(np.zeros(len(source_states), dtype=np.int64))
             builder.add_entries(rows[source_states], dumps, 1.0)
-    return _FlowParts(np.concatenate(priced), shared, tuple(of_states))
+    return _FlowParts(
+        np.concatenate(priced), np.concatenate(priced_arcs), shared, tuple(of_states)
+    )
 
 
 def distinct_sinks(flow: Flow) -> list[tuple[int, IntArray]]:
@@ -264,11 +289,32 @@ def _add_memory(
     return found
 
 
+def _add_window(
+    builder: _Builder, window: Window, choices: Sequence[IntArray], flows: Sequence[_FlowParts]
+) -> tuple[IntArray, float]:
+    """The column of what is hidden in a window; its rows, and the scale of their values."""
+    most = most_hidden(window)
+    scale = 2.0 ** -max(1, most).bit_length()
+    hidden = builder.add_columns(np.array([-most], np.int64))
+    rows = builder.add_rows(len(window.savings), 0.0, np.inf)
+    for row, saving in zip(rows, window.savings, strict=True):
+        builder.add_entries(np.array([row]), hidden, -most * scale)
+        for node, saved in saving.nodes.items():
+            there = (saved > 0) & (choices[node] >= 0)
+            columns = choices[node][there]
+            builder.add_entries(np.full(len(columns), row), columns, saved[there] * scale)
+        for flow, saved in saving.flows.items():
+            columns, values = flows[flow].priced, saved[flows[flow].arcs] * scale
+            builder.add_entries(np.full(len(columns), row), columns, values)
+    return rows, scale
+
+
 def _finish(
     builder: _Builder,
     choices: tuple[IntArray, ...],
     flows: Sequence[_FlowParts],
     limits: Sequence[Limit],
+    windows: Sequence[tuple[IntArray, float]],
 ) -> Model:
     rows, columns, values = (np.concatenate(part) for part in zip(*builder.entries, strict=True))
     order = np.lexsort((columns, rows))
@@ -301,4 +347,6 @@ def _finish(
         shared=tuple(parts.shared for parts in flows),
         balances=tuple(tuple(place[rows] for rows in parts.balances) for parts in flows),
         limits=tuple(replace(limit, row=int(place[limit.row])) for limit in limits),
+        windows=tuple(place[rows] for rows, _ in windows),
+        window_scales=tuple(scale for _, scale in windows),
     )

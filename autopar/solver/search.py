@@ -9,6 +9,7 @@ from time import monotonic
 from autopar.ir.problem import FloatArray, Problem
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.ilp import Model
+from autopar.solver.windows import Shares
 
 Progress = Callable[[str], None]
 
@@ -43,7 +44,8 @@ class Clock:
 @dataclass(slots=True)
 class Search:
     """`bound` is below every plan's cost; `choice` is empty until there is a feasible plan.
-    `relaxation` is the model that was relaxed last, with its row duals in units of the cost. Plans
+    `relaxation` is the model that was relaxed last, with its row duals in units of the cost, and
+    `shares` what these say of the windows. Plans
     that cost `cutoff` or more are of no interest, nor is a gap of `tolerance` times the cost."""
 
     problem: Problem
@@ -55,6 +57,7 @@ class Search:
     evaluation: Evaluation | None = None
     infeasible: bool = False
     relaxation: tuple[Model, FloatArray] | None = None
+    shares: Shares | None = None
     cutoff: float = float("inf")
     tolerance: float = 0.0
     statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])

@@ -39,6 +39,7 @@ from autopar.solver.heuristic import Descent
 from autopar.solver.reductions.tables import keep_choices
 from autopar.solver.search import Clock, Progress, Search
 from autopar.solver.ways import shortest_ways
+from autopar.solver.windows import first_shares, weighed
 
 TOLERANCE = 0.01
 """The gap with which a plan is good enough, as a part of its cost, if it cannot be closed soon."""
@@ -76,14 +77,15 @@ def generate_columns(
 
 def quick_bound(problem: Problem, clock: Clock) -> float:
     """What message passing alone finds soon: within a percent on two axes, if memory is ample."""
-    passing = _without_prices(problem, all_distances(problem.flows))
+    passing = _without_prices(problem)
     return float("-inf") if passing is None else passing.settle(clock, _FIRST_SWEEPS)
 
 
-def _without_prices(problem: Problem, distances: Sequence[IntArray]) -> Passing | None:
+def _without_prices(problem: Problem) -> Passing | None:
     """Message passing with nothing known of any price; None if there is no plan."""
-    relayed = relay(problem, distances, no_potentials(problem))
-    return None if relayed is None else Passing(relayed, unpriced(problem))
+    summed = weighed(problem, first_shares(problem)) if problem.windows else problem
+    relayed = relay(summed, all_distances(summed.flows), no_potentials(summed))
+    return None if relayed is None else Passing(relayed, unpriced(summed))
 
 
 class _Work:
@@ -107,7 +109,7 @@ class _Work:
 
     def begin(self) -> None:
         """Chooses the first master: what is leanest, and what message passing alone deems good."""
-        passing = _without_prices(self.problem, self.distances)
+        passing = _without_prices(self.problem)
         if passing is None:
             self.state.infeasible = self._done = True
             return
@@ -137,8 +139,12 @@ class _Work:
             self._done = not grown
             return
         model, row_duals = found.relaxation
-        prices = potentials(self.problem, self.kept, model, row_duals, self.distances)
-        relayed = relay(self.problem, self.distances, prices)
+        summed, distances = self.problem, self.distances
+        if summed.windows:
+            summed = weighed(summed, model.shares(row_duals))
+            distances = all_distances(summed.flows)
+        prices = potentials(summed, self.kept, model, row_duals, distances)
+        relayed = relay(summed, distances, prices)
         assert relayed is not None, "what is possible by itself does not depend on prices"
         self._learn(Passing(relayed, memory_prices(self.problem, model, row_duals)), _SWEEPS)
         num_left = sum(map(len, self.left))

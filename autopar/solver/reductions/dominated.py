@@ -5,8 +5,10 @@ costs the same and weighs less as ties go (`ties`). What the exchange costs at t
 
 * the difference of the node's own costs;
 * per edge, the largest difference over the other node's choices;
+* per window, the largest by which one of its savings falls;
 * per flow made here, the way from the state `a` leaves it in to the state `b` does;
-* per flow used here, the way on from the state `b` asks for to the state `a` asks for.
+* per flow used here, the way on from the state `b` asks for to the state `a` asks for; with windows
+  these must be the same states.
 
 The plan that the solver looks for, cheapest and of these of lowest weight, uses no beaten choice.
 """
@@ -75,11 +77,19 @@ def _exchange_costs(problem: Problem) -> list[IntArray]:
             continue
         found[edge.source] = _plus(found[edge.source], _difference(edge.cost))
         found[edge.target] = _plus(found[edge.target], _difference(edge.cost.T))
+    for window in problem.windows:
+        for node in sorted({i for saving in window.savings for i in saving.nodes}):
+            nothing = np.zeros(len(problem.costs[node]), np.int64)
+            saved = (saving.nodes.get(node, nothing) for saving in window.savings)
+            found[node] = _plus(found[node], _difference(-np.stack([*saved], axis=1)))
     for flow, distance in zip(problem.flows, all_distances(problem.flows), strict=True):
         size = len(flow.states)
         # Row and column -1 stand for "no state".
         way = np.zeros((size + 1, size + 1), dtype=np.int64)
         way[:size, :size] = distance
+        if problem.windows:
+            # Another way may be hidden less, however short it is.
+            way[:size, :size] = np.where(np.eye(size, dtype=np.bool_), 0, FORBIDDEN)
         made, asked = way.copy(), way.copy()
         made[size, :size] = FORBIDDEN
         asked[size, :size] = FORBIDDEN

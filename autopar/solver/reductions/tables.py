@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, BoolArray, IntArray, Problem
+from autopar.solver.windows import with_choices
 
 Key = tuple[str, int, object]
 _Value = TypeVar("_Value")
@@ -135,4 +136,5 @@ def keep_choices(problem: Problem, kept: Sequence[IntArray]) -> Problem:
             )
             for flow in problem.flows
         ),
+        windows=with_choices(problem.windows, kept),
     )

@@ -1,0 +1,151 @@
+"""What hides behind what: the windows of a problem, and of a plan.
+
+A window is the blocks of one list in one phase (`ir.blocks`). The device computes and waits for
+what ops ask for; beside it the links of every mesh axis gather the parameters of the next block and
+reduce the gradients of the one before. A window takes as long as its busiest resource. With `c`
+computed in it, `w[a]` waited for and `h[a]` sent beside on axis `a`, and `k[a]` the part by which
+compute and links slow each other down where both are busy (`Link.contention`),
+
+    device    c + sum_a w[a] + sum_a k[a] h[a]
+    axis a    w[a] + h[a] + k[a] c
+
+What was measured of pairs is `max + k min`, which is the larger of the two. What such a maximum
+saves of the sum of all is stated here, resource by resource.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from autopar.ir.blocks import Window as Place
+from autopar.ir.mesh import Mesh
+from autopar.ir.problem import IntArray, Saving, Window
+
+NO_AXIS = -1
+_WHOLE = 1000
+"""Contention counts in thousandths: integers, so that sums can be checked exactly."""
+
+Amount = TypeVar("Amount", int, IntArray)
+
+
+@dataclass(frozen=True, slots=True)
+class Hiding:
+    """What things that happen in a window save, for each resource in turn: the device, then the
+    axes of a mesh."""
+
+    contention: tuple[int, ...]
+
+    @staticmethod
+    def of(mesh: Mesh) -> Hiding:
+        """For the links of a mesh."""
+        import os
+        A=float(os.environ.get("ALPHA","0.5")); B=float(os.environ.get("ALPHA2","0.05"))
+        return Hiding(tuple(round((A if "NVL" in axis.crossed.name else 1.0 if "gloo" in axis.crossed.name else B) * _WHOLE) for axis in mesh))
+
+    def computed(self, ns: Amount) -> tuple[Amount, ...]:
+        """Compute, by one op."""
+        return (0 * ns, *(self._left(ns, axis) for axis in range(len(self.contention))))
+
+    def waited(self, axis: int, ns: Amount) -> tuple[Amount, ...]:
+        """A collective on `axis` that an op waits for; `NO_AXIS` for copies of the device."""
+        return (0 * ns, *self._beside(axis, ns))
+
+    def sent(self, axis: int, ns: Amount) -> tuple[Amount, ...]:
+        """A collective on `axis` for which nothing waits."""
+        device = 0 * ns if axis == NO_AXIS else self._left(ns, axis)
+        return (device, *self._beside(axis, ns))
+
+    def _left(self, ns: Amount, axis: int) -> Amount:
+        return ns - ns * self.contention[axis] // _WHOLE
+
+    def _beside(self, axis: int, ns: Amount) -> Iterator[Amount]:
+        return (0 * ns if axis == each else ns for each in range(len(self.contention)))
+
+
+Table = dict[int, IntArray]
+
+
+@dataclass(slots=True)
+class Windows:
+    """The windows of a problem in the making: what the choices of its nodes and the arcs of its
+    flows save."""
+
+    hiding: Hiding
+    names: tuple[str, ...]
+    """Of the axes."""
+    nodes: dict[Place, list[Table]] = field(default_factory=dict[Place, list[Table]])
+    flows: dict[Place, list[Table]] = field(default_factory=dict[Place, list[Table]])
+
+    def add_node(self, place: Place, node: int, savings: Sequence[IntArray]) -> None:
+        """What the choices of a node save in a window."""
+        self._add(self.nodes, place, node, savings)
+
+    def add_flow(
+        self,
+        place: Place,
+        flow: int,
+        costs: IntArray,
+        axes: IntArray,
+        count: int,
+        saved: Callable[[int, IntArray], tuple[IntArray, ...]],
+    ) -> None:
+        """What the arcs of a flow save, `count` times, each of the `costs` on links of `axes`."""
+        found = [np.zeros(len(costs), np.int64) for _ in range(1 + len(self.names))]
+        for axis in np.unique(axes).tolist():
+            there = axes == axis
+            for row, saving in zip(found, saved(axis, costs[there]), strict=True):
+                row[there] = count * saving
+        self._add(self.flows, place, flow, found)
+
+    def _add(
+        self,
+        tables: dict[Place, list[Table]],
+        place: Place,
+        number: int,
+        savings: Sequence[IntArray],
+    ) -> None:
+        rows = tables.setdefault(place, [{} for _ in savings])
+        for row, saving in zip(rows, savings, strict=True):
+            if saving.any():
+                row[number] = row[number] + saving if number in row else saving
+
+    def stated(self) -> tuple[Window, ...]:
+        """All windows in which something may hide."""
+        resources = ("device", *self.names)
+        nothing: list[Table] = [{} for _ in resources]
+        found: list[Window] = []
+        for place in sorted({*self.nodes, *self.flows}):
+            nodes, flows = (some.get(place, nothing) for some in (self.nodes, self.flows))
+            if all(map(any, zip(nodes, flows, strict=True))):
+                savings = map(Saving, resources, nodes, flows)
+                found.append(Window(window_key(place), tuple(savings)))
+        return tuple(found)
+
+
+class Hidden:
+    """What is hidden under a plan, added up thing by thing."""
+
+    def __init__(self, hiding: Hiding) -> None:
+        self._sums: dict[Place, list[int]] = defaultdict(lambda: [0] * (1 + len(hiding.contention)))
+
+    def add(self, place: Place | None, savings: Sequence[int]) -> None:
+        """Something that happens in a window, or in none."""
+        if place is not None:
+            for resource, saving in enumerate(savings):
+                self._sums[place][resource] += saving
+
+    @property
+    def by_window(self) -> dict[str, int]:
+        """Nanoseconds, of each window in which something is hidden, by its key."""
+        least = {window_key(place): min(self._sums[place]) for place in sorted(self._sums)}
+        return {key: ns for key, ns in least.items() if ns}
+
+
+def window_key(place: Place) -> str:
+    """`forward model.layers.*`"""
+    return f"{place[0].value} {place[1]}".rstrip()

@@ -1,0 +1,102 @@
+"""The blocks of a step: what computes while the parameters of the next are on their way.
+
+A block is one of a list of modules (`layers.3`), or modules beside such lists that have parameters
+(`norm` and `lm_head`); ops of modules without any belong to the block before. Blocks are joined
+until their parameters fill a bucket. While one is computed, what gathers the parameters of the next
+and what reduces the gradients of the one before is under way: `plans.scheduling` sees to that, and
+prices count on it. Blocks of one list are one *window*: they take as long as their busiest resource.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.ir.buckets import BUCKET_BYTES, is_bucketed
+from autopar.ir.graph import Graph, Node, Phase, Role, per_graph
+from autopar.ir.uses import Group
+
+Window = tuple[Phase, str]
+"""A phase, and the path of a list of modules with `*` for the number; empty for all else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The blocks of both phases, numbered in order within each: `of` has that of each op, `windows`
+    what each belongs to."""
+
+    of: Mapping[int, int]
+    windows: Mapping[Phase, tuple[str, ...]]
+
+    def window(self, phase: Phase, block: int) -> Window | None:
+        """That of a block; None if there is no such block."""
+        names = self.windows[phase]
+        return (phase, names[block]) if 0 <= block < len(names) else None
+
+    def window_of(self, node: Node) -> Window | None:
+        """That in which an op is computed; None for what is no op."""
+        return self.window(node.phase, self.of[node.index]) if node.index in self.of else None
+
+
+@per_graph
+def blocks(graph: Graph) -> Blocks:
+    """The blocks of `graph`."""
+    sizes: dict[tuple[str, str], int] = defaultdict(int)
+    for node in graph.with_role(Role.PARAM):
+        sizes[_place(node.target.rpartition(".")[0])] += node.outputs[0].num_bytes
+    found: dict[int, int] = {}
+    windows: dict[Phase, tuple[str, ...]] = {}
+    for phase in Phase:
+        names, held, largest, seen = [""], 0, -1, set[tuple[str, str]]()
+        for node in graph.with_role(Role.OP):
+            if node.phase is not phase:
+                continue
+            place = _place(node.module)
+            if place not in seen and (place[0] or place in sizes):
+                seen.add(place)
+                if len(seen) > 1 and held >= BUCKET_BYTES:
+                    names.append("")
+                    held, largest = 0, -1
+                size = sizes.get(place, 0)
+                if size > largest:
+                    names[-1], largest = place[0], size
+                held += size
+            found[node.index] = len(names) - 1
+        windows[phase] = tuple(names)
+    return Blocks(found, windows)
+
+
+def _place(module: str) -> tuple[str, str]:
+    """The list that a module is in, and the one of that list that it is or is part of; nothing and
+    the module itself where it is in none.
+
+    >>> _place("model.layers.3.mlp")
+    ('model.layers.*', 'model.layers.3')
+    """
+    parts = module.split(".")
+    for count, part in enumerate(parts, 1):
+        if part.isdigit():
+            return ".".join((*parts[: count - 1], "*")), ".".join(parts[:count])
+    return "", module
+
+
+def waits_in(graph: Graph, group: Group) -> Window | None:
+    """Where what an op waits for is waited for: at the group's first use."""
+    known = blocks(graph)
+    places = (use.node for use in group.uses if use.node in known.of)
+    first = min(places, default=group.root.node)
+    return known.window_of(graph.nodes[first])
+
+
+def hides_in(graph: Graph, group: Group) -> Window | None:
+    """What hides the redistributions of a group: for a parameter, the block before the first that
+    uses it; for a gradient, the block after the one that makes it. None where there is no such
+    block, or where something waits for them."""
+    if not is_bucketed(graph, group):
+        return None
+    known, root = blocks(graph), graph.nodes[group.root.node]
+    if root.role is Role.PARAM:
+        users = [known.of[use.node] for use in group.uses if use.node in known.of]
+        return known.window(group.phase, min(users) - 1) if users else None
+    return known.window(group.phase, known.of[root.index] + 1) if root.index in known.of else None

@@ -1,0 +1,110 @@
+"""Windows of a problem: what a plan hides in them, and problems without them that bound it.
+
+What is hidden in a window is the least of its savings, which is at most any mean of them. With the
+savings of each window in fixed `Shares`, the problem is one whose costs add up, and no plan of it
+costs more than it does with windows: Lagrange's relaxation of "the least". The shares that give the
+highest bound are the duals of the windows' rows in the linear program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem, Saving, Window
+
+Shares = tuple[FloatArray, ...]
+"""Per window the weight of each saving: at least 0, and 1 in sum."""
+
+
+def hidden(problem: Problem, choice: Sequence[int], arcs: Sequence[Sequence[int]]) -> int:
+    """What is hidden in all windows together, where flow `f` uses `arcs[f]`."""
+    return sum(
+        min(_saved(saving, choice, arcs) for saving in window.savings) for window in problem.windows
+    )
+
+
+def _saved(saving: Saving, choice: Sequence[int], arcs: Sequence[Sequence[int]]) -> int:
+    of_nodes = sum(int(saved[choice[node]]) for node, saved in saving.nodes.items())
+    of_flows = (int(saved[arc]) for flow, saved in saving.flows.items() for arc in arcs[flow])
+    return of_nodes + sum(of_flows)
+
+
+def first_shares(problem: Problem) -> Shares:
+    """As if the first resource of each window, the device, were the busiest in all plans."""
+    return tuple(np.eye(len(window.savings))[0] for window in problem.windows)
+
+
+def normalised(shares: Sequence[FloatArray]) -> Shares:
+    """`shares` of any size, in proportion."""
+    found: list[FloatArray] = []
+    for share in shares:
+        positive = np.maximum(share, 0.0)
+        total = float(positive.sum())
+        found.append(positive / total if total > 0 else np.eye(len(share))[0])
+    return tuple(found)
+
+
+def weighed(problem: Problem, shares: Shares) -> Problem:
+    """The problem with the savings of each window in these shares, rounded down: no plan costs more
+    there, wherever its tensors go."""
+    costs = [*problem.costs]
+    arcs = [flow.costs for flow in problem.flows]
+    for window, share in zip(problem.windows, shares, strict=True):
+        for saving, part in zip(window.savings, share.tolist(), strict=True):
+            if part > 0:
+                for node, saved in saving.nodes.items():
+                    costs[node] = _less(costs[node], part * saved)
+                for flow, saved in saving.flows.items():
+                    arcs[flow] = np.maximum(0, _less(arcs[flow], part * saved))
+    flows = (replace(flow, costs=own) for flow, own in zip(problem.flows, arcs, strict=True))
+    return replace(problem, costs=tuple(costs), flows=tuple(flows), windows=())
+
+
+def _less(costs: IntArray, saved: FloatArray) -> IntArray:
+    return np.where(costs >= FORBIDDEN, FORBIDDEN, costs - np.ceil(saved).astype(np.int64))
+
+
+def most_hidden(window: Window) -> int:
+    """No plan hides more than this in `window`."""
+    return min(
+        sum(int(saved.max()) for saved in saving.nodes.values())
+        + sum(int(saved.sum()) for saved in saving.flows.values())
+        for saving in window.savings
+    )
+
+
+def renumbered(
+    windows: Sequence[Window], nodes: dict[int, int], flows: dict[int, int]
+) -> tuple[Window, ...]:
+    """`windows` where node `i` has become `nodes[i]`, and flow `f` `flows[f]`."""
+    return tuple(
+        replace(
+            window,
+            savings=tuple(
+                replace(
+                    saving,
+                    nodes={nodes[i]: saved for i, saved in saving.nodes.items()},
+                    flows={flows[f]: saved for f, saved in saving.flows.items()},
+                )
+                for saving in window.savings
+            ),
+        )
+        for window in windows
+    )
+
+
+def with_choices(windows: Sequence[Window], kept: Sequence[IntArray]) -> tuple[Window, ...]:
+    """`windows` where node `i` has its choices `kept[i]` alone."""
+    return tuple(
+        replace(
+            window,
+            savings=tuple(
+                replace(saving, nodes={i: saved[kept[i]] for i, saved in saving.nodes.items()})
+                for saving in window.savings
+            ),
+        )
+        for window in windows
+    )
