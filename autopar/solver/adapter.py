@@ -26,6 +26,7 @@ from autopar.errors import SolverError
 from autopar.ir.problem import BoolArray, FloatArray
 
 Option = str | int | float | bool
+_ANY_NUMBER = 2**31 - 1
 
 
 class Outcome(Enum):
@@ -97,14 +98,27 @@ class Highs(pulp.HiGHS):
         """The wall-clock limit of the next run."""
         self._limit_s = seconds
 
-    def relax(self, program: pulp.LpProblem) -> Answer:
-        """Takes the program over and solves its relaxation, without presolve.
+    def relax(self, program: pulp.LpProblem, patience: int | None = None) -> Answer:
+        """Takes the program over and solves its relaxation, without presolve: by the interior point
+        method, with a crossover to a basis, where the simplex method takes more steps than
+        `patience`. Dense rows, as windows have them, sometimes make those many.
 
         On the programs of `ilp`, presolve costs more than it saves: it folds the flows' sparse
         states into dense rows. Without it, one to thirteen times faster was measured (three axes).
         """
         self._presolve = "off"
+        most = self.options.get("simplex_iteration_limit", _ANY_NUMBER)
+        if patience is not None:
+            self.options["simplex_iteration_limit"] = patience
         program.solve(self)
+        if patience is not None:
+            self.options["simplex_iteration_limit"] = most
+            self.set_option("simplex_iteration_limit", most)
+            if self._highs.getModelStatus() == highspy.HighsModelStatus.kIterationLimit:
+                self._highs.clearSolver()
+                self.set_option("solver", "ipm")
+                self._run()
+                self.set_option("solver", "choose")
         self.set_option("presolve", "choose")
         return self.last
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.ir.problem import FORBIDDEN, Flow, Problem
+from autopar.solver.hiding import Hiding
 from autopar.solver.routing import Route, Router
-from autopar.solver.windows import hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class Evaluator:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.routers = tuple(Router(flow) for flow in problem.flows)
+        self._hiding = Hiding(problem)
 
     def __call__(self, choice: Sequence[int]) -> Evaluation:
         """See `evaluate`."""
@@ -62,10 +63,10 @@ class Evaluator:
         limit = problem.usage_limit
         if limit is not None and peak > limit:
             violations.append(f"{peak} in use at time {peak_time}, the limit is {limit}")
-        arcs = tuple(r.arcs for r in routes)
+        routes, hidden = self._hiding(choice, routes)
         return Evaluation(
-            objective=objective + sum(r.cost for r in routes) - hidden(problem, choice, arcs),
-            arcs=arcs,
+            objective=objective + sum(r.cost for r in routes) - hidden,
+            arcs=tuple(r.arcs for r in routes),
             flow_costs=tuple(r.cost for r in routes),
             peak=peak,
             peak_time=peak_time,

@@ -35,6 +35,13 @@ _FEW_NODES = 200
 _LARGEST_COST = 2**38
 """Costs beyond this would set the scale of all others: what no plan can use is forbidden first."""
 
+WINDOWED_TOLERANCE = 1e-3
+"""The gap with which a plan of a problem with windows is good enough. In the relaxation, resources
+of a window share one choice between them as no plan can."""
+
+_MAX_WINDOWED = 1_500
+"""Choices that may be left of a problem with windows for branch and bound, which is slow there."""
+
 _TOLERANCE = 1e-6
 """How far HiGHS's bound may be off, in its own scale: its tolerance for feasible and integer."""
 
@@ -58,8 +65,9 @@ EXACT = Aim()
 
 def find_exactly(problem: Problem, clock: Clock, progress: Progress, aim: Aim = EXACT) -> Search:
     """Solves `problem` as far as `aim` asks and the clock allows."""
+    tolerance = max(aim.tolerance, WINDOWED_TOLERANCE) if problem.windows else aim.tolerance
     state = Search(
-        problem, Evaluator(problem), clock, progress, cutoff=aim.cutoff, tolerance=aim.tolerance
+        problem, Evaluator(problem), clock, progress, cutoff=aim.cutoff, tolerance=tolerance
     )
     if clock.limit_s is not None or largest_cost(problem) > _LARGEST_COST:
         _descend(state, None)
@@ -112,16 +120,17 @@ def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs
         {
             # With the tolerance of the bound on top still less than the one to the next cost.
             "mip_abs_gap": 0.5 * model.cost_scale,
-            "mip_rel_gap": aim.tolerance,
+            "mip_rel_gap": state.tolerance,
             # Diving has found good plans, and the program is already small: both only cost time.
             "mip_heuristic_effort": 0.0,
             "mip_allow_restart": False,
+            **({"mip_max_nodes": _FEW_NODES} if state.problem.windows else {}),
             **({} if most is None else _limits(most)),
         }
     )
     highs.limit_time(state.clock.left_s())
     built = process_time()
-    answer = highs.relax(program)
+    answer = highs.relax(program, patience=model.num_rows // 2 if model.windows else None)
     state.statistics |= {
         "variables": model.num_columns,
         "integer_variables": int(model.integer.sum()),
@@ -167,6 +176,9 @@ def _read_relaxation(state: Search, model: Model, highs: Highs, answer: Answer) 
 def _solve_integer(state: Search, model: Model, highs: Highs, duals: DualBound | None) -> None:
     started = process_time()
     if duals is not None and state.evaluation is not None:
+        num_open = int((np.abs(duals.reduced_costs[model.integer]) <= state.gap).sum())
+        if model.windows and num_open > _MAX_WINDOWED:
+            return
         restrict(highs, duals, state.gap + SAME_COST)
     extra = np.empty(0, dtype=np.int64)
     for _ in range(_MAX_ROUNDS):

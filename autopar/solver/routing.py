@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
 
-from autopar.ir.problem import FORBIDDEN, Flow
+from autopar.ir.problem import FORBIDDEN, Flow, IntArray
 
 MAX_EXACT_TERMINALS = 6
 UNREACHABLE = 1 << 200
 _AT_TERMINAL = -1
+_UNIT = 1 << 64
+"""What a nanosecond counts where there is a second measure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,16 @@ class _Table:
 
 
 class Router:
-    """Answers `route(root, terminals)` for one flow; remembers what it has worked out."""
+    """Answers `route(root, terminals)` for one flow; remembers what it has worked out.
 
-    def __init__(self, flow: Flow) -> None:
+    With `second`, at least 0 for each arc and less than `_UNIT` in sum, that of equally cheap
+    arborescences is found whose sum of these is the lowest.
+    """
+
+    def __init__(self, flow: Flow, second: IntArray | None = None) -> None:
         self.num_states = len(flow.states)
-        self._flow = flow
-        self._scale = len(flow.costs) + 1
+        self._flow, self._second = flow, second
+        self._scale = (len(flow.costs) + 1) * (1 if second is None else _UNIT)
         self._tables: dict[frozenset[int], _Table] = {}
         self._routes: dict[tuple[int, frozenset[int]], Route | None] = {}
 
@@ -64,14 +70,24 @@ class Router:
         return self._flow.costs.tolist()
 
     @cached_property
+    def _lengths(self) -> list[int]:
+        """One more per arc, so that fewer are better."""
+        costs = (cost * self._scale + 1 for cost in self._costs)
+        if self._second is None:
+            return list(costs)
+        factor = len(self._costs) + 1
+        seconds: list[int] = self._second.tolist()
+        return [cost + second * factor for cost, second in zip(costs, seconds, strict=True)]
+
+    @cached_property
     def _into(self) -> list[list[tuple[int, int, int]]]:
         """Per state, the arcs that end there: tail, length, index. Made when first asked for: most
         tensors are used in the state they are made in."""
         found: list[list[tuple[int, int, int]]] = [[] for _ in range(self.num_states)]
-        ends = zip(self._tails, self._heads, self._costs, strict=True)
-        for arc, (tail, head, cost) in enumerate(ends):
+        ends = zip(self._tails, self._heads, self._costs, self._lengths, strict=True)
+        for arc, (tail, head, cost, length) in enumerate(ends):
             if cost < FORBIDDEN:
-                found[head].append((tail, cost * self._scale + 1, arc))
+                found[head].append((tail, length, arc))
         return found
 
     def route(self, root: int, terminals: frozenset[int]) -> Route | None:

@@ -1,4 +1,4 @@
-"""Windows of a problem: what a plan hides in them, and problems without them that bound it.
+"""Problems without windows that bound one with them.
 
 What is hidden in a window is the least of its savings, which is at most any mean of them. With the
 savings of each window in fixed `Shares`, the problem is one whose costs add up, and no plan of it
@@ -13,23 +13,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem, Saving, Window
+from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem, Window
 
 Shares = tuple[FloatArray, ...]
 """Per window the weight of each saving: at least 0, and 1 in sum."""
-
-
-def hidden(problem: Problem, choice: Sequence[int], arcs: Sequence[Sequence[int]]) -> int:
-    """What is hidden in all windows together, where flow `f` uses `arcs[f]`."""
-    return sum(
-        min(_saved(saving, choice, arcs) for saving in window.savings) for window in problem.windows
-    )
-
-
-def _saved(saving: Saving, choice: Sequence[int], arcs: Sequence[Sequence[int]]) -> int:
-    of_nodes = sum(int(saved[choice[node]]) for node, saved in saving.nodes.items())
-    of_flows = (int(saved[arc]) for flow, saved in saving.flows.items() for arc in arcs[flow])
-    return of_nodes + sum(of_flows)
 
 
 def first_shares(problem: Problem) -> Shares:
