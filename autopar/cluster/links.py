@@ -187,10 +187,22 @@ def _ethernet(gb: int, efficiency: float) -> Link:
         f"{gb}GBASE: {gb} Gb/s per node; estimates: TCP reaches {efficiency:g} of it and takes "
         "25 us a step and 14 us to start",
         efficiency,
+        contention=_NETWORK,
     )
 
 
-_NVLINK3, _NVLINK4, _NVLINK5, _FABRIC, _PCIE5, _NDR400, _GLOO = _MEASURED
+_NODE, _NETWORK = 0.5, 0.05
+"""Contention within a node and between nodes: of matmuls beside all-gathers on A100-40, 0.47 to
+0.55 over NVLink and 0.02 to 0.09 over Ethernet, the middle half of 160 pairs (Dazz993/Mist,
+tools/results-final). Other devices and links were not measured. Processes that share cores take
+turns."""
+
+_NVLINK3, _NVLINK4, _NVLINK5, _FABRIC, _PCIE5, _NDR400, _GLOO = (
+    replace(link, contention=contention)
+    for link, contention in zip(
+        _MEASURED, (_NODE, _NODE, _NODE, _NODE, _NODE, _NETWORK, 1.0), strict=True
+    )
+)
 
 LINKS: dict[str, Link] = {
     link.name: link

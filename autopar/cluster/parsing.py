@@ -21,6 +21,7 @@ unit of its key or a quantity in quotes:
     link.latency_s = "2us"                # of each step of a collective
     link.start_s = "14us"                 # of any collective
     link.efficiency = 0.8                 # the part of bytes_per_s they come to; 1 if left out
+    link.contention = 0.5                 # the part that nothing hides (`ir.mesh.Link`); else 1
     link.source = "measured"
 
     [host]
@@ -61,7 +62,7 @@ from autopar.ir.mesh import Cluster, Curve, Device, Host, Kernels, Level, Link
 from autopar.ir.units import parse_bytes, parse_bytes_per_s, parse_seconds
 
 _MAX_FILE_BYTES = 2**20
-_OPTIONAL = frozenset({"preset", "efficiency", "curves", "kernels"})
+_OPTIONAL = frozenset({"preset", "efficiency", "contention", "curves", "kernels"})
 _EXAMPLES = "for example 8xH100, 64x8xH100 or a path to a .toml file"
 
 _Figure = int | float | str
@@ -129,6 +130,7 @@ class _LinkTable(_File):
     start_s: _Figure | None = None
     source: str | None = None
     efficiency: float | None = None
+    contention: float | None = None
     curves: list[_CurveTable] | None = None
 
 

@@ -26,7 +26,7 @@ from autopar.cost_model.rates import (
 )
 from autopar.cost_model.windows import NO_AXIS, Hidden, Hiding
 from autopar.errors import PlanMismatchError
-from autopar.ir.blocks import blocks, hides_in, waits_in
+from autopar.ir.blocks import blocks_of, hides_in, waits_in
 from autopar.ir.buckets import Sharing, is_bucketed, sharing
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Node, Role
@@ -146,11 +146,11 @@ def _hidden(
     hiding: Hiding,
     all_groups: Sequence[Group],
     compute: Mapping[int, int],
-    inside: Mapping[int, Sequence[Step]],
-    steps: Mapping[str, Sequence[Step]],
+    inside: Mapping[int, Sequence[PricedStep]],
+    steps: Mapping[str, Sequence[PricedStep]],
 ) -> dict[str, int]:
     """What is hidden in each window, added up op by op and step by step."""
-    hidden, known = Hidden(hiding), blocks(graph)
+    hidden, known = Hidden(hiding), blocks_of(graph)
     for index, ns in compute.items():
         place = known.window_of(graph.nodes[index])
         hidden.add(place, hiding.computed(ns))

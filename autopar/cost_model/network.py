@@ -29,8 +29,8 @@ from autopar.ir.sharding import Placement, R, Sharding
 @dataclass(frozen=True, slots=True)
 class Network:
     """`states`, and the steps from `states[tails[k]]` to `states[heads[k]]`, of `costs[k]`
-    nanoseconds each; `axes[k]` is the mesh axis whose links it takes, -1 if none. `placements` are numbers for what the states are on each axis, `names` their
-    texts, `place` their numbers."""
+    nanoseconds each; `axes[k]` is the mesh axis whose links it takes, -1 if none. `placements` are
+    numbers for what the states are on each axis, `names` their texts, `place` their numbers."""
 
     states: tuple[Sharding, ...]
     names: tuple[str, ...]

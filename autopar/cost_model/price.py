@@ -29,7 +29,7 @@ from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.windows import Hiding, Windows
 from autopar.errors import InfeasibleError
-from autopar.ir.blocks import blocks, hides_in, waits_in
+from autopar.ir.blocks import blocks_of, hides_in, waits_in
 from autopar.ir.buckets import is_bucketed, sharing
 from autopar.ir.choices import Choice
 from autopar.ir.gc_pause import collection_paused
@@ -141,7 +141,7 @@ def _compute(
 ) -> tuple[IntArray, ...]:
     """Compute time of every choice of every class, and of what its op sends, summed over the nodes
     of the class; the optimizer's time of parameters that are trained."""
-    work, known = traffic(graph, all_groups), blocks(graph)
+    work, known = traffic(graph, all_groups), blocks_of(graph)
     kinds = Counter(
         (graph.nodes[index].key, done, known.window_of(graph.nodes[index]))
         for index, done in work.items()
@@ -257,9 +257,7 @@ def _flows(
     graph, counts = space.graph, Counter(group.key for group in all_groups)
     hidden = Counter((group.key, hides_in(graph, group)) for group in all_groups)
     waited = Counter(
-        (group.key, waits_in(graph, group))
-        for group in all_groups
-        if not is_bucketed(graph, group)
+        (group.key, waits_in(graph, group)) for group in all_groups if not is_bucketed(graph, group)
     )
     first: dict[str, Group] = {}
     for group in all_groups:

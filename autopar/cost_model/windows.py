@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from autopar.ir.blocks import Window as Place
+from autopar.ir.blocks import WindowPlace as Place
 from autopar.ir.mesh import Mesh
 from autopar.ir.problem import IntArray, Saving, Window
 
@@ -43,9 +43,7 @@ class Hiding:
     @staticmethod
     def of(mesh: Mesh) -> Hiding:
         """For the links of a mesh."""
-        import os
-        A=float(os.environ.get("ALPHA","0.5")); B=float(os.environ.get("ALPHA2","0.05"))
-        return Hiding(tuple(round((A if "NVL" in axis.crossed.name else 1.0 if "gloo" in axis.crossed.name else B) * _WHOLE) for axis in mesh))
+        return Hiding(tuple(round(axis.crossed.contention * _WHOLE) for axis in mesh))
 
     def computed(self, ns: Amount) -> tuple[Amount, ...]:
         """Compute, by one op."""
@@ -67,7 +65,7 @@ class Hiding:
         return (0 * ns if axis == each else ns for each in range(len(self.contention)))
 
 
-Table = dict[int, IntArray]
+_Table = dict[int, IntArray]
 
 
 @dataclass(slots=True)
@@ -78,8 +76,8 @@ class Windows:
     hiding: Hiding
     names: tuple[str, ...]
     """Of the axes."""
-    nodes: dict[Place, list[Table]] = field(default_factory=dict[Place, list[Table]])
-    flows: dict[Place, list[Table]] = field(default_factory=dict[Place, list[Table]])
+    nodes: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
+    flows: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
 
     def add_node(self, place: Place, node: int, savings: Sequence[IntArray]) -> None:
         """What the choices of a node save in a window."""
@@ -104,7 +102,7 @@ class Windows:
 
     def _add(
         self,
-        tables: dict[Place, list[Table]],
+        tables: dict[Place, list[_Table]],
         place: Place,
         number: int,
         savings: Sequence[IntArray],
@@ -117,7 +115,7 @@ class Windows:
     def stated(self) -> tuple[Window, ...]:
         """All windows in which something may hide."""
         resources = ("device", *self.names)
-        nothing: list[Table] = [{} for _ in resources]
+        nothing: list[_Table] = [{} for _ in resources]
         found: list[Window] = []
         for place in sorted({*self.nodes, *self.flows}):
             nodes, flows = (some.get(place, nothing) for some in (self.nodes, self.flows))

@@ -2,9 +2,10 @@
 
 A block is one of a list of modules (`layers.3`), or modules beside such lists that have parameters
 (`norm` and `lm_head`); ops of modules without any belong to the block before. Blocks are joined
-until their parameters fill a bucket. While one is computed, what gathers the parameters of the next
-and what reduces the gradients of the one before is under way: `plans.scheduling` sees to that, and
-prices count on it. Blocks of one list are one *window*: they take as long as their busiest resource.
+until their parameters fill a bucket. While one is computed, what gathers the parameters of the
+next and what reduces the gradients of the one before is under way: `plans.scheduling` sees to that,
+and prices count on it. Blocks of one list are one *window*, which takes as long as its busiest
+resource.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from autopar.ir.buckets import BUCKET_BYTES, is_bucketed
 from autopar.ir.graph import Graph, Node, Phase, Role, per_graph
 from autopar.ir.uses import Group
 
-Window = tuple[Phase, str]
+WindowPlace = tuple[Phase, str]
 """A phase, and the path of a list of modules with `*` for the number; empty for all else."""
 
 
@@ -29,18 +30,18 @@ class Blocks:
     of: Mapping[int, int]
     windows: Mapping[Phase, tuple[str, ...]]
 
-    def window(self, phase: Phase, block: int) -> Window | None:
+    def window(self, phase: Phase, block: int) -> WindowPlace | None:
         """That of a block; None if there is no such block."""
         names = self.windows[phase]
         return (phase, names[block]) if 0 <= block < len(names) else None
 
-    def window_of(self, node: Node) -> Window | None:
+    def window_of(self, node: Node) -> WindowPlace | None:
         """That in which an op is computed; None for what is no op."""
         return self.window(node.phase, self.of[node.index]) if node.index in self.of else None
 
 
 @per_graph
-def blocks(graph: Graph) -> Blocks:
+def blocks_of(graph: Graph) -> Blocks:
     """The blocks of `graph`."""
     sizes: dict[tuple[str, str], int] = defaultdict(int)
     for node in graph.with_role(Role.PARAM):
@@ -81,21 +82,21 @@ def _place(module: str) -> tuple[str, str]:
     return "", module
 
 
-def waits_in(graph: Graph, group: Group) -> Window | None:
+def waits_in(graph: Graph, group: Group) -> WindowPlace | None:
     """Where what an op waits for is waited for: at the group's first use."""
-    known = blocks(graph)
+    known = blocks_of(graph)
     places = (use.node for use in group.uses if use.node in known.of)
     first = min(places, default=group.root.node)
     return known.window_of(graph.nodes[first])
 
 
-def hides_in(graph: Graph, group: Group) -> Window | None:
+def hides_in(graph: Graph, group: Group) -> WindowPlace | None:
     """What hides the redistributions of a group: for a parameter, the block before the first that
     uses it; for a gradient, the block after the one that makes it. None where there is no such
     block, or where something waits for them."""
     if not is_bucketed(graph, group):
         return None
-    known, root = blocks(graph), graph.nodes[group.root.node]
+    known, root = blocks_of(graph), graph.nodes[group.root.node]
     if root.role is Role.PARAM:
         users = [known.of[use.node] for use in group.uses if use.node in known.of]
         return known.window(group.phase, min(users) - 1) if users else None

@@ -11,7 +11,10 @@ of
   shared by its consumers, and so are the intermediate steps of it;
 * less, for every `Window`, what is hidden in it.
 
-A tensor takes the cheapest way by the costs of arcs alone, whatever of it is hidden. Memory: node `i` takes `usages[i][c]` bytes during `intervals[i]` (half open); at every point in
+A tensor takes the cheapest way by the costs of arcs alone; of equally cheap ways any, whatever
+hides most.
+
+Memory: node `i` takes `usages[i][c]` bytes during `intervals[i]` (half open); at every point in
 time the sum must be at most `usage_limit`. All figures are integers, so that a cost can be computed
 again from a solution by other code and must agree to the last digit. autopar's own problems are in
 nanoseconds per training step and in bytes per device.

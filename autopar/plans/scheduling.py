@@ -4,7 +4,8 @@ Ops come in the order of the graph. Communication starts where it can hide:
 
 * Parameters are gathered in buckets, in the order of their first use, while the block before the
   one that uses them is computed (`ir.blocks`).
-* Gradients leave in buckets, as soon as one is full, and are waited for when the next block is over.
+* Gradients leave in buckets, as soon as one is full, and are waited for when the next block is
+  over.
 * What is partial is reduced as soon as it is made: less is left to hold, and the reduction has time
   until the first use. What leaves the graph takes its last form at once.
 * Everything else moves when an op needs it, and what is saved for backward after the last op of
@@ -17,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from autopar.errors import PlanMismatchError
-from autopar.ir.blocks import blocks
+from autopar.ir.blocks import blocks_of
 from autopar.ir.graph import OUTPUT_ROLES, Node, Phase, Ref, Role
 from autopar.ir.schedule import (
     Compute,
@@ -123,7 +124,7 @@ class _Phase:
         self.leaving: dict[Value, list[tuple[Group, tuple[Arc, ...]]]] = defaultdict(list)
         self.under_way: dict[Message, int] = {}
         """What leaves the graph, with the block in which it started."""
-        self.blocks, self.block = blocks(step.graph).of, -1
+        self.blocks, self.block = blocks_of(step.graph).of, -1
         self.due = self._when_saved() if phase is Phase.FORWARD else {}
         self.gathers = Gathers(step.graph, step.routes, self._in_order())
 

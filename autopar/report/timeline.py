@@ -2,8 +2,8 @@
 
 The plan lists a step as runs of items (`plans.order`) and has totals per op and per step of what is
 sent. Here every occurrence gets its share of the totals, in whole nanoseconds, so that the shares
-add up to exactly the totals, and the step is played by the same hardware as when it was priced. What
-the shares differ from the prices makes its length differ from the plan's by as little.
+add up to exactly the totals, and the step is played by the same hardware as when it was priced.
+What the shares differ from the prices makes its length differ from the plan's by as little.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Stretch:
 @dataclass(frozen=True)
 class DrawnStep:
     """A step: stretches one after the other, and all `bars`, those of item k from `bar_of[k]` on;
-    the device comes to it at `turns[k]`. `waiting_ns` is what communication costs the device in all."""
+    the device comes to it at `turns[k]`. `waiting_ns` is what communication costs the device."""
 
     stretches: tuple[Stretch, ...]
     bars: tuple[Bar, ...]

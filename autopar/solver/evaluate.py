@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autopar.ir.problem import FORBIDDEN, Flow, Problem
-from autopar.solver.hiding import Hiding
+from autopar.solver.fastest_ways import FastestWays
 from autopar.solver.routing import Route, Router
 
 
@@ -44,7 +44,7 @@ class Evaluator:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.routers = tuple(Router(flow) for flow in problem.flows)
-        self._hiding = Hiding(problem)
+        self._fastest = FastestWays(problem)
 
     def __call__(self, choice: Sequence[int]) -> Evaluation:
         """See `evaluate`."""
@@ -63,7 +63,7 @@ class Evaluator:
         limit = problem.usage_limit
         if limit is not None and peak > limit:
             violations.append(f"{peak} in use at time {peak_time}, the limit is {limit}")
-        routes, hidden = self._hiding(choice, routes)
+        routes, hidden = self._fastest(choice, routes)
         return Evaluation(
             objective=objective + sum(r.cost for r in routes) - hidden,
             arcs=tuple(r.arcs for r in routes),

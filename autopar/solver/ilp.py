@@ -244,9 +244,7 @@ def _add_flow(
         if (state[choices[node] >= 0] < 0).any():
             dumps = builder.add_columns(np.zeros(len(source_states), dtype=np.int64))
             builder.add_entries(rows[source_states], dumps, 1.0)
-    return _FlowParts(
-        np.concatenate(priced), np.concatenate(priced_arcs), shared, tuple(of_states)
-    )
+    return _FlowParts(np.concatenate(priced), np.concatenate(priced_arcs), shared, tuple(of_states))
 
 
 def distinct_sinks(flow: Flow) -> list[tuple[int, IntArray]]:
@@ -302,9 +300,11 @@ def _add_window(
         for node, saved in saving.nodes.items():
             there = (saved > 0) & (choices[node] >= 0)
             columns = choices[node][there]
-            builder.add_entries(np.full(len(columns), row), columns, saved[there] * scale)
+            builder.add_entries(
+                np.full(len(columns), row), columns, saved[there] * np.float64(scale)
+            )
         for flow, saved in saving.flows.items():
-            columns, values = flows[flow].priced, saved[flows[flow].arcs] * scale
+            columns, values = flows[flow].priced, saved[flows[flow].arcs] * np.float64(scale)
             builder.add_entries(np.full(len(columns), row), columns, values)
     return rows, scale
 

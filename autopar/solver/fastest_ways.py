@@ -26,7 +26,7 @@ class _Way(NamedTuple):
     savings: tuple[tuple[int, IntArray], ...]
 
 
-class Hiding:
+class FastestWays:
     """Chooses among fastest ways, for one problem."""
 
     def __init__(self, problem: Problem) -> None:
@@ -40,7 +40,9 @@ class Hiding:
                 rows = [s.flows.get(f, np.zeros(size, np.int64)) for s in window.savings]
                 self._of_flow.setdefault(f, []).append((w, np.stack(rows)))
         for f, found in self._of_flow.items():
-            self._routers[f] = _routers(problem.flows[f], sum(rows for _, rows in found))
+            self._routers[f] = _routers(
+                problem.flows[f], np.sum([rows for _, rows in found], axis=0)
+            )
 
     def __call__(self, choice: Sequence[int], routes: Sequence[Route]) -> tuple[list[Route], int]:
         """The ways that tensors take instead of `routes`, and what is hidden with them, where each
