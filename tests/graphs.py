@@ -47,6 +47,7 @@ class Builder:
         key: str = "",
         phase: Phase = Phase.FORWARD,
         partial: tuple[tuple[int, ...], ...] = (),
+        module: str = "",
     ) -> Ref:
         """An op of one output; each letter of `rule` stands for the atom found at its place."""
         parsed = parse_rule(rule)
@@ -63,8 +64,8 @@ class Builder:
             factors.append(Factor(letter, atom, slots[:-1], slots[-1:], parsed.type_of(letter)))
         self.nodes.append(
             Node(index, f"n{index}", op, Role.OP, phase, args=inputs, inputs=inputs,
-                 outputs=(types[-1],), key=key or f"{op}.{index}", factors=tuple(factors),
-                 partial=partial)
+                 outputs=(types[-1],), module=module, key=key or f"{op}.{index}",
+                 factors=tuple(factors), partial=partial)
         )  # fmt: skip
         return Ref(index)
 
@@ -95,15 +96,16 @@ def linear_step(batch: int, hidden: int, out: int, layers: int = 1) -> Graph:
     for i, weight in enumerate(weights):
         values.append(
             b.op("aten.mm.default", "m k, k n -> m n", (values[-1], weight), f"b h{i + 1}",
-                 key=f"forward.{i}")
+                 key=f"forward.{i}", module=f"layers.{i}")
         )  # fmt: skip
     b.output(Role.VALUE, "y", values[-1])
     gradient = tangent
     for i in reversed(range(layers)):
         grad = b.op("aten.mm.default", "m k, m n -> k n", (values[i], gradient), f"h{i} h{i + 1}",
-                    key=f"wgrad.{i}", phase=Phase.BACKWARD)  # fmt: skip
+                    key=f"wgrad.{i}", phase=Phase.BACKWARD, module=f"layers.{i}")  # fmt: skip
         b.output(Role.GRAD, f"w{i}", grad)
         if i:
             gradient = b.op("aten.mm.default", "m n, k n -> m k", (gradient, weights[i]),
-                            f"b h{i}", key=f"dgrad.{i}", phase=Phase.BACKWARD)  # fmt: skip
+                            f"b h{i}", key=f"dgrad.{i}", phase=Phase.BACKWARD,
+                            module=f"layers.{i}")  # fmt: skip
     return b.graph()

@@ -1,7 +1,7 @@
 """The blocks of a step: what computes while the parameters of the next are on their way.
 
-A block is one of a list of modules (`layers.3`), or modules beside such lists that have parameters
-(`norm` and `lm_head`); ops of modules without any belong to the block before. Blocks are joined
+A block is one of a list of modules (`layers.3`), or modules beside such lists that use parameters
+(`norm` and `lm_head`); ops of modules that use none belong to the block before. Blocks are joined
 until their parameters fill a bucket. While one is computed, what gathers the parameters of the
 next and what reduces the gradients of the one before is under way: `plans.scheduling` sees to that,
 and prices count on it. Blocks of one list are one *window*, which takes as long as its busiest
@@ -10,13 +10,12 @@ resource.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.ir.buckets import BUCKET_BYTES, is_bucketed
 from autopar.ir.graph import Graph, Node, Phase, Role, per_graph
-from autopar.ir.uses import Group
+from autopar.ir.uses import Group, groups
 
 WindowPlace = tuple[Phase, str]
 """A phase, and the path of a list of modules with `*` for the number; empty for all else."""
@@ -43,13 +42,11 @@ class Blocks:
 @per_graph
 def blocks_of(graph: Graph) -> Blocks:
     """The blocks of `graph`."""
-    sizes: dict[tuple[str, str], int] = defaultdict(int)
-    for node in graph.with_role(Role.PARAM):
-        sizes[_place(node.target.rpartition(".")[0])] += node.outputs[0].num_bytes
     found: dict[int, int] = {}
     windows: dict[Phase, tuple[str, ...]] = {}
     for phase in Phase:
-        names, held, largest, seen = [""], 0, -1, set[tuple[str, str]]()
+        sizes, names, held, largest = _sizes(graph, phase), [""], 0, -1
+        seen = set[_Place]()
         for node in graph.with_role(Role.OP):
             if node.phase is not phase:
                 continue
@@ -68,7 +65,25 @@ def blocks_of(graph: Graph) -> Blocks:
     return Blocks(found, windows)
 
 
-def _place(module: str) -> tuple[str, str]:
+_Place = tuple[str, str]
+"""What `_place` makes of the path of a module."""
+
+
+def _sizes(graph: Graph, phase: Phase) -> dict[_Place, int]:
+    """The bytes of parameters that are first used in a place, or of the gradients made there: the
+    larger of the two."""
+    used, made = dict[_Place, int](), dict[_Place, int]()
+    for group in groups(graph):
+        if group.phase is phase and is_bucketed(graph, group):
+            is_param = graph.nodes[group.root.node].role is Role.PARAM
+            found = used if is_param else made
+            first = min(use.node for use in group.uses) if is_param else group.root.node
+            place = _place(graph.nodes[first].module)
+            found[place] = found.get(place, 0) + graph.type_of(group.root).num_bytes
+    return {p: max(used.get(p, 0), made.get(p, 0)) for p in {**used, **made}}
+
+
+def _place(module: str) -> _Place:
     """The list that a module is in, and the one of that list that it is or is part of; nothing and
     the module itself where it is in none.
 

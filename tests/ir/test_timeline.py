@@ -37,6 +37,8 @@ class Figures:
     """An op takes 10, a message 4 for each tensor in it, a slice 2, the optimizer 5. A tensor holds
     100, a piece of one 10."""
 
+    contention: Sequence[int] = ()
+
     def compute_ns(self, node: int) -> int:
         return 10
 
@@ -96,6 +98,26 @@ def test_slices_and_what_ops_send_are_exposed_and_the_optimizer_is_not() -> None
     spans, exposed, end = times(Take(moved(1), None), Compute(99, (), ()), Update((0,)))
     assert spans == [(0, 2), (2, 15), (15, 20)]
     assert (exposed, end) == (5, 20)
+
+
+def test_compute_and_a_message_slow_each_other_down() -> None:
+    """Together they take the longer and so much of the shorter."""
+    figures = Figures()
+    figures.contention = (500,)
+    short, long = (Message(tuple(moved(k) for k in range(n))) for n in (1, 4))
+    for message, spans, exposed in (
+        (short, [(0, 6), (0, 12), (12, 12)], 2),
+        (long, [(0, 21), (0, 15), (15, 21)], 11),
+    ):
+        found = play((Start(message), Compute(5, (), ()), Wait(message)), (), figures)
+        assert [tuple(span) for span in found.spans] == spans
+        assert (found.exposed_ns, found.end_ns) == (exposed, 10 + exposed)
+
+
+def test_a_message_that_nothing_waits_for_ends_after_the_device() -> None:
+    spans, exposed, end = times(Start(Message((moved(1),))), Take(moved(2), None))
+    assert spans == [(0, 4), (0, 2)]
+    assert (exposed, end) == (2, 2)
 
 
 def levels(*events: Event, given: Sequence[Value] = ()) -> list[tuple[int, int, int]]:

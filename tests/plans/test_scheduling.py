@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from autopar.cost_model.price import price
 from autopar.errors import PlanMismatchError
+from autopar.ir import blocks
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.schedule import (
     Compute,
@@ -30,7 +32,7 @@ from autopar.plans.last_uses import with_frees
 from autopar.plans.layout import parse_layout
 from autopar.plans.options import Options
 from autopar.plans.request import ask
-from autopar.plans.scheduling import MAX_UNDER_WAY, schedule
+from autopar.plans.scheduling import schedule
 from tests.cost_model.test_price import LIMIT, random_solution
 from tests.graphs import linear_step
 from tests.planned import on_h100, plan_for
@@ -44,11 +46,20 @@ SHARDED = {
 }
 
 
+@contextmanager
+def buckets_of(num_bytes: int) -> Generator[None]:
+    """Inside, buckets and the blocks that fill them have at most so many bytes."""
+    with ExitStack() as stack:
+        for module in (bucketing, blocks):
+            stack.enter_context(patch.object(module, "BUCKET_BYTES", num_bytes))
+        yield
+
+
 def step(pins: dict[str, str], bucket_bytes: int) -> tuple[Graph, Schedule]:
     """A stack of layers on four devices, with buckets of at most so many bytes."""
     graph = linear_step(64, 32, 32, layers=LAYERS)
-    plan = plan_for(graph, "4", pins)
-    with patch.object(bucketing, "BUCKET_BYTES", bucket_bytes):
+    with buckets_of(bucket_bytes):
+        plan = plan_for(graph, "4", pins)
         return graph, schedule(parse_layout(graph, plan.structure))
 
 
@@ -65,7 +76,7 @@ def texts(graph: Graph, events: tuple[Event, ...]) -> Iterator[str]:
                 pass
 
 
-def test_the_next_gather_is_under_way_while_the_one_before_is_used() -> None:
+def test_parameters_are_gathered_while_the_block_before_is_computed() -> None:
     graph, found = step(SHARDED, 1)
     gather = "param:w{}@forward".format
     expected = [f"start 1 {gather(0)}"]
@@ -92,7 +103,7 @@ def test_small_parameters_are_gathered_together_and_cut_out_one_by_one() -> None
     assert taken == [x for k in range(LAYERS) for x in (f"param:w{k}@forward", ops[k])]
 
 
-def test_a_full_bucket_of_gradients_leaves_at_once_and_few_are_under_way() -> None:
+def test_gradients_leave_at_once_and_are_waited_for_when_the_next_block_is_over() -> None:
     graph, found = step(SHARDED, 1)
     told = list(texts(graph, found.backward))
     for k in range(LAYERS):
@@ -103,7 +114,7 @@ def test_a_full_bucket_of_gradients_leaves_at_once_and_few_are_under_way() -> No
         if "wgrad" in text:
             under_way += text.startswith("start") - text.startswith("wait")
         most = max(most, under_way)
-    assert most == MAX_UNDER_WAY + 1 and under_way == 0
+    assert most == 2 and under_way == 0
     waits = [text for text in told if text.startswith("wait wgrad")]
     assert waits == sorted(waits, reverse=True), "the oldest is waited for first"
 
@@ -176,10 +187,10 @@ def check(graph: Graph, found: Schedule) -> None:
 def scheduled(seed: int, mesh: str, bucket_bytes: int) -> tuple[Graph, Schedule]:
     graph = linear_step(64, 32, 16, layers=3)
     cluster, laid = on_h100(mesh)
-    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
-    problem = price(request)
-    structure = make_structure(request, problem, random_solution(problem, seed))
-    with patch.object(bucketing, "BUCKET_BYTES", bucket_bytes):
+    with buckets_of(bucket_bytes):
+        request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
+        problem = price(request)
+        structure = make_structure(request, problem, random_solution(problem, seed))
         return graph, schedule(parse_layout(graph, structure))
 
 

@@ -38,9 +38,9 @@ def solve_by_enumeration(problem: Problem) -> Best:
     best: int | None = None
     choices: list[tuple[int, ...]] = []
     least_peak: int | None = None
-    tables = [_flow_table(flow) for flow in problem.flows]
+    tables = flow_tables(problem)
     for choice in product(*(range(len(costs)) for costs in problem.costs)):
-        cost = _cost(problem, choice, tables)
+        cost = cost_of(problem, choice, tables)
         if cost is None:
             continue
         peak = _peak(problem, choice)
@@ -54,28 +54,51 @@ def solve_by_enumeration(problem: Problem) -> Best:
     return Best(best, tuple(choices), least_peak)
 
 
-def _cost(
-    problem: Problem, choice: Sequence[int], tables: Sequence[list[tuple[int, list[set[int]]]]]
-) -> int | None:
+Table = list[tuple[int, list[int], list[set[int]]]]
+
+
+def flow_tables(problem: Problem) -> list[Table]:
+    return [_flow_table(flow) for flow in problem.flows]
+
+
+def cost_of(problem: Problem, choice: Sequence[int], tables: Sequence[Table]) -> int | None:
+    """None if something is not allowed."""
     parts = [int(costs[c]) for costs, c in zip(problem.costs, choice, strict=True)]
     parts += [int(e.cost[choice[e.source], choice[e.target]]) for e in problem.edges]
     if any(part >= FORBIDDEN for part in parts):
         return None
+    ways: list[list[list[int]]] = []
     for flow, table in zip(problem.flows, tables, strict=True):
         asked = {int(s.state[choice[s.node]]) for s in flow.sinks} - {-1}
         made = int(flow.source_state[choice[flow.source]])
-        found = min(
-            (cost for cost, reached in table if asked <= (reached[made] if made >= 0 else set())),
-            default=None,
-        )
-        if found is None:
+        covering = [
+            (cost, arcs)
+            for cost, arcs, reached in table
+            if asked <= (reached[made] if made >= 0 else set())
+        ]
+        if not covering:
             return None
-        parts.append(found)
-    return sum(parts)
+        least = min(cost for cost, _ in covering)
+        parts.append(least)
+        ways.append([arcs for cost, arcs in covering if cost == least])
+    if not problem.windows:
+        return sum(parts)
+    return sum(parts) - max(_hidden(problem, choice, used) for used in product(*ways))
 
 
-def _flow_table(flow: Flow) -> list[tuple[int, list[set[int]]]]:
-    """(cost, states reached from each state) of every set of allowed arcs."""
+def _hidden(problem: Problem, choice: Sequence[int], ways: Sequence[list[int]]) -> int:
+    return sum(
+        min(
+            sum(int(saved[choice[i]]) for i, saved in saving.nodes.items())
+            + sum(int(saved[a]) for f, saved in saving.flows.items() for a in ways[f])
+            for saving in window.savings
+        )
+        for window in problem.windows
+    )
+
+
+def _flow_table(flow: Flow) -> Table:
+    """(cost, arcs, states reached from each state) of every set of allowed arcs."""
     allowed = [a for a in range(len(flow.costs)) if flow.costs[a] < FORBIDDEN]
     table = []
     for used in product([False, True], repeat=len(allowed)):
@@ -86,7 +109,7 @@ def _flow_table(flow: Flow) -> list[tuple[int, list[set[int]]]]:
             for _ in arcs:
                 seen |= {int(flow.heads[a]) for a in arcs if int(flow.tails[a]) in seen}
             reached.append(seen)
-        table.append((sum(int(flow.costs[a]) for a in arcs), reached))
+        table.append((sum(int(flow.costs[a]) for a in arcs), arcs, reached))
     return table
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import strategies as st
 
-from autopar.ir.problem import FORBIDDEN, Edge, Flow, IntArray, Problem, Sink
+from autopar.ir.problem import FORBIDDEN, Edge, Flow, IntArray, Problem, Saving, Sink, Window
 
 MAX_NODES = 5
 MAX_CHOICES = 3
@@ -73,6 +73,41 @@ def problems(draw: st.DrawFn) -> Problem:
         edges=tuple(edges),
         flows=tuple(flows),
         usage_limit=None if limit is None else limit * grain,
+    )
+
+
+@st.composite
+def windowed_problems(draw: st.DrawFn) -> Problem:
+    """What anything saves is a part of what it costs."""
+    problem = draw(problems())
+
+    def saved(costs: IntArray) -> IntArray:
+        tenths = _ints(draw, len(costs), 0, 10)
+        return np.where(costs >= FORBIDDEN, 0, costs) * tenths // 10
+
+    def saving(resource: str) -> Saving:
+        nodes = draw(st.sets(st.integers(0, len(problem.costs) - 1)))
+        flows = draw(st.sets(st.integers(0, len(problem.flows) - 1))) if problem.flows else set()
+        return Saving(
+            resource,
+            {i: saved(problem.costs[i]) for i in sorted(nodes)},
+            {f: saved(problem.flows[f].costs) for f in sorted(flows)},
+        )
+
+    resources = ("device", "x", "y")[: draw(st.integers(2, 3))]
+    # Halves, since what is in two windows must not save more than it costs.
+    windows = [
+        Window(f"window{w}", tuple(_halved(saving(name)) for name in resources))
+        for w in range(draw(st.integers(1, 2)))
+    ]
+    return replace(problem, windows=tuple(windows))
+
+
+def _halved(saving: Saving) -> Saving:
+    return Saving(
+        saving.resource,
+        {i: saved // 2 for i, saved in saving.nodes.items()},
+        {f: saved // 2 for f, saved in saving.flows.items()},
     )
 
 

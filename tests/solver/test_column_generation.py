@@ -194,7 +194,7 @@ def test_a_node_whose_first_choices_are_out_keeps_that_of_the_best_plan() -> Non
     work = path._Work(stated, Clock(None), lambda _: None, float("inf"))
     assert [kept.tolist() for kept in work.kept] == [[1], [0]]
     work._offer_first()
-    passing = path._without_prices(stated, work.distances)
+    passing = path._without_prices(stated)
     assert passing is not None
     work._learn(passing, 5)
     assert [left[kept].tolist() for left, kept in zip(work.left, work.kept, strict=True)] == [

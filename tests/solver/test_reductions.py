@@ -13,7 +13,7 @@ from autopar.solver.reductions.dominated import drop_dominated
 from autopar.solver.reductions.edges import merge_edges
 
 from .bruteforce import solve_by_enumeration
-from .random_problems import chained_problems, problems
+from .random_problems import chained_problems, problems, windowed_problems
 
 Lift = Callable[[tuple[int, ...]], tuple[int, ...]]
 SETTINGS = settings(max_examples=150, deadline=None)
@@ -32,7 +32,7 @@ def check(problem: Problem, reduced: Problem, lift: Lift) -> None:
 @pytest.mark.parametrize("reduction", [merge_edges, drop_dominated])
 def test_exact(reduction: Callable[[Problem], tuple[Problem, Lift]]) -> None:
     @SETTINGS
-    @given(problems() | chained_problems())
+    @given(problems() | chained_problems() | windowed_problems())
     def holds(problem: Problem) -> None:
         check(problem, *reduction(problem))
 

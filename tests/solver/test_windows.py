@@ -1,0 +1,113 @@
+"""Windows: what hides behind what, against exhaustive enumeration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.ir.problem import FORBIDDEN, Problem, Saving, Status, Window
+from autopar.solver import evaluate, solve
+from autopar.solver.column_generation.path import quick_bound
+from autopar.solver.exact import WINDOWED_TOLERANCE
+from autopar.solver.search import Clock
+from autopar.solver.sensitivity import Sensitivity
+from autopar.solver.windows import normalised, weighed
+from tests.solver.bruteforce import cost_of, flow_tables, solve_by_enumeration
+from tests.solver.making import flow, ints, problem
+from tests.solver.random_problems import windowed_problems
+
+SETTINGS = settings(max_examples=150, deadline=None)
+
+
+@SETTINGS
+@given(windowed_problems())
+def test_the_plan_is_the_best_and_the_bound_below_all(stated: Problem) -> None:
+    best = solve_by_enumeration(stated)
+    solution = solve(stated)
+    if best.objective is None:
+        assert solution.status is Status.INFEASIBLE
+        return
+    assert solution.bound <= best.objective <= solution.objective
+    cost = cost_of(stated, solution.choice, flow_tables(stated))
+    assert cost is not None and cost <= solution.objective
+    if solution.status is Status.OPTIMAL:
+        assert solution.objective == best.objective
+    if len(stated.flows) < 2:
+        # One tensor alone takes the best of its ways; of several, each in turn does.
+        assert solution.objective <= best.objective * (1 + WINDOWED_TOLERANCE) + 1
+
+
+@SETTINGS
+@given(windowed_problems(), st.lists(st.floats(0, 1), min_size=6, max_size=6))
+def test_any_shares_give_a_bound(stated: Problem, parts: list[float]) -> None:
+    best = solve_by_enumeration(stated)
+    if best.objective is None:
+        return
+    ends = np.cumsum([len(window.savings) for window in stated.windows])
+    shares = normalised(
+        np.split(np.array(parts[: sum(len(w.savings) for w in stated.windows)]), sizes)
+    )
+    least = solve_by_enumeration(weighed(stated, shares)).objective
+    assert least is not None and least <= best.objective
+    assert quick_bound(stated, Clock(None)) <= best.objective
+
+
+@settings(max_examples=60, deadline=None)
+@given(windowed_problems(), st.data())
+def test_what_is_said_of_fewer_choices_is_below_all_of_them(
+    stated: Problem, data: st.DataObject
+) -> None:
+    if solve_by_enumeration(stated).objective is None:
+        return
+    node = data.draw(st.integers(0, len(stated.costs) - 1))
+    count = len(stated.costs[node])
+    left = np.array(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)))
+    found = Sensitivity(stated).with_only({node: left}) if left.any() else None
+    costs = list(stated.costs)
+    costs[node] = np.where(left, costs[node], FORBIDDEN)
+    best = solve_by_enumeration(replace(stated, costs=tuple(costs))).objective
+    if found is not None and best is not None:
+        assert found.bound <= best
+        assert found.solution is None or found.solution.objective >= best
+
+
+def overlap(savings: dict[str, tuple[dict[int, list[int]], dict[int, list[int]]]]) -> Window:
+    return Window(
+        "window",
+        tuple(
+            Saving(
+                resource,
+                {i: ints(x) for i, x in nodes.items()},
+                {f: ints(x) for f, x in flows.items()},
+            )
+            for resource, (nodes, flows) in savings.items()
+        ),
+    )
+
+
+def test_what_hides_costs_nothing_and_no_more_of_it_hides_than_there_is_to_hide_behind() -> None:
+    """A node that computes 10, or 14 and sends 4 less; what it sends hides behind what it
+    computes."""
+    send = flow(0, [0, 1], [(1, [2])], [(0, 2, 20), (1, 2, 9)], 3)
+    stated = problem([[10, 14], [0]], flows=[send])
+    assert solve(stated).objective == 23
+    window = overlap({"device": ({}, {0: [20, 9]}), "x": ({0: [10, 14]}, {})})
+    found = solve(replace(stated, windows=(window,)))
+    assert (found.choice, found.objective) == ((1, 0), 14)
+    assert evaluate(replace(stated, windows=(window,)), (0, 0)).objective == 20
+
+
+def test_of_equally_fast_ways_tensors_take_those_that_use_all_links() -> None:
+    """Two tensors, each over x and then y or the other way round: together they hide behind each
+    other if they do not do the same."""
+    arcs = [(0, 1, 8), (1, 3, 2), (0, 2, 2), (2, 3, 8)]
+    over_x, over_y = [8, 0, 2, 0], [0, 2, 0, 8]
+    flows = [flow(0, [0], [(1, [3])], arcs, 4), flow(1, [0], [(0, [3])], arcs, 4)]
+    stated = problem([[0], [0]], flows=flows)
+    window = overlap({"x": ({}, {0: over_y, 1: over_y}), "y": ({}, {0: over_x, 1: over_x})})
+    found = solve(replace(stated, windows=(window,)))
+    assert found.objective == 10
+    assert found.arcs in (((0, 1), (2, 3)), ((2, 3), (0, 1)))
