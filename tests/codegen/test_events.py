@@ -28,7 +28,7 @@ def test_events_are_in_order(case: str) -> None:
 
 
 EXACT = [
-    "saved", "zero", "rows", "layers 0", "layers 1", "layers 5", "layers 6", "attention 0",
+    "saved", "rows", "layers 0", "layers 1", "layers 4", "layers 5", "layers 6", "attention 0",
     "attention 3", "attention 6", "states 0", "states 5",
 ]  # fmt: skip
 """Plans whose graphs hold what is played to 3 %. Of the others some make one kernel of a product

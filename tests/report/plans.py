@@ -34,6 +34,8 @@ MIB = 2**20
 NO_STEP = {
     "exposed_communication_ns": 0,
     "hidden_communication_ns": 0,
+    "hidden": {},
+    "contention": {},
     "bubble_ns": 0,
     "tokens": 0,
     "tokens_per_s": 0,
@@ -151,6 +153,8 @@ def stepped_plan() -> Plan:
             step_ns=34 * MS,
             exposed_communication_ns=9 * MS,
             hidden_communication_ns=0,
+            hidden={},
+            contention={},
             tokens=1024,
             tokens_per_s=30_117,
             mfu_ppm=312_345,
