@@ -67,6 +67,7 @@ def _link_figures(where: str, name: str, link: Link) -> dict[str, _Bounded]:
         f"{name}.latency_s": (link.latency_s, _TIMES),
         f"{name}.start_s": (link.start_s, _TIMES),
         f"{name}.efficiency": (link.efficiency, _PARTS),
+        f"{name}.contention": (link.contention, (0, 1)),
     }
     for k, curve in enumerate(link.curves):
         here = f"{name}.curves[{k}]"

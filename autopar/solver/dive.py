@@ -19,6 +19,9 @@ from autopar.solver.search import Search
 
 _INTEGRAL = 1e-6
 _MAX_STEPS = 40
+_MAX_WINDOWED_STEPS = 8
+"""With windows a step takes long, and few nodes are split."""
+
 
 _Order = Callable[[FloatArray, IntArray], IntArray]
 """Values and usages of a node's split choices to their order of preference."""
@@ -57,7 +60,7 @@ def _least_usage_first(values: FloatArray, usages: IntArray) -> IntArray:
 
 
 def _dive(state: Search, model: Model, highs: Highs, values: FloatArray, order: _Order) -> None:
-    for _ in range(_MAX_STEPS):
+    for _ in range(_MAX_WINDOWED_STEPS if model.windows else _MAX_STEPS):
         node, split = _most_split(state, model, values)
         if node < 0 or state.clock.expired:
             return
