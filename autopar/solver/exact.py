@@ -40,8 +40,9 @@ WINDOWED_TOLERANCE = 1e-3
 """The gap with which a plan of a problem with windows is good enough. In the relaxation, resources
 of a window share one choice between them as no plan can."""
 
-_MAX_WINDOWED = 1_500
-"""Choices that may be left of a problem with windows for branch and bound, which is slow there."""
+_MAX_WINDOWED = 5_000
+"""Columns of a program with windows that branch and bound takes: of larger ones the plan that dives
+and descents found is kept, with its gap."""
 
 _PATIENCE = 4
 """Steps of the simplex method per row after which another method goes on, with windows: where a
@@ -100,7 +101,8 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> None:
     duals = _read_relaxation(state, model, highs, answer)
     if state.infeasible:
         return
-    if not state.settled and answer.outcome is Outcome.OPTIMAL:
+    is_slow = model.windows and model.num_columns > _MAX_WINDOWED and state.evaluation is not None
+    if not state.settled and not is_slow and answer.outcome is Outcome.OPTIMAL:
         _solve_integer(state, model, highs, duals)
     if state.proven and not aim.tolerance and duals is not None and not state.clock.expired:
         break_ties(state, model, highs, duals)
@@ -186,9 +188,6 @@ def _read_relaxation(state: Search, model: Model, highs: Highs, answer: Answer) 
 def _solve_integer(state: Search, model: Model, highs: Highs, duals: DualBound | None) -> None:
     started = process_time()
     if duals is not None and state.evaluation is not None:
-        num_open = int((np.abs(duals.reduced_costs[model.integer]) <= state.gap).sum())
-        if model.windows and num_open > _MAX_WINDOWED:
-            return
         restrict(highs, duals, state.gap + SAME_COST)
     extra = np.empty(0, dtype=np.int64)
     for _ in range(_MAX_ROUNDS):
