@@ -14,7 +14,7 @@ Ops come in the order of the graph. Communication starts where it can hide:
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 
 from autopar.errors import PlanMismatchError
@@ -125,13 +125,18 @@ class _Phase:
         self.under_way: dict[Message, int] = {}
         """What leaves the graph, with the block in which it started."""
         self.blocks, self.block = blocks_of(step.graph).of, -1
+        self.sizes = Counter(self.blocks[n.index] for n in self.nodes if _is_computed(n))
+        self.done = 0
+        """Ops of the block that are computed."""
+        self.upcoming: deque[int] = deque()
+        self.num_upcoming = 0
         self.due = self._when_saved() if phase is Phase.FORWARD else {}
         self.gathers = Gathers(step.graph, step.routes, self._in_order())
 
     def run(self) -> tuple[Event, ...]:
         """All events, in order."""
         for node in self.nodes:
-            if node.role is Role.OP and not node.view:
+            if _is_computed(node):
                 self._compute(node)
             elif node.role is not Role.OP and node.role not in OUTPUT_ROLES:
                 ref = Ref(node.index)
@@ -172,17 +177,35 @@ class _Phase:
         return found
 
     def _enter(self, block: int) -> None:
-        """Start the gathers that are due with a block, and wait for what left before the last."""
-        self.block = block
+        """Start the gathers that are left of those that are due with the block before, and wait for
+        what left before that, or in it and has further to go."""
+        self._gather_until(1.0)
+        self.block, self.done = block, 0
+        self.upcoming = deque(self.gathers.due.get(block, ()))
+        self.num_upcoming = len(self.upcoming)
         for message, started in list(self.under_way.items()):
-            if started < block - 1:
+            if started < (block if self._goes_on(message) else block - 1):
                 self._land(message)
-        for place in self.gathers.due.get(block, ()):
-            self._gather(place)
+
+    def _gather_until(self, part: float) -> None:
+        """Start that part of the gathers that are due with a block: one after the other, so that
+        what an op waits for does not queue behind all of them."""
+        while len(self.upcoming) > self.num_upcoming * (1 - part):
+            self._gather(self.upcoming.popleft())
+
+    def _goes_on(self, message: Message) -> bool:
+        """Whether something in it leaves the graph in another state than it comes in."""
+        return any(
+            path[-1].target != transfer.target.state
+            for transfer in message.transfers
+            for _, path in self.leaving.get(transfer.target, ())
+        )
 
     def _compute(self, node: Node) -> None:
         while self.block < self.blocks[node.index]:
             self._enter(self.block + 1)
+        self.done += 1
+        self._gather_until(self.done / self.sizes[self.block])
         for group, state in self.step.reads.get(node.index, ()):
             self._need(group, state)
         refs = [Ref(node.index, output) for output in range(len(node.outputs))]
@@ -318,3 +341,7 @@ class _Phase:
                 self._send(key)
             while self.under_way:
                 self._land(next(iter(self.under_way)))
+
+
+def _is_computed(node: Node) -> bool:
+    return node.role is Role.OP and not node.view
