@@ -74,6 +74,6 @@ class Gathers:
                     if key not in last or not self.buckets[last[key]].takes(arc):
                         last[key] = len(self.buckets)
                         self.buckets.append(Bucket())
-                        self.due.setdefault(max(0, block - 1 - 2 * behind), []).append(last[key])
+                        self.due.setdefault(max(0, block - 1 - behind), []).append(last[key])
                     self.buckets[last[key]].add(transfer, arc)
                     self.place_of[transfer.target] = last[key]

@@ -204,14 +204,13 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the optimizer; `flops` is what all devices compute together.
 
     Communication is exposed where the device waits for it, and hidden where it computes meanwhile;
-    a step takes its compute, exposed communication, optimizer and bubble. The solver's model of
-    that is `added_up_ns` less what is `hidden` in each window (`cost_model.windows`), and
-    `contention` how much the device and the links of each axis slow each other down, in thousandths
-    (`mesh.Link`). `tokens` are those of a
-    step (0 where the model's first input is no batch of tokens), `mfu_ppm` is the share of the
-    devices' peak FLOP/s. `sends` has the collectives by the key of the tensor they redistribute, or
-    of the op that sends; `collectives` adds them up. `memory_curve` says what is held over time,
-    `peak_holders` the largest of what is held at the peak.
+    a step takes its compute, exposed communication, optimizer and bubble. `hidden` says what could
+    be hidden in each window of the step (`cost_model.windows`), `contention` how much the device
+    and the links of each axis slow each other down, in thousandths (`mesh.Link`). `tokens` are
+    those of a step (0 where the model's first input is no batch of tokens), `mfu_ppm` is the share
+    of the devices' peak FLOP/s. `sends` has the collectives by the key of the tensor they
+    redistribute, or of the op that sends; `collectives` adds them up. `memory_curve` says what is
+    held over time, `peak_holders` the largest of what is held at the peak.
     """
 
     step_ns: Count
@@ -240,13 +239,8 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def added_up_ns(self) -> int:
-        """A step in which nothing is hidden."""
+        """A step in which nothing is hidden: what the solver makes least of."""
         return self.compute_ns + self.communication_ns + self.optimizer_ns
-
-    @property
-    def modelled_ns(self) -> int:
-        """The step as the solver has it, which makes least of it."""
-        return self.added_up_ns - sum(self.hidden.values())
 
 
 FRAGILE = 0.005

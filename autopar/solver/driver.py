@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import ceil, inf, isfinite
 
 import highspy
@@ -72,19 +71,6 @@ def solve(
             Status.LIMIT, bound=_whole(state.bound), solver=SOLVER, statistics=state.statistics
         )
     return _finish(problem, state, lift(state.choice))
-
-
-def solve_unhidden(problem: Problem, bound: int) -> Solution | None:
-    """The cheapest plan of `problem` without its windows, at what it costs with them; None if there
-    is none. No plan of the problem costs less than `bound`."""
-    found = solve(replace(problem, windows=()))
-    if not found.choice:
-        return None
-    final = evaluate(problem, found.choice)
-    bound = min(bound, final.objective)
-    status = Status.OPTIMAL if bound == final.objective else Status.FEASIBLE
-    statistics = found.statistics
-    return Solution(status, found.choice, final.arcs, final.objective, bound, SOLVER, statistics)
 
 
 def _search(

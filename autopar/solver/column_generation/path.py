@@ -44,7 +44,7 @@ from autopar.solver.windows import first_shares, weighed
 TOLERANCE = 0.01
 """The gap with which a plan is good enough, as a part of its cost, if it cannot be closed soon."""
 
-_MASTER = exact.Aim(ways=shortest_ways, tolerance=TOLERANCE)
+_MASTER = exact.Aim(ways=shortest_ways, tolerance=TOLERANCE / 4)
 _MANY_NODES = 1_000
 """Nodes of which a master of `_FIRST_CHOICES` has no more than two choices each."""
 
