@@ -46,10 +46,10 @@ class Gathers:
     """The gathers of parameters in one phase, where `asked` says which states are asked for in
     which order, and by ops of which block (`ir.blocks`).
 
-    Buckets are of one kind, axis, dtype and block, and of one number of gathers behind: one bucket
-    never needs what another that needs it brings. `due` has those that are to start where a block
-    begins: with the block before the one that they are for, and one block earlier for each gather
-    behind.
+    Buckets are of one kind, axis, dtype and block, and of one number of gathers before and behind:
+    one bucket never needs what another that needs it brings. `due` has those that are to start with
+    a block: with the one before the one that they are for, and one block earlier for each gather
+    behind. Those for the first block start when they are needed.
     """
 
     def __init__(
@@ -67,13 +67,16 @@ class Gathers:
                 continue
             path = routes.path(group, state)
             arcs = [arc for arc in path if arc.collective.kind == "all_gather"]
-            for behind, arc in zip(reversed(range(len(arcs))), arcs, strict=True):
+            for before, arc in enumerate(arcs):
+                behind = len(arcs) - 1 - before
                 transfer = routes.transfer(group, arc)
                 if transfer.target not in self.place_of:
-                    key = arc.collective.axis, graph.type_of(group.root).dtype, behind, block
+                    dtype = graph.type_of(group.root).dtype
+                    key = arc.collective.axis, dtype, before, behind, block
                     if key not in last or not self.buckets[last[key]].takes(arc):
                         last[key] = len(self.buckets)
                         self.buckets.append(Bucket())
-                        self.due.setdefault(max(0, block - 1 - behind), []).append(last[key])
+                        if block:
+                            self.due.setdefault(max(0, block - 1 - behind), []).append(last[key])
                     self.buckets[last[key]].add(transfer, arc)
                     self.place_of[transfer.target] = last[key]

@@ -50,6 +50,12 @@ NO_STEP = {
 """Fields of `Estimates` for plans that say nothing of when their step does what."""
 
 
+def undisturbed(plan: Plan) -> Plan:
+    """The plan where device and links do not slow each other down: all takes what the bill says."""
+    estimates = msgspec.structs.replace(plan.estimates, contention={})
+    return msgspec.structs.replace(plan, estimates=estimates)
+
+
 def _op(
     module: str, phase: str, compute: int, comm: int = 0, saved: int = 0, n: int = 4
 ) -> OpTotal:

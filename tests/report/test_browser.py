@@ -208,11 +208,9 @@ def test_perfetto_reads_the_trace_to_the_nanosecond(example: Chrome) -> None:
     plan = Plan.load(EXAMPLE)
     step, estimates = timeline(plan), plan.estimates
     busy = dict.fromkeys(("compute", "network dp", "network tp"), 0)
-    busy["compute"] = estimates.compute_ns + estimates.optimizer_ns
-    for key, sends in estimates.sends.items():
-        for each in sends:
-            by_device = key in estimates.ops or each.kind == "slice"
-            busy["compute" if by_device else f"network {each.axis}"] += each.time_ns
+    for bar in step.bars:
+        track = bar.part.track.name
+        busy["compute" if track == "optimizer" else track] += bar.duration_ns
     threads = ask(
         example,
         "select thread.name as name, sum(dur) as ns, min(ts) as start, max(depth) as depth "

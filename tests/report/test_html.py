@@ -20,7 +20,7 @@ from autopar.report.html.block_graph import fold
 from autopar.report.html.layered import arrange
 from autopar.report.html.page import content, html
 from autopar.report.html.svg import ticks
-from tests.report.plans import MIB, MS, plans, renamed, stepped_plan, two_axis_plan
+from tests.report.plans import MIB, MS, plans, renamed, stepped_plan, two_axis_plan, undisturbed
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "llama-405b.plan.json"
@@ -94,7 +94,7 @@ def test_content() -> None:
 def test_picture_and_bill_agree() -> None:
     """What the bars of the whole step are filled with is what the bill says of each track."""
     plan = Plan.load(EXAMPLE)
-    schedule = content(plan).schedule
+    schedule = content(undisturbed(plan)).schedule
     assert schedule is not None
     drawn = {
         row.track.name: sum(block.busy * block.ns for block in row.blocks)
