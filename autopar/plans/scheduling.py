@@ -205,9 +205,9 @@ class _Phase:
         while self.block < self.blocks[node.index]:
             self._enter(self.block + 1)
         self.done += 1
-        self._gather_until(self.done / self.sizes[self.block])
         for group, state in self.step.reads.get(node.index, ()):
             self._need(group, state)
+        self._gather_until(self.done / self.sizes[self.block])
         refs = [Ref(node.index, output) for output in range(len(node.outputs))]
         makes = tuple(Value(self.phase, ref, self.step.layout.made(ref)) for ref in refs)
         self.events.append(Compute(node.index, self.step.values(node.index), makes))
