@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import process_time
 
@@ -173,14 +172,13 @@ def _read_relaxation(state: Search, model: Model, highs: Highs, answer: Answer) 
     choice = rounded(model, answer.values)
     state.statistics["lp_fractional"] = num_fractional(model, answer.values)
     state.offer(choice, state.evaluator(choice))
-    steps: list[Callable[[], None]] = [
-        lambda: dive(state, model, highs, answer.values),
-        lambda: _descend(state, state.choice or choice),
-    ]
-    for step in reversed(steps) if model.windows else steps:
-        # With windows, each further relaxation takes long.
-        if not state.settled:
-            step()
+    if model.windows and not state.settled:
+        # Each further relaxation takes long there.
+        _descend(state, state.choice or choice)
+    if not state.settled:
+        dive(state, model, highs, answer.values)
+    if not model.windows and not state.settled:
+        _descend(state, state.choice or choice)
     state.statistics["dive_cpu_s"] = process_time() - started
     return duals
 
