@@ -5,8 +5,8 @@ parameters are stored in shards. An optimizer of torch is a handful of kernels, 
 and writes tensors as large as the local shard; it has hardly any arithmetic, so that its time is
 that of its memory traffic. The passes are those of the `foreach` implementation, the default on
 CUDA (`torch.optim`, "How to run optimizers"; counted by running each under a dispatch mode, in
-tests). With `fused=True` Adam and AdamW need 7 passes in one kernel, which shortens every plan's
-step in the same proportion.
+tests). With `fused=True` Adam and AdamW read parameter, gradient and states and write all but the
+gradient in one kernel, and have names of their own.
 
 `foreach` kernels take many tensors at once: 65,536 elements to a chunk, up to 320 chunks and 30
 tensors or more to a launch (ATen/native/cuda/MultiTensorApply.cuh; later CUDA takes seven times as
@@ -55,7 +55,9 @@ OPTIMIZERS: Mapping[str, Optimizer] = {
     "rmsprop": Optimizer(1, 13, 5),
     "lion": Optimizer(1, 13, 5),
     "adam": Optimizer(2, 18, 7),
+    "adam-fused": Optimizer(2, 7, 1),
     "adamw": Optimizer(2, 20, 8),
+    "adamw-fused": Optimizer(2, 7, 1),
     "adamax": Optimizer(2, 16, 6),
     "nadam": Optimizer(2, 22, 8),
     "radam": Optimizer(2, 22, 9),
@@ -86,7 +88,8 @@ def optimizer_name(given: Any) -> str:
     names = [base.__name__.lower() for base in kind.__mro__]
     name = next((name for name in names if name in OPTIMIZERS), kind.__name__)
     find_optimizer(name)
-    return "sgd-momentum" if name == "sgd" and settings.get("momentum") else name
+    setting = {"sgd": "momentum", "adam": "fused", "adamw": "fused"}.get(name)
+    return f"{name}-{setting}" if setting and settings.get(setting) else name
 
 
 def find_optimizer(name: str) -> Optimizer:

@@ -77,6 +77,31 @@ def test_passes_are_those_of_torch(name: str) -> None:
     assert len(states) == OPTIMIZERS[name].states
 
 
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_fused_passes_are_those_of_torch(name: str) -> None:
+    param = nn.Parameter(torch.randn(48, 64))
+    optimizer = KINDS[name]([param], fused=True)
+    calls: list[tuple[list[Tensor], list[Tensor]]] = []
+
+    class Calls(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func.__name__ != f"_fused_{name}_":
+                return func(*args, **(kwargs or {}))
+            large = [t for t in tensors(args) if t.numel() == param.numel()]
+            calls.append(([t.detach().clone() for t in large], large))
+            return func(*args, **(kwargs or {}))
+
+    param.grad = torch.randn(48, 64)
+    with Calls():
+        optimizer.step()
+    ((before, after),) = calls
+    written = sum(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    entry = OPTIMIZERS[f"{name}-fused"]
+    assert (len(before) + written, len(calls)) == (entry.passes, entry.kernels)
+
+
 def seconds(name: str, storage: str) -> float:
     atoms = Atom(ROWS, "rows", True), Atom(COLUMNS, "columns", True)
     tensor = TensorType("bfloat16", (ROWS, COLUMNS), ((0,), (1,)))

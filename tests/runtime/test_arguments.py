@@ -54,6 +54,9 @@ def test_a_mesh_is_taken(mesh: MeshLike, text: str) -> None:
         (torch.optim.SGD([WEIGHT]), "sgd"),
         (torch.optim.SGD([WEIGHT], momentum=0.9), "sgd-momentum"),
         (partial(torch.optim.SGD, momentum=0.9), "sgd-momentum"),
+        (partial(torch.optim.AdamW, fused=True), "adamw-fused"),
+        (torch.optim.Adam([WEIGHT], fused=True), "adam-fused"),
+        (torch.optim.AdamW([WEIGHT], foreach=True), "adamw"),
         (type("Mine", (torch.optim.Adam,), {}), "adam"),
     ],
 )
