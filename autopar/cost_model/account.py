@@ -171,7 +171,7 @@ def _compute_ns(
 ) -> dict[int, int]:
     graph, found = layout.graph, dict[int, int]()
     cached: dict[object, int] = {}
-    for index, done in traffic(graph, all_groups).items():
+    for index, done in traffic(graph, all_groups, cluster.device).items():
         node = graph.nodes[index]
         kind = (node.key, done)
         if kind not in cached:

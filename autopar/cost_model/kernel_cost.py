@@ -2,7 +2,8 @@
 
 Pointwise ops and reductions that feed one another are one kernel, as a compiler makes them: a
 fusible op reads what no fusible op of its phase made, and writes what anyone but a fusible op of
-its phase needs. Matmuls, attention and lookups read and write all of theirs.
+its phase needs. Matmuls, attention and lookups read and write all of theirs. On a CPU nothing is
+fused: what runs there by default is eager.
 """
 
 from __future__ import annotations
@@ -34,16 +35,20 @@ def is_fusible(node: Node) -> bool:
     return node.role is Role.OP and fuses(node.op)
 
 
-def traffic(graph: Graph, groups: Sequence[Group]) -> Mapping[int, Traffic]:
-    """Per op that is not a view: what it reads and writes."""
+def traffic(graph: Graph, groups: Sequence[Group], device: Device) -> Mapping[int, Traffic]:
+    """Per op that is not a view: what it reads and writes on `device`."""
+    ops = [node for node in graph.with_role(Role.OP) if not node.view]
+    if device.kind == "cpu":
+        return {
+            node.index: Traffic((True,) * len(node.inputs), (True,) * len(node.outputs))
+            for node in ops
+        }
     users: dict[Ref, set[tuple[int, Phase]]] = {}
     for group in groups:
         phase = graph.nodes[group.root.node].phase
         users.setdefault(group.root, set()).update((use.node, phase) for use in group.uses)
     found: dict[int, Traffic] = {}
-    for node in graph.with_role(Role.OP):
-        if node.view:
-            continue
+    for node in ops:
         reads = tuple(_reads(graph, node, ref) for ref in node.inputs)
         writes = tuple(
             _writes(graph, node, {use for use, _ in users.get(Ref(node.index, o), ())})
