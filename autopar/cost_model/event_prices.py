@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from autopar.ir.casts import casts_of
 from autopar.ir.graph import Ref, Role
 from autopar.ir.redistribute import buffer_bytes
 from autopar.ir.schedule import Message, Schedule, Transfer, Value
@@ -83,7 +84,8 @@ class EventPrices:
         holder = "transient"
         if value in self.saved:
             root = self.graph.nodes[value.ref.node]
-            holder = "kept" if root.role is Role.PARAM else "saved"
+            is_param = root.role is Role.PARAM or root.index in casts_of(self.graph).copies
+            holder = "kept" if is_param else "saved"
         return holder, self.layout.held_bytes(value.ref, value.state)
 
     def carried(self, message: Message) -> Carried:

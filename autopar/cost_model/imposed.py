@@ -11,11 +11,12 @@ from autopar.cost_model.limits import Arcs, LimitRule, Limits, Passes, Rules, Sh
 from autopar.cost_model.module_outputs import Returned, returned
 from autopar.cost_model.parameter_storages import storages
 from autopar.errors import ConstraintError, InfeasibleError
+from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, Decision, axis_options
 from autopar.ir.contractions import Products, batch_atoms, find_products
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.ir.mesh import Mesh
-from autopar.ir.sharding import P, Sharding
+from autopar.ir.sharding import P, R, Sharding
 from autopar.ir.uses import Group, Use, requirement, root_key
 from autopar.plans.constraints import OP_KINDS, Constraint
 from autopar.plans.demands import MeshConstraint, Test, Tests, holds, is_batch, option_holds
@@ -142,6 +143,19 @@ class _Imposing:
                 if which == 0:
                     self.asked.setdefault(node.key, {})[constraint] = placed
                 self._state(node.key, constraint, node.outputs[0], placed, which)
+                if which == 1:
+                    self._copies(node, placed)
+
+    def _copies(self, param: Node, tests: Tests) -> None:
+        """What is kept of a parameter is kept of it in another dtype, too, but where that has other
+        dims."""
+        for index, of in casts_of(self.graph).copies.items():
+            node = self.graph.nodes[index]
+            if of == param.index and node.phase is Phase.FORWARD:
+                same_dims = node.outputs[0].parts == param.outputs[0].parts
+                asked = (t for t in tests if same_dims or t.placement in (None, R))
+                key = root_key(self.graph, Ref(index))
+                self.saved[key] = (*self.saved.get(key, ()), *asked)
 
     def _state(
         self, key: str, constraint: Constraint, tensor: TensorType, tests: Tests, output: int

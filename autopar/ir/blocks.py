@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.ir.buckets import BUCKET_BYTES, is_bucketed
+from autopar.ir.casts import casts_of
 from autopar.ir.graph import Graph, Node, Phase, Role, per_graph
 from autopar.ir.uses import Group, groups
 
@@ -71,14 +72,18 @@ _Place = tuple[str, str]
 
 def _sizes(graph: Graph, phase: Phase) -> dict[_Place, int]:
     """The bytes of parameters that are first used in a place, or of the gradients made there: the
-    larger of the two."""
+    larger of the two. What is cast counts once: parameters behind, gradients before."""
     used, made = dict[_Place, int](), dict[_Place, int]()
+    casts = casts_of(graph)
     for group in groups(graph):
-        if group.phase is phase and is_bucketed(graph, group):
-            is_param = graph.nodes[group.root.node].role is Role.PARAM
-            found = used if is_param else made
-            first = min(use.node for use in group.uses) if is_param else group.root.node
-            place = _place(graph.nodes[first].module)
+        if group.phase is not phase or not is_bucketed(graph, group):
+            continue
+        if casts.of_parameter(graph, group):
+            found, at = used, [use.node for use in group.uses if use.node not in casts.copies]
+        else:
+            found, at = made, [n for n in (group.root.node,) if n not in casts.gradients]
+        if at:
+            place = _place(graph.nodes[min(at)].module)
             found[place] = found.get(place, 0) + graph.type_of(group.root).num_bytes
     return {p: max(used.get(p, 0), made.get(p, 0)) for p in {**used, **made}}
 
@@ -112,7 +117,7 @@ def hides_in(graph: Graph, group: Group) -> WindowPlace | None:
     if not is_bucketed(graph, group):
         return None
     known, root = blocks_of(graph), graph.nodes[group.root.node]
-    if root.role is Role.PARAM:
+    if casts_of(graph).of_parameter(graph, group):
         users = [known.of[use.node] for use in group.uses if use.node in known.of]
         return known.window(group.phase, min(users) - 1) if users else None
     return known.window(group.phase, known.of[root.index] + 1) if root.index in known.of else None

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.ir.graph import Graph, Role
+from autopar.ir.casts import casts_of
+from autopar.ir.graph import Graph, Ref, Role
 from autopar.ir.redistribute import Collective
 from autopar.ir.sharding import Sharding
 from autopar.ir.uneven import chunked_dim
@@ -38,10 +39,9 @@ def can_share(move: Collective, source: Sharding) -> bool:
 
 def is_bucketed(graph: Graph, group: Group) -> bool:
     """Whether the redistributions of the group's tensor, those that can, go in buckets: those of a
-    parameter, and those of a gradient that is used for nothing else."""
-    if graph.nodes[group.root.node].role is Role.PARAM:
-        return True
-    return all(graph.nodes[use.node].role is Role.GRAD for use in group.uses)
+    parameter or a copy of one, and those of a gradient that is used for nothing else."""
+    casts = casts_of(graph)
+    return casts.of_parameter(graph, group) or casts.of_gradient(graph, group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,9 @@ class Sharing:
 
 
 def sharing(graph: Graph) -> Sharing:
-    """The parameters of `graph` and their gradients fill its buckets."""
-    sizes = [node.outputs[0].num_bytes for node in graph.with_role(Role.PARAM)]
-    return Sharing(max(1, min(BUCKET_BYTES, sum(sizes))), max(1, len(sizes)))
+    """The parameters of `graph` and their gradients fill its buckets, in the smallest dtype that
+    each is cast to."""
+    sizes = {node.index: node.outputs[0].num_bytes for node in graph.with_role(Role.PARAM)}
+    for copy, param in casts_of(graph).copies.items():
+        sizes[param] = min(sizes[param], graph.type_of(Ref(copy)).num_bytes)
+    return Sharing(max(1, min(BUCKET_BYTES, sum(sizes.values()))), max(1, len(sizes)))

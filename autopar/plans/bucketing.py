@@ -1,12 +1,13 @@
-"""Which transfers travel as one: gathers of parameters in the order of their first use, and
-anything that leaves."""
+"""Which transfers travel as one: gathers of parameters, and of copies of them, in the order of
+their first use, and anything that leaves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from autopar.ir.buckets import BUCKET_BYTES
-from autopar.ir.graph import Graph, Role
+from autopar.ir.casts import casts_of
+from autopar.ir.graph import Graph
 from autopar.ir.schedule import Message, Transfer, Value
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group
@@ -43,8 +44,8 @@ class Bucket:
 
 
 class Gathers:
-    """The gathers of parameters in one phase, where `asked` says which states are asked for in
-    which order, and by ops of which block (`ir.blocks`).
+    """The gathers of parameters, cast or not, in one phase, where `asked` says which states are
+    asked for in which order, and by ops of which block (`ir.blocks`).
 
     Buckets are of one kind, axis, dtype and block, and of one number of gathers before and behind:
     one bucket never needs what another that needs it brings. `due` has those that are to start with
@@ -62,8 +63,9 @@ class Gathers:
         self.place_of: dict[Value, int] = {}
         self.due: dict[int, list[int]] = {}
         last: dict[tuple[object, ...], int] = {}
+        casts = casts_of(graph)
         for block, (group, state) in asked:
-            if graph.nodes[group.root.node].role is not Role.PARAM:
+            if not casts.of_parameter(graph, group):
                 continue
             path = routes.path(group, state)
             arcs = [arc for arc in path if arc.collective.kind == "all_gather"]

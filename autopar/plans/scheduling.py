@@ -3,9 +3,10 @@
 Ops come in the order of the graph. Communication starts where it can hide:
 
 * Parameters are gathered in buckets, in the order of their first use, while the block before the
-  one that uses them is computed (`ir.blocks`).
+  one that uses them is computed (`ir.blocks`). What is gathered of them in another dtype is cast
+  when the bucket starts.
 * Gradients leave in buckets, as soon as one is full, and are waited for when the next block is
-  over.
+  over. Those that become gradients by a cast are cast when they have come.
 * What is partial is reduced as soon as it is made: less is left to hold, and the reduction has time
   until the first use. What leaves the graph takes its last form at once.
 * Everything else moves when an op needs it, and what is saved for backward after the last op of
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 
 from autopar.errors import PlanMismatchError
 from autopar.ir.blocks import blocks_of
+from autopar.ir.casts import casts_of
 from autopar.ir.graph import OUTPUT_ROLES, Node, Phase, Ref, Role
 from autopar.ir.schedule import (
     Compute,
@@ -125,9 +127,11 @@ class _Phase:
         self.under_way: dict[Message, int] = {}
         """What leaves the graph, with the block in which it started."""
         self.blocks, self.block = blocks_of(step.graph).of, -1
+        self.casts = casts_of(step.graph)
         self.sizes = Counter(self.blocks[n.index] for n in self.nodes if _is_computed(n))
         self.done = 0
-        """Ops of the block that are computed."""
+        """Ops of the block that were come to."""
+        self.computed = set[int]()
         self.upcoming: deque[int] = deque()
         self.num_upcoming = 0
         self.due = self._when_saved() if phase is Phase.FORWARD else {}
@@ -137,7 +141,7 @@ class _Phase:
         """All events, in order."""
         for node in self.nodes:
             if _is_computed(node):
-                self._compute(node)
+                self._come_to(node)
             elif node.role is not Role.OP and node.role not in OUTPUT_ROLES:
                 ref = Ref(node.index)
                 self.made.add(Value(self.phase, ref, self.step.layout.made(ref)))
@@ -201,13 +205,26 @@ class _Phase:
             for _, path in self.leaving.get(transfer.target, ())
         )
 
-    def _compute(self, node: Node) -> None:
+    def _come_to(self, node: Node) -> None:
+        """Compute what is next in the graph, but for casts that are done or have their own time."""
         while self.block < self.blocks[node.index]:
             self._enter(self.block + 1)
         self.done += 1
+        is_next = node.index not in self.casts.gradients and node.index not in self.computed
+        if is_next:
+            self._read(node)
+        self._gather_until(self.done / self.sizes[self.block])
+        # One of those gathers may have asked for this very cast.
+        if is_next and node.index not in self.computed:
+            self._compute(node)
+
+    def _read(self, node: Node) -> None:
         for group, state in self.step.reads.get(node.index, ()):
             self._need(group, state)
-        self._gather_until(self.done / self.sizes[self.block])
+
+    def _compute(self, node: Node) -> None:
+        """Compute an op, whose inputs are there."""
+        self.computed.add(node.index)
         refs = [Ref(node.index, output) for output in range(len(node.outputs))]
         makes = tuple(Value(self.phase, ref, self.step.layout.made(ref)) for ref in refs)
         self.events.append(Compute(node.index, self.step.values(node.index), makes))
@@ -215,8 +232,19 @@ class _Phase:
         for group in self.step.made_by.get(node.index, ()):
             self._send_off(group)
 
+    def _cast(self, group: Group) -> None:
+        """Cast a gradient as it was asked for, where it is there."""
+        for use, state in zip(group.uses, self.step.layout.asked(group), strict=True):
+            is_due = use.node in self.casts.gradients and use.node not in self.computed
+            if is_due and self.routes.value(group, state) in self.made:
+                self._compute(self.step.graph.nodes[use.node])
+
     def _need(self, group: Group, state: Sharding) -> None:
         """The group's tensor is there in `state`."""
+        root = self.step.graph.nodes[group.root.node]
+        if root.index in self.casts.copies and self.routes.source(group) not in self.made:
+            self._read(root)
+            self._compute(root)
         for arc in self.routes.path(group, state):
             transfer = self.routes.transfer(group, arc)
             if transfer.target in self.made:
@@ -229,7 +257,6 @@ class _Phase:
                 self._take(transfer, self.coming[transfer.target])
         value = self.routes.value(group, state)
         if value not in self.made:
-            root = self.step.graph.nodes[group.root.node]
             raise PlanMismatchError(f"{group.key}: {root.name} is used before it is made")
 
     def _begin(self, transfer: Transfer) -> None:
@@ -284,7 +311,7 @@ class _Phase:
         ends = [*zip(group.uses, self.step.layout.asked(group), strict=True)]
         for use, state in ends:
             path = self.routes.path(group, state)
-            if nodes[use.node].role in OUTPUT_ROLES:
+            if nodes[use.node].role in OUTPUT_ROLES or use.node in self.casts.gradients:
                 self._advance(group, path)
             else:
                 self._reduce(group, path)
@@ -303,6 +330,8 @@ class _Phase:
 
     def _advance(self, group: Group, path: tuple[Arc, ...]) -> None:
         """Send what leaves the graph on along `path`, up to where a message has to come first."""
+        if self.routes.source(group) not in self.made:
+            return
         for arc in path:
             transfer = self.routes.transfer(group, arc)
             if transfer.target in self.made:
@@ -317,6 +346,7 @@ class _Phase:
             if is_first:
                 self._post(transfer, arc)
             return
+        self._cast(group)
 
     def _post(self, transfer: Transfer, arc: Arc) -> None:
         """Put what leaves the graph into a bucket, and send the bucket once it is full."""

@@ -1,0 +1,73 @@
+"""Parameters and gradients in another dtype: what mixed precision casts.
+
+Parameters of float32 that are cast for products of bfloat16, by autocast or by the model, are
+stored and stepped on in one dtype, and travel in another. So what is cast of a parameter alone is a
+*copy* of it: it is gathered as parameters are, and may be cast, in shards, long before an op reads
+it. A gradient that is only cast is one before it is: it leaves as gradients do, and is cast when it
+has come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.ir.graph import Graph, Node, Phase, Role, per_graph
+from autopar.ir.uses import Group, groups, root_of
+
+
+@dataclass(frozen=True, slots=True)
+class Casts:
+    """`copies` has the parameter of each op that makes a copy of one, both by their nodes;
+    `gradients` are the ops that cast what becomes a gradient, and nothing else."""
+
+    copies: Mapping[int, int]
+    gradients: frozenset[int]
+
+    def of_parameter(self, graph: Graph, group: Group) -> bool:
+        """Whether the tensor of a group is a parameter or a copy of one."""
+        root = graph.nodes[group.root.node]
+        return root.role is Role.PARAM or root.index in self.copies
+
+    def of_gradient(self, graph: Graph, group: Group) -> bool:
+        """Whether the tensor of a group becomes gradients, and nothing else."""
+        return all(
+            graph.nodes[use.node].role is Role.GRAD or use.node in self.gradients
+            for use in group.uses
+        )
+
+
+@per_graph
+def casts_of(graph: Graph) -> Casts:
+    """Those of `graph`."""
+    copies: dict[int, int] = {}
+    for node in graph.nodes:
+        if not _is_cast(graph, node):
+            continue
+        root = root_of(graph, node.inputs[0])[0].node
+        if graph.nodes[root].role is Role.PARAM or root in copies:
+            copies[node.index] = copies.get(root, root)
+    users: dict[int, list[int]] = {}
+    for group in groups(graph):
+        users.setdefault(group.root.node, []).extend(use.node for use in group.uses)
+    gradients = set[int]()
+    for node in reversed(graph.nodes):
+        if _is_cast(graph, node) and _is_made_in_backward(graph, node):
+            found = (graph.nodes[user] for user in users.get(node.index, ()))
+            if all(user.role is Role.GRAD or user.index in gradients for user in found):
+                gradients.add(node.index)
+    return Casts(copies, frozenset(gradients))
+
+
+def _is_made_in_backward(graph: Graph, node: Node) -> bool:
+    """Whether an op of backward made what a node reads."""
+    root = graph.nodes[root_of(graph, node.inputs[0])[0].node]
+    return root.role is Role.OP and root.phase is Phase.BACKWARD
+
+
+def _is_cast(graph: Graph, node: Node) -> bool:
+    """Whether an op changes the dtype of a tensor, and nothing else."""
+    if node.role is not Role.OP or node.view or len(node.inputs) != 1 or len(node.outputs) != 1:
+        return False
+    before, (after,) = graph.type_of(node.inputs[0]), node.outputs
+    return node.partial == ((0,),) and before.shape == after.shape and before.dtype != after.dtype
