@@ -16,7 +16,7 @@ from autopar.ir.version import __version__
 from autopar.plans.display import show_with
 
 if TYPE_CHECKING:
-    from autopar.cost_model.measured import profile
+    from autopar.cost_model.measuring.measure import profile
     from autopar.driver.api import compile, plan
     from autopar.driver.verify import verify
     from autopar.plans.plan import Plan
@@ -29,7 +29,7 @@ _EXPORTS = {
     "plan": "autopar.driver.api",
     "Plan": "autopar.plans.plan",
     "verify": "autopar.driver.verify",
-    "profile": "autopar.cost_model.measured",
+    "profile": "autopar.cost_model.measuring.measure",
     "dataloader": "autopar.runtime.process.data",
     "on_meta": "autopar.runtime.checkpoint.initialise",
     "experts": "autopar.tracer.experts",

@@ -19,7 +19,9 @@ from autopar.cli.terminal import (
 @click.command()
 @target_options
 @click.option(
-    "--cluster", metavar="CLUSTER", help="64x8xH100, or a .toml file; default: the devices at hand."
+    "--cluster",
+    metavar="CLUSTER",
+    help="64x8xH100, a .toml file or a profile; default: the devices at hand.",
 )
 @click.option("--mesh", default="auto", show_default=True, help="auto, auto:3, 8x8 or dp=8,tp=8.")
 @click.option(

@@ -1,26 +1,53 @@
-"""`autopar profile`: what the device at hand can do."""
+"""`autopar profile`: what the devices at hand and their links can do."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import click
 
 from autopar.cli.terminal import debug_option, spoken_progress
 
+_UNFINISHED = ".unfinished"
+
 
 @click.command()
 @click.option("-o", "--out", metavar="FILE", help="Write the profile there; default: print it.")
 @click.option("--device", metavar="DEVICE", help="cuda:1 or cpu; default: a GPU if there is one.")
-@click.option("--quick", is_flag=True, help="Measure the ceilings alone.")
+@click.option(
+    "--cluster",
+    metavar="CLUSTER",
+    help="How torchrun's processes are joined: 2x8xH100, or a .toml file; default: nodes are "
+    "torchrun's.",
+)
+@click.option("--quick", is_flag=True, help="Measure few sizes.")
 @debug_option
-def profile(out: str | None, device: str | None, quick: bool) -> None:
-    """Measure matmuls, attention, pointwise ops and copies on the device at hand."""
-    from autopar.cost_model.measured import profile as measure
+def profile(out: str | None, device: str | None, cluster: str | None, quick: bool) -> None:
+    """Measure what prices are made of on the devices at hand.
 
-    with spoken_progress() as progress:
-        found = measure(device, quick=quick, progress=progress)
+    Matmuls, attention, pointwise ops and copies of one device; under torchrun of all at once, and
+    their links, by the kind of axis and the size of the message:
+
+    torchrun --nproc-per-node 8 -m autopar.cli.main profile -o lab.json
+
+    `--cluster lab.json` then plans for the cluster at hand, `--cluster 64x8xH100 --profile
+    lab.json` for a larger one like it. A run that was cut off goes on from FILE.unfinished.
+    """
+    from autopar.cost_model.measuring.measure import profile as measure
+    from autopar.runtime.process.world import place_of_process
+
+    is_first = place_of_process()[0] == 0
+    unfinished = f"{out}{_UNFINISHED}" if out and is_first else None
+    with spoken_progress(quiet=not is_first) as progress:
+        found = measure(
+            device, cluster=cluster, quick=quick, progress=progress, unfinished=unfinished
+        )
+    if not is_first:
+        return
     for gap in found.left_out:
         click.echo(f"autopar: left out: {gap.entry}: {gap.reason}", err=True)
     if out is None:
         click.echo(found.to_bytes(), nl=False)
     else:
         found.save(out)
+        Path(f"{out}{_UNFINISHED}").unlink(missing_ok=True)

@@ -111,9 +111,10 @@ def print_content(content: Content, page: Callable[[Content], RenderableType], h
 
 
 @contextmanager
-def spoken_progress() -> Generator[Callable[[str], None]]:
-    """A function that shows what is being done, on standard error; silent without a terminal."""
-    if not sys.stderr.isatty():
+def spoken_progress(*, quiet: bool = False) -> Generator[Callable[[str], None]]:
+    """A function that shows what is being done, on standard error; silent without a terminal, or if
+    `quiet`."""
+    if quiet or not sys.stderr.isatty():
         yield lambda _: None
         return
     from rich.console import Console

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import NoReturn
 
 from autopar.errors import ClusterError
-from autopar.ir.mesh import Cluster, Link
+from autopar.ir.mesh import Cluster, Curve, Link
 from autopar.ir.redistribute import KINDS
 
 MAX_DEVICES = 1_000_000
@@ -73,15 +73,20 @@ def _link_figures(where: str, name: str, link: Link) -> dict[str, _Bounded]:
         here = f"{name}.curves[{k}]"
         if curve.kind not in KINDS:
             _refuse(where, f"{here}.kind", f"{curve.kind!r}: it must be one of {', '.join(KINDS)}")
-        if (curve.kind, curve.ranks) in {(other.kind, other.ranks) for other in link.curves[:k]}:
+        if _place(curve) in map(_place, link.curves[:k]):
             _refuse(where, f"{here}.ranks", f"{curve.ranks}: given twice for {curve.kind}")
         figures |= {
             f"{here}.ranks": (curve.ranks, (2, MAX_DEVICES)),
+            f"{here}.shared": (curve.shared, (0, MAX_DEVICES)),
             f"{here}.start_s": (curve.start_s, _TIMES),
             f"{here}.reach": (curve.reach, _PARTS),
             f"{here}.knee": (curve.knee, (0, 1000)),
         }
     return figures
+
+
+def _place(curve: Curve) -> tuple[str, int, int]:
+    return curve.kind, curve.ranks, curve.shared
 
 
 def _refuse(where: str, key: str, why: str) -> NoReturn:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from numbers import Integral
 from typing import Any
@@ -88,6 +89,48 @@ def candidate_meshes(
             signatures = [_signature(axis) for axis in mesh.axes]
             found.setdefault(tuple(signatures if in_order else sorted(signatures)), mesh)
     return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class KindOfAxis:
+    """Axes whose collectives take as long as one another: groups of `ranks`, each `stride` from the
+    one before, that lie on `sides` sides of the link of `level` (0 the innermost), `shared` side by
+    side."""
+
+    level: int
+    ranks: int
+    stride: int
+    sides: int
+    shared: int
+
+    def groups(self, num_devices: int) -> list[list[int]]:
+        """All of its groups over so many devices."""
+        span = self.ranks * self.stride
+        firsts = (b + k for b in range(0, num_devices, span) for k in range(self.stride))
+        return [list(range(first, first + span, self.stride)) for first in firsts]
+
+    def __str__(self) -> str:
+        return f"among {self.sides} sides of {self.shared} on level {self.level}"
+
+
+def kinds_of_axes(cluster: Cluster) -> tuple[KindOfAxis, ...]:
+    """The kinds of axes of more than one rank that meshes over all of `cluster` can have, whose
+    ranks lie evenly, each once. An axis crosses the outermost of the links that it can."""
+    # That is the slowest one, if rates rise inwards.
+    depth, n = len(cluster.levels), cluster.num_devices
+    ordered = tuple(
+        replace(each, link=replace(each.link, name=str(depth - 1 - k), bytes_per_s=k + 1))
+        for k, each in enumerate(cluster.levels)
+    )
+    found: dict[tuple[int, int, int], KindOfAxis] = {}
+    for ranks in (size for size in range(2, n + 1) if n % size == 0):
+        for stride in (s for s in range(1, n // ranks + 1) if n // ranks % s == 0):
+            axis = _axis("", ranks, stride, replace(cluster, levels=ordered))
+            if axis.sides * axis.shared == ranks:
+                level = int(axis.crossed.name)
+                kind = KindOfAxis(level, ranks, stride, axis.sides, axis.shared)
+                found.setdefault((level, axis.shared, axis.sides), kind)
+    return tuple(found[key] for key in sorted(found))
 
 
 def _lay(names: tuple[str, ...], sizes: tuple[int, ...], cluster: Cluster) -> Mesh:

@@ -36,6 +36,8 @@ these alone, unless `curves` says what was measured on it (`ir.mesh.Curve`):
 
     link = {preset = "NVLink 4", bytes_per_s = "225GB/s"}
     link.curves = [{kind = "all_gather", ranks = 8, start_s = "10us", reach = 0.8, knee = 1}]
+
+What `autopar profile` wrote is a description too: that of the cluster it ran on.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ import msgspec
 from autopar.cluster.devices import ALIASES, DEVICES
 from autopar.cluster.figures import MAX_DEVICES, checked
 from autopar.cluster.links import LINK_ALIASES, LINKS, SHARED_LINKS
+from autopar.cluster.measured import measured_on
 from autopar.cluster.presets import SYSTEMS, System
+from autopar.cluster.profile import Profile
 from autopar.errors import ClusterError
 from autopar.ir.files import read_at_most
 from autopar.ir.mesh import Cluster, Curve, Device, Host, Kernels, Level, Link
@@ -71,13 +75,24 @@ _Noun = TypeVar("_Noun", Device, Link, Host)
 
 
 def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
-    """The cluster that `text` describes: sizes and a device, or the path of a `.toml` file.
+    """The cluster that `text` describes: sizes and a device, or the path of a `.toml` file or of a
+    profile, a `.json` file.
 
     The inverse of `cluster.name` for clusters from presets. Upper and lower case are the same.
     ClusterError names the token or key that is wrong.
     """
-    if isinstance(text, os.PathLike) or text.lower().endswith(".toml"):
-        return _read(Path(text))
+    if not isinstance(text, str) or is_cluster_file(text):
+        path = Path(text)
+        return _profiled(path) if path.suffix.lower() == ".json" else _read(path)
+    return _of_presets(text)
+
+
+def is_cluster_file(text: str) -> bool:
+    """Whether this is a path, and not sizes and a device."""
+    return text.lower().endswith((".toml", ".json"))
+
+
+def _of_presets(text: str) -> Cluster:
     match = re.fullmatch(r"\s*((?:\d+\s*x\s*)*)(.*?)\s*", text, re.IGNORECASE | re.ASCII)
     if match is None or not match[2]:
         raise ClusterError(f"cluster {text!r} names no device: write one, {_EXAMPLES}")
@@ -96,6 +111,19 @@ def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
     )
     name = "x".join([*map(str, sizes), device.name])
     return checked(Cluster(name, device, levels, system.host), f"cluster {text!r}")
+
+
+def _profiled(path: Path) -> Cluster:
+    """The cluster that a profile was measured on; presets stand for what it does not measure."""
+    profile = Profile.load(path)
+    try:
+        cluster = _of_presets(profile.cluster)
+    except ClusterError:
+        raise ClusterError(
+            f"profile {path} is of {profile.device}, which is no preset: describe the cluster in a "
+            ".toml file, and give that as the cluster and this as its profile"
+        ) from None
+    return checked(replace(measured_on(cluster, profile), name=path.stem), f"profile {path}")
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,6 +148,7 @@ class _CurveTable(_File):
     start_s: _Figure
     reach: float
     knee: float
+    shared: int = 0
 
 
 class _LinkTable(_File):
@@ -266,10 +295,11 @@ def _link(given: _LinkTable, below: int, where: str) -> Link:
             _figure(curve.start_s, parse_seconds, f"{here}.curves[{k}].start_s"),
             curve.reach,
             curve.knee,
+            curve.shared,
         )
         for k, curve in enumerate(given.curves or ())
     )
-    ordered = sorted(curves, key=lambda curve: (curve.kind, curve.ranks))
+    ordered = sorted(curves, key=lambda curve: (curve.kind, curve.shared, curve.ranks))
     return link if given.curves is None else replace(link, curves=tuple(ordered))
 
 

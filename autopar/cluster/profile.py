@@ -1,12 +1,14 @@
-"""A profile: what one device was measured to do. Times are whole nanoseconds, sizes bytes.
+"""A profile: what devices and their links were measured to do. Times are whole nanoseconds, sizes
+bytes.
 
-As a file it is canonical JSON, like a plan (`canonical`). `cost_model.measured` makes one, and
-turns one into the figures that the price of a plan starts from.
+As a file it is canonical JSON, like a plan (`canonical`). `cost_model.measuring` makes one,
+`cluster.measured` turns one into the figures that the price of a plan starts from.
 """
 
 from __future__ import annotations
 
 import os
+from math import prod
 from typing import Annotated
 
 import msgspec
@@ -14,11 +16,13 @@ import msgspec
 from autopar.errors import ClusterError
 from autopar.ir.canonical import Format
 from autopar.ir.graph import itemsize
+from autopar.ir.redistribute import KINDS
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 """A size, a number of bytes or nanoseconds: never zero, which would be no measurement."""
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class Matmul(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -72,12 +76,27 @@ class MemoryCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.num_bytes / self.time_ns * 1e9
 
 
-class HostCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A copy of `num_bytes` between pinned host memory and the device, each way by itself."""
+class Sent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Collective `kind` over axes whose slowest link is that of `level` (0 the innermost), while
+    all ranks run it: `ranks` in each group, that lie on `sides` sides of the link, `shared` side by
+    side. `num_bytes` are those of the side of the local tensor that is not sharded."""
 
+    level: Count
+    kind: str
+    ranks: Positive
+    sides: Positive
+    shared: Positive
     num_bytes: Positive
-    to_device_ns: Positive
-    to_host_ns: Positive
+    time_ns: Positive
+
+
+class Overlap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Matmuls and a collective over the link of `level`, each alone, and both at once."""
+
+    level: Count
+    computing_ns: Positive
+    sending_ns: Positive
+    both_ns: Positive
 
 
 class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,25 +107,33 @@ class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What `device` was measured to do; see the module's text.
+    """What devices were measured to do; see the module's text.
 
-    `kind` is "cuda" or "cpu", `device` the driver's name for it, `memory_bytes` all of its memory.
-    `launch_ns` is the host's time to launch one op through torch. A device without memory of its
-    own has no `host_copies`.
+    `kind` is "cuda" or "cpu", `device` the driver's name for one, `memory_bytes` all of its memory.
+    `cluster` is the text of the presets that stand for what was not measured, empty if there are
+    none; `sizes` are those of its levels, outermost first. All its devices were at work at once.
+    `launch_ns` is the host's time to launch one op through torch.
     """
 
     schema: int
     device: str
     kind: str
     torch: str
+    cluster: str
+    sizes: tuple[Positive, ...]
     memory_bytes: Positive
     launch_ns: Positive
     matmuls: tuple[Matmul, ...]
     attentions: tuple[Attention, ...]
     pointwise: tuple[Pointwise, ...]
     memory_copies: tuple[MemoryCopy, ...]
-    host_copies: tuple[HostCopy, ...]
+    collectives: tuple[Sent, ...]
+    overlaps: tuple[Overlap, ...]
     left_out: tuple[LeftOut, ...]
+
+    @property
+    def num_devices(self) -> int:
+        return prod(self.sizes)
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: sorted keys, two-space indent, a final newline."""
@@ -127,6 +154,9 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ValueError(f"unknown dtype {entry.dtype!r}") from None
         if not any(entry.dtype == "float32" for entry in self.matmuls):
             raise ValueError("no float32 matmul: a profile has at least one" + self._why())
+        for sent in self.collectives:
+            if sent.kind not in KINDS:
+                raise ValueError(f"unknown collective {sent.kind!r}")
         if not self.memory_copies:
             raise ValueError("no memory copy: a profile has at least one" + self._why())
 

@@ -38,7 +38,8 @@ from math import log2
 
 import numpy as np
 
-from autopar.ir.mesh import Axis, Curve, Link
+from autopar.cluster.curves import crossing
+from autopar.ir.mesh import Axis, Curve
 from autopar.ir.redistribute import KINDS
 
 
@@ -132,31 +133,33 @@ def _within(axis: Axis) -> Axis | None:
 def _measured(kind: str, axis: Axis) -> _Law | None:
     """The law of what was measured on the link, None if nothing was."""
     link, n, within = axis.crossed, axis.size, _within(axis)
-    found = _between(kind, axis.sides, link)
+    found = _between(kind, axis)
     if found is None:
         return None
-    adapter = found.reach * link.bytes_per_s
-    if kind == "permute":
-        byte_s = link_byte_s = 1 / adapter
-    elif kind == "all_to_all":
-        byte_s, link_byte_s = (n - 1) / n / adapter, 1 / adapter
-    elif kind == "all_reduce":
-        link_byte_s = 1 / (adapter * axis.shared)
-        byte_s = 2 * (axis.sides - 1) / axis.sides * link_byte_s
-        if within is not None:
+    sent, adapters = crossing(kind, n, axis.sides, axis.shared)
+    link_byte_s = 1 / (found.reach * link.bytes_per_s * adapters)
+    byte_s = sent * link_byte_s
+    # What was measured among as many neighbours has what they took in it.
+    if adapters > 1 and within is not None and found.shared != axis.shared:
+        if kind == "all_reduce":
             byte_s = max(byte_s, min(law.byte_s for law in _laws(kind, within)))
-    else:
-        link_byte_s = _ring_byte_s(kind, adapter, axis)
-        byte_s = (n - 1) / n * link_byte_s
+        else:
+            link_byte_s = max(link_byte_s, _inner_byte_s(kind, within))
+            byte_s = sent * link_byte_s
     return _Law(found.start_s, byte_s, found.knee * (found.start_s * link_byte_s) ** 0.5)
 
 
-def _between(kind: str, sides: int, link: Link) -> Curve | None:
-    """The figures for a number of sides: between two that were measured, straight along the
-    logarithm; beyond the last the start goes on as before, all else stays."""
-    known = [curve for curve in link.curves if curve.kind == kind]
-    if not known:
+def _between(kind: str, axis: Axis) -> Curve | None:
+    """The figures for the axis' number of sides: between two that were measured, straight along the
+    logarithm; beyond the last the start goes on as before, all else stays. Of those measured with
+    the number of ranks on each side that comes closest."""
+    sides = axis.sides
+    found = [curve for curve in axis.crossed.curves if curve.kind == kind]
+    if not found:
         return None
+    beside = axis.shared
+    shared = min({c.shared for c in found}, key=lambda n: (abs(log2((n or beside) / beside)), -n))
+    known = [curve for curve in found if curve.shared == shared]
     high = next((k for k, curve in enumerate(known) if curve.ranks >= sides), len(known) - 1)
     low, up = known[max(0, high - 1)], known[high]
     if low is up or sides <= low.ranks:
@@ -169,6 +172,7 @@ def _between(kind: str, sides: int, link: Link) -> Curve | None:
         low.start_s + way * (up.start_s - low.start_s),
         1 / ((1 - part) / low.reach + part / up.reach),
         low.knee + part * (up.knee - low.knee),
+        shared,
     )
 
 

@@ -62,7 +62,9 @@ def _measured(link: Link) -> tuple[CollectiveRates, ...]:
         rate = curve.reach * link.bytes_per_s
         root_ns = to_ns(curve.knee * sqrt(curve.start_s * _MIB / rate))
         start_ns = to_ns(curve.start_s)
-        found.append(CollectiveRates(curve.kind, curve.ranks, start_ns, round(rate), root_ns))
+        found.append(
+            CollectiveRates(curve.kind, curve.ranks, start_ns, round(rate), root_ns, curve.shared)
+        )
     return tuple(found)
 
 

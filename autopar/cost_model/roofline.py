@@ -29,7 +29,6 @@ from math import isfinite
 from autopar.ir.mesh import Device
 from autopar.rules.op import Scores
 
-_TILE = 128 * 128
 _TILE_ROWS = 128
 FULL = 0.4
 """Measured of c0 with a mask: 0.27 to 0.3 on H100 and H200 (FlashAttention 3, ViT beside causal;
@@ -54,8 +53,7 @@ def product_s(
     ("bfloat16"), and moves `bytes_moved` bytes. ValueError as in `stream_s`."""
     _check(out_elements, depth, bytes_moved)
     its = device.kernels
-    shallow = 2 * (out_elements + its.wave * _TILE * its.processors) * (depth + its.depth)
-    compute_s = shallow / (its.product * device.peak(dtype))
+    compute_s = its.product_flops(out_elements, depth) / (its.product * device.peak(dtype))
     memory_s = stream_s(bytes_moved, device, its.product_memory)
     return device.floor_s(its.product_start_s) + max(compute_s, memory_s)
 

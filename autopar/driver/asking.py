@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from autopar.cluster import parsing
+from autopar.cluster.measured import measured_on
 from autopar.cluster.profile import Profile
 from autopar.compile import ModelCall, Say
-from autopar.cost_model.measured import device_from_profile
 from autopar.driver.margin import search_with_margin
 from autopar.driver.search import search
 from autopar.errors import ConstraintError, InfeasibleError
@@ -82,10 +81,9 @@ def check_outputs(traced: Traced, options: Options) -> None:
 def describe_cluster(
     cluster: Cluster | str, profile: Profile | str | os.PathLike[str] | None
 ) -> Cluster:
-    """The cluster, with the ceilings of the profile in place of datasheets."""
+    """The cluster, with what the profile measured in place of presets."""
     found = parsing.parse_cluster(cluster) if isinstance(cluster, str) else cluster
     if profile is None:
         return parsing.checked(found, f"cluster {found.name}")
     measured = profile if isinstance(profile, Profile) else Profile.load(profile)
-    device = device_from_profile(measured, found.device)
-    return parsing.checked(replace(found, device=device), f"cluster {found.name} with its profile")
+    return parsing.checked(measured_on(found, measured), f"cluster {found.name} with its profile")

@@ -6,6 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
+TILE = 128 * 128
+"""Elements of a product that one processor makes at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
@@ -34,6 +37,11 @@ class Kernels:
     pointwise: float = 0.8
     reduction: float = 0.7
     reduction_backward: float = 0.37
+
+    def product_flops(self, out_elements: float, depth: float) -> float:
+        """What a product of so many sums of `depth` products does at its full rate in the time it
+        takes: more than its FLOPs, part of a wave and the start of each sum being idle."""
+        return 2 * (out_elements + self.wave * TILE * self.processors) * (depth + self.depth)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,8 @@ class Device:
 @dataclass(frozen=True, slots=True)
 class Curve:
     """What collective `kind` was measured to take among `ranks` sides of a link (devices, or nodes
-    where it joins nodes), in figures that hold for a faster or slower link of its family.
+    where it joins nodes), in figures that hold for a faster or slower link of its family; with
+    `shared` ranks side by side on each side, or any number of them if that is 0.
 
     It takes `start_s` however little it sends. Where it sends much it comes to `reach` of the
     link's rate: more than 1 where switches add up on the way. `knee` says how slowly it gets there:
@@ -80,6 +89,7 @@ class Curve:
     start_s: float
     reach: float
     knee: float
+    shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,17 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 """A whole number of bytes, nanoseconds or things."""
 
 
-class CollectiveRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CollectiveRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a collective `kind` among `ranks` sides of a link was measured to take: V bytes that
-    cross it take `start_ns`, V at `bytes_per_s`, and `root_ns` times the root of V in MiB."""
+    cross it take `start_ns`, V at `bytes_per_s`, and `root_ns` times the root of V in MiB; where
+    `shared` ranks lie on each side, or any number of them."""
 
     kind: str
     ranks: Count
     start_ns: Count
     bytes_per_s: Count
     root_ns: Count
+    shared: Count = 0
 
 
 class LinkRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -1,7 +1,7 @@
 """How a golden plan is made: the small TOML file beside it.
 
     target = "../model.py:build"          # or package.module:build
-    cluster = "8x8xH100"                  # or the path of a .toml file
+    cluster = "8x8xH100"                  # or the path of a .toml file, or of a profile
     global_batch = 64
 
 All other keys are options of `autopar plan`, by their names there. Paths are relative to the file.
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from autopar.cluster.parsing import parse_cluster
+from autopar.cluster.parsing import is_cluster_file, parse_cluster
 from autopar.errors import AutoparError, RecipeError
 from autopar.ir.files import read_at_most
 from autopar.ir.mesh import Cluster
@@ -76,7 +76,7 @@ def cluster_file(path: Path) -> Path | None:
         text: object = tomllib.loads(_text(path)).get("cluster")
     except (RecipeError, ValueError, RecursionError):
         return None
-    if not (isinstance(text, str) and text.lower().endswith(".toml")):
+    if not (isinstance(text, str) and is_cluster_file(text)):
         return None
     return (path.parent / text).resolve()
 

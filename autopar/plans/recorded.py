@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autopar.cluster.parsing import parse_cluster
+from autopar.cluster.parsing import is_cluster_file, parse_cluster
 from autopar.errors import ClusterError, ConstraintError
 from autopar.ir.mesh import Cluster
 from autopar.plans.options import Options, make_options
@@ -73,11 +73,11 @@ def cluster_of(plan: Plan) -> Cluster:
     name = plan.structure.cluster
     try:
         # A name may come from anyone's file: it is no path to be opened.
-        if not name.lower().endswith(".toml"):
+        if not is_cluster_file(name):
             return parse_cluster(name)
     except ClusterError:
         pass
     raise ClusterError(
-        f"the plan was made for cluster {name!r}, which is no preset: give --cluster FILE.toml (in "
+        f"the plan was made for cluster {name!r}, which is no preset: give --cluster FILE (in "
         "Python cluster=), the description it was made for"
     )

@@ -74,7 +74,8 @@ def _figures(cluster: ClusterRates) -> Iterator[tuple[str, int | str]]:
         yield f"{_START} of a collective on level {k}", link.start_ns
         yield f"{_EFFICIENCY} on level {k}", link.efficiency_ppm
         for each in link.measured:
-            where = f"of {each.kind} among {each.ranks} on level {k}"
+            beside = f" with {each.shared} on each side" if each.shared else ""
+            where = f"of {each.kind} among {each.ranks}{beside} on level {k}"
             yield f"{_START} {where}", each.start_ns
             yield f"{_BANDWIDTH} {where}", each.bytes_per_s
             yield f"{_ROOT} {where}", each.root_ns

@@ -146,7 +146,7 @@ def test_a_cluster_that_is_no_preset_is_asked_for(tmp_path: Path, target: str) -
     structure = msgspec.structs.replace(plan.structure, cluster="ours")
     path = str(tmp_path / "plan.json")
     msgspec.structs.replace(plan, structure=structure).save(path)
-    fails(run("explain", path, target), 1, "give --cluster FILE.toml")
+    fails(run("explain", path, target), 1, "give --cluster FILE")
 
 
 def test_a_name_is_no_path(tmp_path: Path) -> None:

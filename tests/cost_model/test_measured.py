@@ -11,10 +11,11 @@ from click.testing import CliRunner
 
 from autopar.cli.main import main
 from autopar.cluster.devices import DEVICES
+from autopar.cluster.measured import device_from_profile
 from autopar.cluster.profile import PROFILE_VERSION, LeftOut, Matmul, MemoryCopy, Profile
-from autopar.cost_model import measured
-from autopar.cost_model.cases import cases
-from autopar.cost_model.measured import device_from_profile, profile
+from autopar.cost_model.measuring import stopwatch
+from autopar.cost_model.measuring.cases import cases
+from autopar.cost_model.measuring.measure import profile
 from autopar.cost_model.roofline import product_s, stream_s
 from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
@@ -33,6 +34,8 @@ def made_up(*, kind: str = "cuda") -> Profile:
         device="Device of the test",
         kind=kind,
         torch="2.13.0",
+        cluster="H100",
+        sizes=(1,),
         memory_bytes=2**36,
         launch_ns=4_000,
         matmuls=(
@@ -44,7 +47,8 @@ def made_up(*, kind: str = "cuda") -> Profile:
         pointwise=(),
         # The small one comes from a cache: its rate is no ceiling of the memory.
         memory_copies=(MemoryCopy(2**20, 200), MemoryCopy(2**31, 716_000)),
-        host_copies=(),
+        collectives=(),
+        overlaps=(),
         left_out=(LeftOut("matmul 1x1x1 float64", "out of memory"),),
     )
 
@@ -59,7 +63,7 @@ def test_every_entry_of_the_list_is_measured(found: Profile) -> None:
         (3 * elements * itemsize(dtype), dtype) for elements, dtype in wanted.pointwise
     ]
     assert [e.num_bytes for e in found.memory_copies] == [2 * n for n in wanted.memory_copies]
-    assert (found.kind, found.host_copies, found.left_out) == ("cpu", (), ())
+    assert (found.kind, found.collectives, found.left_out) == ("cpu", (), ())
 
 
 def test_larger_takes_longer(found: Profile) -> None:
@@ -77,7 +81,6 @@ def test_lists_have_what_a_profile_must_have(kind: str, quick: bool) -> None:
     assert "float32" in {dtype for *_, dtype in wanted.matmuls}
     assert wanted.memory_copies
     assert len(set(wanted.matmuls)) == len(wanted.matmuls)
-    assert bool(wanted.host_copies) == (kind == "cuda")
 
 
 @pytest.mark.gpu
@@ -85,7 +88,6 @@ def test_cuda_is_measured() -> None:
     found = profile("cuda", quick=True)
     assert found.kind == "cuda"
     assert found.left_out == ()
-    assert found.host_copies
 
 
 def test_file_reads_back(found: Profile, tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_file_reads_back(found: Profile, tmp_path: Path) -> None:
         (b'"time_ns": 1400000', b'"time_ns": 1.5', r"matmuls\[1\].time_ns"),
         (b'"time_ns": 1400000', b'"time_ns":  1400000', "not in canonical form"),
         (b'"kind"', b'"kin"', "unknown field `kin`"),
-        (b'"schema": 1', b'"schema": 2', "schema version 2"),
+        (b'"schema": 2', b'"schema": 3', "schema version 3"),
         (b'"float32"', b'"float33"', "unknown dtype 'float33'"),
         (b'"float32"', b'"float64"', "no float32 matmul.*1x1x1 float64 was left out"),
     ],
@@ -157,7 +159,7 @@ def test_profile_of_another_kind_is_refused() -> None:
 
 def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(cases("cpu", quick=True).memory_copies)
-    monkeypatch.setattr(measured, "_free_bytes", lambda _: 4 * largest - 1)
+    monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 4 * largest - 1)
     found = profile("cpu", quick=True)
     assert [gap.entry for gap in found.left_out] == [f"copy of {largest} bytes"]
     assert found.left_out[0].reason == f"needs {2 * largest} bytes, and {4 * largest - 1} are free"
@@ -184,7 +186,7 @@ def test_running_out_of_memory_leaves_one_entry_out(
 
 
 def test_no_memory_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "_free_bytes", lambda _: 0)
+    monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 0)
     with pytest.raises(ClusterError, match=r"no float32 matmul.*left out: needs 196608 bytes, and"):
         profile("cpu", quick=True)
 
@@ -217,3 +219,38 @@ def test_command_names_a_device_that_is_not_there() -> None:
     done = CliRunner().invoke(main, ["profile", "--device", "cuda:99"])
     assert done.exit_code == 1
     assert done.stderr.startswith("autopar: error: there is no device cuda:99 here: torch ")
+
+
+def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
+    kept, told = tmp_path / "unfinished", list[str]()
+
+    def cut_off(name: str) -> None:
+        told.append(name)
+        if name.startswith("pointwise"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile("cpu", quick=True, progress=cut_off, unfinished=kept)
+    before = msgspec.json.decode(kept.read_bytes(), type=stopwatch.Notebook).times_ns
+    rest: list[str] = []
+    found = profile("cpu", quick=True, progress=rest.append, unfinished=kept)
+    assert list(before) == told[:-1]
+    assert not set(before) & set(rest)
+    assert [e.time_ns for e in found.matmuls] == [
+        before[f"matmul {m}x{k}x{n} {dtype}"][0]
+        for m, k, n, dtype in cases("cpu", quick=True).matmuls
+    ]
+    again: list[str] = []
+    profile("cpu", progress=again.append, unfinished=kept, quick=True)
+    assert again == []
+
+
+def test_what_was_measured_elsewhere_is_measured_again(tmp_path: Path) -> None:
+    kept = tmp_path / "unfinished"
+    kept.write_bytes(msgspec.json.encode(stopwatch.Notebook("lab", {"launch of ops": (1,)})))
+    assert profile("cpu", quick=True, unfinished=kept).launch_ns > 1
+
+
+def test_a_cluster_that_is_not_at_hand_is_refused() -> None:
+    with pytest.raises(ClusterError, match=r"cluster 2xcpu has 2 devices .* 1 of kind cpu are"):
+        profile("cpu", quick=True, cluster="2xcpu")

@@ -12,16 +12,18 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Cases:
     """`matmuls` are (m, k, n, dtype), `attentions` (batch, heads, sequence, head_dim, dtype),
-    `pointwise` (elements, dtype); copies are in bytes of the tensor copied. `flush_bytes` is what
-    is written between two runs, so that no run finds its input in a cache."""
+    `pointwise` (elements, dtype); copies are in bytes of the tensor copied, `messages` in bytes of
+    the side of a collective that is not sharded. Times are medians over `repeats` rounds; `pairs`
+    are those of a collective beside matmuls. On a CPU a round is as many runs as take `round_s`."""
 
     matmuls: tuple[tuple[int, int, int, str], ...]
     attentions: tuple[tuple[int, int, int, int, str], ...]
     pointwise: tuple[tuple[int, str], ...]
     memory_copies: tuple[int, ...]
-    host_copies: tuple[int, ...]
-    flush_bytes: int
+    messages: tuple[int, ...]
+    pairs: int
     repeats: int
+    round_s: float
 
 
 def _squares(dtype: str, *sizes: int) -> tuple[tuple[int, int, int, str], ...]:
@@ -56,9 +58,10 @@ _CUDA = Cases(
     ),
     pointwise=tuple((n, dtype) for dtype in ("bfloat16", "float32") for n in _powers(14, 28, 2)),
     memory_copies=_powers(16, 30, 2),
-    host_copies=_powers(16, 30, 2),
-    flush_bytes=2**30,
+    messages=_powers(10, 30, 2),
+    pairs=5,
     repeats=20,
+    round_s=0,
 )
 
 _CUDA_QUICK = Cases(
@@ -71,9 +74,10 @@ _CUDA_QUICK = Cases(
     attentions=((4, 32, 2048, 128, "bfloat16"),),
     pointwise=((2**18, "bfloat16"), (2**28, "bfloat16")),
     memory_copies=_powers(20, 30, 10),
-    host_copies=_powers(20, 28, 8),
-    flush_bytes=2**30,
+    messages=_powers(12, 28, 4),
+    pairs=1,
     repeats=5,
+    round_s=0,
 )
 
 _CPU = Cases(
@@ -87,9 +91,10 @@ _CPU = Cases(
     attentions=((1, 4, 256, 64, "float32"), (1, 8, 512, 64, "float32")),
     pointwise=tuple((n, "float32") for n in _powers(12, 24, 3)),
     memory_copies=_powers(14, 28, 2),
-    host_copies=(),
-    flush_bytes=2**27,
-    repeats=10,
+    messages=_powers(10, 26, 2),
+    pairs=5,
+    repeats=7,
+    round_s=0.02,
 )
 
 _CPU_QUICK = Cases(
@@ -97,9 +102,10 @@ _CPU_QUICK = Cases(
     attentions=((1, 2, 128, 32, "float32"),),
     pointwise=((2**12, "float32"), (2**20, "float32")),
     memory_copies=(2**16, 2**24),
-    host_copies=(),
-    flush_bytes=2**24,
+    messages=_powers(12, 20, 4),
+    pairs=1,
     repeats=3,
+    round_s=0.002,
 )
 
 
