@@ -74,7 +74,7 @@ def compile(
     persistent buffers; each rank reads its shards alone. With `seed`, what is on the meta device is
     initialised as the model's modules do it (`runtime.initialise`).
 
-    `cluster` ("2x8xH100", a TOML file or profile, or how many of the devices at hand) describes them;
+    `cluster` ("2x8xH100", a TOML file, a profile, or how many of the devices at hand) says where;
     without it, the devices at hand are taken. `profile`, made by `autopar profile`, stands in for
     presets. `mesh` ("2x4", (2, 4) or {"dp": 2, "tp": 4}), `optimizer` (a name, or
     one of `torch.optim` or its class), `memory_limit` (bytes, or text such as "72GiB"),
