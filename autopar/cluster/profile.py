@@ -22,7 +22,7 @@ PROFILE_VERSION = 2
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 """A size, a number of bytes or nanoseconds: never zero, which would be no measurement."""
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class Matmul(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +81,7 @@ class Sent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     all ranks run it: `ranks` in each group, that lie on `sides` sides of the link, `shared` side by
     side. `num_bytes` are those of the side of the local tensor that is not sharded."""
 
-    level: Count
+    level: _Count
     kind: str
     ranks: Positive
     sides: Positive
@@ -93,7 +93,7 @@ class Sent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Overlap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Matmuls and a collective over the link of `level`, each alone, and both at once."""
 
-    level: Count
+    level: _Count
     computing_ns: Positive
     sending_ns: Positive
     both_ns: Positive

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from autopar.cluster.profile import Attention, Matmul, MemoryCopy, Pointwise
-from autopar.cost_model.measuring.stopwatch import Run, Stopwatch, random
+from autopar.cost_model.measuring.stopwatch import Stopwatch, Timed, random
 from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
 
@@ -16,7 +16,7 @@ _LAUNCHES = 200
 def launch_ns(watch: Stopwatch) -> int:
     """The host's time for one op on one element. ClusterError if not even that can be done."""
 
-    def prepare() -> tuple[Run]:
+    def prepare() -> tuple[Timed]:
         value = torch.zeros(1, device=watch.device)
 
         def launch() -> None:
@@ -36,7 +36,7 @@ def matmuls(watch: Stopwatch) -> tuple[Matmul, ...]:
     found: list[Matmul] = []
     for m, k, n, dtype in watch.cases.matmuls:
 
-        def prepare(m: int = m, k: int = k, n: int = n, dtype: str = dtype) -> tuple[Run]:
+        def prepare(m: int = m, k: int = k, n: int = n, dtype: str = dtype) -> tuple[Timed]:
             a = random(watch.device, m, k, dtype=dtype)
             b = random(watch.device, k, n, dtype=dtype)
             out = torch.empty(m, n, dtype=a.dtype, device=watch.device)
@@ -54,7 +54,7 @@ def attentions(watch: Stopwatch) -> tuple[Attention, ...]:
     for *shape, dtype in watch.cases.attentions:
         batch, heads, sequence, head_dim = shape
 
-        def prepare(shape: list[int] = shape, dtype: str = dtype) -> tuple[Run, Run]:
+        def prepare(shape: list[int] = shape, dtype: str = dtype) -> tuple[Timed, Timed]:
             query, key, value, gradient = (
                 random(watch.device, *shape, dtype=dtype) for _ in range(4)
             )
@@ -76,12 +76,12 @@ def attentions(watch: Stopwatch) -> tuple[Attention, ...]:
     return tuple(found)
 
 
-def pointwise(watch: Stopwatch) -> tuple[Pointwise, ...]:
+def pointwise_ops(watch: Stopwatch) -> tuple[Pointwise, ...]:
     """Those of the cases."""
     found: list[Pointwise] = []
     for elements, dtype in watch.cases.pointwise:
 
-        def prepare(elements: int = elements, dtype: str = dtype) -> tuple[Run]:
+        def prepare(elements: int = elements, dtype: str = dtype) -> tuple[Timed]:
             a, b = (random(watch.device, elements, dtype=dtype) for _ in range(2))
             out = torch.empty_like(a)
             return (lambda: torch.add(a, b, out=out),)
@@ -97,7 +97,7 @@ def memory_copies(watch: Stopwatch) -> tuple[MemoryCopy, ...]:
     found: list[MemoryCopy] = []
     for size in watch.cases.memory_copies:
 
-        def prepare(size: int = size) -> tuple[Run]:
+        def prepare(size: int = size) -> tuple[Timed]:
             source = torch.zeros(size, dtype=torch.uint8, device=watch.device)
             target = torch.ones_like(source)
             return (lambda: target.copy_(source),)

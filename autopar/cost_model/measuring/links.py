@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from autopar.cluster.mesh_shapes import KindOfAxis, kinds_of_axes
 from autopar.cluster.profile import Overlap, Sent
-from autopar.cost_model.measuring.stopwatch import Run, Stopwatch, random
+from autopar.cost_model.measuring.stopwatch import Stopwatch, Timed, random
 from autopar.ir.mesh import Cluster
 
 _c10d = torch.ops._c10d_functional
@@ -81,7 +81,7 @@ def _beside(
 ) -> list[Overlap]:
     side, dtype = _SIDE[watch.device.type]
 
-    def one() -> tuple[Run]:
+    def one() -> tuple[Timed]:
         a, b, out = (random(watch.device, side, side, dtype=dtype) for _ in range(3))
         return (lambda: torch.mm(a, b, out=out),)
 
@@ -90,7 +90,7 @@ def _beside(
         return []
     runs = max(1, round(sent.time_ns / once_ns[0]))
 
-    def prepare() -> tuple[Run, Run, Run]:
+    def prepare() -> tuple[Timed, Timed, Timed]:
         (multiply,) = one()
         items = sent.num_bytes // _ITEM_BYTES
         send = _collective(watch.device, sent.kind, items, sent.ranks, group)
@@ -113,7 +113,7 @@ def _beside(
 
 def _waited(
     device: torch.device, kind: str, items: int, ranks: int, group: dist.ProcessGroup
-) -> tuple[Run]:
+) -> tuple[Timed]:
     send = _collective(device, kind, items, ranks, group)
     return (lambda: _c10d.wait_tensor(send()),)
 

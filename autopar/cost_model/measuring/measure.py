@@ -65,7 +65,7 @@ def _measure(
     on_links = cluster if watch.peers.world.size > 1 else None
     launch_ns = kernels.launch_ns(watch)
     matmuls, attentions = kernels.matmuls(watch), kernels.attentions(watch)
-    pointwise, copies = kernels.pointwise(watch), kernels.memory_copies(watch)
+    pointwise, copies = kernels.pointwise_ops(watch), kernels.memory_copies(watch)
     sent = links.collectives(watch, on_links) if on_links else ()
     return Profile(
         schema=PROFILE_VERSION,

@@ -28,7 +28,7 @@ from autopar.ir.files import write_atomically
 from autopar.runtime.process.world import World
 from autopar.runtime.torch_private import gloo_of_world
 
-Run = Callable[[], object]
+Timed = Callable[[], object]
 
 _dist: Any = torch.distributed
 """Some of its functions have types in part."""
@@ -72,7 +72,7 @@ class Notebook(msgspec.Struct, forbid_unknown_fields=True):
             raise ClusterError(f"cannot write {self.path}: {error.strerror}") from None
 
 
-class Peers:
+class AllRanks:
     """The ranks of `world`, who come together on the host. What they do here, all of them do."""
 
     def __init__(self, world: World) -> None:
@@ -122,7 +122,7 @@ class Stopwatch:
         self, world: World, cases: Cases, notebook: Notebook, progress: Callable[[str], None]
     ) -> None:
         self.device, self.cases = world.device, cases
-        self.peers = Peers(world)
+        self.peers = AllRanks(world)
         self.left_out: list[LeftOut] = []
         self._notebook = self.peers.of_first(notebook)
         self._writes, self._progress = world.rank == 0, progress
@@ -138,7 +138,7 @@ class Stopwatch:
         self,
         name: str,
         needed_bytes: int,
-        prepare: Callable[[], tuple[Run, ...]],
+        prepare: Callable[[], tuple[Timed, ...]],
         *,
         on_host: bool = False,
     ) -> tuple[int, ...] | None:
@@ -166,8 +166,8 @@ class Stopwatch:
         return times_ns
 
     def _prepared(
-        self, needed_bytes: int, prepare: Callable[[], tuple[Run, ...]]
-    ) -> tuple[tuple[Run, ...], str]:
+        self, needed_bytes: int, prepare: Callable[[], tuple[Timed, ...]]
+    ) -> tuple[tuple[Timed, ...], str]:
         """The runs, each done once; or why there are none."""
         free = free_bytes(self.device)
         if needed_bytes > free // _FREE_PART:
@@ -180,11 +180,11 @@ class Stopwatch:
             return (), str(error).partition("\n")[0] or type(error).__name__
         return runs, ""
 
-    def _time_ns(self, run: Run, *, on_host: bool) -> int:
+    def _time_ns(self, run: Timed, *, on_host: bool) -> int:
         times_s = self._device_s(run) if self.on_cuda and not on_host else self._host_s(run)
         return max(1, round(self.peers.mean(statistics.median(times_s)) * 1e9))
 
-    def _device_s(self, run: Run) -> list[float]:
+    def _device_s(self, run: Timed) -> list[float]:
         events = [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             for _ in range(self.cases.repeats)
@@ -202,14 +202,14 @@ class Stopwatch:
             torch.cuda.synchronize()
         return [start.elapsed_time(end) * 1e-3 for start, end in events]
 
-    def _host_s(self, run: Run) -> list[float]:
+    def _host_s(self, run: Timed) -> list[float]:
         once_s = self.peers.largest(self._round_s(run, 1))
         runs, rounds = ceil(self.cases.round_s / once_s), self.cases.repeats
         if once_s > self.cases.round_s:
             runs, rounds = 1, min(_FEW, rounds)
         return [self._round_s(run, runs) for _ in range(rounds)]
 
-    def _round_s(self, run: Run, runs: int) -> float:
+    def _round_s(self, run: Timed, runs: int) -> float:
         """The mean over `runs` of them."""
         if self.on_cuda:
             torch.cuda.synchronize(self.device)
