@@ -1,4 +1,4 @@
-"""The ways to train one model on several processes that `step_time` compares.
+"""The ways to train one model on several processes that `step_time` and `emulated` compare.
 
 Each takes a model, the same on every rank, and returns how a step computes its loss. DDP and
 fully_shard are handed this rank's slice of the batch, as their users do; the hand-written plan and
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,8 +29,39 @@ from torch.nn.parallel import DistributedDataParallel
 import autopar
 from autopar.runtime.module.module import CompiledModule
 
+ADAMW = partial(torch.optim.AdamW, lr=1e-3, fused=True)
 Batch = dict[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
+
+
+Parallelize = Callable[[nn.Module, DeviceMesh], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to train: how to build it and its global batch, its loss, its blocks, and the plan
+    that is written by hand."""
+
+    build: Callable[[], nn.Module]
+    batch: Callable[[], Batch]
+    loss: Loss
+    blocks: Callable[[Any], Iterable[nn.Module]]
+    by_hand: Parallelize
+
+
+def given_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss among the outputs of a language model."""
+    return model(**batch).loss
+
+
+def returned_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss that a model returns."""
+    return model(**batch)
+
+
+def resnet_blocks(model: Any) -> Iterable[nn.Module]:
+    """The blocks of all stages."""
+    return (block for stage in model.stages for block in stage)
 
 
 @dataclass
@@ -74,12 +106,15 @@ def optimizer(params: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         [p for p in found if not isinstance(p, DTensor)],
     )
     groups = [{"params": kind} for kind in kinds if kind]
-    return torch.optim.AdamW(groups, lr=1e-3, fused=True)
+    return ADAMW(groups)
 
 
 def slice_of(batch: Batch) -> Batch:
-    """This rank's part of every tensor's dim 0."""
+    """This rank's part of every tensor's dim 0. ValueError if there are no equal ones."""
     rank, size = dist.get_rank(), dist.get_world_size()
+    for name, x in batch.items():
+        if x.shape[0] % size:
+            raise ValueError(f"{name}: {x.shape[0]} samples do not divide by {size}")
     return {name: x.chunk(size)[rank].contiguous() for name, x in batch.items()}
 
 
@@ -94,20 +129,29 @@ def data_parallel_telling(model: nn.Module, batch: Batch, loss: Loss) -> Contend
     return Contender("DDP, loss reduced", ours, slice_of(batch), loss, True, True)
 
 
-def sharded(blocks: Callable[[nn.Module], Iterable[nn.Module]]) -> Callable[..., Contender]:
-    """fully_shard of every block and of what is left, with its defaults."""
+_HYBRID = "replicate", "shard"
+
+
+def sharded(
+    blocks: Callable[[nn.Module], Iterable[nn.Module]], nodes: int = 1
+) -> Callable[..., Contender]:
+    """fully_shard of every block and of what is left, with its defaults: over all ranks, or, where
+    there are several `nodes`, over those of each, with copies between them (HSDP)."""
 
     def make(model: nn.Module, batch: Batch, loss: Loss) -> Contender:
-        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        size = dist.get_world_size()
+        shape, names = ((size,), ("shard",)) if nodes == 1 else ((nodes, size // nodes), _HYBRID)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
         for block in blocks(model):
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        return Contender("fully_shard", model, slice_of(batch), loss, True)
+        name = "fully_shard" if nodes == 1 else "fully_shard, hybrid"
+        return Contender(name, model, slice_of(batch), loss, True)
 
     return make
 
 
-def by_hand(parallelize: Callable[[nn.Module, DeviceMesh], None]) -> Callable[..., Contender]:
+def by_hand(parallelize: Parallelize) -> Callable[..., Contender]:
     """A plan of `parallelize_module` over all ranks."""
 
     def make(model: nn.Module, batch: Batch, loss: Loss) -> Contender:
@@ -117,14 +161,21 @@ def by_hand(parallelize: Callable[[nn.Module, DeviceMesh], None]) -> Callable[..
     return make
 
 
-def planned(model: nn.Module, batch: Batch, loss: Loss) -> Contender:
-    """autopar with its defaults."""
-    return Contender("autopar", autopar.compile(model), batch, loss, False)
+def planned(name: str = "autopar", **options: Any) -> Callable[..., Contender]:
+    """autopar, told of the optimizer; with its defaults, but for these options of
+    `autopar.compile`."""
+
+    def make(model: nn.Module, batch: Batch, loss: Loss) -> Contender:
+        found = autopar.compile(model, optimizer=ADAMW, **options)
+        return Contender(name, found, batch, loss, False)
+
+    return make
 
 
-def plan_of(contender: Contender) -> autopar.Plan:
-    """What autopar chose, once it has run."""
-    assert isinstance(contender.module, CompiledModule)
+def plan_of(contender: Contender) -> autopar.Plan | None:
+    """What autopar chose, once it has run; None where it was not asked."""
+    if not isinstance(contender.module, CompiledModule):
+        return None
     (found,) = contender.module.plans
     return found
 
@@ -197,6 +248,20 @@ def llama_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:
         plan |= {f"{layer}.mlp.{x}_proj": ColwiseParallel() for x in ("gate", "up")}
         plan[f"{layer}.self_attn.o_proj"] = RowwiseParallel()
         plan[f"{layer}.mlp.down_proj"] = RowwiseParallel()
+    parallelize_module(model, mesh, plan)
+
+
+def mixtral_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Heads, and words in embedding and head, over the ranks; every rank computes all experts."""
+    body: Any = model.model
+    plan: dict[str, ParallelStyle] = {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    for i in range(len(body.layers)):
+        layer = f"model.layers.{i}"
+        plan |= {f"{layer}.self_attn.{x}_proj": ColwiseParallel() for x in "qkv"}
+        plan[f"{layer}.self_attn.o_proj"] = RowwiseParallel()
     parallelize_module(model, mesh, plan)
 
 

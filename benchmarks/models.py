@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from benchmarks.resnet import ResNet
 
@@ -75,14 +82,16 @@ def tokens(vocab_size: int, batch: int, sequence: int, device: str) -> dict[str,
     return {"input_ids": words, "labels": words}
 
 
-def gpt2_small() -> nn.Module:
-    """GPT-2 of 3.7 million parameters, without dropout."""
+def gpt2_small(
+    *, width: int = 256, layers: int = 4, heads: int = 4, words: int = 2048, sequence: int = 128
+) -> nn.Module:
+    """GPT-2 without dropout, of 3.7 million parameters if nothing else is asked for."""
     config = GPT2Config(
-        vocab_size=2048,
-        n_positions=128,
-        n_embd=256,
-        n_layer=4,
-        n_head=4,
+        vocab_size=words,
+        n_positions=sequence,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
         bos_token_id=0,
         eos_token_id=0,
         resid_pdrop=0.0,
@@ -93,20 +102,45 @@ def gpt2_small() -> nn.Module:
     return GPT2LMHeadModel(config)
 
 
-def llama_small() -> nn.Module:
-    """A Llama of 3.8 million parameters."""
+def llama_small(
+    *,
+    width: int = 256,
+    inner: int = 640,
+    layers: int = 4,
+    heads: int = 8,
+    words: int = 2048,
+    sequence: int = 128,
+) -> nn.Module:
+    """A Llama, of 3.8 million parameters if nothing else is asked for."""
     config = LlamaConfig(
-        vocab_size=2048,
-        hidden_size=256,
-        intermediate_size=640,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        max_position_embeddings=128,
+        vocab_size=words,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 2,
+        max_position_embeddings=sequence,
         tie_word_embeddings=False,
         use_cache=False,
     )
     return LlamaForCausalLM(config)
+
+
+def mixtral_small() -> nn.Module:
+    """A Mixtral of 2.4 million parameters: two layers of eight experts, two of them per word."""
+    config = MixtralConfig(
+        vocab_size=1024,
+        hidden_size=128,
+        intermediate_size=320,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        max_position_embeddings=128,
+        use_cache=False,
+    )
+    return MixtralForCausalLM(config)
 
 
 def resnet_small() -> nn.Module:

@@ -11,29 +11,22 @@ a barrier to the end of its slowest rank; figures are medians over the rounds.
 
 from __future__ import annotations
 
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
+from benchmarks.processes import run_ranks
 from benchmarks.tables import markdown, show
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from benchmarks.contenders import Case, Contender
 
-    from benchmarks.contenders import Contender
-
-ROOT = Path(__file__).resolve().parents[1]
 RANKS = 4
 CHECKED_STEPS = 3
 WARMUP_ROUNDS = 2
@@ -53,48 +46,31 @@ class Result(msgspec.Struct, frozen=True):
     plan: str
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model to train: how to build it and its global batch, its loss, its blocks, and the plan
-    that is written by hand."""
-
-    build: Callable[[], nn.Module]
-    batch: Callable[[], dict[str, Tensor]]
-    loss: Callable[[nn.Module, dict[str, Tensor]], Tensor]
-    blocks: Callable[[Any], Iterable[nn.Module]]
-    by_hand: Callable[..., None]
-
-
 def cases() -> dict[str, Case]:
     """Models of which a step takes some 100 to 300 ms on two cores."""
     from benchmarks import contenders, models
-
-    def language(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return model(**batch).loss
-
-    def images(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-        return model(**batch)
+    from benchmarks.contenders import Case
 
     return {
         "gpt2": Case(
             models.gpt2_small,
             lambda: models.tokens(2048, 8, 128, "cpu"),
-            language,
+            contenders.given_loss,
             lambda model: model.transformer.h,
             contenders.gpt2_by_hand,
         ),
         "llama": Case(
             models.llama_small,
             lambda: models.tokens(2048, 8, 128, "cpu"),
-            language,
+            contenders.given_loss,
             lambda model: model.model.layers,
             contenders.llama_by_hand,
         ),
         "resnet": Case(
             models.resnet_small,
             lambda: models.images(10, 16, 32),
-            images,
-            lambda model: (block for stage in model.stages for block in stage),
+            contenders.returned_loss,
+            contenders.resnet_blocks,
             contenders.resnet_by_hand,
         ),
     }
@@ -110,22 +86,27 @@ def measure(name: str, rounds: int) -> Result:
     torch.manual_seed(0)
     model, batch = case.build(), case.batch()
     makers = (
-        contenders.planned,
+        contenders.planned(),
         contenders.data_parallel,
         contenders.data_parallel_telling,
         contenders.sharded(case.blocks),
         contenders.by_hand(case.by_hand),
     )
     found = [make(deepcopy(model), batch, case.loss) for make in makers]
+    error = loss_error(found)
+    times = time_rounds(found, rounds)
+    plan = contenders.plan_of(found[0])
+    return Result(name, times, error, describe(plan))
+
+
+def loss_error(found: Sequence[Contender]) -> float:
+    """The largest difference of the contenders' first losses from the first one's, relative."""
     losses = [[each.global_loss() for _ in range(CHECKED_STEPS)] for each in found]
-    error = max(
+    return max(
         abs(mine - first) / abs(first)
         for theirs in losses
         for mine, first in zip(theirs, losses[0], strict=True)
     )
-    times = time_rounds(found, rounds)
-    plan = contenders.plan_of(found[0])
-    return Result(name, times, error, describe(plan))
 
 
 def time_rounds(found: list[Contender], rounds: int) -> dict[str, list[float]]:
@@ -163,29 +144,11 @@ def describe(plan: Any) -> str:
 
 def in_own_processes(name: str, rounds: int) -> Result | None:
     """`measure` on four fresh processes of one thread each; None if one fails."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     command = [sys.executable, "-m", "benchmarks.step_time", "--worker"]
-    command += ["--model", name, "--rounds", str(rounds)]
-    children: list[subprocess.Popen[bytes]] = []
-    for rank in range(RANKS):
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
-        env |= {"LOCAL_WORLD_SIZE": str(RANKS)}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        output = subprocess.PIPE if rank == 0 else subprocess.DEVNULL
-        children.append(subprocess.Popen(command, cwd=ROOT, env=env, stdout=output))
-    try:
-        told, _ = children[0].communicate()
-        statuses = [child.wait() for child in children]
-        if any(statuses):
-            click.echo(f"{name}: failed", err=True)
-            return None
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
+    told = run_ranks([*command, "--model", name, "--rounds", str(rounds)], RANKS)
+    if told is None:
+        click.echo(f"{name}: failed", err=True)
+        return None
     return msgspec.json.decode(told.splitlines()[-1], type=Result)
 
 

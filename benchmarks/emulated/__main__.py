@@ -1,0 +1,127 @@
+"""Plans run on emulated clusters, beside every rival:
+
+    python -m benchmarks.emulated                              # all scenarios: some 30 minutes
+    python -m benchmarks.emulated --scenario wide-2 --rounds 30 --markdown
+    python -m benchmarks.emulated --show --markdown            # the tables of what was measured
+
+Nodes are network namespaces on this machine, joined by links that are kept slow (`network`).
+`autopar profile` measures the cluster, with all ranks active, as they share this machine's cores.
+Then autopar's choice, every strategy it knows, DDP, FSDP2, HSDP and tensor parallelism by hand
+train one model in turns, one step each per round, as in `step_time`. Where namespaces are not
+permitted it says so and ends with status 0.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+import msgspec
+
+from benchmarks.emulated import network, report
+from benchmarks.emulated.outcome import Outcome, load, save
+from benchmarks.emulated.scenarios import SCENARIOS
+from benchmarks.processes import ROOT, run_ranks
+
+DATA = ROOT / "benchmarks" / "data" / "emulated.json"
+MODULE = [sys.executable, "-m", "benchmarks.emulated"]
+
+
+def run(name: str, rounds: int, folder: Path) -> Outcome | None:
+    """One scenario in namespaces of its own; None if it failed. Profiles are kept in `folder`, for
+    other scenarios on the same cluster."""
+    scenario = SCENARIOS[name]
+    cluster = folder / f"{scenario.cluster}.json"
+    options = ["--scenario", name, "--rounds", str(rounds), "--cluster", str(cluster)]
+    inside = network.apart([*MODULE, "--inside", *options])
+    done = subprocess.run(inside, cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        return None
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Outcome)
+
+
+def run_inside(name: str, rounds: int, cluster: Path) -> bytes | None:
+    """What rank 0 tells of a scenario, run in the namespaces of this process."""
+    scenario = SCENARIOS[name]
+    network.build(scenario.nodes, scenario.mbit_per_s)
+
+    def on_ranks(command: list[str]) -> bytes | None:
+        return run_ranks(
+            command,
+            scenario.ranks,
+            local_ranks=scenario.per_node,
+            address=network.address(0),
+            before=lambda rank: network.on_node(rank // scenario.per_node),
+            env={"GLOO_SOCKET_IFNAME": network.DEVICE, "TP_SOCKET_IFNAME": network.DEVICE},
+        )
+
+    if not cluster.exists():
+        click.echo(f"{name}: profile", err=True)
+        shape = f"{scenario.nodes}x{scenario.per_node}xcpu"
+        profile = [sys.executable, "-m", "autopar.cli.main", "profile", "--cluster", shape]
+        if on_ranks([*profile, "--device", "cpu", "-o", str(cluster)]) is None:
+            return None
+    options = ["--scenario", name, "--rounds", str(rounds), "--cluster", str(cluster)]
+    return on_ranks([*MODULE, "--worker", *options])
+
+
+@click.command(help=__doc__)
+@click.option("--scenario", "names", multiple=True, type=click.Choice(list(SCENARIOS)))
+@click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
+@click.option("--show", is_flag=True, help="Measure nothing: print what is in the file.")
+@click.option("--data", type=click.Path(path_type=Path), default=DATA, help="The file to keep.")
+@click.option("--inside", is_flag=True, hidden=True)
+@click.option("--worker", is_flag=True, hidden=True)
+@click.option("--cluster", type=click.Path(path_type=Path), hidden=True)
+def main(
+    names: tuple[str, ...],
+    rounds: int,
+    as_markdown: bool,
+    show: bool,
+    data: Path,
+    inside: bool,
+    worker: bool,
+    cluster: Path,
+) -> None:
+    if worker:
+        from benchmarks.emulated.worker import work
+
+        click.echo(msgspec.json.encode(work(names[0], str(cluster), rounds)))
+        return
+    if inside:
+        told = run_inside(names[0], rounds, cluster)
+        if told is None:
+            sys.exit(1)
+        click.echo(told.splitlines()[-1])
+        return
+    wanted = names or tuple(SCENARIOS)
+    failed = [] if show else measure(wanted, rounds, data)
+    kept = load(data)
+    report.report([kept[name] for name in wanted if name in kept], as_markdown=as_markdown)
+    sys.exit(bool(failed))
+
+
+def measure(names: tuple[str, ...], rounds: int, data: Path) -> list[str]:
+    """Run the scenarios and put what came of them into the file; those that failed."""
+    if reason := network.refusal():
+        click.echo(f"skipped: {reason}", err=True)
+        return []
+    failed: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            outcome = run(name, rounds, Path(folder))
+            if outcome is None:
+                click.echo(f"{name}: failed", err=True)
+                failed.append(name)
+                continue
+            kept = load(data) | {name: outcome}
+            save((kept[each] for each in SCENARIOS if each in kept), data)
+    return failed
+
+
+if __name__ == "__main__":
+    main()

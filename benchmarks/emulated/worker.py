@@ -1,0 +1,87 @@
+"""One rank of a scenario: every contender trains the same model, and they take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+
+import click
+import torch
+import torch.distributed as dist
+
+from autopar.errors import AutoparError
+from autopar.plans.strategies import MAX_AXES
+from benchmarks import contenders
+from benchmarks.contenders import Contender
+from benchmarks.emulated.outcome import CHOSEN, Entry, Outcome
+from benchmarks.emulated.scenarios import SCENARIOS, Scenario, workload
+from benchmarks.step_time import describe, loss_error, time_rounds
+
+
+def work(name: str, cluster: str, rounds: int) -> Outcome:
+    """What this rank does, together with the others; `cluster` is the path of a file."""
+    dist.init_process_group("gloo")
+    try:
+        return measure(SCENARIOS[name], cluster, rounds)
+    finally:
+        dist.destroy_process_group()
+
+
+def measure(scenario: Scenario, cluster: str, rounds: int) -> Outcome:
+    """All ways to train in turns, `rounds` steps of each."""
+    case = workload(scenario.name)
+    torch.manual_seed(0)
+    model, batch = case.build(), case.batch()
+    found: list[Contender] = []
+    alike: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+    for name, make in ways(scenario, cluster):
+        _say(f"{scenario.name}: {name}")
+        try:
+            each = make(deepcopy(model), batch, case.loss)
+            each.step()
+        except (AutoparError, ValueError) as error:
+            left_out[name] = str(error).partition("\n")[0]
+            continue
+        twin = next((other.name for other in found if _same_plan(each, other)), None)
+        if twin is None:
+            each.name = name
+            found.append(each)
+        else:
+            alike[name] = twin
+    error = loss_error(found)
+    _say(f"{scenario.name}: in turns")
+    times = time_rounds(found, rounds)
+    entries = [_entry(each, times[each.name]) for each in found]
+    return Outcome(scenario.name, entries, alike, left_out, error)
+
+
+def ways(scenario: Scenario, cluster: str) -> Iterator[tuple[str, Callable[..., Contender]]]:
+    """All ways to train, autopar's own choice first."""
+    case = workload(scenario.name)
+    yield CHOSEN, contenders.planned(cluster=cluster)
+    for strategy in MAX_AXES:
+        yield f"{CHOSEN}, {strategy}", contenders.planned(cluster=cluster, strategy=strategy)
+    yield "DDP", contenders.data_parallel
+    yield "FSDP2", contenders.sharded(case.blocks)
+    if scenario.nodes > 1 and scenario.per_node > 1:
+        yield "HSDP", contenders.sharded(case.blocks, scenario.nodes)
+    yield "tensor parallel by hand", contenders.by_hand(case.by_hand)
+
+
+def _say(text: str) -> None:
+    if dist.get_rank() == 0:
+        click.echo(text, err=True)
+
+
+def _same_plan(one: Contender, other: Contender) -> bool:
+    mine, theirs = contenders.plan_of(one), contenders.plan_of(other)
+    return mine is not None and theirs is not None and mine.structure == theirs.structure
+
+
+def _entry(each: Contender, step_ms: list[float]) -> Entry:
+    plan = contenders.plan_of(each)
+    rounded = [round(ms, 2) for ms in step_ms]
+    if plan is None:
+        return Entry(each.name, rounded)
+    return Entry(each.name, rounded, round(plan.estimates.step_ns / 1e6, 2), describe(plan))
