@@ -17,7 +17,7 @@ from autopar.codegen.messages import MEMBERS
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.ir.graph import Graph
-from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.mesh import BUCKET_BYTES, Cluster, Mesh
 from autopar.ir.problem import FORBIDDEN, Problem
 from autopar.plans.decisions import make_structure
 from autopar.plans.options import Options
@@ -29,11 +29,13 @@ from autopar.solver import solve
 LIMIT = 80 << 30
 
 
-def on_h100(mesh: str) -> tuple[Cluster, Mesh]:
-    """A mesh of H100s whose axes are the cluster's levels ("2x4"); three axes are in one node."""
+def on_h100(mesh: str, bucket_bytes: int = BUCKET_BYTES) -> tuple[Cluster, Mesh]:
+    """A mesh of H100s whose axes are the cluster's levels ("2x4"); three axes are in one node. Its
+    buckets hold `bucket_bytes`."""
     sizes = [int(size) for size in mesh.split("x")]
     cluster = parse_cluster(f"{mesh if len(sizes) < 3 else prod(sizes)}xH100")
-    return cluster, parse_mesh(mesh, cluster)
+    laid = parse_mesh(mesh, cluster)
+    return cluster, Mesh(tuple(replace(axis, bucket_bytes=bucket_bytes) for axis in laid))
 
 
 def pinned(problem: Problem, pins: Mapping[str, str]) -> Problem:
@@ -50,9 +52,14 @@ def pinned(problem: Problem, pins: Mapping[str, str]) -> Problem:
     return replace(problem, costs=tuple(costs))
 
 
-def plan_for(graph: Graph, mesh: str, pins: Mapping[str, str] | None = None) -> Plan:
-    """The best plan on `mesh` among those with the decisions `pins`."""
-    cluster, laid = on_h100(mesh)
+def plan_for(
+    graph: Graph,
+    mesh: str,
+    pins: Mapping[str, str] | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+) -> Plan:
+    """The best plan on `mesh` (`on_h100`) among those with the decisions `pins`."""
+    cluster, laid = on_h100(mesh, bucket_bytes)
     request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
     problem = pinned(price(request), pins or {})
     solution = solve(problem)

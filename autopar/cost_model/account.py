@@ -81,7 +81,7 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
         ops=_op_totals(layout, all_groups, compute, sends, updates),
         exposed_communication_ns=played.exposed_ns,
         hidden_communication_ns=communication_ns - played.exposed_ns,
-        hidden=_hidden(graph, hiding, all_groups, compute, inside, steps),
+        hidden=_hidden(graph, mesh, hiding, all_groups, compute, inside, steps),
         contention=dict(zip(mesh.names, hiding.contention, strict=True)),
         bubble_ns=0,
         tokens=tokens,
@@ -143,6 +143,7 @@ def _inside(
 
 def _hidden(
     graph: Graph,
+    mesh: Mesh,
     hiding: Hiding,
     all_groups: Sequence[Group],
     compute: Mapping[int, int],
@@ -150,7 +151,7 @@ def _hidden(
     steps: Mapping[str, Sequence[PricedStep]],
 ) -> dict[str, int]:
     """What is hidden in each window, added up op by op and step by step."""
-    hidden, known = Hidden(hiding), blocks_of(graph)
+    hidden, known = Hidden(hiding), blocks_of(graph, mesh)
     for index, ns in compute.items():
         place = known.window_of(graph.nodes[index])
         hidden.add(place, hiding.computed(ns))
@@ -158,7 +159,7 @@ def _hidden(
             hidden.add(place, hiding.waited(each.axis, each.ns))
     for group in all_groups:
         is_sent = is_bucketed(graph, group)
-        place = hides_in(graph, group) if is_sent else waits_in(graph, group)
+        place = hides_in(graph, mesh, group) if is_sent else waits_in(graph, mesh, group)
         for each in steps[group.key]:
             axis = NO_AXIS if each.kind == "slice" else each.axis
             saved = hiding.sent(axis, each.ns) if is_sent else hiding.waited(axis, each.ns)

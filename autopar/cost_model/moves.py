@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from autopar.cost_model.collectives import collective_s
 from autopar.errors import ClusterError
-from autopar.ir.buckets import BUCKET_BYTES, Sharing, can_share
+from autopar.ir.buckets import Sharing, can_share
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Atom, Graph, Node, TensorType
 from autopar.ir.mesh import Device, Mesh
@@ -85,11 +85,11 @@ def moves_ns(
     in_bytes, out_bytes = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
     copies = layout_copies(tensor, atoms, source, target, move, mesh.sizes)
     copied = np.where(copies.sent, in_bytes, 0) + np.where(copies.brought, out_bytes, 0)
-    share = 1.0
+    share, bucket_bytes = 1.0, mesh.axes[move.axis].bucket_bytes
     if sharing and can_share(move, source):
         larger = np.maximum(in_bytes, out_bytes)
-        shares = larger < BUCKET_BYTES
-        share = cast("float", np.where(shares, sharing.latency_share(larger), share))
+        shares = larger < bucket_bytes
+        share = cast("float", np.where(shares, sharing.latency_share(larger, bucket_bytes), share))
         joined = 0 if move.kind != "all_gather" else np.where(copies.brought, 0, out_bytes)
         copied = copied + np.where(shares, in_bytes + joined, 0)
     copy_s = 2 * copied / (device.kernels.pointwise * device.memory_bytes_per_s)

@@ -141,7 +141,7 @@ def _compute(
 ) -> tuple[IntArray, ...]:
     """Compute time of every choice of every class, and of what its op sends, summed over the nodes
     of the class; the optimizer's time of parameters that are trained."""
-    work, known = traffic(graph, all_groups, cluster.device), blocks_of(graph)
+    work, known = traffic(graph, all_groups, cluster.device), blocks_of(graph, mesh)
     kinds = Counter(
         (graph.nodes[index].key, done, known.window_of(graph.nodes[index]))
         for index, done in work.items()
@@ -255,9 +255,11 @@ def _flows(
     space: _Space, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group], windows: Windows
 ) -> tuple[Flow, ...]:
     graph, counts = space.graph, Counter(group.key for group in all_groups)
-    hidden = Counter((group.key, hides_in(graph, group)) for group in all_groups)
+    hidden = Counter((group.key, hides_in(graph, mesh, group)) for group in all_groups)
     waited = Counter(
-        (group.key, waits_in(graph, group)) for group in all_groups if not is_bucketed(graph, group)
+        (group.key, waits_in(graph, mesh, group))
+        for group in all_groups
+        if not is_bucketed(graph, group)
     )
     first: dict[str, Group] = {}
     for group in all_groups:

@@ -11,6 +11,7 @@ import torch
 from autopar.cluster.mesh_shapes import candidate_meshes, parse_mesh
 from autopar.compile import Say, best_on
 from autopar.cost_model.account import account
+from autopar.cost_model.bucket_sizes import with_buckets
 from autopar.cost_model.price import limited_classes
 from autopar.driver.infeasible_subset import explain_infeasible, suited
 from autopar.errors import ClusterError, InfeasibleError
@@ -109,11 +110,12 @@ def _promising(requests: Sequence[PlanRequest]) -> list[int]:
 def _meshes(cluster: Cluster, options: Options) -> Sequence[Mesh]:
     word, colon, number = options.mesh.partition(":")
     if word != "auto":
-        return (parse_mesh(options.mesh, cluster),)
+        return (with_buckets(parse_mesh(options.mesh, cluster), cluster.device),)
     if colon and not (number.isdecimal() and number.isascii()):
         raise ClusterError(f"mesh {options.mesh!r}: write auto:3 for meshes of up to three axes")
     max_axes = int(number) if colon else max(_AXES, MAX_AXES.get(options.strategy, 1))
-    return candidate_meshes(cluster, max_axes, in_order=bool(options.asked))
+    found = candidate_meshes(cluster, max_axes, in_order=bool(options.asked))
+    return tuple(with_buckets(mesh, cluster.device) for mesh in found)
 
 
 def _failure(say: Say, request: PlanRequest, *, solves: bool) -> InfeasibleError | None:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import best_on
 from autopar.cost_model.account import account
+from autopar.cost_model.bucket_sizes import with_buckets
 from autopar.driver.search import peak
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.choices import Choice, ParamChoice, shardings
@@ -121,7 +122,7 @@ class Explainer:
             for level in self.cluster.levels
         )
         cluster = replace(self.cluster, levels=tuple(levels))
-        mesh = parse_mesh(str(self.best.mesh), cluster)
+        mesh = with_buckets(parse_mesh(str(self.best.mesh), cluster), cluster.device)
         return self._faster(f"{times:g} times {name}", cluster, mesh)
 
     def _faster(self, change: str, cluster: Cluster, mesh: Mesh) -> Benefit:
@@ -233,7 +234,7 @@ def make_explainer(asked: Asked) -> Explainer:
 
     InfeasibleError if no plan fits; ClusterError if the mesh does not fit the cluster.
     """
-    mesh = parse_mesh(asked.options.mesh, asked.cluster)
+    mesh = with_buckets(parse_mesh(asked.options.mesh, asked.cluster), asked.cluster.device)
     best = best_on(asked.on(mesh), silent)
     is_small = sum(map(len, best.problem.costs)) <= MAX_CHOICES
     variations = Sensitivity(best.problem) if is_small else None

@@ -2,10 +2,10 @@
 
 A block is one of a list of modules (`layers.3`), or modules beside such lists that use parameters
 (`norm` and `lm_head`); ops of modules that use none belong to the block before. Blocks are joined
-until their parameters fill a bucket. While one is computed, what gathers the parameters of the
-next and what reduces the gradients of the one before is under way: `plans.scheduling` sees to that,
-and prices count on it. Blocks of one list are one *window*, which takes as long as its busiest
-resource.
+until their parameters fill the largest bucket of the mesh. While one is computed, what gathers the
+parameters of the next and what reduces the gradients of the one before is under way:
+`plans.scheduling` sees to that, and prices count on it. Blocks of one list are one *window*, which
+takes as long as its busiest resource.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autopar.ir.buckets import BUCKET_BYTES, is_bucketed
+from autopar.ir.buckets import is_bucketed
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Graph, Node, Phase, Role, per_graph
+from autopar.ir.mesh import BUCKET_BYTES, Mesh
 from autopar.ir.uses import Group, groups
 
 WindowPlace = tuple[Phase, str]
@@ -40,9 +41,22 @@ class Blocks:
         return self.window(node.phase, self.of[node.index]) if node.index in self.of else None
 
 
+def blocks_of(graph: Graph, mesh: Mesh) -> Blocks:
+    """The blocks of `graph` on `mesh`."""
+    full_bytes = max((axis.bucket_bytes for axis in mesh), default=BUCKET_BYTES)
+    known = _known(graph)
+    if full_bytes not in known:
+        known[full_bytes] = _find(graph, full_bytes)
+    return known[full_bytes]
+
+
 @per_graph
-def blocks_of(graph: Graph) -> Blocks:
-    """The blocks of `graph`."""
+def _known(_: Graph) -> dict[int, Blocks]:
+    """The blocks of a graph that were found, by the bytes that fill one."""
+    return {}
+
+
+def _find(graph: Graph, full_bytes: int) -> Blocks:
     found: dict[int, int] = {}
     windows: dict[Phase, tuple[str, ...]] = {}
     for phase in Phase:
@@ -54,7 +68,7 @@ def blocks_of(graph: Graph) -> Blocks:
             place = _place(node.module)
             if place not in seen and (place[0] or place in sizes):
                 seen.add(place)
-                if len(seen) > 1 and held >= BUCKET_BYTES:
+                if len(seen) > 1 and held >= full_bytes:
                     names.append("")
                     held, largest = 0, -1
                 size = sizes.get(place, 0)
@@ -102,21 +116,21 @@ def _place(module: str) -> _Place:
     return "", module
 
 
-def waits_in(graph: Graph, group: Group) -> WindowPlace | None:
+def waits_in(graph: Graph, mesh: Mesh, group: Group) -> WindowPlace | None:
     """Where what an op waits for is waited for: at the group's first use."""
-    known = blocks_of(graph)
+    known = blocks_of(graph, mesh)
     places = (use.node for use in group.uses if use.node in known.of)
     first = min(places, default=group.root.node)
     return known.window_of(graph.nodes[first])
 
 
-def hides_in(graph: Graph, group: Group) -> WindowPlace | None:
+def hides_in(graph: Graph, mesh: Mesh, group: Group) -> WindowPlace | None:
     """What hides the redistributions of a group: for a parameter, the block before the first that
     uses it; for a gradient, the block after the one that makes it. None where there is no such
     block, or where something waits for them."""
     if not is_bucketed(graph, group):
         return None
-    known, root = blocks_of(graph), graph.nodes[group.root.node]
+    known, root = blocks_of(graph, mesh), graph.nodes[group.root.node]
     if casts_of(graph).of_parameter(graph, group):
         users = [known.of[use.node] for use in group.uses if use.node in known.of]
         return known.window(group.phase, min(users) - 1) if users else None

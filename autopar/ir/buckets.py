@@ -3,7 +3,9 @@
 A collective costs a latency however little it sends, and gradients and parameters are many and
 often small. Nothing in a step waits for one gradient or makes one parameter, so that they need not
 travel one by one: what brings gradients into their storage, and what gathers parameters, goes in
-*buckets* of one kind, mesh axis and dtype, laid end to end in one buffer.
+*buckets* of one kind, mesh axis and dtype, laid end to end in one buffer. How large a bucket grows,
+counted on the side that is not sharded, is the axis' (`mesh.Axis.bucket_bytes`); a larger tensor
+goes alone.
 """
 
 from __future__ import annotations
@@ -18,14 +20,6 @@ from autopar.ir.redistribute import Collective
 from autopar.ir.sharding import Sharding
 from autopar.ir.uneven import chunked_dim
 from autopar.ir.uses import Group
-
-BUCKET_BYTES = 25 << 20
-"""How large a bucket grows, counted on the side that is not sharded; a larger tensor goes alone.
-
-As in DistributedDataParallel. An all-gather takes as long to start as its link takes for 4 MB among
-8 ranks on NVLink 4, for 2.4 MB between 8 nodes over NDR and among 4 on gloo. A bucket that
-is several times as large hides the latency; one that is larger still delays the first message, and
-holds more memory, for nothing."""
 
 _KINDS = frozenset({"all_gather", "all_reduce", "reduce_scatter"})
 """The collectives that can share a message."""
@@ -46,8 +40,8 @@ def is_bucketed(graph: Graph, group: Group) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How the tensors of a graph share latencies: a full bucket has `capacity_bytes`, and none has
-    more than `members`.
+    """How the tensors of a graph share latencies: all buckets together have `total_bytes`, and
+    none has more than `members`.
 
     Prices are of one tensor at a time, so that what a bucket costs is spread over its members, by
     bytes, but evenly over tiny ones. Where every parameter takes the same way, the sum is what its
@@ -55,13 +49,14 @@ class Sharing:
     per phase more than is priced.
     """
 
-    capacity_bytes: int
+    total_bytes: int
     members: int
 
-    def latency_share(self, num_bytes: int) -> float:
-        """What part of a bucket's latency a tensor bears, whose larger side has `num_bytes` (or of
-        many tensors, in an array)."""
-        return np.minimum(1.0, np.maximum(num_bytes / self.capacity_bytes, 1 / self.members))
+    def latency_share(self, num_bytes: int, bucket_bytes: int) -> float:
+        """What part of the latency of a bucket of up to `bucket_bytes` a tensor bears, whose larger
+        side has `num_bytes` (or of many tensors, in an array)."""
+        full = max(1, min(bucket_bytes, self.total_bytes))
+        return np.minimum(1.0, np.maximum(num_bytes / full, 1 / self.members))
 
 
 def sharing(graph: Graph) -> Sharing:
@@ -70,4 +65,4 @@ def sharing(graph: Graph) -> Sharing:
     sizes = {node.index: node.outputs[0].num_bytes for node in graph.with_role(Role.PARAM)}
     for copy, param in casts_of(graph).copies.items():
         sizes[param] = min(sizes[param], graph.type_of(Ref(copy)).num_bytes)
-    return Sharing(max(1, min(BUCKET_BYTES, sum(sizes.values()))), max(1, len(sizes)))
+    return Sharing(sum(sizes.values()), max(1, len(sizes)))

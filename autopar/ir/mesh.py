@@ -147,10 +147,16 @@ class Cluster:
         return prod(level.size for level in self.levels)
 
 
+BUCKET_BYTES = 25 << 20
+"""The least that a bucket may hold, as in DistributedDataParallel."""
+
+
 @dataclass(frozen=True, slots=True)
 class Axis:
     """One axis of a mesh, and the slowest link its collectives cross: None where a mesh is known by
     its axes alone, as from a plan's file.
+
+    Buckets of what it gathers and reduces (`ir.buckets`) hold `bucket_bytes` each.
 
     `shared` is how many ranks of one group sit side by side below that link: a ring enters and
     leaves them through all their adapters at once, at most as fast as `inner`, the link that joins
@@ -162,6 +168,7 @@ class Axis:
     link: Link | None = None
     shared: int = 1
     inner: Link | None = None
+    bucket_bytes: int = BUCKET_BYTES
 
     @property
     def crossed(self) -> Link:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from autopar.ir.buckets import BUCKET_BYTES
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Graph
 from autopar.ir.schedule import Message, Transfer, Value
@@ -21,22 +20,24 @@ class Bucket:
         self.transfers: list[Transfer] = []
         self._num_bytes = 0
         self._shares = True
+        self._room = 0
 
     def takes(self, arc: Arc) -> bool:
         """Whether there is room for a transfer along `arc`."""
-        room = self._num_bytes + arc.num_bytes <= BUCKET_BYTES
-        return not self.transfers or (room and self._shares and arc.shares)
+        fits = arc.num_bytes <= self._room
+        return not self.transfers or (fits and self._shares and arc.shares)
 
     def add(self, transfer: Transfer, arc: Arc) -> None:
         """Put in a transfer along `arc`."""
         self.transfers.append(transfer)
         self._num_bytes += arc.num_bytes
+        self._room = arc.bucket_bytes - self._num_bytes
         self._shares = arc.shares
 
     @property
     def is_full(self) -> bool:
         """Whether there is room for nothing more."""
-        return not self._shares or self._num_bytes >= BUCKET_BYTES
+        return not self._shares or self._room <= 0
 
     def message(self) -> Message:
         """All of it."""

@@ -32,7 +32,7 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
         model=graph.name,
         fingerprint=fingerprint(graph),
         cluster=request.cluster.name,
-        axes=tuple(MeshAxis(axis.name, axis.size) for axis in mesh),
+        axes=tuple(MeshAxis(axis.name, axis.size, axis.bucket_bytes) for axis in mesh),
         optimizer=request.options.optimizer,
         inputs=describe_inputs(graph),
         params=params,

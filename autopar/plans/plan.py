@@ -19,7 +19,7 @@ from autopar.errors import PlanError
 from autopar.ir.canonical import Format, Wire
 from autopar.ir.choices import ParamChoice
 from autopar.ir.graph import itemsize
-from autopar.ir.mesh import Axis, Mesh
+from autopar.ir.mesh import BUCKET_BYTES, Axis, Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.cluster_rates import ClusterRates, Count
 from autopar.plans.display import Shown
@@ -32,11 +32,12 @@ MAX_ITEMS = 2_000_000
 """Ops and redistributions of a step."""
 
 
-class MeshAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One axis of the mesh, slowest first."""
+class MeshAxis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One axis of the mesh, slowest first, and how much its buckets hold."""
 
     name: str
     size: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+    bucket_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_TENSOR_BYTES)] = BUCKET_BYTES
 
 
 Residency = Literal["device", "host"]
@@ -118,7 +119,7 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def mesh(self) -> Mesh:
         """Where the plan lies."""
-        return Mesh(tuple(Axis(axis.name, axis.size) for axis in self.axes))
+        return Mesh(tuple(Axis(a.name, a.size, bucket_bytes=a.bucket_bytes) for a in self.axes))
 
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,7 +19,8 @@ from autopar.plans.layout import Layout, Move
 
 class Arc(NamedTuple):
     """Step `step` of a route. `num_bytes` has the larger side of its collective, `shares` says
-    whether that can share a message, `copies` which of its buffers are laid out anew."""
+    whether that can share a message, which then holds up to `bucket_bytes`, `copies` which of its
+    buffers are laid out anew."""
 
     step: int
     source: Sharding
@@ -27,6 +28,7 @@ class Arc(NamedTuple):
     collective: Collective
     num_bytes: int
     shares: bool
+    bucket_bytes: int
     copies: Copies
 
     @property
@@ -107,7 +109,8 @@ class Routes:
         larger = max(buffer_bytes(tensor, atoms, source, target, move, self._sizes))
         shares = is_bucketed(self.graph, group) and can_share(move, source)
         copies = layout_copies(tensor, atoms, source, target, move, self._sizes)
-        return Arc(k, source, target, move, larger, shares, copies)
+        bucket_bytes = self.layout.mesh[move.axis].bucket_bytes
+        return Arc(k, source, target, move, larger, shares, bucket_bytes, copies)
 
     def _collective(
         self, name: str, tensor: TensorType, source: Sharding, target: Sharding

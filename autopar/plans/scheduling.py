@@ -126,7 +126,7 @@ class _Phase:
         self.leaving: dict[Value, list[tuple[Group, tuple[Arc, ...]]]] = defaultdict(list)
         self.under_way: dict[Message, int] = {}
         """What leaves the graph, with the block in which it started."""
-        self.blocks, self.block = blocks_of(step.graph).of, -1
+        self.blocks, self.block = blocks_of(step.graph, step.layout.mesh).of, -1
         self.casts = casts_of(step.graph)
         self.sizes = Counter(self.blocks[n.index] for n in self.nodes if _is_computed(n))
         self.done = 0

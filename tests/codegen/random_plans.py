@@ -94,7 +94,7 @@ class _Draw:
             model=self.graph.name,
             fingerprint="",
             cluster="",
-            axes=tuple(MeshAxis(axis.name, axis.size) for axis in self.mesh.axes),
+            axes=tuple(MeshAxis(a.name, a.size, a.bucket_bytes) for a in self.mesh),
             optimizer="sgd",
             inputs=(),
             params={

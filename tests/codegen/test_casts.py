@@ -27,7 +27,7 @@ from autopar.solver import evaluate, solve
 from tests.codegen.random_plans import as_plan, random_plan
 from tests.codegen.test_random_plans import difference
 from tests.planned import on_h100
-from tests.plans.test_scheduling import buckets_of, check
+from tests.plans.test_scheduling import check
 from tests.zoo.cases import ZooCase, make_case
 
 WIDTH, LAYERS = 16, 4
@@ -66,8 +66,7 @@ class Mixed(nn.Module):
 
 
 @cache
-def made(bucket_bytes: int = LARGE) -> ZooCase:
-    """The model, traced for buckets of one size: blocks are found once for a graph."""
+def made() -> ZooCase:
     torch.manual_seed(0)
     return make_case(Mixed(), {"x": torch.randn(64, WIDTH)}, exact=False)
 
@@ -86,11 +85,11 @@ def test_copies_of_parameters_and_what_becomes_gradients_are_known() -> None:
     assert sorted(read[index] for index in casts.gradients) == names
 
 
-def planned(graph: Graph, strategy: str, sizes: str) -> Plan:
+def planned(strategy: str, sizes: str, bucket_bytes: int) -> Plan:
     """The best plan, whose bill is what was solved."""
-    cluster, laid = on_h100(sizes)
+    cluster, laid = on_h100(sizes, bucket_bytes)
     options = make_options(sizes, "adamw", None, None, False, strategy=strategy)
-    request = ask(graph, cluster, options).on(laid).within(1 << 40)
+    request = ask(made().traced.graph, cluster, options).on(laid).within(1 << 40)
     problem = price(request)
     solution = solve(problem)
     structure = make_structure(request, problem, solution)
@@ -100,10 +99,9 @@ def planned(graph: Graph, strategy: str, sizes: str) -> Plan:
     return as_plan(structure)
 
 
-def scheduled(graph: Graph, bucket_bytes: int) -> Schedule:
+def scheduled(bucket_bytes: int) -> Schedule:
     """Under fsdp, with buckets of at most so many bytes."""
-    with buckets_of(bucket_bytes):
-        return schedule(parse_layout(graph, planned(graph, "fsdp", "4").structure))
+    return schedule(parse_layout(made().traced.graph, planned("fsdp", "4", bucket_bytes).structure))
 
 
 def module(graph: Graph, event: Event) -> str:
@@ -120,8 +118,8 @@ def about(graph: Graph, message: Message) -> set[str]:
 
 
 def test_what_is_cast_is_gathered_a_block_ahead_and_gradients_are_awaited_a_block_later() -> None:
-    graph = made(SMALL).traced.graph
-    found = scheduled(graph, SMALL)
+    graph = made().traced.graph
+    found = scheduled(SMALL)
     check(graph, found)
     for events, order in ((found.forward, range(LAYERS)), (found.backward, range(LAYERS)[::-1])):
         names = [f"layers.{k}" for k in order]
@@ -151,7 +149,7 @@ def test_what_is_cast_is_gathered_a_block_ahead_and_gradients_are_awaited_a_bloc
 
 def test_small_copies_are_gathered_together_and_their_gradients_leave_together() -> None:
     graph = made().traced.graph
-    found = scheduled(graph, LARGE)
+    found = scheduled(LARGE)
     starts = [event.message for event in found.events if isinstance(event, Start)]
     sizes = {
         kind: [len(m.transfers) for m in starts if m.kind == kind and "layers.0" in about(graph, m)]
@@ -164,7 +162,7 @@ def test_small_copies_are_gathered_together_and_their_gradients_leave_together()
 
 def test_under_fsdp_backward_is_handed_shards() -> None:
     graph = made().traced.graph
-    layout = parse_layout(graph, planned(graph, "fsdp", "4").structure)
+    layout = parse_layout(graph, planned("fsdp", "4", LARGE).structure)
     copies = [n for n in casts_of(graph).copies if graph.nodes[n].phase is Phase.FORWARD]
     assert copies
     assert all(layout.kept(Ref(n))[0].kind == "S" for n in copies)
@@ -174,13 +172,13 @@ def test_under_fsdp_backward_is_handed_shards() -> None:
 @pytest.mark.parametrize("sizes", ["4", "2x2"])
 @pytest.mark.parametrize("how", ["fsdp", "", "random 0", "random 1", "random 2"])
 def test_equal_to_eager(how: str, sizes: str, bucket_bytes: int) -> None:
-    found, (_, on) = made(bucket_bytes), on_h100(sizes)
+    found, (_, on) = made(), on_h100(sizes, bucket_bytes)
     graph = found.traced.graph
-    with buckets_of(bucket_bytes):
-        kind, _, seed = how.partition(" ")
-        plan = random_plan(graph, on, int(seed)) if seed else planned(graph, kind, sizes)
-        check(graph, schedule(parse_layout(graph, plan.structure)))
-        program = generate(found.traced.gm, graph, plan)
+    kind, _, seed = how.partition(" ")
+    drawn = random_plan(graph, on, int(seed)) if seed else None
+    plan = drawn or planned(kind, sizes, bucket_bytes)
+    check(graph, schedule(parse_layout(graph, plan.structure)))
+    program = generate(found.traced.gm, graph, plan)
     step = train_step(program, on, graph, plan.structure, found.tensors, tolerance=TOLERANCE)
     worst = {"loss": difference(step.outputs["loss:0"], found.outputs["loss:0"])}
     for name, expected in found.gradients.items():

@@ -16,7 +16,7 @@ from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.driver.search import search
 from autopar.errors import InfeasibleError, PlanMismatchError
-from autopar.ir.buckets import BUCKET_BYTES, Sharing
+from autopar.ir.buckets import Sharing
 from autopar.ir.graph import Phase, Role
 from autopar.ir.problem import Problem
 from autopar.ir.redistribute import local_bytes
@@ -145,8 +145,8 @@ def replace_struct(structure, **changes):
 def test_one_way_for_all_parameters_costs_what_its_buckets_cost() -> None:
     sizes = [1 << 20] * 10
     shared = Sharing(sum(sizes), len(sizes))
-    assert sum(map(shared.latency_share, sizes)) == pytest.approx(1)
-    full = Sharing(BUCKET_BYTES, 1000)
-    assert full.latency_share(BUCKET_BYTES // 4) == pytest.approx(1 / 4)
-    assert full.latency_share(2 * BUCKET_BYTES) == 1
-    assert full.latency_share(0) == 1 / 1000
+    assert sum(shared.latency_share(size, 1 << 30) for size in sizes) == pytest.approx(1)
+    many = Sharing(1 << 40, 1000)
+    assert many.latency_share(1 << 20, 1 << 22) == pytest.approx(1 / 4)
+    assert many.latency_share(1 << 23, 1 << 22) == 1
+    assert many.latency_share(0, 1 << 22) == 1 / 1000

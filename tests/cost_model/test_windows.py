@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from unittest.mock import patch
-
 import pytest
 
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
-from autopar.ir import blocks
 from autopar.plans.decisions import make_structure
 from autopar.plans.options import Options
 from autopar.plans.request import ask
@@ -23,12 +20,11 @@ def test_what_windows_hide_is_what_the_bill_says(mesh: str) -> None:
     hidden = 0
     for seed in range(3):
         graph = linear_step(64, 32, 16, layers=4)
-        cluster, laid = on_h100(mesh)
+        cluster, laid = on_h100(mesh, bucket_bytes=1)
         request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
-        with patch.object(blocks, "BUCKET_BYTES", 1):
-            problem = price(request)
-            solution = random_solution(problem, seed)
-            estimates = account(request, make_structure(request, problem, solution))
+        problem = price(request)
+        solution = random_solution(problem, seed)
+        estimates = account(request, make_structure(request, problem, solution))
         assert problem.windows
         in_windows = sum(estimates.hidden.values())
         found = evaluate(problem, solution.choice)

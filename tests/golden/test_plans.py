@@ -18,8 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from autopar.cluster.parsing import parse_cluster
 from autopar.driver.search import search
-from autopar.ir.buckets import BUCKET_BYTES
 from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.mesh import BUCKET_BYTES
 from autopar.ir.sharding import P, R, S, Sharding
 from autopar.ir.uses import groups
 from autopar.plans.layout import Layout, parse_layout

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
-from unittest.mock import patch
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +10,6 @@ from hypothesis import strategies as st
 
 from autopar.cost_model.price import price
 from autopar.errors import PlanMismatchError
-from autopar.ir import blocks
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.schedule import (
@@ -27,7 +24,6 @@ from autopar.ir.schedule import (
     Value,
     Wait,
 )
-from autopar.plans import bucketing
 from autopar.plans.decisions import make_structure
 from autopar.plans.last_uses import with_frees
 from autopar.plans.layout import parse_layout
@@ -47,21 +43,11 @@ SHARDED = {
 }
 
 
-@contextmanager
-def buckets_of(num_bytes: int) -> Generator[None]:
-    """Inside, buckets and the blocks that fill them have at most so many bytes."""
-    with ExitStack() as stack:
-        for module in (bucketing, blocks):
-            stack.enter_context(patch.object(module, "BUCKET_BYTES", num_bytes))
-        yield
-
-
 def step(pins: dict[str, str], bucket_bytes: int) -> tuple[Graph, Schedule]:
     """A stack of layers on four devices, with buckets of at most so many bytes."""
     graph = linear_step(64, 32, 32, layers=LAYERS)
-    with buckets_of(bucket_bytes):
-        plan = plan_for(graph, "4", pins)
-        return graph, schedule(parse_layout(graph, plan.structure))
+    plan = plan_for(graph, "4", pins, bucket_bytes)
+    return graph, schedule(parse_layout(graph, plan.structure))
 
 
 def texts(graph: Graph, events: tuple[Event, ...]) -> Iterator[str]:
@@ -191,12 +177,11 @@ def check(graph: Graph, found: Schedule) -> None:
 
 def scheduled(seed: int, mesh: str, bucket_bytes: int) -> tuple[Graph, Schedule]:
     graph = linear_step(64, 32, 16, layers=3)
-    cluster, laid = on_h100(mesh)
-    with buckets_of(bucket_bytes):
-        request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
-        problem = price(request)
-        structure = make_structure(request, problem, random_solution(problem, seed))
-        return graph, schedule(parse_layout(graph, structure))
+    cluster, laid = on_h100(mesh, bucket_bytes)
+    request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
+    problem = price(request)
+    structure = make_structure(request, problem, random_solution(problem, seed))
+    return graph, schedule(parse_layout(graph, structure))
 
 
 @settings(max_examples=40, deadline=None)
