@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,7 @@ from autopar.cost_model.measuring.measure import profile
 from autopar.cost_model.roofline import product_s, stream_s
 from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
+from autopar.runtime.process.world import World
 
 CPU = next(device for device in DEVICES.values() if device.kind == "cpu")
 
@@ -254,3 +257,21 @@ def test_what_was_measured_elsewhere_is_measured_again(tmp_path: Path) -> None:
 def test_a_cluster_that_is_not_at_hand_is_refused() -> None:
     with pytest.raises(ClusterError, match=r"cluster 2xcpu has 2 devices .* 1 of kind cpu are"):
         profile("cpu", quick=True, cluster="2xcpu")
+
+
+def test_one_run_that_had_to_wait_does_not_make_rounds_short() -> None:
+    """Rounds that are shorter than a turn on a core say nothing of whom it is shared with."""
+    waited, count = 2, 0
+
+    def run() -> None:
+        nonlocal waited, count
+        count += 1
+        if waited and count > 1:
+            waited -= 1
+            time.sleep(0.005)
+
+    wanted = replace(cases("cpu", quick=True), round_s=0.002)
+    world = World(0, 1, 1, torch.device("cpu"))
+    watch = stopwatch.Stopwatch(world, wanted, stopwatch.Notebook("lab"), lambda _: None)
+    assert watch.attempt("short", 0, lambda: (run,))
+    assert count > 1000

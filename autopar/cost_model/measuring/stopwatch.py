@@ -13,7 +13,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,9 @@ _dist: Any = torch.distributed
 
 _WARM_UP_RUNS = 3
 _FEW = 3
-"""Rounds of a run that is longer than one by itself."""
+"""Rounds of a run that is longer than one by itself, and rounds from which their length is told."""
+_TURNS = 10
+"""A run that is longer than so many rounds was not just waiting for its turn."""
 _FREE_PART = 2
 """An entry may take one part in this many of the memory that is free."""
 _FLUSH_BYTES = 2**30
@@ -84,13 +85,12 @@ class AllRanks:
         if self._host:
             _dist.barrier(group=self._host)
 
-    def largest(self, figure: float) -> float:
-        """The largest of the ranks'."""
-        return self._over_all(figure, _dist.ReduceOp.MAX)
-
     def mean(self, figure: float) -> float:
         """The mean of the ranks'."""
-        return self._over_all(figure, _dist.ReduceOp.SUM) / self.world.size
+        value = torch.tensor(figure, dtype=torch.float64)
+        if self._host:
+            _dist.all_reduce(value, group=self._host)
+        return float(value) / self.world.size
 
     def of_first(self, value: Any) -> Any:
         """That of rank 0."""
@@ -105,12 +105,6 @@ class AllRanks:
         if self._host:
             _dist.all_gather_object(found, reason, group=self._host)
         return next(filter(None, found), "")
-
-    def _over_all(self, figure: float, op: Any) -> float:
-        value = torch.tensor(figure, dtype=torch.float64)
-        if self._host:
-            _dist.all_reduce(value, op, group=self._host)
-        return float(value)
 
 
 class Stopwatch:
@@ -203,11 +197,20 @@ class Stopwatch:
         return [start.elapsed_time(end) * 1e-3 for start, end in events]
 
     def _host_s(self, run: Timed) -> list[float]:
-        once_s = self.peers.largest(self._round_s(run, 1))
-        runs, rounds = ceil(self.cases.round_s / once_s), self.cases.repeats
-        if once_s > self.cases.round_s:
-            runs, rounds = 1, min(_FEW, rounds)
+        runs = 1
+        while runs * self._shortest_s(run, runs) < self.cases.round_s:
+            runs *= 2
+        rounds = self.cases.repeats if runs > 1 else min(_FEW, self.cases.repeats)
         return [self._round_s(run, runs) for _ in range(rounds)]
+
+    def _shortest_s(self, run: Timed, runs: int) -> float:
+        """The mean over `runs` in the shortest of a few rounds: in one, a run that is short by
+        itself may have waited for a turn on the core. Equal on all ranks."""
+        found = self.peers.mean(self._round_s(run, runs))
+        if runs * found < _TURNS * self.cases.round_s:
+            for _ in range(1, _FEW):
+                found = min(found, self.peers.mean(self._round_s(run, runs)))
+        return found
 
     def _round_s(self, run: Timed, runs: int) -> float:
         """The mean over `runs` of them."""
