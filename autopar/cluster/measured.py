@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import inf
 from statistics import median, quantiles
@@ -11,7 +11,16 @@ from typing import NamedTuple
 from autopar.cluster.curves import Fit, crossing, fit
 from autopar.cluster.profile import Matmul, Profile, Sent
 from autopar.errors import ClusterError
-from autopar.ir.mesh import Cluster, Curve, Device, Level, Link
+from autopar.ir.mesh import (
+    AttentionSeries,
+    Cluster,
+    Curve,
+    Device,
+    Level,
+    Link,
+    Measured,
+    ProductGrid,
+)
 
 _OUTSIDE = 0.99
 _DIGITS = 5
@@ -32,8 +41,9 @@ def measured_on(cluster: Cluster, profile: Profile) -> Cluster:
 
 
 def device_from_profile(profile: Profile, base: Device) -> Device:
-    """`base` with the rates that `profile` measured: what the largest matmul of each dtype and the
-    largest copy reached, and the launch.
+    """`base` with what `profile` measured: its points, between which prices are interpolated, and
+    for what lies outside the rates that the largest matmul of each dtype and the largest pointwise
+    op reached, and the launch.
 
     The price of a kernel takes parts of datasheet rates, those of `base`'s kernels, so these are
     the rates with which it gives the measured times back. Dtypes that were not measured keep
@@ -45,15 +55,25 @@ def device_from_profile(profile: Profile, base: Device) -> Device:
             f"the profile is of {profile.device}, kind {profile.kind}; the cluster's device "
             f"{base.name} is of kind {base.kind}: measure on a device of the cluster"
         )
-    copy = max(profile.memory_copies, key=lambda entry: entry.num_bytes)
-    device = replace(base, memory_bytes_per_s=copy.bytes_per_s / base.kernels.pointwise)
+    largest = max(profile.pointwise, key=lambda entry: entry.num_bytes)
+    bytes_per_s = largest.num_bytes / largest.time_ns * 1e9
+    # No product that was measured moved more than the bandwidth would let through.
+    moved = (entry.num_bytes / entry.time_ns * 1e9 for entry in profile.matmuls)
+    rate = bytes_per_s / base.kernels.pointwise
+    thin = max(base.kernels.product_memory, *(each / rate for each in moved))
+    device = replace(
+        base,
+        memory_bytes_per_s=rate,
+        kernels=replace(base.kernels, product_memory=thin),
+        measured=_kernels(profile),
+    )
     measured: dict[str, Matmul] = {}
     for entry in profile.matmuls:
         if entry.dtype not in measured or entry.flops > measured[entry.dtype].flops:
             measured[entry.dtype] = entry
     rates = {dtype: _peak(entry, device) for dtype, entry in measured.items()}
     kept = [dtype for dtype, _ in base.flops_per_s if dtype not in rates]
-    source = f"profile of {profile.device} with torch {profile.torch}"
+    source = f"profile {profile.digest} of {profile.device} with torch {profile.torch}"
     if kept:
         source += f"; {', '.join(kept)}: {base.source}"
     return replace(
@@ -62,6 +82,53 @@ def device_from_profile(profile: Profile, base: Device) -> Device:
         launch_s=profile.launch_ns * 1e-9,
         source=source,
     )
+
+
+def _kernels(profile: Profile) -> Measured:
+    """The points of a profile, in order. What disturbs a run makes it longer: none counts for more
+    than a larger one took."""
+    grids = (_grid(profile, dtype) for dtype in sorted({e.dtype for e in profile.matmuls}))
+    pointwise = sorted((e.num_bytes, e.time_ns * 1e-9) for e in profile.pointwise)
+    return Measured(
+        products=tuple(grid for grid in grids if grid),
+        attention=tuple(s for backward in (False, True) for s in _series(profile, backward)),
+        pointwise=_rising(pointwise),
+    )
+
+
+def _grid(profile: Profile, dtype: str) -> ProductGrid | None:
+    """The products of `dtype` with square results; of those left out, all with their depth. None
+    where less than two of each are left."""
+    seconds = {
+        (e.m * e.n, e.k): e.time_ns * 1e-9
+        for e in profile.matmuls
+        if e.dtype == dtype and e.m == e.n
+    }
+    outs = sorted({out for out, _ in seconds})
+    depths = sorted({k for _, k in seconds if all((out, k) in seconds for out in outs)})
+    if min(len(outs), len(depths)) < 2:
+        return None
+    rows = tuple(
+        tuple(
+            min(seconds[a, b] for a in outs if a >= out for b in depths if b >= k) for k in depths
+        )
+        for out in outs
+    )
+    return ProductGrid(dtype, tuple(outs), tuple(depths), rows)
+
+
+def _series(profile: Profile, backward: bool) -> Iterator[AttentionSeries]:
+    found: dict[tuple[int, int, str], list[tuple[int, float]]] = {}
+    for e in profile.attentions:
+        place = e.batch * e.heads * e.sequence, e.head_dim, e.dtype
+        time_ns = e.backward_ns if backward else e.forward_ns
+        found.setdefault(place, []).append((e.sequence, time_ns * 1e-9))
+    for place, points in sorted(found.items()):
+        yield AttentionSeries(backward, *place, _rising(sorted(points)))
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    return tuple((x, min(y for _, y in points[k:])) for k, (x, _) in enumerate(points))
 
 
 def _peak(entry: Matmul, device: Device) -> float:

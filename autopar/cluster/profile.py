@@ -8,6 +8,7 @@ As a file it is canonical JSON, like a plan (`canonical`). `cost_model.measuring
 from __future__ import annotations
 
 import os
+from hashlib import sha256
 from math import prod
 from typing import Annotated
 
@@ -65,17 +66,6 @@ class Pointwise(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time_ns: Positive
 
 
-class MemoryCopy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A copy within the device's memory; `num_bytes` counts what is read and written."""
-
-    num_bytes: Positive
-    time_ns: Positive
-
-    @property
-    def bytes_per_s(self) -> float:
-        return self.num_bytes / self.time_ns * 1e9
-
-
 class Sent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Collective `kind` over axes whose slowest link is that of `level` (0 the innermost), while
     all ranks run it: `ranks` in each group, that lie on `sides` sides of the link, `shared` side by
@@ -126,7 +116,6 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     matmuls: tuple[Matmul, ...]
     attentions: tuple[Attention, ...]
     pointwise: tuple[Pointwise, ...]
-    memory_copies: tuple[MemoryCopy, ...]
     collectives: tuple[Sent, ...]
     overlaps: tuple[Overlap, ...]
     left_out: tuple[LeftOut, ...]
@@ -134,6 +123,11 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def num_devices(self) -> int:
         return prod(self.sizes)
+
+    @property
+    def digest(self) -> str:
+        """A short hash of all that was measured."""
+        return sha256(self.to_bytes()).hexdigest()[:8]
 
     def to_bytes(self) -> bytes:
         """Canonical JSON: sorted keys, two-space indent, a final newline."""
@@ -146,7 +140,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """ValueError if a dtype is unknown, or if what every price needs is missing: a float32
-        matmul and a copy within memory."""
+        matmul and a pointwise op."""
         for entry in (*self.matmuls, *self.attentions, *self.pointwise):
             try:
                 itemsize(entry.dtype)
@@ -157,8 +151,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for sent in self.collectives:
             if sent.kind not in KINDS:
                 raise ValueError(f"unknown collective {sent.kind!r}")
-        if not self.memory_copies:
-            raise ValueError("no memory copy: a profile has at least one" + self._why())
+        if not self.pointwise:
+            raise ValueError("no pointwise op: a profile has at least one" + self._why())
 
     def _why(self) -> str:
         return "".join(f"; {gap.entry} was left out: {gap.reason}" for gap in self.left_out[:3])

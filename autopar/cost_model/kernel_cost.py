@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_model.roofline import attention_s, product_s, stream_s
+from autopar.cost_model.roofline import attention_s, pointwise_s, product_s, stream_s
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize
 from autopar.ir.mesh import Device
@@ -95,8 +95,7 @@ def node_s(
     if is_fusible(node):
         if not moved:
             return 0.0
-        start_s = device.floor_s(device.kernels.start_s) if any(work.writes) else 0.0
-        return start_s + stream_s(moved, device, _part(node, device))
+        return pointwise_s(moved, device, _part(node, device), starts=any(work.writes))
     if not is_contraction(node.op):
         return device.floor_s(device.kernels.start_s) + stream_s(moved, device)
     made = sum(

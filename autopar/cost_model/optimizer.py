@@ -140,7 +140,8 @@ def _orthogonal_s(optimizer: Optimizer, tensor: TensorType, device: Device) -> f
     m, n = sorted(tensor.shape)
     products = ((m * m, n), (m * m, m), (m * n, m))
     start_s = device.floor_s(device.kernels.product_start_s)
-    once_s = sum(product_s(made, k, 0.0, "bfloat16", device) - start_s for made, k in products)
+    taken_s = (product_s(made, k, 0.0, "bfloat16", device) for made, k in products)
+    once_s = sum(max(0.0, each - start_s) for each in taken_s)
     return _NEWTON_SCHULZ_STEPS * once_s
 
 

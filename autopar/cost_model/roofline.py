@@ -18,15 +18,20 @@ kernel no less than one tile of 128 rows on one multiprocessor does (tail = 128 
 with c = 1/2 under a causal mask, else 1). Without a mask, whose diagonal cuts through tiles, c0 is
 a part `FULL` of what it is under one. e is lower in backward, and for narrow heads.
 
+Where the device's kernels were measured (`mesh.Measured`), the points take the place of the laws
+between them (`interpolation`), with all that a kernel takes, and the laws go on from the outermost.
+
 What comes out never falls as rows, sums or bytes grow. The host's launches are not in it: kernels
 follow one another on a device whose host is ahead.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from math import isfinite
 
-from autopar.ir.mesh import Device
+from autopar.cost_model.interpolation import along, over
+from autopar.ir.mesh import AttentionSeries, Device
 from autopar.rules.op import Scores
 
 _TILE_ROWS = 128
@@ -53,17 +58,64 @@ def product_s(
     ("bfloat16"), and moves `bytes_moved` bytes. ValueError as in `stream_s`."""
     _check(out_elements, depth, bytes_moved)
     its = device.kernels
-    compute_s = its.product_flops(out_elements, depth) / (its.product * device.peak(dtype))
+
+    def compute_s(out_elements: float, depth: float) -> float:
+        return its.product_flops(out_elements, depth) / (its.product * device.peak(dtype))
+
     memory_s = stream_s(bytes_moved, device, its.product_memory)
-    return device.floor_s(its.product_start_s) + max(compute_s, memory_s)
+    start_s = device.floor_s(its.product_start_s)
+    for grid in device.measured.products:
+        if grid.dtype == dtype:
+            return max(
+                over(grid, out_elements, depth, lambda out, k: start_s + compute_s(out, k)),
+                memory_s,
+            )
+    return start_s + max(compute_s(out_elements, depth), memory_s)
+
+
+def pointwise_s(bytes_moved: float, device: Device, part: float, *, starts: bool) -> float:
+    """Seconds of a kernel that does little but move its bytes, at `part` of the bandwidth; of a
+    part of one that starts elsewhere without `starts`. ValueError as in `stream_s`."""
+    start_s = device.floor_s(device.kernels.start_s)
+    points = device.measured.pointwise
+    if not points:
+        return stream_s(bytes_moved, device, part) + (start_s if starts else 0.0)
+    _check(bytes_moved)
+    slower = device.kernels.pointwise / part
+    least_s = points[0][1]
+    found_s = along(points, bytes_moved, lambda moved: start_s + stream_s(moved, device))
+    return slower * max(0.0, found_s - least_s) + (least_s if starts else 0.0)
 
 
 def attention_s(
     flops: float, scores: Scores, bytes_moved: float, dtype: str, device: Device
 ) -> float:
     """Seconds of attention that does `flops` on `scores`, in as many kernels as it has passes, and
-    moves `bytes_moved` bytes. ValueError as in `stream_s`."""
+    moves `bytes_moved` bytes. ValueError as in `stream_s`.
+
+    Points that were measured say by how much the law is off where there are so many keys."""
     _check(flops, bytes_moved)
+    found_s = _attention_s(flops, scores, bytes_moved, dtype, device)
+    for series in device.measured.attention:
+        if series.backward == scores.backward and series.dtype == dtype:
+            law = partial(_causal_s, series, device)
+            keys = min(max(scores.keys, series.seconds[0][0]), series.seconds[-1][0])
+            return found_s * along(series.seconds, keys, law) / law(keys)
+    return found_s
+
+
+def _causal_s(series: AttentionSeries, device: Device, keys: float) -> float:
+    per_score = 10.0 if series.backward else 4.0
+    rows, head_dim = series.rows, series.head_dim
+    scores = Scores(rows, round(keys), head_dim, per_score, True, series.backward)
+    flops = per_score * head_dim * rows * keys / 2
+    return _attention_s(flops, scores, 0.0, series.dtype, device)
+
+
+def _attention_s(
+    flops: float, scores: Scores, bytes_moved: float, dtype: str, device: Device
+) -> float:
+    """As the law has it."""
     its = device.kernels
     per_pass = scores.per_score * scores.head_dim
     # Of several kernels under a mask one has the diagonal.

@@ -45,12 +45,43 @@ class Kernels:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductGrid:
+    """Seconds of products of `outs[i]` elements, each a sum of `depths[j]` products, in `dtype`."""
+
+    dtype: str
+    outs: tuple[int, ...]
+    depths: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSeries:
+    """(keys, seconds) of causal attention of `rows` queries with heads of `head_dim`."""
+
+    backward: bool
+    rows: int
+    head_dim: int
+    dtype: str
+    seconds: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What kernels were measured to take, with all that each of them takes; nothing falls as sizes
+    grow. `pointwise` are (bytes moved, seconds)."""
+
+    products: tuple[ProductGrid, ...] = ()
+    attention: tuple[AttentionSeries, ...] = ()
+    pointwise: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One accelerator (or CPU core) as its datasheet, or a profile, describes it.
 
     `flops_per_s` maps a dtype's name ("bfloat16") to dense peak FLOP/s; a dtype that is absent
     runs at the rate of "float32". `launch_s` is the host's time to launch a kernel. `source` names
-    where the figures come from.
+    where the figures come from. `measured` goes before what its rates and `kernels` say.
     """
 
     name: str
@@ -61,6 +92,7 @@ class Device:
     launch_s: float
     source: str
     kernels: Kernels = Kernels()
+    measured: Measured = Measured()
 
     def floor_s(self, start_s: float) -> float:
         """What a kernel takes however little it does, if that is `start_s` where others launch it:

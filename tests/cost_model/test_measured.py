@@ -14,11 +14,11 @@ from click.testing import CliRunner
 from autopar.cli.main import main
 from autopar.cluster.devices import DEVICES
 from autopar.cluster.measured import device_from_profile
-from autopar.cluster.profile import PROFILE_VERSION, LeftOut, Matmul, MemoryCopy, Profile
+from autopar.cluster.profile import PROFILE_VERSION, LeftOut, Matmul, Pointwise, Profile
 from autopar.cost_model.measuring import stopwatch
 from autopar.cost_model.measuring.cases import cases
 from autopar.cost_model.measuring.measure import profile
-from autopar.cost_model.roofline import product_s, stream_s
+from autopar.cost_model.roofline import pointwise_s, product_s, stream_s
 from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
 from autopar.runtime.process.world import World
@@ -47,9 +47,8 @@ def made_up(*, kind: str = "cuda") -> Profile:
             Matmul(4096, 4096, 4096, "float32", 2_600_000),
         ),
         attentions=(),
-        pointwise=(),
         # The small one comes from a cache: its rate is no ceiling of the memory.
-        memory_copies=(MemoryCopy(2**20, 200), MemoryCopy(2**31, 716_000)),
+        pointwise=(Pointwise(2**20, "float32", 200), Pointwise(2**31, "float32", 716_000)),
         collectives=(),
         overlaps=(),
         left_out=(LeftOut("matmul 1x1x1 float64", "out of memory"),),
@@ -65,15 +64,14 @@ def test_every_entry_of_the_list_is_measured(found: Profile) -> None:
     assert [(e.num_bytes, e.dtype) for e in found.pointwise] == [
         (3 * elements * itemsize(dtype), dtype) for elements, dtype in wanted.pointwise
     ]
-    assert [e.num_bytes for e in found.memory_copies] == [2 * n for n in wanted.memory_copies]
     assert (found.kind, found.collectives, found.left_out) == ("cpu", (), ())
 
 
 def test_larger_takes_longer(found: Profile) -> None:
-    small, large = (e for e in found.matmuls if e.dtype == "float32")
-    assert small.flops * 8 == large.flops
+    small, *_, large = (e for e in found.matmuls if e.dtype == "float32")
+    assert small.flops * 64 == large.flops
     assert small.time_ns < large.time_ns
-    assert found.memory_copies[0].time_ns < found.memory_copies[-1].time_ns
+    assert found.pointwise[0].time_ns < found.pointwise[-1].time_ns
     assert 10 < found.launch_ns < 1_000_000
 
 
@@ -82,7 +80,7 @@ def test_larger_takes_longer(found: Profile) -> None:
 def test_lists_have_what_a_profile_must_have(kind: str, quick: bool) -> None:
     wanted = cases(kind, quick=quick)
     assert "float32" in {dtype for *_, dtype in wanted.matmuls}
-    assert wanted.memory_copies
+    assert wanted.pointwise
     assert len(set(wanted.matmuls)) == len(wanted.matmuls)
 
 
@@ -134,9 +132,10 @@ def test_price_gives_measured_matmuls_back(index: int) -> None:
     assert predicted_s == pytest.approx(entry.time_ns * 1e-9, rel=1e-12)
 
 
-def test_price_gives_measured_copy_back() -> None:
+def test_price_gives_measured_pointwise_op_back() -> None:
     device = device_from_profile(made_up(), DEVICES["H100"])
     assert stream_s(2**31, device) == pytest.approx(716e-6, rel=1e-12)
+    assert pointwise_s(2**20, device, device.kernels.pointwise, starts=True) == pytest.approx(2e-7)
 
 
 def test_device_keeps_what_was_not_measured() -> None:
@@ -144,7 +143,8 @@ def test_device_keeps_what_was_not_measured() -> None:
     assert device.peak("float64") == DEVICES["H100"].peak("float64")
     assert device.memory_bytes == DEVICES["H100"].memory_bytes
     assert device.launch_s == pytest.approx(4e-6)
-    assert device.source.startswith("profile of Device of the test with torch 2.13.0; float16")
+    told = f"profile {made_up().digest} of Device of the test with torch 2.13.0; float16"
+    assert device.source.startswith(told)
     assert "bfloat16" not in device.source
 
 
@@ -161,12 +161,12 @@ def test_profile_of_another_kind_is_refused() -> None:
 
 
 def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    largest = max(cases("cpu", quick=True).memory_copies)
-    monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 4 * largest - 1)
+    largest = max(12 * elements for elements, _ in cases("cpu", quick=True).pointwise)
+    monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 2 * largest - 1)
     found = profile("cpu", quick=True)
-    assert [gap.entry for gap in found.left_out] == [f"copy of {largest} bytes"]
-    assert found.left_out[0].reason == f"needs {2 * largest} bytes, and {4 * largest - 1} are free"
-    assert found.memory_copies
+    assert [gap.entry for gap in found.left_out] == [f"pointwise {largest // 12} float32"]
+    assert found.left_out[0].reason == f"needs {largest} bytes, and {2 * largest - 1} are free"
+    assert found.pointwise
 
 
 @pytest.mark.parametrize(
@@ -178,19 +178,19 @@ def test_running_out_of_memory_leaves_one_entry_out(
     multiply = torch.mm
 
     def greedy(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-        if len(a) > 128:
+        if len(a) > 128 and a.shape[1] > 64:
             raise error
         return multiply(a, b, out=out)
 
     monkeypatch.setattr(torch, "mm", greedy)
     found = profile("cpu", quick=True)
     assert found.left_out == (LeftOut("matmul 256x256x256 float32", "out of memory"),)
-    assert [e.m for e in found.matmuls] == [128, 128]
+    assert [e.m for e in found.matmuls] == [64, 64, 256, 128]
 
 
 def test_no_memory_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 0)
-    with pytest.raises(ClusterError, match=r"no float32 matmul.*left out: needs 196608 bytes, and"):
+    with pytest.raises(ClusterError, match=r"no float32 matmul.*left out: needs 49152 bytes, and"):
         profile("cpu", quick=True)
 
 

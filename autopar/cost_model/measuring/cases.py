@@ -1,7 +1,7 @@
 """What a profile measures: a fixed list of sizes for each kind of device, as data.
 
-The matmuls are squares, for the ceiling of each dtype, and the products of GPT-2 and of an 8B Llama
-over two numbers of tokens.
+Matmuls of the usual dtypes are a grid over the elements they make and the products in each; squares
+give the ceiling of others. Attention is that of as many tokens in ever longer sequences.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Cases:
     """`matmuls` are (m, k, n, dtype), `attentions` (batch, heads, sequence, head_dim, dtype),
-    `pointwise` (elements, dtype); copies are in bytes of the tensor copied, `messages` in bytes of
-    the side of a collective that is not sharded. Times are medians over `repeats` rounds; `pairs`
+    `pointwise` (elements, dtype); `messages` are in bytes of the side of a collective that is not
+    sharded. Times are medians over `repeats` rounds; `pairs`
     are those of a collective beside matmuls. On a CPU a round is as many runs as take `round_s`."""
 
     matmuls: tuple[tuple[int, int, int, str], ...]
     attentions: tuple[tuple[int, int, int, int, str], ...]
     pointwise: tuple[tuple[int, str], ...]
-    memory_copies: tuple[int, ...]
     messages: tuple[int, ...]
     pairs: int
     repeats: int
@@ -34,30 +33,27 @@ def _powers(first: int, last: int, step: int) -> tuple[int, ...]:
     return tuple(2**exponent for exponent in range(first, last + 1, step))
 
 
-_TOKENS = (2048, 16384)
-_LAYERS = (
-    (768, 2304), (768, 3072), (3072, 768), (768, 50257),
-    (4096, 6144), (4096, 4096), (4096, 14336), (14336, 4096), (4096, 128256),
-)  # fmt: skip
-"""(k, n) of the products with a weight: GPT-2's, then those of a Llama of 8 billion parameters."""
+def _grid(
+    dtype: str, sides: tuple[int, ...], depths: tuple[int, ...]
+) -> tuple[tuple[int, int, int, str], ...]:
+    return tuple((side, depth, side, dtype) for side in sides for depth in depths)
+
+
+def _attentions(
+    tokens: int, heads: int, head_dim: int, dtype: str, *sequences: int
+) -> tuple[tuple[int, int, int, int, str], ...]:
+    return tuple((tokens // length, heads, length, head_dim, dtype) for length in sequences)
+
 
 _CUDA = Cases(
     matmuls=(
-        *_squares("bfloat16", 512, 1024, 2048, 4096, 8192, 16384),
-        *_squares("float16", 2048, 8192),
-        *_squares("float32", 512, 1024, 2048, 4096, 8192),
-        *_squares("float64", 2048, 4096),
-        *((tokens, k, n, "bfloat16") for tokens in _TOKENS for k, n in _LAYERS),
+        *_grid("bfloat16", _powers(8, 13, 1), (64, 256, 1024, 4096, 16384)),
+        *_grid("float32", _powers(8, 13, 1), (64, 512, 4096)),
+        *_squares("float16", 8192),
+        *_squares("float64", 4096),
     ),
-    attentions=(
-        (8, 12, 1024, 64, "bfloat16"),
-        (1, 32, 2048, 128, "bfloat16"),
-        (4, 32, 2048, 128, "bfloat16"),
-        (1, 32, 8192, 128, "bfloat16"),
-        (8, 12, 1024, 64, "float32"),
-    ),
-    pointwise=tuple((n, dtype) for dtype in ("bfloat16", "float32") for n in _powers(14, 28, 2)),
-    memory_copies=_powers(16, 30, 2),
+    attentions=_attentions(16384, 32, 128, "bfloat16", 128, 512, 2048, 8192, 16384),
+    pointwise=tuple((n, "bfloat16") for n in _powers(10, 28, 2)),
     messages=_powers(10, 30, 2),
     pairs=5,
     repeats=20,
@@ -66,14 +62,13 @@ _CUDA = Cases(
 
 _CUDA_QUICK = Cases(
     matmuls=(
-        *_squares("bfloat16", 1024, 8192),
+        *_grid("bfloat16", (1024, 8192), (256, 4096)),
+        *_grid("float32", (1024, 4096), (256, 4096)),
         *_squares("float16", 8192),
-        *_squares("float32", 4096),
         *_squares("float64", 4096),
     ),
-    attentions=((4, 32, 2048, 128, "bfloat16"),),
-    pointwise=((2**18, "bfloat16"), (2**28, "bfloat16")),
-    memory_copies=_powers(20, 30, 10),
+    attentions=_attentions(8192, 32, 128, "bfloat16", 512, 8192),
+    pointwise=tuple((n, "bfloat16") for n in (2**12, 2**18, 2**28)),
     messages=_powers(12, 28, 4),
     pairs=1,
     repeats=5,
@@ -82,15 +77,12 @@ _CUDA_QUICK = Cases(
 
 _CPU = Cases(
     matmuls=(
-        *_squares("float32", 128, 256, 512, 1024),
+        *_grid("float32", (32, 128, 512, 1536), (32, 128, 512, 2048)),
         *_squares("float64", 256, 512),
         *_squares("bfloat16", 256, 512),
-        (1024, 256, 1024, "float32"),
-        (1024, 1024, 256, "float32"),
     ),
-    attentions=((1, 4, 256, 64, "float32"), (1, 8, 512, 64, "float32")),
-    pointwise=tuple((n, "float32") for n in _powers(12, 24, 3)),
-    memory_copies=_powers(14, 28, 2),
+    attentions=_attentions(512, 4, 64, "float32", 64, 128, 256, 512),
+    pointwise=tuple((n, "float32") for n in _powers(10, 24, 2)),
     messages=_powers(10, 26, 2),
     pairs=5,
     repeats=7,
@@ -98,10 +90,9 @@ _CPU = Cases(
 )
 
 _CPU_QUICK = Cases(
-    matmuls=(*_squares("float32", 128, 256), *_squares("float64", 128)),
-    attentions=((1, 2, 128, 32, "float32"),),
-    pointwise=((2**12, "float32"), (2**20, "float32")),
-    memory_copies=(2**16, 2**24),
+    matmuls=(*_grid("float32", (64, 256), (64, 256)), *_squares("float64", 128)),
+    attentions=_attentions(256, 2, 32, "float32", 64, 128),
+    pointwise=tuple((n, "float32") for n in (2**12, 2**16, 2**20)),
     messages=_powers(12, 20, 4),
     pairs=1,
     repeats=3,

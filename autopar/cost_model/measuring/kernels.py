@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from autopar.cluster.profile import Attention, Matmul, MemoryCopy, Pointwise
+from autopar.cluster.profile import Attention, Matmul, Pointwise
 from autopar.cost_model.measuring.stopwatch import Stopwatch, Timed, random
 from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
@@ -89,19 +89,4 @@ def pointwise_ops(watch: Stopwatch) -> tuple[Pointwise, ...]:
         num_bytes = 3 * elements * itemsize(dtype)
         times_ns = watch.attempt(f"pointwise {elements} {dtype}", num_bytes, prepare)
         found += [Pointwise(num_bytes, dtype, each) for each in times_ns or ()]
-    return tuple(found)
-
-
-def memory_copies(watch: Stopwatch) -> tuple[MemoryCopy, ...]:
-    """Those of the cases."""
-    found: list[MemoryCopy] = []
-    for size in watch.cases.memory_copies:
-
-        def prepare(size: int = size) -> tuple[Timed]:
-            source = torch.zeros(size, dtype=torch.uint8, device=watch.device)
-            target = torch.ones_like(source)
-            return (lambda: target.copy_(source),)
-
-        times_ns = watch.attempt(f"copy of {size} bytes", 2 * size, prepare)
-        found += [MemoryCopy(2 * size, each) for each in times_ns or ()]
     return tuple(found)

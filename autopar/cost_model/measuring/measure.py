@@ -36,7 +36,7 @@ def profile(
     `progress` is told of each entry. What was measured so far is kept in the file `unfinished`,
     from which a run that was cut off goes on.
     ClusterError if there is no such device, if the cluster is another, or if not even one matmul
-    and one copy could be measured.
+    and one pointwise op could be measured.
     """
     world = _world(device)
     described = _described(cluster, world)
@@ -65,7 +65,7 @@ def _measure(
     on_links = cluster if watch.peers.world.size > 1 else None
     launch_ns = kernels.launch_ns(watch)
     matmuls, attentions = kernels.matmuls(watch), kernels.attentions(watch)
-    pointwise, copies = kernels.pointwise_ops(watch), kernels.memory_copies(watch)
+    pointwise = kernels.pointwise_ops(watch)
     sent = links.collectives(watch, on_links) if on_links else ()
     return Profile(
         schema=PROFILE_VERSION,
@@ -79,7 +79,6 @@ def _measure(
         matmuls=matmuls,
         attentions=attentions,
         pointwise=pointwise,
-        memory_copies=copies,
         collectives=sent,
         overlaps=links.overlaps(watch, on_links, sent) if on_links else (),
         left_out=tuple(watch.left_out),
