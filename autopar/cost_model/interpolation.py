@@ -15,7 +15,7 @@ from autopar.ir.mesh import ProductGrid
 Law = Callable[[float], float]
 
 
-def along(points: Sequence[tuple[float, float]], x: float, law: Law) -> float:
+def on_line(points: Sequence[tuple[float, float]], x: float, law: Law) -> float:
     """The value at `x` of a line through at least one (x, y), all positive, x ascending."""
     inside = min(max(x, points[0][0]), points[-1][0])
     low, part = _place([at for at, _ in points], inside)
@@ -23,7 +23,7 @@ def along(points: Sequence[tuple[float, float]], x: float, law: Law) -> float:
     return y if inside == x else y * law(x) / law(inside)
 
 
-def over(
+def on_grid(
     grid: ProductGrid, out: float, depth: float, law: Callable[[float, float], float]
 ) -> float:
     """The seconds of a product of `out` elements and `depth`; `law(out, depth)` says what lies

@@ -30,7 +30,7 @@ from __future__ import annotations
 from functools import partial
 from math import isfinite
 
-from autopar.cost_model.interpolation import along, over
+from autopar.cost_model.interpolation import on_grid, on_line
 from autopar.ir.mesh import AttentionSeries, Device
 from autopar.rules.op import Scores
 
@@ -67,7 +67,7 @@ def product_s(
     for grid in device.measured.products:
         if grid.dtype == dtype:
             return max(
-                over(grid, out_elements, depth, lambda out, k: start_s + compute_s(out, k)),
+                on_grid(grid, out_elements, depth, lambda out, k: start_s + compute_s(out, k)),
                 memory_s,
             )
     return start_s + max(compute_s(out_elements, depth), memory_s)
@@ -83,7 +83,7 @@ def pointwise_s(bytes_moved: float, device: Device, part: float, *, starts: bool
     _check(bytes_moved)
     slower = device.kernels.pointwise / part
     least_s = points[0][1]
-    found_s = along(points, bytes_moved, lambda moved: start_s + stream_s(moved, device))
+    found_s = on_line(points, bytes_moved, lambda moved: start_s + stream_s(moved, device))
     return slower * max(0.0, found_s - least_s) + (least_s if starts else 0.0)
 
 
@@ -100,7 +100,7 @@ def attention_s(
         if series.backward == scores.backward and series.dtype == dtype:
             law = partial(_causal_s, series, device)
             keys = min(max(scores.keys, series.seconds[0][0]), series.seconds[-1][0])
-            return found_s * along(series.seconds, keys, law) / law(keys)
+            return found_s * on_line(series.seconds, keys, law) / law(keys)
     return found_s
 
 
