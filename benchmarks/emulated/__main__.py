@@ -1,6 +1,6 @@
 """Plans run on emulated clusters, beside every rival:
 
-    python -m benchmarks.emulated                              # all scenarios: some 30 minutes
+    python -m benchmarks.emulated                              # all scenarios: an hour
     python -m benchmarks.emulated --scenario wide-2 --rounds 30 --markdown
     python -m benchmarks.emulated --show --markdown            # the tables of what was measured
 
