@@ -35,6 +35,21 @@ class Bucket:
         self._shares = arc.shares
 
     @property
+    def num_bytes(self) -> int:
+        """On the side that is not sharded."""
+        return self._num_bytes
+
+    @property
+    def axis(self) -> int:
+        """Whose links it takes."""
+        return self.transfers[0].collective.axis
+
+    @property
+    def is_half_full(self) -> bool:
+        """Whether it is worth a message of its own."""
+        return not self._shares or self._num_bytes >= self._room
+
+    @property
     def is_full(self) -> bool:
         """Whether there is room for nothing more."""
         return not self._shares or self._room <= 0
@@ -63,17 +78,24 @@ class Gathers:
         self.buckets: list[Bucket] = []
         self.place_of: dict[Value, int] = {}
         self.due: dict[int, list[int]] = {}
-        last: dict[tuple[object, ...], int] = {}
         casts = casts_of(graph)
-        for block, (group, state) in asked:
-            if not casts.of_parameter(graph, group):
-                continue
-            path = routes.path(group, state)
-            arcs = [arc for arc in path if arc.collective.kind == "all_gather"]
+        gathers = [
+            (block, group, [arc for arc in path if arc.collective.kind == "all_gather"])
+            for block, (group, state) in asked
+            if casts.of_parameter(graph, group)
+            for path in [routes.path(group, state)]
+        ]
+        most_behind: dict[Value, int] = {}
+        for _, group, arcs in gathers:
+            for behind, arc in enumerate(reversed(arcs)):
+                target = routes.transfer(group, arc).target
+                most_behind[target] = max(behind, most_behind.get(target, 0))
+        last: dict[tuple[object, ...], int] = {}
+        for block, group, arcs in gathers:
             for before, arc in enumerate(arcs):
-                behind = len(arcs) - 1 - before
                 transfer = routes.transfer(group, arc)
                 if transfer.target not in self.place_of:
+                    behind = most_behind[transfer.target]
                     dtype = graph.type_of(group.root).dtype
                     key = arc.collective.axis, dtype, before, behind, block
                     if key not in last or not self.buckets[last[key]].takes(arc):

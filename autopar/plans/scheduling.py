@@ -15,11 +15,12 @@ Ops come in the order of the graph. Communication starts where it can hide:
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict
 from collections.abc import Sequence
 
 from autopar.errors import PlanMismatchError
 from autopar.ir.blocks import blocks_of
+from autopar.ir.buckets import is_bucketed
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import OUTPUT_ROLES, Node, Phase, Ref, Role
 from autopar.ir.schedule import (
@@ -39,6 +40,7 @@ from autopar.ir.uses import Group, groups
 from autopar.plans.bucketing import Bucket, Gathers
 from autopar.plans.last_uses import with_frees
 from autopar.plans.layout import Layout
+from autopar.plans.prefetching import starts_before
 from autopar.plans.routes import Arc, Routes
 
 _Need = tuple[Group, Sharding]
@@ -128,14 +130,11 @@ class _Phase:
         """What leaves the graph, with the block in which it started."""
         self.blocks, self.block = blocks_of(step.graph, step.layout.mesh).of, -1
         self.casts = casts_of(step.graph)
-        self.sizes = Counter(self.blocks[n.index] for n in self.nodes if _is_computed(n))
-        self.done = 0
-        """Ops of the block that were come to."""
         self.computed = set[int]()
-        self.upcoming: deque[int] = deque()
-        self.num_upcoming = 0
         self.due = self._when_saved() if phase is Phase.FORWARD else {}
         self.gathers = Gathers(step.graph, step.routes, self._in_order())
+        self.starting = self._when_gathered()
+        """Buckets of gathers, by the op before which they start."""
 
     def run(self) -> tuple[Event, ...]:
         """All events, in order."""
@@ -180,22 +179,27 @@ class _Phase:
             found += ((block, asked) for asked in here)
         return found
 
+    def _when_gathered(self) -> dict[int, list[int]]:
+        ops: dict[int, list[Node]] = defaultdict(list)
+        waited_on: dict[int, set[int]] = defaultdict(set)
+        for node in self.nodes:
+            if _is_computed(node):
+                ops[self.blocks[node.index]].append(node)
+                for group, state in self.step.reads.get(node.index, ()):
+                    if not is_bucketed(self.step.graph, group):
+                        path = self.routes.path(group, state)
+                        waited_on[node.index].update(arc.collective.axis for arc in path)
+        return starts_before(self.step.graph, self.gathers, ops, waited_on)
+
     def _enter(self, block: int) -> None:
-        """Start the gathers that are left of those that are due with the block before, and wait for
-        what left before that, or in it and has further to go."""
-        self._gather_until(1.0)
-        self.block, self.done = block, 0
-        self.upcoming = deque(self.gathers.due.get(block, ()))
-        self.num_upcoming = len(self.upcoming)
+        """Wait for what left before the block before, or in it and has further to go, and send what
+        that has made and is left."""
+        self.block = block
         for message, started in list(self.under_way.items()):
             if started < (block if self._goes_on(message) else block - 1):
                 self._land(message)
-
-    def _gather_until(self, part: float) -> None:
-        """Start that part of the gathers that are due with a block: one after the other, so that
-        what an op waits for does not queue behind all of them."""
-        while len(self.upcoming) > self.num_upcoming * (1 - part):
-            self._gather(self.upcoming.popleft())
+        for key in [key for key, bucket in self.open.items() if bucket.is_half_full]:
+            self._send(key)
 
     def _goes_on(self, message: Message) -> bool:
         """Whether something in it leaves the graph in another state than it comes in."""
@@ -209,11 +213,11 @@ class _Phase:
         """Compute what is next in the graph, but for casts that are done or have their own time."""
         while self.block < self.blocks[node.index]:
             self._enter(self.block + 1)
-        self.done += 1
         is_next = node.index not in self.casts.gradients and node.index not in self.computed
         if is_next:
             self._read(node)
-        self._gather_until(self.done / self.sizes[self.block])
+        for place in self.starting.get(node.index, ()):
+            self._gather(place)
         # One of those gathers may have asked for this very cast.
         if is_next and node.index not in self.computed:
             self._compute(node)
