@@ -96,8 +96,7 @@ def best_on(
     """The best plan on one mesh whose peak, temporaries included, is within the memory limit: of
     all, or of those of `stated`, a part of the problem. InfeasibleError if there is none; Beaten if
     it is known that none takes less than `cutoff` nanoseconds."""
-    # The order of a step does not keep yet what windows promise (ADR 17): nothing counts as hidden.
-    stated = replace(price(request), windows=()) if stated is None else stated
+    stated = price(request) if stated is None else stated
     limit_s, fitting = request.options.time_limit_s, Fitting(request, stated, say)
     for problem in fitting.problems():
         solution = solve(problem, time_limit_s=limit_s, progress=say, cutoff=cutoff)

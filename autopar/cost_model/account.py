@@ -1,8 +1,8 @@
 """The bill of a plan, added up again from the plan itself.
 
 `price` states a problem over classes of nodes; this walks every node of the graph under the plan's
-decisions. With nothing hidden, the two must agree to the nanosecond, or one of them is wrong:
-`compile` checks that. The step and its memory are those of the schedule as it is played.
+decisions. As modelled, the two must agree to the nanosecond, or one of them is wrong: `compile`
+checks that. The step and its memory are those of the schedule as it is played.
 """
 
 from __future__ import annotations

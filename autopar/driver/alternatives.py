@@ -99,7 +99,7 @@ def _benefits(explainer: Explainer, said: Progress) -> tuple[Benefit, ...]:
 
 def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
     now, then = explainer.best.estimates, plan.estimates
-    if now.added_up_ns == then.added_up_ns:
+    if now.modelled_ns == then.modelled_ns:
         return
     differing = [
         f"{what} {old} in the plan, {new} now"
@@ -115,8 +115,8 @@ def _compare(plan: Plan, explainer: Explainer, cluster: Cluster) -> None:
     )
     warnings.warn(
         OtherStepWarning(
-            f"with nothing hidden, the best plan takes {format_ns(now.added_up_ns)} as it is "
-            f"priced now, and the stored one {format_ns(then.added_up_ns)}: what follows is about "
+            f"as modelled, the best plan takes {format_ns(now.modelled_ns)} as it is "
+            f"priced now, and the stored one {format_ns(then.modelled_ns)}: what follows is about "
             f"the former ({reason})"
         ),
         stacklevel=3,

@@ -138,7 +138,7 @@ def _compared(name: str, golden: Path, plan: Plan, asked: Check) -> CheckOutcome
 
 def write_golden(plan: Plan, golden: Path, allow_gap: bool) -> None:
     """Save a golden plan. PlanError if it is not proven optimal, unless a gap is allowed."""
-    if plan.provenance.status != "optimal" and not allow_gap:
+    if not (plan.provenance.is_proven or allow_gap):
         gap = format_percent(plan.provenance.gap_ppm / 1e6)
         raise PlanError(
             f"{golden.name} is not written: its plan is not proven optimal (gap {gap}), and "

@@ -171,6 +171,6 @@ def summary(plan: Plan) -> str:
     estimates = plan.estimates
     return (
         f"step {format_ns(estimates.step_ns)}, of which exposed communication "
-        f"{format_ns(estimates.exposed_communication_ns)}; with nothing hidden "
+        f"{format_ns(estimates.exposed_communication_ns)}; as modelled "
         f"{format_ns(plan.provenance.objective_ns)}, {plan.provenance.status}"
     )

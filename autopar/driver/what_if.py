@@ -98,7 +98,7 @@ class Explainer:
                 else None
             ),
             # The plan in hand fits as well.
-            added_up_ns=min(before, after.objective),
+            modelled_ns=min(before, after.objective),
             bound_ns=min(before, after.bound),
         )
 
@@ -129,13 +129,13 @@ class Explainer:
         changed = replace(
             self.best.request.within(self.best.estimates.memory_limit), cluster=cluster, mesh=mesh
         )
-        as_it_is = account(changed, self.best.structure).added_up_ns
+        as_it_is = account(changed, self.best.structure).modelled_ns
         after = best_on(changed, silent).solution
         return Benefit(
             change=change,
             before_ns=self.best.solution.objective,
             estimate_ns=as_it_is,
-            added_up_ns=min(as_it_is, after.objective),
+            modelled_ns=min(as_it_is, after.objective),
             bound_ns=min(as_it_is, after.bound),
         )
 
@@ -159,9 +159,9 @@ class Explainer:
         try:
             found = self._fit(problem, self.best.estimates.memory_limit)
         except InfeasibleError:
-            return replace(known, added_up_ns=None, status=Status.INFEASIBLE)
+            return replace(known, modelled_ns=None, status=Status.INFEASIBLE)
         bound = max(known.bound_ns, found.bound)
-        return replace(known, added_up_ns=found.objective, bound_ns=bound, status=found.status)
+        return replace(known, modelled_ns=found.objective, bound_ns=bound, status=found.status)
 
     def _fit(self, problem: Problem, limit: int) -> Solution:
         request = self.best.request.within(limit)
@@ -265,8 +265,8 @@ def _sped_up(link: Link, times: float) -> Link:
 
 
 def _order(alternative: Alternative) -> tuple[int, int, str]:
-    kind = (alternative.added_up_ns is None) + (alternative.status is Status.INFEASIBLE)
-    return kind, alternative.added_up_ns or alternative.bound_ns, alternative.sharding
+    kind = (alternative.modelled_ns is None) + (alternative.status is Status.INFEASIBLE)
+    return kind, alternative.modelled_ns or alternative.bound_ns, alternative.sharding
 
 
 def _unknown(what: str, name: str, known: list[str] | tuple[str, ...]) -> str:

@@ -73,7 +73,7 @@ def _find(graph: Graph, full_bytes: int) -> Blocks:
                     held, largest = 0, -1
                 size = sizes.get(place, 0)
                 if size > largest:
-                    names[-1], largest = place[0], size
+                    names[-1], largest = place[0] or place[1], size
                 held += size
             found[node.index] = len(names) - 1
         windows[phase] = tuple(names)

@@ -1,7 +1,7 @@
 """What a plan's decisions are worth: the step with every other sharding of a tensor, and the step
 with more memory or a faster link, when all other decisions may adapt.
 
-Every step here is one with nothing hidden (`Estimates.added_up_ns`), as the solver compares plans.
+Every step here is one as modelled (`Estimates.modelled_ns`), as the solver compares plans.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from autopar.ir.problem import Status
 class Alternative:
     """A sharding that a tensor may have.
 
-    `added_up_ns` is the step of the best plan found with it, and `bound_ns` what no plan with it
+    `modelled_ns` is the step of the best plan found with it, and `bound_ns` what no plan with it
     beats. `status` says what is known: `OPTIMAL` (both are equal), `FEASIBLE` (a gap), `INFEASIBLE`
     (no plan with it fits in memory), `LIMIT` (only the bound: it was not solved for).
     """
 
     sharding: str
     is_chosen: bool
-    added_up_ns: int | None
+    modelled_ns: int | None
     bound_ns: int
     status: Status
 
@@ -31,11 +31,11 @@ class Alternative:
 @dataclass(frozen=True, slots=True)
 class Explanation:
     """The alternatives of a tensor, the fastest first, then those with a bound alone, then those
-    that do not fit. `subject` says which tensor and what is fixed; `added_up_ns` is the plan's."""
+    that do not fit. `subject` says which tensor and what is fixed; `modelled_ns` is the plan's."""
 
     subject: str
     mesh: Mesh
-    added_up_ns: int
+    modelled_ns: int
     alternatives: tuple[Alternative, ...]
 
 
@@ -45,11 +45,11 @@ class Benefit:
 
     `estimate_ns` needs no solve: for memory it is a bound by duals (no plan is faster; None where
     the relaxation is too large), for a link the step of the plan as it is (the best one is not
-    slower). `added_up_ns` is that of the best plan for the change, `bound_ns` a proven bound on it.
+    slower). `modelled_ns` is that of the best plan for the change, `bound_ns` a proven bound on it.
     """
 
     change: str
     before_ns: int
     estimate_ns: int | None
-    added_up_ns: int
+    modelled_ns: int
     bound_ns: int

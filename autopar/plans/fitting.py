@@ -89,9 +89,9 @@ class Fitting:
     def holds(self, solution: Solution, estimates: Estimates) -> bool:
         """Whether the plan fits. SolverError if it does not cost what the solver says."""
         mesh = self.request.mesh
-        if estimates.added_up_ns != solution.objective:
+        if estimates.modelled_ns != solution.objective:
             raise SolverError(
-                f"mesh {mesh}: the plan costs {estimates.added_up_ns} ns by its own bill and "
+                f"mesh {mesh}: the plan costs {estimates.modelled_ns} ns by its own bill and "
                 f"{solution.objective} ns by the solver's; this is a defect of autopar"
             )
         if self.estimates is None:

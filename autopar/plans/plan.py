@@ -240,8 +240,14 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def added_up_ns(self) -> int:
-        """A step in which nothing is hidden: what the solver makes least of."""
+        """A step in which nothing is hidden."""
         return self.compute_ns + self.communication_ns + self.optimizer_ns
+
+    @property
+    def modelled_ns(self) -> int:
+        """A step in which each window takes as long as its busiest resource: what the solver makes
+        least of."""
+        return self.added_up_ns - sum(self.hidden.values())
 
 
 FRAGILE = 0.005
@@ -249,10 +255,15 @@ FRAGILE = 0.005
 fragile: what they are is decided by trifles, or by errors of the cost model."""
 
 
+PROVEN = 0.001
+"""A plan whose gap is at most this part of its step is as good as optimal: to close the last of it
+takes long where resources share a window, and prices are not that exact."""
+
+
 class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long the best plan of another structure (`weight_layouts`) takes: `bound_ns` what none of
     them beats, `step_ns` the step of the best one known (None if none is), and `rival` what it does
-    otherwise. They are steps with nothing hidden (`Estimates.added_up_ns`), not differences."""
+    otherwise. They are steps as modelled (`Estimates.modelled_ns`), not differences."""
 
     bound_ns: Count
     step_ns: Count | None
@@ -275,6 +286,11 @@ class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     imposed: tuple[str, ...] = ()
     margin: Margin | None = None
     statistics: dict[str, str] = {}
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether no plan is known to be possible that is better by more than `PROVEN`."""
+        return self.gap_ppm <= PROVEN * 1e6
 
     @property
     def is_fragile(self) -> bool | None:

@@ -25,9 +25,9 @@ def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
         )
     if plan.world_size > 1 and plan.estimates.memory_limit:
         yield from _whole(plan, params)
-    if plan.provenance.gap_ppm:
+    if not plan.provenance.is_proven:
         yield (
-            "not proven optimal: with nothing hidden, a plan up to "
+            "not proven optimal: as modelled, a plan up to "
             f"{format_percent(plan.provenance.gap_ppm / 1e6)} faster may exist"
         )
     yield from _fragile(plan)
@@ -70,7 +70,7 @@ def type_bytes(text: str) -> int:
 
 
 def _fragile(plan: Plan) -> Iterator[str]:
-    """That another plan is, or may be, nearly as good with nothing hidden."""
+    """That another plan is, or may be, nearly as good as modelled."""
     margin, is_fragile = plan.provenance.margin, plan.provenance.is_fragile
     if margin is None or is_fragile is False:
         return
@@ -78,12 +78,12 @@ def _fragile(plan: Plan) -> Iterator[str]:
     if is_fragile and margin.step_ns is not None:
         more = 100 * (margin.step_ns - least) / least
         yield (
-            "fragile: with nothing hidden, a plan of another structure is "
+            "fragile: as modelled, a plan of another structure is "
             f"{more:.2g} % slower: {margin.rival}"
         )
         return
     more = 100 * max(0, margin.bound_ns - least) / least
     yield (
-        "may be fragile: with nothing hidden, plans of another structure are only proven to be "
+        "may be fragile: as modelled, plans of another structure are only proven to be "
         f"{more:.2g} % slower"
     )

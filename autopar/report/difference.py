@@ -112,8 +112,8 @@ def _notes(old: Plan, new: Plan) -> Iterator[str]:
         if line not in a.imposed:
             yield f"imposed now: {line}"
     for which, provenance in (("old", a), ("new", b)):
-        if provenance.status != "optimal":
+        if not provenance.is_proven:
             gap = f"a plan up to {format_percent(provenance.gap_ppm / 1e6)} faster may exist"
-            yield f"the {which} plan is not proven optimal: with nothing hidden, {gap}"
+            yield f"the {which} plan is not proven optimal: as modelled, {gap}"
         if provenance.is_fragile:
             yield f"the {which} plan is fragile: one of another structure is within {FRAGILE:.1%}"

@@ -1,4 +1,4 @@
-"""Explanations as plain text. All steps are with nothing hidden, as the solver compares plans."""
+"""Explanations as plain text. All steps are as modelled (`Estimates.modelled_ns`)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from autopar.report.printed import Row, columns
 def alternatives_text(explanation: Explanation) -> str:
     """The step with each alternative of a tensor, beside what the plan takes."""
     mesh = explanation.mesh
-    now_ns = explanation.added_up_ns
+    now_ns = explanation.modelled_ns
     rows = [
         (sharding_text(found.sharding, mesh), *_figures(found, now_ns))
         for found in explanation.alternatives
     ]
-    head = f"{explanation.subject}: {format_ns(now_ns)} with nothing hidden"
+    head = f"{explanation.subject}: {format_ns(now_ns)} as modelled"
     return "\n".join((head, *columns(rows))) + "\n"
 
 
@@ -28,13 +28,13 @@ def benefits_text(benefits: Sequence[Benefit]) -> str:
     rows = [
         (
             each.change,
-            format_ns(each.added_up_ns),
-            _more(each.added_up_ns - each.before_ns, each.before_ns),
+            format_ns(each.modelled_ns),
+            _more(each.modelled_ns - each.before_ns, each.before_ns),
             "" if each.estimate_ns is None else f"estimate {format_ns(each.estimate_ns)}",
         )
         for each in benefits
     ]
-    head = f"now: {format_ns(benefits[0].before_ns)} with nothing hidden"
+    head = f"now: {format_ns(benefits[0].before_ns)} as modelled"
     return "\n".join((head, *columns(rows))) + "\n"
 
 
@@ -44,12 +44,12 @@ def _figures(found: Alternative, now_ns: int) -> Row:
     if found.status is Status.INFEASIBLE:
         return "", "does not fit in memory"
     bound = f"at least {_more(found.bound_ns - now_ns, now_ns)}"
-    if found.added_up_ns is None:
+    if found.modelled_ns is None:
         return format_ns(found.bound_ns), bound
-    more = _more(found.added_up_ns - now_ns, now_ns)
+    more = _more(found.modelled_ns - now_ns, now_ns)
     if found.status is Status.OPTIMAL:
-        return format_ns(found.added_up_ns), more
-    return format_ns(found.added_up_ns), f"{more}, {bound}"
+        return format_ns(found.modelled_ns), more
+    return format_ns(found.modelled_ns), f"{more}, {bound}"
 
 
 def _more(ns: int, of_ns: int) -> str:

@@ -31,7 +31,7 @@ class Bottlenecks:
     """What a step is bound by: `binds` has the words for it, `axes` the traffic, the most first.
     Shares are of the step as it is played; communication is what is exposed of it.
 
-    With nothing hidden, the plan takes `objective_ns`, the best one known of another structure,
+    As modelled, the plan takes `objective_ns`, the best one known of another structure,
     `rival`, takes `rival_ns`, and none of those beats `rival_bound_ns` (None where that was not
     asked for). `is_fragile` is None where it is not known.
     """
@@ -85,12 +85,9 @@ def margin_text(limits: Bottlenecks) -> str:
     if bound is None:
         return "not in the plan: it was not asked for, or no plan of another structure is known"
     if limits.rival_ns is None:
-        return (
-            "with nothing hidden, a plan of another structure takes at least "
-            f"{_more(bound, own_ns)}"
-        )
+        return f"as modelled, a plan of another structure takes at least {_more(bound, own_ns)}"
     text = (
-        "with nothing hidden, the best plan known of another structure takes "
+        "as modelled, the best plan known of another structure takes "
         f"{_more(limits.rival_ns, own_ns)}"
     )
     if bound < limits.rival_ns:

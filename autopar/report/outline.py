@@ -37,7 +37,7 @@ def outline(graph: Graph, plan: Plan) -> str:
         *plan.structure.inputs,
         f"step {format_seconds(estimates.step_ns / 1e9)}: {step}",
         f"hidden communication {format_seconds(estimates.hidden_communication_ns / 1e9)}",
-        f"{format_seconds(plan.provenance.objective_ns / 1e9)} with nothing hidden, "
+        f"{format_seconds(plan.provenance.objective_ns / 1e9)} as modelled, "
         f"{plan.provenance.status}",
         f"memory {format_bytes(estimates.memory.total)}",
     ]

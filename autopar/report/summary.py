@@ -17,7 +17,7 @@ from rich.text import Text
 from autopar.ir.graph import Phase
 from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent, format_share
 from autopar.plans.matching import general
-from autopar.plans.plan import CollectiveTotal, Memory, MeshAxis, OpTotal, Plan
+from autopar.plans.plan import PROVEN, CollectiveTotal, Memory, MeshAxis, OpTotal, Plan
 from autopar.report.cautions import cautions
 from autopar.report.costs import Cost, costs, held_by
 from autopar.report.limits import find_limits, margin_text
@@ -205,11 +205,11 @@ def _head(summary: Summary) -> RenderableType:
         tokens = f"{summary.tokens_per_s:,} tokens/s, " if summary.tokens_per_s else ""
         grid.add_row("speed", tokens + speed)
     grid.add_row("memory", format_bytes_of(peak, limit))
-    proof = name(summary.status, "green" if summary.status == "optimal" else "yellow")
+    proof = name(summary.status, "green" if summary.gap <= PROVEN else "yellow")
     grid.add_row(
         "proof",
         proof.append(
-            f": {format_ns(summary.objective_ns)} with nothing hidden, "
+            f": {format_ns(summary.objective_ns)} as modelled, "
             f"proven bound {format_ns(summary.bound_ns)}, "
             f"gap {format_percent(summary.gap)}",
             style="default",

@@ -40,8 +40,9 @@ WINDOWED_TOLERANCE = 1e-3
 of a window share one choice between them as no plan can."""
 
 _MAX_WINDOWED = 5_000
-"""Columns of a program with windows that branch and bound takes: of larger ones the plan that dives
-and descents found is kept, with its gap."""
+"""Columns that plans of a program with windows may use which are better than the one in hand, that
+branch and bound takes: where there are more, the plan that dives and descents found is kept, with
+its gap."""
 
 _PATIENCE = 4
 """Steps of the simplex method per row after which another method goes on, with windows: where a
@@ -100,7 +101,7 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> None:
     duals = _read_relaxation(state, model, highs, answer)
     if state.infeasible:
         return
-    is_slow = model.windows and model.num_columns > _MAX_WINDOWED and state.evaluation is not None
+    is_slow = model.windows and duals is not None and _num_open(state, duals) > _MAX_WINDOWED
     if not state.settled and not is_slow and answer.outcome is Outcome.OPTIMAL:
         _solve_integer(state, model, highs, duals)
     if state.proven and not aim.tolerance and duals is not None and not state.clock.expired:
@@ -216,6 +217,13 @@ def _solve_integer(state: Search, model: Model, highs: Highs, duals: DualBound |
             break
         extra = np.union1d(extra, fractional)
     state.statistics["mip_cpu_s"] = process_time() - started
+
+
+def _num_open(state: Search, duals: DualBound) -> int:
+    """Columns that plans may use which are better than the one in hand; 0 where there is none."""
+    if state.evaluation is None:
+        return 0
+    return int((np.abs(duals.reduced_costs) <= state.gap + SAME_COST).sum())
 
 
 def _raise_bound(state: Search, bound: float) -> None:

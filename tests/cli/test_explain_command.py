@@ -110,9 +110,9 @@ def test_alternatives_of_the_model(stored: str, target: str) -> None:
     (found,) = content["alternatives"]
     chosen = [each for each in found["alternatives"] if each["is_chosen"]]
     assert [each["sharding"] for each in chosen] == [plan.structure.params["down.weight"].storage]
-    assert found["added_up_ns"] == chosen[0]["added_up_ns"] == plan.estimates.added_up_ns
+    assert found["modelled_ns"] == chosen[0]["modelled_ns"] == plan.estimates.modelled_ns
     assert [each["change"].split(" ")[0] for each in content["benefits"]] == ["1", "2", "2"]
-    assert all(each["before_ns"] == plan.estimates.added_up_ns for each in content["benefits"])
+    assert all(each["before_ns"] == plan.estimates.modelled_ns for each in content["benefits"])
 
 
 def test_what_was_imposed_is_imposed_again(stored: str, target: str) -> None:

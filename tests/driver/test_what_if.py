@@ -63,13 +63,13 @@ def test_alternatives_of_a_parameter_cost_what_its_pins_cost() -> None:
     found = roomy().alternatives("w1", solves=100)
     (chosen,) = (each for each in found.alternatives if each.is_chosen)
     assert chosen.sharding == roomy().best.structure.params["w1"].storage
-    assert chosen.added_up_ns == found.added_up_ns == roomy().best.estimates.added_up_ns
+    assert chosen.modelled_ns == found.modelled_ns == roomy().best.estimates.modelled_ns
     assert len(found.alternatives) > 5
     for each in found.alternatives:
         pin = Constraint.parse(f"param:w1 = {each.sharding}", "a pin")
         pinned_plan = best(Options(mesh=MESH, constraints=(pin,)))
         assert each.status is Status.OPTIMAL
-        assert each.added_up_ns == each.bound_ns == pinned_plan.solution.objective
+        assert each.modelled_ns == each.bound_ns == pinned_plan.solution.objective
 
 
 def test_where_memory_binds_alternatives_keep_to_it() -> None:
@@ -81,9 +81,9 @@ def test_where_memory_binds_alternatives_keep_to_it() -> None:
         fixed = [solve(pinned(problem, {"param:w1": text})) for text in storing]
         fitting = [each.objective for each in fixed if each.choice]
         if each.status is Status.OPTIMAL:
-            assert each.added_up_ns == min(fitting)
-        elif each.added_up_ns is not None:
-            assert each.bound_ns <= min(fitting) <= each.added_up_ns
+            assert each.modelled_ns == min(fitting)
+        elif each.modelled_ns is not None:
+            assert each.bound_ns <= min(fitting) <= each.modelled_ns
 
 
 @pytest.mark.parametrize("key", ["forward.1", "dgrad.1", "saved:forward.0"])
@@ -95,11 +95,11 @@ def test_alternatives_of_a_decision_cost_what_a_solve_says(key: str) -> None:
         map(str, problem.labels[problem.keys.index(key)])
     )
     assert [a.is_chosen for a in found.alternatives].count(True) == 1
-    steps = [a.added_up_ns for a in found.alternatives]
-    assert steps == sorted(steps) and steps[0] == found.added_up_ns
+    steps = [a.modelled_ns for a in found.alternatives]
+    assert steps == sorted(steps) and steps[0] == found.modelled_ns
     for each in found.alternatives:
         fixed = solve(pinned(problem, {key.replace(".", r"\."): each.sharding}))
-        assert each.added_up_ns == fixed.objective
+        assert each.modelled_ns == fixed.objective
 
 
 def test_without_solves_alternatives_are_bounded() -> None:
@@ -107,10 +107,10 @@ def test_without_solves_alternatives_are_bounded() -> None:
     for key in ("param:w0", "forward.2", "wgrad.1"):
         exact = {a.sharding: a for a in roomy().alternatives(key, solves=1000).alternatives}
         for each in roomy().alternatives(key, solves=0).alternatives:
-            added_up_ns = exact[each.sharding].added_up_ns
-            assert added_up_ns is not None
-            assert each.bound_ns <= added_up_ns
-            assert each.added_up_ns is None or each.added_up_ns >= added_up_ns
+            modelled_ns = exact[each.sharding].modelled_ns
+            assert modelled_ns is not None
+            assert each.bound_ns <= modelled_ns
+            assert each.modelled_ns is None or each.modelled_ns >= modelled_ns
             settled += each.status is Status.OPTIMAL
             asked += 1
     assert settled > 0.7 * asked
@@ -148,20 +148,20 @@ def test_inputs_are_fixed_where_they_are_used() -> None:
         asks = sink.state == flow.states.index(each.sharding)
         labels = [str(each) for each, ok in zip(problem.labels[node], asks, strict=True) if ok]
         steps = [solve(pinned(problem, {r"forward\.0": text})).objective for text in labels]
-        assert each.added_up_ns == min(steps)
+        assert each.modelled_ns == min(steps)
 
 
 def gain_ns(found: Benefit) -> int:
-    return found.before_ns - found.added_up_ns
+    return found.before_ns - found.modelled_ns
 
 
 def test_more_memory_never_costs_more_and_is_worth_something_where_it_binds() -> None:
     binding = [tight().more_memory(more) for more in (0, 1 << 20, 4 << 20, 1 << 30)]
-    steps = [b.added_up_ns for b in binding]
+    steps = [b.modelled_ns for b in binding]
     assert steps == sorted(steps, reverse=True)
     assert gain_ns(binding[0]) == 0 < gain_ns(binding[-1])
-    assert binding[-1].added_up_ns == roomy().best.solution.objective
-    assert all(b.estimate_ns is not None and b.estimate_ns <= b.added_up_ns for b in binding)
+    assert binding[-1].modelled_ns == roomy().best.solution.objective
+    assert all(b.estimate_ns is not None and b.estimate_ns <= b.modelled_ns for b in binding)
     assert gain_ns(roomy().more_memory()) == 0
 
 
@@ -174,7 +174,7 @@ def test_another_link_is_priced_anew(times: float) -> None:
     wanted = best_on(request, quiet)
     for found in (roomy().faster_link(outer.link.name, times), roomy().faster_axis("dp", times)):
         assert found.estimate_ns is not None
-        assert found.added_up_ns == wanted.solution.objective <= found.estimate_ns
+        assert found.modelled_ns == wanted.solution.objective <= found.estimate_ns
         assert gain_ns(found) * (times - 1) >= 0
     inner = roomy().faster_axis("tp", times)
     assert gain_ns(inner) * (times - 1) > 0
@@ -210,13 +210,13 @@ def test_text() -> None:
         alternatives_text(Explanation("w, as it is stored", mesh, 10**7, found))
         + benefits_text([Benefit("1 GiB more", 10**7, 8 * 10**6, 9 * 10**6, 9 * 10**6)]),
         """\
-w, as it is stored: 10 ms with nothing hidden
+w, as it is stored: 10 ms as modelled
   [S(1) on tp, S(0) on dp]  10 ms  chosen
   replicated                11 ms  +1 ms (+10 %)
   [S(0) on dp]              13 ms  +3 ms (+30 %), at least +2 ms (+20 %)
   [S(0) on tp]              12 ms  at least +2 ms (+20 %)
   [S(1) on tp]                     does not fit in memory
-now: 10 ms with nothing hidden
+now: 10 ms as modelled
   1 GiB more  9 ms  -1 ms (-10 %)  estimate 8 ms
 """,
     )

@@ -41,7 +41,7 @@ cluster  2x4xA100, 8 devices: dp=2 x tp=4
 step     31 ms: compute 21 ms, exposed communication 6 ms, optimizer 4 ms, hidden communication
          3 ms
 memory   40 MiB of 50 MiB (80 %)
-proof    feasible: 34 ms with nothing hidden, proven bound 33 ms, gap 2.94 %
+proof    feasible: 34 ms as modelled, proven bound 33 ms, gap 2.94 %
 search   best of meshes dp=8; dp=2,tp=4
 plan     179f61f4eebff449ec04514bc4a4d369 (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
 
@@ -92,7 +92,7 @@ warning: mylib.twist.default: no sharding rule, so every device computes all of 
 autopar/rules describes an op
 warning: every device holds 512 KiB of parameters whole, model.layers.0.mlp.down.weight the
 largest (512 KiB)
-warning: not proven optimal: with nothing hidden, a plan up to 2.94 % faster may exist""",
+warning: not proven optimal: as modelled, a plan up to 2.94 % faster may exist""",
     )
 
 

@@ -192,7 +192,7 @@ def test_shares_of_the_step_are_of_what_the_device_waits_for() -> None:
 
 def test_the_line_on_what_was_found_has_both_sums() -> None:
     assert summary(two_axis_plan()) == (
-        "step 31 ms, of which exposed communication 6 ms; with nothing hidden 34 ms, feasible"
+        "step 31 ms, of which exposed communication 6 ms; as modelled 34 ms, feasible"
     )
 
 
@@ -207,8 +207,8 @@ def with_margin(margin: Margin | None) -> Plan:
     [
         (None, "not in the plan", ""),
         (Margin(35_700_000, 35_700_000, "w whole"), "takes 35.7 ms (+5 %): w whole", ""),
-        (Margin(34_100_000, 34_100_000, "w whole"), "34.1 ms", "fragile: with nothing hidden, a"),
-        (Margin(34_000_000, None, ""), "at least 34 ms (+0 %)", "may be fragile: with nothing"),
+        (Margin(34_100_000, 34_100_000, "w whole"), "34.1 ms", "fragile: as modelled, a"),
+        (Margin(34_000_000, None, ""), "at least 34 ms (+0 %)", "may be fragile: as modelled"),
         (Margin(34_340_000, 35_700_000, "w"), "none less than 34.3 ms (+1 %)", ""),
     ],
 )
@@ -216,7 +216,7 @@ def test_margin_in_words(margin: Margin | None, words: str, warning: str) -> Non
     plan = with_margin(margin)
     limits = find_limits(plan)
     assert words in margin_text(limits)
-    assert margin is None or margin_text(limits).startswith("with nothing hidden, ")
+    assert margin is None or margin_text(limits).startswith("as modelled, ")
     found = [text for text in plan.summary().warnings if "fragile" in text]
     assert len(found) == bool(warning)
     assert all(text.startswith(warning) for text in found)

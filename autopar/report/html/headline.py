@@ -106,7 +106,6 @@ def _cards(plan: Plan) -> list[Card]:
         if estimates.mfu_ppm
         else (UNKNOWN, "the plan does not have the peak rates of its devices")
     )
-    proven = provenance.status == "optimal"
     return [
         Card("Step", format_ns(estimates.step_ns), ("predicted, of each device",)),
         Card("Tokens per second", tokens[0], tokens[1:]),
@@ -131,9 +130,9 @@ def _cards(plan: Plan) -> list[Card]:
             (
                 f"bound {format_ns(provenance.bound_ns)}, "
                 f"gap {format_percent(provenance.gap_ppm / 1e6)}",
-                f"objective {format_ns(provenance.objective_ns)}, with nothing hidden",
+                f"objective {format_ns(provenance.objective_ns)}, as modelled",
             ),
-            "good" if proven else "bad",
+            "good" if provenance.is_proven else "bad",
         ),
         _margin(plan),
     ]
