@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
+from autopar.compile import best_on
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.plans.decisions import make_structure
@@ -31,3 +34,15 @@ def test_what_windows_hide_is_what_the_bill_says(mesh: str) -> None:
         assert found.objective == estimates.added_up_ns - in_windows
         hidden += in_windows
     assert hidden > 0
+
+
+@pytest.mark.parametrize(
+    ("cluster", "mesh", "batch"),
+    [("2x4xH100", "2x4", 8192), ("2x4xH100", "2x4", 2048), ("8x4xH100", "8x4", 16384)],
+)
+def test_a_step_is_played_as_it_is_modelled(cluster: str, mesh: str, batch: int) -> None:
+    graph, described = linear_step(batch, 4096, 4096, layers=24), parse_cluster(cluster)
+    request = ask(graph, described, Options(mesh=mesh)).on(parse_mesh(mesh, described))
+    found = best_on(request, lambda _: None).estimates
+    assert found.added_up_ns > 1.1 * found.modelled_ns
+    assert found.step_ns == pytest.approx(found.modelled_ns, rel=0.03)
