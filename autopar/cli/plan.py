@@ -53,6 +53,7 @@ from autopar.cli.terminal import (
     help="Shard nothing there on the axis, as in tp:lm_head; may be given several times.",
 )
 @click.option("--strategy", default="", help="ddp, fsdp, megatron, 2d, 2.5d or 3d; default: any.")
+@click.option("--backend", help="eager or inductor: what runs the plan; default: the device's own.")
 @click.option(
     "--differentiable-output",
     "differentiable_outputs",

@@ -55,7 +55,8 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
     graph, cluster, mesh, options = request.graph, request.cluster, request.mesh, request.options
     layout = parse_layout(graph, structure)
     all_groups = groups(graph)
-    compute = _compute_ns(layout, cluster, mesh, all_groups)
+    fused = options.fuses(cluster.device)
+    compute = _compute_ns(layout, cluster, mesh, all_groups, fused=fused)
     inside = _inside(layout, mesh, compute)
     shares = sharing(graph)
     alike = {group.key: group for group in all_groups}
@@ -168,11 +169,11 @@ def _hidden(
 
 
 def _compute_ns(
-    layout: Layout, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group]
+    layout: Layout, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group], *, fused: bool
 ) -> dict[int, int]:
     graph, found = layout.graph, dict[int, int]()
     cached: dict[object, int] = {}
-    for index, done in traffic(graph, all_groups, cluster.device).items():
+    for index, done in traffic(graph, all_groups, fused=fused).items():
         node = graph.nodes[index]
         kind = (node.key, done)
         if kind not in cached:

@@ -1,9 +1,9 @@
 """What one node does on one rank: FLOPs, bytes moved, seconds.
 
-Pointwise ops and reductions that feed one another are one kernel, as a compiler makes them: a
+Pointwise ops and reductions that feed one another are one kernel where a compiler makes it: a
 fusible op reads what no fusible op of its phase made, and writes what anyone but a fusible op of
-its phase needs. Matmuls, attention and lookups read and write all of theirs. On a CPU nothing is
-fused: what runs there by default is eager.
+its phase needs. Matmuls, attention and lookups read and write all of theirs, and so does every op
+that runs eagerly.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def is_fusible(node: Node) -> bool:
     return node.role is Role.OP and fuses(node.op)
 
 
-def traffic(graph: Graph, groups: Sequence[Group], device: Device) -> Mapping[int, Traffic]:
-    """Per op that is not a view: what it reads and writes on `device`."""
+def traffic(graph: Graph, groups: Sequence[Group], *, fused: bool) -> Mapping[int, Traffic]:
+    """Per op that is not a view: what it reads and writes, `fused` with its like or on its own."""
     ops = [node for node in graph.with_role(Role.OP) if not node.view]
-    if device.kind == "cpu":
+    if not fused:
         return {
             node.index: Traffic((True,) * len(node.inputs), (True,) * len(node.outputs))
             for node in ops

@@ -141,7 +141,10 @@ def _compute(
 ) -> tuple[IntArray, ...]:
     """Compute time of every choice of every class, and of what its op sends, summed over the nodes
     of the class; the optimizer's time of parameters that are trained."""
-    work, known = traffic(graph, all_groups, cluster.device), blocks_of(graph, mesh)
+    work, known = (
+        traffic(graph, all_groups, fused=options.fuses(cluster.device)),
+        blocks_of(graph, mesh),
+    )
     kinds = Counter(
         (graph.nodes[index].key, done, known.window_of(graph.nodes[index]))
         for index, done in work.items()

@@ -82,10 +82,10 @@ def compile(
     `strategy` say what the plan must be like (docs/constraints.md).
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
     beside the losses: planned so from the start, where it would else be planned at the first
-    backward that does. `backend` is "eager" or "inductor"; the default is inductor on CUDA devices,
-    eager on the CPU. With `verify`, each program is compared with eager on the batch it is made
-    for, before it is used: rank 0 runs all ranks and eager on its CPU, and needs memory for a few
-    whole models and steps there.
+    backward that does. `backend`, which runs the graphs and decides what is priced, is "eager" or
+    "inductor"; the default is inductor on CUDA devices, eager on the CPU. With `verify`, each
+    program is compared with eager on the batch it is made for, before it is used: rank 0 runs all
+    ranks and eager on its CPU, and needs memory for a few whole models and steps there.
 
     ArgumentError on what is of a kind that says nothing; PlanMismatchError if the processes are not
     as many as the plan or cluster has devices, if the plan is for other parameters, or if ranks
@@ -100,7 +100,7 @@ def compile(
     described = read_cluster(cluster, model)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs,
+        differentiable_outputs, backend,
     )  # fmt: skip
     kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
@@ -133,6 +133,7 @@ def plan(
     optimizer: Any = "adamw",
     memory_limit: float | str | None = None,
     time_limit: float | str | None = None,
+    backend: str | None = None,
     strict: bool = False,
     pins: Pins = (),
     forbid: Forbidden = (),
@@ -153,7 +154,7 @@ def plan(
     model = read_model(model)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs,
+        differentiable_outputs, backend,
     )  # fmt: skip
     found = read_cluster(cluster, model)
     described = describe_cluster(found or look(device_of(model)).cluster, profile)

@@ -77,6 +77,7 @@ def backend(
         given.get("pins"),
         given.get("forbid"),
         given.get("strategy"),
+        backend=given.get("backend"),
     )
     _check_whole(asked, flat)
     (outputs,) = next(node for node in gm.graph.nodes if node.op == "output").args

@@ -73,10 +73,10 @@ class Request:
             "parameters": digest_params(model),
             "plan": self.plan.digest if self.plan else "none",
             "cluster": self.cluster.name if self.cluster else "none",
-            "backend": self.backend,
             "verify": str(self.verify),
             "weights": self.sources.digest,
             **{field.name: str(getattr(self.options, field.name)) for field in fields(Options)},
+            "backend": self.backend,
         }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from autopar.cluster.mesh_shapes import MeshLike, read_mesh
 from autopar.errors import ArgumentError, AutoparError
+from autopar.ir.mesh import Device
 from autopar.ir.sharding import Sharding
 from autopar.ir.units import parse_bytes, parse_seconds
 from autopar.plans.constraints import (
@@ -23,6 +24,21 @@ from autopar.plans.constraints import (
 )
 from autopar.plans.matching import matches
 
+BACKENDS = ("eager", "inductor")
+"""What runs a rank's graphs: op by op, or compiled."""
+
+
+def check_backend(backend: str | None) -> str:
+    """`backend`, "" for None. AutoparError if there is no such backend."""
+    if backend not in (None, "", *BACKENDS):
+        raise AutoparError(f"no backend {backend!r}: choose one of {', '.join(BACKENDS)}")
+    return backend or ""
+
+
+def default_backend(kind: str) -> str:
+    """What runs graphs on devices of a kind ("cuda", "cpu") where nobody says."""
+    return "inductor" if kind == "cuda" else "eager"
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -33,7 +49,7 @@ class Options:
     without a rule into an error. `constraints` and `strategy` ("" for none) are what is imposed
     on the plan; the rest is planned around it. `differentiable_outputs` names the outputs, as the
     model's user does or by their position, that have a gradient beside the losses; "*" stands for
-    any text.
+    any text. `backend`, one of `BACKENDS` or "" for the device's own, decides what is priced.
     """
 
     mesh: str = "auto"
@@ -44,6 +60,11 @@ class Options:
     constraints: tuple[Constraint, ...] = ()
     strategy: str = ""
     differentiable_outputs: tuple[str, ...] = ()
+    backend: str = ""
+
+    def fuses(self, device: Device) -> bool:
+        """Whether chains of pointwise ops are one kernel on `device`."""
+        return (self.backend or default_backend(device.kind)) == "inductor"
 
     def wants_gradient(self, position: int, name: str) -> bool:
         """Whether an output is among the `differentiable_outputs`."""
@@ -81,6 +102,7 @@ def make_options(
     forbid: Forbidden = (),
     strategy: str | None = "",
     differentiable_outputs: str | Sequence[str] = (),
+    backend: str | None = None,
 ) -> Options:
     """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` in bytes, or
     as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
@@ -101,6 +123,7 @@ def make_options(
             if isinstance(differentiable_outputs, str)
             else tuple(differentiable_outputs)
         ),
+        backend=check_backend(backend),
     )
 
 

@@ -36,6 +36,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     time_limit: int | float | None = None
     strict: bool = False
     strategy: str = ""
+    backend: str | None = None
     pins: dict[str, str] | list[str] = []
     forbid: dict[str, str | list[str]] | list[str] = []
     profile: str | None = None
@@ -100,7 +101,7 @@ def read_recipe(path: Path) -> Recipe:
         cluster = parse_cluster(str(described or table.cluster))
         options = make_options(
             table.mesh, table.optimizer, table.memory_limit, limit_s, table.strict,
-            table.pins, table.forbid, table.strategy,
+            table.pins, table.forbid, table.strategy, backend=table.backend,
         )  # fmt: skip
     except AutoparError as error:
         raise RecipeError(f"{path}: {error}") from None

@@ -11,7 +11,7 @@ from autopar.ir.mesh import Cluster
 from autopar.plans.options import Options, make_options
 from autopar.plans.plan import Plan
 
-_PIN, _FORBID, _STRATEGY = "pin ", "forbid ", "strategy "
+_PIN, _FORBID, _STRATEGY, _BACKEND = "pin ", "forbid ", "strategy ", "backend "
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Imposed:
 
 
 def read_imposed(lines: Sequence[str]) -> Imposed:
-    """What `Provenance.imposed` lists. ConstraintError on a line that no user can have asked
-    for."""
+    """What `Provenance.imposed` lists, but for the backend. ConstraintError on a line that no user
+    can have asked for."""
     pins: list[str] = []
     forbid: list[str] = []
     strategy = ""
     for line in lines:
-        if strategy and line.startswith(f"{_STRATEGY}{strategy}: "):
+        if line.startswith(_BACKEND) or (strategy and line.startswith(f"{_STRATEGY}{strategy}: ")):
             continue
         if line.startswith(_PIN):
             pins.append(line.removeprefix(_PIN))
@@ -55,6 +55,7 @@ def options_of(plan: Plan, imposed: Imposed | None = None) -> Options:
     """The options that lead to `plan` again, on its own mesh; `imposed` in the place of what the
     plan says that was. ConstraintError if that cannot be read."""
     asked = imposed or read_imposed(plan.provenance.imposed)
+    backends = (x for x in plan.provenance.imposed if x.startswith(_BACKEND))
     return make_options(
         plan.structure.mesh.text,
         plan.structure.optimizer,
@@ -64,6 +65,7 @@ def options_of(plan: Plan, imposed: Imposed | None = None) -> Options:
         asked.pins,
         asked.forbid,
         asked.strategy,
+        backend=next(backends, "").removeprefix(_BACKEND),
     )
 
 

@@ -86,10 +86,13 @@ class PlanRequest:
         return replace(self, imposed=tuple(i for i in self.imposed if i.constraint.origin in kept))
 
     def describe_imposed(self) -> tuple[str, ...]:
-        """What the user asked for, as a plan records it: a strategy with what it came to."""
+        """What the user asked for, as a plan records it: a strategy with what it came to, and the
+        backend."""
         written = {constraint.origin for constraint in self.options.constraints}
         strategy = (i.constraint for i in self.imposed if i.constraint.origin not in written)
-        return (*self.options.asked, *(f"{each.origin}: {each}" for each in strategy))
+        backend = [f"backend {self.options.backend}"] if self.options.backend else []
+        lines = (f"{each.origin}: {each}" for each in strategy)
+        return (*self.options.asked, *lines, *backend)
 
 
 def ask(

@@ -97,7 +97,8 @@ def _what_is_planned(run: Run) -> Run:
         run = msgspec.structs.replace(run, dp=1, gpus=run.tp, gpus_per_node=inner)
     return msgspec.structs.replace(
         run, name="", tokens_s_gpu=0.0, step_s=None, peak_gib=None,
-        accumulation=1, global_batch=run.dp * run.microbatch, compiled="", recompute="none",
+        accumulation=1, global_batch=run.dp * run.microbatch, recompute="none",
+        compiled="1" if run.is_compiled else "",
     )  # fmt: skip
 
 
@@ -115,6 +116,7 @@ def _estimates(run: Run) -> Estimates:
         strategy=strategy or None,
         pins=pins,
         memory_limit=NO_LIMIT_BYTES,
+        backend="inductor" if run.is_compiled else "eager",
     ).estimates
 
 

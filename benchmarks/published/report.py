@@ -42,7 +42,7 @@ GROUPS: tuple[tuple[str, Callable[[Run], bool]], ...] = (
     ("of them one node", lambda run: _plain(run) and run.gpus <= run.gpus_per_node),
     ("of them several nodes", lambda run: _plain(run) and run.gpus > run.gpus_per_node),
     ("full recompute", lambda run: run.workload is None and run.recomputes),
-    ("compiled, with or without", lambda run: run.compiled == "1"),
+    ("compiled, with or without", lambda run: run.is_compiled),
     ("vTrain, full recompute", lambda run: run.workload is not None),
 )
 MIN_RANKED = 4

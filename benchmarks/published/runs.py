@@ -129,6 +129,11 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.recompute == "full"
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether chains of pointwise ops are one kernel; not where the source says nothing."""
+        return self.compiled == "1"
+
+    @property
     def reduces_once(self) -> bool:
         """Whether gradients are reduced after the last microbatch alone."""
         return SCHEMES[self.data_parallel].stored == "R" and self.dp > 1

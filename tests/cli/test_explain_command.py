@@ -167,11 +167,12 @@ def imposed(*lines: str) -> Plan:
 def test_options_of_a_plan_are_those_it_was_made_with() -> None:
     given = make_options(
         "dp=2,tp=4", "adamw", two_axis_plan().estimates.memory_limit, None, False,
-        ("a.*=S(0) on tp", "b=[S(1) on tp]"), ("dp:lm_head",), "megatron",
+        ("a.*=S(0) on tp", "b=[S(1) on tp]"), ("dp:lm_head",), "megatron", backend="eager",
     )  # fmt: skip
     pinned = Constraint.parse("param:a.0 = S(0) on tp", "strategy megatron")
-    again = options_of(imposed(*given.asked, f"{pinned.origin}: {pinned}"))
-    assert again == given
+    plan = imposed(*given.asked, f"{pinned.origin}: {pinned}", "backend eager")
+    assert options_of(plan) == given
+    assert options_of(plan, Imposed(strategy="ddp")).backend == "eager"
 
 
 def test_what_cannot_be_asked_for_again_is_refused() -> None:

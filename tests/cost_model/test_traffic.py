@@ -5,12 +5,20 @@ from __future__ import annotations
 import pytest
 
 from autopar.cluster.devices import DEVICES
+from autopar.cost_model.account import account
 from autopar.cost_model.kernel_cost import node_s, traffic
+from autopar.cost_model.price import price
+from autopar.errors import AutoparError
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import groups
+from autopar.plans.decisions import make_structure
+from autopar.plans.options import Options, make_options
+from autopar.plans.request import ask
+from autopar.solver import solve
 from tests.graphs import Builder
+from tests.planned import on_h100
 
 ELEMENTS = 1 << 20
 
@@ -26,10 +34,10 @@ def chain() -> Graph:
     return b.graph()
 
 
-def seconds(name: str) -> list[float]:
+def seconds(name: str, backend: str = "") -> list[float]:
     """Of both pointwise ops, on one device."""
     graph, device = chain(), DEVICES[name]
-    done = traffic(graph, groups(graph), device)
+    done = traffic(graph, groups(graph), fused=Options(backend=backend).fuses(device))
     whole = (Sharding(()),), (Sharding(()),)
     ops = [node for node in graph.with_role(Role.OP) if node.phase is Phase.FORWARD][:2]
     return [node_s(graph, op, done[op.index], Choice(()), whole, (), device) for op in ops]
@@ -47,6 +55,29 @@ def test_a_gpu_reads_the_first_input_and_writes_the_last_output() -> None:
     assert outer == pytest.approx(start_s + streamed("H100", 1), rel=1e-9)
 
 
+def test_eager_runs_op_by_op_on_a_gpu_too() -> None:
+    each = DEVICES["H100"].kernels.start_s + streamed("H100", 2)
+    assert seconds("H100", "eager") == pytest.approx([each, each], rel=1e-9)
+    assert sum(seconds("H100", "inductor")) == sum(seconds("H100"))
+    assert sum(seconds("cpu", "inductor")) < sum(seconds("cpu"))
+
+
 def test_a_cpu_runs_op_by_op() -> None:
     each = DEVICES["cpu"].launch_s + streamed("cpu", 2)
     assert seconds("cpu") == pytest.approx([each, each], rel=1e-9)
+
+
+def test_a_plan_is_priced_for_the_backend_that_it_is_asked_for_and_says_so() -> None:
+    cluster, mesh = on_h100("4")
+    found: list[int] = []
+    for backend in ("inductor", "eager"):
+        options = make_options("4", "adamw", None, None, False, backend=backend)
+        asked = ask(chain(), cluster, options)
+        problem = price(asked.on(mesh))
+        estimates = account(asked.on(mesh), make_structure(asked.on(mesh), problem, solve(problem)))
+        assert asked.on(mesh).describe_imposed() == (f"backend {backend}",)
+        found.append(estimates.compute_ns)
+    assert found[0] < found[1]
+    assert ask(chain(), cluster, Options()).on(mesh).describe_imposed() == ()
+    with pytest.raises(AutoparError, match="no backend 'jit': choose one of eager, inductor"):
+        make_options("4", "adamw", None, None, False, backend="jit")

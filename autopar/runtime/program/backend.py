@@ -13,20 +13,15 @@ import torch.distributed  # defines the ops of _c10d_functional
 from torch import fx
 
 from autopar.errors import AutoparError
+from autopar.plans.options import check_backend, default_backend
 from autopar.runtime.program.function import RunnableGraph
 from autopar.runtime.torch_private import inductor
-
-BACKENDS = ("eager", "inductor")
 
 
 def choose(backend: str | None, device: torch.device) -> str:
     """`backend`, or the default of the device: inductor on CUDA, eager on the CPU. AutoparError if
     there is no such backend."""
-    if backend is None:
-        return "inductor" if device.type == "cuda" else "eager"
-    if backend not in BACKENDS:
-        raise AutoparError(f"no backend {backend!r}: choose one of {', '.join(BACKENDS)}")
-    return backend
+    return check_backend(backend) or default_backend(device.type)
 
 
 def prepare(gm: fx.GraphModule, backend: str) -> RunnableGraph:
