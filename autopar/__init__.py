@@ -18,6 +18,7 @@ from autopar.plans.display import show_with
 if TYPE_CHECKING:
     from autopar.cost_model.measuring.measure import profile
     from autopar.driver.api import compile, plan
+    from autopar.driver.reporting import report
     from autopar.driver.verify import verify
     from autopar.plans.plan import Plan
     from autopar.runtime.checkpoint.initialise import on_meta
@@ -30,6 +31,7 @@ _EXPORTS = {
     "Plan": "autopar.plans.plan",
     "verify": "autopar.driver.verify",
     "profile": "autopar.cost_model.measuring.measure",
+    "report": "autopar.driver.reporting",
     "dataloader": "autopar.runtime.process.data",
     "on_meta": "autopar.runtime.checkpoint.initialise",
     "experts": "autopar.tracer.experts",
@@ -44,6 +46,7 @@ __all__ = [
     "on_meta",
     "plan",
     "profile",
+    "report",
     "verify",
 ]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 SHORTHANDS = frozenset({"aten", "c10d"})
 """What files call a torch namespace."""
 
-COMMANDS = frozenset({"explain", "plan", "profile", "solve", "verify"})
+COMMANDS = frozenset({"explain", "plan", "profile", "report", "solve", "verify"})
 """A command of the CLI is called as the function it calls."""
 
 

@@ -21,8 +21,18 @@ _UNFINISHED = ".unfinished"
     "torchrun's.",
 )
 @click.option("--quick", is_flag=True, help="Measure few sizes.")
+@click.option(
+    "--learn",
+    "runs",
+    multiple=True,
+    metavar="RUN",
+    help="Measure nothing: the profile of -o learns from a run that AUTOPAR_REPORT=RUN kept; may "
+    "be given several times.",
+)
 @debug_option
-def profile(out: str | None, device: str | None, cluster: str | None, quick: bool) -> None:
+def profile(
+    out: str | None, device: str | None, cluster: str | None, quick: bool, runs: tuple[str, ...]
+) -> None:
     """Measure what prices are made of on the devices at hand.
 
     Matmuls, attention, pointwise ops and copies of one device; under torchrun of all at once, and
@@ -33,6 +43,9 @@ def profile(out: str | None, device: str | None, cluster: str | None, quick: boo
     `--cluster lab.json` then plans for the cluster at hand, `--cluster 64x8xH100 --profile
     lab.json` for a larger one like it. A run that was cut off goes on from FILE.unfinished.
     """
+    if runs:
+        _learn(out, runs)
+        return
     from autopar.cost_model.measuring.measure import profile as measure
     from autopar.runtime.process.world import place_of_process
 
@@ -51,3 +64,21 @@ def profile(out: str | None, device: str | None, cluster: str | None, quick: boo
     else:
         found.save(out)
         Path(f"{out}{_UNFINISHED}").unlink(missing_ok=True)
+
+
+def _learn(out: str | None, runs: tuple[str, ...]) -> None:
+    """Take up what `runs` of plans that were priced with the profile `out` tell of it."""
+    from autopar.cluster.learning import learn
+    from autopar.cluster.profile import Profile
+    from autopar.plans.run_record import RunRecord
+
+    if out is None:
+        raise click.UsageError("--learn takes a profile: name it with -o FILE")
+    records = [RunRecord.load(path) for path in runs]
+    found, said = learn(
+        Profile.load(out),
+        [(each.source, each.compute_ratio, each.communication_ratio) for each in records],
+    )
+    found.save(out)
+    for line in said:
+        click.echo(line)

@@ -36,8 +36,47 @@ def measured_on(cluster: Cluster, profile: Profile) -> Cluster:
         # Meshes lay axes by the slowest link: noise must not turn levels round.
         most = _OUTSIDE * links[-1].bytes_per_s if links else inf
         links.append(_link(k, level.link, profile, most))
+    if profile.learned:
+        device = _slower_device(device, profile.learned.compute_ppm / 1e6)
+        links = [_slower_link(link, profile.learned.communication_ppm / 1e6) for link in links]
     levels = map(Level, (level.size for level in cluster.levels), reversed(links))
     return replace(cluster, device=device, levels=tuple(levels))
+
+
+def _slower_device(device: Device, times: float) -> Device:
+    """The device whose kernels take so many times as long."""
+    its, measured = device.kernels, device.measured
+    return replace(
+        device,
+        flops_per_s=tuple((dtype, rate / times) for dtype, rate in device.flops_per_s),
+        memory_bytes_per_s=device.memory_bytes_per_s / times,
+        launch_s=device.launch_s * times,
+        kernels=replace(
+            its, start_s=its.start_s * times, product_start_s=its.product_start_s * times
+        ),
+        measured=Measured(
+            products=tuple(
+                replace(grid, seconds=tuple(tuple(s * times for s in row) for row in grid.seconds))
+                for grid in measured.products
+            ),
+            attention=tuple(
+                replace(each, seconds=tuple((keys, s * times) for keys, s in each.seconds))
+                for each in measured.attention
+            ),
+            pointwise=tuple((moved, s * times) for moved, s in measured.pointwise),
+        ),
+    )
+
+
+def _slower_link(link: Link, times: float) -> Link:
+    """The link whose collectives take so many times as long."""
+    return replace(
+        link,
+        bytes_per_s=link.bytes_per_s / times,
+        latency_s=link.latency_s * times,
+        start_s=link.start_s * times,
+        curves=tuple(replace(curve, start_s=curve.start_s * times) for curve in link.curves),
+    )
 
 
 def device_from_profile(profile: Profile, base: Device) -> Device:

@@ -89,6 +89,14 @@ class Overlap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     both_ns: Positive
 
 
+class Learned(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `runs` runs took in millionths of what was predicted of them, one after the other."""
+
+    compute_ppm: Positive
+    communication_ppm: Positive
+    runs: Positive
+
+
 class LeftOut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was not measured, and why."""
 
@@ -102,7 +110,8 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `kind` is "cuda" or "cpu", `device` the driver's name for one, `memory_bytes` all of its memory.
     `cluster` is the text of the presets that stand for what was not measured, empty if there are
     none; `sizes` are those of its levels, outermost first. All its devices were at work at once.
-    `launch_ns` is the host's time to launch one op through torch.
+    `launch_ns` is the host's time to launch one op through torch. `learned` is what runs told of
+    prices that were made with it.
     """
 
     schema: int
@@ -119,6 +128,7 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     collectives: tuple[Sent, ...]
     overlaps: tuple[Overlap, ...]
     left_out: tuple[LeftOut, ...]
+    learned: Learned | None = None
 
     @property
     def num_devices(self) -> int:

@@ -19,6 +19,7 @@ from autopar.compile import plan_call
 from autopar.cost_model.optimizer import optimizer_name
 from autopar.driver.arguments import ClusterLike, read_cluster, read_model, told
 from autopar.driver.asking import answer, ask_for, call_on, check_outputs, describe_cluster
+from autopar.driver.reporting import report_at_exit
 from autopar.driver.session import Builder, Request
 from autopar.plans.compatibility import check_cluster, check_params, check_world, planned_kind
 from autopar.plans.constraints import Forbidden, Pins
@@ -119,7 +120,9 @@ def compile(
     agreement.agree("the model and the plan", request.facts(model))
     params.replicate(model, world, sources)
     builder = Builder(model, world, request, SharedRandom(world.device))
-    return CompiledModule(model, Runner(model, world, builder, inputs, with_values=verify))
+    compiled = CompiledModule(model, Runner(model, world, builder, inputs, with_values=verify))
+    report_at_exit(compiled)
+    return compiled
 
 
 @told

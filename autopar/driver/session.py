@@ -41,6 +41,7 @@ from autopar.runtime.program.binding import (
     results,
     row_results,
 )
+from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.random import DefaultRandom, SharedRandom, draws
 from autopar.runtime.torch_private import flatten
@@ -242,15 +243,19 @@ class Builder:
                 self.family.storage = storage
         if self.request.plain:
             storage = {}
+        meter = Meter(device)
         return Executable(
             step=make_step(
                 program,
                 self.request.backend,
                 detached_places(traced.graph, program, groups),
                 (i for i, leaf in enumerate(traced.outputs) if leaf.is_cut),
+                meter,
                 self.world.meeting,
             ),
             plan=plan,
+            backend=self.request.backend,
+            meter=meter,
             groups=groups,
             storage={name: param_placements(sharding) for name, sharding in storage.items()},
             pieces=input_pieces(traced.graph, mesh),

@@ -46,7 +46,7 @@ class CompiledModule(Facade):
     def plans(self) -> tuple[Plan, ...]:
         """The plan of each program made so far, one per signature of calls; empty before the first
         call."""
-        return self._runner.plans
+        return tuple(each.plan for each in self._runner.programs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> None:
         """Make the program for a call like this one, and store the parameters as it says, without
@@ -133,3 +133,8 @@ class CompiledModule(Facade):
                     "autopar.compile"
                 )
         return self
+
+
+def runner_of(model: CompiledModule) -> Runner:
+    """What runs the programs of `model`."""
+    return model._runner

@@ -27,6 +27,7 @@ from autopar.runtime.program.binding import Result
 from autopar.runtime.program.frozen import PLAIN, Freezer
 from autopar.runtime.program.function import RefrozenError, Step, local
 from autopar.runtime.program.guards import Guard, Read
+from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.random import DefaultRandom
 from autopar.runtime.program.widening import Ready, impossible, remember
 from autopar.runtime.torch_private import TreeSpec, flatten, unflatten
@@ -72,6 +73,8 @@ class Executable:
 
     step: Step
     plan: Plan
+    backend: str
+    meter: Meter
     groups: Groups | None
     storage: Mapping[str, tuple[Placement, ...]]
     pieces: frozenset[str]
@@ -200,10 +203,10 @@ class Runner:
         return self._ready(found, leaves)
 
     @property
-    def plans(self) -> tuple[Plan, ...]:
-        """The plans of the programs made so far."""
+    def programs(self) -> tuple[Executable, ...]:
+        """The programs made so far, in their order."""
         made = [each for same in self.made.values() for each in same]
-        return tuple(each.executable.plan for each in sorted(made, key=lambda each: each.number))
+        return tuple(each.executable for each in sorted(made, key=lambda each: each.number))
 
     def prepare(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool = False

@@ -18,6 +18,7 @@ from autopar.runtime.process.world import Groups, dtensor_placements, param_plac
 from autopar.runtime.program.backend import prepare
 from autopar.runtime.program.function import RunnableGraph as LocalGraph
 from autopar.runtime.program.function import Step
+from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.sharded import Place
 
@@ -34,17 +35,20 @@ def make_step(
     backend: str,
     places: Mapping[str, Place],
     cut: Iterable[int],
+    meter: Meter,
     meeting: Meeting | None = None,
 ) -> Step:
     """A program that is bound, as `backend` runs it. `cut` are the positions of detached outputs
-    that have a gradient in eager. With a `meeting`, an error of a collective says which it was and
-    where the other ranks are."""
+    that have a gradient in eager. `meter` measures it. With a `meeting`, an error of a collective
+    says which it was and where the other ranks are."""
 
     def made(phase: str, gm: fx.GraphModule) -> LocalGraph:
         graph = prepare(gm, backend)
-        return graph if meeting is None else meeting.told(phase, gm, graph)
+        return meter.timed(phase, graph if meeting is None else meeting.told(phase, gm, graph))
 
     backward = program.backward
+    if backend == "eager":
+        meter.count_waits(program.forward, *([backward] if backward is not None else []))
     return Step(
         forward=made("forward", program.forward),
         backward=made("backward", backward) if backward is not None else None,

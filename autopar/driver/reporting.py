@@ -1,0 +1,79 @@
+"""`autopar.report`: what a run took, beside what its plan predicted."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from itertools import count
+
+from torch import nn
+
+from autopar.errors import AutoparError
+from autopar.plans.run_record import RUN_VERSION, PredictedStep, RunRecord
+from autopar.report.run import RunReport
+from autopar.runtime.module.module import CompiledModule, runner_of
+
+_ASKED = "AUTOPAR_REPORT"
+_PRINTED = ("1", "true", "yes")
+_numbers = count(1)
+
+
+def report(model: nn.Module) -> RunReport:
+    """What steps of a compiled model took on this rank, beside what its plan predicted: medians of
+    the last 64, of the program that ran most, without its first step. Printed, it is one table;
+    `write(path)` keeps it for `autopar profile --learn`.
+
+    AutoparError if the model is not compiled, or if no step but the first was taken.
+    """
+    if not isinstance(model, CompiledModule):
+        raise AutoparError("autopar.report takes the model that autopar.compile returned")
+    runner = runner_of(model)
+    executable = max(runner.programs, key=lambda each: each.meter.num_steps, default=None)
+    measured = executable.meter.measured() if executable else None
+    if executable is None or measured is None:
+        raise AutoparError(
+            "no step was measured: report after a second forward and backward, the first prepares"
+        )
+    plan, estimates = executable.plan, executable.plan.estimates
+    return RunReport(
+        RunRecord(
+            schema=RUN_VERSION,
+            model=plan.structure.model,
+            plan=plan.digest,
+            cluster=plan.structure.cluster,
+            mesh=plan.structure.mesh.text,
+            source=estimates.cluster.source,
+            backend=executable.backend,
+            rank=runner.world.rank,
+            steps=executable.meter.num_steps,
+            predicted=PredictedStep(
+                step_ns=estimates.step_ns,
+                passes_ns=estimates.compute_ns + estimates.exposed_communication_ns,
+                exposed_ns=estimates.exposed_communication_ns,
+                communication_ns=estimates.communication_ns,
+                peak_bytes=estimates.memory.total,
+            ),
+            measured=measured,
+        )
+    )
+
+
+def report_at_exit(model: CompiledModule) -> None:
+    """On rank 0, if `AUTOPAR_REPORT` is set: print the report of `model` when the process ends; if
+    it is a path, keep it there too, that of a second model beside it with `.2` behind."""
+    asked = os.environ.get(_ASKED, "")
+    if asked in ("", "0") or runner_of(model).world.rank:
+        return
+    number = next(_numbers)
+
+    def tell() -> None:
+        try:
+            found = report(model)
+            sys.stderr.write(f"{found}\n")
+            if asked.lower() not in _PRINTED:
+                found.write(asked if number == 1 else f"{asked}.{number}")
+        except AutoparError as error:
+            sys.stderr.write(f"autopar: no report: {error}\n")
+
+    atexit.register(tell)

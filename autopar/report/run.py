@@ -1,0 +1,79 @@
+"""A run beside its plan: what was predicted, and what was measured."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autopar.ir.units import format_bytes, format_ns
+from autopar.plans.run_record import RunRecord
+from autopar.report.printed import Printed, name, table
+
+_ALIKE = 0.05
+"""Ratios this close to 1 are what a run of the same plan varies by."""
+_UNKNOWN = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class RunReport(Printed):
+    """The page of a run."""
+
+    record: RunRecord
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Keep the record in a file, for `autopar profile --learn`. PlanError if it cannot be
+        written."""
+        self.record.save(path)
+
+    def page(self) -> RenderableType:
+        record = self.record
+        predicted, measured = record.predicted, record.measured
+        steps = f"{record.steps} step" + ("s" if record.steps != 1 else "")
+        head = (
+            f"{record.model}, plan {record.plan[:12]}: {record.mesh} of {record.cluster}, "
+            f"{record.backend}, {steps} as rank {record.rank} saw them"
+        )
+        rows = table(("what",), ("predicted", "measured", "ratio"))
+        computed_ns = None
+        if measured.exposed_ns is not None:
+            computed_ns = measured.passes_ns - measured.exposed_ns
+        rest_ns = None if measured.step_ns is None else measured.step_ns - measured.passes_ns
+        for what, before, after in (
+            ("step", predicted.step_ns, measured.step_ns),
+            ("  forward and backward", predicted.passes_ns, measured.passes_ns),
+            ("    compute", predicted.passes_ns - predicted.exposed_ns, computed_ns),
+            ("    exposed communication", predicted.exposed_ns, measured.exposed_ns),
+            ("  optimizer; the script's own", predicted.step_ns - predicted.passes_ns, rest_ns),
+        ):
+            told = _UNKNOWN if after is None else format_ns(max(0, after))
+            rows.add_row(what, format_ns(before), told, _ratio(before, after))
+        peak = measured.peak_bytes
+        told = _UNKNOWN if peak is None else format_bytes(peak)
+        rows.add_row(
+            "peak memory",
+            format_bytes(predicted.peak_bytes),
+            told,
+            _ratio(predicted.peak_bytes, peak),
+        )
+        return Group(name(head), rows, Text(""), Text(self._lesson()))
+
+    def _lesson(self) -> str:
+        ratios = {
+            "compute": self.record.compute_ratio,
+            "communication": self.record.communication_ratio,
+        }
+        known = {what: ratio for what, ratio in ratios.items() if ratio is not None}
+        off = {what: ratio for what, ratio in known.items() if abs(ratio - 1) > _ALIKE}
+        if off:
+            told = ", ".join(f"{w} takes {r:.3g} times what was predicted" for w, r in off.items())
+            return f"a profile should learn: {told}"
+        return "a profile has nothing to learn: " + (
+            f"{' and '.join(known)} as predicted" if known else "nothing of it is known"
+        )
+
+
+def _ratio(before: int, after: int | None) -> str:
+    return f"{after / before:.2f}" if before and after is not None and after > 0 else ""
