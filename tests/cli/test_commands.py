@@ -228,6 +228,7 @@ def test_plan_asks_for_what_was_said(
     assert options.pop("cluster").name == "2x4xA100"  # type: ignore[attr-defined]
     options.pop("progress")
     assert options == {
+        "backend": None,
         "profile": None,
         "mesh": "dp=2,tp=4",
         "memory_limit": 30 * 2**30,
