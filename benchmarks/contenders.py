@@ -237,32 +237,34 @@ def gpt2_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:
 def llama_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:
     """The plan of torch's tutorial on tensor parallelism, without sequence shards; logits are
     gathered."""
-    body: Any = model.model
-    plan: dict[str, ParallelStyle] = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
-        "lm_head": ColwiseParallel(output_layouts=Replicate()),
-    }
-    for i in range(len(body.layers)):
-        layer = f"model.layers.{i}"
-        plan |= {f"{layer}.self_attn.{x}_proj": ColwiseParallel() for x in "qkv"}
-        plan |= {f"{layer}.mlp.{x}_proj": ColwiseParallel() for x in ("gate", "up")}
-        plan[f"{layer}.self_attn.o_proj"] = RowwiseParallel()
-        plan[f"{layer}.mlp.down_proj"] = RowwiseParallel()
+    plan = _heads_and_words(model)
+    for i in range(_num_layers(model)):
+        mlp = f"model.layers.{i}.mlp"
+        plan |= {f"{mlp}.{x}_proj": ColwiseParallel() for x in ("gate", "up")}
+        plan[f"{mlp}.down_proj"] = RowwiseParallel()
     parallelize_module(model, mesh, plan)
 
 
 def mixtral_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:
     """Heads, and words in embedding and head, over the ranks; every rank computes all experts."""
-    body: Any = model.model
+    parallelize_module(model, mesh, _heads_and_words(model))
+
+
+def _heads_and_words(model: nn.Module) -> dict[str, ParallelStyle]:
+    """Attention by heads, embedding and head by words, of a Llama or a Mixtral."""
     plan: dict[str, ParallelStyle] = {
         "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
         "lm_head": ColwiseParallel(output_layouts=Replicate()),
     }
-    for i in range(len(body.layers)):
-        layer = f"model.layers.{i}"
-        plan |= {f"{layer}.self_attn.{x}_proj": ColwiseParallel() for x in "qkv"}
-        plan[f"{layer}.self_attn.o_proj"] = RowwiseParallel()
-    parallelize_module(model, mesh, plan)
+    for i in range(_num_layers(model)):
+        attention = f"model.layers.{i}.self_attn"
+        plan |= {f"{attention}.{x}_proj": ColwiseParallel() for x in "qkv"}
+        plan[f"{attention}.o_proj"] = RowwiseParallel()
+    return plan
+
+
+def _num_layers(model: Any) -> int:
+    return len(model.model.layers)
 
 
 def resnet_by_hand(model: nn.Module, mesh: DeviceMesh) -> None:

@@ -1,10 +1,11 @@
 """What hides behind what: the windows of a problem, and of a plan.
 
-A window is the blocks of one list in one phase (`ir.blocks`). The device computes and waits for
-what ops ask for; beside it the links of every mesh axis gather the parameters of the next block and
-reduce the gradients of the one before. A window takes as long as its busiest resource. With `c`
-computed in it, `w[a]` waited for and `h[a]` sent beside on axis `a`, and `k[a]` the part by which
-compute and links slow each other down where both are busy (`Link.contention`),
+A window is the blocks of one list in one phase, or a block beside lists (`ir.blocks`). The device
+computes and waits for what ops ask for; beside it the links of every mesh axis gather the
+parameters of the next block and reduce the gradients of the one before. A window takes as long as
+its busiest resource. With `c` computed in it, `w[a]` waited for and `h[a]` sent beside on axis `a`,
+and `k[a]` the part by which compute and links slow each other down where both are busy
+(`Link.contention`),
 
     device    c + sum_a w[a] + sum_a k[a] h[a]
     axis a    w[a] + h[a] + k[a] c

@@ -4,8 +4,8 @@ A block is one of a list of modules (`layers.3`), or modules beside such lists t
 (`norm` and `lm_head`); ops of modules that use none belong to the block before. Blocks are joined
 until their parameters fill the largest bucket of the mesh. While one is computed, what gathers the
 parameters of the next and what reduces the gradients of the one before is under way:
-`plans.scheduling` sees to that, and prices count on it. Blocks of one list are one *window*, which
-takes as long as its busiest resource.
+`plans.scheduling` sees to that, and prices count on it. Blocks of one list are one *window*, each
+block beside lists is one: it takes as long as its busiest resource.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from autopar.ir.mesh import BUCKET_BYTES, Mesh
 from autopar.ir.uses import Group, groups
 
 WindowPlace = tuple[Phase, str]
-"""A phase, and the path of a list of modules with `*` for the number; empty for all else."""
+"""A phase, and the path of a list of modules with `*` for the number; elsewhere the path of the
+module in a block that has most parameters."""
 
 
 @dataclass(frozen=True, slots=True)

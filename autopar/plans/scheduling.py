@@ -5,8 +5,9 @@ Ops come in the order of the graph. Communication starts where it can hide:
 * Parameters are gathered in buckets, in the order of their first use, while the block before the
   one that uses them is computed (`ir.blocks`). What is gathered of them in another dtype is cast
   when the bucket starts.
-* Gradients leave in buckets, as soon as one is full, and are waited for when the next block is
-  over. Those that become gradients by a cast are cast when they have come.
+* Gradients leave in buckets, as soon as one is full, or half full when its block is over, and are
+  waited for when the next block is over. Those that become gradients by a cast are cast when they
+  have come.
 * What is partial is reduced as soon as it is made: less is left to hold, and the reduction has time
   until the first use. What leaves the graph takes its last form at once.
 * Everything else moves when an op needs it, and what is saved for backward after the last op of

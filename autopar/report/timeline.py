@@ -195,7 +195,7 @@ class _Player:
             for k in places:
                 bar = self.bars[k]
                 done += bar.duration_ns
-                end_ns = span.start_ns + (span.end_ns - span.start_ns) * done // asked
+                end_ns = span.start_ns + (span.end_ns - span.start_ns) * done // max(1, asked)
                 self.bars[k] = replace(bar, start_ns=start_ns, duration_ns=end_ns - start_ns)
                 start_ns = end_ns
 

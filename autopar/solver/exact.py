@@ -45,9 +45,8 @@ branch and bound takes: where there are more, the plan that dives and descents f
 its gap."""
 
 _PATIENCE = 4
-"""Steps of the simplex method per row after which another method goes on, with windows: where a
-plan alone solves the relaxation it takes a fifth to a third of them, where none does more than all.
-"""
+"""Rows per step of the simplex method after which another method goes on, with windows: where a
+plan alone solves the relaxation it takes a step per three to five rows, else more than one each."""
 
 _TOLERANCE = 1e-6
 """How far HiGHS's bound may be off, in its own scale: its tolerance for feasible and integer."""

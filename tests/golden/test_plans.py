@@ -63,10 +63,12 @@ def tiny_llama() -> Graph:
     )  # fmt: skip
 
 
-def found(graph: Graph, cluster: str, mesh: str) -> Plan:
-    """A plan on `mesh` that is proven to be within 1 % of the best; nothing is pinned."""
+def found(graph: Graph, cluster: str, mesh: str, gap_ppm: int = 0) -> Plan:
+    """A plan on `mesh` that is proven to be the best, or as good but for a gap; nothing is
+    pinned."""
     plan = search(ask(graph, parse_cluster(cluster), Options(mesh=mesh)), lambda _: None)
-    assert plan.provenance.gap_ppm < 10_000
+    assert plan.provenance.gap_ppm <= gap_ppm
+    assert gap_ppm or plan.provenance.status == "optimal"
     return plan
 
 
@@ -110,17 +112,18 @@ ROWS = ("down_proj",)
 
 
 @pytest.mark.parametrize(
-    ("name", "vocabulary", "batch", "cluster", "mesh"),
+    ("name", "vocabulary", "batch", "cluster", "mesh", "gap_ppm"),
     [
-        ("llama-3-70b-16x8xH100", 128_256, 16, "16x8xH100", "16x8"),
-        ("llama-2-70b-16x8xA100", 32_000, 32, "16x8xA100", "32x4"),
+        ("llama-3-70b-16x8xH100", 128_256, 16, "16x8xH100", "16x8", 9000),
+        ("llama-2-70b-16x8xA100", 32_000, 32, "16x8xA100", "32x4", 0),
     ],
 )
 def test_megatron_in_the_node_and_sharded_parameters_across(
-    name: str, vocabulary: int, batch: int, cluster: str, mesh: str
+    name: str, vocabulary: int, batch: int, cluster: str, mesh: str, gap_ppm: int
 ) -> None:
     graph = llama_70b(vocabulary, batch)
-    plan = found(graph, cluster, mesh)
+    plan = found(graph, cluster, mesh, gap_ppm)
+    is_h100 = cluster == "16x8xH100"
     check_text(name, graph, plan)
     layout = parse_layout(graph, plan.structure)
     for module in NORMS:
@@ -131,12 +134,10 @@ def test_megatron_in_the_node_and_sharded_parameters_across(
     for module in ROWS:
         assert made(layout, module, "mm") == {Sharding((S(0), P))}, module
     for module in ATTENTION:
-        # By features, or by tokens: the smaller weights of attention hide as they are gathered.
-        assert made(layout, module, "mm") <= {
-            Sharding((S(0), S(1))),
-            Sharding((S(0), S(0, 1))),
-            Sharding((S(0), P)),
-        }, module
+        # By tokens: the smaller weights of attention hide as they are gathered.
+        by_features = is_h100 and module == "q_proj"
+        expected = Sharding((S(0), S(1) if by_features else S(0, 1)))
+        assert made(layout, module, "mm") == {expected}, module
     sdpa = [v for k, v in plan.structure.ops.items() if k.endswith("self_attn:forward:sdpa.0")]
     assert sdpa == ["b,kv"]
     assert made(layout, "lm_head", "mm") == {Sharding((S(0), S(1)))}
@@ -144,11 +145,14 @@ def test_megatron_in_the_node_and_sharded_parameters_across(
     assert made(layout, "", "_log_softmax") == {Sharding((S(0), S(1)))}
     for parameter, at in plan.structure.params.items():
         matrix, storage = len(at.shape) == 2, Sharding.parse(at.storage)
-        is_small = any(module in parameter for module in ATTENTION)
-        if matrix and not is_small and at.shape[0] * at.shape[1] > 2**24:
-            assert R not in storage, parameter
+        if matrix and at.shape[0] * at.shape[1] > 2**24:
+            # Where memory does not bind, gradients of attention are summed as fast as scattered.
+            is_whole = is_h100 and any(module in parameter for module in ATTENTION)
+            assert storage.placements.count(R) == is_whole, parameter
+    whole, shards = Sharding((S(0), R)), Sharding((S(0), S(1)))
+    assert used(layout, "input_layernorm", "mul") == ({whole, shards} if is_h100 else {shards})
     for module in NORMS[1:]:
-        assert used(layout, module, "mul") == {Sharding((S(0), R))}, module
+        assert used(layout, module, "mul") == {whole}, module
     for module in ROWS:
         assert used(layout, module, "mm") == {Sharding((S(0), S(0, 1)))}, module
 
