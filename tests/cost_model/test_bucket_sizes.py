@@ -9,7 +9,13 @@ import pytest
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.cost_model.bucket_sizes import MEMORY_PART, START_PART, with_buckets
+from autopar.cost_model.bucket_sizes import (
+    LEAST_BYTES,
+    MEMORY_PART,
+    SMALL_START_PART,
+    START_PART,
+    with_buckets,
+)
 from autopar.cost_model.collectives import collective_s
 from autopar.driver.search import search
 from autopar.ir.mesh import BUCKET_BYTES
@@ -32,6 +38,8 @@ from tests.graphs import linear_step
         ("64x8xH100", "64x8", [100, 25]),
         ("64x8xH100", "512", [800]),
         ("64x8xL4", "512", [200]),
+        ("8xL4", "8", [3]),
+        ("2x4xcpu", "2x4", [1, 25]),
     ],
 )
 def test_starts_are_a_small_part_of_buckets_or_memory_binds(
@@ -45,6 +53,7 @@ def test_starts_are_a_small_part_of_buckets_or_memory_binds(
         part = collective_s("all_gather", 0, 0, axis) / collective_s(
             "all_gather", size // axis.size, size, axis
         )
+        assert size == LEAST_BYTES or part > SMALL_START_PART / 2
         assert part <= START_PART or 2 * size > MEMORY_PART * described.device.memory_bytes
 
 
