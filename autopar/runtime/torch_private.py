@@ -48,6 +48,7 @@ __all__ = [
     "local_store",
     "map_tensors",
     "no_torch_function",
+    "piece_of",
     "store_of_its_own",
     "timeout_of_world",
     "tree_map",
@@ -164,6 +165,12 @@ def wrapper_of(cls: type[Tensor], like: Tensor, device: torch.device) -> Any:
     return Tensor._make_wrapper_subclass(
         cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device
     )
+
+
+def piece_of(tensor: DTensor) -> Tensor:
+    """This rank's piece of a DTensor that is stored: no collective is under way for it.
+    `DTensor.to_local` takes ten times as long, for every parameter."""
+    return tensor._local_tensor
 
 
 def local_of(tensor: DTensor) -> Tensor:

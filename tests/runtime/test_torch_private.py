@@ -60,6 +60,8 @@ def test_a_dtensor_like_another() -> None:
         assert made.device_mesh == like.device_mesh and made.stride() == like.stride()
         torch.testing.assert_close(made.full_tensor(), local, rtol=0, atol=0)
         assert not made.requires_grad
+        piece = torch_private.piece_of(torch.nn.Parameter(made))
+        assert piece.data_ptr() == local.data_ptr() and not piece.requires_grad
     finally:
         dist.destroy_process_group()
 

@@ -31,7 +31,7 @@ from torch.optim.optimizer import (
 
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint import reading
-from autopar.runtime.torch_private import local_slices
+from autopar.runtime.torch_private import local_slices, piece_of
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
@@ -215,7 +215,7 @@ class _Stepping:
 
     def _stand_in(self, param: Tensor) -> nn.Parameter:
         assert isinstance(param, DTensor)
-        data = param.full_tensor() if self.whole else param.to_local()
+        data = param.full_tensor() if self.whole else piece_of(param)
         plain = nn.Parameter(data.detach(), requires_grad=param.requires_grad)
         if param.grad is not None:
             plain.grad = self._plain(param, param.grad, ours=False)
@@ -232,9 +232,11 @@ class _Stepping:
             return value
         if self.whole:
             return value.full_tensor()
-        if value.placements != param.placements:
+        if value.placements == param.placements:
+            local = piece_of(value)
+        else:
             value = value.redistribute(placements=param.placements)
-        local = value.to_local()
+            local = value.to_local()
         if ours:
             self.known[id(local)] = value
         return local

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +19,7 @@ from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 
 from autopar.runtime.program.sharded import Place, output, whole_of
-from autopar.runtime.torch_private import dtensor_like, keeps_graph
+from autopar.runtime.torch_private import dtensor_like, keeps_graph, piece_of
 
 _GRADED = ("loss", "value")
 _CHANGED_BY = {"mutation": "buffer", "update": "param"}
@@ -42,7 +43,7 @@ _CHANGED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Step:
     """A program as it runs on this rank.
 
@@ -62,7 +63,7 @@ class Step:
     places: Mapping[str, Place] = field(default_factory=dict[str, Place])
     cut: frozenset[str] = frozenset()
 
-    @property
+    @cached_property
     def params(self) -> tuple[str, ...]:
         """Names of the parameters that the forward graph reads or the backward graph has a gradient
         of, in a fixed order."""
@@ -70,10 +71,41 @@ class Step:
         names += [f"param:{_rest(name)}" for name in self.backward_outputs]
         return tuple(_rest(name) for name in dict.fromkeys(names))
 
-    @property
+    @cached_property
     def results(self) -> tuple[str, ...]:
         """The forward outputs that are not saved for backward."""
         return tuple(n for n in self.forward_outputs if _kind(n) != "saved")
+
+    @cached_property
+    def positions(self) -> tuple[str, ...]:
+        """What `results` are called behind their kinds."""
+        return tuple(map(_rest, self.results))
+
+    @cached_property
+    def saves(self) -> tuple[str, ...]:
+        """The forward outputs that are saved for backward."""
+        return tuple(n for n in self.forward_outputs if _kind(n) == "saved")
+
+    @cached_property
+    def graded(self) -> tuple[str, ...]:
+        """The results that have a gradient."""
+        return tuple(n for n in self.results if _kind(n) in _GRADED or n in self.cut)
+
+    @cached_property
+    def grads(self) -> tuple[str, ...]:
+        """The parameters whose gradients the backward graph returns, in its order."""
+        return tuple(map(_rest, self.backward_outputs))
+
+    @cached_property
+    def _param_of(self) -> tuple[str | None, ...]:
+        """Of each forward input the parameter that it is, if it is one."""
+        pairs = ((_kind(name), _rest(name)) for name in self.forward_inputs)
+        return tuple(rest if kind == "param" else None for kind, rest in pairs)
+
+    @cached_property
+    def _is_saved(self) -> tuple[bool, ...]:
+        """Of each forward output whether it is saved for backward."""
+        return tuple(_kind(name) == "saved" for name in self.forward_outputs)
 
     @property
     def is_differentiated(self) -> bool:
@@ -113,8 +145,8 @@ class Step:
     def inputs(self, params: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> list[Tensor]:
         """What the forward graph takes, as it lies on this rank."""
         return [
-            local(params[_rest(name)]) if _kind(name) == "param" else others[name]
-            for name in self.forward_inputs
+            others[name] if param is None else local(params[param])
+            for name, param in zip(self.forward_inputs, self._param_of, strict=True)
         ]
 
     def run(self, inputs: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -122,8 +154,8 @@ class Step:
         outputs = _run(self.forward, inputs)
         results: list[Tensor] = []
         saved: list[Tensor] = []
-        for name, value in zip(self.forward_outputs, outputs, strict=True):
-            (saved if _kind(name) == "saved" else results).append(value)
+        for is_saved, value in zip(self._is_saved, outputs, strict=True):
+            (saved if is_saved else results).append(value)
         return results, saved
 
     def shown(self, results: Sequence[Tensor]) -> list[Tensor]:
@@ -179,7 +211,7 @@ class _Differentiable(torch.autograd.Function):
             past.watch(step.forward_inputs, inputs)
         results, saved = step.run(inputs)
         ctx.past = past
-        ctx.positions = tuple(map(_rest, step.results))
+        ctx.positions = step.positions
         ctx.params = step.params
         ctx.leaves = leaves
         # A result's grad_fn leads to ctx: a saved tensor that is one would keep itself alive.
@@ -188,7 +220,7 @@ class _Differentiable(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         shown = step.shown(results)
         named = dict(zip(step.results, shown, strict=True))
-        graded = {n: x for n, x in named.items() if _kind(n) in _GRADED or n in step.cut}
+        graded = {name: named[name] for name in step.graded}
         # A meta tensor holds the shape of a result without keeping its memory.
         ctx.blanks = {
             _rest(name): torch.empty(value.shape, dtype=value.dtype, device="meta")
@@ -217,7 +249,7 @@ class _Differentiable(torch.autograd.Function):
         inputs = _backward_inputs(ctx, given)
         assert step.backward is not None
         grads = _run(step.backward, inputs)
-        by_name = dict(zip((_rest(n) for n in step.backward_outputs), grads, strict=True))
+        by_name = dict(zip(step.grads, grads, strict=True))
         leaves = zip(ctx.params, ctx.leaves, strict=True)
         return (None, None, None, None, *(_like(by_name.get(name), leaf) for name, leaf in leaves))
 
@@ -229,7 +261,7 @@ def _save(ctx: _Context, step: Step, saved: list[Tensor]) -> None:
 
 def _backward_inputs(ctx: _Context, given: Mapping[str, Tensor]) -> list[Any]:
     assert ctx.saved is not None
-    names = [n for n in ctx.step.forward_outputs if _kind(n) == "saved"]
+    names = ctx.step.saves
     for name, tensor, version in zip(names, ctx.saved, ctx.versions, strict=True):
         if tensor._version != version:
             raise RuntimeError(_CHANGED.format(name=name))
@@ -238,10 +270,8 @@ def _backward_inputs(ctx: _Context, given: Mapping[str, Tensor]) -> list[Any]:
         ctx.saved = ctx.past = None
     inputs: list[Any] = []
     for name in ctx.step.backward_inputs:
-        if _kind(name) == "saved":
-            inputs.append(by_name[name])
-        else:
-            inputs.append(_tangent(ctx, given, _rest(name)))
+        saved = by_name.get(name)
+        inputs.append(_tangent(ctx, given, _rest(name)) if saved is None else saved)
     return inputs
 
 
@@ -256,10 +286,7 @@ def _tangent(ctx: _Context, given: Mapping[str, Tensor], position: str) -> Tenso
 def local(param: Tensor) -> Tensor:
     """This rank's piece. Without a step of its own in autograd's graph, which costs as much as many
     a kernel."""
-    if not isinstance(param, DTensor):
-        return param.detach()
-    with torch.no_grad():
-        return param.to_local().detach()
+    return (piece_of(param) if isinstance(param, DTensor) else param).detach()
 
 
 def _like(grad: Tensor | None, leaf: Tensor) -> Tensor | None:
