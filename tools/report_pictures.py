@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PLAN = ROOT / "examples" / "llama-405b.plan.json"
 IMAGES = ROOT / "docs" / "images"
-WIDTH, MAX_HEIGHT = 920, 560
+WIDTH, MAX_HEIGHT = 920, 620
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
         page.write_bytes(html(plan))
         for name, dark, first, last in (
             ("summary", False, "header h1", "#summary .legend"),
-            ("schedule", False, "#schedule", "#schedule figure:nth-of-type(3)"),
+            ("schedule", False, "#schedule", "#schedule figure:nth-of-type(2)"),
             ("memory", True, "#memory", "#memory .narrow"),
             ("block", False, "#blocks", "#blocks details"),
         ):

@@ -32,7 +32,7 @@ class PricedStep(NamedTuple):
 class EventPrices:
     """`timeline.Prices`: `compute` has the time of each op, `inside` what each sends while it runs,
     `steps` those of each group by its key, `updates` the optimizer's time for each parameter;
-    `contention` is as `timeline.Hardware` has it."""
+    `contention` is as `hardware.Hardware` has it."""
 
     def __init__(
         self,
@@ -47,7 +47,9 @@ class EventPrices:
         self.contention = contention
         self.layout, self.graph = layout, layout.graph
         self.compute, self.steps, self.updates = compute, steps, updates
-        self.inside = {node: sum(each.ns for each in found) for node, found in inside.items()}
+        self._inside = {
+            node: [(each.axis, each.ns) for each in found] for node, found in inside.items()
+        }
         self.saved = frozenset(schedule.saved)
         self._buffers: dict[tuple[str, int], tuple[int, int]] = {}
         self._scratch: dict[str, int] = {}
@@ -68,8 +70,8 @@ class EventPrices:
     def compute_ns(self, node: int) -> int:
         return self.compute[node]
 
-    def inside_ns(self, node: int) -> int:
-        return self.inside.get(node, 0)
+    def inside(self, node: int) -> Sequence[tuple[int, int]]:
+        return self._inside.get(node, ())
 
     def message_ns(self, message: Message) -> int:
         return sum(self.steps[each.key][each.step].ns for each in message.transfers)

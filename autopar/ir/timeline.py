@@ -1,18 +1,15 @@
 """A schedule played: when each of its events starts and ends, and what a device holds meanwhile.
 
-The device does one thing after another; the links of each mesh axis do theirs beside it, in the
-order in which they are started. What communication costs the device is exposed, whether it waits or
-is slowed down; the rest is hidden.
+What `hardware` does with the events of a schedule, and the memory that they take.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple, Protocol
 
+from autopar.ir.hardware import Hardware, Span
 from autopar.ir.schedule import (
     Compute,
     Event,
@@ -25,8 +22,6 @@ from autopar.ir.schedule import (
     Value,
     Wait,
 )
-
-_THOUSAND = 1000
 
 HOLDERS = ("kept", "saved", "transient")
 """What memory beside parameters, their gradients and the optimizer's states is held for."""
@@ -53,8 +48,8 @@ class Prices(Protocol):
         """The op's own time."""
         ...
 
-    def inside_ns(self, node: int) -> int:
-        """By how much what an op sends while it runs makes it longer."""
+    def inside(self, node: int) -> Sequence[tuple[int, int]]:
+        """What an op sends while it runs: the mesh axis, and by how much it makes the op longer."""
         ...
 
     def message_ns(self, message: Message) -> int:
@@ -86,14 +81,6 @@ class Prices(Protocol):
         ...
 
 
-class Span(NamedTuple):
-    """When an event starts and ends, in nanoseconds: of a `Start` on its links, of all others on
-    the device."""
-
-    start_ns: int
-    end_ns: int
-
-
 class Occupant(NamedTuple):
     """What takes `num_bytes` for a holder: a tensor, a message's buffers, or what an event needs
     while it happens."""
@@ -105,8 +92,9 @@ class Occupant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """`spans` and `live`, the bytes of each of `HOLDERS` while it happens, per event. `exposed_ns`
-    is what communication costs the device, in all."""
+    """`spans` and `live`, the bytes of each of `HOLDERS` while it happens, per event: of a `Start`
+    the span is that of its links, of all others the device's. `exposed_ns` is what communication
+    costs the device, in all."""
 
     events: tuple[Event, ...]
     spans: tuple[Span, ...]
@@ -130,8 +118,8 @@ def play(events: Sequence[Event], given: Sequence[Value], prices: Prices) -> Tim
         happened.append(time.do(event))
         live.append(memory.do(event))
     hardware = time.hardware
-    sent = hardware.finish()
-    spans = (each if isinstance(each, Span) else sent[each] for each in happened)
+    sent = hardware.finish().sendings
+    spans = (each if isinstance(each, Span) else sent[each].span for each in happened)
     return Timeline(tuple(events), tuple(spans), tuple(live), hardware.exposed_ns, hardware.now_ns)
 
 
@@ -145,101 +133,6 @@ def held_at(
     return memory.during(events[place]) if events else ()
 
 
-class Hardware:
-    """A device and the links of each mesh axis, at work.
-
-    `contention` has, per axis in thousandths, by how much the device and a message are slowed down
-    while both are busy (`mesh.Link.contention`): together they take `max + k min`. Axes that are
-    not in it have none.
-    """
-
-    def __init__(self, contention: Sequence[int] = ()) -> None:
-        self.worked_ns = 0
-        """What the device was given to do, but for communication."""
-        self._now = 0.0
-        self._slowed = {axis: k / _THOUSAND for axis, k in enumerate(contention)}
-        self._queues: dict[int, deque[_Sent]] = {}
-        self._spans: list[Span | None] = []
-
-    @property
-    def now_ns(self) -> int:
-        """Where the device is."""
-        return round(self._now)
-
-    @property
-    def exposed_ns(self) -> int:
-        """How long the device was not at its own work, or slower at it, for communication."""
-        return self.now_ns - self.worked_ns
-
-    def work(self, ns: int) -> Span:
-        """The device is busy."""
-        self.worked_ns += ns
-        return self._pass(float(ns), self._slowed)
-
-    def communicate(self, ns: int) -> Span:
-        """The device is busy with what only communication asks for."""
-        return self._pass(float(ns), {})
-
-    def start(self, axis: int, ns: int) -> int:
-        """The links of an axis are given a message. Returns its number."""
-        queue = self._queues.setdefault(axis, deque())
-        number = len(self._spans)
-        self._spans.append(None)
-        queue.append(_Sent(number, float(ns), self._now))
-        return number
-
-    def wait(self, number: int) -> Span:
-        """The device goes on when a message has come."""
-        start = self.now_ns
-        while self._spans[number] is None:
-            self._step(inf, {})
-        return Span(start, self.now_ns)
-
-    def finish(self) -> list[Span]:
-        """From when to when the links were at each message, by its number; those that nothing
-        waited for end after the device does."""
-        now = self._now
-        while any(self._queues.values()):
-            self._step(inf, {})
-        self._now = now
-        return [span for span in self._spans if span is not None]
-
-    def _pass(self, left: float, slowed: Mapping[int, float]) -> Span:
-        start = self.now_ns
-        while left > 0:
-            left -= self._step(left, slowed)
-        return Span(start, self.now_ns)
-
-    def _step(self, left: float, slowed: Mapping[int, float]) -> float:
-        """Time passes until the device has done `left`, or a message has come. Returns what the
-        device has done."""
-        busy = {axis: queue for axis, queue in self._queues.items() if queue}
-        rate = 1 / (1 + sum(slowed.get(axis, 0.0) for axis in busy))
-        rates = {axis: 1 / (1 + slowed.get(axis, 0.0)) for axis in busy}
-        ends = {axis: queue[0].left / rates[axis] for axis, queue in busy.items()}
-        passed = min([left / rate, *ends.values()])
-        self._now += passed
-        for axis, queue in busy.items():
-            first = queue[0]
-            first.left -= passed * rates[axis]
-            if ends[axis] <= passed:
-                queue.popleft()
-                self._spans[first.number] = Span(round(first.start), self.now_ns)
-                if queue:
-                    queue[0].start = self._now
-        return left if left / rate <= passed else passed * rate
-
-
-@dataclass(slots=True)
-class _Sent:
-    """A message that has not come: the links have `left` nanoseconds to do, and begin with it at
-    `start`, or when those before it have come."""
-
-    number: int
-    left: float
-    start: float
-
-
 class _Time:
     def __init__(self, prices: Prices) -> None:
         self.prices = prices
@@ -251,8 +144,10 @@ class _Time:
         hardware, prices = self.hardware, self.prices
         match event:
             case Compute(node):
-                span = hardware.work(prices.compute_ns(node))
-                return Span(span.start_ns, hardware.communicate(prices.inside_ns(node)).end_ns)
+                start_ns, end_ns = hardware.work(prices.compute_ns(node))
+                for axis, ns in prices.inside(node):
+                    end_ns = hardware.communicate(axis, ns).end_ns
+                return Span(start_ns, end_ns)
             case Start(message):
                 number = hardware.start(message.axis, prices.message_ns(message))
                 self.numbers[message] = number
@@ -260,7 +155,7 @@ class _Time:
             case Wait(message):
                 return hardware.wait(self.numbers.pop(message))
             case Take(transfer, None):
-                return hardware.communicate(prices.cut_ns(transfer))
+                return hardware.communicate(transfer.collective.axis, prices.cut_ns(transfer))
             case Update(params):
                 return hardware.work(prices.update_ns(params))
             case _:

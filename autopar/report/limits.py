@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
-from autopar.ir.units import format_bytes_of, format_ns, format_percent
+from autopar.ir.apportion import apportion
+from autopar.ir.hardware import AxisTime
+from autopar.ir.units import format_bytes_of, format_ns, format_percent, format_share
 from autopar.plans.cluster_rates import LinkRates
 from autopar.plans.plan import Plan
+from autopar.report.timeline import DrawnStep
 
 SHORT = 0.9
 """Memory is short where the peak takes this share of the limit: activations and shards come in
@@ -17,13 +21,16 @@ steps of some percent, so that less is seldom left for want of a use for it."""
 
 @dataclass(frozen=True, slots=True)
 class AxisShare:
-    """What is sent over one mesh axis: time of all of it, and the fraction of the step for which
-    that keeps its links busy; `link` is the slowest it crosses, empty where that is not known."""
+    """What is sent over one mesh axis: time of all of it, which is the fraction `share` of the
+    step, and how much of it is exposed, costs the device, and how much is hidden; `link` is the
+    slowest it crosses, empty where that is not known."""
 
     axis: str
     link: str
     time_ns: int
     share: float
+    exposed_ns: int
+    hidden_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +58,13 @@ class Bottlenecks:
     is_fragile: bool | None
 
 
-def find_limits(plan: Plan) -> Bottlenecks:
-    """The limits of a plan, from its own figures."""
+def find_limits(plan: Plan, step: DrawnStep) -> Bottlenecks:
+    """The limits of a plan whose step is drawn as `step`, from its own figures."""
     estimates, provenance = plan.estimates, plan.provenance
     step_ns = max(1, estimates.step_ns)
     margin = provenance.margin
     peak, limit = estimates.memory.total, estimates.memory_limit
-    axes = _axes(plan)
+    axes = _axes(plan, step)
     compute = estimates.compute_ns / step_ns
     communication = estimates.exposed_communication_ns / step_ns
     optimizer = estimates.optimizer_ns / step_ns
@@ -119,20 +126,37 @@ def _time(
     if axes and axes[0].time_ns:
         first = axes[0]
         over = f"{first.axis} ({first.link})" if first.link else first.axis
-        text += f"; the busiest axis is {over}, for {format_percent(first.share)} of the step"
+        text += (
+            f"; the busiest axis is {over}, for {format_percent(first.share)} of the step, "
+            f"of which {format_share(first.exposed_ns, first.time_ns)} is exposed"
+        )
     return text
 
 
-def _axes(plan: Plan) -> tuple[AxisShare, ...]:
+def _axes(plan: Plan, step: DrawnStep) -> tuple[AxisShare, ...]:
     times = Counter({axis.name: 0 for axis in plan.structure.mesh})
     for total in plan.estimates.collectives:
         times[total.axis] += total.time_ns
-    links = _links(plan)
+    links, exposed = _links(plan), _exposed(plan, step, times)
     step_ns = max(1, plan.estimates.step_ns)
-    ordered = sorted(times, key=lambda name: (-times[name], name))
     return tuple(
-        AxisShare(name, links.get(name, ""), times[name], times[name] / step_ns) for name in ordered
+        AxisShare(
+            name, links.get(name, ""), ns, ns / step_ns, exposed[name], max(0, ns - exposed[name])
+        )
+        for name, ns in sorted(times.items(), key=lambda each: (-each[1], each[0]))
     )
+
+
+def _exposed(plan: Plan, step: DrawnStep, times: Mapping[str, int]) -> dict[str, int]:
+    """What is exposed per axis, all that the plan says is: where the drawn step rounds, more goes
+    to axes in proportion to what they hide, less is taken in proportion to what they expose."""
+    drawn = {name: step.axes.get(name, AxisTime(0, 0)).exposed_ns for name in times}
+    missing = plan.estimates.exposed_communication_ns - sum(drawn.values())
+    if missing < 0:
+        less = apportion(-missing, [*drawn.values()])
+        return {name: ns - part for (name, ns), part in zip(drawn.items(), less, strict=True)}
+    more = apportion(missing, [max(0, times[name] - ns) for name, ns in drawn.items()])
+    return {name: ns + part for (name, ns), part in zip(drawn.items(), more, strict=True)}
 
 
 def _links(plan: Plan) -> dict[str, str]:

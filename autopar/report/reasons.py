@@ -28,6 +28,7 @@ from autopar.report.names import PARAM, WHOLE_MODEL, clean, maker, short_op, ten
 from autopar.report.printed import Printed, section, with_rest
 from autopar.report.printed import name as name_text
 from autopar.report.printed import table as new_table
+from autopar.report.timeline import timeline
 
 if TYPE_CHECKING:
     # What a plan alone says starts without numpy.
@@ -145,7 +146,7 @@ def _whole(plan: Plan) -> Reasons:
     holdings = tuple(Holding(*each) for each in held_by(estimates.memory).items())
     return Reasons(
         "the whole plan", "plan", plan.structure.model, estimates.step_ns, (), parts,
-        estimates.added_up_ns, 1.0, holdings, find_limits(plan),
+        estimates.added_up_ns, 1.0, holdings, find_limits(plan, timeline(plan)),
     )  # fmt: skip
 
 
@@ -174,7 +175,7 @@ def _reasons(
         time_ns=time_ns,
         share=_share(plan, time_ns),
         holdings=_holdings(plan, groups, keys),
-        limits=find_limits(plan),
+        limits=find_limits(plan, timeline(plan)),
     )
 
 

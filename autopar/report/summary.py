@@ -17,22 +17,29 @@ from rich.text import Text
 from autopar.ir.graph import Phase
 from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent, format_share
 from autopar.plans.matching import general
-from autopar.plans.plan import PROVEN, CollectiveTotal, Memory, MeshAxis, OpTotal, Plan
+from autopar.plans.plan import PROVEN, CollectiveTotal, Memory, MeshAxis, OpTotal, Plan, Provenance
 from autopar.report.cautions import cautions
 from autopar.report.costs import Cost, costs, held_by
-from autopar.report.limits import find_limits, margin_text
+from autopar.report.critical_parts import CriticalPart, critical_parts
+from autopar.report.limits import AxisShare, find_limits, margin_text
 from autopar.report.names import WHOLE_MODEL, escape
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups
 from autopar.report.printed import Printed, name, section, with_rest
 from autopar.report.printed import table as new_table
+from autopar.report.timeline import timeline
 
 TOP_COSTS = 12
+MAX_CRITICAL = 8
 MAX_SENTENCE = 600
 MAX_ROWS = 60
 """Rows of a table that are printed; a last line counts the rest."""
 
 _BLOCKS = "Blocks: time, hidden communication too, and saved memory of all of them together"
 _COSTS = "Top costs: all of a kind together, share of the step with nothing hidden"
+_PATH = "Critical path: what the step takes its time for, all of a kind together"
+_AXES = (
+    "Communication by axis: time if nothing ran beside it; exposed is what of that costs the device"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,8 @@ class Summary(Printed):
     memory_limit_bytes: int
     blocks: tuple[Block, ...]
     top_costs: tuple[Cost, ...]
+    critical_path: tuple[CriticalPart, ...]
+    axes: tuple[AxisShare, ...]
     collectives: tuple[CollectiveTotal, ...]
     params: tuple[ParamGroup, ...]
     warnings: tuple[str, ...]
@@ -96,6 +105,8 @@ class Summary(Printed):
         for title, content in (
             (_BLOCKS, _block_table(self.blocks)),
             (_COSTS, _top_costs(self)),
+            (_PATH, _critical(self.critical_path)),
+            (_AXES, _axes(self.axes)),
             ("Parameters", _params(self)),
             ("Communication: all collectives of a step", _collectives(self)),
             ("Memory per device at the peak", _memory(self.memory, self.memory_limit_bytes)),
@@ -110,6 +121,8 @@ def summarize(plan: Plan) -> Summary:
     """The summary of a plan."""
     structure, estimates, provenance = plan.structure, plan.estimates, plan.provenance
     params = param_groups(structure.params, structure.mesh)
+    step = timeline(plan)
+    limits = find_limits(plan, step)
     return Summary(
         model=structure.model,
         cluster=structure.cluster,
@@ -130,7 +143,7 @@ def summarize(plan: Plan) -> Summary:
         objective_ns=provenance.objective_ns,
         bound_ns=provenance.bound_ns,
         gap=provenance.gap_ppm / 1e6,
-        margin=margin_text(find_limits(plan)) if provenance.margin else "",
+        margin=margin_text(limits) if provenance.margin else "",
         meshes_tried=provenance.meshes_tried,
         imposed=provenance.imposed,
         memory=estimates.memory,
@@ -138,14 +151,21 @@ def summarize(plan: Plan) -> Summary:
         memory_limit_bytes=estimates.memory_limit,
         blocks=blocks(tuple(estimates.ops.values())),
         top_costs=costs(estimates)[:TOP_COSTS],
+        critical_path=critical_parts(plan, step),
+        axes=limits.axes,
         collectives=tuple(
             sorted(estimates.collectives, key=lambda c: (-c.time_ns, c.axis, c.kind, c.phase))
         ),
         params=params,
         warnings=tuple(cautions(plan, params)),
         digest=plan.digest,
-        made_by=f"autopar {provenance.autopar}, torch {provenance.torch}, {provenance.solver}",
+        made_by=made_by(provenance),
     )
+
+
+def made_by(provenance: Provenance) -> str:
+    """Which versions made a plan."""
+    return f"autopar {provenance.autopar}, torch {provenance.torch}, {provenance.solver}"
 
 
 def blocks(ops: Sequence[OpTotal]) -> tuple[Block, ...]:
@@ -261,6 +281,30 @@ def _top_costs(summary: Summary) -> RenderableType:
             format_percent(cost.share),
         )
     return table
+
+
+def _critical(parts: Sequence[CriticalPart]) -> RenderableType:
+    if not parts:
+        return Text("not known: the plan does not say in which order its step does what")
+    table = new_table(("what", "where", "phase"), ("count", "time", "share"))
+    for part in parts[:MAX_CRITICAL]:
+        table.add_row(
+            *map(name, (part.what, part.where, part.phase)),
+            str(part.count),
+            format_ns(part.time_ns),
+            format_percent(part.share),
+        )
+    return with_rest(table, len(parts), MAX_CRITICAL)
+
+
+def _axes(axes: Sequence[AxisShare]) -> RenderableType:
+    if not axes:
+        return Text("none")
+    table = new_table(("axis", "over"), ("time", "exposed", "hidden"))
+    for each in axes[:MAX_ROWS]:
+        figures = map(format_ns, (each.time_ns, each.exposed_ns, each.hidden_ns))
+        table.add_row(*map(name, (each.axis, each.link)), *figures)
+    return with_rest(table, len(axes), MAX_ROWS)
 
 
 def _params(summary: Summary) -> RenderableType:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from autopar.ir.timeline import Hardware
+from autopar.ir.apportion import apportion
+from autopar.ir.critical_path import critical_path
+from autopar.ir.hardware import AxisTime, Hardware, Record
 from autopar.plans.matching import general
 from autopar.plans.order import CUT, OPTIMIZER, START, WAIT, WITH, Item, Run
 from autopar.plans.plan import Estimates, Plan
@@ -42,8 +44,8 @@ UPDATE = Track("optimizer")
 @dataclass(frozen=True, slots=True)
 class Part:
     """An op, or one step of the way of a tensor, all its occurrences together. `what` is the op or
-    the kind of the collective, `count` how many of these there are, `module` a pattern. A slice,
-    and what an op sends while it runs, keep the device busy, not the links alone."""
+    the kind of the collective on `axis`, `count` how many of these there are, `module` a pattern. A
+    slice, and what an op sends while it runs, keep the device busy, not the links alone."""
 
     key: str
     module: str
@@ -54,6 +56,7 @@ class Part:
     num_bytes: int
     count: int
     occurrences: int
+    axis: str = ""
     is_sent: bool = False
 
     def ns(self, occurrence: int) -> int:
@@ -61,14 +64,15 @@ class Part:
         return _share(self.total_ns, occurrence, self.occurrences)
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """One part at one of its occurrences: it is busy from `start_ns` on for `duration_ns`."""
+class Bar(NamedTuple):
+    """One part at one of its occurrences: it is busy from `start_ns` on for `duration_ns`, and if
+    it is sent costs the device `exposed_ns`."""
 
     part: Part
     start_ns: int
     duration_ns: int
     num_bytes: int
+    exposed_ns: int = 0
 
     @property
     def end_ns(self) -> int:
@@ -89,13 +93,16 @@ class Stretch:
 @dataclass(frozen=True)
 class DrawnStep:
     """A step: stretches one after the other, and all `bars`, those of item k from `bar_of[k]` on;
-    the device comes to it at `turns[k]`. `waiting_ns` is what communication costs the device."""
+    the device comes to it at `turns[k]`. The bars of `path` are its critical path: from 0 to the
+    end each begins where the one before it ends, and because of that. `axes` has what is
+    communicated on each axis, by its name."""
 
     stretches: tuple[Stretch, ...]
     bars: tuple[Bar, ...]
     bar_of: Sequence[int]
     turns: Sequence[int]
-    waiting_ns: int
+    path: tuple[Bar, ...]
+    axes: Mapping[str, AxisTime]
 
     @property
     def end_ns(self) -> int:
@@ -116,13 +123,6 @@ class DrawnStep:
         first = stretch.first + repetition * len(stretch.run.items)
         return self.turns[first], self.turns[first + len(stretch.run.items)]
 
-    def within(self, start_ns: int, end_ns: int) -> Iterator[Bar]:
-        """What happens in a time, cut to it."""
-        for bar in self.bars:
-            start, end = max(bar.start_ns, start_ns), min(bar.end_ns, end_ns)
-            if start < end:
-                yield Bar(bar.part, start, end - start, bar.num_bytes)
-
     def title(self, stretch: Stretch) -> str:
         """What a run is about: the block it repeats, and whether forward or backward."""
         weight: Counter[str] = Counter()
@@ -137,11 +137,22 @@ class DrawnStep:
         """How long each track is busy while the device is at all repetitions of a run."""
         return self._busy[self.stretches.index(stretch)]
 
+    def critical_ns(self, stretch: Stretch) -> Mapping[Track, int]:
+        """For how long of that each track is on the critical path."""
+        return self._critical[self.stretches.index(stretch)]
+
     @cached_property
     def _busy(self) -> Sequence[Mapping[Track, int]]:
+        return self._by_stretch(self.bars)
+
+    @cached_property
+    def _critical(self) -> Sequence[Mapping[Track, int]]:
+        return self._by_stretch(self.path)
+
+    def _by_stretch(self, bars: Iterable[Bar]) -> Sequence[Mapping[Track, int]]:
         found: list[dict[Track, int]] = [defaultdict(int) for _ in self.stretches]
         starts = [stretch.start_ns for stretch in self.stretches]
-        for bar in self.bars:
+        for bar in bars:
             place = bisect_right(starts, bar.start_ns) - 1
             while place < len(starts) and starts[place] < bar.end_ns:
                 stretch = self.stretches[place]
@@ -149,6 +160,14 @@ class DrawnStep:
                 found[place][bar.part.track] += max(0, both)
                 place += 1
         return found
+
+
+def within(bars: Iterable[Bar], start_ns: int, end_ns: int) -> Iterator[Bar]:
+    """What happens of `bars` in a time, cut to it."""
+    for bar in bars:
+        start, end = max(bar.start_ns, start_ns), min(bar.end_ns, end_ns)
+        if start < end:
+            yield bar._replace(start_ns=start, duration_ns=end - start)
 
 
 def timeline(plan: Plan) -> DrawnStep:
@@ -169,8 +188,9 @@ class _Player:
         self.coming: dict[str, deque[int]] = defaultdict(deque)
         """The numbers of the messages that began with a text and were not waited for."""
         self.bars: list[Bar] = []
+        self.done_in: list[range] = []
         self.sent: list[range] = []
-        """Per message, the places of its bars."""
+        """The places of the bars of each act of the device, and of each message."""
 
     def run(self) -> DrawnStep:
         turns, bar_of = [0], [0]
@@ -178,26 +198,37 @@ class _Player:
             self._do(place, text)
             turns.append(self.hardware.now_ns)
             bar_of.append(len(self.bars))
-        self._place_messages()
+        record = self.hardware.finish()
+        self._place_messages(record)
         stretches: list[Stretch] = []
         first = 0
         for run in self.estimates.order:
             end = first + run.times * len(run.items)
             stretches.append(Stretch(run, first, turns[first], turns[end]))
             first = end
-        waiting_ns = self.hardware.exposed_ns
-        return DrawnStep(tuple(stretches), tuple(self.bars), bar_of, turns, waiting_ns)
+        path = tuple(
+            self.bars[k]
+            for leg in critical_path(record.acts, record.sendings)
+            for k in (self.sent if leg.is_sent else self.done_in)[leg.number]
+        )
+        axes = {name: record.axes.get(k, AxisTime(0, 0)) for name, k in self.axes.items()}
+        return DrawnStep(tuple(stretches), tuple(self.bars), bar_of, turns, path, axes)
 
-    def _place_messages(self) -> None:
+    def _place_messages(self, record: Record) -> None:
         """How long each message takes is known when all is over: its tensors share that time."""
-        for span, places in zip(self.hardware.finish(), self.sent, strict=True):
-            asked, start_ns, done = sum(self.bars[k].duration_ns for k in places), span.start_ns, 0
-            for k in places:
-                bar = self.bars[k]
-                done += bar.duration_ns
-                end_ns = span.start_ns + (span.end_ns - span.start_ns) * done // max(1, asked)
-                self.bars[k] = replace(bar, start_ns=start_ns, duration_ns=end_ns - start_ns)
-                start_ns = end_ns
+        for sending, places in zip(record.sendings, self.sent, strict=True):
+            (start_ns, end_ns), asked = sending.span, [self.bars[k].duration_ns for k in places]
+            shares = zip(
+                places,
+                apportion(end_ns - start_ns, asked),
+                apportion(sending.exposed_ns, asked),
+                strict=True,
+            )
+            for k, ns, exposed_ns in shares:
+                self.bars[k] = self.bars[k]._replace(
+                    start_ns=start_ns, duration_ns=ns, exposed_ns=exposed_ns
+                )
+                start_ns += ns
 
     def _item(self, text: str) -> Item | None:
         is_device = text in self.estimates.ops or text == OPTIMIZER
@@ -224,41 +255,49 @@ class _Player:
         if item is None or item.word == CUT:
             for part in self.parts[text]:
                 ns, num_bytes = self._share(part)
-                span = hardware.communicate(ns) if part.is_sent else hardware.work(ns)
-                self._add(part, span.start_ns, span.end_ns - span.start_ns, num_bytes)
+                if part.is_sent:
+                    span, exposed_ns = hardware.communicate(self._axis(part), ns), ns
+                else:
+                    span, exposed_ns = hardware.work(ns), 0
+                first = len(self.bars)
+                if ns:
+                    took_ns = span.end_ns - span.start_ns
+                    self.bars.append(Bar(part, span.start_ns, took_ns, num_bytes, exposed_ns))
+                self.done_in.append(range(first, len(self.bars)))
         elif item.word == START:
             self._start(place, item)
         elif item.word == WAIT:
             ends = self.coming[f"{item.step} {item.key}"]
             if ends:
                 hardware.wait(ends.popleft())
+                self.done_in.append(range(0))
 
     def _start(self, place: int, first: Item) -> None:
         """A message: its tensors one behind the other."""
         parts = [*self.parts[self.texts[place]]]
-        for text in self.texts[place + 1 :]:
-            item = self.items[text]
+        for behind in range(place + 1, len(self.texts)):
+            item = self.items[self.texts[behind]]
             if item is None or item.word != WITH:
                 break
-            parts += self.parts[text]
+            parts += self.parts[self.texts[behind]]
         shares = [self._share(part) for part in parts]
-        axis = self.axes.get(parts[0].track.axis, 0)
-        number = self.hardware.start(axis, sum(ns for ns, _ in shares))
+        number = self.hardware.start(self._axis(parts[0]), sum(ns for ns, _ in shares))
         self.coming[f"{first.step} {first.key}"].append(number)
         place = len(self.bars)
-        for part, (ns, num_bytes) in zip(parts, shares, strict=True):
-            self._add(part, self.hardware.now_ns, ns, num_bytes)
+        now_ns = self.hardware.now_ns
+        sent = zip(parts, shares, strict=True)
+        self.bars += [Bar(part, now_ns, ns, num_bytes) for part, (ns, num_bytes) in sent if ns]
         self.sent.append(range(place, len(self.bars)))
+
+    def _axis(self, part: Part) -> int:
+        """The number of the axis on which a part is sent."""
+        return self.axes.setdefault(part.axis, len(self.axes))
 
     def _share(self, part: Part) -> tuple[int, int]:
         """Time and bytes of the next occurrence of a part."""
         k = self.done[part]
         self.done[part] += 1
         return part.ns(k), _share(part.num_bytes, k, part.occurrences)
-
-    def _add(self, part: Part, start_ns: int, ns: int, num_bytes: int) -> None:
-        if ns:
-            self.bars.append(Bar(part, start_ns, ns, num_bytes))
 
 
 def _own(estimates: Estimates, text: str, occurrences: int) -> Iterator[Part]:
@@ -271,7 +310,7 @@ def _own(estimates: Estimates, text: str, occurrences: int) -> Iterator[Part]:
     yield Part(text, module, COMPUTE, op.op, op.phase, op.compute_ns, 0, op.count, occurrences)
     for sent in estimates.sends.get(text, ()):
         figures = sent.time_ns, sent.num_bytes, sent.count, occurrences
-        yield Part(text, module, COMPUTE, sent.kind, sent.phase, *figures, is_sent=True)
+        yield Part(text, module, COMPUTE, sent.kind, sent.phase, *figures, sent.axis, is_sent=True)
 
 
 def _sent(estimates: Estimates, item: Item, occurrences: int) -> Iterator[Part]:
@@ -281,15 +320,15 @@ def _sent(estimates: Estimates, item: Item, occurrences: int) -> Iterator[Part]:
     track = COMPUTE if item.word == CUT else Track("network", sent.axis)
     yield Part(
         item.key, general(maker.module) if maker else "", track, sent.kind, sent.phase,
-        sent.time_ns, sent.num_bytes, sent.count, occurrences, is_sent=True,
+        sent.time_ns, sent.num_bytes, sent.count, occurrences, sent.axis, is_sent=True,
     )  # fmt: skip
 
 
-def block_of(module: str) -> str:
-    """`model.layers.*` of `model.layers.*.mlp.up`: the repeated module that one is within; itself
-    if there is none."""
+def block_of(module: str, inner: int = 0) -> str:
+    """`model.layers.*` of `model.layers.*.mlp.up`: the repeated module that one is within, with
+    `inner` more names behind it; itself if there is none."""
     names = module.split(".")
-    return ".".join(names[: names.index("*") + 1]) if "*" in names else module
+    return ".".join(names[: names.index("*") + 1 + inner]) if "*" in names else module
 
 
 def _share(total: int, k: int, parts: int) -> int:

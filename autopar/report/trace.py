@@ -1,9 +1,10 @@
 """A predicted step in the trace format of Chrome and Perfetto.
 
-One process per stage, named by its ranks; a thread that says which block is at work, one for what
-the device computes (ops, and the optimizer), one for the links of each mesh axis, and counters for
-what memory holds, by holder. Times are microseconds with three decimals, so nanoseconds are exact.
-The format is that of "Trace Event Format" (Google, 2016), phases X, C and M.
+One process per stage, named by its ranks; a thread that says which block is at work, one with the
+critical path, one for what the device computes (ops, and the optimizer), one for the links of each
+mesh axis, and counters for what memory holds, by holder. Times are microseconds with three
+decimals, so nanoseconds are exact. The format is that of "Trace Event Format" (Google, 2016),
+phases X, C and M.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from autopar.report.timeline import Bar, DrawnStep, Part, Stretch, Track, timeli
 MAX_BARS = 2_000_000
 """No viewer opens more."""
 
-BLOCKS, COMPUTE, FIRST_AXIS = range(1, 4)
-"""Threads: blocks, compute and optimizer, and the axes from the third on. Viewers take the thread
-that has the number of its process for the main one."""
+BLOCKS, CRITICAL, COMPUTE, FIRST_AXIS = range(1, 5)
+"""Threads: blocks, the critical path, compute and optimizer, and then the axes. Viewers take the
+thread that has the number of its process for the main one."""
 
 STAGE = 0
 
@@ -34,9 +35,10 @@ TraceEvent = dict[str, Any]
 def chrome_trace(plan: Plan) -> bytes:
     """The trace of a plan, as JSON, a line per event. PlanError if it is too long for viewers."""
     step = timeline(plan)
-    if len(step.bars) > MAX_BARS:
+    entries = len(step.bars) + len(step.path)
+    if entries > MAX_BARS:
         raise PlanError(
-            f"its step takes {len(step.bars)} entries, and viewers open no trace of more than "
+            f"its step takes {entries} entries, and viewers open no trace of more than "
             f"{MAX_BARS}; the page (-o) shows repeated blocks once"
         )
     lines = b",\n".join(msgspec.json.encode(event) for event in events(plan, step))
@@ -56,6 +58,9 @@ def events(plan: Plan, step: DrawnStep) -> Iterator[TraceEvent]:
         if bar.part not in described:
             described[bar.part] = _described(plan, bar.part)
         yield _bar(bar, threads[bar.part.track], described[bar.part])
+    for bar in step.path:
+        args = {"track": clean(bar.part.track.name), "key": clean(bar.part.key)}
+        yield _bar(bar, CRITICAL, args)
     yield from _memory(plan)
 
 
@@ -69,7 +74,7 @@ def _names(plan: Plan, threads: dict[Track, int]) -> Iterator[TraceEvent]:
     last = max(plan.world_size - 1, 0)
     model = clean(plan.structure.model) or "step"
     yield _meta("process_name", 0, {"name": f"{model}, each of ranks 0 to {last}"})
-    titles = {BLOCKS: "blocks", COMPUTE: "compute"}
+    titles = {BLOCKS: "blocks", CRITICAL: "critical path", COMPUTE: "compute"}
     titles |= {tid: clean(track.name) for track, tid in threads.items() if tid != COMPUTE}
     for tid, title in titles.items():
         yield _meta("thread_name", tid, {"name": title})
@@ -90,7 +95,7 @@ def _block(step: DrawnStep, stretch: Stretch, repetition: int) -> TraceEvent:
 def _bar(bar: Bar, tid: int, described: TraceEvent) -> TraceEvent:
     part, args = bar.part, described
     if part.is_sent:
-        args = described | {"bytes": bar.num_bytes}
+        args = described | {"bytes": bar.num_bytes, "exposed (ns)": bar.exposed_ns}
     name = part.what if part.is_sent else short_op(part.what)
     category = part.phase or part.track.kind
     return _event(clean(name), clean(category), tid, bar.start_ns, bar.duration_ns, args)

@@ -42,8 +42,8 @@ class Figures:
     def compute_ns(self, node: int) -> int:
         return 10
 
-    def inside_ns(self, node: int) -> int:
-        return 3 if node == 99 else 0
+    def inside(self, node: int) -> Sequence[tuple[int, int]]:
+        return [(0, 3)] if node == 99 else []
 
     def message_ns(self, message: Message) -> int:
         return 4 * len(message.transfers)

@@ -220,6 +220,7 @@ def test_perfetto_reads_the_trace_to_the_nanosecond(example: Chrome) -> None:
     )  # fmt: skip
     assert threads == [
         ["blocks", step.end_ns, 0],
+        ["critical path", step.end_ns, 0],
         *([name, ns, 0] for name, ns in busy.items()),
     ]
     counters = ask(
@@ -238,5 +239,5 @@ def test_perfetto_reads_the_trace_to_the_nanosecond(example: Chrome) -> None:
 
 def test_perfetto_shows_the_tracks(example: Chrome) -> None:
     show_tracks(example)
-    for words in ("LlamaForCausalLM, each of", "blocks", "compute", "network dp", "saved"):
+    for words in ("LlamaForCausalLM, each of", "blocks", "critical path", "compute", "saved"):
         wait(example, f"document.body.innerText.includes('{words}')")

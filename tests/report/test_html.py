@@ -19,8 +19,18 @@ from autopar.plans.plan import Plan
 from autopar.report.html.block_graph import fold
 from autopar.report.html.layered import arrange
 from autopar.report.html.page import content, html
+from autopar.report.html.schedule import CRITICAL
 from autopar.report.html.svg import ticks
-from tests.report.plans import MIB, MS, plans, renamed, stepped_plan, two_axis_plan, undisturbed
+from tests.report.plans import (
+    MIB,
+    MS,
+    half_hidden_plan,
+    plans,
+    renamed,
+    stepped_plan,
+    two_axis_plan,
+    undisturbed,
+)
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "llama-405b.plan.json"
@@ -85,7 +95,9 @@ def test_content() -> None:
     ]
     assert [column.total // MIB for column in page.memory.columns] == [31, 40, 27]
     assert page.memory.held[0].state == "[P on tp, S(0) on dp]"
-    assert [(axis.axis, axis.time_ns) for axis in page.traffic] == [("dp", MS), ("tp", 8 * MS)]
+    totals = [each.total for each in page.traffic]
+    assert [(axis.axis, axis.time_ns) for axis in totals] == [("dp", MS), ("tp", 8 * MS)]
+    assert [(axis.exposed_ns, axis.hidden_ns) for axis in totals] == [(MS, 0), (8 * MS, 0)]
     kinds = [row.kind for row in page.decisions.rows]
     assert kinds == ["parameter"] * 4 + ["op"] + ["route"]
     assert page.decisions.rows[-1].decision == "[P on tp, S(0) on dp] to [S(0) on dp]"
@@ -96,10 +108,9 @@ def test_picture_and_bill_agree() -> None:
     plan = Plan.load(EXAMPLE)
     schedule = content(undisturbed(plan)).schedule
     assert schedule is not None
-    drawn = {
-        row.track.name: sum(block.busy * block.ns for block in row.blocks)
-        for row in schedule.panels[0].rows
-    }
+    whole = schedule.panels[0]
+    drawn = {row.title: sum(block.busy * block.ns for block in row.blocks) for row in whole.rows}
+    assert drawn.pop(CRITICAL) == pytest.approx(whole.ns, rel=1e-9)
     estimates = plan.estimates
     expected = {"compute": estimates.compute_ns, "optimizer": estimates.optimizer_ns}
     expected |= {"network dp": 0, "network tp": 0}
@@ -110,6 +121,24 @@ def test_picture_and_bill_agree() -> None:
     assert drawn == pytest.approx(expected, rel=1e-6)
     for run in schedule.runs:
         assert all(ns <= run.ns for ns in run.busy_ns)
+
+
+def test_the_critical_path_is_drawn_by_the_tracks_it_goes_by() -> None:
+    """Of a block of 3 ms, 1/4 ms is a gather, 2 ms are computed and 3/4 ms is a reduction; the last
+    gradient alone is waited for, for 5/4 ms behind 6 ms of backward."""
+    step, forward, *_ = content(half_hidden_plan()).schedule.panels
+    path = step.rows[0]
+    assert path.title == CRITICAL
+    shares = [
+        (bar.track.name, round(bar.busy * 12, 3), round(bar.base * 12, 3))
+        for bar in path.blocks
+        if bar.start_ns == 0
+    ]
+    assert shares == [("compute", 8, 0), ("network dp", 1, 8), ("network tp", 3, 9)]
+    assert [(bar.track.name, bar.ns) for bar in forward.rows[0].blocks] == [
+        ("network dp", MS // 4), ("compute", MS // 4), ("compute", MS), ("compute", 3 * MS // 4),
+        ("network tp", 3 * MS // 4),
+    ]  # fmt: skip
 
 
 def test_graph_of_a_block() -> None:

@@ -21,7 +21,7 @@ from autopar.report.placed import on_axes, param_groups
 from autopar.report.summary import MAX_ROWS, summarize
 from autopar.report.verification import page as verification_page
 from autopar.runtime.simulator.comparison import Report, Unequal
-from tests.report.plans import plans, renamed, two_axis_plan
+from tests.report.plans import half_hidden_plan, plans, renamed, two_axis_plan
 
 
 def printed(renderable: RenderableType, width: int = 100) -> str:
@@ -64,6 +64,14 @@ Top costs: all of a kind together, share of the step with nothing hidden
   mm         (model)                  forward       1  1 ms  2.94 %
   mm         model.layers.*.norm      forward       4  1 ms  2.94 %
 
+Critical path: what the step takes its time for, all of a kind together
+  not known: the plan does not say in which order its step does what
+
+Communication by axis: time if nothing ran beside it; exposed is what of that costs the device
+  axis  over  time  exposed   hidden
+  tp          8 ms  5.33 ms  2.67 ms
+  dp          1 ms   667 us   333 us
+
 Parameters
   parameter                           count  per device     shape  stored; kept for backward
   lm_head.weight                          1     256 KiB  256x4097  [S(1) on tp, S(1) on dp]
@@ -93,6 +101,32 @@ autopar/rules describes an op
 warning: every device holds 512 KiB of parameters whole, model.layers.0.mlp.down.weight the
 largest (512 KiB)
 warning: not proven optimal: as modelled, a plan up to 2.94 % faster may exist""",
+    )
+
+
+def test_page_tells_what_the_step_waits_for() -> None:
+    page = printed(summarize(half_hidden_plan()).page())
+    assert_expected_inline(
+        page[page.index("Critical path") : page.index("Parameters")],
+        """\
+Critical path: what the step takes its time for, all of a kind together
+  what              where               phase     count     time   share
+  compute           model.layers.*      forward      12     8 ms  26.4 %
+  compute           model.layers.*      backward      4     6 ms  19.8 %
+  optimizer         (model)                           1     4 ms  13.2 %
+  compute           lm_head             backward      1     4 ms  13.2 %
+  all_reduce on tp  model.layers.*.mlp  forward       4     3 ms  9.92 %
+  compute           lm_head             forward       1     2 ms  6.61 %
+  all_reduce on tp  model.layers.*.mlp  backward      1  1.25 ms  4.13 %
+  compute           (model)             forward       1     1 ms  3.31 %
+  ... and 1 more (--json lists all)
+
+Communication by axis: time if nothing ran beside it; exposed is what of that costs the device
+  axis  over  time  exposed   hidden
+  tp          8 ms  4.25 ms  3.75 ms
+  dp          1 ms     1 ms     0 ns
+
+""",
     )
 
 

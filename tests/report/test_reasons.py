@@ -21,14 +21,19 @@ from autopar.plans.plan import Margin, Param, Plan
 from autopar.plans.request import ask
 from autopar.report import placed
 from autopar.report.costs import costs
-from autopar.report.limits import find_limits, margin_text
+from autopar.report.limits import Bottlenecks, find_limits, margin_text
 from autopar.report.names import clean
 from autopar.report.printed import plain
 from autopar.report.reasons import reasons
+from autopar.report.timeline import timeline
 from tests.graphs import linear_step
-from tests.report.plans import MS, plans, renamed, two_axis_plan
+from tests.report.plans import MS, half_hidden_plan, plans, renamed, two_axis_plan
 
 HOSTILE = "\x1b[31m<script>alert('x')</script>&amp;"
+
+
+def limits_of(plan: Plan) -> Bottlenecks:
+    return find_limits(plan, timeline(plan))
 
 
 @cache
@@ -153,7 +158,7 @@ def test_names_cannot_command_the_terminal(name: str) -> None:
 def test_links_of_axes_are_those_of_the_mesh(cluster: str, mesh: str) -> None:
     graph, described = linear_step(64, 64, 64), parse_cluster(cluster)
     plan = search(ask(graph, described, Options(mesh=mesh)), lambda _: None)
-    links = {axis.axis: axis.link for axis in find_limits(plan).axes}
+    links = {axis.axis: axis.link for axis in limits_of(plan).axes}
     assert links == {axis.name: axis.link.name for axis in parse_mesh(mesh, described).axes}
 
 
@@ -165,13 +170,13 @@ def with_memory(plan: Plan, limit: int) -> Plan:
 def test_memory_is_short_near_the_limit() -> None:
     plan = two_axis_plan()
     peak = plan.estimates.memory.total
-    assert find_limits(with_memory(plan, peak)).binds[0].startswith("memory is short")
-    assert find_limits(with_memory(plan, 2 * peak)).binds[0].startswith("memory is not short")
+    assert limits_of(with_memory(plan, peak)).binds[0].startswith("memory is short")
+    assert limits_of(with_memory(plan, 2 * peak)).binds[0].startswith("memory is not short")
 
 
 def test_shares_of_the_step_are_of_what_the_device_waits_for() -> None:
     plan = two_axis_plan()
-    limits, estimates = find_limits(plan), plan.estimates
+    limits, estimates = limits_of(plan), plan.estimates
     shares = limits.compute_share, limits.communication_share, limits.optimizer_share
     assert shares == pytest.approx((21 / 31, 6 / 31, 4 / 31))
     assert sum(shares) == pytest.approx(1)
@@ -179,7 +184,7 @@ def test_shares_of_the_step_are_of_what_the_device_waits_for() -> None:
     assert (first.axis, first.share) == ("tp", pytest.approx(8 / 31))
     assert limits.binds[1] == (
         "compute dominates the step: compute 67.7 %, exposed communication 19.4 %, the optimizer "
-        "12.9 %; the busiest axis is tp, for 25.8 % of the step"
+        "12.9 %; the busiest axis is tp, for 25.8 % of the step, of which 66.7 % is exposed"
     )
     assert sum(cost.share for cost in costs(estimates)) <= 1
     whole = reasons(plan)
@@ -188,6 +193,20 @@ def test_shares_of_the_step_are_of_what_the_device_waits_for() -> None:
     assert "What it costs: 6 ms, 17.6 % of a step with nothing hidden" in str(
         reasons(plan, "lm_head")
     )
+
+
+@pytest.mark.parametrize("by_ns", [-5000, 0, 5000])
+def test_axes_add_up_to_the_plan_where_the_drawn_step_rounds(by_ns: int) -> None:
+    plan = half_hidden_plan()
+    estimates = msgspec.structs.replace(
+        plan.estimates,
+        exposed_communication_ns=plan.estimates.exposed_communication_ns + by_ns,
+        hidden_communication_ns=plan.estimates.hidden_communication_ns - by_ns,
+    )
+    axes = limits_of(msgspec.structs.replace(plan, estimates=estimates)).axes
+    assert sum(axis.exposed_ns for axis in axes) == estimates.exposed_communication_ns
+    assert sum(axis.hidden_ns for axis in axes) == estimates.hidden_communication_ns
+    assert all(axis.exposed_ns + axis.hidden_ns == axis.time_ns for axis in axes)
 
 
 def test_the_line_on_what_was_found_has_both_sums() -> None:
@@ -214,7 +233,7 @@ def with_margin(margin: Margin | None) -> Plan:
 )
 def test_margin_in_words(margin: Margin | None, words: str, warning: str) -> None:
     plan = with_margin(margin)
-    limits = find_limits(plan)
+    limits = limits_of(plan)
     assert words in margin_text(limits)
     assert margin is None or margin_text(limits).startswith("as modelled, ")
     found = [text for text in plan.summary().warnings if "fragile" in text]

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from autopar.errors import PlanError
 from autopar.plans.order import OPTIMIZER, Run
 from autopar.plans.plan import CollectiveTotal, OpTotal, Plan
+from autopar.report import trace
 from autopar.report.timeline import timeline
-from autopar.report.trace import BLOCKS, COMPUTE, FIRST_AXIS, chrome_trace
+from autopar.report.trace import BLOCKS, COMPUTE, CRITICAL, FIRST_AXIS, chrome_trace
 from tests.report.plans import MS, renamed, stepped_plan, undisturbed
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama-405b.plan.json"
@@ -67,6 +68,7 @@ def test_events_add_up_to_the_bill(plan: Plan) -> None:
         for each in found
         if key in estimates.ops or each.kind == "slice"
     ]
+    assert all(before["ts"] < after["ts"] for before, after in pairwise(threads[CRITICAL]))
     own_ns = estimates.compute_ns + estimates.optimizer_ns
     assert total(threads[COMPUTE]) == own_ns + sum(each.time_ns for each in by_device)
     for k, axis in enumerate(sorted(axis.name for axis in plan.structure.mesh)):
@@ -79,9 +81,16 @@ def test_events_add_up_to_the_bill(plan: Plan) -> None:
         )
     slowed = check_format(traced(plan))
     for thread, bars in threads.items():
-        assert thread == BLOCKS or total(slowed[thread]) >= total(bars)
+        assert thread in (BLOCKS, CRITICAL) or total(slowed[thread]) >= total(bars)
     end = max(ns(bar)[1] for bars in slowed.values() for bar in bars)
-    assert end == total(slowed[BLOCKS])
+    assert end == total(slowed[BLOCKS]) == total(slowed[CRITICAL])
+    exposed = [
+        bar["args"].get("exposed (ns)", 0)
+        for thread, bars in slowed.items()
+        for bar in bars
+        if thread != CRITICAL
+    ]
+    assert sum(exposed) == estimates.exposed_communication_ns
     assert end == pytest.approx(estimates.step_ns, rel=1e-3)
 
 
@@ -98,7 +107,8 @@ def test_what_is_hidden_is_drawn_beside_what_hides_it() -> None:
     step = timeline(msgspec.structs.replace(plan, estimates=estimates))
     spans = [(bar.part.what, bar.start_ns // MS, bar.end_ns // MS) for bar in step.bars]
     assert spans == [("all_gather", 0, 5), ("all_gather", 5, 10), ("mm", 5, 8)]
-    assert step.end_ns == 10 * MS and step.waiting_ns == 7 * MS
+    assert step.end_ns == 10 * MS
+    assert step.axes == {"dp": (10 * MS, 7 * MS), "tp": (0, 0)}
 
 
 def test_an_event_says_what_it_is() -> None:
@@ -121,6 +131,7 @@ def test_an_event_says_what_it_is() -> None:
         "sharding": "[P on tp, S(0) on dp] to [S(0) on dp]",
         "collectives": 1,
         "bytes": 2 * 2**20,
+        "exposed (ns)": 3 * MS // 4,
     }
     blocks = [e["name"] for e in events if e.get("cat") == "block"]
     assert blocks[0] == "model.layers.* forward 1 of 4"
@@ -145,14 +156,11 @@ def test_hostile_names_are_text() -> None:
     assert texts.isprintable() and len(texts) < 40_000
 
 
-def test_too_long_steps_are_refused() -> None:
-    plan = stepped_plan()
-    order = (Run(1_000_000, ("loss", "lm_head/mm", "lm_head/mm_b")),)
-    long = msgspec.structs.replace(
-        plan, estimates=msgspec.structs.replace(plan.estimates, order=order)
-    )
-    with pytest.raises(PlanError, match="3000000 entries"):
-        chrome_trace(long)
+def test_too_long_steps_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four blocks of 5 forward, 3 of the head, four of 2 backward, the optimizer; all critical."""
+    monkeypatch.setattr(trace, "MAX_BARS", 63)
+    with pytest.raises(PlanError, match="64 entries"):
+        chrome_trace(stepped_plan())
 
 
 @given(

@@ -33,7 +33,7 @@ def gantt(panel: Panel, colours: Mapping[Track, str]) -> Markup:
         *(text(_LEFT - 10, 17, "repeated", "mute", "end") for _ in panel.spans[:1]),
     ]
     for k, row in enumerate(panel.rows):
-        children += _row(panel, row, top + k * (_ROW + _GAP), colours.get(row.track, "other"))
+        children += _row(panel, row, top + k * (_ROW + _GAP), colours)
     return picture(WIDTH, height, f"{panel.title}: when each track is busy", children)
 
 
@@ -65,20 +65,21 @@ def _span(panel: Panel, span: DrawnBar, height: float) -> Markup:
     )
 
 
-def _row(panel: Panel, row: TrackRow, y: float, colour: str) -> Iterator[Markup]:
-    label = cut(row.track.name, _SIZE, _LEFT - 14)
+def _row(panel: Panel, row: TrackRow, y: float, colours: Mapping[Track, str]) -> Iterator[Markup]:
+    label = cut(row.title, _SIZE, _LEFT - 14)
     yield text(_LEFT - 10, y + _ROW / 2 + 4, label, "", "end")
     yield line(_LEFT, y + _ROW, WIDTH - _RIGHT, y + _ROW, "base")
     for block in row.blocks:
         x, end = _x(block.start_ns, panel.ns), _x(block.end_ns, panel.ns)
-        high = _ROW * block.busy
+        high, bottom = _ROW * block.busy, y + _ROW * (1 - block.base)
+        colour = colours.get(block.track, "other")
         if block.busy < 1:
-            yield rect(x, y, end - x, _ROW, f"idle {colour}", block.tip, 0)
-        yield rect(x, y + _ROW - high, end - x, high, f"bar {colour}", block.tip, 1)
+            yield rect(x, y, end - x, bottom - y, f"idle {colour}", block.tip, 0)
+        yield rect(x, bottom - high, end - x, high, f"bar {colour}", block.tip, 1)
         label = fitting(block.labels, _SIZE, end - x - 6)
         if label:
             inside = "inbar" if high > 17 else ""
-            base = y + _ROW - high / 2 + 4 if inside else y + _ROW - high - 4
+            base = bottom - high / 2 + 4 if inside else bottom - high - 4
             yield text((x + end) / 2, base, label, inside, "middle")
 
 

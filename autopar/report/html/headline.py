@@ -14,8 +14,10 @@ from autopar.ir.units import (
 )
 from autopar.plans.cluster_rates import ClusterRates
 from autopar.plans.plan import Plan
-from autopar.report.limits import find_limits, margin_text
-from autopar.report.summary import summarize
+from autopar.report.cautions import cautions
+from autopar.report.limits import Bottlenecks, margin_text
+from autopar.report.placed import param_groups
+from autopar.report.summary import made_by
 
 UNKNOWN = "not known"
 
@@ -61,17 +63,17 @@ class Headline:
     warnings: tuple[str, ...]
 
 
-def headline(plan: Plan) -> Headline:
-    """The headline of a plan."""
-    summary = summarize(plan)
+def headline(plan: Plan, limits: Bottlenecks) -> Headline:
+    """The headline of a plan that has these limits."""
+    structure = plan.structure
     devices = f"{plan.world_size} device" + ("s" if plan.world_size != 1 else "")
     return Headline(
-        model=plan.structure.model or "(unnamed model)",
-        subtitle=f"{plan.structure.cluster}, {devices}: {plan.structure.mesh.text}",
-        cards=tuple(_cards(plan)),
+        model=structure.model or "(unnamed model)",
+        subtitle=f"{structure.cluster}, {devices}: {structure.mesh.text}",
+        cards=tuple(_cards(plan, limits)),
         shares=tuple(_shares(plan)),
-        facts=tuple(_facts(plan, summary.digest, summary.made_by)),
-        warnings=summary.warnings,
+        facts=tuple(_facts(plan, limits)),
+        warnings=tuple(cautions(plan, param_groups(structure.params, structure.mesh))),
     )
 
 
@@ -89,7 +91,7 @@ def _shares(plan: Plan) -> Iterator[Share]:
             done += ns
 
 
-def _cards(plan: Plan) -> list[Card]:
+def _cards(plan: Plan, limits: Bottlenecks) -> list[Card]:
     estimates, provenance = plan.estimates, plan.provenance
     exposed, hidden = estimates.exposed_communication_ns, estimates.hidden_communication_ns
     peak, limit = estimates.memory.total, estimates.memory_limit
@@ -134,13 +136,13 @@ def _cards(plan: Plan) -> list[Card]:
             ),
             "good" if provenance.is_proven else "bad",
         ),
-        _margin(plan),
+        _margin(plan, limits),
     ]
 
 
-def _margin(plan: Plan) -> Card:
+def _margin(plan: Plan, limits: Bottlenecks) -> Card:
     margin, fragile = plan.provenance.margin, plan.provenance.is_fragile
-    words = margin_text(find_limits(plan))
+    words = margin_text(limits)
     if margin is None:
         return Card("Margin", UNKNOWN, (words,))
     tone = "" if fragile is None else "bad" if fragile else "good"
@@ -149,18 +151,18 @@ def _margin(plan: Plan) -> Card:
     return Card("Margin", format_share(nearest - objective_ns, objective_ns), (words,), tone)
 
 
-def _facts(plan: Plan, digest: str, made_by: str) -> list[Fact]:
+def _facts(plan: Plan, limits: Bottlenecks) -> list[Fact]:
     structure, provenance = plan.structure, plan.provenance
     meshes = provenance.meshes_tried
     found = [
         Fact("Inputs", structure.inputs),
         Fact("Trained with", (structure.optimizer,)),
         Fact("Cluster", _cluster(structure.cluster, plan.estimates.cluster)),
-        Fact("What binds", find_limits(plan).binds),
+        Fact("What binds", limits.binds),
         Fact("Imposed", provenance.imposed),
         Fact("Best of the meshes", meshes if len(meshes) > 1 else ()),
-        Fact("Plan", (digest,)),
-        Fact("Made by", (made_by,)),
+        Fact("Plan", (plan.digest,)),
+        Fact("Made by", (made_by(provenance),)),
     ]
     return [fact for fact in found if fact.words]
 

@@ -7,7 +7,7 @@ The page forbids itself to load anything and to run any script but its own, whos
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -18,8 +18,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from autopar.ir.mesh import Mesh
-from autopar.ir.units import format_bytes, format_ns
+from autopar.ir.units import format_bytes, format_ns, format_percent
 from autopar.plans.plan import CollectiveTotal, Plan
+from autopar.report.critical_parts import CriticalPart, critical_parts
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture
 from autopar.report.html.charts import areas, gantt
@@ -27,9 +28,9 @@ from autopar.report.html.decisions import ROW_KINDS, Decisions, decisions
 from autopar.report.html.headline import Headline, headline
 from autopar.report.html.memory import MemoryUse, memory_use
 from autopar.report.html.schedule import DrawnSchedule, drawn_schedule
-from autopar.report.limits import find_limits
+from autopar.report.limits import AxisShare, find_limits
 from autopar.report.names import MAX_NAME, clean, escape
-from autopar.report.timeline import Track
+from autopar.report.timeline import Track, timeline
 
 NUM_COLOURS = 6
 """Colours of mesh axes in the style sheet; further axes begin again."""
@@ -45,6 +46,7 @@ class Page:
     mesh: Mesh
     headline: Headline
     schedule: DrawnSchedule
+    critical: tuple[CriticalPart, ...]
     memory: MemoryUse
     traffic: tuple[AxisTraffic, ...]
     graphs: tuple[BlockGraph, ...]
@@ -53,12 +55,15 @@ class Page:
 
 def content(plan: Plan) -> Page:
     """The content of the page of a plan."""
+    step = timeline(plan)
+    limits = find_limits(plan, step)
     return Page(
         mesh=plan.structure.mesh,
-        headline=headline(plan),
-        schedule=drawn_schedule(plan),
+        headline=headline(plan, limits),
+        schedule=drawn_schedule(plan, step),
+        critical=critical_parts(plan, step),
         memory=memory_use(plan),
-        traffic=axis_traffic(plan),
+        traffic=axis_traffic(plan, limits.axes),
         graphs=block_graphs(plan),
         decisions=decisions(plan),
     )
@@ -117,6 +122,7 @@ def _environment() -> Environment:
     filters: dict[str, Callable[..., str]] = {
         "time": format_ns,
         "bytes": format_bytes,
+        "percent": format_percent,
         "name": clean,
     }
     filters["name"] = clean
@@ -141,30 +147,25 @@ class SentRow:
 
 @dataclass(frozen=True, slots=True)
 class AxisTraffic:
-    """What one axis sends, the longest first; `link` is the slowest it crosses, "" if not known."""
+    """What one axis, of `size` ranks, sends in all; and by kind and phase, the longest first."""
 
-    axis: str
+    total: AxisShare
     size: int
-    link: str
-    time_ns: int
     num_bytes: int
     rows: tuple[SentRow, ...]
 
 
-def axis_traffic(plan: Plan) -> tuple[AxisTraffic, ...]:
-    """The traffic of every axis of the mesh, also of those that send nothing."""
+def axis_traffic(plan: Plan, shares: Sequence[AxisShare]) -> tuple[AxisTraffic, ...]:
+    """The traffic of every axis of the mesh, in its order, also of those that send nothing."""
     totals = plan.estimates.collectives
     longest = max((total.time_ns for total in totals), default=0) or 1
     sizes = {axis.name: axis.size for axis in plan.structure.mesh}
-    axes = dict.fromkeys([*sizes, *sorted({total.axis for total in totals})])
-    links = {share.axis: share.link for share in find_limits(plan).axes}
+    places = {name: place for place, name in enumerate(sizes)}
     found: list[AxisTraffic] = []
-    for axis in axes:
-        of_axis = [total for total in totals if total.axis == axis]
+    for share in sorted(shares, key=lambda each: (places.get(each.axis, len(places)), each.axis)):
+        of_axis = [total for total in totals if total.axis == share.axis]
         of_axis.sort(key=lambda total: (-total.time_ns, total.kind, total.phase))
         rows = tuple(SentRow(total, total.time_ns / longest) for total in of_axis)
-        time_ns = sum(total.time_ns for total in of_axis)
         num_bytes = sum(total.num_bytes for total in of_axis)
-        about = axis, sizes.get(axis, 0), links.get(axis, "")
-        found.append(AxisTraffic(*about, time_ns, num_bytes, rows))
+        found.append(AxisTraffic(share, sizes.get(share.axis, 0), num_bytes, rows))
     return tuple(found)

@@ -1,23 +1,30 @@
 """The step as rows of bars: the content of the page's Gantt picture.
 
 The first panel has the whole step. A run that repeats is one bar there, filled as far as each track
-is busy in it, with a letter; the panel of that letter has one repetition, op by op.
+is busy in it, with a letter; the panel of that letter has one repetition, op by op. The first row
+of a panel is the critical path, in bars of the tracks that it goes by; of a run that repeats, one
+above the other, each as high as its share.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from string import ascii_uppercase
 
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.plan import Plan
 from autopar.report.names import short_op
 from autopar.report.placed import route_text
-from autopar.report.timeline import Bar, DrawnStep, Part, Stretch, Track, timeline
+from autopar.report.timeline import Bar, DrawnStep, Part, Stretch, Track, within
 
 THIN = 1 / 700
 """Bars below this share of a panel's width are drawn together with their neighbours."""
+
+LEGIBLE = 0.6
+"""A bar that is filled so far has room for a label."""
+
+CRITICAL = "critical path"
 
 MAX_LETTERS = 12
 """Runs that are drawn from within; the longest."""
@@ -25,15 +32,18 @@ MAX_LETTERS = 12
 
 @dataclass(frozen=True, slots=True)
 class DrawnBar:
-    """A bar of a panel. `busy` is the share of its time in which the track does something, `count`
-    the bars it is made of; the first of `labels` that has room is written on it."""
+    """A bar of a panel. `busy` is the share of its time in which `track` does something, drawn
+    above the share `base`; `count` the bars it is made of. The first of `labels` that has room is
+    written on it."""
 
+    track: Track
     start_ns: int
     end_ns: int
     busy: float
     labels: tuple[str, ...]
     tip: str
     count: int = 1
+    base: float = 0.0
 
     @property
     def ns(self) -> int:
@@ -42,9 +52,9 @@ class DrawnBar:
 
 @dataclass(frozen=True, slots=True)
 class TrackRow:
-    """What one track does."""
+    """What one track does, or all of them on the critical path."""
 
-    track: Track
+    title: str
     blocks: tuple[DrawnBar, ...]
 
 
@@ -81,9 +91,8 @@ class DrawnSchedule:
     runs: tuple[RunRow, ...]
 
 
-def drawn_schedule(plan: Plan) -> DrawnSchedule:
-    """The schedule of a plan; nothing is drawn of a step that takes no time."""
-    step = timeline(plan)
+def drawn_schedule(plan: Plan, step: DrawnStep) -> DrawnSchedule:
+    """The schedule of a plan whose step is `step`; nothing is drawn of one that takes no time."""
     letters = _letters(step)
     panels = [_overview(step, letters, plan)] if step.end_ns else []
     panels += [_inside(step, stretch, letter, plan) for stretch, letter in letters]
@@ -104,72 +113,103 @@ def _letters(step: DrawnStep) -> list[tuple[Stretch, str]]:
 
 def _overview(step: DrawnStep, letters: list[tuple[Stretch, str]], plan: Plan) -> Panel:
     known = {stretch.start_ns: letter for stretch, letter in letters}
-    found: dict[Track, list[DrawnBar]] = {track: [] for track in step.tracks}
+    found = _no_bars(step)
     spans: list[DrawnBar] = []
     for stretch in step.stretches:
         if stretch.end_ns == stretch.start_ns:
             continue
         if stretch.run.times == 1:
-            bars = step.within(stretch.start_ns, stretch.end_ns)
-            _add_bars(found, bars, 0, step.end_ns * THIN, plan)
+            _add_bars(found, step, (stretch.start_ns, stretch.end_ns), 0, step.end_ns * THIN, plan)
             continue
         title = f"{step.title(stretch)}, {stretch.run.times} times"
         letter = known.get(stretch.start_ns, "")
         long = f"{letter}  {title}".strip()
-        spans.append(_whole(stretch, 1.0, (long, f"{letter} ×{stretch.run.times}", letter), title))
-        for track, ns in step.busy_ns(stretch).items():
-            if ns:
-                share = ns / (stretch.end_ns - stretch.start_ns)
-                labels = (f"{100 * share:.0f} %",)
-                found[track].append(_whole(stretch, share, labels, f"{track.name}, {title}"))
+        labels = long, f"{letter} ×{stretch.run.times}", letter
+        spans.append(_whole(Track("compute"), stretch, 1.0, labels, title))
+        _add_run(found, step, stretch, title)
     return Panel("", "The step", step.end_ns, tuple(spans), _rows(found))
 
 
-def _whole(stretch: Stretch, busy: float, labels: tuple[str, ...], about: str) -> DrawnBar:
+def _add_run(
+    found: dict[str, list[DrawnBar]], step: DrawnStep, stretch: Stretch, title: str
+) -> None:
+    """All repetitions of a run as one bar for each track, and for each on the critical path."""
+    whole_ns = stretch.end_ns - stretch.start_ns
+    for track, ns in step.busy_ns(stretch).items():
+        if ns:
+            labels = (f"{100 * ns / whole_ns:.0f} %",)
+            about = f"{track.name}, {title}"
+            found[track.name].append(_whole(track, stretch, ns / whole_ns, labels, about))
+    base = 0.0
+    for track, ns in sorted(step.critical_ns(stretch).items()):
+        if ns:
+            share = ns / whole_ns
+            labels = (f"{track.name} {100 * share:.0f} %",) * (share > LEGIBLE)
+            about = f"{CRITICAL}: {track.name}, {title}"
+            bar = _whole(track, stretch, share, labels, about)
+            found[CRITICAL].append(replace(bar, base=base))
+            base += share
+
+
+def _whole(
+    track: Track, stretch: Stretch, busy: float, labels: tuple[str, ...], about: str
+) -> DrawnBar:
     ns = stretch.end_ns - stretch.start_ns
     tip = f"{about}\n{format_ns(round(busy * ns))} of {format_ns(ns)}"
-    return DrawnBar(stretch.start_ns, stretch.end_ns, busy, labels, tip)
+    return DrawnBar(track, stretch.start_ns, stretch.end_ns, busy, labels, tip)
 
 
 def _inside(step: DrawnStep, stretch: Stretch, letter: str, plan: Plan) -> Panel:
     """One repetition in the middle, where what came before and comes behind is like it."""
     start_ns, end_ns = step.extent(stretch, stretch.run.times // 2)
-    found: dict[Track, list[DrawnBar]] = {track: [] for track in step.tracks}
-    bars = step.within(start_ns, end_ns)
-    _add_bars(found, bars, start_ns, (end_ns - start_ns) * THIN, plan)
+    found = _no_bars(step)
+    _add_bars(found, step, (start_ns, end_ns), start_ns, (end_ns - start_ns) * THIN, plan)
     title = f"{step.title(stretch)}, once of {stretch.run.times} times"
     return Panel(letter, title, end_ns - start_ns, (), _rows(found))
 
 
-def _rows(found: dict[Track, list[DrawnBar]]) -> tuple[TrackRow, ...]:
-    return tuple(TrackRow(track, tuple(blocks)) for track, blocks in found.items() if blocks)
+def _no_bars(step: DrawnStep) -> dict[str, list[DrawnBar]]:
+    return {title: [] for title in (CRITICAL, *(track.name for track in step.tracks))}
+
+
+def _rows(found: dict[str, list[DrawnBar]]) -> tuple[TrackRow, ...]:
+    return tuple(TrackRow(title, tuple(blocks)) for title, blocks in found.items() if blocks)
 
 
 def _add_bars(
-    found: dict[Track, list[DrawnBar]],
-    bars: Iterable[Bar],
+    found: dict[str, list[DrawnBar]],
+    step: DrawnStep,
+    shown_ns: tuple[int, int],
     zero_ns: int,
     thin_ns: float,
     plan: Plan,
 ) -> None:
-    """Each bar to its track; thin ones that nearly touch become one."""
-    for bar in bars:
-        blocks = found[bar.part.track]
-        start_ns, end_ns = bar.start_ns - zero_ns, bar.end_ns - zero_ns
-        before = blocks[-1] if blocks else None
-        thin = bar.duration_ns < thin_ns
-        if (
-            before
-            and thin
-            and (before.count > 1 or before.ns < thin_ns)
-            and start_ns - before.end_ns < thin_ns
-        ):
-            busy = (before.busy * before.ns + bar.duration_ns) / (end_ns - before.start_ns)
-            count = before.count + 1
-            tip = f"{count} short ones, {format_ns(end_ns - before.start_ns)}"
-            blocks[-1] = DrawnBar(before.start_ns, end_ns, busy, (), tip, count)
-        else:
-            blocks.append(DrawnBar(start_ns, end_ns, 1.0, _labels(bar.part), _tip(bar, plan)))
+    """What happens from the first to the second of `shown_ns`, each bar in its row."""
+    for bar in within(step.path, *shown_ns):
+        _add_bar(found[CRITICAL], bar, zero_ns, thin_ns, plan)
+    for bar in within(step.bars, *shown_ns):
+        _add_bar(found[bar.part.track.name], bar, zero_ns, thin_ns, plan)
+
+
+def _add_bar(blocks: list[DrawnBar], bar: Bar, zero_ns: int, thin_ns: float, plan: Plan) -> None:
+    """Thin ones of one track that nearly touch become one."""
+    track, start_ns, end_ns = bar.part.track, bar.start_ns - zero_ns, bar.end_ns - zero_ns
+    before = blocks[-1] if blocks else None
+    thin = bar.duration_ns < thin_ns
+    if (
+        before
+        and thin
+        and before.track == track
+        and (before.count > 1 or before.ns < thin_ns)
+        and start_ns - before.end_ns < thin_ns
+    ):
+        busy = (before.busy * before.ns + bar.duration_ns) / (end_ns - before.start_ns)
+        count = before.count + 1
+        tip = f"{count} short ones, {format_ns(end_ns - before.start_ns)}"
+        blocks[-1] = DrawnBar(track, before.start_ns, end_ns, busy, (), tip, count)
+    else:
+        labels, tip = _labels(bar.part), _tip(bar, plan)
+        blocks.append(DrawnBar(track, start_ns, end_ns, 1.0, labels, tip))
 
 
 def _labels(part: Part) -> tuple[str, ...]:

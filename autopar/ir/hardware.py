@@ -1,0 +1,203 @@
+"""A device and its links at work: what they do when, what communication costs the device, and which
+message costs it.
+
+The device does one thing after another; the links of each mesh axis do theirs beside it, in the
+order in which they are started. What communication costs the device is exposed, whether it waits or
+is slowed down; the rest is hidden.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import NamedTuple
+
+from autopar.ir.apportion import apportion
+
+_THOUSAND = 1000
+
+
+class Span(NamedTuple):
+    """When something starts and ends, in nanoseconds."""
+
+    start_ns: int
+    end_ns: int
+
+
+class Act(NamedTuple):
+    """What the device does at one time: it works, is busy for the communication on `axis`, or waits
+    for the message `awaited`. Acts follow one another without a gap."""
+
+    span: Span
+    axis: int | None = None
+    awaited: int | None = None
+
+
+class Sending(NamedTuple):
+    """A message on the links of `axis`, which would take `alone_ns` with nothing beside it. It was
+    given to them after the first `num_before` acts of the device, when the message `behind` was the
+    last of those that had not come (None if the links were idle)."""
+
+    axis: int
+    alone_ns: int
+    exposed_ns: int
+    span: Span
+    num_before: int
+    behind: int | None
+
+
+class AxisTime(NamedTuple):
+    """What communication on a mesh axis takes alone, and how much of that is exposed."""
+
+    alone_ns: int
+    exposed_ns: int
+
+    @property
+    def hidden_ns(self) -> int:
+        return self.alone_ns - self.exposed_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All that was done: by the device, and by the links, messages by their numbers. `axes` adds up
+    what was communicated, on links or by the device, per mesh axis."""
+
+    acts: tuple[Act, ...]
+    sendings: tuple[Sending, ...]
+    axes: Mapping[int, AxisTime]
+
+
+class Hardware:
+    """A device and the links of each mesh axis, at work.
+
+    `contention` has, per axis in thousandths (at most all of them), by how much the device and a
+    message are slowed down while both are busy (`mesh.Link.contention`): together they take `max +
+    k min`. Axes that are not in it have none.
+
+    What a moment costs the device is exposed of the message that costs it: while the device waits,
+    of the one that the links are at, on the axis of what it waits for; while it is slowed down, of
+    all under way, in proportion to `contention`. No more is exposed of a message than it takes
+    alone. These are fractions of nanoseconds: `apportion` makes them whole, of all together.
+    """
+
+    def __init__(self, contention: Sequence[int] = ()) -> None:
+        self.worked_ns = 0
+        """What the device was given to do, but for communication."""
+        self._now = 0.0
+        self._slowed = {axis: k / _THOUSAND for axis, k in enumerate(contention)}
+        self._queues: dict[int, deque[_Sent]] = {}
+        self._sent: list[_Sent] = []
+        self._acts: list[Act] = []
+        self._own: dict[int, int] = {}
+        """What the device itself communicates, per axis."""
+
+    @property
+    def now_ns(self) -> int:
+        """Where the device is."""
+        return round(self._now)
+
+    @property
+    def exposed_ns(self) -> int:
+        """How long the device was not at its own work, or slower at it, for communication."""
+        return self.now_ns - self.worked_ns
+
+    def work(self, ns: int) -> Span:
+        """The device is busy."""
+        self.worked_ns += ns
+        span = self._pass(float(ns), self._slowed)
+        self._acts.append(Act(span))
+        return span
+
+    def communicate(self, axis: int, ns: int) -> Span:
+        """The device is busy with what only communication on `axis` asks for."""
+        self._own[axis] = self._own.get(axis, 0) + ns
+        span = self._pass(float(ns), {})
+        self._acts.append(Act(span, axis))
+        return span
+
+    def start(self, axis: int, ns: int) -> int:
+        """The links of an axis are given a message. Returns its number."""
+        queue = self._queues.setdefault(axis, deque())
+        behind = queue[-1].number if queue else None
+        number, before = len(self._sent), len(self._acts)
+        self._sent.append(_Sent(number, axis, ns, before, behind, float(ns), self._now))
+        queue.append(self._sent[-1])
+        return number
+
+    def wait(self, number: int) -> Span:
+        """The device goes on when a message has come."""
+        start_ns, awaited = self.now_ns, self._sent[number]
+        queue = self._queues[awaited.axis]
+        while awaited.span is None:
+            sending = queue[0]
+            sending.exposed += self._step(inf, {})
+        span = Span(start_ns, self.now_ns)
+        self._acts.append(Act(span, awaited=number))
+        return span
+
+    def finish(self) -> Record:
+        """All that was done. Messages that nothing waited for end after the device does."""
+        now = self._now
+        while any(self._queues.values()):
+            self._step(inf, {})
+        self._now = now
+        exposed_ns = apportion(
+            self.exposed_ns - sum(self._own.values()), [each.exposed for each in self._sent]
+        )
+        sendings = tuple(
+            Sending(sent.axis, sent.alone_ns, ns, sent.span, sent.before, sent.behind)
+            for sent, ns in zip(self._sent, exposed_ns, strict=True)
+            if sent.span is not None
+        )
+        axes = {axis: AxisTime(ns, ns) for axis, ns in self._own.items()}
+        for each in sendings:
+            alone_ns, exposed = axes.get(each.axis, AxisTime(0, 0))
+            axes[each.axis] = AxisTime(alone_ns + each.alone_ns, exposed + each.exposed_ns)
+        return Record(tuple(self._acts), sendings, axes)
+
+    def _pass(self, left: float, slowed: Mapping[int, float]) -> Span:
+        start_ns = self.now_ns
+        while left > 0:
+            left -= self._step(left, slowed)
+        return Span(start_ns, self.now_ns)
+
+    def _step(self, left: float, slowed: Mapping[int, float]) -> float:
+        """Time passes until the device has done `left`, or a message has come. Returns what the
+        device has done."""
+        busy = {axis: queue for axis, queue in self._queues.items() if queue}
+        if not busy:
+            self._now += left
+            return left
+        rate = 1 / (1 + sum(slowed.get(axis, 0.0) for axis in busy))
+        rates = {axis: 1 / (1 + slowed.get(axis, 0.0)) for axis in busy}
+        ends = {axis: queue[0].left / rates[axis] for axis, queue in busy.items()}
+        passed = min([left / rate, *ends.values()])
+        self._now += passed
+        for axis, queue in busy.items():
+            first = queue[0]
+            first.left -= passed * rates[axis]
+            first.exposed += passed * rate * slowed.get(axis, 0.0)
+            if ends[axis] <= passed:
+                queue.popleft()
+                first.span = Span(round(first.start), self.now_ns)
+                if queue:
+                    queue[0].start = self._now
+        return left if left / rate <= passed else passed * rate
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A message: of `alone_ns`, the links have `left` to do. They begin with it at `start`, or when
+    those before it have come. Further as `Sending` has it."""
+
+    number: int
+    axis: int
+    alone_ns: int
+    before: int
+    behind: int | None
+    left: float
+    start: float
+    exposed: float = 0.0
+    span: Span | None = None

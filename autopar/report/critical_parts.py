@@ -1,0 +1,50 @@
+"""The critical path of a step (`ir.critical_path`) in a few rows: what determines how long it
+takes, all of a kind together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+from autopar.ir.apportion import apportion
+from autopar.plans.plan import Plan
+from autopar.report.names import WHOLE_MODEL, tensor_name
+from autopar.report.timeline import Bar, DrawnStep, block_of
+
+
+@dataclass(frozen=True, slots=True)
+class CriticalPart:
+    """`count` times `what` ("compute", "all_gather on tp", "optimizer") of `where`, a block or a
+    module in one: for `time_ns` of the step, which is the fraction `share` of it, all else waits
+    for that, or is hidden behind it. What slows it down is in its time."""
+
+    what: str
+    where: str
+    phase: str
+    count: int
+    time_ns: int
+    share: float
+
+
+def critical_parts(plan: Plan, step: DrawnStep) -> tuple[CriticalPart, ...]:
+    """The parts of the critical path of `step`, the longest first. They add up to the step of the
+    plan, from which the drawn one may differ by what it rounds."""
+    sums: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
+    for bar in step.path:
+        total = sums[_kind(plan, bar)]
+        total[0], total[1] = total[0] + 1, total[1] + bar.duration_ns
+    times_ns = apportion(plan.estimates.step_ns, [ns for _, ns in sums.values()])
+    whole_ns = max(1, plan.estimates.step_ns)
+    found = [
+        CriticalPart(*kind, count, ns, ns / whole_ns)
+        for (kind, (count, _)), ns in zip(sums.items(), times_ns, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda part: (-part.time_ns, part.where, part.what, part.phase)))
+
+
+def _kind(plan: Plan, bar: Bar) -> tuple[str, str, str]:
+    part = bar.part
+    if part.is_sent:
+        where = part.module or tensor_name(plan.estimates, part.key)
+        return f"{part.what} on {part.axis}", block_of(where, inner=1), part.phase
+    return part.track.kind, block_of(part.module) or WHOLE_MODEL, part.phase
