@@ -3,121 +3,36 @@
 Rates are dense peaks (no sparsity) and datasheet bandwidths. "float32" is the rate outside tensor
 cores, since torch leaves TF32 off unless asked. "float64" is the tensor-core rate where there is
 one, since cuBLAS uses it. A datasheet's "GB" is read as 10^9 bytes, which the memory that a driver
-reports exceeds by up to 7 %: the difference is left to the CUDA context.
-
-What kernels reach of these rates is fitted to published measurements; those of devices that nobody
-measured are their generation's, and their source says so. Products: sweeps of torch's linear in
-bfloat16 (ai-dynamo/aiconfigurator, systems/data/*/gemm: m 16 to 32,768, n and k 512 to 65,536), of
-which half was held out; the residuals, median and 90th percentile, are of that half. Collectors of
-the same card differ by 7 %. Attention is that of FlashAttention 2, the kernel of
-`runtime/ops/attention.py`, forward under a causal mask in vLLM (same source); its later versions
-reach more. Backward on A100 was not measured: 0.83 of forward's rate, as on Hopper and Blackwell.
-Streams: te42kyfo/gpu-benches, microsoft/vidur, and RMSNorm in NVIDIA/cudnn-frontend, whose backward
-under torch.compile comes to 0.37 of the bandwidth on H200 and 0.33 on GB200.
+reports exceeds by up to 7 %: the difference is left to the CUDA context. What kernels reach of
+these rates is in `kernels.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.cluster.kernels import (
+    ADA_KERNELS,
+    AMPERE_KERNELS,
+    B300_KERNELS,
+    BLACKWELL_KERNELS,
+    CDNA_KERNELS,
+    GB200_KERNELS,
+    GB300_KERNELS,
+    GRAPHICS_BLACKWELL_KERNELS,
+    H200_KERNELS,
+    HOPPER_KERNELS,
+    VOLTA_KERNELS,
+)
 from autopar.ir.mesh import Device, Kernels
 
 _LAUNCH_S = 5e-6
 """Host time to launch one CUDA kernel from C++: 3 to 8 us on current servers; an estimate."""
 
-
-_AMPERE = Kernels(
-    start_s=2e-6,
-    product_start_s=5.8e-6,
-    product=0.814,
-    product_memory=0.675,
-    wave=0.09,
-    depth=125,
-    processors=108,
-    attention=0.584,
-    attention_narrow=0.92,
-    attention_backward=0.83,
-    attention_tokens=378,
-    pointwise=0.86,
-    reduction=0.7,
-    reduction_backward=0.37,
-)
-_HOPPER = Kernels(
-    start_s=2.4e-6,
-    product_start_s=2.9e-6,
-    product=0.849,
-    product_memory=0.847,
-    wave=0.15,
-    depth=164,
-    processors=132,
-    attention=0.33,
-    attention_narrow=0.92,
-    attention_backward=0.87,
-    attention_tokens=300,
-    pointwise=0.8,
-    reduction=0.8,
-    reduction_backward=0.37,
-)
-_H200 = replace(
-    _HOPPER, product_start_s=3e-6, product=0.83, product_memory=0.787, wave=0.09, depth=124
-)
-_BLACKWELL = Kernels(
-    start_s=2.4e-6,
-    product_start_s=2.4e-6,
-    product=0.736,
-    product_memory=0.739,
-    wave=0.23,
-    depth=89,
-    processors=148,
-    attention=0.19,
-    attention_narrow=0.88,
-    attention_backward=0.87,
-    attention_tokens=300,
-    pointwise=0.75,
-    reduction=0.65,
-    reduction_backward=0.33,
-)
-_GB200 = replace(
-    _BLACKWELL, product=0.692, product_memory=0.749, wave=0.24, depth=77, attention=0.171
-)
-_B300 = replace(_BLACKWELL, product=0.818, product_memory=0.713, wave=0.24, depth=81)
-_GB300 = replace(_BLACKWELL, product=0.809, wave=0.26, depth=80, attention=0.171)
-_ADA = Kernels(
-    start_s=1.6e-6,
-    product_start_s=1.5e-6,
-    product=0.625,
-    product_memory=0.764,
-    wave=0,
-    depth=180,
-    processors=142,
-    attention=0.486,
-    attention_narrow=0.97,
-    attention_backward=0.83,
-    attention_tokens=204,
-    pointwise=0.9,
-    reduction=0.7,
-    reduction_backward=0.37,
-)
-_GRAPHICS_BLACKWELL = replace(
-    _ADA,
-    product_start_s=3.1e-6,
-    product=0.8,
-    product_memory=0.891,
-    wave=0.07,
-    depth=124,
-    processors=188,
-    attention=0.626,
-    attention_narrow=0.92,
-    attention_tokens=253,
-)
-# Without FlashAttention 2, which starts at compute capability 8.0, scores are written out.
-_VOLTA = replace(_AMPERE, processors=80, attention=0.15, pointwise=0.91, reduction=0.65)
-_CDNA = replace(_AMPERE, processors=304, product=0.51, attention=0.35, pointwise=0.8)
-
 _A100_FIT = "products fitted within 5 and 18 %, attention 4 and 17 % above 200 us"
 _H100_FIT = (
-    "products fitted within 6 and 14 %; attention: 287 to 363 TFLOP/s forward and 282 to 308 "
-    "backward (pytorch/benchmark, flash-attention)"
+    "products fitted within 6 and 14 %, and 0.9 of that sustained; attention: 287 to 363 TFLOP/s "
+    "forward and 282 to 308 backward (pytorch/benchmark, flash-attention)"
 )
 _B200_FIT = (
     "products fitted within {} %; attention: 248 to 415 TFLOP/s forward on causal B200, 0.87 of it "
@@ -168,7 +83,7 @@ _DATACENTER = (
         80,
         2.039,
         "NVIDIA A100 Tensor Core GPU datasheet, 80GB SXM",
-        _AMPERE,
+        AMPERE_KERNELS,
         _A100_FIT,
         _A100_RATES,
     ),
@@ -177,7 +92,7 @@ _DATACENTER = (
         40,
         1.555,
         "NVIDIA A100 Tensor Core GPU datasheet, 40GB SXM",
-        _AMPERE,
+        AMPERE_KERNELS,
         f"those of the 80GB card: {_A100_FIT}",
         _A100_RATES,
     ),
@@ -186,7 +101,7 @@ _DATACENTER = (
         80,
         3.35,
         "NVIDIA H100 Tensor Core GPU datasheet, SXM5",
-        _HOPPER,
+        HOPPER_KERNELS,
         _H100_FIT,
         _H100_RATES,
     ),
@@ -195,7 +110,7 @@ _DATACENTER = (
         80,
         2.0,
         "NVIDIA H100 Tensor Core GPU datasheet, PCIe",
-        replace(_HOPPER, processors=114, pointwise=0.85),
+        replace(HOPPER_KERNELS, processors=114, pointwise=0.85),
         f"a copy at 0.85 of the bandwidth measured; else {_of('Hopper', 'H100 SXM')}",
         _rates(51.0, 51.0, 756.0, 1513.0),
     ),
@@ -204,7 +119,7 @@ _DATACENTER = (
         141,
         4.8,
         "NVIDIA H200 Tensor Core GPU datasheet, SXM",
-        _H200,
+        H200_KERNELS,
         _H100_FIT,
         _H100_RATES,
     ),
@@ -213,7 +128,7 @@ _DATACENTER = (
         96,
         4.0,
         "NVIDIA GH200 Grace Hopper Superchip datasheet, HBM3",
-        _H200,
+        H200_KERNELS,
         _of("Hopper", "H200"),
         _H100_RATES,
     ),
@@ -222,7 +137,7 @@ _DATACENTER = (
         180,
         8.0,
         "NVIDIA DGX B200 datasheet (memory), Blackwell architecture brief, HGX (rates)",
-        _BLACKWELL,
+        BLACKWELL_KERNELS,
         _B200_FIT.format("6 and 16"),
         _rates(40.0, 80.0, 2250.0, 4500.0),
     ),
@@ -231,7 +146,7 @@ _DATACENTER = (
         186,
         8.0,
         "NVIDIA GB200 NVL72 datasheet, 1/72 of it",
-        _GB200,
+        GB200_KERNELS,
         _B200_FIT.format("6 and 19"),
         _rates(40.0, 80.0, 2500.0, 5000.0),
     ),
@@ -240,7 +155,7 @@ _DATACENTER = (
         268,
         8.0,
         "NVIDIA HGX B300 datasheet, 1/8 of it",
-        _B300,
+        B300_KERNELS,
         _B200_FIT.format("6 and 19"),
         _rates(1.2, 75.0, 2250.0, 4500.0),
     ),
@@ -249,7 +164,7 @@ _DATACENTER = (
         278,
         8.0,
         "NVIDIA GB300 NVL72 datasheet, 1/72 of it",
-        _GB300,
+        GB300_KERNELS,
         _B200_FIT.format("5 and 15"),
         _rates(1.3, 80.0, 2500.0, 5000.0),
     ),
@@ -258,7 +173,7 @@ _DATACENTER = (
         192,
         5.3,
         "AMD Instinct MI300X datasheet",
-        _CDNA,
+        CDNA_KERNELS,
         "large products at 668 TFLOP/s measured (stas00, ml-engineering), the rest not: A100's, "
         "attention an estimate",
         _rates(163.4, 163.4, 1307.4, 2614.9),
@@ -268,7 +183,7 @@ _DATACENTER = (
         32,
         0.9,
         "NVIDIA V100 Tensor Core GPU datasheet, 32GB SXM2; no bfloat16 units",
-        _VOLTA,
+        VOLTA_KERNELS,
         "streams measured (gpu-benches); products not, A100's; attention without a fused kernel: "
         "0.15 measured on RTX A5000",
         {"float64": 7.8, "float32": 15.7, "float16": 125.0},
@@ -281,7 +196,7 @@ _WORKSTATION = (
         16,
         0.32,
         "NVIDIA T4 Tensor Core GPU datasheet; no bfloat16 units; float64: 1/32 of float32",
-        replace(_VOLTA, processors=40, pointwise=0.74, reduction=0.6),
+        replace(VOLTA_KERNELS, processors=40, pointwise=0.74, reduction=0.6),
         "streams measured; products and attention as V100",
         {"float64": 0.253, "float32": 8.1, "float16": 65.0},
     ),
@@ -290,7 +205,7 @@ _WORKSTATION = (
         24,
         0.3,
         f"NVIDIA L4 Tensor Core GPU datasheet; {_SLOW_64}",
-        replace(_ADA, processors=58, pointwise=0.78, reduction=0.78),
+        replace(ADA_KERNELS, processors=58, pointwise=0.78, reduction=0.78),
         f"streams measured; else {_of('Ada', 'L40S')}",
         _rates(0.473, 30.3, 121.0, 242.5),
     ),
@@ -299,7 +214,7 @@ _WORKSTATION = (
         48,
         0.864,
         f"NVIDIA L40S GPU datasheet; {_SLOW_64}",
-        _ADA,
+        ADA_KERNELS,
         "products fitted within 10 and 24 %, attention 9 and 37 % above 200 us",
         _rates(1.43, 91.6, 362.1, 733.0),
     ),
@@ -308,7 +223,7 @@ _WORKSTATION = (
         24,
         0.6,
         f"NVIDIA A10G figures of AWS EC2 G5; {_SLOW_64}",
-        replace(_AMPERE, processors=80, pointwise=0.9),
+        replace(AMPERE_KERNELS, processors=80, pointwise=0.9),
         _of("Ampere", "A100"),
         _rates(0.547, 35.0, 70.0),
     ),
@@ -317,7 +232,7 @@ _WORKSTATION = (
         24,
         0.936,
         f"NVIDIA Ampere GA102 whitepaper, float32 accumulation; {_SLOW_64}",
-        replace(_AMPERE, processors=82, pointwise=0.9),
+        replace(AMPERE_KERNELS, processors=82, pointwise=0.9),
         _of("Ampere", "A100"),
         _rates(0.556, 35.6, 71.0),
     ),
@@ -326,7 +241,7 @@ _WORKSTATION = (
         24,
         1.008,
         f"NVIDIA Ada GPU whitepaper, float32 accumulation; {_SLOW_64}",
-        replace(_ADA, processors=128),
+        replace(ADA_KERNELS, processors=128),
         _of("Ada", "L40S"),
         _rates(1.29, 82.6, 165.2, 330.3),
     ),
@@ -335,7 +250,7 @@ _WORKSTATION = (
         48,
         0.96,
         f"NVIDIA RTX 6000 Ada Generation datasheet; {_SLOW_64}",
-        _ADA,
+        ADA_KERNELS,
         _of("Ada", "L40S"),
         _rates(1.42, 91.1, 364.2, 728.5),
     ),
@@ -344,7 +259,7 @@ _WORKSTATION = (
         96,
         1.597,
         f"NVIDIA RTX PRO 6000 Blackwell Server Edition datasheet; {_SLOW_64}",
-        _GRAPHICS_BLACKWELL,
+        GRAPHICS_BLACKWELL_KERNELS,
         "products fitted within 5 and 20 %, attention 7 and 36 % above 200 us",
         _rates(1.88, 120.0, 503.8, 1007.6),
     ),

@@ -1,7 +1,7 @@
 """Seconds of one kernel on one device, from its shapes, its FLOPs and the bytes it moves.
 
 A roofline (Williams, Waterman and Patterson, 2009) whose ceilings depend on the kind of kernel and,
-for products, on the shape. The constants are those of `mesh.Kernels`; `cluster/devices.py` has them
+for products, on the shape. The constants are those of `mesh.Kernels`; `cluster/kernels.py` has them
 with their sources.
 
     product      start + max(2 (out + wave T S) (k + depth) / (ceiling peak), bytes / (memory B))

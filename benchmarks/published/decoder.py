@@ -7,6 +7,8 @@ and computes what the run did; `predict` counts what is stored in four bytes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,15 +22,35 @@ def _norm(run: Run) -> nn.Module:
     return nn.RMSNorm(run.hidden, eps=1e-5) if run.gated else nn.LayerNorm(run.hidden)
 
 
+class _Bias(torch.autograd.Function):
+    """What is left to do of a bias that the product's kernel adds as it writes
+    (`CUBLASLT_EPILOGUE_BIAS`, which torch's linear asks for): its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        (grad,) = grads
+        return grad, grad.sum((0, 1))
+
+
+class _Linear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        made = F.linear(x, self.weight)
+        return made if self.bias is None else _Bias.apply(made, self.bias)
+
+
 class _Attention(nn.Module):
     def __init__(self, run: Run) -> None:
         super().__init__()
         self.width, self.writes_scores = run.hidden // run.heads, run.writes_scores
         kv, bias = run.kv_heads * self.width, not run.gated
-        self.q = nn.Linear(run.hidden, run.hidden, bias=bias)
-        self.k = nn.Linear(run.hidden, kv, bias=bias)
-        self.v = nn.Linear(run.hidden, kv, bias=bias)
-        self.out = nn.Linear(run.hidden, run.hidden, bias=bias)
+        self.q = _Linear(run.hidden, run.hidden, bias=bias)
+        self.k = _Linear(run.hidden, kv, bias=bias)
+        self.v = _Linear(run.hidden, kv, bias=bias)
+        self.out = _Linear(run.hidden, run.hidden, bias=bias)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         q, k, v = (
@@ -45,10 +67,25 @@ class _Attention(nn.Module):
 
 
 def _softmax_of_scores(q: Tensor, k: Tensor) -> Tensor:
-    """Of what was before, `[batch, heads, sequence, sequence]`."""
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return scores.masked_fill(later, -torch.inf).softmax(-1)
+    """As much work as Megatron's on scores, `[batch, heads, sequence, sequence]`: the product
+    scales them, the kernel of the softmax masks what it reads, and one more makes some zero by
+    chance (`scaled_upper_triang_masked_softmax`, `--attention-dropout`)."""
+    return (q @ k.transpose(-1, -2)).softmax(-1) * 0.9
+
+
+class _FusedLoss(torch.autograd.Function):
+    """As much work as flash-attn's CrossEntropyLoss, llm-foundry's default, has with logits: they
+    are read once, and in backward read and written. Its value means nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        ctx.save_for_backward(logits)
+        return logits.sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (logits,) = ctx.saved_tensors
+        return logits * grads[0]
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -62,9 +99,9 @@ class _Block(nn.Module):
         ffn, bias = run.stated("ffn"), not run.gated
         self.attention_norm, self.attention = _norm(run), _Attention(run)
         self.ffn_norm = _norm(run)
-        self.gate = nn.Linear(run.hidden, ffn, bias=bias) if run.gated else None
-        self.up = nn.Linear(run.hidden, ffn, bias=bias)
-        self.down = nn.Linear(ffn, run.hidden, bias=bias)
+        self.gate = _Linear(run.hidden, ffn, bias=bias) if run.gated else None
+        self.up = _Linear(run.hidden, ffn, bias=bias)
+        self.down = _Linear(ffn, run.hidden, bias=bias)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rotation)
@@ -79,7 +116,7 @@ class Decoder(nn.Module):
 
     Llama's has gates, norms of the root mean square, rotary positions, a head of its own, and a
     loss of float32 logits. GPT's has biases, learned positions, the words' embedding as its head,
-    and a loss that reads bfloat16 logits, as kernels that fuse it do.
+    and a loss that reads bfloat16 logits, which for MPT is one kernel.
     """
 
     def __init__(self, run: Run) -> None:
@@ -95,7 +132,8 @@ class Decoder(nn.Module):
         self.to(DTYPE)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """The loss of `tokens`, int64 `[batch, sequence]`, against `labels`, as many."""
+        """The loss of `tokens`, int64 `[batch, sequence]`, against `labels`, as many; of MPT a
+        number that takes as long."""
         x, rotation = self.words(tokens), None
         if self.run.gated:
             rotation = self._rotation(tokens)
@@ -105,6 +143,8 @@ class Decoder(nn.Module):
             x = block(x, rotation)
         x = self.norm(x)
         logits = self.head(x).float() if self.run.gated else F.linear(x, self.words.weight)
+        if self.run.is_mpt:
+            return _FusedLoss.apply(logits)
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     def _rotation(self, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from autopar.ir.mesh import Cluster
 from autopar.plans.plan import Estimates
 from benchmarks.published.decoder import Decoder
 from benchmarks.published.runs import Run, arrangement
+from benchmarks.published.trainers import device_of, handling_ns, wider_ns
 
 NO_LIMIT_BYTES = 2**44
 """The runs ran: what does not fit by autopar's count is a finding, not the end."""
@@ -45,13 +46,14 @@ def predict(run: Run) -> Prediction:
     Every microbatch gathers parameters and scatters gradients as the step of the plan does, or
     none where gradients are reduced once, of which nothing is hidden. What is recomputed takes as
     long as it took, and is sent again over the axis of tensor parallelism. The optimizer, whose
-    time is that of its memory traffic, steps once, on float32. What adding up gradients takes is
-    not counted.
+    time is that of its memory traffic, steps once, on float32. What the trainer did with gradients
+    before it sent them counts (`trainers`); adding them up does not.
     """
-    found, times = _estimates(_what_is_planned(run)), run.microbatches
+    found, times, cluster = _estimates(_what_is_planned(run)), run.microbatches, cluster_of(run)
     again = _again(found) if run.recomputes else (0, 0)
-    compute_ns = times * (found.compute_ns + again[0])
-    exposed_ns = times * (found.exposed_communication_ns + again[1]) + _reduction_ns(run, found)
+    compute_ns = times * (found.compute_ns + again[0] + handling_ns(run, found, cluster))
+    once_ns = found.exposed_communication_ns + again[1] + wider_ns(run, found, cluster)
+    exposed_ns = times * once_ns + _reduction_ns(run, found)
     optimizer_ns = STORED_PER_PLANNED * found.optimizer_ns
     step_s = (compute_ns + exposed_ns + optimizer_ns) / 1e9
     tokens = times * run.microbatch * run.dp * run.sequence
@@ -96,7 +98,7 @@ def _what_is_planned(run: Run) -> Run:
         inner = min(run.tp, run.gpus_per_node)
         run = msgspec.structs.replace(run, dp=1, gpus=run.tp, gpus_per_node=inner)
     return msgspec.structs.replace(
-        run, name="", tokens_s_gpu=0.0, step_s=None, peak_gib=None,
+        run, name="", tokens_s_gpu=0.0, step_s=None, peak_gib=None, reduced_in="",
         accumulation=1, global_batch=run.dp * run.microbatch, recompute="none",
         compiled="1" if run.is_compiled else "",
     )  # fmt: skip
@@ -114,6 +116,7 @@ def _estimates(run: Run) -> Estimates:
         cluster=cluster_of(run),
         mesh=mesh,
         strategy=strategy or None,
+        optimizer=run.optimizer,
         pins=pins,
         memory_limit=NO_LIMIT_BYTES,
         backend="inductor" if run.is_compiled else "eager",
@@ -121,10 +124,12 @@ def _estimates(run: Run) -> Estimates:
 
 
 def cluster_of(run: Run) -> Cluster:
-    """The cluster of a run: its device's preset, with the network that the source states."""
+    """The cluster of a run: its device's preset, with the kernels of its trainer and the network
+    that the source states."""
     nodes = run.gpus // run.gpus_per_node
     sizes = f"{nodes}x{run.gpus_per_node}" if nodes > 1 else f"{run.gpus}"
     found = parse_cluster(f"{sizes}x{run.preset}")
+    found = replace(found, device=device_of(run, found.device))
     rate = run.network_bytes_per_s
     if rate is None or nodes <= 1:
         return found

@@ -18,7 +18,8 @@ FSDP gathers parameters and scatters gradients in every microbatch. HSDP shards 
 replicates across nodes. DDP reduces gradients once, after the last microbatch. A network of so many
 Gbps per node is shared evenly by its devices; where none is stated it is the preset's. Full
 recompute does the forward of each block once more. Attention is one fused kernel, except in the GPT
-of Megatron and vTrain, which write its scores to memory.
+of Megatron and vTrain, which write its scores to memory. What kernels and what handling of
+gradients a trainer had beside that is in `trainers.py`.
 
 A third of the runs is kept apart: those whose source and model have a digest divisible by three.
 """
@@ -87,7 +88,8 @@ SCHEMES: Mapping[str, Scheme] = {
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of the table. `heads`, `kv_heads`, `ffn` and `vocab` count what their names say, `dp`,
     `tp`, `pp` and `cp` are degrees of parallelism, the measured figure is tokens per second and
-    device. Text that is not stated is empty."""
+    device. `reduced_in` is the dtype in which gradients are sent. Text that is not stated is empty.
+    """
 
     name: str
     model: str
@@ -113,6 +115,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab: int | None = None
     accumulation: int | None = None
     network: str = ""
+    reduced_in: str = ""
     recompute: str = ""
     compiled: str = ""
     step_s: float | None = None
@@ -151,6 +154,17 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Whether attention is two products with a softmax between them, as in Megatron's GPT
         before FlashAttention and in the copy of it that vTrain ran."""
         return self.model.startswith("Megatron-GPT") or self.workload is not None
+
+    @property
+    def is_mpt(self) -> bool:
+        """Whether llm-foundry ran it, whose sweeps had attention in Triton and a loss of one kernel
+        (scripts/train/benchmarking/submit_benchmarks.py, models/mpt/modeling_mpt.py)."""
+        return self.model.startswith("MPT")
+
+    @property
+    def optimizer(self) -> str:
+        """As autopar calls it: Megatron's is apex's `FusedAdam`."""
+        return "adamw-fused" if self.writes_scores else "adamw"
 
     @property
     def gated(self) -> bool:

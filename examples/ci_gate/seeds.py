@@ -82,8 +82,8 @@ CHANGES = (
     ),
     Seed(
         "a larger batch",
-        (Edit(RECIPE, "global_batch = 32", "global_batch = 64"),),
-        ("What it is planned for: inputs", "int64[32, 256]", "int64[64, 256]"),
+        (Edit(RECIPE, "global_batch = 24", "global_batch = 48"),),
+        ("What it is planned for: inputs", "int64[24, 256]", "int64[48, 256]"),
     ),
     Seed(
         "less memory",

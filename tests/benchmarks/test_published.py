@@ -14,6 +14,8 @@ from click.testing import CliRunner
 from msgspec.structs import replace
 
 from autopar.cluster.devices import DEVICES
+from autopar.cost_model.roofline import attention_s, stream_s
+from autopar.rules.op import Scores
 from benchmarks.published import predict
 from benchmarks.published.__main__ import chosen, main
 from benchmarks.published.decoder import Decoder
@@ -34,6 +36,7 @@ from benchmarks.published.scores import (
     rule_of_thumb,
     spearman,
 )
+from benchmarks.published.trainers import handling_ns, wider_ns
 
 PUBLISHED, VTRAIN = map(read, FILES)
 RUNS = {run.name: run for run in (*PUBLISHED, *VTRAIN)}
@@ -232,6 +235,46 @@ def test_megatron_s_gpt_writes_the_scores_of_attention() -> None:
     assert ops(TINY) == {"autopar.sdpa.default"}
     assert {"aten.bmm.default", "aten._softmax.default"} <= ops(written) - ops(TINY)
     assert not ops(TINY) & ops(written)
+
+
+def test_mpt_has_the_kernels_of_its_trainer() -> None:
+    """Attention in Triton, a loss of one kernel, and biases that the products add."""
+    triton, other = (
+        predict.cluster_of(replace(TINY, model=model)).device for model in ("MPT-1b", "Llama-2-7B")
+    )
+    assert other == DEVICES["H100"]
+    of = {
+        backward: [
+            attention_s(1e15, Scores(1, 2048, 128, 4.0, True, backward), 0, "bfloat16", device)
+            for device in (other, triton)
+        ]
+        for backward in (False, True)
+    }
+    assert of[False][1] / of[False][0] == pytest.approx(1.4)
+    assert of[True][1] / of[True][0] == pytest.approx(2.0)
+    mpt = predict._estimates(predict._what_is_planned(TINY)).ops.values()
+    gpt = predict._estimates(predict._what_is_planned(replace(TINY, model="GPT-1"))).ops.values()
+    assert "aten._log_softmax.default" not in {op.op for op in mpt}
+    assert "aten._log_softmax.default" in {op.op for op in gpt}
+    adds = [op for op in mpt if op.op == "aten.add.Tensor" and op.phase == "forward"]
+    assert sum(op.count for op in adds) == 3  # positions, attention, the layer behind it
+
+
+def test_fsdp1_handles_gradients_before_it_sends_them() -> None:
+    """Concatenated and divided, two bytes read and two written each time; in float32 divided is
+    four and four, and cast before, two and four."""
+    stated = {dtype: replace(TINY, reduced_in=dtype) for dtype in ("bfloat16", "float32")}
+    found, cluster = predict._estimates(predict._what_is_planned(TINY)), predict.cluster_of(TINY)
+    elements = 4 * found.memory.gradients // 2
+    for dtype, num_bytes in (("bfloat16", 8), ("float32", 18)):
+        expected_ns = 1e9 * stream_s(num_bytes * elements, cluster.device)
+        assert handling_ns(stated[dtype], found, cluster) == pytest.approx(expected_ns, abs=1)
+    assert handling_ns(replace(TINY, data_parallel="FSDP2"), found, cluster) == 0
+    assert wider_ns(stated["bfloat16"], found, cluster) == 0
+    # A tiny model computes for no time: nothing is hidden, and what starts takes as long as before.
+    scattered = [each for each in found.collectives if each.kind == "reduce_scatter"]
+    assert 0 < wider_ns(stated["float32"], found, cluster) < sum(e.time_ns for e in scattered)
+    assert predict.predict(stated["float32"]).step_s > predict.predict(stated["bfloat16"]).step_s
 
 
 def test_flops_are_those_of_the_products() -> None:

@@ -47,7 +47,7 @@ def test_a_copy_is_bound_by_memory() -> None:
 def test_the_documented_efficiency_of_a_product() -> None:
     """4096 x 1024 x 8192 on H100: two waves of 132 multiprocessors' tiles, sums of 1024."""
     waves = 4096 * 8192 / (128 * 128 * 132)
-    efficiency = 0.849 * waves / (waves + 0.15) * 1024 / (1024 + 164)
+    efficiency = 0.849 * 0.9 * waves / (waves + 0.15) * 1024 / (1024 + 164)
     expected = 2.9e-6 + 2 * 4096 * 1024 * 8192 / (989.4e12 * efficiency)
     assert square(4096, 1024, 8192, H100) == pytest.approx(expected, rel=1e-12)
 
@@ -61,7 +61,7 @@ def test_a_smaller_product_is_less_efficient() -> None:
     def efficiency(n: int) -> float:
         return 2 * n**3 / square(n, n, n, H100) / H100.peak("bfloat16")
 
-    assert efficiency(256) < efficiency(1024) < efficiency(4096) < efficiency(16384) < 0.849
+    assert efficiency(256) < efficiency(1024) < efficiency(4096) < efficiency(16384) < 0.849 * 0.9
 
 
 def test_dtypes_have_their_own_rate_and_unknown_ones_that_of_float32() -> None:

@@ -135,9 +135,7 @@ def test_megatron_in_the_node_and_sharded_parameters_across(
         assert made(layout, module, "mm") == {Sharding((S(0), P))}, module
     for module in ATTENTION:
         # By tokens: the smaller weights of attention hide as they are gathered.
-        by_features = is_h100 and module == "q_proj"
-        expected = Sharding((S(0), S(1) if by_features else S(0, 1)))
-        assert made(layout, module, "mm") == {expected}, module
+        assert made(layout, module, "mm") == {Sharding((S(0), S(0, 1)))}, module
     sdpa = [v for k, v in plan.structure.ops.items() if k.endswith("self_attn:forward:sdpa.0")]
     assert sdpa == ["b,kv"]
     assert made(layout, "lm_head", "mm") == {Sharding((S(0), S(1)))}
@@ -150,7 +148,7 @@ def test_megatron_in_the_node_and_sharded_parameters_across(
             is_whole = is_h100 and any(module in parameter for module in ATTENTION)
             assert storage.placements.count(R) == is_whole, parameter
     whole, shards = Sharding((S(0), R)), Sharding((S(0), S(1)))
-    assert used(layout, "input_layernorm", "mul") == ({whole, shards} if is_h100 else {shards})
+    assert used(layout, "input_layernorm", "mul") == {shards}
     for module in NORMS[1:]:
         assert used(layout, module, "mul") == {whole}, module
     for module in ROWS:

@@ -1,0 +1,120 @@
+"""What kernels reach of the rates of datasheets, by generation of devices.
+
+The figures are fitted to published measurements; those of devices that nobody measured are their
+generation's, and the device's source says so. Products: sweeps of torch's linear in bfloat16
+(ai-dynamo/aiconfigurator, systems/data/*/gemm: m 16 to 32,768, n and k 512 to 65,536), of which
+half was held out; the residuals, median and 90th percentile, are of that half. Collectors of the
+same card differ by 7 %. Attention is that of FlashAttention 2, the kernel of
+`runtime/ops/attention.py`, forward under a causal mask in vLLM (same source); its later versions
+reach more. Backward on A100 was not measured: 0.83 of forward's rate, as on Hopper and Blackwell.
+Streams: te42kyfo/gpu-benches, microsoft/vidur, and RMSNorm in NVIDIA/cudnn-frontend, whose backward
+under torch.compile comes to 0.37 of the bandwidth on H200 and 0.33 on GB200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autopar.ir.mesh import Kernels
+
+AMPERE_KERNELS = Kernels(
+    start_s=2e-6,
+    product_start_s=5.8e-6,
+    product=0.814,
+    product_memory=0.675,
+    wave=0.09,
+    depth=125,
+    processors=108,
+    attention=0.584,
+    attention_narrow=0.92,
+    attention_backward=0.83,
+    attention_tokens=378,
+    pointwise=0.86,
+    reduction=0.7,
+    reduction_backward=0.37,
+)
+SUSTAINED: Mapping[str, float] = {"H100": 0.9, "H200": 0.9}
+"""What is left of the rate of products once the power limit lowers the clock, which sweeps are too
+short to see: 720 TFLOP/s on shapes of Llama-70B with normally distributed operands (SemiAnalysis,
+"MI300X vs H100 vs H200 Benchmark Part 1: Training", 2024), where the sweeps' fit has 798 and 790.
+A100 does 257 (thonking.ai, "Strangely, Matrix Multiplications..."), and 249 by the sweeps."""
+
+HOPPER_KERNELS = Kernels(
+    start_s=2.4e-6,
+    product_start_s=2.9e-6,
+    product=0.849 * SUSTAINED["H100"],
+    product_memory=0.847,
+    wave=0.15,
+    depth=164,
+    processors=132,
+    attention=0.33,
+    attention_narrow=0.92,
+    attention_backward=0.87,
+    attention_tokens=300,
+    pointwise=0.8,
+    reduction=0.8,
+    reduction_backward=0.37,
+)
+H200_KERNELS = replace(
+    HOPPER_KERNELS,
+    product_start_s=3e-6,
+    product=0.83 * SUSTAINED["H200"],
+    product_memory=0.787,
+    wave=0.09,
+    depth=124,
+)
+BLACKWELL_KERNELS = Kernels(
+    start_s=2.4e-6,
+    product_start_s=2.4e-6,
+    product=0.736,
+    product_memory=0.739,
+    wave=0.23,
+    depth=89,
+    processors=148,
+    attention=0.19,
+    attention_narrow=0.88,
+    attention_backward=0.87,
+    attention_tokens=300,
+    pointwise=0.75,
+    reduction=0.65,
+    reduction_backward=0.33,
+)
+GB200_KERNELS = replace(
+    BLACKWELL_KERNELS, product=0.692, product_memory=0.749, wave=0.24, depth=77, attention=0.171
+)
+B300_KERNELS = replace(BLACKWELL_KERNELS, product=0.818, product_memory=0.713, wave=0.24, depth=81)
+GB300_KERNELS = replace(BLACKWELL_KERNELS, product=0.809, wave=0.26, depth=80, attention=0.171)
+ADA_KERNELS = Kernels(
+    start_s=1.6e-6,
+    product_start_s=1.5e-6,
+    product=0.625,
+    product_memory=0.764,
+    wave=0,
+    depth=180,
+    processors=142,
+    attention=0.486,
+    attention_narrow=0.97,
+    attention_backward=0.83,
+    attention_tokens=204,
+    pointwise=0.9,
+    reduction=0.7,
+    reduction_backward=0.37,
+)
+GRAPHICS_BLACKWELL_KERNELS = replace(
+    ADA_KERNELS,
+    product_start_s=3.1e-6,
+    product=0.8,
+    product_memory=0.891,
+    wave=0.07,
+    depth=124,
+    processors=188,
+    attention=0.626,
+    attention_narrow=0.92,
+    attention_tokens=253,
+)
+# Without FlashAttention 2, which starts at compute capability 8.0, scores are written out.
+VOLTA_KERNELS = replace(
+    AMPERE_KERNELS, processors=80, attention=0.15, pointwise=0.91, reduction=0.65
+)
+CDNA_KERNELS = replace(AMPERE_KERNELS, processors=304, product=0.51, attention=0.35, pointwise=0.8)

@@ -1,0 +1,81 @@
+"""What the trainers behind the runs did otherwise than a plan of autopar's does.
+
+    attention    MPT ran FlashAttention's Triton kernel, which FlashAttention 2 beats by 1.3 to 1.5
+                 forward and by about 2 backward on A100 (arXiv 2307.08691, section 4.1)
+    gradients    FSDP1 keeps a block's parameters in one flat tensor. Autograd concatenates their
+                 gradients into one, which is cast, where it is reduced in float32 (Composer's
+                 `mixed_precision: DEFAULT`), and divided before it is sent
+                 (torch/distributed/fsdp/_runtime_utils.py, `_post_backward_hook`, and
+                 algorithms/_comm_hooks/default_hooks.py, both of torch 2.0)
+
+The plan has attention as FlashAttention 2 does it, and gradients that are sent in bfloat16 as they
+are made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cost_model.collectives import collective_s
+from autopar.cost_model.roofline import stream_s
+from autopar.ir.mesh import Cluster, Device
+from autopar.plans.plan import Estimates
+from benchmarks.published.runs import Run, arrangement
+
+_TRITON_FORWARD, _TRITON_BACKWARD = 1.4, 2.0
+_BFLOAT16, _FLOAT32 = 2, 4
+
+
+def device_of(run: Run, device: Device) -> Device:
+    """`device` with the kernels of the run."""
+    if not run.is_mpt:
+        return device
+    its = device.kernels
+    return replace(
+        device,
+        kernels=replace(
+            its,
+            attention=its.attention / _TRITON_FORWARD,
+            attention_backward=its.attention_backward * _TRITON_FORWARD / _TRITON_BACKWARD,
+        ),
+    )
+
+
+def handling_ns(run: Run, found: Estimates, cluster: Cluster) -> int:
+    """Of the gradients of a microbatch, before FSDP1 sends them: nanoseconds in which they are read
+    and written."""
+    if not _is_flat(run):
+        return 0
+    elements = run.dp * found.memory.gradients // _BFLOAT16
+    concatenated, divided = 2 * _BFLOAT16, 2 * _BFLOAT16
+    if run.reduced_in == "float32":
+        divided = _BFLOAT16 + 3 * _FLOAT32
+    return round(stream_s(elements * (concatenated + divided), cluster.device) * 1e9)
+
+
+def wider_ns(run: Run, found: Estimates, cluster: Cluster) -> int:
+    """By how much a microbatch is longer where its gradients are sent in float32: what backward has
+    no time to hide, and what it is slowed down by the rest (`mesh.Link.contention`)."""
+    if not (_is_flat(run) and run.reduced_in == "float32"):
+        return 0
+    axis = parse_mesh(arrangement(run).mesh, cluster)[0]
+    backward = [e for e in found.collectives if (e.axis, e.phase) == (axis.name, "backward")]
+    longer_s = 0.0
+    for each in backward:
+        if each.kind == "reduce_scatter":
+            sent = each.num_bytes // each.count
+            once_s, twice_s = (
+                collective_s(each.kind, k * sent, k * sent // axis.size, axis) for k in (1, 2)
+            )
+            longer_s += each.count * (twice_s - once_s)
+    computed_ns = sum(op.compute_ns for op in found.ops.values() if op.phase == "backward")
+    idle_ns = max(0, computed_ns - sum(each.time_ns for each in backward))
+    hidden_ns = min(longer_s * 1e9, idle_ns)
+    slowed = found.contention[axis.name] / 1000
+    return round(longer_s * 1e9 - (1 - slowed) * hidden_ns)
+
+
+def _is_flat(run: Run) -> bool:
+    """Whether a block's parameters are one tensor, sharded."""
+    return run.data_parallel.startswith("FSDP1") and run.dp > 1
