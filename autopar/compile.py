@@ -24,15 +24,16 @@ from autopar.codegen import generate
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.ir.input_sharding import with_handed
-from autopar.ir.problem import Problem
+from autopar.ir.problem import Problem, Solution
 from autopar.ir.sharding import Handed
 from autopar.plans.decisions import make_structure
 from autopar.plans.fitting import Candidate, Fitting, bounded
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.request import PlanRequest
+from autopar.plans.settling import same_choice, settled_request
 from autopar.runtime.program.program import Program
-from autopar.solver import solve
+from autopar.solver import evaluate, solve
 from autopar.tracer import Traced, Wanted, only_losses, trace
 
 Find = Callable[[Traced], Plan]
@@ -96,18 +97,55 @@ def best_on(
     """The best plan on one mesh whose peak, temporaries included, is within the memory limit: of
     all, or of those of `stated`, a part of the problem. InfeasibleError if there is none; Beaten if
     it is known that none takes less than `cutoff` nanoseconds."""
-    stated = price(request) if stated is None else stated
+    if stated is None:
+        request = replace(request, again=())
+        stated = price(request)
+        found = _within(request, replace(stated, usage_limit=None), say, cutoff)
+        if found is not None:
+            return replace(found, problem=stated)
+        say(f"{request.mesh}: memory binds; deciding what to make again as well")
+        request = replace(request, again=None)
+        stated = price(request)
+    found = _within(request, stated, say, cutoff)
+    assert found is not None
+    return found
+
+
+def _within(
+    request: PlanRequest, stated: Problem, say: Say, cutoff: int | None
+) -> Candidate | None:
+    """The best plan of those of `stated` that is within the memory limit; if that is not stated,
+    None where the best of all is not."""
     limit_s, fitting = request.options.time_limit_s, Fitting(request, stated, say)
     for problem in fitting.problems():
         solution = solve(problem, time_limit_s=limit_s, progress=say, cutoff=cutoff)
         if fitting.rules_out(solution):
             continue
-        structure = make_structure(request, stated, solution)
-        estimates = account(request, structure)
-        if fitting.holds(solution, estimates):
-            solution = bounded(solution, fitting.bound)
-            return Candidate(request, problem, structure, estimates, solution)
+        settled, plain, found = _settle(request, stated, solution)
+        structure = make_structure(settled, plain, found)
+        estimates = account(settled, structure)
+        if fitting.holds(solution, found, estimates):
+            found = bounded(found, fitting.bound)
+            plain = replace(plain, usage_limit=problem.usage_limit)
+            return Candidate(settled, plain, structure, estimates, found)
+        if stated.usage_limit is None:
+            return None
     raise fitting.failure()
+
+
+def _settle(
+    request: PlanRequest, stated: Problem, solution: Solution
+) -> tuple[PlanRequest, Problem, Solution]:
+    """What was asked, the problem and its solution, with nothing open any more about what is made
+    again: the step has just the copies that `solution` wants, and is priced as such."""
+    if request.again is not None:
+        return request, stated, solution
+    settled = settled_request(request, stated, solution)
+    plain = price(settled)
+    choice = same_choice(stated, solution, plain)
+    found = evaluate(plain, choice)
+    solution = replace(solution, choice=choice, arcs=found.arcs, objective=found.objective)
+    return settled, plain, solution
 
 
 @contextmanager

@@ -74,13 +74,13 @@ class LocalGraph:
 class _Generator:
     def __init__(self, gm: fx.GraphModule, graph: Graph, plan: Plan) -> None:
         self.gm = gm
-        self.graph = graph
         self.layout = parse_layout(graph, plan.structure)
+        self.graph = graph = self.layout.graph
         self.schedule = schedule(self.layout)
         self.routes = Routes(self.layout)
         self.mesh, self.sizes = self.layout.mesh, self.layout.mesh.sizes
         self.local = {phase: LocalGraph(self.layout, self._spoken) for phase in Phase}
-        self.fx_nodes = [node for node in gm.graph.nodes if node.op != "output"]
+        self.fx_nodes = {node.name: node for node in gm.graph.nodes}
         found = groups(graph)
         self.read = {group.root for group in found}
         self.use_of = {(use.node, use.arg): (group, use) for group in found for use in group.uses}
@@ -167,7 +167,7 @@ class _Generator:
 
     def _op(self, local: LocalGraph, event: Compute) -> None:
         node = self.graph.nodes[event.node]
-        source, graph = self.fx_nodes[node.index], local.graph
+        source, graph = self.fx_nodes[node.name], local.graph
         arguments = [self._argument(node, arg) for arg in range(len(node.inputs))]
         results = self._results(graph, node, source, arguments)
         for output, value in enumerate(event.makes):
@@ -287,7 +287,8 @@ class _Generator:
     def _view(
         self, graph: fx.Graph, index: int, value: fx.Node, before: Sharding, after: Sharding
     ) -> fx.Node:
-        node, source = self.graph.nodes[index], self.fx_nodes[index]
+        node = self.graph.nodes[index]
+        source = self.fx_nodes[node.name]
         if source.target is operator.getitem:
             if not self.graph.nodes[node.inputs[0].node].view:
                 # Each output of an op is a root of its own.

@@ -52,8 +52,9 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
     PlanMismatchError if the decisions do not fit the graph or a tensor never reaches the state a
     use asks for.
     """
-    graph, cluster, mesh, options = request.graph, request.cluster, request.mesh, request.options
-    layout = parse_layout(graph, structure)
+    cluster, mesh, options = request.cluster, request.mesh, request.options
+    layout = parse_layout(request.graph, structure)
+    graph = layout.graph
     all_groups = groups(graph)
     fused = options.fuses(cluster.device)
     compute = _compute_ns(layout, cluster, mesh, all_groups, fused=fused)

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from math import prod, sqrt
 
 from autopar.cost_model.moves import to_ns
+from autopar.ir.copies import is_copy
 from autopar.ir.graph import Graph, Node, Role, TensorType
 from autopar.ir.mesh import Cluster, Device, Link
 from autopar.ir.sharding import Sharding
@@ -83,7 +84,7 @@ def utilisation_ppm(graph: Graph, cluster: Cluster, computed: Iterable[int], ste
     done: dict[str, float] = defaultdict(float)
     for index in computed:
         node = graph.nodes[index]
-        if is_contraction(node.op) and node.inputs:
+        if is_contraction(node.op) and node.inputs and not is_copy(node):
             done[graph.type_of(node.inputs[0]).dtype] += flops(node, graph)
     ideal_s = sum(done[d] / cluster.device.peak(d) for d in sorted(done)) / cluster.num_devices
     return round(ideal_s / (step_ns * 1e-9) * 1e6) if step_ns else 0

@@ -32,6 +32,14 @@ class NodeClass:
     inputs: tuple[tuple[Sharding, ...], ...]
     outputs: tuple[tuple[Sharding, ...], ...]
 
+    def asked(self, arg: int) -> tuple[Sharding | None, ...]:
+        """What it asks input `arg` to be in, per choice; None where it does not read it."""
+        return tuple(states[arg] if states else None for states in self.inputs)
+
+    def made(self, output: int) -> tuple[Sharding | None, ...]:
+        """What it leaves output `output` in, per choice; None where it makes none."""
+        return tuple(states[output] if states else None for states in self.outputs)
+
 
 def classes(
     graph: Graph, mesh: Mesh, groups: Sequence[Group], limits: Limits

@@ -85,7 +85,7 @@ class _Mesh:
     def __init__(self, best: Candidate, say: Say) -> None:
         self._best = best
         self._say = say
-        self._roles = find_roles(best.request.graph, best.problem)
+        self._roles = find_roles(best.request.step, best.problem)
         self._chosen = self._roles.of(best.problem, best.solution.choice)
         self.name = str(best.mesh)
 

@@ -125,7 +125,7 @@ def _failure(say: Say, request: PlanRequest, *, solves: bool) -> InfeasibleError
         if solves:
             best_on(request, say)
         else:
-            limited_classes(request, groups(request.graph))
+            limited_classes(request, groups(request.step))
     except InfeasibleError as error:
         return error
     return None

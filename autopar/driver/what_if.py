@@ -55,7 +55,7 @@ class Explainer:
     @property
     def graph(self) -> Graph:
         """What is planned."""
-        return self.best.request.graph
+        return self.best.request.step
 
     @property
     def cluster(self) -> Cluster:
@@ -86,8 +86,11 @@ class Explainer:
         limit = self.best.estimates.memory_limit + more_bytes
         allowance = self.best.problem.usage_limit
         assert allowance is not None
-        problem = replace(self.best.problem, usage_limit=limit)
-        after = self._fit(problem, limit)
+        if self.best.request.again:
+            # With more memory less is made again.
+            after = best_on(self.best.request.within(limit), silent).solution
+        else:
+            after = self._fit(replace(self.best.problem, usage_limit=limit), limit)
         before = self.best.solution.objective
         return Benefit(
             change=f"{format_bytes(more_bytes)} more memory per device",

@@ -66,7 +66,7 @@ def _find(graph: Graph, full_bytes: int) -> Blocks:
         for node in graph.with_role(Role.OP):
             if node.phase is not phase:
                 continue
-            place = _place(node.module)
+            place = place_of(node.module)
             if place not in seen and (place[0] or place in sizes):
                 seen.add(place)
                 if len(seen) > 1 and held >= full_bytes:
@@ -82,7 +82,7 @@ def _find(graph: Graph, full_bytes: int) -> Blocks:
 
 
 _Place = tuple[str, str]
-"""What `_place` makes of the path of a module."""
+"""What `place_of` makes of the path of a module."""
 
 
 def _sizes(graph: Graph, phase: Phase) -> dict[_Place, int]:
@@ -98,16 +98,16 @@ def _sizes(graph: Graph, phase: Phase) -> dict[_Place, int]:
         else:
             found, at = made, [n for n in (group.root.node,) if n not in casts.gradients]
         if at:
-            place = _place(graph.nodes[min(at)].module)
+            place = place_of(graph.nodes[min(at)].module)
             found[place] = found.get(place, 0) + graph.type_of(group.root).num_bytes
     return {p: max(used.get(p, 0), made.get(p, 0)) for p in {**used, **made}}
 
 
-def _place(module: str) -> _Place:
+def place_of(module: str) -> _Place:
     """The list that a module is in, and the one of that list that it is or is part of; nothing and
     the module itself where it is in none.
 
-    >>> _place("model.layers.3.mlp")
+    >>> place_of("model.layers.3.mlp")
     ('model.layers.*', 'model.layers.3')
     """
     parts = module.split(".")

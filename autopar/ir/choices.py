@@ -61,8 +61,20 @@ class ParamChoice:
         return ParamChoice(Sharding.parse(storage), Sharding.parse(kept))
 
 
-Decision = Choice | ParamChoice | Sharding
-"""What a node of the graph chooses: of an input or an output, the sharding it is in."""
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What an op makes is saved in `states`, one per output, and not made again; or not even
+    saved, since nothing reads it, if there are none."""
+
+    states: tuple[Sharding, ...] = ()
+
+    def __str__(self) -> str:
+        return "saved " + " ".join(map(str, self.states)) if self.states else "unused"
+
+
+Decision = Choice | ParamChoice | Sharding | Saved
+"""What a node of the graph chooses: of an input or an output, the sharding it is in; of an optional
+copy (`again`) what it computes, or that it is none."""
 
 
 def axis_options(node: Node, atoms: Sequence[Atom], size: int) -> tuple[str, ...]:

@@ -166,7 +166,7 @@ class Node:
     nothing and shares its input's storage. `has_rule` is False for an op nobody has described: it
     runs replicated. `target` is the name of a parameter, buffer or input, or the position of an
     output. For `Role.GRAD`, `target` is the parameter's name. `handed` says what ranks are handed
-    of an input, if that is not all of it.
+    of an input, if that is not all of it; `random` of an op that it draws random numbers.
     """
 
     index: int
@@ -188,6 +188,7 @@ class Node:
     has_rule: bool = True
     source_line: str = ""
     handed: Handed | None = None
+    random: bool = False
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -20,7 +20,7 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
         key: labels[c]
         for key, labels, c in zip(problem.keys, problem.labels, solution.choice, strict=True)
     }
-    roles = {node.key: node.role for node in graph.nodes}
+    roles = {node.key: node.role for node in request.step.nodes}
     params: dict[str, Param] = {}
     for node in graph.with_role(Role.PARAM):
         choice, tensor = chosen[node.key], node.outputs[0]
@@ -39,6 +39,7 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
         ops={key: text for key, text in texts.items() if roles.get(key) is Role.OP},
         outputs={key: text for key, text in texts.items() if roles.get(key) is Role.DETACHED},
         routes=_routes(problem, solution),
+        again=request.again or (),
         saved={
             key.removeprefix(SAVED): text for key, text in texts.items() if key.startswith(SAVED)
         },

@@ -86,13 +86,14 @@ class Fitting:
         self.allowance = max(self.allowance + 1, needed)
         return True
 
-    def holds(self, solution: Solution, estimates: Estimates) -> bool:
-        """Whether the plan fits. SolverError if it does not cost what the solver says."""
+    def holds(self, solution: Solution, found: Solution, estimates: Estimates) -> bool:
+        """Whether the plan fits that `solution` of the problem comes to, `found` once nothing is
+        open any more. SolverError if it does not cost what the solver says."""
         mesh = self.request.mesh
-        if estimates.modelled_ns != solution.objective:
+        if estimates.modelled_ns != found.objective:
             raise SolverError(
                 f"mesh {mesh}: the plan costs {estimates.modelled_ns} ns by its own bill and "
-                f"{solution.objective} ns by the solver's; this is a defect of autopar"
+                f"{found.objective} ns by the solver's; this is a defect of autopar"
             )
         if self.estimates is None:
             self.bound = solution.bound

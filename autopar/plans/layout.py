@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autopar.errors import PlanMismatchError
+from autopar.ir.again import with_again
 from autopar.ir.choices import Choice, ParamChoice, pull_back, shardings
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.ir.input_sharding import input_state
@@ -146,9 +147,10 @@ class Layout:
 
 
 def parse_layout(graph: Graph, structure: Structure) -> Layout:
-    """The decisions of `structure` for `graph`. ValueError on text that says none."""
+    """The decisions of `structure` for `graph` with what backward makes again. ValueError on text
+    that says none, or where something cannot be made again."""
     return Layout(
-        graph,
+        with_again(graph, structure.again),
         structure.mesh,
         ops={key: Choice.parse(text) for key, text in structure.ops.items()},
         params={name: param.choice for name, param in structure.params.items()},

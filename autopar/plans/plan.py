@@ -26,7 +26,7 @@ from autopar.plans.display import Shown
 from autopar.plans.order import OPTIMIZER, Item, Run
 from autopar.plans.wire import pack, unpack
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 MAX_TENSOR_BYTES = 2**60
 MAX_ITEMS = 2_000_000
 """Ops and redistributions of a step."""
@@ -98,7 +98,8 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The decisions. `ops` maps a node's key to its choice (`choices`), `outputs` the key of a
     detached output to its sharding, `routes` a group's key (`uses`) to the steps
     "[R, P] -> [R, S(0)]" that its tensor takes, `saved` the key of an activation
-    (`uses.root_key`) to the sharding it is kept in for backward, where that is chosen."""
+    (`uses.root_key`) to the sharding it is kept in for backward, where that is chosen. `again` are
+    the keys of ops that backward makes again (`ir.again`), whose copies are among `ops`."""
 
     model: str
     fingerprint: str
@@ -111,6 +112,7 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     outputs: dict[str, str]
     routes: dict[str, tuple[str, ...]]
     saved: dict[str, str] = {}
+    again: tuple[str, ...] = ()
     replicated_unknown_ops: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
     schedule: PipelineSchedule = PipelineSchedule()

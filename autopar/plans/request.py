@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 
+from autopar.ir.again import with_again, with_options
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Cluster, Mesh
@@ -71,6 +72,15 @@ class PlanRequest:
     mesh: Mesh
     options: Options
     imposed: tuple[MeshConstraint, ...]
+    again: tuple[str, ...] | None = ()
+    """The keys of ops that backward makes again; None where that is to be decided."""
+
+    @property
+    def step(self) -> Graph:
+        """`graph` with what backward makes again, or may."""
+        if self.again is None:
+            return with_options(self.graph)
+        return with_again(self.graph, self.again)
 
     @property
     def memory_limit_bytes(self) -> int:

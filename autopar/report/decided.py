@@ -15,6 +15,7 @@ from autopar.report.placed import choice_text, param_text, route_text, sharding_
 
 AS_MADE = "as it is made"
 STAYS = "stays"
+_MADE, _NOT_MADE = "made again", "saved, if it is read"
 
 _Entry = TypeVar("_Entry", str, tuple[str, ...])
 
@@ -33,6 +34,7 @@ def decision_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
             ("parameters", folded(_params(a, b))),
             ("ops", gathered(_ops(old, new))),
             ("activations saved for backward", gathered(saved)),
+            ("made again for backward", gathered(_again(a, b))),
             ("redistribution of tensors", gathered(moved)),
             ("outputs", gathered(returned)),
         )
@@ -54,6 +56,13 @@ def _ops(old: Plan, new: Plan) -> Iterator[ChangeItem]:
             place, name = op_place(key)
             before, after = choice_text(choice, a.mesh), choice_text(b.ops[key], b.mesh)
             yield ChangeItem(place, name, before, after, _weight(key, old, new))
+
+
+def _again(a: Structure, b: Structure) -> Iterator[ChangeItem]:
+    for key in sorted({*a.again} ^ {*b.again}):
+        place, name = op_place(key)
+        before, after = (_MADE if key in some.again else _NOT_MADE for some in (a, b))
+        yield ChangeItem(place, name, before, after, 0)
 
 
 def _tensors(

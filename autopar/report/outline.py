@@ -60,6 +60,7 @@ def _params(plan: Plan) -> list[Row]:
 
 def _activations(graph: Graph, plan: Plan) -> list[Row]:
     layout = parse_layout(graph, plan.structure)
+    graph = layout.graph
     fed = _fed(graph)
     states: dict[str, tuple[str, str, list[Sharding]]] = {}
     for group in groups(graph):

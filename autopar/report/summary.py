@@ -7,6 +7,7 @@ that the same plan always gives the same page.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from autopar.ir.copies import original_key
 from autopar.ir.graph import Phase
 from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent, format_share
 from autopar.plans.matching import general
@@ -22,7 +24,7 @@ from autopar.report.cautions import cautions
 from autopar.report.costs import Cost, costs, held_by
 from autopar.report.critical_parts import CriticalPart, critical_parts
 from autopar.report.limits import AxisShare, find_limits, margin_text
-from autopar.report.names import WHOLE_MODEL, escape
+from autopar.report.names import WHOLE_MODEL, escape, short_op
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups
 from autopar.report.printed import Printed, name, section, with_rest
 from autopar.report.printed import table as new_table
@@ -35,6 +37,7 @@ MAX_ROWS = 60
 """Rows of a table that are printed; a last line counts the rest."""
 
 _BLOCKS = "Blocks: time, hidden communication too, and saved memory of all of them together"
+_KINDS = 8
 _COSTS = "Top costs: all of a kind together, share of the step with nothing hidden"
 _PATH = "Critical path: what the step takes its time for, all of a kind together"
 _AXES = (
@@ -87,6 +90,8 @@ class Summary(Printed):
     margin: str
     meshes_tried: tuple[str, ...]
     imposed: tuple[str, ...]
+    again: tuple[str, ...]
+    again_ns: int
     memory: Memory
     memory_bytes: int
     memory_limit_bytes: int
@@ -146,6 +151,10 @@ def summarize(plan: Plan) -> Summary:
         margin=margin_text(limits) if provenance.margin else "",
         meshes_tried=provenance.meshes_tried,
         imposed=provenance.imposed,
+        again=structure.again,
+        again_ns=sum(
+            op.compute_ns for key, op in estimates.ops.items() if original_key(key) != key
+        ),
         memory=estimates.memory,
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,
@@ -225,6 +234,8 @@ def _head(summary: Summary) -> RenderableType:
         tokens = f"{summary.tokens_per_s:,} tokens/s, " if summary.tokens_per_s else ""
         grid.add_row("speed", tokens + speed)
     grid.add_row("memory", format_bytes_of(peak, limit))
+    if summary.again:
+        grid.add_row("again", name(_again(summary)))
     proof = name(summary.status, "green" if summary.gap <= PROVEN else "yellow")
     grid.add_row(
         "proof",
@@ -241,6 +252,17 @@ def _head(summary: Summary) -> RenderableType:
         grid.add_row("search", name(f"best of meshes {'; '.join(summary.meshes_tried)}"))
     grid.add_row("plan", name(f"{summary.digest} ({summary.made_by})", "dim"))
     return grid
+
+
+def _again(summary: Summary) -> str:
+    """What backward makes again, in words: the kinds of ops, those that most classes have first."""
+    kinds = Counter(short_op(key.rpartition(":")[2].rpartition(".")[0]) for key in summary.again)
+    ordered = sorted(kinds, key=lambda kind: (-kinds[kind], kind))
+    shown = ", ".join(ordered[:_KINDS]) + ", ..." * (len(ordered) > _KINDS)
+    return (
+        f"{len(summary.again)} classes of ops, made again for backward in "
+        f"{format_ns(summary.again_ns)} instead of saved: {shown}"
+    )
 
 
 def _step(summary: Summary) -> str:

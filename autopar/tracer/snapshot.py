@@ -15,6 +15,7 @@ from torch import fx
 from autopar.errors import TraceError
 from autopar.ir.graph import Arg, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.rules.call import Call, TensorShape
+from autopar.runtime.program.random import is_random
 from autopar.tracer import torch_private
 from autopar.tracer.capture import MODULE_KEY, Capture
 from autopar.tracer.outputs import outputs_of
@@ -58,6 +59,7 @@ def snapshot(found: Capture, name: str) -> Graph:
                 module=modules[node],
                 target=target,
                 source_line=_source_line(node),
+                random=is_random(node),
             )
         )
     for item in items:

@@ -94,6 +94,8 @@ def _states(plan: Plan) -> Iterable[DecisionRow]:
     mesh = plan.structure.mesh
     for key, state in sorted(plan.structure.saved.items()):
         yield DecisionRow("saved", key, sharding_text(state, mesh), "kept for backward", "")
+    for key in sorted(plan.structure.again):
+        yield DecisionRow("again", key, "", "made again for backward instead of saved", "")
     for key, state in sorted(plan.structure.outputs.items()):
         yield DecisionRow(
             "output", key, sharding_text(state, mesh), "returned without gradient", ""

@@ -1,0 +1,170 @@
+"""The ways of all tensors, as flows of the problem.
+
+A parameter's forward flow starts from its storage and has the kept state as one more sink; its
+backward flow starts from the kept state; its gradient's flow ends in its storage. An activation
+that crosses likewise has a node of its own for the state it is saved in, which is a sink forward
+and the source backward; where it may be made again, that is the node of its optional copy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.cost_model.limits import Limits
+from autopar.cost_model.network import Network, WantedMove, networks
+from autopar.cost_model.space import NodeClass
+from autopar.cost_model.windows import Windows
+from autopar.ir.blocks import hides_in, waits_in
+from autopar.ir.buckets import is_bucketed, sharing
+from autopar.ir.choices import Saved
+from autopar.ir.copies import is_optional, option_key
+from autopar.ir.graph import STORED_ROLES, Graph, Phase, Role
+from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.problem import Flow, Sink
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import SAVED, Group, requirement, root_key
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What flows are stated in: the classes, the states of saved activations, the numbers of both
+    as nodes of the problem, and the keys of parameters by name."""
+
+    graph: Graph
+    table: Mapping[str, NodeClass]
+    saves: Mapping[str, tuple[Sharding, ...]]
+    number: Mapping[str, int]
+    limits: Limits
+    owners: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Where a group's tensor starts and goes: the key of its maker and the state per choice of
+    that, None where it is not made; of every sink the key and the state it asks for per choice."""
+
+    group: Group
+    maker: str
+    source: tuple[Sharding | None, ...]
+    asked: tuple[tuple[str, tuple[Sharding | None, ...]], ...]
+
+    @property
+    def ends(self) -> frozenset[Sharding]:
+        asked = (s for _, states in self.asked for s in states if s is not None)
+        return frozenset((*(s for s in self.source if s is not None), *asked))
+
+
+def stated_flows(
+    space: Space, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group], windows: Windows
+) -> tuple[Flow, ...]:
+    """A flow per class of groups; what hides in `windows` is added to them."""
+    graph, counts = space.graph, Counter(group.key for group in all_groups)
+    hidden = Counter((group.key, hides_in(graph, mesh, group)) for group in all_groups)
+    waited = Counter(
+        (group.key, waits_in(graph, mesh, group))
+        for group in all_groups
+        if not is_bucketed(graph, group)
+    )
+    first: dict[str, Group] = {}
+    for group in all_groups:
+        first.setdefault(group.key, group)
+    ways = [_way(space, group) for group in first.values()]
+    wanted = [
+        WantedMove(graph.type_of(way.group.root), way.ends, is_bucketed(graph, way.group))
+        for way in ways
+    ]
+    made = networks(wanted, graph.atoms, mesh, cluster.device, sharing(graph))
+    number = {way.group.key: f for f, way in enumerate(ways)}
+    for found, saved in ((hidden, windows.hiding.sent), (waited, windows.hiding.waited)):
+        for (key, place), count in found.items():
+            if place is not None:
+                network = made[number[key]]
+                windows.add_flow(place, number[key], network.costs, network.axes, count, saved)
+    return tuple(
+        _flow(space, way, network, counts[way.group.key])
+        for way, network in zip(ways, made, strict=True)
+    )
+
+
+def _way(space: Space, group: Group) -> _Way:
+    graph, key = space.graph, root_key(space.graph, group.root)
+    root = space.table[graph.nodes[group.root.node].key]
+    asked = asked_states(graph, group, space.table, space.owners)
+    if group.crosses and key in space.saves:
+        if group.phase is Phase.BACKWARD:
+            return _Way(group, SAVED + key, space.saves[key], asked)
+        asked = (*asked, (SAVED + key, space.saves[key]))
+    copy = space.table.get(option_key(root.key))
+    if group.phase is Phase.FORWARD and copy is not None and is_optional(copy.node):
+        asked = (*asked, (copy.key, saved_by(copy, group.root.output)))
+    return _Way(group, root.key, source_states(root, group), asked)
+
+
+def _flow(space: Space, way: _Way, network: Network, count: int) -> Flow:
+    """The flow of `count` groups alike. What is not made is in a state that no arc leaves."""
+    place, nowhere = network.place, len(network.names)
+    is_whole = None not in way.source
+    names, placements = network.names, network.placements
+    if not is_whole:
+        names = (*names, "nowhere")
+        placements = np.vstack([placements, np.full((1, placements.shape[1]), -1, np.int64)])
+    return Flow(
+        key=way.group.key,
+        source=space.number[way.maker],
+        source_state=np.array([nowhere if s is None else place[s] for s in way.source], np.int64),
+        sinks=tuple(
+            Sink(
+                space.number[user],
+                np.array([-1 if s is None else place[s] for s in wanted], np.int64),
+            )
+            for user, wanted in way.asked
+        ),
+        states=names,
+        tails=network.tails,
+        heads=network.heads,
+        costs=space.limits.arc_costs(way.group, network, count * network.costs),
+        placements=placements,
+    )
+
+
+def source_states(root: NodeClass, group: Group) -> tuple[Sharding | None, ...]:
+    """The state the group's tensor starts in, per choice of its maker; None where it makes none."""
+    if root.node.role is Role.PARAM:
+        which = 1 if group.phase is Phase.BACKWARD else 0
+        return tuple(pair[which] for pair in root.outputs)
+    return root.made(group.root.output)
+
+
+def asked_states(
+    graph: Graph, group: Group, table: Mapping[str, NodeClass], owners: Mapping[str, str]
+) -> tuple[tuple[str, tuple[Sharding | None, ...]], ...]:
+    """(key of the consumer, state it asks for per choice) of every sink of the group; `owners` are
+    the keys of parameters by name."""
+    asked: list[tuple[str, tuple[Sharding | None, ...]]] = []
+    for use in group.uses:
+        user = graph.nodes[use.node]
+        if user.role in STORED_ROLES:
+            entry = table[owners[user.target]]
+            wanted = entry.made(0)
+        else:
+            entry = table[user.key]
+            wanted = entry.asked(use.arg)
+        states = (None if s is None else requirement(graph, use, s) for s in wanted)
+        asked.append((entry.key, tuple(states)))
+    root = graph.nodes[group.root.node]
+    if root.role is Role.PARAM and group.phase is Phase.FORWARD:
+        pairs = table[root.key].outputs
+        asked.append((root.key, tuple(None if k == s else k for s, k in pairs)))
+    return tuple(asked)
+
+
+def saved_by(copy: NodeClass, output: int) -> tuple[Sharding | None, ...]:
+    """The state in which an optional copy has an output of its original saved, per choice."""
+    return tuple(
+        choice.states[output] if isinstance(choice, Saved) and choice.states else None
+        for choice in copy.choices
+    )

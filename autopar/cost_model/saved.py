@@ -1,0 +1,116 @@
+"""In which states activations are saved for backward, where they are not made again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+
+from autopar.cost_model.flows import asked_states, source_states
+from autopar.cost_model.limits import Limits
+from autopar.cost_model.network import closure
+from autopar.cost_model.space import NodeClass
+from autopar.ir.choices import Saved
+from autopar.ir.copies import is_optional, original_key
+from autopar.ir.graph import Graph, Phase, Ref, Role
+from autopar.ir.mesh import Mesh
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group, root_key
+
+_MAX_SAVED = 64
+"""Of an op with several outputs, in how many ways they may be saved together."""
+
+
+def saved_states(
+    graph: Graph,
+    mesh: Mesh,
+    all_groups: Sequence[Group],
+    table: Mapping[str, NodeClass],
+    owners: Mapping[str, str],
+    limits: Limits,
+) -> dict[str, tuple[Sharding, ...]]:
+    """Per class of activations that cross, the states they may be saved in: what their forward
+    groups can bring them into, but not partial."""
+    ends: dict[str, set[Sharding]] = {}
+    roots: dict[str, Group] = {}
+    alike = {group.key: group for group in reversed(all_groups)}
+    for group in reversed(alike.values()) if mesh.axes else ():
+        root = graph.nodes[group.root.node]
+        if group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP:
+            key = root_key(graph, group.root)
+            source = {s for s in source_states(table[root.key], group) if s is not None}
+            asked = (s for _, wanted in asked_states(graph, group, table, owners) for s in wanted)
+            ends.setdefault(key, source).update(s for s in asked if s is not None)
+            roots.setdefault(key, group)
+    saves: dict[str, tuple[Sharding, ...]] = {}
+    for key, found in ends.items():
+        tensor = graph.type_of(roots[key].root)
+        states = closure(tensor, graph.atoms, sorted(found), mesh.sizes)
+        whole = tuple(state for state in states if not state.has_partial)
+        saves[key] = limits.saved_states(key, tensor, whole)
+    return saves
+
+
+def with_savings(
+    graph: Graph,
+    mesh: Mesh,
+    all_groups: Sequence[Group],
+    table: Mapping[str, NodeClass],
+    owners: Mapping[str, str],
+    limits: Limits,
+) -> dict[str, NodeClass]:
+    """`table`, in which optional copies may also be none: what their originals make is saved, in
+    any state that the original leaves it in or a reader of backward asks for, or on the way
+    between, or nothing reads it."""
+    found = dict(table)
+    alike = {group.key: group for group in reversed(all_groups)}
+    ends: dict[tuple[str, int], set[Sharding]] = {}
+    for group in alike.values():
+        maker = graph.nodes[group.root.node]
+        if is_optional(maker):
+            states = ends.setdefault((maker.key, group.root.output), set())
+            asked = asked_states(graph, group, table, owners)
+            states.update(s for _, wanted in asked for s in wanted if s is not None)
+    for key, entry in table.items():
+        if not is_optional(entry.node):
+            continue
+        original = table[original_key(key)]
+        per_output: list[tuple[Sharding, ...]] = []
+        for output in range(len(entry.node.outputs)):
+            made = {s for s in original.made(output) if s is not None}
+            ref = Ref(original.node.index, output)
+            states = closure(
+                graph.type_of(ref),
+                graph.atoms,
+                sorted(made | ends.get((key, output), set())),
+                mesh.sizes,
+            )
+            whole = tuple(state for state in states if not state.has_partial)
+            per_output.append(limits.saved_states(root_key(graph, ref), graph.type_of(ref), whole))
+        found[key] = _or_saved(entry, list(_together(original, per_output)))
+    return found
+
+
+def _together(
+    original: NodeClass, per_output: Sequence[tuple[Sharding, ...]]
+) -> Iterator[tuple[Sharding, ...]]:
+    """How the outputs of an op may be saved: in every combination, or, where there are many, as the
+    op leaves them."""
+    num_ways = 1
+    for states in per_output:
+        num_ways *= len(states)
+    if len(per_output) == 1 or num_ways <= _MAX_SAVED:
+        yield from product(*per_output)
+    else:
+        whole = (states for states in original.outputs if not any(s.has_partial for s in states))
+        yield from dict.fromkeys(whole)
+
+
+def _or_saved(entry: NodeClass, saved: Sequence[tuple[Sharding, ...]]) -> NodeClass:
+    more = len(saved) + 1
+    return replace(
+        entry,
+        choices=(*entry.choices, *map(Saved, saved), Saved()),
+        inputs=(*entry.inputs, *((),) * more),
+        outputs=(*entry.outputs, *saved, ()),
+    )

@@ -1,0 +1,128 @@
+"""What backward makes again, instead of having it saved by forward: the step as another graph.
+
+An op of the forward phase that is made again has a copy in the backward phase, in front of the
+first op there that reads what it makes; all of backward reads that. Inputs of the copy are made
+again in turn, or are saved, or are there anyway as parameters and inputs of the model are. Copies
+are ops like all others: they are laid out, priced, scheduled and written as such, and may be
+computed under another sharding than their originals.
+
+Whether something is made again is a choice of the problem that decides all else. It is stated of a
+graph in which everything that can be made again has an *optional* copy (`with_options`).
+
+Random numbers are not drawn again: what an op makes of them is saved. What one block hands to the
+next is saved too: made again, it would need all blocks before it, which would be held together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from autopar.ir.blocks import place_of
+from autopar.ir.casts import casts_of
+from autopar.ir.copies import COPY, OPTION, with_word
+from autopar.ir.graph import Arg, Graph, Node, Phase, Ref, Role, per_graph
+from autopar.ir.uses import root_of
+
+
+def with_again(graph: Graph, keys: Collection[str]) -> Graph:
+    """`graph`, in which backward makes again what ops with these keys make and it reads. ValueError
+    if one of them cannot be made again."""
+    unknown = sorted(set(keys) - _candidates(graph))
+    if unknown:
+        raise ValueError(f"{unknown[0]} cannot be made again")
+    return _known(graph, frozenset(keys), COPY)
+
+
+def with_options(graph: Graph) -> Graph:
+    """`graph` with a copy of everything that can be made again and that backward reads, or needs
+    for that."""
+    return _known(graph, _candidates(graph), OPTION)
+
+
+def _known(graph: Graph, keys: frozenset[str], word: str) -> Graph:
+    if not keys:
+        return graph
+    known = _copied(graph)
+    if (keys, word) not in known:
+        known[keys, word] = _Copier(graph, keys, word).run()
+    return known[keys, word]
+
+
+@per_graph
+def _copied(_: Graph) -> dict[tuple[frozenset[str], str], Graph]:
+    """The graphs with copies that were made of a graph."""
+    return {}
+
+
+@per_graph
+def _candidates(graph: Graph) -> frozenset[str]:
+    """The keys of ops of the forward phase that can be made again, all of them. Casts of parameters
+    are none: they are made where they are read as it is."""
+    copies, nodes = casts_of(graph).copies, graph.nodes
+    found, ruled_out = set[str](), set[str]()
+    for node in graph.with_role(Role.OP):
+        if node.view or f":{Phase.FORWARD.value}:" not in node.key:
+            continue
+        (ruled_out if node.random or node.index in copies else found).add(node.key)
+        for ref in node.inputs:
+            maker = nodes[root_of(graph, ref)[0].node]
+            if place_of(maker.module) != place_of(node.module):
+                ruled_out.add(maker.key)
+    return frozenset(found - ruled_out)
+
+
+class _Copier:
+    def __init__(self, graph: Graph, keys: frozenset[str], word: str) -> None:
+        self.graph, self.word = graph, word
+        self.nodes: list[Node] = []
+        self.place: dict[int, int] = {}
+        """Where a node stands now."""
+        self.copied: dict[int, int] = {}
+        """Where the copy of a node stands."""
+        self.chosen: set[int] = set()
+        for node in graph.nodes:
+            made_again = node.inputs[0].node in self.chosen if node.view else node.key in keys
+            if made_again and node.role is Role.OP and node.phase is Phase.FORWARD:
+                self.chosen.add(node.index)
+
+    def run(self) -> Graph:
+        for node in self.graph.nodes:
+            reads_copies = node.phase is Phase.BACKWARD
+            if reads_copies:
+                self._copy_for(node)
+            self.place[node.index] = self._put(node, self.copied if reads_copies else {})
+        return replace(self.graph, nodes=tuple(self.nodes))
+
+    def _copy_for(self, reader: Node) -> None:
+        """Copies of all that `reader` needs and that is made again, in the order of the graph."""
+        missing, found = [reader.index], set[int]()
+        while missing:
+            for ref in self.graph.nodes[missing.pop()].inputs:
+                is_known = ref.node in self.copied or ref.node in found
+                if ref.node in self.chosen and not is_known:
+                    found.add(ref.node)
+                    missing.append(ref.node)
+        for index in sorted(found):
+            node = self.graph.nodes[index]
+            key = with_word(node.key, self.word)
+            copy = replace(node, phase=Phase.BACKWARD, key=key)
+            self.copied[index] = self._put(copy, self.copied)
+
+    def _put(self, node: Node, copied: dict[int, int]) -> int:
+        """The place of a node, put behind all others, which reads copies where there are any."""
+
+        def ref(old: Ref) -> Ref:
+            return Ref(copied.get(old.node, self.place[old.node]), old.output)
+
+        def moved(arg: Arg) -> Arg:
+            if isinstance(arg, Ref):
+                return ref(arg)
+            return tuple(map(moved, arg)) if isinstance(arg, tuple) else arg
+
+        index = len(self.nodes)
+        args = tuple(map(moved, node.args))
+        kwargs = tuple((name, moved(arg)) for name, arg in node.kwargs)
+        inputs = tuple(map(ref, node.inputs))
+        self.nodes.append(replace(node, index=index, args=args, kwargs=kwargs, inputs=inputs))
+        return index

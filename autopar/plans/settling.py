@@ -1,0 +1,61 @@
+"""From what was decided while it was open what backward makes again, to a plan of the step with
+just those copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autopar.errors import SolverError
+from autopar.ir.choices import Choice, Saved
+from autopar.ir.copies import original_key
+from autopar.ir.problem import Label, Problem, Solution
+from autopar.ir.uses import SAVED
+from autopar.plans.request import PlanRequest
+
+
+def settled_request(request: PlanRequest, problem: Problem, solution: Solution) -> PlanRequest:
+    """The request for a step in which backward makes again what `solution`, a choice for every node
+    of `problem`, says."""
+    chosen = _chosen(problem, solution)
+    again = (
+        key.removeprefix(SAVED)
+        for key, label in chosen.items()
+        if key.startswith(SAVED) and isinstance(label, Choice)
+    )
+    return replace(request, again=tuple(sorted(again)))
+
+
+def same_choice(problem: Problem, solution: Solution, stated: Problem) -> tuple[int, ...]:
+    """What `solution` of `problem`, with optional copies, comes to in the problem `stated` of the
+    step that it is `settled` to. SolverError, naming the decision, if there is no such choice."""
+    chosen = _chosen(problem, solution)
+    found: list[int] = []
+    for key, labels in zip(stated.keys, stated.labels, strict=True):
+        wanted = _wanted(key, chosen)
+        if wanted not in labels:
+            raise SolverError(
+                f"{key} cannot be {wanted} once it is known what is made again; this is a defect "
+                "of autopar"
+            )
+        found.append(labels.index(wanted))
+    return tuple(found)
+
+
+def _chosen(problem: Problem, solution: Solution) -> dict[str, Label]:
+    triples = zip(problem.keys, problem.labels, solution.choice, strict=True)
+    return {key: labels[c] for key, labels, c in triples}
+
+
+def _wanted(key: str, chosen: Mapping[str, Label]) -> Label:
+    """The decision on a class of the settled step: on a copy, or the state that one of the outputs
+    of an op is saved in, it is part of the decision on what was open."""
+    if key in chosen and not isinstance(chosen[key], Saved):
+        return chosen[key]
+    original = original_key(key)
+    if original != key:
+        return chosen[SAVED + original]
+    whole, _, output = key.rpartition(".")
+    label = chosen.get(key) or chosen[whole]
+    assert isinstance(label, Saved)
+    return label.states[0 if key in chosen else int(output)] if label.states else label

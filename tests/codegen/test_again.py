@@ -1,0 +1,92 @@
+"""What backward makes again, whatever that is and however it is laid out, changes no gradient."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from torch import nn
+
+from autopar.codegen import generate
+from autopar.ir.again import with_again, with_options
+from autopar.ir.copies import is_copy, is_optional, original_key
+from autopar.ir.graph import Graph, Phase
+from autopar.ir.uses import groups, is_saved, root_key
+from autopar.runtime.simulator.spmd import train_step
+from tests.codegen.meshes import mesh
+from tests.codegen.models import case, make_case
+from tests.codegen.random_plans import random_plan
+from tests.codegen.test_random_plans import TOLERANCE, difference
+
+EVERYTHING = 1.0
+BLOCKS = ("shapes", "gpt2", "llama")
+
+
+def candidates(graph: Graph) -> list[str]:
+    """What can be made again."""
+    nodes = with_options(graph).nodes
+    return sorted({original_key(node.key) for node in nodes if is_optional(node) and not node.view})
+
+
+@pytest.mark.parametrize(("seed", "part"), [(0, 0.3), (1, 0.6), (2, EVERYTHING)])
+@pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
+@pytest.mark.parametrize("name", BLOCKS)
+def test_equal_to_eager(name: str, sizes: Sequence[int], seed: int, part: float) -> None:
+    found, on = case(name), mesh(*sizes)
+    graph, draw = found.traced.graph, random.Random(seed)
+    known = candidates(graph)
+    keys = tuple(key for key in known if draw.random() < part) or tuple(known)
+    step_graph = with_again(graph, keys)
+    step_graph.check()
+    assert any(is_copy(node) for node in step_graph.nodes)
+    plan = random_plan(step_graph, on, seed)
+    plan = msgspec.structs.replace(
+        plan, structure=msgspec.structs.replace(plan.structure, again=keys)
+    )
+    program = generate(found.traced.gm, graph, plan)
+    tolerance = TOLERANCE[name]
+    step = train_step(program, on, graph, plan.structure, found.tensors, tolerance=tolerance)
+    assert step.gradients.keys() == found.gradients.keys()
+    for parameter, expected in found.gradients.items():
+        assert difference(step.gradients[parameter], expected) <= tolerance, parameter
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_is_made_again_is_not_saved(name: str) -> None:
+    graph = case(name).traced.graph
+    for keys in ([key] for key in candidates(graph)):
+        saved = [g for g in groups(with_again(graph, keys)) if is_saved(graph, g)]
+        assert not {root_key(graph, group.root) for group in saved} & set(keys)
+
+
+def test_blocks_hand_on_what_is_saved() -> None:
+    graph = case("llama").traced.graph
+    found = with_options(graph)
+    handed = {n.key for n in graph.nodes if n.key.startswith("model.layers.*:forward:add.1")}
+    assert handed and not handed & set(candidates(graph))
+    for node in found.nodes:
+        if is_optional(node) and not node.view:
+            readers = [found.nodes[ref.node] for ref in node.inputs]
+            assert all(r.phase is Phase.FORWARD or is_optional(r) for r in readers)
+
+
+class Dropped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.b(self.drop(self.a(x).relu()).tanh()).square().mean()
+
+
+def test_random_numbers_are_not_drawn_again() -> None:
+    import torch
+
+    graph = make_case(Dropped().train(), {"x": torch.randn(4, 8)}).traced.graph
+    drawn = {node.key for node in graph.nodes if node.random}
+    assert drawn and not drawn & set(candidates(graph))
+    with pytest.raises(ValueError, match="cannot be made again"):
+        with_again(graph, drawn)
