@@ -142,7 +142,7 @@ def _settle(
         return request, stated, solution
     settled = settled_request(request, stated, solution)
     plain = price(settled)
-    choice = same_choice(stated, solution, plain)
+    choice = same_choice(stated, solution, plain, settled.step)
     found = evaluate(plain, choice)
     solution = replace(solution, choice=choice, arcs=found.arcs, objective=found.objective)
     return settled, plain, solution

@@ -9,8 +9,9 @@ computed under another sharding than their originals.
 Whether something is made again is a choice of the problem that decides all else. It is stated of a
 graph in which everything that can be made again has an *optional* copy (`with_options`).
 
-Random numbers are not drawn again: what an op makes of them is saved. What one block hands to the
-next is saved too: made again, it would need all blocks before it, which would be held together.
+Random numbers are not drawn again: what an op makes of them is saved, and so is what it makes of a
+buffer that forward changes. What one block hands to the next is saved too: made again, it would
+need all blocks before it, which would be held together.
 """
 
 from __future__ import annotations
@@ -58,8 +59,10 @@ def _copied(_: Graph) -> dict[tuple[frozenset[str], str], Graph]:
 @per_graph
 def _candidates(graph: Graph) -> frozenset[str]:
     """The keys of ops of the forward phase that can be made again, all of them. Casts of parameters
-    are none: they are made where they are read as it is."""
+    are none: they are made where they are read as it is. Nor is what reads a buffer or parameter
+    that forward changes: backward would find the new value."""
     copies, nodes = casts_of(graph).copies, graph.nodes
+    changed = {node.target for node in graph.with_role(Role.MUTATION, Role.UPDATE)}
     found, ruled_out = set[str](), set[str]()
     for node in graph.with_role(Role.OP):
         if node.view or f":{Phase.FORWARD.value}:" not in node.key:
@@ -67,6 +70,8 @@ def _candidates(graph: Graph) -> frozenset[str]:
         (ruled_out if node.random or node.index in copies else found).add(node.key)
         for ref in node.inputs:
             maker = nodes[root_of(graph, ref)[0].node]
+            if maker.role in (Role.BUFFER, Role.PARAM) and maker.target in changed:
+                ruled_out.add(node.key)
             if place_of(maker.module) != place_of(node.module):
                 ruled_out.add(maker.key)
     return frozenset(found - ruled_out)

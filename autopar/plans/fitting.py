@@ -100,7 +100,8 @@ class Fitting:
         self.estimates = estimates
         excess = estimates.memory.total - self.request.memory_limit_bytes
         if excess > 0:
-            self.say(f"{mesh}: temporaries exceed the memory limit; solving again with less")
+            if self.stated.usage_limit is not None:
+                self.say(f"{mesh}: temporaries exceed the memory limit; solving again with less")
             usages = zip(self.stated.usages, solution.choice, strict=True)
             self.counted = sum(int(usage[c]) for usage, c in usages)
             self.allowance = self.counted - excess

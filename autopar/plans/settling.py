@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.errors import SolverError
-from autopar.ir.choices import Choice, Saved
+from autopar.ir.choices import Choice, Saved, shardings
 from autopar.ir.copies import original_key
+from autopar.ir.graph import Graph, Node, Role
 from autopar.ir.problem import Label, Problem, Solution
 from autopar.ir.uses import SAVED
 from autopar.plans.request import PlanRequest
@@ -26,13 +27,19 @@ def settled_request(request: PlanRequest, problem: Problem, solution: Solution) 
     return replace(request, again=tuple(sorted(again)))
 
 
-def same_choice(problem: Problem, solution: Solution, stated: Problem) -> tuple[int, ...]:
+def same_choice(
+    problem: Problem, solution: Solution, stated: Problem, step: Graph
+) -> tuple[int, ...]:
     """What `solution` of `problem`, with optional copies, comes to in the problem `stated` of the
-    step that it is `settled` to. SolverError, naming the decision, if there is no such choice."""
+    `step` that it is settled to. What was saved in a state that only copies could have asked for is
+    saved as it is made. SolverError, naming the decision, if there is no such choice."""
     chosen = _chosen(problem, solution)
+    ops = {node.key: node for node in step.with_role(Role.OP)}
     found: list[int] = []
     for key, labels in zip(stated.keys, stated.labels, strict=True):
         wanted = _wanted(key, chosen)
+        if wanted not in labels and key.startswith(SAVED):
+            wanted = _made(key.removeprefix(SAVED), ops, chosen)
         if wanted not in labels:
             raise SolverError(
                 f"{key} cannot be {wanted} once it is known what is made again; this is a defect "
@@ -45,6 +52,16 @@ def same_choice(problem: Problem, solution: Solution, stated: Problem) -> tuple[
 def _chosen(problem: Problem, solution: Solution) -> dict[str, Label]:
     triples = zip(problem.keys, problem.labels, solution.choice, strict=True)
     return {key: labels[c] for key, labels, c in triples}
+
+
+def _made(key: str, ops: Mapping[str, Node], chosen: Mapping[str, Label]) -> Label:
+    """The state in which an op leaves the output whose `uses.root_key` is `key`."""
+    maker, output = (
+        (key, 0) if key in ops else (key.rpartition(".")[0], int(key.rpartition(".")[2]))
+    )
+    choice = chosen[maker]
+    assert isinstance(choice, Choice)
+    return shardings(ops[maker], choice)[1][output]
 
 
 def _wanted(key: str, chosen: Mapping[str, Label]) -> Label:

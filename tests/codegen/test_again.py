@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from autopar.codegen import generate
 from autopar.ir.again import with_again, with_options
 from autopar.ir.copies import is_copy, is_optional, original_key
-from autopar.ir.graph import Graph, Phase
+from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.uses import groups, is_saved, root_key
 from autopar.runtime.simulator.spmd import train_step
 from tests.codegen.meshes import mesh
@@ -78,13 +79,29 @@ class Dropped(nn.Module):
         self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
         self.drop = nn.Dropout(0.5)
 
-    def forward(self, x):
+    def forward(self, x: Tensor) -> Tensor:
         return self.b(self.drop(self.a(x).relu()).tanh()).square().mean()
 
 
-def test_random_numbers_are_not_drawn_again() -> None:
-    import torch
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
 
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.norm(self.a(x)).tanh() + self.norm.running_var).sin().square().mean()
+
+
+def test_what_reads_a_buffer_that_changes_is_not_made_again() -> None:
+    graph = make_case(Counted().train(), {"x": torch.randn(4, 8)}).traced.graph
+    changed = {node.target for node in graph.with_role(Role.MUTATION)}
+    buffers = {n.index for n in graph.with_role(Role.BUFFER) if n.target in changed}
+    readers = {n.key for n in graph.nodes if buffers & {ref.node for ref in n.inputs}}
+    assert readers and not readers & set(candidates(graph))
+    assert any(":sin." in key for key in candidates(graph))
+
+
+def test_random_numbers_are_not_drawn_again() -> None:
     graph = make_case(Dropped().train(), {"x": torch.randn(4, 8)}).traced.graph
     drawn = {node.key for node in graph.nodes if node.random}
     assert drawn and not drawn & set(candidates(graph))

@@ -101,7 +101,10 @@ def test_equal_to_the_best_of_all_that_can_be_made_again(mesh: str, part: float)
     assert found.objective == min(costs)
     settled = settled_request(wanted, open_problem, found)
     again = price(settled)
-    assert evaluate(again, same_choice(open_problem, found, again)).objective == found.objective
+    assert (
+        evaluate(again, same_choice(open_problem, found, again, settled.step)).objective
+        == found.objective
+    )
 
 
 def test_nothing_is_made_again_where_all_fits() -> None:
