@@ -14,6 +14,7 @@ from autopar.ir.graph import Graph, Ref, Role
 from autopar.ir.redistribute import local_shape
 from autopar.plans.layout import parse_layout
 from autopar.plans.plan import Plan
+from autopar.runtime.ops.host_copies import ARRIVED, OFFLOAD
 from autopar.runtime.program.backend import reduce_in_place
 from autopar.runtime.program.program import Program
 
@@ -25,11 +26,13 @@ DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float6
 
 class PhaseRun(fx.Interpreter):
     """Runs a graph of rank 0. `peak` is the most bytes held at a time beside `given` tensors, which
-    someone else holds; a collective's input is held until it has come."""
+    someone else holds; a collective's input is held until it has come. What lies `on_host` takes
+    none."""
 
     def __init__(self, gm: fx.GraphModule, given: Sequence[Tensor]) -> None:
         super().__init__(gm, garbage_collect_values=True)
         self.given = {storage_of(x) for x in given}
+        self.on_host: list[Tensor] = []
         self.sent: dict[fx.Node, Tensor] = {}
         self.peak, self.at = 0, ""
 
@@ -37,6 +40,12 @@ class PhaseRun(fx.Interpreter):
         if n.op == "get_attr":
             return super().run_node(n).to(META)
         result = self.waited(n) if n.target is c10d.wait_tensor.default else self.ran(n)
+        if n.target is OFFLOAD:
+            self.on_host.append(result)
+            self.given.add(storage_of(result))
+            self.sent[n] = self.env[n.all_input_nodes[0]]
+        elif n.target is ARRIVED:
+            self.sent.pop(n.all_input_nodes[0], None)
         live = {
             storage_of(x): x.untyped_storage().nbytes()
             for x in tensors_in((result, *self.env.values(), *self.sent.values()))
@@ -102,7 +111,7 @@ def measured(program: Program, graph: Graph, plan: Plan) -> tuple[int, int]:
         for name in bound.backward_inputs
     ]
     tangents = [x for name, x in given.items() if name.startswith("tangent:")]
-    backward = PhaseRun(reduce_in_place(bound.backward), [*values, *tangents])
+    backward = PhaseRun(reduce_in_place(bound.backward), [*values, *tangents, *forward.on_host])
     # What forward returned stays with the script.
     kept = {storage_of(x): x for n, x in results.items() if not n.startswith("saved:")}
     backward.sent |= {

@@ -18,8 +18,9 @@ from torch import fx
 from autopar.codegen.chunks import ChunkPacking
 from autopar.codegen.collectives import WAIT, Packing, collective_call, parts_of
 from autopar.ir.graph import Role
-from autopar.ir.schedule import Message, Transfer
+from autopar.ir.schedule import HostCopy, Message, Transfer
 from autopar.plans.layout import Layout, Move
+from autopar.runtime.ops.host_copies import ARRIVED, OFFLOAD, RELOAD
 from autopar.runtime.process.spots import FOR
 
 aten = torch.ops.aten
@@ -41,7 +42,10 @@ class Messages:
         self._pieces: dict[Transfer, fx.Node | _Piece] = {}
 
     def start(self, message: Message, given: list[fx.Node]) -> None:
-        """The collective, for `given`, the local sources of the transfers."""
+        """The collective, for `given`, the local sources of the transfers, or the copy."""
+        if message.kind in ("offload", "reload"):
+            self._copy(message, *given)
+            return
         packings = [self._packing(transfer) for transfer in message.transfers]
         packed = [packing.pack(x) for packing, x in zip(packings, given, strict=True)]
         (x, *others) = packed
@@ -58,8 +62,13 @@ class Messages:
         self._issued[message] = issued
 
     def wait(self, message: Message) -> None:
-        """The collective is over."""
-        landed = self.graph.call_function(WAIT, (self._issued.pop(message),))
+        """The collective, or the copy, is over."""
+        issued = self._issued.pop(message)
+        if issued.target in (OFFLOAD, RELOAD):
+            self.graph.call_function(ARRIVED, (issued,))
+            self._pieces[message.transfers[0]] = issued
+            return
+        landed = self.graph.call_function(WAIT, (issued,))
         if len(message.transfers) == 1:
             self._pieces[message.transfers[0]] = landed
             return
@@ -78,7 +87,15 @@ class Messages:
         landed = self._pieces.pop(transfer)
         if isinstance(landed, _Piece):
             landed = self._cut_out(landed)
+        if isinstance(transfer.collective, HostCopy):
+            return landed
         return self._packing(transfer).unpack(landed)
+
+    def _copy(self, message: Message, x: fx.Node) -> None:
+        """A tensor on its way to the host, or back to where graphs run (`bind`)."""
+        is_reload = message.kind == "reload"
+        target, device = (RELOAD, (torch.device("cpu"),)) if is_reload else (OFFLOAD, ())
+        self._issued[message] = self.graph.call_function(target, (x, *device))
 
     def cut(self, transfer: Transfer, x: fx.Node) -> fx.Node:
         """The rank's slice of `x`."""
@@ -99,6 +116,7 @@ class Messages:
 
     def _find_packing(self, transfer: Transfer) -> Packing | ChunkPacking:
         graph, collective = self.layout.graph, transfer.collective
+        assert not isinstance(collective, HostCopy), "copies are not packed"
         tensor = graph.type_of(transfer.source.ref)
         move = Move(transfer.source.state, transfer.target.state)
         if collective.chunks:

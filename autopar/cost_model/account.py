@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.cost_model.event_prices import EventPrices, PricedStep
+from autopar.cost_model.host_link import copies, host_contention
 from autopar.cost_model.kernel_cost import node_s, traffic
 from autopar.cost_model.memory import memory_curve, peak_memory
 from autopar.cost_model.moves import move_ns, sent, to_ns
@@ -29,12 +30,13 @@ from autopar.errors import PlanMismatchError
 from autopar.ir.blocks import blocks_of, hides_in, waits_in
 from autopar.ir.buckets import Sharing, is_bucketed, sharing
 from autopar.ir.gc_pause import collection_paused
-from autopar.ir.graph import Graph, Node, Role
+from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.redistribute import buffer_bytes, step
 from autopar.ir.sharding import Sharding
 from autopar.ir.timeline import play
 from autopar.ir.uses import Group, groups, is_saved
+from autopar.plans.host_copies import copy_key
 from autopar.plans.layout import Layout, parse_layout
 from autopar.plans.matching import general
 from autopar.plans.options import Options
@@ -62,13 +64,16 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
     shares = sharing(graph)
     alike = {group.key: group for group in all_groups}
     steps = {key: _steps(layout, cluster, mesh, group, shares) for key, group in alike.items()}
+    copied = copies(layout, cluster)
     updates = _updates(layout, cluster, mesh, options)
     scheduled = schedule(layout)
     hiding = Hiding.of(mesh)
-    prices = EventPrices(layout, scheduled, compute, inside, steps, updates, hiding.contention)
+    contention = (*hiding.contention, *(host_contention(cluster) if copied else ()))
+    ways = {**steps, **copied}
+    prices = EventPrices(layout, scheduled, compute, inside, ways, updates, contention)
     played = play(scheduled.events, prices.given(), prices)
     memory, holders = peak_memory(played, prices, layout, options)
-    sends = _sends(graph, all_groups, steps, inside)
+    sends = (*_sends(graph, all_groups, steps, inside), *_copies(layout, copied))
     communication_ns = sum(move.ns for each in sends for move in each.steps)
     tokens = tokens_of(graph)
     return Estimates(
@@ -84,7 +89,7 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
         exposed_communication_ns=played.exposed_ns,
         hidden_communication_ns=communication_ns - played.exposed_ns,
         hidden=_hidden(graph, mesh, hiding, all_groups, compute, inside, steps),
-        contention=dict(zip(mesh.names, hiding.contention, strict=True)),
+        contention=dict(zip(mesh.link_names, contention, strict=False)),
         bubble_ns=0,
         tokens=tokens,
         tokens_per_s=tokens * 10**9 // played.end_ns if played.end_ns else 0,
@@ -101,7 +106,7 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
 @dataclass(frozen=True, slots=True)
 class Sends:
     """The collectives charged to `node`, in one phase. `key` is that of a group, or of the op that
-    sends."""
+    sends; or the copies to or from the host (`host_copies.copy_key`)."""
 
     key: str
     node: int
@@ -124,6 +129,14 @@ def _sends(
     return moved + tuple(
         Sends(node.key, node.index, node.phase.value, found) for node, found in ops
     )
+
+
+def _copies(layout: Layout, copied: Mapping[str, Sequence[PricedStep]]) -> Iterator[Sends]:
+    """What is offloaded, and comes back."""
+    for away in layout.away:
+        for kind, phase in (("offload", Phase.FORWARD), ("reload", Phase.BACKWARD)):
+            key = copy_key(away, layout, kind)
+            yield Sends(key, away.root.node, phase.value, copied[key])
 
 
 def _inside(
@@ -230,7 +243,7 @@ def _collectives(mesh: Mesh, sends: Sequence[Sends]) -> tuple[CollectiveTotal, .
             total = sums[each.phase, axis, kind]
             total[0], total[1], total[2] = total[0] + 1, total[1] + num_bytes, total[2] + ns
     return tuple(
-        CollectiveTotal(kind, mesh.axes[axis].name, phase, count, num_bytes, ns)
+        CollectiveTotal(kind, mesh.link_names[axis], phase, count, num_bytes, ns)
         for (phase, axis, kind), (count, num_bytes, ns) in sorted(sums.items())
     )
 
@@ -248,7 +261,7 @@ def _added_up(mesh: Mesh, sends: Sequence[Sends]) -> Iterator[CollectiveTotal]:
     for k, (kind, axis, *_) in enumerate(sends[0].steps):
         num_bytes = sum(each.steps[k].in_bytes for each in sends)
         ns = sum(each.steps[k].ns for each in sends)
-        name, phase = mesh.axes[axis].name, sends[0].phase
+        name, phase = mesh.link_names[axis], sends[0].phase
         yield CollectiveTotal(kind, name, phase, len(sends), num_bytes, ns)
 
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from autopar.ir.casts import casts_of
-from autopar.ir.graph import Ref, Role
+from autopar.ir.graph import Phase, Ref, Role
 from autopar.ir.redistribute import buffer_bytes
-from autopar.ir.schedule import Message, Schedule, Transfer, Value
+from autopar.ir.schedule import HostCopy, Message, Schedule, Transfer, Value
 from autopar.ir.sharding import Sharding
 from autopar.ir.timeline import Carried
 from autopar.ir.uses import Group, Use, groups
@@ -50,7 +50,10 @@ class EventPrices:
         self._inside = {
             node: [(each.axis, each.ns) for each in found] for node, found in inside.items()
         }
-        self.saved = frozenset(schedule.saved)
+        away = {value for value in schedule.saved if value.on_host}
+        on_device = {value._replace(on_host=False) for value in away}
+        reloaded = {value._replace(phase=Phase.BACKWARD) for value in on_device}
+        self.saved = frozenset(schedule.saved) | on_device | reloaded
         self._buffers: dict[tuple[str, int], tuple[int, int]] = {}
         self._scratch: dict[str, int] = {}
         self._viewed: dict[int, list[tuple[Group, Use, Sharding]]] = defaultdict(list)
@@ -88,7 +91,7 @@ class EventPrices:
             root = self.graph.nodes[value.ref.node]
             is_param = root.role is Role.PARAM or root.index in casts_of(self.graph).copies
             holder = "kept" if is_param else "saved"
-        return holder, self.layout.held_bytes(value.ref, value.state)
+        return holder, 0 if value.on_host else self.layout.held_bytes(value.ref, value.state)
 
     def carried(self, message: Message) -> Carried:
         buffers = [(each.copies.sent, *self._bytes(each)) for each in message.transfers]
@@ -122,7 +125,9 @@ class EventPrices:
         return held
 
     def _bytes(self, transfer: Transfer) -> tuple[int, int]:
-        """What the step is given, and what it gets."""
+        """What the step is given, and what it gets on the device."""
+        if isinstance(transfer.collective, HostCopy):
+            return self.held(transfer.source)[1], self.held(transfer.target)[1]
         known = transfer.key, transfer.step
         if known not in self._buffers:
             tensor, atoms = self.graph.type_of(transfer.source.ref), self.graph.atoms

@@ -165,6 +165,10 @@ class Host:
     source: str
 
 
+HOST_LINKS = TO_HOST, FROM_HOST = "to host", "from host"
+"""What the two directions of a device's link to its host are called, beside the axes of a mesh."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """Levels of links, outermost (slowest) first, over equal devices."""
@@ -243,6 +247,11 @@ class Mesh:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(axis.name for axis in self.axes)
+
+    @property
+    def link_names(self) -> tuple[str, ...]:
+        """What messages travel on: the links of each axis, and those to and from the host."""
+        return (*self.names, *HOST_LINKS)
 
     @property
     def num_devices(self) -> int:

@@ -7,7 +7,7 @@ takes and what it holds, and code generation writes its events down one by one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from autopar.ir.graph import Phase, Ref
 from autopar.ir.redistribute import Collective, Copies
@@ -16,24 +16,34 @@ from autopar.ir.sharding import Sharding
 
 class Value(NamedTuple):
     """Root `ref` (`uses.root_of`) in `state`, as it comes into being in `phase`. What forward hands
-    to backward stays a value of the forward phase."""
+    to backward stays a value of the forward phase, be it on the device or `on_host`."""
 
     phase: Phase
     ref: Ref
     state: Sharding
+    on_host: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A tensor is copied as it is from the device to its host (`offload`) or back (`reload`), on
+    the link number `axis` of `mesh.Mesh.link_names`."""
+
+    kind: Literal["offload", "reload"]
+    axis: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Transfer:
     """Step `step` of the route of the group `key` (`uses.Group`): `source` is brought into the
     state of `target` by `collective`, which for a slice sends nothing; `copies` says which of its
-    buffers are laid out anew."""
+    buffers are laid out anew. Or a copy to or from the host, whose key is that of `offloading`."""
 
     key: str
     step: int
     source: Value
     target: Value
-    collective: Collective
+    collective: Collective | HostCopy
     copies: Copies
 
 
@@ -45,7 +55,7 @@ class Message:
 
     @property
     def axis(self) -> int:
-        """The mesh axis whose links it takes."""
+        """The mesh axis, or other number of `mesh.Mesh.link_names`, whose links it takes."""
         return self.transfers[0].collective.axis
 
     @property
@@ -56,7 +66,7 @@ class Message:
 
     @property
     def kind(self) -> str:
-        """The kind of its collective."""
+        """The kind of its collective, or of copy."""
         return self.transfers[0].collective.kind
 
 
@@ -71,7 +81,8 @@ class Compute:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """The links of an axis begin with a message once they are done with those before it."""
+    """The links of an axis, or to or from the host, begin with a message once they are done with
+    those before it."""
 
     message: Message
 
@@ -114,7 +125,8 @@ class Schedule:
     """The events of a step: `forward` and `backward`, then the update of the parameters.
 
     Parameters, buffers, inputs and tangents are there without an event and are never freed; nor are
-    `outputs`, the values that leave the graph. `saved` are those that forward hands to backward.
+    `outputs`, the values that leave the graph. `saved` are those that forward hands to backward,
+    on the device or on its host.
     """
 
     forward: tuple[Event, ...]

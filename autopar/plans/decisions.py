@@ -9,6 +9,7 @@ from autopar.ir.problem import Problem, Solution
 from autopar.ir.units import format_bytes
 from autopar.ir.uses import SAVED
 from autopar.plans.compatibility import describe_inputs
+from autopar.plans.host_copies import pace
 from autopar.plans.plan import MeshAxis, Param, Stage, Structure
 from autopar.plans.request import PlanRequest
 
@@ -40,6 +41,8 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
         outputs={key: text for key, text in texts.items() if roles.get(key) is Role.DETACHED},
         routes=_routes(problem, solution),
         again=request.again or (),
+        offloaded=request.offloaded,
+        reload_pace=pace(request.cluster) if request.offloaded else 0,
         saved={
             key.removeprefix(SAVED): text for key, text in texts.items() if key.startswith(SAVED)
         },

@@ -12,6 +12,7 @@ from autopar.ir.choices import Choice, ParamChoice, pull_back, shardings
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
+from autopar.ir.offloading import Away, offloaded
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, Use, root_key
@@ -48,6 +49,9 @@ class Layout:
     outputs: Mapping[str, Sharding]
     saved: Mapping[str, Sharding]
     routes: Mapping[str, tuple[Move, ...]]
+    away: tuple[Away, ...] = ()
+    """What is offloaded."""
+    reload_pace: int = 0
     _pairs: dict[str, Pair] = field(default_factory=dict[str, Pair])
     _asked: dict[tuple[Ref, Phase], tuple[Sharding, ...]] = field(
         default_factory=dict[tuple[Ref, Phase], tuple[Sharding, ...]]
@@ -148,10 +152,11 @@ class Layout:
 
 def parse_layout(graph: Graph, structure: Structure) -> Layout:
     """The decisions of `structure` for `graph` with what backward makes again. ValueError on text
-    that says none, or where something cannot be made again."""
+    that says none, or where something cannot be made again, or not be offloaded."""
+    step, mesh = with_again(graph, structure.again), structure.mesh
     return Layout(
-        with_again(graph, structure.again),
-        structure.mesh,
+        step,
+        mesh,
         ops={key: Choice.parse(text) for key, text in structure.ops.items()},
         params={name: param.choice for name, param in structure.params.items()},
         outputs={key: Sharding.parse(text) for key, text in structure.outputs.items()},
@@ -160,4 +165,6 @@ def parse_layout(graph: Graph, structure: Structure) -> Layout:
             key: tuple(Move.parse(text) for text in steps)
             for key, steps in structure.routes.items()
         },
+        away=offloaded(step, mesh, structure.offloaded),
+        reload_pace=structure.reload_pace,
     )

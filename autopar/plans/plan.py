@@ -26,7 +26,7 @@ from autopar.plans.display import Shown
 from autopar.plans.order import OPTIMIZER, Item, Run
 from autopar.plans.wire import pack, unpack
 
-SCHEMA_VERSION = 8
+SCHEMA_VERSION = 9
 MAX_TENSOR_BYTES = 2**60
 MAX_ITEMS = 2_000_000
 """Ops and redistributions of a step."""
@@ -99,7 +99,9 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     detached output to its sharding, `routes` a group's key (`uses`) to the steps
     "[R, P] -> [R, S(0)]" that its tensor takes, `saved` the key of an activation
     (`uses.root_key`) to the sharding it is kept in for backward, where that is chosen. `again` are
-    the keys of ops that backward makes again (`ir.again`), whose copies are among `ops`."""
+    the keys of ops that backward makes again (`ir.again`), whose copies are among `ops`;
+    `offloaded` those of activations (`uses.root_key`) that forward hands over in the host's memory
+    (`ir.offloading`). `reload_pace` says how fast they come back (`host_copies.pace`)."""
 
     model: str
     fingerprint: str
@@ -113,6 +115,8 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     routes: dict[str, tuple[str, ...]]
     saved: dict[str, str] = {}
     again: tuple[str, ...] = ()
+    offloaded: tuple[str, ...] = ()
+    reload_pace: Count = 0
     replicated_unknown_ops: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
     schedule: PipelineSchedule = PipelineSchedule()

@@ -57,11 +57,12 @@ def _intervals(
         if not found or axis in waited_on.get(node.index, ()):
             found.append((node.index, 0.0))
         first, so_far = found[-1]
-        found[-1] = first, so_far + _work(graph, node)
+        found[-1] = first, so_far + work(graph, node)
     return found
 
 
-def _work(graph: Graph, node: Node) -> float:
+def work(graph: Graph, node: Node) -> float:
+    """How many elements are read and written in the time that an op takes on one device."""
     sizes = (graph.atoms[atom].size for atom in {factor.atom for factor in node.factors})
     made = sum(prod(tensor.shape) for tensor in node.outputs)
     return made + prod(sizes) / _PRODUCTS_PER_ELEMENT

@@ -74,6 +74,8 @@ class PlanRequest:
     imposed: tuple[MeshConstraint, ...]
     again: tuple[str, ...] | None = ()
     """The keys of ops that backward makes again; None where that is to be decided."""
+    offloaded: tuple[str, ...] = ()
+    """The keys of activations that are offloaded."""
 
     @property
     def step(self) -> Graph:

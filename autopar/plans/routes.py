@@ -9,7 +9,7 @@ import networkx as nx
 
 from autopar.errors import PlanMismatchError
 from autopar.ir.buckets import can_share, is_bucketed
-from autopar.ir.graph import TensorType
+from autopar.ir.graph import Phase, TensorType
 from autopar.ir.redistribute import Collective, Copies, buffer_bytes, is_legal, layout_copies, step
 from autopar.ir.schedule import Transfer, Value
 from autopar.ir.sharding import Sharding
@@ -44,13 +44,15 @@ class Routes:
         self.layout = layout
         self.graph = layout.graph
         self._sizes = layout.mesh.sizes
+        self._away = frozenset(away.root for away in layout.away)
         self._parents: dict[str, Mapping[Sharding, Arc]] = {}
         self._paths: dict[tuple[str, Sharding], tuple[Arc, ...]] = {}
         self._transfers: dict[Value, Transfer] = {}
 
     def source(self, group: Group) -> Value:
         """Where the group's routes start: as the tensor is made, or handed over by forward."""
-        phase = self.graph.nodes[group.root.node].phase
+        is_reloaded = group.phase is Phase.BACKWARD and group.root in self._away
+        phase = group.phase if is_reloaded else self.graph.nodes[group.root.node].phase
         return Value(phase, group.root, self.layout.source(group))
 
     def value(self, group: Group, state: Sharding) -> Value:

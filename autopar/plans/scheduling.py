@@ -10,6 +10,8 @@ Ops come in the order of the graph. Communication starts where it can hide:
   have come.
 * What is partial is reduced as soon as it is made: less is left to hold, and the reduction has time
   until the first use. What leaves the graph takes its last form at once.
+* What is offloaded is waited for when the next block is over, and reloaded just in time
+  (`host_copies`).
 * Everything else moves when an op needs it, and what is saved for backward after the last op of
   forward that reads it.
 """
@@ -39,6 +41,7 @@ from autopar.ir.schedule import (
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, groups
 from autopar.plans.bucketing import Bucket, Gathers
+from autopar.plans.host_copies import host_copies, on_host
 from autopar.plans.last_uses import with_frees
 from autopar.plans.layout import Layout
 from autopar.plans.prefetching import starts_before
@@ -105,7 +108,8 @@ class _Step:
 
     def handed_over(self) -> tuple[Value, ...]:
         """What forward saves for backward, all of which it has made."""
-        found = tuple(self.routes.source(group) for group in self.crossing())
+        away = {each.root: on_host(each, self.layout) for each in self.layout.away}
+        found = tuple(away.get(group.root, self.routes.source(group)) for group in self.crossing())
         for value in found:
             if value not in self.made:
                 root = self.graph.nodes[value.ref.node]
@@ -128,7 +132,7 @@ class _Phase:
         self.open: dict[tuple[object, ...], Bucket] = {}
         self.leaving: dict[Value, list[tuple[Group, tuple[Arc, ...]]]] = defaultdict(list)
         self.under_way: dict[Message, int] = {}
-        """What leaves the graph, with the block in which it started."""
+        """What leaves the graph, or the device, with the block in which it started."""
         self.blocks, self.block = blocks_of(step.graph, step.layout.mesh).of, -1
         self.casts = casts_of(step.graph)
         self.computed = set[int]()
@@ -136,6 +140,7 @@ class _Phase:
         self.gathers = Gathers(step.graph, step.routes, self._in_order())
         self.starting = self._when_gathered()
         """Buckets of gathers, by the op before which they start."""
+        self.copies = host_copies(step.layout, phase)
 
     def run(self) -> tuple[Event, ...]:
         """All events, in order."""
@@ -212,6 +217,10 @@ class _Phase:
 
     def _come_to(self, node: Node) -> None:
         """Compute what is next in the graph, but for casts that are done or have their own time."""
+        for message in self.copies.get(node.index, ()):
+            self._start(message)
+            if self.phase is Phase.FORWARD:
+                self.under_way[message] = self.block
         while self.block < self.blocks[node.index]:
             self._enter(self.block + 1)
         is_next = node.index not in self.casts.gradients and node.index not in self.computed
@@ -250,6 +259,9 @@ class _Phase:
         if root.index in self.casts.copies and self.routes.source(group) not in self.made:
             self._read(root)
             self._compute(root)
+        source = self.routes.source(group)
+        if source in self.coming:
+            self._land(self.coming[source])
         for arc in self.routes.path(group, state):
             transfer = self.routes.transfer(group, arc)
             if transfer.target in self.made:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TypeVar
 
@@ -16,6 +16,7 @@ from autopar.report.placed import choice_text, param_text, route_text, sharding_
 AS_MADE = "as it is made"
 STAYS = "stays"
 _MADE, _NOT_MADE = "made again", "saved, if it is read"
+_ON_HOST, _ON_DEVICE = "in the host's memory", "on the device, if it is saved"
 
 _Entry = TypeVar("_Entry", str, tuple[str, ...])
 
@@ -34,7 +35,11 @@ def decision_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
             ("parameters", folded(_params(a, b))),
             ("ops", gathered(_ops(old, new))),
             ("activations saved for backward", gathered(saved)),
-            ("made again for backward", gathered(_again(a, b))),
+            ("made again for backward", gathered(_listed(a.again, b.again, _MADE, _NOT_MADE))),
+            (
+                "offloaded until backward",
+                gathered(_listed(a.offloaded, b.offloaded, _ON_HOST, _ON_DEVICE)),
+            ),
             ("redistribution of tensors", gathered(moved)),
             ("outputs", gathered(returned)),
         )
@@ -58,10 +63,13 @@ def _ops(old: Plan, new: Plan) -> Iterator[ChangeItem]:
             yield ChangeItem(place, name, before, after, _weight(key, old, new))
 
 
-def _again(a: Structure, b: Structure) -> Iterator[ChangeItem]:
-    for key in sorted({*a.again} ^ {*b.again}):
+def _listed(
+    a: Sequence[str], b: Sequence[str], listed: str, not_listed: str
+) -> Iterator[ChangeItem]:
+    """Keys that one plan lists and the other does not, in words."""
+    for key in sorted({*a} ^ {*b}):
         place, name = op_place(key)
-        before, after = (_MADE if key in some.again else _NOT_MADE for some in (a, b))
+        before, after = (listed if key in some else not_listed for some in (a, b))
         yield ChangeItem(place, name, before, after, 0)
 
 

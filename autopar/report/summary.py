@@ -17,6 +17,7 @@ from rich.text import Text
 
 from autopar.ir.copies import original_key
 from autopar.ir.graph import Phase
+from autopar.ir.mesh import TO_HOST
 from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent, format_share
 from autopar.plans.matching import general
 from autopar.plans.plan import PROVEN, CollectiveTotal, Memory, MeshAxis, OpTotal, Plan, Provenance
@@ -92,6 +93,8 @@ class Summary(Printed):
     imposed: tuple[str, ...]
     again: tuple[str, ...]
     again_ns: int
+    offloaded: tuple[str, ...]
+    offloaded_bytes: int
     memory: Memory
     memory_bytes: int
     memory_limit_bytes: int
@@ -155,6 +158,8 @@ def summarize(plan: Plan) -> Summary:
         again_ns=sum(
             op.compute_ns for key, op in estimates.ops.items() if original_key(key) != key
         ),
+        offloaded=structure.offloaded,
+        offloaded_bytes=sum(t.num_bytes for t in estimates.collectives if t.axis == TO_HOST),
         memory=estimates.memory,
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,
@@ -236,6 +241,8 @@ def _head(summary: Summary) -> RenderableType:
     grid.add_row("memory", format_bytes_of(peak, limit))
     if summary.again:
         grid.add_row("again", name(_again(summary)))
+    if summary.offloaded:
+        grid.add_row("offload", name(_offloaded(summary)))
     proof = name(summary.status, "green" if summary.gap <= PROVEN else "yellow")
     grid.add_row(
         "proof",
@@ -255,14 +262,26 @@ def _head(summary: Summary) -> RenderableType:
 
 
 def _again(summary: Summary) -> str:
-    """What backward makes again, in words: the kinds of ops, those that most classes have first."""
-    kinds = Counter(short_op(key.rpartition(":")[2].rpartition(".")[0]) for key in summary.again)
-    ordered = sorted(kinds, key=lambda kind: (-kinds[kind], kind))
-    shown = ", ".join(ordered[:_KINDS]) + ", ..." * (len(ordered) > _KINDS)
+    """What backward makes again, in words."""
     return (
         f"{len(summary.again)} classes of ops, made again for backward in "
-        f"{format_ns(summary.again_ns)} instead of saved: {shown}"
+        f"{format_ns(summary.again_ns)} instead of saved: {_kinds(summary.again)}"
     )
+
+
+def _offloaded(summary: Summary) -> str:
+    """What is handed over in the host's memory, in words."""
+    return (
+        f"{len(summary.offloaded)} classes of activations, {format_bytes(summary.offloaded_bytes)} "
+        f"of them in the host's memory until backward: {_kinds(summary.offloaded)}"
+    )
+
+
+def _kinds(keys: Sequence[str]) -> str:
+    """The kinds of ops that have these keys, those that most classes have first."""
+    kinds = Counter(short_op(key.rpartition(":")[2].partition(".")[0]) for key in keys)
+    ordered = sorted(kinds, key=lambda kind: (-kinds[kind], kind))
+    return ", ".join(ordered[:_KINDS]) + ", ..." * (len(ordered) > _KINDS)
 
 
 def _step(summary: Summary) -> str:

@@ -178,7 +178,8 @@ def timeline(plan: Plan) -> DrawnStep:
 class _Player:
     def __init__(self, plan: Plan) -> None:
         self.estimates = plan.estimates
-        self.axes = {axis.name: k for k, axis in enumerate(plan.structure.mesh)}
+        self.mesh = plan.structure.mesh
+        self.axes = {name: k for k, name in enumerate(self.mesh.link_names)}
         runs = self.estimates.order
         self.texts = [text for run in runs for _ in range(run.times) for text in run.items]
         self.items = {text: self._item(text) for text in self.texts}
@@ -211,7 +212,11 @@ class _Player:
             for leg in critical_path(record.acts, record.sendings)
             for k in (self.sent if leg.is_sent else self.done_in)[leg.number]
         )
-        axes = {name: record.axes.get(k, AxisTime(0, 0)) for name, k in self.axes.items()}
+        axes = {
+            name: record.axes.get(k, AxisTime(0, 0))
+            for name, k in self.axes.items()
+            if name in self.mesh.names or k in record.axes
+        }
         return DrawnStep(tuple(stretches), tuple(self.bars), bar_of, turns, path, axes)
 
     def _place_messages(self, record: Record) -> None:

@@ -197,12 +197,16 @@ def written_by(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
             yield from (x for x in tree_flatten(given)[0] if isinstance(x, Tensor))
 
 
-def inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
-    """`gm`, without gradients of its own, compiled by Inductor for inputs like `inputs`.
+def inductor(
+    gm: fx.GraphModule, inputs: Sequence[Any], *, reuses: bool = True
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """`gm`, without gradients of its own, compiled by Inductor for inputs like `inputs`; if it does
+    not `reuses` memory itself, all of that goes through torch's allocator.
 
     Takes one list, which it clears: a graph whose only input is a list, marked to be stolen, is the
     form in which Inductor lets go of inputs before the graph ends.
     """
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
     graph = fx.Graph()
@@ -217,7 +221,7 @@ def inductor(gm: fx.GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]],
             graph.output(map_arg(node.args[0], values.__getitem__))
         elif node.op != "placeholder":
             values[node] = graph.node_copy(node, values.__getitem__)
-    with torch.no_grad():
+    with torch.no_grad(), config.patch(allow_buffer_reuse=reuses, inplace_buffers=reuses):
         given: Any = [list(inputs)]
         compiled: Any = compile_fx(fx.GraphModule(gm, graph), given)
     return compiled

@@ -12,9 +12,12 @@ from torch import fx
 from autopar.codegen.collectives import SENDS, WAIT
 from autopar.codegen.emit import LocalGraph, _Generator
 from autopar.codegen.messages import MEMBERS
-from autopar.ir.schedule import Compute, Event, Schedule, Start, Take, Wait
+from autopar.ir.schedule import Compute, Event, HostCopy, Schedule, Start, Take, Wait
+from autopar.runtime.ops.host_copies import ARRIVED, OFFLOAD, RELOAD
 from autopar.runtime.program.program import Program
 from tests.planned import kind_of
+
+COPIES = {"offload": OFFLOAD, "reload": RELOAD}
 
 
 @dataclass
@@ -45,10 +48,10 @@ def watched() -> Iterator[Written]:
 
 
 def check_order(written: Written, program: Program, axes: tuple[str, ...]) -> None:
-    """Each local graph has the nodes of its events in the order of the schedule: one collective, as
-    it was scheduled, for each message that is started, one wait where it is waited for, and all of
-    the rest between. What an op is given only to know that it is there, as the bias of a norm in
-    backward, is dropped."""
+    """Each local graph has the nodes of its events in the order of the schedule: one collective or
+    copy, as it was scheduled, for each message that is started, one wait where it is waited for,
+    and all of the rest between. What an op is given only to know that it is there, as the bias of a
+    norm in backward, is dropped."""
     schedule = written.schedule
     assert schedule is not None
     phases = [(program.forward, schedule.forward)]
@@ -72,6 +75,10 @@ def check_event(event: Event, nodes: list[fx.Node], axes: tuple[str, ...]) -> No
     sent = [node for node in nodes if node.target in SENDS]
     waits = [node for node in nodes if node.target is WAIT]
     match event:
+        case Start(message) if isinstance(message.transfers[0].collective, HostCopy):
+            assert [node.target for node in nodes] == [COPIES[message.kind]]
+        case Wait(message) if isinstance(message.transfers[0].collective, HostCopy):
+            assert [node.target for node in nodes] == [ARRIVED]
         case Start(message) | Wait(message) if not nodes:
             assert all(transfer.key.startswith("param:") for transfer in message.transfers)
         case Start(message):

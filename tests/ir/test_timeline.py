@@ -10,6 +10,7 @@ from autopar.ir.schedule import (
     Compute,
     Event,
     Free,
+    HostCopy,
     Message,
     Start,
     Take,
@@ -35,7 +36,7 @@ def moved(number: int, axis: int = 0) -> Transfer:
 
 class Figures:
     """An op takes 10, a message 4 for each tensor in it, a slice 2, the optimizer 5. A tensor holds
-    100, a piece of one 10."""
+    100, a piece of one 10, one on the host nothing."""
 
     contention: Sequence[int] = ()
 
@@ -55,10 +56,13 @@ class Figures:
         return 5
 
     def held(self, value: Value) -> tuple[str, int]:
-        return "saved" if value.ref.node >= 50 else "transient", 100 if value.state == WHOLE else 10
+        size = 0 if value.on_host else 100 if value.state == WHOLE else 10
+        return "saved" if value.ref.node >= 50 else "transient", size
 
     def carried(self, message: Message) -> Carried:
         n = len(message.transfers)
+        if message.transfers[0].target.on_host:
+            return Carried(0, 0, 0)
         return Carried(0, 10 * n if n > 1 else 0, 100 * n)
 
     def is_copied(self, transfer: Transfer, message: Message) -> bool:
@@ -155,3 +159,33 @@ def test_what_is_held_at_the_peak_is_told_one_by_one() -> None:
     events = (Compute(99, (), (made,)), Free((made,)))
     found = held_at(events, (), Figures(), 0)
     assert [(each.what, each.num_bytes) for each in found] == [(made, 100), (events[0], 7)]
+
+
+def copied(number: int) -> tuple[Message, Message]:
+    """Tensor 50 and so on, away and back; the links have the numbers behind those of two axes."""
+    there = value(number)._replace(on_host=True)
+    back = value(number)._replace(phase=Phase.BACKWARD)
+    as_it_is = Copies(sent=False, brought=False)
+    away = Transfer(f"x{number}@offload", 0, value(number), there, HostCopy("offload", 2), as_it_is)
+    home = Transfer(f"x{number}@reload", 0, there, back, HostCopy("reload", 3), as_it_is)
+    return Message((away,)), Message((home,))
+
+
+def test_copies_to_and_from_the_host_pass_beside_messages_and_one_another() -> None:
+    (away, home), (other, _), sent = copied(50), copied(51), Message((moved(1),))
+    spans, exposed, end = times(
+        Start(away), Start(other), Start(home), Start(sent), Compute(5, (), ()), Wait(other)
+    )
+    assert spans == [(0, 4), (4, 8), (0, 4), (0, 4), (0, 10), (10, 10)]
+    assert (exposed, end) == (0, 10)
+
+
+def test_what_is_away_is_held_until_it_is_gone_and_from_when_it_is_sent_for() -> None:
+    away, home = copied(50)
+    (there,), (back,) = away.transfers, home.transfers
+    found = levels(
+        Compute(5, (), (there.source,)), Start(away), Wait(away), Take(there, away),
+        Free((there.source, away)), Compute(6, (), ()), Start(home), Wait(home), Take(back, home),
+        Free((home, there.target)), Compute(7, (back.target,), ()), Free((back.target,)),
+    )  # fmt: skip
+    assert [sum(each) for each in found] == [100] * 4 + [0] * 2 + [100] * 5 + [0]

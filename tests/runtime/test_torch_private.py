@@ -123,8 +123,10 @@ def test_whether_the_graph_is_kept_is_known_in_backward(retain: bool) -> None:
 
 
 def test_the_signatures_relied_on() -> None:
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
+    assert config.allow_buffer_reuse and config.inplace_buffers
     assert list(inspect.signature(compile_fx).parameters)[:2] == ["model_", "example_inputs_"]
     assert (
         "src_data_rank" in inspect.signature(torch.distributed.tensor.distribute_tensor).parameters
@@ -155,7 +157,7 @@ def test_inductor_runs_a_boxed_graph() -> None:
 
 
 def test_an_inductor_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
+    def broken(*_: object, **__: object) -> None:
         raise ValueError("no compiler")
 
     monkeypatch.setattr(backend, "inductor", broken)

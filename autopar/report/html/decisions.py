@@ -96,6 +96,8 @@ def _states(plan: Plan) -> Iterable[DecisionRow]:
         yield DecisionRow("saved", key, sharding_text(state, mesh), "kept for backward", "")
     for key in sorted(plan.structure.again):
         yield DecisionRow("again", key, "", "made again for backward instead of saved", "")
+    for key in sorted(plan.structure.offloaded):
+        yield DecisionRow("offloaded", key, "", "in the host's memory until backward", "")
     for key, state in sorted(plan.structure.outputs.items()):
         yield DecisionRow(
             "output", key, sharding_text(state, mesh), "returned without gradient", ""

@@ -1,0 +1,66 @@
+"""What forward hands to backward in the memory of the host.
+
+A tensor that is offloaded is copied to the host after its last use in forward, and back before its
+first in backward. A copy hides behind what other blocks compute. So what is last used in one of the
+last blocks of forward, or needed in one of the first of backward, stays on the device, though its
+class is offloaded: no more than `AHEAD` blocks' tensors are on their way in either direction. What
+leaves the graph stays too: it is held anyway.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from autopar.ir.blocks import blocks_of
+from autopar.ir.casts import casts_of
+from autopar.ir.graph import OUTPUT_ROLES, Graph, Phase, Ref
+from autopar.ir.mesh import Mesh
+from autopar.ir.uses import groups, is_saved, root_key
+
+AHEAD = 2
+"""An offload is over when so many blocks are, that in which it starts and the next; a reload starts
+at most so many blocks ahead of the one that needs it."""
+
+
+class Away(NamedTuple):
+    """A tensor that is on the host between op `last` of forward, which makes it or is the last to
+    read it, and op `first` of backward, the first to read it."""
+
+    root: Ref
+    last: int
+    first: int
+
+
+def offloadable(graph: Graph, mesh: Mesh) -> Mapping[str, tuple[Away, ...]]:
+    """Per class of activations (`uses.root_key`) those of its tensors that are away when it is
+    offloaded, in order; classes of which none would be are left out."""
+    blocks, copies = blocks_of(graph, mesh).of, casts_of(graph).copies
+    num_blocks = len(blocks_of(graph, mesh).windows[Phase.FORWARD])
+    found = groups(graph)
+    forward = {group.root: group for group in found if group.phase is Phase.FORWARD}
+    away: dict[str, list[Away]] = defaultdict(list)
+    for group in found:
+        if not is_saved(graph, group) or group.root.node in copies:
+            continue
+        used = forward[group.root].uses if group.root in forward else ()
+        users = [use.node for use in (*used, *group.uses)]
+        if any(graph.nodes[user].role in OUTPUT_ROLES for user in users):
+            continue
+        last = max((group.root.node, *(use.node for use in used)))
+        first = min(use.node for use in group.uses)
+        if blocks[last] + AHEAD < num_blocks and blocks[first] >= AHEAD:
+            away[root_key(graph, group.root)].append(Away(group.root, last, first))
+    return {key: tuple(away[key]) for key in sorted(away)}
+
+
+def offloaded(graph: Graph, mesh: Mesh, keys: Collection[str]) -> tuple[Away, ...]:
+    """What is away when the classes `keys` are offloaded. ValueError if one of them cannot be."""
+    if not keys:
+        return ()
+    known = offloadable(graph, mesh)
+    unknown = sorted(set(keys) - known.keys())
+    if unknown:
+        raise ValueError(f"{unknown[0]} cannot be offloaded")
+    return tuple(away for key in sorted(keys) for away in known[key])

@@ -1,0 +1,100 @@
+"""When what is offloaded (`ir.offloading`) is copied to the host, and back.
+
+Copies to the host start as soon as forward is done with a tensor. Those back start as late as what
+is computed until a tensor is needed covers them, and all those behind them, since the link brings
+one after the other: the earlier one starts, the longer is it held.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from itertools import accumulate
+from math import inf
+
+from autopar.ir.blocks import blocks_of
+from autopar.ir.graph import Node, Phase, Role
+from autopar.ir.mesh import FROM_HOST, TO_HOST, Cluster
+from autopar.ir.offloading import AHEAD, Away
+from autopar.ir.redistribute import Copies
+from autopar.ir.schedule import HostCopy, Message, Transfer, Value
+from autopar.ir.uses import root_key
+from autopar.plans.layout import Layout
+from autopar.plans.prefetching import work
+
+_UNIT = 1 << 20
+_ELEMENT_BYTES = 4
+"""What is moved for an element that is read and written, of two bytes."""
+
+
+def pace(cluster: Cluster) -> int:
+    """How many bytes a device gets of its host in the time that it takes to read and write 2**20
+    elements: `Structure.reload_pace`."""
+    unit_s = _UNIT * _ELEMENT_BYTES / cluster.device.memory_bytes_per_s
+    return max(1, round(unit_s * cluster.host.bytes_per_s))
+
+
+def on_host(away: Away, layout: Layout) -> Value:
+    """What is handed over of a tensor that is away."""
+    return Value(Phase.FORWARD, away.root, layout.kept(away.root), on_host=True)
+
+
+def host_copies(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
+    """The copies of a phase, by the op before which they start."""
+    nodes = layout.graph.nodes
+    ops = [n for n in nodes if n.phase is phase and n.role is Role.OP and not n.view]
+    found: dict[int, list[Message]] = defaultdict(list)
+    if phase is Phase.FORWARD:
+        indices = [node.index for node in ops]
+        for away in sorted(layout.away, key=lambda each: (each.last, each.root)):
+            behind = indices[bisect_right(indices, away.last)]
+            found[behind].append(_offload(away, layout))
+    elif layout.away:
+        in_order = sorted(layout.away, key=lambda each: (each.first, each.root))
+        for away, before in zip(in_order, _starts(in_order, ops, layout), strict=True):
+            found[before].append(_reload(away, layout))
+    return found
+
+
+def copy_key(away: Away, layout: Layout, kind: str) -> str:
+    """What the copies of a class are called."""
+    return f"{root_key(layout.graph, away.root)}@{kind}"
+
+
+def _offload(away: Away, layout: Layout) -> Message:
+    there = on_host(away, layout)
+    copy = HostCopy("offload", layout.mesh.link_names.index(TO_HOST))
+    return _message(away, layout, there._replace(on_host=False), there, copy)
+
+
+def _reload(away: Away, layout: Layout) -> Message:
+    there = on_host(away, layout)
+    copy = HostCopy("reload", layout.mesh.link_names.index(FROM_HOST))
+    back = there._replace(phase=Phase.BACKWARD, on_host=False)
+    return _message(away, layout, there, back, copy)
+
+
+def _message(away: Away, layout: Layout, source: Value, target: Value, copy: HostCopy) -> Message:
+    as_it_is = Copies(sent=False, brought=False)
+    key = copy_key(away, layout, copy.kind)
+    return Message((Transfer(key, 0, source, target, copy, as_it_is),))
+
+
+def _starts(in_order: list[Away], ops: list[Node], layout: Layout) -> list[int]:
+    """Before which op each of the tensors, in the order in which they are needed, is on its way; as
+    early as may be where the pace of the link is not known."""
+    graph, known = layout.graph, layout.reload_pace
+    blocks = blocks_of(graph, layout.mesh).of
+    indices, of_op = [node.index for node in ops], [blocks[node.index] for node in ops]
+    ends = accumulate(work(graph, node) / layout.mesh.num_devices for node in ops)
+    begins = [0.0, *ends][: len(ops)]
+    found: list[int] = []
+    latest = inf
+    for away in reversed(in_order):
+        num_bytes = layout.held_bytes(away.root, layout.kept(away.root))
+        takes = _UNIT * num_bytes / known if known else inf
+        latest = min(latest, begins[bisect_left(indices, away.first)]) - takes
+        earliest = bisect_left(of_op, blocks[away.first] - AHEAD)
+        place = max(earliest, bisect_right(begins, latest) - 1)
+        found.append(indices[place])
+    return found[::-1]

@@ -1,0 +1,89 @@
+"""Copies of a device's tensors in the memory of its host: `autopar::offload` begins one,
+`autopar::reload` begins to bring it back, and `autopar::arrived` is behind the end of either.
+
+On a GPU both run on streams of their own beside the one that computes. A copy starts when that
+stream comes to where it was begun, as it must: what it reads was made before, and the memory it is
+brought into was used before. Both tensors are held here until `arrived`, or the copy is over. The
+host's memory is pinned, and is torch's to reuse once the last tensor in it is gone: a step takes
+what the step before it took. Elsewhere the host's memory is the device's, and copies are made at
+once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_streams: dict[tuple[int, str], torch.cuda.Stream] = {}
+_under_way: dict[int, tuple[Any, Tensor, Tensor]] = {}
+"""The end of each copy that was begun on a GPU, and both tensors, by where its result lies."""
+
+
+@torch.library.custom_op("autopar::offload", mutates_args=(), schema="(Tensor x) -> Tensor")
+def offload(x: Tensor) -> Tensor:
+    """A copy of `x`, laid out as it is, in the host's memory; what is in it is not known before
+    `arrived`."""
+    if not x.is_cuda:
+        return x.clone()
+    return _begun(torch.empty_like(x, device="cpu", pin_memory=True), x, x.device, "offload")
+
+
+@offload.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x, device="cpu" if x.is_cuda else x.device)
+
+
+@torch.library.custom_op(
+    "autopar::reload", mutates_args=(), schema="(Tensor x, Device device) -> Tensor"
+)
+def reload(x: Tensor, device: torch.device) -> Tensor:
+    """A copy on `device` of what `offload` left; what is in it is not known before `arrived`."""
+    if device.type != "cuda":
+        return x.clone()
+    return _begun(torch.empty_like(x, device=device), x, device, "reload")
+
+
+@reload.register_fake
+def _(x: Tensor, device: torch.device) -> Tensor:
+    return torch.empty_like(x, device=device)
+
+
+@torch.library.custom_op(
+    "autopar::arrived", mutates_args=("copy",), schema="(Tensor(a!) copy) -> ()"
+)
+def arrived(copy: Tensor) -> None:
+    """What computes goes on when all of `copy` is there."""
+    begun = _under_way.pop(copy.data_ptr(), None)
+    if begun is not None:
+        event, *both = begun
+        device = next(tensor.device for tensor in both if tensor.is_cuda)
+        torch.cuda.current_stream(device).wait_event(event)
+
+
+@arrived.register_fake
+def _(copy: Tensor) -> None:
+    pass
+
+
+def _begun(copy: Tensor, x: Tensor, device: torch.device, direction: str) -> Tensor:
+    """`copy`, into which `x` is on its way."""
+    key = torch.cuda.current_device() if device.index is None else device.index, direction
+    if key not in _streams:
+        _streams[key] = torch.cuda.Stream(device)
+    stream = _streams[key]
+    # Of a step that failed, nothing ever says that it arrived.
+    for place in [place for place, (event, *_) in _under_way.items() if event.query()]:
+        del _under_way[place]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        copy.copy_(x, non_blocking=True)
+        _under_way[copy.data_ptr()] = stream.record_event(), copy, x
+    return copy
+
+
+OFFLOAD = torch.ops.autopar.offload.default
+RELOAD = torch.ops.autopar.reload.default
+ARRIVED = torch.ops.autopar.arrived.default
+"""As they stand in graphs."""
