@@ -17,9 +17,10 @@ from autopar.plans.display import show_with
 
 if TYPE_CHECKING:
     from autopar.cost_model.measuring.measure import profile
-    from autopar.driver.api import compile, plan
+    from autopar.driver.api import compile, frontier, plan
     from autopar.driver.reporting import report
     from autopar.driver.verify import verify
+    from autopar.plans.frontier import Frontier
     from autopar.plans.plan import Plan
     from autopar.runtime.checkpoint.initialise import on_meta
     from autopar.runtime.process.data import dataloader
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _EXPORTS = {
     "compile": "autopar.driver.api",
     "plan": "autopar.driver.api",
+    "frontier": "autopar.driver.api",
+    "Frontier": "autopar.plans.frontier",
     "Plan": "autopar.plans.plan",
     "verify": "autopar.driver.verify",
     "profile": "autopar.cost_model.measuring.measure",
@@ -38,11 +41,13 @@ _EXPORTS = {
 }
 
 __all__ = [
+    "Frontier",
     "Plan",
     "__version__",
     "compile",
     "dataloader",
     "experts",
+    "frontier",
     "on_meta",
     "plan",
     "profile",

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -35,6 +35,8 @@ from autopar.plans.settling import same_choice, settled_request
 from autopar.runtime.program.program import Program
 from autopar.solver import evaluate, solve
 from autopar.tracer import Traced, Wanted, only_losses, trace
+
+Found = TypeVar("Found")
 
 Find = Callable[[Traced], Plan]
 """The plan for what was traced: of a search, or one that there is."""
@@ -81,9 +83,9 @@ def compile_call(call: ModelCall, find: Find, stage: StageContext = nullcontext)
 
 
 def plan_call(
-    call: ModelCall, find: Find, stage: StageContext = nullcontext
-) -> tuple[Traced, Plan]:
-    """The plan that is found for a call, and the graph it is for."""
+    call: ModelCall, find: Callable[[Traced], Found], stage: StageContext = nullcontext
+) -> tuple[Traced, Found]:
+    """The plan, or the plans, found for a call, and the graph they are for."""
     strict = call.options.strict
     with stage("trace"), _recording(call.model):
         traced = trace(call.model, call.args, call.kwargs, strict=strict, wanted=call.wants)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -13,6 +14,7 @@ from autopar.cli.terminal import (
     size,
     spoken_progress,
     target_options,
+    write_page,
 )
 
 
@@ -68,7 +70,20 @@ from autopar.cli.terminal import (
     "for plans that are written.",
 )
 @click.option(
-    "-o", "--output", metavar="FILE", help="Write the plan there; /dev/stdout: instead of the page."
+    "--frontier",
+    "limits",
+    is_flag=False,
+    flag_value="",
+    metavar="[LIMITS]",
+    help="Time against memory instead: the best plan within each of LIMITS, as in 80,40,24GiB; "
+    "default: some eight down to the leanest plan.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Write the plan there, with --frontier a page for a browser; /dev/stdout: instead of the "
+    "page.",
 )
 @page_options
 def plan(
@@ -77,6 +92,7 @@ def plan(
     global_batch: int | None,
     profile_file: str | None,
     margin: bool | None,
+    limits: str | None,
     output: str | None,
     how: Output,
     **options: Any,
@@ -88,32 +104,69 @@ def plan(
     """
     from autopar.cluster.parsing import parse_cluster
     from autopar.cluster.profile import Profile
-    from autopar.driver.target import load_target
-    from autopar.ir.files import is_standard_output
     from autopar.plans.options import make_options
-    from autopar.report.summary import Summary, summarize
 
     make_options(**options)
-    described = None if cluster is None else parse_cluster(cluster)
-    measured = None if profile_file is None else Profile.load(profile_file)
-    with spoken_progress() as progress:
-        progress("importing the target")
-        function = load_target(target)
-        from autopar.driver.api import plan as make_plan
-        from autopar.runtime.module.building import build
+    options["cluster"] = None if cluster is None else parse_cluster(cluster)
+    options["profile"] = None if profile_file is None else Profile.load(profile_file)
+    if limits is not None:
+        if margin is not None:
+            raise click.UsageError("--frontier has no margin: leave out --margin")
+        _frontier(target, global_batch, limits, output, how, options)
+        return
+    from autopar.ir.files import is_standard_output
+    from autopar.report.summary import Summary, summarize
 
-        built = build(function, global_batch, on_meta=True)
-        found = make_plan(
-            built.model,
-            built.inputs,
-            cluster=described,
-            profile=measured,
-            margin=output is not None if margin is None else margin,
-            progress=progress,
-            **options,
-        )
+    with spoken_progress() as progress:
+        model, inputs = _built(target, global_batch, progress)
+        from autopar.driver.api import plan as make_plan
+
+        margin = output is not None if margin is None else margin
+        found = make_plan(model, inputs, margin=margin, progress=progress, **options)
     if output is not None:
         found.save(output)
         if is_standard_output(output):
             return
     print_content(summarize(found), Summary.page, how)
+
+
+def _frontier(
+    target: str,
+    global_batch: int | None,
+    limits: str,
+    output: str | None,
+    how: Output,
+    options: dict[str, Any],
+) -> None:
+    """Print, and write as a page, what steps take within several memory limits."""
+    from autopar.ir.files import is_standard_output
+    from autopar.plans.frontier import read_limits
+    from autopar.report.frontier import FrontierSummary
+
+    read_limits(limits)
+    with spoken_progress() as progress:
+        model, inputs = _built(target, global_batch, progress)
+        from autopar.driver.api import frontier
+
+        found = frontier(model, inputs, limits=limits, progress=progress, **options).summary()
+    if output is not None:
+        from autopar.report.html.frontier import frontier_html
+
+        write_page(output, frontier_html(found))
+        if is_standard_output(output):
+            return
+    print_content(found, FrontierSummary.page, how)
+
+
+def _built(
+    target: str, global_batch: int | None, progress: Callable[[str], None]
+) -> tuple[Any, Any]:
+    """The model and the inputs of a target."""
+    progress("importing the target")
+    from autopar.driver.target import load_target
+
+    function = load_target(target)
+    from autopar.runtime.module.building import build
+
+    built = build(function, global_batch, on_meta=True)
+    return built.model, built.inputs

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from autopar.cli.terminal import write_page
+
 
 @click.command()
 @click.argument("file")
@@ -26,19 +28,8 @@ def report(file: str, output: str | None, trace_file: str | None, debug: bool) -
     if output is not None:
         from autopar.report.html.page import html
 
-        _write(output, html(plan))
+        write_page(output, html(plan))
     if trace_file is not None:
         from autopar.report.trace import chrome_trace
 
-        _write(trace_file, chrome_trace(plan))
-
-
-def _write(path: str, data: bytes) -> None:
-    from autopar.ir.files import write_atomically
-    from autopar.report.names import escape
-
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise click.ClickException(f"cannot write {path}: {error.strerror}") from None
-    click.echo(f"wrote {escape(path)} ({len(data):,} bytes)", err=True)
+        write_page(trace_file, chrome_trace(plan))

@@ -110,6 +110,19 @@ def print_content(content: Content, page: Callable[[Content], RenderableType], h
     console.print(page(content))
 
 
+def write_page(path: str, data: bytes) -> None:
+    """Write a file that is made of a plan, and say so on standard error. ClickException if it
+    cannot be written."""
+    from autopar.ir.files import write_atomically
+    from autopar.report.names import escape
+
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from None
+    click.echo(f"wrote {escape(path)} ({len(data):,} bytes)", err=True)
+
+
 @contextmanager
 def spoken_progress(*, quiet: bool = False) -> Generator[Callable[[str], None]]:
     """A function that shows what is being done, on standard error; silent without a terminal, or if

@@ -1,8 +1,8 @@
 """What a user calls, on the flow of `autopar.compile`.
 
-`plan` ends with the plan. `compile` hands the model out to the ranks; at the first call of what it
-returns, rank 0 plans, every rank receives the plan, and all make sure that they hold the same one
-before the program sends anything.
+`plan` ends with the plan, `frontier` with some. `compile` hands the model out to the ranks; at the
+first call of what it returns, rank 0 plans, every rank receives the plan, and all make sure that
+they hold the same one before the program sends anything.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from torch import nn
 
 from autopar.cluster.mesh_shapes import MeshLike
 from autopar.cluster.profile import Profile
-from autopar.compile import plan_call
+from autopar.compile import Found, plan_call
 from autopar.cost_model.optimizer import optimizer_name
 from autopar.driver.arguments import ClusterLike, read_cluster, read_model, told
 from autopar.driver.asking import answer, ask_for, call_on, check_outputs, describe_cluster
+from autopar.driver.frontier import find_frontier
 from autopar.driver.reporting import report_at_exit
 from autopar.driver.session import Builder, Request
 from autopar.plans.compatibility import check_cluster, check_params, check_world, planned_kind
 from autopar.plans.constraints import Forbidden, Pins
-from autopar.plans.options import make_options
+from autopar.plans.frontier import Frontier, read_limits
+from autopar.plans.options import Options, make_options
 from autopar.plans.plan import Plan
+from autopar.plans.request import Asked
 from autopar.runtime.checkpoint.weights import find_sources
 from autopar.runtime.module import params
 from autopar.runtime.module.module import CompiledModule
@@ -154,19 +157,75 @@ def plan(
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
-    model = read_model(model)
+    say: Callable[[str], None] = progress or (lambda _: None)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend,
     )  # fmt: skip
-    found = read_cluster(cluster, model)
-    described = describe_cluster(found or look(device_of(model)).cluster, profile)
+    return _asked(
+        model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin
+    )
+
+
+@told
+def frontier(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    limits: str | Sequence[float | str] = (),
+    cluster: ClusterLike | None = None,
+    profile: Profile | str | os.PathLike[str] | None = None,
+    mesh: MeshLike = "auto",
+    optimizer: Any = "adamw",
+    memory_limit: float | str | None = None,
+    time_limit: float | str | None = None,
+    backend: str | None = None,
+    strict: bool = False,
+    pins: Pins = (),
+    forbid: Forbidden = (),
+    strategy: str | None = None,
+    differentiable_outputs: str | Sequence[str] = (),
+    progress: Callable[[str], None] | None = None,
+) -> Frontier:
+    """Time against memory: the best plan within each of `limits` ("80,40,24GiB", or bytes and
+    texts), per device; of none, within some eight from the peak of the best plan of all down to the
+    leanest one (docs/frontier.md). The step is never longer for more memory.
+
+    All else is as for `plan`. `memory_limit`, or else the memory of the device, is what the
+    frontier says to suffice or not. `time_limit` is of each plan. TraceError if the model cannot be
+    captured; a limit that nothing fits is a point without a plan.
+    """
     say: Callable[[str], None] = progress or (lambda _: None)
+    rungs = read_limits(limits)
+    options = make_options(
+        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
+        differentiable_outputs, backend,
+    )  # fmt: skip
+    return _asked(
+        model, inputs, cluster, profile, options, say,
+        lambda asked: find_frontier(asked, rungs, say),
+    )  # fmt: skip
+
+
+def _asked(
+    model: nn.Module,
+    inputs: Any,
+    cluster: ClusterLike | None,
+    profile: Profile | str | os.PathLike[str] | None,
+    options: Options,
+    say: Callable[[str], None],
+    find: Callable[[Asked], Found],
+    margin: bool = False,
+) -> Found:
+    """What is found for a call of `model`, traced once."""
+    model = read_model(model)
+    at_hand = read_cluster(cluster, model)
+    described = describe_cluster(at_hand or look(device_of(model)).cluster, profile)
     call = call_on(model, inputs, options)
 
-    def find(traced: Traced) -> Plan:
+    def find_for(traced: Traced) -> Found:
         check_outputs(traced, options)
-        return answer(ask_for(call, traced, described, options, margin=margin), say)
+        return find(ask_for(call, traced, described, options, margin=margin))
 
     say("tracing the model")
-    return plan_call(call, find)[1]
+    return plan_call(call, find_for)[1]

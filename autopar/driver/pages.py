@@ -1,6 +1,6 @@
-"""What the methods of a plan return. A plan is a noun that everything stands on; what it shows of
-itself is made by what stands above it, so that its methods come here when they are called, and not
-before."""
+"""What the methods of plans and frontiers return. Those are nouns that everything stands on; what
+they show of themselves is made by what stands above them, so that their methods come here when they
+are called, and not before."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autopar.report.difference import compare
+from autopar.report.frontier import FrontierSummary, summarize_frontier
 from autopar.report.reasons import Reasons, reasons
 from autopar.report.summary import Summary, summarize
 from autopar.report.verdict import Verdict, judge, parse_bounds
@@ -18,7 +19,16 @@ if TYPE_CHECKING:
     from autopar.ir.mesh import Cluster
     from autopar.plans.plan import Plan
 
-__all__ = ["Reasons", "Summary", "Verdict", "explain", "judged", "summarize"]
+__all__ = [
+    "FrontierSummary",
+    "Reasons",
+    "Summary",
+    "Verdict",
+    "explain",
+    "judged",
+    "summarize",
+    "summarize_frontier",
+]
 
 
 def explain(

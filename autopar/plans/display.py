@@ -1,4 +1,4 @@
-"""The methods with which a plan shows itself.
+"""The methods with which plans and frontiers show themselves.
 
 What they return is made by parts that stand above the plan: by `pages`, which the package brings
 (`show_with`) when it is imported.
@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
+    from autopar.plans.frontier import Frontier
     from autopar.plans.plan import Plan
+    from autopar.report.frontier import FrontierSummary
     from autopar.report.reasons import Reasons
     from autopar.report.summary import Summary
     from autopar.report.verdict import Verdict
@@ -68,6 +70,23 @@ class Shown:
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
         """For notebooks: as text, a plan is its page, not all of its fields."""
         return {"text/plain": str(self.summary()), "text/html": self._repr_html_()}
+
+
+class ShownFrontier:
+    """Base of `Frontier`."""
+
+    __slots__ = ()
+
+    def summary(self) -> FrontierSummary:
+        """The figures of all points, as values; printed, it is the page of `autopar plan
+        --frontier`."""
+        return _pages().summarize_frontier(cast("Frontier", self))
+
+    def __str__(self) -> str:
+        return str(self.summary())
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()  # pyright: ignore[reportPrivateUsage]
 
 
 def _plan(shown: Shown) -> Plan:

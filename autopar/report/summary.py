@@ -155,9 +155,7 @@ def summarize(plan: Plan) -> Summary:
         meshes_tried=provenance.meshes_tried,
         imposed=provenance.imposed,
         again=structure.again,
-        again_ns=sum(
-            op.compute_ns for key, op in estimates.ops.items() if original_key(key) != key
-        ),
+        again_ns=again_ns(plan),
         offloaded=structure.offloaded,
         offloaded_bytes=sum(t.num_bytes for t in estimates.collectives if t.axis == TO_HOST),
         memory=estimates.memory,
@@ -175,6 +173,12 @@ def summarize(plan: Plan) -> Summary:
         digest=plan.digest,
         made_by=made_by(provenance),
     )
+
+
+def again_ns(plan: Plan) -> int:
+    """What a step takes to make again for backward what is not saved."""
+    ops = plan.estimates.ops
+    return sum(op.compute_ns for key, op in ops.items() if original_key(key) != key)
 
 
 def made_by(provenance: Provenance) -> str:

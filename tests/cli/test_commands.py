@@ -146,6 +146,8 @@ def test_no_command_prints_the_help() -> None:
         (["show", "x", "--widht", "3"], "--widht"),
         (["plan", "t.py:build", "--cluster", "8xH1000"], "H1000"),
         (["plan", "t.py:build", "--cluster", "4xcpu", "--memory-limit", "72"], "has no unit"),
+        (["plan", "t.py:build", "--cluster", "4xcpu", "--frontier", "8,4"], "has no unit"),
+        (["plan", "t.py:build", "--frontier=4GiB", "--margin"], "leave out --margin"),
         (["plan", "t.py:build", "--cluster", "4xcpu", "--time-limit", "0"], "--time-limit"),
         (["plan", "t.py:build", "--cluster", "4xcpu", "--global-batch", "0"], "--global-batch"),
         (["plan", "nofunction", "--cluster", "4xcpu"], "names no function"),
@@ -278,6 +280,21 @@ def test_statuses(
     fails(result, status, "broken")
     assert "\x1b" not in result.stderr
     assert "Traceback" in run(*command, "--debug").stderr
+
+
+def test_frontier_prints_and_writes_its_pages(target: str, tmp_path: Path) -> None:
+    page = tmp_path / "frontier.html"
+    command = ("plan", f"{target}:build", "--cluster", "2xcpu", "--frontier", "1,2KiB,1B")
+    result = run(*command, "-o", str(page))
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr == f"wrote {page} ({page.stat().st_size:,} bytes)\n"
+    assert "Memory limits, per device" in result.stdout
+    written = page.read_text()
+    assert "<svg" in written and "<script" not in written and "no plan" in written
+    content = json.loads(run(*command, "--json").stdout)
+    assert [rung["limit_bytes"] for rung in content["rungs"]] == [2048, 1024, 1]
+    assert content["rungs"][0]["plan"]["peak_bytes"] <= 2048
+    assert content["rungs"][2]["plan"] is None
 
 
 def test_interrupt(target: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,14 @@
 """A plan as one HTML page: no file beside it, no network, readable without scripts.
 
-The content is made of frozen values, its pictures are SVG, and the template escapes all there is.
-The page forbids itself to load anything and to run any script but its own, whose hash it states.
+The content is made of frozen values, and its pictures are SVG.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from hashlib import sha256
-from importlib.resources import files
-from typing import Any
-
-from jinja2 import Environment, StrictUndefined
-from markupsafe import Markup
 
 from autopar.ir.mesh import Mesh
-from autopar.ir.units import format_bytes, format_ns, format_percent
 from autopar.plans.plan import CollectiveTotal, Plan
 from autopar.report.critical_parts import CriticalPart, critical_parts
 from autopar.report.html.block_graph import BlockGraph, block_graphs
@@ -28,15 +18,12 @@ from autopar.report.html.decisions import ROW_KINDS, Decisions, decisions
 from autopar.report.html.headline import Headline, headline
 from autopar.report.html.memory import MemoryUse, memory_use
 from autopar.report.html.schedule import DrawnSchedule, drawn_schedule
+from autopar.report.html.templates import rendered
 from autopar.report.limits import AxisShare, find_limits
-from autopar.report.names import MAX_NAME, clean, escape
 from autopar.report.timeline import Track, timeline
 
 NUM_COLOURS = 6
 """Colours of mesh axes in the style sheet; further axes begin again."""
-
-MAX_TEXT = 5 * MAX_NAME
-"""Characters of a sentence with names in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,63 +65,21 @@ def render(page: Page) -> str:
     """The text of a page."""
     axes = {axis.name: f"axis{k % NUM_COLOURS}" for k, axis in enumerate(page.mesh)}
     colours = _track_colours(axes)
-    script, style = _text("page.js"), _text("page.css")
-    return (
-        _environment()
-        .from_string(_text("page.html.j2"))
-        .render(
-            page=page,
-            kinds=ROW_KINDS,
-            axes=axes,
-            script=Markup(script),
-            style=Markup(style),
-            script_hash=_hash(script),
-            style_hash=_hash(style),
-            panels=[(panel, gantt(panel, colours)) for panel in page.schedule.panels],
-            areas=areas(page.memory) if page.memory.columns else None,
-            graphs=[(graph, block_picture(graph, page.mesh)) for graph in page.graphs],
-        )
+    return rendered(
+        "page.html.j2",
+        "page.js",
+        page=page,
+        kinds=ROW_KINDS,
+        axes=axes,
+        panels=[(panel, gantt(panel, colours)) for panel in page.schedule.panels],
+        areas=areas(page.memory) if page.memory.columns else None,
+        graphs=[(graph, block_picture(graph, page.mesh)) for graph in page.graphs],
     )
 
 
 def _track_colours(axes: Mapping[str, str]) -> dict[Track, str]:
     networks = {Track("network", axis): class_ for axis, class_ in axes.items()}
     return networks | {Track("compute"): "compute", Track("optimizer"): "optimizer"}
-
-
-@cache
-def _text(name: str) -> str:
-    return (files("autopar.report.html") / name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return b64encode(sha256(text.encode()).digest()).decode()
-
-
-def _environment() -> Environment:
-    environment = Environment(
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-        finalize=_shown,
-    )
-    filters: dict[str, Callable[..., str]] = {
-        "time": format_ns,
-        "bytes": format_bytes,
-        "percent": format_percent,
-        "name": clean,
-    }
-    filters["name"] = clean
-    environment.filters.update(filters)  # pyright: ignore[reportUnknownMemberType]
-    return environment
-
-
-def _shown(value: Any) -> Any:
-    """Text without what is not printable, and of a length that a page can hold."""
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return escape(value if len(value) <= MAX_TEXT else f"{value[: MAX_TEXT - 1]}…")
-    return value
 
 
 @dataclass(frozen=True, slots=True)

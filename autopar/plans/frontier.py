@@ -1,0 +1,55 @@
+"""Time against memory: what a step takes within each of several memory limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autopar.errors import AutoparError
+from autopar.ir.units import parse_bytes
+from autopar.plans.display import ShownFrontier
+from autopar.plans.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierPoint:
+    """The best plan known whose peak is within `limit_bytes` per device, None where no plan is."""
+
+    limit_bytes: int
+    plan: Plan | None
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier(ShownFrontier):
+    """Points by descending limit: no step is shorter than that of a larger limit. `device_bytes`
+    is what each device has, or the limit that was asked for; `unlimited` the best plan whatever it
+    holds, `leanest_bytes` the smallest peak that was found."""
+
+    device_bytes: int
+    unlimited: Plan
+    leanest_bytes: int
+    points: tuple[FrontierPoint, ...]
+
+
+def read_limits(given: str | Sequence[float | str]) -> tuple[int, ...]:
+    """Bytes of each limit, once, the largest first; of `80,40,24GiB`, where a number without a unit
+    has that of the next one, or of numbers and texts. AutoparError says what cannot be read."""
+    if isinstance(given, str):
+        given = _with_units(given.split(",")) if given.strip() else ()
+    try:
+        limits = {parse_bytes(each) if isinstance(each, str) else int(each) for each in given}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise AutoparError(f"memory limits: {error}") from error
+    if any(limit <= 0 for limit in limits):
+        raise AutoparError("memory limits: each must be more than 0 bytes")
+    return tuple(sorted(limits, reverse=True))
+
+
+def _with_units(parts: Sequence[str]) -> list[str]:
+    found: list[str] = []
+    unit = ""
+    for part in reversed(parts):
+        own = part.strip().lstrip("0123456789.").strip()
+        unit = own or unit
+        found.append(part if own else f"{part}{unit}")
+    return found

@@ -1,0 +1,131 @@
+"""More memory never means a longer step, and every plan keeps within its limit, while it runs
+too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from autopar.cluster.parsing import parse_cluster
+from autopar.codegen import generate
+from autopar.driver.frontier import find_frontier
+from autopar.errors import AutoparError
+from autopar.ir.graph import Ref, Role
+from autopar.plans.frontier import Frontier, read_limits
+from autopar.plans.layout import parse_layout
+from autopar.plans.options import Options
+from autopar.plans.plan import Plan
+from autopar.plans.request import Asked, ask
+from autopar.report.html.frontier import frontier_html
+from autopar.solver.search import silent
+from autopar.tracer import Traced
+from tests.codegen.models import case
+from tests.driver.test_again import traced
+from tests.live_bytes import measured
+
+MIB = 1 << 20
+
+
+def step(name: str) -> Traced:
+    return case(name).traced if name else traced()
+
+
+def asked(name: str = "", mesh: str = "2", devices: str = "2", limit: int | None = None) -> Asked:
+    options = Options(mesh=mesh, memory_limit_bytes=limit, backend="eager")
+    return ask(step(name).graph, parse_cluster(f"{devices}xH100"), options)
+
+
+@cache
+def found(name: str, mesh: str, devices: str) -> Frontier:
+    return find_frontier(asked(name, mesh, devices), (), silent)
+
+
+def small() -> Frontier:
+    return found("", "2", "2")
+
+
+def run_bytes(name: str, plan: Plan) -> int:
+    """What a rank holds at the fullest moment of a step, storage by storage: what is there all the
+    time, and what the graphs hold beside it while they run."""
+    graph, memory = step(name).graph, plan.estimates.memory
+    layout = parse_layout(graph, plan.structure)
+    given = sum(
+        layout.held_bytes(Ref(node.index), layout.made(Ref(node.index)))
+        for node in graph.with_role(Role.INPUT, Role.BUFFER)
+    )
+    program = generate(step(name).gm, graph, plan)
+    steady = memory.params + memory.gradients + memory.optimizer
+    return steady + given + max(measured(program, graph, plan))
+
+
+CASES = [
+    ("", "2", "2"),
+    pytest.param("", "2x2", "4", marks=pytest.mark.nightly),
+    pytest.param("", "auto", "4", marks=pytest.mark.nightly),
+    pytest.param("gpt2", "2", "2", marks=pytest.mark.nightly),
+    pytest.param("llama", "2", "2", marks=pytest.mark.nightly),
+    pytest.param("llama", "2x2", "4", marks=pytest.mark.nightly),
+]
+
+
+@pytest.mark.parametrize(("name", "mesh", "devices"), CASES)
+def test_a_step_is_no_longer_for_more_memory(name: str, mesh: str, devices: str) -> None:
+    frontier = found(name, mesh, devices)
+    plans = [point.plan for point in frontier.points if point.plan is not None]
+    assert len(plans) == len(frontier.points) > 1
+    assert len({plan.digest for plan in plans}) == len(plans)
+    assert plans[-1].estimates.memory.total == frontier.leanest_bytes
+    assert name or plans[-1].structure.again
+    check(name, frontier)
+
+
+@pytest.mark.parametrize(("mesh", "devices"), [("2", "2"), ("2x2", "4")])
+def test_limits_that_are_given(mesh: str, devices: str) -> None:
+    limits = (4 * MIB, 3 * MIB, MIB // 100)
+    frontier = find_frontier(asked("", mesh, devices), limits, silent)
+    assert tuple(point.limit_bytes for point in frontier.points) == limits
+    assert frontier.points[0].plan is not None
+    assert frontier.points[2].plan is None
+    assert frontier.leanest_bytes > limits[2]
+    check("", frontier)
+
+
+def check(name: str, frontier: Frontier) -> None:
+    """Steps rise as limits fall, and all is within the limits, as predicted and as it runs."""
+    limits = [point.limit_bytes for point in frontier.points]
+    plans = [frontier.unlimited, *(p.plan for p in frontier.points if p.plan is not None)]
+    assert limits == sorted(set(limits), reverse=True)
+    steps = [plan.estimates.step_ns for plan in plans]
+    assert steps == sorted(steps)
+    for plan in plans:
+        memory = plan.estimates.memory.total
+        assert run_bytes(name, plan) <= memory <= plan.estimates.memory_limit
+
+
+def test_a_page_says_whether_it_fits() -> None:
+    frontier = small()
+    leanest, text = frontier.summary().plans[-1], str(frontier)
+    assert "fits into 74.5 GiB per device, step 1.000 times" in text
+    assert leanest.num_again and f"{leanest.num_again} in " in text
+    none = replace(frontier, device_bytes=frontier.leanest_bytes - 1)
+    assert "does not fit into" in str(none)
+    between = replace(frontier, device_bytes=frontier.leanest_bytes)
+    assert f"step {leanest.ratio:.3f} times" in str(between)
+
+
+def test_the_same_bytes_every_time() -> None:
+    again = find_frontier(asked(), (), silent)
+    assert again == small()
+    assert frontier_html(again.summary()) == frontier_html(small().summary())
+
+
+def test_limits_as_people_write_them() -> None:
+    gib = 1 << 30
+    assert read_limits("") == read_limits(()) == ()
+    assert read_limits("24, 80,40GiB") == (80 * gib, 40 * gib, 24 * gib)
+    assert read_limits("1GiB,512MiB") == read_limits([512 << 20, "1GiB", gib]) == (gib, gib // 2)
+    for wrong in ("80,40", "80GiB,", "x", "0GiB", [0], [float("inf")]):
+        with pytest.raises(AutoparError, match="memory limits: "):
+            read_limits(wrong)
