@@ -22,12 +22,10 @@ from autopar.cluster.kernels import (
     GRAPHICS_BLACKWELL_KERNELS,
     H200_KERNELS,
     HOPPER_KERNELS,
+    LAUNCH_S,
     VOLTA_KERNELS,
 )
 from autopar.ir.mesh import Device, Kernels
-
-_LAUNCH_S = 5e-6
-"""Host time to launch one CUDA kernel from C++: 3 to 8 us on current servers; an estimate."""
 
 _A100_FIT = "products fitted within 5 and 18 %, attention 4 and 17 % above 200 us"
 _H100_FIT = (
@@ -55,8 +53,8 @@ def _gpu(
         flops_per_s=tuple((dtype, rate * 1e12) for dtype, rate in sorted(tflops.items())),
         memory_bytes=round(memory_gb * 1e9),
         memory_bytes_per_s=memory_tb_per_s * 1e12,
-        launch_s=_LAUNCH_S,
-        source=f"{source}; launch: estimate; kernels: {fit}",
+        launch_s=LAUNCH_S,
+        source=f"{source}; launch: measured on hosts of other GPUs; kernels: {fit}",
         kernels=kernels,
     )
 

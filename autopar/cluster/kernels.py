@@ -9,6 +9,8 @@ same card differ by 7 %. Attention is that of FlashAttention 2, the kernel of
 reach more. Backward on A100 was not measured: 0.83 of forward's rate, as on Hopper and Blackwell.
 Streams: te42kyfo/gpu-benches, microsoft/vidur, and RMSNorm in NVIDIA/cudnn-frontend, whose backward
 under torch.compile comes to 0.37 of the bandwidth on H200 and 0.33 on GB200.
+
+Beside them what the host behind a GPU takes to launch a kernel, whatever the GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +19,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.ir.mesh import Kernels
+
+LAUNCH_S = 8e-6
+"""Host time of an op that launches one kernel. Eager, from Python: 8 us behind an A100
+(flagos-ai/Torch-FL, pull request 27, "cuda_sub" of add); published breakdowns have 5 to 25. One of
+inductor's kernels takes as long: 6.8 us without arguments and 9.1 with 19 of them behind a GB200
+(meta-pytorch/tritonbench, pull request 1017, `CachingAutotuner.run`). It launches fewer."""
+
+LAUNCHES_PER_COLLECTIVE = 5.6
+"""How many such launches take the host as long as one collective: 45 us, of 64 all-reduces in 2,865
+us (pytorch/pytorch, pull request 98793, CPU time before calls were joined)."""
 
 AMPERE_KERNELS = Kernels(
     start_s=2e-6,

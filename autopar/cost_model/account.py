@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from autopar.cost_model.event_prices import EventPrices, PricedStep
 from autopar.cost_model.host_link import copies, host_contention
 from autopar.cost_model.kernel_cost import node_s, traffic
+from autopar.cost_model.launches import host_ns
 from autopar.cost_model.memory import memory_curve, peak_memory
-from autopar.cost_model.moves import move_ns, sent, to_ns
+from autopar.cost_model.moves import move_host_ns, move_ns, sent, to_ns
 from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.rates import (
     cluster_rates,
@@ -27,7 +28,7 @@ from autopar.cost_model.rates import (
 )
 from autopar.cost_model.windows import NO_AXIS, Hidden, Hiding
 from autopar.errors import PlanMismatchError
-from autopar.ir.blocks import blocks_of, hides_in, waits_in
+from autopar.ir.blocks import blocks_of, hides_in, launched_in, waits_in
 from autopar.ir.buckets import Sharing, is_bucketed, sharing
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Node, Phase, Role
@@ -59,7 +60,7 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
     graph = layout.graph
     all_groups = groups(graph)
     fused = options.fuses(cluster.device)
-    compute = _compute_ns(layout, cluster, mesh, all_groups, fused=fused)
+    compute, launched = _ops_ns(layout, cluster, mesh, all_groups, fused=fused)
     inside = _inside(layout, mesh, compute)
     shares = sharing(graph)
     alike = {group.key: group for group in all_groups}
@@ -67,10 +68,10 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
     copied = copies(layout, cluster)
     updates = _updates(layout, cluster, mesh, options)
     scheduled = schedule(layout)
-    hiding = Hiding.of(mesh)
+    hiding = Hiding.of(mesh, cluster.device)
     contention = (*hiding.contention, *(host_contention(cluster) if copied else ()))
     ways = {**steps, **copied}
-    prices = EventPrices(layout, scheduled, compute, inside, ways, updates, contention)
+    prices = EventPrices(layout, scheduled, compute, launched, inside, ways, updates, contention)
     played = play(scheduled.events, prices.given(), prices)
     memory, holders = peak_memory(played, prices, layout, options)
     sends = (*_sends(graph, all_groups, steps, inside), *_copies(layout, copied))
@@ -85,10 +86,12 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
         memory=memory,
         memory_limit=request.memory_limit_bytes,
         collectives=_collectives(mesh, sends),
-        ops=_op_totals(layout, all_groups, compute, sends, updates),
+        ops=_op_totals(layout, all_groups, compute, launched, sends, updates),
         exposed_communication_ns=played.exposed_ns,
         hidden_communication_ns=communication_ns - played.exposed_ns,
-        hidden=_hidden(graph, mesh, hiding, all_groups, compute, inside, steps),
+        host_ns=sum(launched.values()) + sum(move.host_ns for each in sends for move in each.steps),
+        exposed_host_ns=played.exposed_host_ns,
+        hidden=_hidden(graph, mesh, hiding, all_groups, compute, launched, inside, steps),
         contention=dict(zip(mesh.link_names, contention, strict=False)),
         bubble_ns=0,
         tokens=tokens,
@@ -150,7 +153,9 @@ def _inside(
         kind = node.key, compute_ns
         if kind not in known:
             ways = sent(layout.graph, node, layout.choice(node), mesh, compute_ns)
-            known[kind] = [PricedStep(each.kind, each.axis, each.in_bytes, ns) for each, ns in ways]
+            known[kind] = [
+                PricedStep(each.kind, each.axis, each.in_bytes, ns, 0) for each, ns in ways
+            ]
         if known[kind]:
             found[index] = known[kind]
     return found
@@ -162,6 +167,7 @@ def _hidden(
     hiding: Hiding,
     all_groups: Sequence[Group],
     compute: Mapping[int, int],
+    launched: Mapping[int, int],
     inside: Mapping[int, Sequence[PricedStep]],
     steps: Mapping[str, Sequence[PricedStep]],
 ) -> dict[str, int]:
@@ -170,6 +176,7 @@ def _hidden(
     for index, ns in compute.items():
         place = known.window_of(graph.nodes[index])
         hidden.add(place, hiding.computed(ns))
+        hidden.add(place, hiding.launched(launched[index]))
         for each in inside.get(index, ()):
             hidden.add(place, hiding.waited(each.axis, each.ns))
     for group in all_groups:
@@ -179,25 +186,29 @@ def _hidden(
             axis = NO_AXIS if each.kind == "slice" else each.axis
             saved = hiding.sent(axis, each.ns) if is_sent else hiding.waited(axis, each.ns)
             hidden.add(place, saved)
+            hidden.add(launched_in(graph, mesh, group), hiding.launched(each.host_ns))
     return hidden.by_window
 
 
-def _compute_ns(
+def _ops_ns(
     layout: Layout, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group], *, fused: bool
-) -> dict[int, int]:
-    graph, found = layout.graph, dict[int, int]()
-    cached: dict[object, int] = {}
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Per op its time on the device, and that in which the host launches it."""
+    graph, device = layout.graph, cluster.device
+    compute, launched = dict[int, int](), dict[int, int]()
+    cached: dict[object, tuple[int, int]] = {}
     for index, done in traffic(graph, all_groups, fused=fused).items():
         node = graph.nodes[index]
         kind = (node.key, done)
         if kind not in cached:
             pair = layout.pair(node)
             choice = layout.choice(node)
-            cached[kind] = to_ns(
-                node_s(graph, node, done, choice, pair, mesh.sizes, cluster.device)
-            )
-        found[index] = cached[kind]
-    return found
+            ns = to_ns(node_s(graph, node, done, choice, pair, mesh.sizes, device))
+            num_sent = len(sent(graph, node, choice, mesh, ns))
+            launch_ns = host_ns(graph, node, done, choice, mesh.sizes, device, num_sent)
+            cached[kind] = ns, launch_ns
+        compute[index], launched[index] = cached[kind]
+    return compute, launched
 
 
 def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> dict[int, int]:
@@ -230,21 +241,22 @@ def _steps(
         move = step(tensor, atoms, source, target)
         if move is None:
             raise PlanMismatchError(f"{group.key}: {source} -> {target} is not a single step")
-        ns = move_ns(tensor, atoms, source, target, move, mesh, cluster.device, sharing=shared)
+        where = tensor, atoms, source, target, move, mesh, cluster.device
+        ns, host = move_ns(*where, sharing=shared), move_host_ns(*where, sharing=shared)
         num_bytes, _ = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
-        found.append(PricedStep(move.kind, move.axis, num_bytes, ns))
+        found.append(PricedStep(move.kind, move.axis, num_bytes, ns, host))
     return tuple(found)
 
 
 def _collectives(mesh: Mesh, sends: Sequence[Sends]) -> tuple[CollectiveTotal, ...]:
-    sums: dict[tuple[str, int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    sums: dict[tuple[str, int, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for each in sends:
-        for kind, axis, num_bytes, ns in each.steps:
-            total = sums[each.phase, axis, kind]
-            total[0], total[1], total[2] = total[0] + 1, total[1] + num_bytes, total[2] + ns
+        for kind, axis, *figures in each.steps:
+            place = each.phase, axis, kind
+            sums[place] = [a + b for a, b in zip(sums[place], (1, *figures), strict=True)]
     return tuple(
-        CollectiveTotal(kind, mesh.link_names[axis], phase, count, num_bytes, ns)
-        for (phase, axis, kind), (count, num_bytes, ns) in sorted(sums.items())
+        CollectiveTotal(kind, mesh.link_names[axis], phase, *figures)
+        for (phase, axis, kind), figures in sorted(sums.items())
     )
 
 
@@ -261,26 +273,29 @@ def _added_up(mesh: Mesh, sends: Sequence[Sends]) -> Iterator[CollectiveTotal]:
     for k, (kind, axis, *_) in enumerate(sends[0].steps):
         num_bytes = sum(each.steps[k].in_bytes for each in sends)
         ns = sum(each.steps[k].ns for each in sends)
+        host = sum(each.steps[k].host_ns for each in sends)
         name, phase = mesh.link_names[axis], sends[0].phase
-        yield CollectiveTotal(kind, name, phase, len(sends), num_bytes, ns)
+        yield CollectiveTotal(kind, name, phase, len(sends), num_bytes, ns, host)
 
 
 def _op_totals(
     layout: Layout,
     all_groups: Sequence[Group],
     compute: Mapping[int, int],
+    launched: Mapping[int, int],
     sends: Sequence[Sends],
     updates: Mapping[int, int],
 ) -> dict[str, OpTotal]:
     """Per key; a redistribution is charged to the key of the tensor's maker."""
     graph = layout.graph
-    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0])
+    sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0, 0, 0])
     example: dict[str, Node] = {}
     for index, ns in compute.items():
         node = graph.nodes[index]
         example.setdefault(node.key, node)
         sums[node.key][0] += 1
         sums[node.key][1] += ns
+        sums[node.key][5] += launched[index]
     for each in sends:
         node = graph.nodes[each.node]
         example.setdefault(node.key, node)
@@ -312,8 +327,9 @@ def _op_totals(
             optimizer_ns=optimizer_ns,
             inputs=inputs(layout, readers[key], read) if key in readers else (),
             outputs=outputs(layout, typical.get(key, example[key])),
+            host_ns=host,
         )
-        for key, (count, compute_ns, communication_ns, saved, optimizer_ns) in sums.items()
+        for key, (count, compute_ns, communication_ns, saved, optimizer_ns, host) in sums.items()
         if count or communication_ns or optimizer_ns
     }
 

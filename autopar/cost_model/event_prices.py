@@ -9,7 +9,17 @@ from typing import NamedTuple
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Phase, Ref, Role
 from autopar.ir.redistribute import buffer_bytes
-from autopar.ir.schedule import HostCopy, Message, Schedule, Transfer, Value
+from autopar.ir.schedule import (
+    Compute,
+    Event,
+    HostCopy,
+    Message,
+    Schedule,
+    Start,
+    Take,
+    Transfer,
+    Value,
+)
 from autopar.ir.sharding import Sharding
 from autopar.ir.timeline import Carried
 from autopar.ir.uses import Group, Use, groups
@@ -21,24 +31,28 @@ _MEMORY = (Role.BUFFER, Role.INPUT, Role.TANGENT, Role.CONSTANT)
 
 
 class PricedStep(NamedTuple):
-    """One step of a route as it is billed."""
+    """One step of a route as it is billed, or what an op sends while it runs, which the host
+    launches with the op."""
 
     kind: str
     axis: int
     in_bytes: int
     ns: int
+    host_ns: int
 
 
 class EventPrices:
-    """`timeline.Prices`: `compute` has the time of each op, `inside` what each sends while it runs,
-    `steps` those of each group by its key, `updates` the optimizer's time for each parameter;
-    `contention` is as `hardware.Hardware` has it."""
+    """`timeline.Prices`: `compute` has the time of each op, `launched` that in which the host
+    launches it, `inside` what each sends while it runs, `steps` those of each group by its key,
+    `updates` the optimizer's time for each parameter; `contention` is as `hardware.Hardware` has
+    it."""
 
     def __init__(
         self,
         layout: Layout,
         schedule: Schedule,
         compute: Mapping[int, int],
+        launched: Mapping[int, int],
         inside: Mapping[int, Sequence[PricedStep]],
         steps: Mapping[str, Sequence[PricedStep]],
         updates: Mapping[int, int],
@@ -47,6 +61,7 @@ class EventPrices:
         self.contention = contention
         self.layout, self.graph = layout, layout.graph
         self.compute, self.steps, self.updates = compute, steps, updates
+        self.launched = launched
         self._inside = {
             node: [(each.axis, each.ns) for each in found] for node, found in inside.items()
         }
@@ -84,6 +99,17 @@ class EventPrices:
 
     def update_ns(self, params: Sequence[int]) -> int:
         return sum(self.updates[param] for param in params)
+
+    def host_ns(self, event: Event) -> int:
+        match event:
+            case Compute(node):
+                return self.launched[node]
+            case Start(message):
+                return sum(self.steps[each.key][each.step].host_ns for each in message.transfers)
+            case Take(transfer, None):
+                return self.steps[transfer.key][transfer.step].host_ns
+            case _:
+                return 0
 
     def held(self, value: Value) -> tuple[str, int]:
         holder = "transient"

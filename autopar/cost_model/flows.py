@@ -18,7 +18,7 @@ from autopar.cost_model.limits import Limits
 from autopar.cost_model.network import Network, WantedMove, networks
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
-from autopar.ir.blocks import hides_in, waits_in
+from autopar.ir.blocks import hides_in, launched_in, waits_in
 from autopar.ir.buckets import is_bucketed, sharing
 from autopar.ir.choices import Saved
 from autopar.ir.copies import is_optional, option_key
@@ -69,6 +69,7 @@ def stated_flows(
         for group in all_groups
         if not is_bucketed(graph, group)
     )
+    launched = Counter((group.key, launched_in(graph, mesh, group)) for group in all_groups)
     first: dict[str, Group] = {}
     for group in all_groups:
         first.setdefault(group.key, group)
@@ -84,6 +85,10 @@ def stated_flows(
             if place is not None:
                 network = made[number[key]]
                 windows.add_flow(place, number[key], network.costs, network.axes, count, saved)
+    for (key, place), count in launched.items():
+        if place is not None:
+            hosts = count * made[number[key]].hosts
+            windows.add_launches(place, number[key], hosts)
     return tuple(
         _flow(space, way, network, counts[way.group.key])
         for way, network in zip(ways, made, strict=True)
@@ -126,7 +131,7 @@ def _flow(space: Space, way: _Way, network: Network, count: int) -> Flow:
         states=names,
         tails=network.tails,
         heads=network.heads,
-        costs=space.limits.arc_costs(way.group, network, count * network.costs),
+        costs=space.limits.arc_costs(way.group, network, count * (network.costs + network.hosts)),
         placements=placements,
     )
 

@@ -24,8 +24,9 @@ def copies(layout: Layout, cluster: Cluster) -> dict[str, tuple[PricedStep]]:
     for away in layout.away:
         num_bytes = layout.held_bytes(away.root, layout.kept(away.root))
         ns = copy_ns(num_bytes, cluster.host)
+        launch_ns = to_ns(cluster.device.host_launch_s)
         for kind, link in (("offload", TO_HOST), ("reload", FROM_HOST)):
-            step = PricedStep(kind, links.index(link), num_bytes, ns)
+            step = PricedStep(kind, links.index(link), num_bytes, ns, launch_ns)
             found[copy_key(away, layout, kind)] = (step,)
     return found
 

@@ -9,6 +9,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
+from autopar.cluster.kernels import LAUNCHES_PER_COLLECTIVE
 from autopar.cost_model.collectives import collective_s
 from autopar.errors import ClusterError
 from autopar.ir.buckets import Sharing, can_share
@@ -61,7 +62,23 @@ def move_ns(
     sharing: Sharing | None,
 ) -> int:
     """Nanoseconds of `move` = step(source, target) of one tensor, as in `moves_ns`."""
-    found = moves_ns(tensor, atoms, source, target, move, mesh, device, sharing=sharing)
+    found, _ = moves_ns(tensor, atoms, source, target, move, mesh, device, sharing=sharing)
+    return int(found)
+
+
+def move_host_ns(
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    source: Sharding,
+    target: Sharding,
+    move: Collective,
+    mesh: Mesh,
+    device: Device,
+    *,
+    sharing: Sharing | None,
+) -> int:
+    """Nanoseconds in which the host launches it, as in `moves_ns`."""
+    _, found = moves_ns(tensor, atoms, source, target, move, mesh, device, sharing=sharing)
     return int(found)
 
 
@@ -75,9 +92,10 @@ def moves_ns(
     device: Device,
     *,
     sharing: Sharing | None,
-) -> IntArray:
+) -> tuple[IntArray, IntArray]:
     """Nanoseconds of `move` = step(source, target) of many tensors, all of which can take it: sizes
-    of atoms are arrays, with an entry for each. With the copies that lay its buffers out.
+    of atoms are arrays, with an entry for each. With the copies that lay its buffers out. And those
+    in which the host launches it and its copies.
 
     What shares a bucket (`sharing` is not None) bears a part of its latency and is copied into it,
     a gather out of it too; chunks travel alone.
@@ -85,16 +103,20 @@ def moves_ns(
     in_bytes, out_bytes = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
     copies = layout_copies(tensor, atoms, source, target, move, mesh.sizes)
     copied = np.where(copies.sent, in_bytes, 0) + np.where(copies.brought, out_bytes, 0)
+    launches = 1.0 * copies.sent + copies.brought
     share, bucket_bytes = 1.0, mesh.axes[move.axis].bucket_bytes
     if sharing and can_share(move, source):
         larger = np.maximum(in_bytes, out_bytes)
         shares = larger < bucket_bytes
         share = cast("float", np.where(shares, sharing.latency_share(larger, bucket_bytes), share))
-        joined = 0 if move.kind != "all_gather" else np.where(copies.brought, 0, out_bytes)
-        copied = copied + np.where(shares, in_bytes + joined, 0)
+        is_cut = np.logical_and(move.kind == "all_gather", np.logical_not(copies.brought))
+        copied = copied + np.where(shares, in_bytes + np.where(is_cut, out_bytes, 0), 0)
+        launches = launches + np.where(shares, share + is_cut, 0)
     copy_s = 2 * copied / (device.kernels.pointwise * device.memory_bytes_per_s)
     sent_s = collective_s(move.kind, in_bytes, out_bytes, mesh.axes[move.axis], share)
-    return _all_to_ns(np.asarray(sent_s + copy_s))
+    launches = launches + (LAUNCHES_PER_COLLECTIVE * share if move.kind != "slice" else 1)
+    host_s = np.broadcast_to(launches * device.host_launch_s, np.shape(sent_s))
+    return _all_to_ns(np.asarray(sent_s + copy_s)), _all_to_ns(host_s)
 
 
 def sent(

@@ -29,8 +29,9 @@ from autopar.ir.sharding import Placement, R, Sharding
 @dataclass(frozen=True, slots=True)
 class Network:
     """`states`, and the steps from `states[tails[k]]` to `states[heads[k]]`, of `costs[k]`
-    nanoseconds each; `axes[k]` is the mesh axis whose links it takes, -1 if none. `placements` are
-    numbers for what the states are on each axis, `names` their texts, `place` their numbers."""
+    nanoseconds each, which the host launches in `hosts[k]`; `axes[k]` is the mesh axis whose links
+    it takes, -1 if none. `placements` are numbers for what the states are on each axis, `names`
+    their texts, `place` their numbers."""
 
     states: tuple[Sharding, ...]
     names: tuple[str, ...]
@@ -39,6 +40,7 @@ class Network:
     tails: IntArray
     heads: IntArray
     costs: IntArray
+    hosts: IntArray
     axes: IntArray
 
 
@@ -95,27 +97,27 @@ def _make(
     steps = Steps(tensor, atoms, states, mesh.sizes)
     stack = (tensor, atoms) if len(alike) == 1 else _stacked(alike, atoms)
     ends: list[IntArray] = [np.empty((0, 2), np.int64)]
-    costs: list[IntArray] = [np.empty((len(alike), 0), np.int64)]
+    costs: list[IntArray] = [np.empty((2, len(alike), 0), np.int64)]
     axes: list[IntArray] = [np.empty(0, np.int64)]
     for move, pairs in steps:
         first, kind = _kinds(steps, move, pairs)
-        priced = np.empty((len(alike), len(first)), np.int64)
+        priced = np.empty((2, len(alike), len(first)), np.int64)
         steps_of: list[list[int]] = pairs[first].tolist()
         for k, (tail, head) in enumerate(steps_of):
-            priced[:, k] = moves_ns(
+            priced[0, :, k], priced[1, :, k] = moves_ns(
                 *stack, states[tail], states[head], move, mesh, device, sharing=sharing
             )
         ends.append(pairs)
         axes.append(np.full(len(pairs), -1 if move.kind == "slice" else move.axis))
-        costs.append(priced[:, kind])
-    arcs, by_tensor = np.concatenate(ends), np.concatenate(costs, axis=1)
+        costs.append(priced[:, :, kind])
+    arcs, by_tensor = np.concatenate(ends), np.concatenate(costs, axis=2)
     order = np.lexsort((arcs[:, 1], arcs[:, 0]))
     tails, heads = (np.ascontiguousarray(column) for column in arcs[order].T)
     names, place = tuple(map(str, states)), {state: i for i, state in enumerate(states)}
     by_axis = np.concatenate(axes)[order]
     return [
-        Network(states, names, place, steps.placements, tails, heads, each[order], by_axis)
-        for each in by_tensor
+        Network(states, names, place, steps.placements, tails, heads, ns, hosts, by_axis)
+        for ns, hosts in zip(*by_tensor[:, :, order], strict=True)
     ]
 
 

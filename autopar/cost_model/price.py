@@ -1,6 +1,7 @@
 """From a graph, a cluster and a mesh to the `Problem` whose solution is the plan.
 
 node costs     compute time of the choice, times the nodes of the class        (`kernel_cost`);
+               the time in which the host launches it                          (`launches`);
                of a parameter's, its share of the optimizer's step             (`optimizer`)
 flows          one per class of groups: redistributions of its tensor          (`flows`)
 usages         parameters, gradients, optimizer states, kept copies; activations saved for
@@ -17,12 +18,13 @@ import numpy as np
 from autopar.cost_model.flows import Space, stated_flows
 from autopar.cost_model.imposed import impose
 from autopar.cost_model.kernel_cost import Traffic, node_s, traffic
+from autopar.cost_model.launches import host_ns
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.saved import saved_states, with_savings
 from autopar.cost_model.space import NodeClass, classes
-from autopar.cost_model.windows import Hiding, Windows
+from autopar.cost_model.windows import Windows
 from autopar.errors import InfeasibleError
 from autopar.ir.blocks import blocks_of
 from autopar.ir.choices import Choice, Saved
@@ -52,7 +54,7 @@ def price(request: PlanRequest) -> Problem:
     keys = (*table, *(SAVED + key for key in saves))
     number = {key: i for i, key in enumerate(keys)}
     space = Space(graph, table, saves, number, limits, owners)
-    windows = Windows(Hiding.of(mesh), mesh.names)
+    windows = Windows.of(mesh, cluster.device)
     costs = _compute(graph, cluster, mesh, options, all_groups, table, windows)
     return Problem(
         name=f"{graph.name} on {mesh}",
@@ -121,16 +123,17 @@ def _compute(
     )
     costs = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     number = {key: i for i, key in enumerate(table)}
-    done_of: dict[tuple[str, Traffic], tuple[IntArray, IntArray]] = {}
+    done_of: dict[tuple[str, Traffic], tuple[IntArray, IntArray, IntArray]] = {}
     for (key, done, place), count in kinds.items():
         entry = table[key]
         if (key, done) not in done_of:
             done_of[key, done] = _node_ns(graph, cluster.device, mesh, entry, done)
-        computed, talk = done_of[key, done]
-        costs[key] += count * (computed + talk.sum(axis=0))
+        computed, talk, launched = done_of[key, done]
+        costs[key] += count * (computed + talk.sum(axis=0) + launched)
         if place is not None:
             hiding = windows.hiding
             windows.add_node(place, number[key], [count * s for s in hiding.computed(computed)])
+            windows.add_node(place, number[key], [count * s for s in hiding.launched(launched)])
             for axis in np.flatnonzero(talk.any(axis=1)).tolist():
                 waited = hiding.waited(axis, talk[axis])
                 windows.add_node(place, number[key], [count * saved for saved in waited])
@@ -147,20 +150,23 @@ def _compute(
 
 def _node_ns(
     graph: Graph, device: Device, mesh: Mesh, entry: NodeClass, done: Traffic
-) -> tuple[IntArray, IntArray]:
+) -> tuple[IntArray, IntArray, IntArray]:
     """Nanoseconds of a node of a class, per choice; by which it takes longer for what it sends, per
-    mesh axis and choice."""
+    mesh axis and choice; and in which the host launches it."""
     computed = np.zeros(len(entry.choices), np.int64)
     talk = np.zeros((len(mesh.axes), len(entry.choices)), np.int64)
+    launched = np.zeros(len(entry.choices), np.int64)
     for c, choice in enumerate(entry.choices):
         if isinstance(choice, Saved):
             continue
         assert isinstance(choice, Choice), f"{entry.key} is no op"
         pair = (entry.inputs[c], entry.outputs[c])
         computed[c] = to_ns(node_s(graph, entry.node, done, choice, pair, mesh.sizes, device))
-        for each, longer in sent(graph, entry.node, choice, mesh, int(computed[c])):
+        sends = sent(graph, entry.node, choice, mesh, int(computed[c]))
+        for each, longer in sends:
             talk[each.axis, c] += longer
-    return computed, talk
+        launched[c] = host_ns(graph, entry.node, done, choice, mesh.sizes, device, len(sends))
+    return computed, talk, launched
 
 
 def _usages(

@@ -54,6 +54,8 @@ def _kernels(device: Device) -> dict[str, int]:
             found[name.removesuffix("s") + "ns"] = to_ns(device.floor_s(figure))
         else:
             found[f"{name}_ppm"] = round(figure * 1e6)
+    if device.host_launch_s:
+        found["launch_ns"] = to_ns(device.host_launch_s)
     return found
 
 

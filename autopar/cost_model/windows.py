@@ -4,11 +4,12 @@ A window is the blocks of one list in one phase, or a block beside lists (`ir.bl
 computes and waits for what ops ask for; beside it the links of every mesh axis gather the
 parameters of the next block and reduce the gradients of the one before. A window takes as long as
 its busiest resource. With `c` computed in it, `w[a]` waited for and `h[a]` sent beside on axis `a`,
-and `k[a]` the part by which compute and links slow each other down where both are busy
-(`Link.contention`),
+`l` the time in which the host launches it all, where there is one beside the device, and `k[a]` the
+part by which compute and links slow each other down where both are busy (`Link.contention`),
 
     device    c + sum_a w[a] + sum_a k[a] h[a]
     axis a    w[a] + h[a] + k[a] c
+    host      l
 
 What was measured of pairs is `max + k min`, which is the larger of the two. What such a maximum
 saves of the sum of all is stated here, resource by resource.
@@ -24,7 +25,7 @@ from typing import TypeVar
 import numpy as np
 
 from autopar.ir.blocks import WindowPlace as Place
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import Device, Mesh
 from autopar.ir.problem import IntArray, Saving, Window
 
 NO_AXIS = -1
@@ -36,19 +37,26 @@ Amount = TypeVar("Amount", int, IntArray)
 
 @dataclass(frozen=True, slots=True)
 class Hiding:
-    """What things that happen in a window save, for each resource in turn: the device, then the
-    axes of a mesh."""
+    """What things that happen in a window save, for each resource in turn: the device, the axes of
+    a mesh, and the host if there is one (`has_host`)."""
 
     contention: tuple[int, ...]
+    has_host: bool = False
 
     @staticmethod
-    def of(mesh: Mesh) -> Hiding:
-        """For the links of a mesh."""
-        return Hiding(tuple(round(axis.crossed.contention * _WHOLE) for axis in mesh))
+    def of(mesh: Mesh, device: Device) -> Hiding:
+        """For the links of a mesh, and the host behind `device`."""
+        contention = tuple(round(axis.crossed.contention * _WHOLE) for axis in mesh)
+        return Hiding(contention, device.host_launch_s > 0)
 
     def computed(self, ns: Amount) -> tuple[Amount, ...]:
         """Compute, by one op."""
-        return (0 * ns, *(self._left(ns, axis) for axis in range(len(self.contention))))
+        axes = (self._left(ns, axis) for axis in range(len(self.contention)))
+        return (0 * ns, *axes, *self._but_host(ns))
+
+    def launched(self, ns: Amount) -> tuple[Amount, ...]:
+        """What the host launches."""
+        return (*(ns for _ in range(1 + len(self.contention))), *self._but_host(0 * ns))
 
     def waited(self, axis: int, ns: Amount) -> tuple[Amount, ...]:
         """A collective on `axis` that an op waits for; `NO_AXIS` for copies of the device."""
@@ -63,7 +71,11 @@ class Hiding:
         return ns - ns * self.contention[axis] // _WHOLE
 
     def _beside(self, axis: int, ns: Amount) -> Iterator[Amount]:
-        return (0 * ns if axis == each else ns for each in range(len(self.contention)))
+        yield from (0 * ns if axis == each else ns for each in range(len(self.contention)))
+        yield from self._but_host(ns)
+
+    def _but_host(self, ns: Amount) -> tuple[Amount, ...]:
+        return (ns,) if self.has_host else ()
 
 
 _Table = dict[int, IntArray]
@@ -75,10 +87,16 @@ class Windows:
     flows save."""
 
     hiding: Hiding
-    names: tuple[str, ...]
-    """Of the axes."""
+    resources: tuple[str, ...]
+    """Their names."""
     nodes: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
     flows: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
+
+    @staticmethod
+    def of(mesh: Mesh, device: Device) -> Windows:
+        """None yet, on a mesh of such devices."""
+        hiding = Hiding.of(mesh, device)
+        return Windows(hiding, ("device", *mesh.names, *("host",) * hiding.has_host))
 
     def add_node(self, place: Place, node: int, savings: Sequence[IntArray]) -> None:
         """What the choices of a node save in a window."""
@@ -94,12 +112,16 @@ class Windows:
         saved: Callable[[int, IntArray], tuple[IntArray, ...]],
     ) -> None:
         """What the arcs of a flow save, `count` times, each of the `costs` on links of `axes`."""
-        found = [np.zeros(len(costs), np.int64) for _ in range(1 + len(self.names))]
+        found = [np.zeros(len(costs), np.int64) for _ in self.resources]
         for axis in np.unique(axes).tolist():
             there = axes == axis
             for row, saving in zip(found, saved(axis, costs[there]), strict=True):
                 row[there] = count * saving
         self._add(self.flows, place, flow, found)
+
+    def add_launches(self, place: Place, flow: int, hosts: IntArray) -> None:
+        """What the arcs of a flow save for which the host takes so long."""
+        self._add(self.flows, place, flow, self.hiding.launched(hosts))
 
     def _add(
         self,
@@ -115,13 +137,12 @@ class Windows:
 
     def stated(self) -> tuple[Window, ...]:
         """All windows in which something may hide."""
-        resources = ("device", *self.names)
-        nothing: list[_Table] = [{} for _ in resources]
+        nothing: list[_Table] = [{} for _ in self.resources]
         found: list[Window] = []
         for place in sorted({*self.nodes, *self.flows}):
             nodes, flows = (some.get(place, nothing) for some in (self.nodes, self.flows))
             if all(map(any, zip(nodes, flows, strict=True))):
-                savings = map(Saving, resources, nodes, flows)
+                savings = map(Saving, self.resources, nodes, flows)
                 found.append(Window(window_key(place), tuple(savings)))
         return tuple(found)
 
@@ -130,7 +151,7 @@ class Hidden:
     """What is hidden under a plan, added up thing by thing."""
 
     def __init__(self, hiding: Hiding) -> None:
-        self._sums: dict[Place, list[int]] = defaultdict(lambda: [0] * (1 + len(hiding.contention)))
+        self._sums: dict[Place, list[int]] = defaultdict(lambda: [*hiding.computed(0)])
 
     def add(self, place: Place | None, savings: Sequence[int]) -> None:
         """Something that happens in a window, or in none."""

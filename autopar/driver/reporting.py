@@ -49,7 +49,7 @@ def report(model: nn.Module) -> RunReport:
             steps=executable.meter.num_steps,
             predicted=PredictedStep(
                 step_ns=estimates.step_ns,
-                passes_ns=estimates.compute_ns + estimates.exposed_communication_ns,
+                passes_ns=estimates.step_ns - estimates.optimizer_ns,
                 exposed_ns=estimates.exposed_communication_ns,
                 communication_ns=estimates.communication_ns,
                 peak_bytes=estimates.memory.total,

@@ -125,6 +125,11 @@ def waits_in(graph: Graph, mesh: Mesh, group: Group) -> WindowPlace | None:
     return known.window_of(graph.nodes[first])
 
 
+def launched_in(graph: Graph, mesh: Mesh, group: Group) -> WindowPlace | None:
+    """Where the host launches the redistributions of a group."""
+    return hides_in(graph, mesh, group) or waits_in(graph, mesh, group)
+
+
 def hides_in(graph: Graph, mesh: Mesh, group: Group) -> WindowPlace | None:
     """What hides the redistributions of a group: for a parameter, the block before the first that
     uses it; for a gradient, the block after the one that makes it. None where there is no such

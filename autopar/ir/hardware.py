@@ -3,7 +3,8 @@ message costs it.
 
 The device does one thing after another; the links of each mesh axis do theirs beside it, in the
 order in which they are started. What communication costs the device is exposed, whether it waits or
-is slowed down; the rest is hidden.
+is slowed down; the rest is hidden. A host launches what both do, one thing after the other, and the
+device waits for it where it is behind.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ class Span(NamedTuple):
 
 class Act(NamedTuple):
     """What the device does at one time: it works, is busy for the communication on `axis`, or waits
-    for the message `awaited`. Acts follow one another without a gap."""
+    for the message `awaited` or the host's launch `launched`. Acts follow one another without a
+    gap."""
 
     span: Span
     axis: int | None = None
     awaited: int | None = None
+    launched: int | None = None
 
 
 class Sending(NamedTuple):
@@ -61,16 +64,18 @@ class AxisTime(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that was done: by the device, and by the links, messages by their numbers. `axes` adds up
-    what was communicated, on links or by the device, per mesh axis."""
+    """All that was done: by the device, by the links, messages by their numbers, and by the host,
+    launches by theirs. `axes` adds up what was communicated, on links or by the device, per mesh
+    axis."""
 
     acts: tuple[Act, ...]
     sendings: tuple[Sending, ...]
+    launches: tuple[Span, ...]
     axes: Mapping[int, AxisTime]
 
 
 class Hardware:
-    """A device and the links of each mesh axis, at work.
+    """A device, its host and the links of each mesh axis, at work.
 
     `contention` has, per axis in thousandths (at most all of them), by how much the device and a
     message are slowed down while both are busy (`mesh.Link.contention`): together they take `max +
@@ -86,10 +91,12 @@ class Hardware:
         self.worked_ns = 0
         """What the device was given to do, but for communication."""
         self._now = 0.0
+        self._waited_for_host = 0.0
         self._slowed = {axis: k / _THOUSAND for axis, k in enumerate(contention)}
         self._queues: dict[int, deque[_Sent]] = {}
         self._sent: list[_Sent] = []
         self._acts: list[Act] = []
+        self._launches: list[Span] = []
         self._own: dict[int, int] = {}
         """What the device itself communicates, per axis."""
 
@@ -101,7 +108,27 @@ class Hardware:
     @property
     def exposed_ns(self) -> int:
         """How long the device was not at its own work, or slower at it, for communication."""
-        return self.now_ns - self.worked_ns
+        return self.now_ns - self.worked_ns - self.exposed_host_ns
+
+    @property
+    def exposed_host_ns(self) -> int:
+        """How long the device waited for its host."""
+        return round(self._waited_for_host)
+
+    def launch(self, ns: int) -> Span | None:
+        """The host launches what comes next, as soon as it has launched what came before, and the
+        device waits for that. A step begins when its first launch is over. Returns when the device
+        waits, if it does."""
+        done_ns = self._launches[-1].end_ns if self._launches else -ns
+        launched = Span(max(0, done_ns), done_ns + ns)
+        self._launches.append(launched)
+        left = launched.end_ns - self._now
+        if left <= 0:
+            return None
+        self._waited_for_host += left
+        span = self._pass(left, {})
+        self._acts.append(Act(span, launched=len(self._launches) - 1))
+        return span
 
     def work(self, ns: int) -> Span:
         """The device is busy."""
@@ -155,7 +182,7 @@ class Hardware:
         for each in sendings:
             alone_ns, exposed = axes.get(each.axis, AxisTime(0, 0))
             axes[each.axis] = AxisTime(alone_ns + each.alone_ns, exposed + each.exposed_ns)
-        return Record(tuple(self._acts), sendings, axes)
+        return Record(tuple(self._acts), sendings, tuple(self._launches), axes)
 
     def _pass(self, left: float, slowed: Mapping[int, float]) -> Span:
         start_ns = self.now_ns

@@ -99,6 +99,11 @@ class Device:
         a CPU launches its own."""
         return self.launch_s if self.kind == "cpu" else start_s
 
+    @property
+    def host_launch_s(self) -> float:
+        """The time of a host beside the device to launch a kernel: a CPU has none beside it."""
+        return 0.0 if self.kind == "cpu" else self.launch_s
+
     def peak(self, dtype: str) -> float:
         """Peak FLOP/s in `dtype`."""
         table = dict(self.flops_per_s)

@@ -64,6 +64,10 @@ class Prices(Protocol):
         """How long the optimizer takes."""
         ...
 
+    def host_ns(self, event: Event) -> int:
+        """How long the host takes to launch it."""
+        ...
+
     def held(self, value: Value) -> tuple[str, int]:
         """The holder of a tensor, and its bytes."""
         ...
@@ -94,12 +98,13 @@ class Occupant(NamedTuple):
 class Timeline:
     """`spans` and `live`, the bytes of each of `HOLDERS` while it happens, per event: of a `Start`
     the span is that of its links, of all others the device's. `exposed_ns` is what communication
-    costs the device, in all."""
+    costs the device, in all, and `exposed_host_ns` how long it waits for its host."""
 
     events: tuple[Event, ...]
     spans: tuple[Span, ...]
     live: tuple[tuple[int, int, int], ...]
     exposed_ns: int
+    exposed_host_ns: int
     end_ns: int
 
     @property
@@ -120,7 +125,14 @@ def play(events: Sequence[Event], given: Sequence[Value], prices: Prices) -> Tim
     hardware = time.hardware
     sent = hardware.finish().sendings
     spans = (each if isinstance(each, Span) else sent[each].span for each in happened)
-    return Timeline(tuple(events), tuple(spans), tuple(live), hardware.exposed_ns, hardware.now_ns)
+    return Timeline(
+        tuple(events),
+        tuple(spans),
+        tuple(live),
+        hardware.exposed_ns,
+        hardware.exposed_host_ns,
+        hardware.now_ns,
+    )
 
 
 def held_at(
@@ -142,6 +154,8 @@ class _Time:
     def do(self, event: Event) -> Span | int:
         """When the event happens; of a `Start`, the number of its message."""
         hardware, prices = self.hardware, self.prices
+        if host_ns := prices.host_ns(event):
+            hardware.launch(host_ns)
         match event:
             case Compute(node):
                 start_ns, end_ns = hardware.work(prices.compute_ns(node))

@@ -40,7 +40,8 @@ class LinkRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ClusterRates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The cluster as it was priced: one of its equal devices, and its levels, the slowest first.
     `kernels` has what its kernels reach, times in nanoseconds and all else in millionths, under the
-    names of `mesh.Kernels` with the unit behind. `source` says where the figures of the device come
+    names of `mesh.Kernels` with the unit behind, and `launch_ns`, in which a host beside the device
+    launches one. `source` says where the figures of the device come
     from."""
 
     device: str

@@ -26,7 +26,7 @@ from autopar.plans.display import Shown
 from autopar.plans.order import OPTIMIZER, Item, Run
 from autopar.plans.wire import pack, unpack
 
-SCHEMA_VERSION = 9
+SCHEMA_VERSION = 10
 MAX_TENSOR_BYTES = 2**60
 MAX_ITEMS = 2_000_000
 """Ops and redistributions of a step."""
@@ -146,8 +146,9 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
 
-class CollectiveTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All collectives of one kind on one axis in a step: how many, local input bytes, time."""
+class CollectiveTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """All collectives of one kind on one axis in a step: how many, local input bytes, time, and
+    that in which the host launches them (with the op, if that sends them while it runs)."""
 
     kind: str
     axis: str
@@ -155,15 +156,16 @@ class CollectiveTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: Count
     num_bytes: Count
     time_ns: Count
+    host_ns: Count = 0
 
 
-class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """All nodes of one key: how many there are, compute time of all, module pattern, op. A
     parameter's has the optimizer's time.
 
     `inputs` has what most of them read, (key, sharding in which it is read), which for a parameter
     is its gradient, and `outputs` what they make, (type such as "bfloat16[64, 4096]", sharding in
-    which it is made).
+    which it is made). In `host_ns` the host launches all of them.
     """
 
     module: str
@@ -176,6 +178,7 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     optimizer_ns: Count
     inputs: tuple[tuple[str, str], ...] = ()
     outputs: tuple[tuple[str, str], ...] = ()
+    host_ns: Count = 0
 
 
 class StageTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -211,8 +214,9 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     the optimizer; `flops` is what all devices compute together.
 
     Communication is exposed where the device waits for it, and hidden where it computes meanwhile;
-    a step takes its compute, exposed communication, optimizer and bubble. `hidden` says what could
-    be hidden in each window of the step (`cost_model.windows`), `contention` how much the device
+    a step takes its compute, exposed communication, optimizer, bubble, and what the device waits
+    for its host (`exposed_host_ns`), which launches all in `host_ns`. `hidden` says what could be
+    hidden in each window of the step (`cost_model.windows`), `contention` how much the device
     and the links of each axis slow each other down, in thousandths (`mesh.Link`). `tokens` are
     those of a step (0 where the model's first input is no batch of tokens), `mfu_ppm` is the share
     of the devices' peak FLOP/s. `sends` has the collectives by the key of the tensor they
@@ -231,6 +235,8 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ops: dict[str, OpTotal]
     exposed_communication_ns: Count
     hidden_communication_ns: Count
+    host_ns: Count
+    exposed_host_ns: Count
     hidden: dict[str, Count]
     contention: dict[str, Count]
     bubble_ns: Count
@@ -246,14 +252,14 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def added_up_ns(self) -> int:
-        """A step in which nothing is hidden."""
+        """A step in which nothing that the device and its links do is hidden."""
         return self.compute_ns + self.communication_ns + self.optimizer_ns
 
     @property
     def modelled_ns(self) -> int:
         """A step in which each window takes as long as its busiest resource: what the solver makes
         least of."""
-        return self.added_up_ns - sum(self.hidden.values())
+        return self.added_up_ns + self.host_ns - sum(self.hidden.values())
 
 
 FRAGILE = 0.005

@@ -17,8 +17,8 @@ _Some = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 
 
 class PredictedStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a plan: the whole step, its forward and backward alone, what communication costs the
-    device in them, all communication, and the peak of memory."""
+    """Of a plan: the whole step, its forward and backward alone, what the device waits for its host
+    too, what communication costs the device in them, all communication, and the peak of memory."""
 
     step_ns: Count
     passes_ns: Count

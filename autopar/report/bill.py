@@ -73,6 +73,7 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
         "exposed communication": estimates.exposed_communication_ns,
         "hidden communication": estimates.hidden_communication_ns,
         "optimizer": estimates.optimizer_ns,
+        "waiting for the host": estimates.exposed_host_ns,
     }
     holders = {"peak": memory.total, **held_by(memory)}
     for k, (name, ns) in enumerate(times.items()):

@@ -36,7 +36,8 @@ class AxisShare:
 @dataclass(frozen=True, slots=True)
 class Bottlenecks:
     """What a step is bound by: `binds` has the words for it, `axes` the traffic, the most first.
-    Shares are of the step as it is played; communication is what is exposed of it.
+    Shares are of the step as it is played; communication is what is exposed of it, the host's what
+    the device waits for.
 
     As modelled, the plan takes `objective_ns`, the best one known of another structure,
     `rival`, takes `rival_ns`, and none of those beats `rival_bound_ns` (None where that was not
@@ -49,6 +50,7 @@ class Bottlenecks:
     compute_share: float
     communication_share: float
     optimizer_share: float
+    host_share: float
     axes: tuple[AxisShare, ...]
     binds: tuple[str, ...]
     objective_ns: int
@@ -67,7 +69,7 @@ def find_limits(plan: Plan, step: DrawnStep) -> Bottlenecks:
     axes = _axes(plan, step)
     compute = estimates.compute_ns / step_ns
     communication = estimates.exposed_communication_ns / step_ns
-    optimizer = estimates.optimizer_ns / step_ns
+    optimizer, host = estimates.optimizer_ns / step_ns, estimates.exposed_host_ns / step_ns
     is_short = peak >= SHORT * limit
     return Bottlenecks(
         memory_bytes=peak,
@@ -76,8 +78,12 @@ def find_limits(plan: Plan, step: DrawnStep) -> Bottlenecks:
         compute_share=compute,
         communication_share=communication,
         optimizer_share=optimizer,
+        host_share=host,
         axes=axes,
-        binds=(_memory(peak, limit, is_short), _time(compute, communication, optimizer, axes)),
+        binds=(
+            _memory(peak, limit, is_short),
+            _time(compute, communication, optimizer, host, axes),
+        ),
         objective_ns=provenance.objective_ns,
         rival_ns=None if margin is None else margin.step_ns,
         rival_bound_ns=None if margin is None else margin.bound_ns,
@@ -113,13 +119,19 @@ def _memory(peak: int, limit: int, is_short: bool) -> str:
 
 
 def _time(
-    compute: float, communication: float, optimizer: float, axes: tuple[AxisShare, ...]
+    compute: float,
+    communication: float,
+    optimizer: float,
+    host: float,
+    axes: tuple[AxisShare, ...],
 ) -> str:
     shares = {
         "compute": compute,
         "exposed communication": communication,
         "the optimizer": optimizer,
     }
+    if host:
+        shares["waiting for the host"] = host
     ordered = sorted(shares, key=lambda name: (-shares[name], name))
     words = ", ".join(f"{name} {format_percent(shares[name])}" for name in ordered)
     text = f"{ordered[0]} dominates the step: {words}"

@@ -23,13 +23,14 @@ from autopar.report.summary import summarize
 
 def outline(graph: Graph, plan: Plan) -> str:
     """The text of `plan`, which is for `graph`; it ends in a newline."""
-    estimates = plan.estimates
+    estimates, waits_ns = plan.estimates, plan.estimates.exposed_host_ns
     step = ", ".join(
         f"{name} {format_seconds(ns / 1e9)}"
         for name, ns in (
             ("compute", estimates.compute_ns),
             ("exposed communication", estimates.exposed_communication_ns),
             ("optimizer", estimates.optimizer_ns),
+            *([("waiting for the host", waits_ns)] if waits_ns else []),
         )
     )
     lines = [

@@ -80,6 +80,7 @@ class Summary(Printed):
     communication_ns: int
     exposed_communication_ns: int
     hidden_communication_ns: int
+    exposed_host_ns: int
     optimizer_ns: int
     flops: int
     tokens_per_s: int
@@ -142,6 +143,7 @@ def summarize(plan: Plan) -> Summary:
         compute_ns=estimates.compute_ns,
         communication_ns=estimates.communication_ns,
         exposed_communication_ns=estimates.exposed_communication_ns,
+        exposed_host_ns=estimates.exposed_host_ns,
         hidden_communication_ns=estimates.hidden_communication_ns,
         optimizer_ns=estimates.optimizer_ns,
         flops=estimates.flops,
@@ -294,6 +296,8 @@ def _step(summary: Summary) -> str:
         f"exposed communication {format_ns(summary.exposed_communication_ns)}",
         f"optimizer {format_ns(summary.optimizer_ns)}",
     ]
+    if summary.exposed_host_ns:
+        parts.append(f"waiting for the host {format_ns(summary.exposed_host_ns)}")
     hidden = summary.hidden_communication_ns
     if hidden:
         parts.append(f"hidden communication {format_ns(hidden)}")

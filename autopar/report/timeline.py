@@ -11,23 +11,24 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
 from autopar.ir.apportion import apportion
-from autopar.ir.critical_path import critical_path
+from autopar.ir.critical_path import Leg, critical_path
 from autopar.ir.hardware import AxisTime, Hardware, Record
 from autopar.plans.matching import general
 from autopar.plans.order import CUT, OPTIMIZER, START, WAIT, WITH, Item, Run
 from autopar.plans.plan import Estimates, Plan
 
-Kind = Literal["compute", "network", "optimizer"]
+Kind = Literal["compute", "host", "network", "optimizer"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Track:
-    """What is busy: the device with ops or with its optimizer, or the links of a mesh axis."""
+    """What is busy: the device with ops or with its optimizer, the links of a mesh axis, or the
+    host, for which the device waits."""
 
     kind: Kind
     axis: str = ""
@@ -39,13 +40,15 @@ class Track:
 
 COMPUTE = Track("compute")
 UPDATE = Track("optimizer")
+HOST = Track("host")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
     """An op, or one step of the way of a tensor, all its occurrences together. `what` is the op or
     the kind of the collective on `axis`, `count` how many of these there are, `module` a pattern. A
-    slice, and what an op sends while it runs, keep the device busy, not the links alone."""
+    slice, and what an op sends while it runs, keep the device busy, not the links alone. The host
+    launches them in `host_ns`."""
 
     key: str
     module: str
@@ -58,10 +61,16 @@ class Part:
     occurrences: int
     axis: str = ""
     is_sent: bool = False
+    host_ns: int = 0
 
     def ns(self, occurrence: int) -> int:
         """Time of one occurrence; all of them take `total_ns`."""
         return _share(self.total_ns, occurrence, self.occurrences)
+
+    @property
+    def by_host(self) -> Part:
+        """Its launch, as the device sees it."""
+        return replace(self, track=HOST, what="waiting for the host", is_sent=False)
 
 
 class Bar(NamedTuple):
@@ -110,7 +119,8 @@ class DrawnStep:
 
     @cached_property
     def tracks(self) -> tuple[Track, ...]:
-        """What is busy at some time: compute, the axes by name, the optimizer."""
+        """What is busy at some time: compute, the host where it is waited for, the axes by name,
+        the optimizer."""
         return tuple(sorted({bar.part.track for bar in self.bars}))
 
     def started(self, stretch: Stretch, repetition: int = 0) -> Sequence[Bar]:
@@ -192,6 +202,8 @@ class _Player:
         self.done_in: list[range] = []
         self.sent: list[range] = []
         """The places of the bars of each act of the device, and of each message."""
+        self.launched: list[Part] = []
+        """What the host launches, one after the other; of a message its first tensor."""
 
     def run(self) -> DrawnStep:
         turns, bar_of = [0], [0]
@@ -207,17 +219,20 @@ class _Player:
             end = first + run.times * len(run.items)
             stretches.append(Stretch(run, first, turns[first], turns[end]))
             first = end
-        path = tuple(
-            self.bars[k]
-            for leg in critical_path(record.acts, record.sendings)
-            for k in (self.sent if leg.is_sent else self.done_in)[leg.number]
-        )
+        path = tuple(bar for leg in critical_path(record) for bar in self._bars_of(leg))
         axes = {
             name: record.axes.get(k, AxisTime(0, 0))
             for name, k in self.axes.items()
             if name in self.mesh.names or k in record.axes
         }
         return DrawnStep(tuple(stretches), tuple(self.bars), bar_of, turns, path, axes)
+
+    def _bars_of(self, leg: Leg) -> Iterable[Bar]:
+        if leg.by == "host":
+            (start_ns, end_ns), part = leg.span, self.launched[leg.number]
+            return (Bar(part.by_host, start_ns, end_ns - start_ns, 0),)
+        places = self.sent if leg.by == "links" else self.done_in
+        return (self.bars[k] for k in places[leg.number])
 
     def _place_messages(self, record: Record) -> None:
         """How long each message takes is known when all is over: its tensors share that time."""
@@ -258,7 +273,9 @@ class _Player:
     def _do(self, place: int, text: str) -> None:
         item, hardware = self.items[text], self.hardware
         if item is None or item.word == CUT:
-            for part in self.parts[text]:
+            parts = self.parts[text]
+            self._launch(parts[0], sum(map(self._host_share, parts)))
+            for part in parts:
                 ns, num_bytes = self._share(part)
                 if part.is_sent:
                     span, exposed_ns = hardware.communicate(self._axis(part), ns), ns
@@ -285,6 +302,7 @@ class _Player:
             if item is None or item.word != WITH:
                 break
             parts += self.parts[self.texts[behind]]
+        self._launch(parts[0], sum(map(self._host_share, parts)))
         shares = [self._share(part) for part in parts]
         number = self.hardware.start(self._axis(parts[0]), sum(ns for ns, _ in shares))
         self.coming[f"{first.step} {first.key}"].append(number)
@@ -293,6 +311,20 @@ class _Player:
         sent = zip(parts, shares, strict=True)
         self.bars += [Bar(part, now_ns, ns, num_bytes) for part, (ns, num_bytes) in sent if ns]
         self.sent.append(range(place, len(self.bars)))
+
+    def _launch(self, part: Part, ns: int) -> None:
+        """The host launches a part, or what begins with it, and the device may wait for that."""
+        if not ns:
+            return
+        waits = self.hardware.launch(ns)
+        self.launched.append(part)
+        if waits is not None:
+            first, ns = len(self.bars), waits.end_ns - waits.start_ns
+            self.bars += [Bar(part.by_host, waits.start_ns, ns, 0)] * (ns > 0)
+            self.done_in.append(range(first, len(self.bars)))
+
+    def _host_share(self, part: Part) -> int:
+        return _share(part.host_ns, self.done[part], part.occurrences)
 
     def _axis(self, part: Part) -> int:
         """The number of the axis on which a part is sent."""
@@ -312,7 +344,10 @@ def _own(estimates: Estimates, text: str, occurrences: int) -> Iterator[Part]:
         return
     op = estimates.ops[text]
     module = general(op.module)
-    yield Part(text, module, COMPUTE, op.op, op.phase, op.compute_ns, 0, op.count, occurrences)
+    yield Part(
+        text, module, COMPUTE, op.op, op.phase, op.compute_ns, 0, op.count, occurrences,
+        host_ns=op.host_ns,
+    )  # fmt: skip
     for sent in estimates.sends.get(text, ()):
         figures = sent.time_ns, sent.num_bytes, sent.count, occurrences
         yield Part(text, module, COMPUTE, sent.kind, sent.phase, *figures, sent.axis, is_sent=True)
@@ -326,6 +361,7 @@ def _sent(estimates: Estimates, item: Item, occurrences: int) -> Iterator[Part]:
     yield Part(
         item.key, general(maker.module) if maker else "", track, sent.kind, sent.phase,
         sent.time_ns, sent.num_bytes, sent.count, occurrences, sent.axis, is_sent=True,
+        host_ns=sent.host_ns,
     )  # fmt: skip
 
 

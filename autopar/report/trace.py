@@ -2,9 +2,9 @@
 
 One process per stage, named by its ranks; a thread that says which block is at work, one with the
 critical path, one for what the device computes (ops, and the optimizer), one for the links of each
-mesh axis, and counters for what memory holds, by holder. Times are microseconds with three
-decimals, so nanoseconds are exact. The format is that of "Trace Event Format" (Google, 2016),
-phases X, C and M.
+mesh axis, one for where the device waits for its host, and counters for what memory holds, by
+holder. Times are microseconds with three decimals, so nanoseconds are exact. The format is that of
+"Trace Event Format" (Google, 2016), phases X, C and M.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ def events(plan: Plan, step: DrawnStep) -> Iterator[TraceEvent]:
 
 
 def _threads(step: DrawnStep) -> dict[Track, int]:
-    axes = [track for track in step.tracks if track.kind == "network"]
-    own = {track: COMPUTE for track in step.tracks if track.kind != "network"}
-    return own | {track: FIRST_AXIS + k for k, track in enumerate(axes)}
+    others = [track for kind in ("network", "host") for track in step.tracks if track.kind == kind]
+    own = {track: COMPUTE for track in step.tracks if track not in others}
+    return own | {track: FIRST_AXIS + k for k, track in enumerate(others)}
 
 
 def _names(plan: Plan, threads: dict[Track, int]) -> Iterator[TraceEvent]:

@@ -36,6 +36,7 @@ FIGURES = {
     "communication": (TIME, "communication"),
     "exposed": (TIME, "exposed communication"),
     "optimizer": (TIME, "optimizer"),
+    "host": (TIME, "waiting for the host"),
     "memory": (MEMORY, "peak"),
 }
 """What `--fail-over` can bound: section and name of the figure in the bill."""

@@ -16,7 +16,7 @@ from autopar.ir.mesh import Cluster
 from autopar.plans.plan import Estimates
 from benchmarks.published.decoder import Decoder
 from benchmarks.published.runs import Run, arrangement
-from benchmarks.published.trainers import device_of, handling_ns, wider_ns
+from benchmarks.published.trainers import device_of, handling_ns, host_ns, wider_ns
 
 NO_LIMIT_BYTES = 2**44
 """The runs ran: what does not fit by autopar's count is a finding, not the end."""
@@ -35,6 +35,7 @@ class Prediction:
     step_s: float
     compute_s: float
     exposed_communication_s: float
+    host_s: float
     optimizer_s: float
     peak_bytes: int | None
     memory_bytes: int
@@ -47,7 +48,8 @@ def predict(run: Run) -> Prediction:
     none where gradients are reduced once, of which nothing is hidden. What is recomputed takes as
     long as it took, and is sent again over the axis of tensor parallelism. The optimizer, whose
     time is that of its memory traffic, steps once, on float32. What the trainer did with gradients
-    before it sent them counts (`trainers`); adding them up does not.
+    before it sent them counts (`trainers`); adding them up does not. A trainer whose host is slower
+    than its device runs at the host's pace.
     """
     found, times, cluster = _estimates(_what_is_planned(run)), run.microbatches, cluster_of(run)
     again = _again(found) if run.recomputes else (0, 0)
@@ -55,7 +57,9 @@ def predict(run: Run) -> Prediction:
     once_ns = found.exposed_communication_ns + again[1] + wider_ns(run, found, cluster)
     exposed_ns = times * once_ns + _reduction_ns(run, found)
     optimizer_ns = STORED_PER_PLANNED * found.optimizer_ns
-    step_s = (compute_ns + exposed_ns + optimizer_ns) / 1e9
+    busy_ns = compute_ns + times * once_ns
+    waits_ns = max(times * found.exposed_host_ns, times * host_ns(run, found) - busy_ns)
+    step_s = (compute_ns + exposed_ns + waits_ns + optimizer_ns) / 1e9
     tokens = times * run.microbatch * run.dp * run.sequence
     held = found.memory
     stored_bytes = held.params + held.gradients + held.optimizer
@@ -65,6 +69,7 @@ def predict(run: Run) -> Prediction:
         step_s=step_s,
         compute_s=compute_ns / 1e9,
         exposed_communication_s=exposed_ns / 1e9,
+        host_s=waits_ns / 1e9,
         optimizer_s=optimizer_ns / 1e9,
         peak_bytes=None if run.recomputes else peak_bytes,
         memory_bytes=found.cluster.memory_bytes,

@@ -57,7 +57,7 @@ def report(judged: Sequence[Judged], runs: Sequence[Run], *, as_markdown: bool) 
         (
             "Tokens per second and device; where the predicted step goes; memory, GiB per device",
             ("run", "apart", "batch", "measured", "predicted", "ratio", "constant's", "compute",
-             "exposed", "optimizer", "memory", "of", "measured"),
+             "exposed", "host", "optimizer", "memory", "of", "measured"),
             run_rows(judged),
         ),
         (
@@ -99,7 +99,12 @@ def run_rows(judged: Sequence[Judged]) -> Rows:
     """A line per run; times are parts of the predicted step."""
     found: Rows = []
     for run, predicted, rival in judged:
-        parts = (predicted.compute_s, predicted.exposed_communication_s, predicted.optimizer_s)
+        parts = (
+            predicted.compute_s,
+            predicted.exposed_communication_s,
+            predicted.host_s,
+            predicted.optimizer_s,
+        )
         found.append([
             run.name,
             "yes" if run.kept_apart else "",

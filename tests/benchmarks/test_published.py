@@ -322,7 +322,7 @@ def test_who_picks_what_is_not_the_best_loses_the_difference() -> None:
 
 def _judged(count: int) -> list[Judged]:
     told = predict.Prediction(
-        tokens_s_gpu=0.0, step_s=2.0, compute_s=1.0, exposed_communication_s=0.5,
+        tokens_s_gpu=0.0, step_s=2.0, compute_s=1.0, exposed_communication_s=0.3, host_s=0.2,
         optimizer_s=0.5, peak_bytes=2**31, memory_bytes=2**32,
     )  # fmt: skip
     return [

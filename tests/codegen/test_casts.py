@@ -95,7 +95,10 @@ def planned(strategy: str, sizes: str, bucket_bytes: int) -> Plan:
     structure = make_structure(request, problem, solution)
     estimates = account(request, structure)
     hidden = sum(estimates.hidden.values())
-    assert evaluate(problem, solution.choice).objective == estimates.added_up_ns - hidden
+    assert (
+        evaluate(problem, solution.choice).objective
+        == estimates.added_up_ns + estimates.host_ns - hidden
+    )
     return as_plan(structure)
 
 

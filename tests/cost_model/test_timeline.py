@@ -65,12 +65,13 @@ def test_any_plan_is_told_as_it_is_billed(seed: int, mesh: str) -> None:
     assert ended == sum(n for text, n in done.items() if text.startswith("start "))
     exposed, hidden = found.exposed_communication_ns, found.hidden_communication_ns
     assert exposed + hidden == found.communication_ns and hidden >= 0
-    assert found.step_ns == found.compute_ns + exposed + found.optimizer_ns
-    totals: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0])
+    waited = exposed + found.exposed_host_ns
+    assert found.step_ns == found.compute_ns + waited + found.optimizer_ns
+    totals: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for sends in found.sends.values():
         for each in sends:
             total = totals[each.phase, each.axis, each.kind]
-            for k, value in enumerate((each.count, each.num_bytes, each.time_ns)):
+            for k, value in enumerate((each.count, each.num_bytes, each.time_ns, each.host_ns)):
                 total[k] += value
     assert found.collectives == tuple(
         CollectiveTotal(kind, axis, phase, *total)

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from autopar.cluster.mesh_shapes import parse_mesh
-from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
 from autopar.cost_model.price import price
 from autopar.driver.margin import search_with_margin
@@ -24,6 +23,7 @@ from autopar.plans.weight_layouts import ENOUGH, Roles, describe, find_roles, si
 from autopar.solver import solve
 from autopar.solver.evaluate import Evaluator
 from tests.graphs import linear_step
+from tests.planned import hostless
 from tests.report.plans import two_axis_plan
 
 ROOMY = 1 << 40
@@ -34,7 +34,7 @@ def quiet(_: str) -> None:
 
 
 def stated(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Problem:
-    described = parse_cluster(cluster)
+    described = hostless(cluster)
     laid = parse_mesh(mesh, described)
     options = Options(mesh=mesh, memory_limit_bytes=limit)
     return price(ask(graph, described, options).on(laid))
@@ -48,7 +48,7 @@ def moved(roles: Roles, one: Sequence[object], other: Sequence[object]) -> float
 
 def with_margin(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Plan:
     options = Options(mesh=mesh, memory_limit_bytes=limit)
-    return search_with_margin(ask(graph, parse_cluster(cluster), options), quiet)
+    return search_with_margin(ask(graph, hostless(cluster), options), quiet)
 
 
 def margin(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Margin:
@@ -111,7 +111,7 @@ def only(problem: Problem, roles: Roles, wanted: Sequence[tuple[str]]) -> Proble
 
 def test_the_plan_is_the_one_that_is_found_without_a_margin() -> None:
     graph, options = linear_step(512, 256, 1024, 2), Options()
-    cluster = parse_cluster("2x4xL4")
+    cluster = hostless("2x4xL4")
     alone = search(ask(graph, cluster, options), quiet)
     found = with_margin(graph, "2x4xL4", "auto", limit=cluster.device.memory_bytes)
     assert found.structure == alone.structure
@@ -141,7 +141,7 @@ def test_no_plan_of_any_mesh_is_another_and_better(batch: int) -> None:
 
 @pytest.mark.parametrize("batch", [64, 512])
 def test_where_memory_binds_the_rival_fits(batch: int) -> None:
-    graph, cluster = linear_step(batch, 256, 512), parse_cluster("2x2xH100")
+    graph, cluster = linear_step(batch, 256, 512), hostless("2x2xH100")
     limit = with_margin(graph, "2x2xH100", "2x2").estimates.memory.total * 9 // 10
     options = Options(mesh="2x2", memory_limit_bytes=limit)
     mesh = parse_mesh("2x2", cluster)

@@ -28,9 +28,9 @@ from autopar.solver import solve
 from autopar.solver.sensitivity import Sensitivity
 from autopar.tracer import trace
 from tests.graphs import linear_step
-from tests.planned import pinned
+from tests.planned import hostless, pinned
 
-CLUSTER = parse_cluster("2x4xH100")
+CLUSTER = hostless("2x4xH100")
 MESH = "2x4"
 TIGHT = 15 << 20
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from autopar.ir.apportion import apportion
 from autopar.ir.critical_path import Leg, critical_path
-from autopar.ir.hardware import Hardware, Record
+from autopar.ir.hardware import Hardware, Record, Span
 
 
 @dataclass(frozen=True)
 class Do:
-    """One thing to do: `what` is "work", "communicate" or "start", with its time, or "wait" for
-    message `number` of those started."""
+    """One thing to do: `what` is "work", "communicate", "start" or "launch", with its time, or
+    "wait" for message `number` of those started."""
 
     what: str
     ns: int = 0
@@ -30,24 +30,35 @@ class Do:
 class Done:
     record: Record
     exposed_ns: int
+    exposed_host_ns: int
     end_ns: int
     messages: list[int] = field(default_factory=list[int])
     """The places of the messages in what was to be done."""
     acts: list[int] = field(default_factory=list[int])
+    launches: list[int] = field(default_factory=list[int])
 
     def path(self) -> tuple[Leg, ...]:
-        return critical_path(self.record.acts, self.record.sendings)
+        return critical_path(self.record)
+
+    def place(self, leg: Leg) -> int:
+        """Of a leg in what was to be done."""
+        places = {"device": self.acts, "links": self.messages, "host": self.launches}
+        return places[leg.by][leg.number]
 
 
 def do(things: Sequence[Do], contention: Sequence[int] = ()) -> Done:
     hardware = Hardware(contention)
-    messages, acts = list[int](), list[int]()
+    messages, acts, launches = list[int](), list[int](), list[int]()
     for place, thing in enumerate(things):
         match thing.what:
             case "start":
                 assert hardware.start(thing.axis, thing.ns) == len(messages)
                 messages.append(place)
                 continue
+            case "launch":
+                launches.append(place)
+                if hardware.launch(thing.ns) is None:
+                    continue
             case "wait" if not messages:
                 continue
             case "wait":
@@ -57,13 +68,13 @@ def do(things: Sequence[Do], contention: Sequence[int] = ()) -> Done:
             case _:
                 hardware.communicate(thing.axis, thing.ns)
         acts.append(place)
-    end_ns, exposed_ns = hardware.now_ns, hardware.exposed_ns
-    return Done(hardware.finish(), exposed_ns, end_ns, messages, acts)
+    figures = hardware.exposed_ns, hardware.exposed_host_ns, hardware.now_ns
+    return Done(hardware.finish(), *figures, messages, acts, launches)
 
 
 _things = st.builds(
     Do,
-    st.sampled_from(["work", "communicate", "start", "start", "wait"]),
+    st.sampled_from(["work", "communicate", "start", "start", "wait", "launch"]),
     st.integers(0, 50),
     st.integers(0, 2),
     st.integers(0, 5),
@@ -83,7 +94,8 @@ def test_hidden_and_exposed_is_all_there_is(things: list[Do], contention: list[i
     assert {axis: each.exposed_ns + each.hidden_ns for axis, each in axes.items()} == asked
     assert all(each.exposed_ns >= 0 and each.hidden_ns >= 0 for each in axes.values())
     assert sum(each.exposed_ns for each in axes.values()) == done.exposed_ns
-    assert done.end_ns == worked_ns + done.exposed_ns
+    assert done.end_ns == worked_ns + done.exposed_ns + done.exposed_host_ns
+    assert done.exposed_ns >= 0
     assert all(0 <= each.exposed_ns <= each.alone_ns for each in done.record.sendings)
 
 
@@ -100,7 +112,7 @@ def test_the_critical_path_is_as_long_as_the_step(things: list[Do], contention: 
 def test_only_what_is_on_the_critical_path_counts(things: list[Do]) -> None:
     """All else may take no time at all, and the step takes as long."""
     done = do(things)
-    kept = {(done.messages if leg.is_sent else done.acts)[leg.number] for leg in done.path()}
+    kept = {done.place(leg) for leg in done.path()}
     rest = [thing if k in kept else replace(thing, ns=0) for k, thing in enumerate(things)]
     assert do(rest).end_ns == done.end_ns
 
@@ -122,7 +134,7 @@ def test_a_wait_is_for_what_is_in_the_way() -> None:
     done = do([start(14), start(6), start(30, axis=1), work(10), wait(1)])
     assert [each.exposed_ns for each in done.record.sendings] == [4, 6, 0]
     assert done.record.axes == {0: (20, 10), 1: (30, 0)}
-    assert done.path() == (Leg((0, 14), True, 0), Leg((14, 20), True, 1))
+    assert done.path() == (Leg(Span(0, 14), "links", 0), Leg(Span(14, 20), "links", 1))
 
 
 def test_a_slow_down_is_shared_by_contention() -> None:
@@ -140,13 +152,52 @@ def test_what_the_device_communicates_is_exposed_of_its_axis() -> None:
 def test_the_path_goes_back_to_who_started_the_message() -> None:
     """The device is in no one's way while the message it needs is on its way."""
     done = do([work(3), start(20), work(5), wait(0), work(2)])
-    legs = [(*leg.span, "message" if leg.is_sent else "device") for leg in done.path()]
-    assert legs == [(0, 3, "device"), (3, 23, "message"), (23, 25, "device")]
+    legs = [(*leg.span, leg.by) for leg in done.path()]
+    assert legs == [(0, 3, "device"), (3, 23, "links"), (23, 25, "device")]
 
 
 def test_a_message_that_came_in_time_is_on_no_path() -> None:
     done = do([start(5), work(6), wait(0), work(2)])
-    assert [leg.is_sent for leg in done.path()] == [False, False]
+    assert [leg.by for leg in done.path()] == ["device", "device"]
+
+
+def launch(ns: int) -> Do:
+    return Do("launch", ns)
+
+
+def test_the_device_waits_for_a_host_that_is_behind() -> None:
+    """The second op is launched at 8, when the first is over since 2; the third at 16, in time."""
+    done = do([launch(8), work(2), launch(8), work(20), launch(8), work(1)])
+    assert (done.end_ns, done.exposed_host_ns, done.exposed_ns) == (29, 6, 0)
+    assert [(*leg.span, leg.by, leg.number) for leg in done.path()] == [
+        (0, 8, "host", 1), (8, 28, "device", 2), (28, 29, "device", 3),
+    ]  # fmt: skip
+
+
+def test_a_message_starts_when_the_host_has_launched_it() -> None:
+    """While the device waits for the host, the links go on: of the first message nothing is left
+    when it is asked for."""
+    done = do([launch(9), start(5), launch(9), start(4), wait(0), wait(1)])
+    assert [each.span for each in done.record.sendings] == [(0, 5), (9, 13)]
+    assert (done.end_ns, done.exposed_host_ns, done.exposed_ns) == (13, 9, 4)
+
+
+@given(STEPS)
+def test_a_host_that_keeps_up_changes_nothing(things: list[Do]) -> None:
+    """It launches each thing while the device is at the one before, which takes longer."""
+    longer = [replace(thing, what="work", ns=thing.ns + 1) for thing in things]
+    launched = [each for thing in longer for each in (launch(1), thing)]
+    assert do(launched).end_ns == do(longer).end_ns
+
+
+@given(STEPS, st.lists(st.integers(0, 300), max_size=3), st.integers(1, 3))
+def test_a_slower_host_makes_no_step_shorter(
+    things: list[Do], contention: list[int], times: int
+) -> None:
+    slower = [
+        replace(thing, ns=times * thing.ns) if thing.what == "launch" else thing for thing in things
+    ]
+    assert do(slower, contention).end_ns >= do(things, contention).end_ns
 
 
 @given(st.integers(0, 10**12), st.lists(st.integers(0, 10**9), min_size=1, max_size=8))

@@ -36,9 +36,11 @@ def moved(number: int, axis: int = 0) -> Transfer:
 
 class Figures:
     """An op takes 10, a message 4 for each tensor in it, a slice 2, the optimizer 5. A tensor holds
-    100, a piece of one 10, one on the host nothing."""
+    100, a piece of one 10, one on the host nothing. The host takes `launch_ns` for what it
+    launches."""
 
     contention: Sequence[int] = ()
+    launch_ns = 0
 
     def compute_ns(self, node: int) -> int:
         return 10
@@ -54,6 +56,9 @@ class Figures:
 
     def update_ns(self, params: Sequence[int]) -> int:
         return 5
+
+    def host_ns(self, event: Event) -> int:
+        return self.launch_ns * isinstance(event, Compute | Start)
 
     def held(self, value: Value) -> tuple[str, int]:
         size = 0 if value.on_host else 100 if value.state == WHOLE else 10
@@ -116,6 +121,28 @@ def test_compute_and_a_message_slow_each_other_down() -> None:
         found = play((Start(message), Compute(5, (), ()), Wait(message)), (), figures)
         assert [tuple(span) for span in found.spans] == spans
         assert (found.exposed_ns, found.end_ns) == (exposed, 10 + exposed)
+
+
+def test_a_step_of_short_ops_is_as_long_as_the_host_takes() -> None:
+    """Launched at 0, 25, 50 and 75: the message starts at 25, and is waited for no longer."""
+    figures, message = Figures(), Message((moved(1),))
+    figures.launch_ns = 25
+    events = (
+        Compute(1, (), ()),
+        Start(message),
+        Compute(2, (), ()),
+        Wait(message),
+        Compute(3, (), ()),
+    )
+    found = play(events, (), figures)
+    assert [tuple(span) for span in found.spans] == [
+        (0, 10),
+        (25, 29),
+        (50, 60),
+        (60, 60),
+        (75, 85),
+    ]
+    assert (found.exposed_host_ns, found.exposed_ns, found.end_ns) == (55, 0, 85)
 
 
 def test_a_message_that_nothing_waits_for_ends_after_the_device() -> None:

@@ -34,6 +34,8 @@ MIB = 2**20
 NO_STEP = {
     "exposed_communication_ns": 0,
     "hidden_communication_ns": 0,
+    "host_ns": 0,
+    "exposed_host_ns": 0,
     "hidden": {},
     "contention": {},
     "bubble_ns": 0,

@@ -207,7 +207,7 @@ def ask(driver: Chrome, sql: str, *columns: str) -> list[list[Any]]:
 def test_perfetto_reads_the_trace_to_the_nanosecond(example: Chrome) -> None:
     plan = Plan.load(EXAMPLE)
     step, estimates = timeline(plan), plan.estimates
-    busy = dict.fromkeys(("compute", "network dp", "network tp"), 0)
+    busy = dict.fromkeys(("compute", "network dp", "network tp", "host"), 0)
     for bar in step.bars:
         track = bar.part.track.name
         busy["compute" if track == "optimizer" else track] += bar.duration_ns

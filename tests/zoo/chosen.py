@@ -27,10 +27,17 @@ STARTLESS = Kernels(start_s=0.0, product_start_s=0.0, wave=0.0, depth=0.0)
 
 
 def slow(sizes: Sequence[int]) -> tuple[Cluster, Mesh]:
-    """Devices without the starts that make a tiny model cheapest where it is replicated."""
+    """Devices without the starts and launches that make a tiny model cheapest where it is
+    replicated."""
     found = parse_cluster(f"{prod(sizes)}xH100")
     rates = (("float32", 1e9), ("float64", 1e9))
-    device = replace(found.device, flops_per_s=rates, memory_bytes_per_s=1e10, kernels=STARTLESS)
+    device = replace(
+        found.device,
+        flops_per_s=rates,
+        memory_bytes_per_s=1e10,
+        launch_s=0.0,
+        kernels=STARTLESS,
+    )
     link = Link("fast", 1e10, 1e-9, 0.0, "made up")
     cluster = replace(found, device=device, levels=(Level(prod(sizes), link),))
     return cluster, parse_mesh("x".join(map(str, sizes)), cluster)

@@ -83,6 +83,7 @@ def _shares(plan: Plan) -> Iterator[Share]:
         ("compute", estimates.compute_ns, "compute"),
         ("exposed communication", estimates.exposed_communication_ns, "network"),
         ("optimizer", estimates.optimizer_ns, "optimizer"),
+        ("waiting for the host", estimates.exposed_host_ns, "other"),
     )
     whole, done = sum(ns for _, ns, _ in parts), 0
     for title, ns, class_ in parts:
