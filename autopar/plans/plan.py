@@ -141,9 +141,8 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def total(self) -> int:
-        return (
-            self.params + self.gradients + self.optimizer + self.kept + self.saved + self.transient
-        )
+        at_rest = self.params + self.gradients + self.optimizer
+        return at_rest + self.kept + self.saved + self.transient
 
 
 class CollectiveTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -165,8 +164,7 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
     `inputs` has what most of them read, (key, sharding in which it is read), which for a parameter
     is its gradient, and `outputs` what they make, (type such as "bfloat16[64, 4096]", sharding in
-    which it is made). In `host_ns` the host launches all of them.
-    """
+    which it is made). In `host_ns` the host launches all of them."""
 
     module: str
     op: str
@@ -216,13 +214,12 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Communication is exposed where the device waits for it, and hidden where it computes meanwhile;
     a step takes its compute, exposed communication, optimizer, bubble, and what the device waits
     for its host (`exposed_host_ns`), which launches all in `host_ns`. `hidden` says what could be
-    hidden in each window of the step (`cost_model.windows`), `contention` how much the device
-    and the links of each axis slow each other down, in thousandths (`mesh.Link`). `tokens` are
-    those of a step (0 where the model's first input is no batch of tokens), `mfu_ppm` is the share
-    of the devices' peak FLOP/s. `sends` has the collectives by the key of the tensor they
-    redistribute, or of the op that sends; `collectives` adds them up. `memory_curve` says what is
-    held over time, `peak_holders` the largest of what is held at the peak.
-    """
+    hidden in each window (`cost_model.windows`), `contention` how much device and links of each
+    axis slow each other down, in thousandths. `tokens` are those of a step (0 where the first input
+    is no batch of tokens), `mfu_ppm` is the share of the devices' peak FLOP/s. `sends` has the
+    collectives by the key of the tensor they redistribute, or of the op that sends; `collectives`
+    adds them up. `memory_curve` says what is held over time, `peak_holders` the largest of what is
+    held at the peak."""
 
     step_ns: Count
     compute_ns: Count

@@ -339,7 +339,8 @@ def test_tables() -> None:
     judged = _judged(4)
     apart = "yes" if MPT.kept_apart else ""
     assert run_rows(judged)[1] == [
-        "run 2", apart, "14x1", "200", "250", "1.25", "0.50", "50%", "25%", "25%", "2.0", "4.0", "",
+        "run 2", apart, "14x1", "200", "250", "1.25", "0.50", "50%", "15%", "10%", "25%", "2.0",
+        "4.0", "",
     ]  # fmt: skip
     empty, full = ["0", "", "", "", ""], ["4", "20.8%", "42.5%", "58.3%", "72.5%"]
     halves = [*empty, *full] if MPT.kept_apart else [*full, *empty]
