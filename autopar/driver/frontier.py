@@ -17,6 +17,7 @@ import msgspec
 from autopar.compile import Say, best_on
 from autopar.cost_model.price import price
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
+from autopar.driver.leanest import leanest
 from autopar.driver.search import planned, survey
 from autopar.errors import InfeasibleError
 from autopar.ir.problem import Problem
@@ -131,8 +132,7 @@ class _OnMesh:
     def find_leanest(self, say: Say) -> None:
         """Finds the best of the plans that hold least when forward ends."""
         say(f"{self.name}: solving")
-        least = sum(int(usages.min()) for usages in self._stated().usages)
-        self.found.append(self._solved(BOUNDLESS_BYTES, least, say))
+        self.found.append(leanest(self.request, say, self._stated()))
 
     def find_within(self, limit: int, cutoff: int | None, say: Say) -> None:
         """Finds the best plan within `limit`, which is below those tried before, if there is one

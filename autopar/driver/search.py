@@ -14,6 +14,7 @@ from autopar.cost_model.account import account
 from autopar.cost_model.bucket_sizes import with_buckets
 from autopar.cost_model.price import limited_classes
 from autopar.driver.infeasible_subset import explain_infeasible, suited
+from autopar.driver.shortage import explain_shortage
 from autopar.errors import ClusterError, InfeasibleError
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.problem import Solution
@@ -88,7 +89,9 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
             best, best_place = found, place
     if best is None:
         if not asked.options.asked:
-            raise failures[min(failures)]
+            first = min(failures)
+            why = failures[first]
+            raise InfeasibleError(explain_shortage(asked, requests[first], why, say)) from why
         say("looking for the limits that conflict")
         raise explain_infeasible(requests[0], partial(_failure, say))
     known = tuple(tried[place] for place in sorted(tried))

@@ -232,7 +232,7 @@ def test_a_plan_for_other_devices_is_refused(net: Net) -> None:
 
 
 def test_limits_that_cannot_be_met(net: Net) -> None:
-    with pytest.raises(InfeasibleError, match=r"is missing\. Most is held by param:") as caught:
+    with pytest.raises(InfeasibleError, match=r"is missing\. It holds parameters") as caught:
         autopar.plan(net, points(4)[0], cluster="2xcpu", memory_limit="256B")
     assert "batch cannot" not in str(caught.value)
     with pytest.raises(InfeasibleError, match=r"dim 0 of input 0 is 3, which 2 does not divide"):

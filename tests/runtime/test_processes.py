@@ -95,7 +95,7 @@ def test_a_rank_that_fails_stops_the_others_with_its_words(ranks: list[Any]) -> 
 def test_a_plan_that_does_not_exist_is_an_error_everywhere(ranks: list[Any]) -> None:
     for rank in ranks:
         assert rank["mistakes"]["memory"].startswith("InfeasibleError: ")
-        assert "is missing. Most is held by" in rank["mistakes"]["memory"]
+        assert "is missing. It holds parameters" in rank["mistakes"]["memory"]
 
 
 def test_the_right_call_works_after_wrong_ones(ranks: list[Any]) -> None:

@@ -1,0 +1,161 @@
+"""What to do where no plan is within the memory limit: what is missing, what holds it, and what
+would do.
+
+All is found by trying. The leanest plan on the mesh, on more devices, and of a smaller batch is one
+small problem each, in which every choice is one of those that hold least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil, log2, prod
+
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.compile import Say
+from autopar.cost_model.bucket_sizes import with_buckets
+from autopar.driver.leanest import leanest
+from autopar.errors import AutoparError, InfeasibleError
+from autopar.ir.contractions import batch_atoms
+from autopar.ir.graph import Graph, Role, TensorType
+from autopar.ir.units import format_bytes
+from autopar.plans.fitting import Candidate
+from autopar.plans.plan import Estimates
+from autopar.plans.request import Asked, PlanRequest
+from autopar.report.costs import HOLDER_TITLES
+from autopar.report.names import tensor_name
+
+_TRIES = 2
+"""How many numbers of devices, and batches, are tried: what need be held is known to a factor."""
+_MAX_DEVICES = 1 << 20
+_NAMED = 3
+
+
+def explain_shortage(asked: Asked, request: PlanRequest, why: InfeasibleError, say: Say) -> str:
+    """Why there is no plan for `request`, a mesh of what is `asked`: what the leanest plan found
+    lacks, and what would do. The text of `why` if it is not memory that is missing."""
+    say("looking for what would do")
+    found = _leanest(request, say)
+    limit = request.memory_limit_bytes
+    if found is None or _peak(found) <= limit:
+        return str(why)
+    remedies = (
+        f"--memory-limit {_at_least(_peak(found))}",
+        *_more_devices(asked, request, _peak(found), say),
+        *_smaller_batch(request, found.estimates, say),
+    )
+    return (
+        f"mesh {request.mesh or 'of one device'}: the leanest plan found peaks at "
+        f"{format_bytes(_peak(found))} per device where the memory limit is {format_bytes(limit)}: "
+        f"{format_bytes(_peak(found) - limit)} is missing. It holds {_holders(found.estimates)}. "
+        f"What would do: {'; '.join(remedies)}"
+    )
+
+
+def _leanest(request: PlanRequest, say: Say) -> Candidate | None:
+    """None where there is no plan on the mesh at all, or none is found in time."""
+    try:
+        return leanest(request, say)
+    except AutoparError:
+        return None
+
+
+def _peak(found: Candidate) -> int:
+    return found.estimates.memory.total
+
+
+def _holders(estimates: Estimates) -> str:
+    """What holds the peak, and the largest of each activations and temporaries."""
+    parts: list[str] = []
+    for holder, title in HOLDER_TITLES.items():
+        size = getattr(estimates.memory, holder)
+        largest = [h for h in estimates.peak_holders if h.holder == holder][:_NAMED]
+        each = (f"{tensor_name(estimates, h.key)} {format_bytes(h.num_bytes)}" for h in largest)
+        named = f" ({', '.join(each)})" if largest else ""
+        parts += [f"{title} {format_bytes(size)}{named}"] if size else []
+    return ", ".join(parts)
+
+
+def _more_devices(asked: Asked, request: PlanRequest, peak: int, say: Say) -> Iterator[str]:
+    """The fewest devices, if any are found, that hold the leanest plan: the slowest axis of the
+    mesh is made longer by a power of two."""
+    limit = request.memory_limit_bytes
+    times = 1 << max(1, ceil(log2(peak / limit)))
+    for factor in (times << k for k in range(_TRIES)):
+        devices = request.cluster.num_devices * factor
+        if devices > _MAX_DEVICES:
+            return
+        found = _leanest(_on_more(asked, request, factor), say)
+        if found is not None and _peak(found) <= limit:
+            yield f"{devices} of these devices (mesh {found.mesh}: {format_bytes(_peak(found))})"
+            return
+
+
+def _on_more(asked: Asked, request: PlanRequest, factor: int) -> PlanRequest:
+    outer, *inner = request.cluster.levels
+    levels = (replace(outer, size=outer.size * factor), *inner)
+    cluster = replace(request.cluster, levels=levels)
+    axes = dict(zip(request.mesh.names, request.mesh.sizes, strict=True))
+    slowest = next(iter(axes), None)
+    text = str(cluster.num_devices)
+    if slowest is not None:
+        axes[slowest] *= factor
+        text = ",".join(f"{name}={size}" for name, size in axes.items())
+    mesh = with_buckets(parse_mesh(text, cluster), cluster.device)
+    return replace(asked, cluster=cluster).on(mesh)
+
+
+def _smaller_batch(request: PlanRequest, estimates: Estimates, say: Say) -> Iterator[str]:
+    """The largest batch, if any is found, whose leanest plan is within the limit: a part of this
+    one."""
+    memory, limit = estimates.memory, request.memory_limit_bytes
+    shrinks = memory.saved + memory.transient
+    room = limit - (memory.total - shrinks)
+    if room <= 0:
+        return
+    times = 1 << max(1, ceil(log2(shrinks / room)))
+    for factor in (times << k for k in range(_TRIES)):
+        graph = with_smaller_batch(request.graph, factor)
+        if graph is None:
+            return
+        found = _leanest(replace(request, graph=graph), say)
+        if found is not None and _peak(found) <= limit:
+            before, after = (_batch(each) for each in (request.graph, graph))
+            yield f"a batch of {after} instead of {before} ({format_bytes(_peak(found))})"
+            return
+
+
+def with_smaller_batch(graph: Graph, factor: int) -> Graph | None:
+    """The graph of a batch that is smaller by `factor`; None if the batch is not known, or would be
+    a single sample or a part of one. Arguments of ops still speak of the batch as it was."""
+    batch = batch_atoms(graph)
+    if not batch or any(graph.atoms[k].size % factor for k in batch):
+        return None
+    if any(graph.atoms[k].size == factor for k in batch):
+        return None
+    atoms = tuple(
+        replace(atom, size=atom.size // factor) if k in batch else atom
+        for k, atom in enumerate(graph.atoms)
+    )
+
+    def smaller(tensor: TensorType) -> TensorType:
+        shape = tuple(prod(atoms[k].size for k in parts) for parts in tensor.parts)
+        return replace(tensor, shape=shape)
+
+    nodes = tuple(replace(node, outputs=tuple(map(smaller, node.outputs))) for node in graph.nodes)
+    return replace(graph, nodes=nodes, atoms=atoms)
+
+
+def _batch(graph: Graph) -> int:
+    batch = batch_atoms(graph)
+    types = (node.outputs[0] for node in graph.with_role(Role.INPUT))
+    return next(t.shape[0] for t in types if t.parts and batch & {*t.parts[0]})
+
+
+def _at_least(num_bytes: int) -> str:
+    """A size that is not below `num_bytes`, as it is written."""
+    for unit in ("B", "KiB", "MiB"):
+        if num_bytes < 10**5:
+            return f"{num_bytes}{unit}"
+        num_bytes = -(-num_bytes // 1024)
+    return f"{num_bytes}GiB"

@@ -1,0 +1,115 @@
+"""Where nothing fits, the error says what is missing, what holds it, and what really would do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from autopar.cluster.parsing import parse_cluster
+from autopar.driver.leanest import leanest
+from autopar.driver.search import search
+from autopar.driver.shortage import with_smaller_batch
+from autopar.errors import InfeasibleError
+from autopar.ir.graph import Graph
+from autopar.ir.units import format_bytes, parse_bytes
+from autopar.plans.fitting import Candidate
+from autopar.plans.options import Options
+from autopar.plans.request import Asked, PlanRequest, ask
+from autopar.solver.search import silent
+from autopar.tracer import trace
+from tests.driver.test_again import Blocks, request
+from tests.report.plans import MIB
+
+BATCH = 4096
+
+
+@cache
+def graph(batch: int = BATCH) -> Graph:
+    return trace(Blocks(), (torch.randn(batch, 64),), {}).graph
+
+
+def asked(limit: int | str, devices: int = 2, batch: int = BATCH) -> Asked:
+    limit_bytes = parse_bytes(limit) if isinstance(limit, str) else limit
+    options = Options(mesh=str(devices), memory_limit_bytes=limit_bytes, backend="eager")
+    return ask(graph(batch), parse_cluster(f"{devices}xH100"), options)
+
+
+def lean(of: Graph) -> Candidate:
+    wanted: PlanRequest = request()
+    return leanest(replace(wanted, graph=of), silent)
+
+
+@cache
+def told() -> str:
+    with pytest.raises(InfeasibleError) as caught:
+        search(asked(5 * MIB), silent)
+    return str(caught.value)
+
+
+def test_what_is_missing_and_what_holds_it() -> None:
+    memory = lean(graph()).estimates.memory
+    text = told()
+    assert f"peaks at {format_bytes(memory.total)} per device" in text
+    assert f"{format_bytes(memory.total - 5 * MIB)} is missing" in text
+    for holder, size in (
+        ("parameters", memory.params),
+        ("optimizer states", memory.optimizer),
+        ("activations saved for backward", memory.saved),
+        ("all else that is live", memory.transient),
+    ):
+        assert f"{holder} {format_bytes(size)}" in text
+    assert re.search(r"for backward [\d.]+ MiB \(.*layers\.\*: add 1 MiB", text)
+
+
+def remedies() -> tuple[str, int, int]:
+    """The limit, the number of devices and the batch that would do."""
+    found = re.search(
+        r"would do: --memory-limit (\w+); (\d+) of these devices .*; a batch of (\d+) instead of "
+        rf"{BATCH} ",
+        told(),
+    )
+    assert found is not None
+    return found[1], int(found[2]), int(found[3])
+
+
+def test_each_of_what_would_do_does() -> None:
+    limit, devices, batch = remedies()
+    for each in (
+        asked(limit),
+        asked(5 * MIB, devices=devices),
+        asked(5 * MIB, batch=batch),
+    ):
+        found = search(each, silent).estimates
+        assert found.memory.total <= found.memory_limit
+
+
+def test_half_the_devices_and_twice_the_batch_would_not() -> None:
+    _, devices, batch = remedies()
+    for each in (asked(5 * MIB, devices=devices // 2), asked(5 * MIB, batch=2 * batch)):
+        with pytest.raises(InfeasibleError, match="is missing"):
+            search(each, silent)
+
+
+def test_a_smaller_batch_is_as_if_it_were_traced() -> None:
+    smaller = with_smaller_batch(graph(), 4)
+    assert smaller is not None
+    smaller.check()
+    assert lean(smaller).estimates.memory == lean(graph(BATCH // 4)).estimates.memory
+    assert with_smaller_batch(graph(), BATCH) is with_smaller_batch(graph(), 3) is None
+
+
+def test_no_batch_does_where_states_are_too_large() -> None:
+    with pytest.raises(InfeasibleError, match=r"would do: --memory-limit \w+") as caught:
+        search(asked("700KiB"), silent)
+    assert "a batch" not in str(caught.value)
+
+
+def test_on_one_device() -> None:
+    with pytest.raises(
+        InfeasibleError, match=r"^mesh of one device: .*; 8 of these devices \(mesh"
+    ):
+        search(asked(5 * MIB, devices=1), silent)
