@@ -20,8 +20,14 @@ Shares = tuple[FloatArray, ...]
 
 
 def first_shares(problem: Problem) -> Shares:
-    """As if the first resource of each window, the device, were the busiest in all plans."""
-    return tuple(np.eye(len(window.savings))[0] for window in problem.windows)
+    """As if the resource of each window that is the busiest with what nodes cost where each takes
+    its cheapest choice were so in all plans: the device, or the host that launches its kernels."""
+    cheapest = [int(costs.argmin()) for costs in problem.costs]
+    found: list[FloatArray] = []
+    for window in problem.windows:
+        sums = [sum(int(x[cheapest[i]]) for i, x in s.nodes.items()) for s in window.savings]
+        found.append(np.eye(len(sums))[sums.index(min(sums))])
+    return tuple(found)
 
 
 def normalised(shares: Sequence[FloatArray]) -> Shares:
