@@ -9,7 +9,7 @@ import torch
 import torch.distributed  # defines the ops of _c10d_functional
 from torch import Tensor, fx
 
-from autopar.codegen import bind
+from autopar.codegen import bind, generate
 from autopar.ir.graph import Graph, Ref, Role
 from autopar.ir.redistribute import local_shape
 from autopar.plans.layout import parse_layout
@@ -17,6 +17,7 @@ from autopar.plans.plan import Plan
 from autopar.runtime.ops.host_copies import ARRIVED, OFFLOAD
 from autopar.runtime.program.backend import reduce_in_place
 from autopar.runtime.program.program import Program
+from autopar.tracer import Traced
 
 c10d = torch.ops._c10d_functional
 META = torch.device("meta")
@@ -121,6 +122,20 @@ def measured(program: Program, graph: Graph, plan: Plan) -> tuple[int, int]:
     }
     backward.run(*inputs)
     return forward.peak, backward.peak
+
+
+def peak_bytes(traced: Traced, plan: Plan) -> int:
+    """What rank 0 holds at the fullest moment of a step: what is there all the time, as a loop that
+    accumulates has it, and what the graphs hold beside that while they run."""
+    graph, memory = traced.graph, plan.estimates.memory
+    layout = parse_layout(graph, plan.structure)
+    given = sum(
+        layout.held_bytes(Ref(node.index), layout.made(Ref(node.index)))
+        for node in graph.with_role(Role.INPUT, Role.BUFFER)
+    )
+    program = generate(traced.gm, graph, plan)
+    steady = memory.params + memory.gradients + memory.optimizer
+    return steady + given + max(measured(program, graph, plan))
 
 
 def _given(graph: Graph, layout: Any) -> dict[str, Tensor]:

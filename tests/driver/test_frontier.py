@@ -9,21 +9,17 @@ from functools import cache
 import pytest
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.codegen import generate
 from autopar.driver.frontier import find_frontier
 from autopar.errors import AutoparError
-from autopar.ir.graph import Ref, Role
 from autopar.plans.frontier import Frontier, read_limits
-from autopar.plans.layout import parse_layout
 from autopar.plans.options import Options
-from autopar.plans.plan import Plan
 from autopar.plans.request import Asked, ask
 from autopar.report.html.frontier import frontier_html
 from autopar.solver.search import silent
 from autopar.tracer import Traced
 from tests.codegen.models import case
 from tests.driver.test_again import traced
-from tests.live_bytes import measured
+from tests.live_bytes import peak_bytes
 
 MIB = 1 << 20
 
@@ -44,20 +40,6 @@ def found(name: str, mesh: str, devices: str) -> Frontier:
 
 def small() -> Frontier:
     return found("", "2", "2")
-
-
-def run_bytes(name: str, plan: Plan) -> int:
-    """What a rank holds at the fullest moment of a step, storage by storage: what is there all the
-    time, and what the graphs hold beside it while they run."""
-    graph, memory = step(name).graph, plan.estimates.memory
-    layout = parse_layout(graph, plan.structure)
-    given = sum(
-        layout.held_bytes(Ref(node.index), layout.made(Ref(node.index)))
-        for node in graph.with_role(Role.INPUT, Role.BUFFER)
-    )
-    program = generate(step(name).gm, graph, plan)
-    steady = memory.params + memory.gradients + memory.optimizer
-    return steady + given + max(measured(program, graph, plan))
 
 
 CASES = [
@@ -101,7 +83,7 @@ def check(name: str, frontier: Frontier) -> None:
     assert steps == sorted(steps)
     for plan in plans:
         memory = plan.estimates.memory.total
-        assert run_bytes(name, plan) <= memory <= plan.estimates.memory_limit
+        assert peak_bytes(step(name), plan) <= memory <= plan.estimates.memory_limit
 
 
 def test_a_page_says_whether_it_fits() -> None:
