@@ -25,7 +25,7 @@ from autopar.plans.request import Asked, PlanRequest
 from autopar.report.costs import HOLDER_TITLES
 from autopar.report.names import tensor_name
 
-_TRIES = 2
+_TRIES = 3
 """How many numbers of devices, and batches, are tried: what need be held is known to a factor."""
 _MAX_DEVICES = 1 << 20
 _NAMED = 3
