@@ -105,7 +105,7 @@ def best_on(
         found = _within(request, replace(stated, usage_limit=None), say, cutoff)
         if found is not None:
             return replace(found, problem=stated)
-        say(f"{request.mesh}: memory binds; deciding what to make again as well")
+        say(f"{request.mesh}: memory binds; deciding what to make again or offload as well")
         request = replace(request, again=None)
         stated = price(request)
     found = _within(request, stated, say, cutoff)
@@ -139,7 +139,7 @@ def _settle(
     request: PlanRequest, stated: Problem, solution: Solution
 ) -> tuple[PlanRequest, Problem, Solution]:
     """What was asked, the problem and its solution, with nothing open any more about what is made
-    again: the step has just the copies that `solution` wants, and is priced as such."""
+    again, or offloaded: the step has just the copies that `solution` wants, and is priced so."""
     if request.again is not None:
         return request, stated, solution
     settled = settled_request(request, stated, solution)

@@ -33,11 +33,12 @@ from autopar.ir.buckets import Sharing, is_bucketed, sharing
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.offloading import copied_in
 from autopar.ir.redistribute import buffer_bytes, step
 from autopar.ir.sharding import Sharding
 from autopar.ir.timeline import play
 from autopar.ir.uses import Group, groups, is_saved
-from autopar.plans.host_copies import copy_key
+from autopar.plans.host_copies import COPIES, copy_key
 from autopar.plans.layout import Layout, parse_layout
 from autopar.plans.matching import general
 from autopar.plans.options import Options
@@ -68,10 +69,11 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
     copied = copies(layout, cluster)
     updates = _updates(layout, cluster, mesh, options)
     scheduled = schedule(layout)
-    hiding = Hiding.of(mesh, cluster.device)
-    contention = (*hiding.contention, *(host_contention(cluster) if copied else ()))
+    hiding = Hiding.of(mesh, cluster.device, host_contention(cluster) if copied else ())
     ways = {**steps, **copied}
-    prices = EventPrices(layout, scheduled, compute, launched, inside, ways, updates, contention)
+    prices = EventPrices(
+        layout, scheduled, compute, launched, inside, ways, updates, hiding.contention
+    )
     played = play(scheduled.events, prices.given(), prices)
     memory, holders = peak_memory(played, prices, layout, options)
     sends = (*_sends(graph, all_groups, steps, inside), *_copies(layout, copied))
@@ -91,8 +93,8 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
         hidden_communication_ns=communication_ns - played.exposed_ns,
         host_ns=sum(launched.values()) + sum(move.host_ns for each in sends for move in each.steps),
         exposed_host_ns=played.exposed_host_ns,
-        hidden=_hidden(graph, mesh, hiding, all_groups, compute, launched, inside, steps),
-        contention=dict(zip(mesh.link_names, contention, strict=False)),
+        hidden=_hidden(layout, mesh, hiding, all_groups, compute, launched, inside, ways),
+        contention=dict(zip(mesh.link_names, hiding.contention, strict=False)),
         bubble_ns=0,
         tokens=tokens,
         tokens_per_s=tokens * 10**9 // played.end_ns if played.end_ns else 0,
@@ -137,7 +139,7 @@ def _sends(
 def _copies(layout: Layout, copied: Mapping[str, Sequence[PricedStep]]) -> Iterator[Sends]:
     """What is offloaded, and comes back."""
     for away in layout.away:
-        for kind, phase in (("offload", Phase.FORWARD), ("reload", Phase.BACKWARD)):
+        for kind, phase in zip(COPIES, Phase, strict=True):
             key = copy_key(away, layout, kind)
             yield Sends(key, away.root.node, phase.value, copied[key])
 
@@ -162,7 +164,7 @@ def _inside(
 
 
 def _hidden(
-    graph: Graph,
+    layout: Layout,
     mesh: Mesh,
     hiding: Hiding,
     all_groups: Sequence[Group],
@@ -172,6 +174,7 @@ def _hidden(
     steps: Mapping[str, Sequence[PricedStep]],
 ) -> dict[str, int]:
     """What is hidden in each window, added up op by op and step by step."""
+    graph = layout.graph
     hidden, known = Hidden(hiding), blocks_of(graph, mesh)
     for index, ns in compute.items():
         place = known.window_of(graph.nodes[index])
@@ -187,6 +190,11 @@ def _hidden(
             saved = hiding.sent(axis, each.ns) if is_sent else hiding.waited(axis, each.ns)
             hidden.add(place, saved)
             hidden.add(launched_in(graph, mesh, group), hiding.launched(each.host_ns))
+    for away in layout.away:
+        for kind, place in zip(COPIES, copied_in(graph, layout.mesh, away), strict=True):
+            (each,) = steps[copy_key(away, layout, kind)]
+            hidden.add(place, hiding.sent(each.axis, each.ns))
+            hidden.add(place, hiding.launched(each.host_ns))
     return hidden.by_window
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from autopar.cost_model.event_prices import PricedStep
 from autopar.cost_model.moves import to_ns
-from autopar.ir.mesh import FROM_HOST, TO_HOST, Cluster, Host
-from autopar.plans.host_copies import copy_key
+from autopar.ir.mesh import HOST_LINKS, Cluster, Host
+from autopar.plans.host_copies import COPIES, copy_key
 from autopar.plans.layout import Layout
 
 _THOUSAND = 1000
@@ -25,7 +25,7 @@ def copies(layout: Layout, cluster: Cluster) -> dict[str, tuple[PricedStep]]:
         num_bytes = layout.held_bytes(away.root, layout.kept(away.root))
         ns = copy_ns(num_bytes, cluster.host)
         launch_ns = to_ns(cluster.device.host_launch_s)
-        for kind, link in (("offload", TO_HOST), ("reload", FROM_HOST)):
+        for kind, link in zip(COPIES, HOST_LINKS, strict=True):
             step = PricedStep(kind, links.index(link), num_bytes, ns, launch_ns)
             found[copy_key(away, layout, kind)] = (step,)
     return found

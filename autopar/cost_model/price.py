@@ -4,8 +4,9 @@ node costs     compute time of the choice, times the nodes of the class        (
                the time in which the host launches it                          (`launches`);
                of a parameter's, its share of the optimizer's step             (`optimizer`)
 flows          one per class of groups: redistributions of its tensor          (`flows`)
-usages         parameters, gradients, optimizer states, kept copies; activations saved for
-               backward, in the sharding their op leaves them in               (`optimizer`)
+usages         parameters, gradients, optimizer states, kept copies           (`optimizer`);
+               activations saved for backward, in the sharding that is chosen  (`offloads`)
+offloads       copies to and from the host, instead of memory                  (`offloads`)
 """
 
 from __future__ import annotations
@@ -16,26 +17,27 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from autopar.cost_model.flows import Space, stated_flows
+from autopar.cost_model.host_link import host_contention
 from autopar.cost_model.imposed import impose
 from autopar.cost_model.kernel_cost import Traffic, node_s, traffic
 from autopar.cost_model.launches import host_ns
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
+from autopar.cost_model.offloads import Offloads, optional_ops, state_of
 from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.saved import saved_states, with_savings
 from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.windows import Windows
 from autopar.errors import InfeasibleError
 from autopar.ir.blocks import blocks_of
-from autopar.ir.choices import Choice, Saved
+from autopar.ir.choices import Choice, Decision, Saved
 from autopar.ir.copies import is_optional, original_key
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster, Device, Mesh
 from autopar.ir.problem import IntArray, Problem
 from autopar.ir.redistribute import local_bytes
-from autopar.ir.sharding import Sharding
-from autopar.ir.uses import SAVED, Group, groups, is_saved, root_key
+from autopar.ir.uses import SAVED, Group, groups
 from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest
 
@@ -49,13 +51,22 @@ def price(request: PlanRequest) -> Problem:
     all_groups = groups(graph)
     table, limits = limited_classes(request, all_groups)
     owners = {node.target: node.key for node in graph.with_role(Role.PARAM)}
-    table = with_savings(graph, mesh, all_groups, table, owners, limits)
-    saves = saved_states(graph, mesh, all_groups, table, owners, limits)
+    offloads = Offloads(request)
+    away = offloads.open_classes
+    table = with_savings(graph, mesh, all_groups, table, owners, limits, optional_ops(graph, away))
+    states = saved_states(graph, mesh, all_groups, table, owners, limits, away)
+    saves = {key: offloads.labels(key, found) for key, found in states.items()}
     keys = (*table, *(SAVED + key for key in saves))
     number = {key: i for i, key in enumerate(keys)}
-    space = Space(graph, table, saves, number, limits, owners)
-    windows = Windows.of(mesh, cluster.device)
+    in_state = {key: tuple(map(state_of, labels)) for key, labels in saves.items()}
+    space = Space(graph, table, in_state, number, limits, owners)
+    windows = Windows.of(mesh, cluster.device, host_contention(cluster) if offloads.away else ())
     costs = _compute(graph, cluster, mesh, options, all_groups, table, windows)
+    costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
+    usages = _usages(graph, mesh, options, table, saves)
+    for handed in offloads.handed(all_groups, table, saves):
+        usages[handed.holder] += offloads.held(handed)
+        offloads.add_copies(handed, costs, windows, number)
     return Problem(
         name=f"{graph.name} on {mesh}",
         keys=(*map(_name, table.values()), *(SAVED + key for key in saves)),
@@ -63,11 +74,8 @@ def price(request: PlanRequest) -> Problem:
             *(entry.choices for entry in table.values()),
             *saves.values(),
         ),
-        costs=(
-            *costs,
-            *(np.zeros(len(states), np.int64) for states in saves.values()),
-        ),
-        usages=_usages(graph, mesh, options, all_groups, table, saves),
+        costs=tuple(costs.values()),
+        usages=tuple(usages.values()),
         intervals=((0, 1),) * len(keys),
         flows=stated_flows(space, cluster, mesh, all_groups, windows),
         usage_limit=request.memory_limit_bytes,
@@ -110,7 +118,7 @@ def _compute(
     all_groups: Sequence[Group],
     table: Mapping[str, NodeClass],
     windows: Windows,
-) -> tuple[IntArray, ...]:
+) -> dict[str, IntArray]:
     """Compute time of every choice of every class, and of what its op sends, summed over the nodes
     of the class; the optimizer's time of parameters that are trained."""
     work, known = (
@@ -145,7 +153,7 @@ def _compute(
         for c, (storage, _) in enumerate(table[key].outputs):
             seconds = update_s(optimizer, tensor, graph.atoms, storage, mesh, cluster.device)
             costs[key][c] += count * to_ns(seconds)
-    return tuple(costs.values())
+    return costs
 
 
 def _node_ns(
@@ -173,13 +181,13 @@ def _usages(
     graph: Graph,
     mesh: Mesh,
     options: Options,
-    all_groups: Sequence[Group],
     table: Mapping[str, NodeClass],
-    saves: Mapping[str, tuple[Sharding, ...]],
-) -> tuple[IntArray, ...]:
-    """Bytes per device of every choice: what is there when the forward phase ends."""
+    saves: Mapping[str, Sequence[Decision]],
+) -> dict[str, IntArray]:
+    """Bytes per device of every choice that parameters and their like take all the time, of all
+    nodes."""
     usages = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
-    usages |= {SAVED + key: np.zeros(len(states), np.int64) for key, states in saves.items()}
+    usages |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
     copies = 2 + find_optimizer(options.optimizer).states
     for key, entry in table.items():
         if entry.node.role is Role.PARAM:
@@ -189,21 +197,4 @@ def _usages(
                 if kept != storage:
                     held += local_bytes(tensor, graph.atoms, kept, mesh.sizes)
                 usages[key][c] = entry.count * held
-        for c, choice in enumerate(entry.choices):
-            if isinstance(choice, Saved):
-                pairs = zip(entry.node.outputs, choice.states, strict=False)
-                each = sum(local_bytes(x, graph.atoms, state, mesh.sizes) for x, state in pairs)
-                usages[key][c] = entry.count * each
-    crossing = [group.root for group in all_groups if is_saved(graph, group)]
-    counts = Counter(root_key(graph, root) for root in crossing)
-    for key, root in {root_key(graph, root): root for root in crossing}.items():
-        entry = table[graph.nodes[root.node].key]
-        held = entry.key
-        states = entry.made(root.output)
-        if key in saves:
-            held, states = SAVED + key, saves[key]
-        for c, state in enumerate(states):
-            assert state is not None, f"{held} is made by no copy"
-            each = local_bytes(graph.type_of(root), graph.atoms, state, mesh.sizes)
-            usages[held][c] += counts[key] * each
-    return tuple(usages.values())
+    return usages

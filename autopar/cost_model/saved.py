@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -28,16 +28,18 @@ def saved_states(
     table: Mapping[str, NodeClass],
     owners: Mapping[str, str],
     limits: Limits,
+    away: Collection[str] = (),
 ) -> dict[str, tuple[Sharding, ...]]:
     """Per class of activations that cross, the states they may be saved in: what their forward
-    groups can bring them into, but not partial."""
+    groups can bring them into, but not partial. On one device there is one, of which there is
+    something to decide for the classes `away`, which may be offloaded."""
     ends: dict[str, set[Sharding]] = {}
     roots: dict[str, Group] = {}
     alike = {group.key: group for group in reversed(all_groups)}
-    for group in reversed(alike.values()) if mesh.axes else ():
-        root = graph.nodes[group.root.node]
-        if group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP:
-            key = root_key(graph, group.root)
+    for group in reversed(alike.values()):
+        root, key = graph.nodes[group.root.node], root_key(graph, group.root)
+        is_open = group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP
+        if is_open and (mesh.axes or key in away):
             source = {s for s in source_states(table[root.key], group) if s is not None}
             asked = (s for _, wanted in asked_states(graph, group, table, owners) for s in wanted)
             ends.setdefault(key, source).update(s for s in asked if s is not None)
@@ -58,10 +60,11 @@ def with_savings(
     table: Mapping[str, NodeClass],
     owners: Mapping[str, str],
     limits: Limits,
+    away: Collection[str] = (),
 ) -> dict[str, NodeClass]:
     """`table`, in which optional copies may also be none: what their originals make is saved, in
     any state that the original leaves it in or a reader of backward asks for, or on the way
-    between, or nothing reads it."""
+    between, or nothing reads it. What ops with keys `away` make may be offloaded."""
     found = dict(table)
     alike = {group.key: group for group in reversed(all_groups)}
     ends: dict[tuple[str, int], set[Sharding]] = {}
@@ -87,7 +90,10 @@ def with_savings(
             )
             whole = tuple(state for state in states if not state.has_partial)
             per_output.append(limits.saved_states(root_key(graph, ref), graph.type_of(ref), whole))
-        found[key] = _or_saved(entry, list(_together(original, per_output)))
+        kept = [Saved(states) for states in _together(original, per_output)]
+        if original.key in away:
+            kept += [replace(each, offloaded=True) for each in kept]
+        found[key] = _or_saved(entry, kept)
     return found
 
 
@@ -106,11 +112,11 @@ def _together(
         yield from dict.fromkeys(whole)
 
 
-def _or_saved(entry: NodeClass, saved: Sequence[tuple[Sharding, ...]]) -> NodeClass:
-    more = len(saved) + 1
+def _or_saved(entry: NodeClass, saved: Sequence[Saved]) -> NodeClass:
+    more = (*saved, Saved())
     return replace(
         entry,
-        choices=(*entry.choices, *map(Saved, saved), Saved()),
-        inputs=(*entry.inputs, *((),) * more),
-        outputs=(*entry.outputs, *saved, ()),
+        choices=(*entry.choices, *more),
+        inputs=(*entry.inputs, *((),) * len(more)),
+        outputs=(*entry.outputs, *(each.states for each in more)),
     )

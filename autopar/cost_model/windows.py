@@ -11,6 +11,9 @@ part by which compute and links slow each other down where both are busy (`Link.
     axis a    w[a] + h[a] + k[a] c
     host      l
 
+The links to and from the host are two more axes where activations are offloaded, on which nothing
+is waited for.
+
 What was measured of pairs is `max + k min`, which is the larger of the two. What such a maximum
 saves of the sum of all is stated here, resource by resource.
 """
@@ -38,16 +41,18 @@ Amount = TypeVar("Amount", int, IntArray)
 @dataclass(frozen=True, slots=True)
 class Hiding:
     """What things that happen in a window save, for each resource in turn: the device, the axes of
-    a mesh, and the host if there is one (`has_host`)."""
+    a mesh, the links to and from the host where something is copied, and the host if there is one
+    that launches (`has_host`)."""
 
     contention: tuple[int, ...]
     has_host: bool = False
 
     @staticmethod
-    def of(mesh: Mesh, device: Device) -> Hiding:
-        """For the links of a mesh, and the host behind `device`."""
-        contention = tuple(round(axis.crossed.contention * _WHOLE) for axis in mesh)
-        return Hiding(contention, device.host_launch_s > 0)
+    def of(mesh: Mesh, device: Device, copies: Sequence[int] = ()) -> Hiding:
+        """For the links of a mesh, those to and from the host if they have contention `copies`, and
+        the host behind `device`."""
+        contention = (round(axis.crossed.contention * _WHOLE) for axis in mesh)
+        return Hiding((*contention, *copies), device.host_launch_s > 0)
 
     def computed(self, ns: Amount) -> tuple[Amount, ...]:
         """Compute, by one op."""
@@ -93,10 +98,11 @@ class Windows:
     flows: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
 
     @staticmethod
-    def of(mesh: Mesh, device: Device) -> Windows:
-        """None yet, on a mesh of such devices."""
-        hiding = Hiding.of(mesh, device)
-        return Windows(hiding, ("device", *mesh.names, *("host",) * hiding.has_host))
+    def of(mesh: Mesh, device: Device, copies: Sequence[int] = ()) -> Windows:
+        """None yet, as `Hiding.of` has it."""
+        hiding = Hiding.of(mesh, device, copies)
+        links = mesh.link_names[: len(hiding.contention)]
+        return Windows(hiding, ("device", *links, *("host",) * hiding.has_host))
 
     def add_node(self, place: Place, node: int, savings: Sequence[IntArray]) -> None:
         """What the choices of a node save in a window."""

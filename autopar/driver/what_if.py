@@ -86,8 +86,8 @@ class Explainer:
         limit = self.best.estimates.memory_limit + more_bytes
         allowance = self.best.problem.usage_limit
         assert allowance is not None
-        if self.best.request.again:
-            # With more memory less is made again.
+        if self.best.request.again or self.best.request.offloaded:
+            # With more memory less is made again, or offloaded.
             after = best_on(self.best.request.within(limit), silent).solution
         else:
             after = self._fit(replace(self.best.problem, usage_limit=limit), limit)

@@ -63,13 +63,16 @@ class ParamChoice:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What an op makes is saved in `states`, one per output, and not made again; or not even
-    saved, since nothing reads it, if there are none."""
+    """What an op makes is saved in `states`, one per output, and not made again; where it is
+    `offloaded`, in the host's memory. Or it is not even saved, since nothing reads it, if there are
+    none."""
 
     states: tuple[Sharding, ...] = ()
+    offloaded: bool = False
 
     def __str__(self) -> str:
-        return "saved " + " ".join(map(str, self.states)) if self.states else "unused"
+        word = "offloaded" if self.offloaded else "saved"
+        return f"{word} {' '.join(map(str, self.states))}" if self.states else "unused"
 
 
 Decision = Choice | ParamChoice | Sharding | Saved

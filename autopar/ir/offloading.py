@@ -13,9 +13,10 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from autopar.ir.blocks import blocks_of
+from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.casts import casts_of
-from autopar.ir.graph import OUTPUT_ROLES, Graph, Phase, Ref
+from autopar.ir.copies import is_optional
+from autopar.ir.graph import OUTPUT_ROLES, Graph, Phase, Ref, Role
 from autopar.ir.mesh import Mesh
 from autopar.ir.uses import groups, is_saved, root_key
 
@@ -35,24 +36,41 @@ class Away(NamedTuple):
 
 def offloadable(graph: Graph, mesh: Mesh) -> Mapping[str, tuple[Away, ...]]:
     """Per class of activations (`uses.root_key`) those of its tensors that are away when it is
-    offloaded, in order; classes of which none would be are left out."""
+    offloaded, in order; classes of which none would be are left out. Where it is open whether one
+    is made again (`again.with_options`), it is read where its copy is."""
     blocks, copies = blocks_of(graph, mesh).of, casts_of(graph).copies
+    made = {n.name: n.index for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD}
     num_blocks = len(blocks_of(graph, mesh).windows[Phase.FORWARD])
     found = groups(graph)
     forward = {group.root: group for group in found if group.phase is Phase.FORWARD}
     away: dict[str, list[Away]] = defaultdict(list)
     for group in found:
-        if not is_saved(graph, group) or group.root.node in copies:
+        root, maker = group.root, graph.nodes[group.root.node]
+        if is_optional(maker):
+            root = Ref(made[maker.name], root.output)
+        elif not is_saved(graph, group) or root.node in copies:
             continue
-        used = forward[group.root].uses if group.root in forward else ()
+        used = forward[root].uses if root in forward else ()
         users = [use.node for use in (*used, *group.uses)]
         if any(graph.nodes[user].role in OUTPUT_ROLES for user in users):
             continue
-        last = max((group.root.node, *(use.node for use in used)))
+        last = max((root.node, *(use.node for use in used)))
         first = min(use.node for use in group.uses)
         if blocks[last] + AHEAD < num_blocks and blocks[first] >= AHEAD:
-            away[root_key(graph, group.root)].append(Away(group.root, last, first))
+            away[root_key(graph, root)].append(Away(root, last, first))
     return {key: tuple(away[key]) for key in sorted(away)}
+
+
+def copied_in(
+    graph: Graph, mesh: Mesh, away: Away
+) -> tuple[WindowPlace | None, WindowPlace | None]:
+    """What hides the copies: that to the host the block after the last use, that back the block
+    before the first."""
+    known = blocks_of(graph, mesh)
+    return (
+        known.window(Phase.FORWARD, known.of[away.last] + 1),
+        known.window(Phase.BACKWARD, known.of[away.first] - 1),
+    )
 
 
 def offloaded(graph: Graph, mesh: Mesh, keys: Collection[str]) -> tuple[Away, ...]:

@@ -1,5 +1,5 @@
-"""From what was decided while it was open what backward makes again, to a plan of the step with
-just those copies."""
+"""From what was decided while it was open what backward makes again, and what is offloaded, to a
+plan of the step with just those copies."""
 
 from __future__ import annotations
 
@@ -10,21 +10,31 @@ from autopar.errors import SolverError
 from autopar.ir.choices import Choice, Saved, shardings
 from autopar.ir.copies import original_key
 from autopar.ir.graph import Graph, Node, Role
+from autopar.ir.offloading import offloadable
 from autopar.ir.problem import Label, Problem, Solution
 from autopar.ir.uses import SAVED
 from autopar.plans.request import PlanRequest
 
 
 def settled_request(request: PlanRequest, problem: Problem, solution: Solution) -> PlanRequest:
-    """The request for a step in which backward makes again what `solution`, a choice for every node
-    of `problem`, says."""
+    """The request for a step in which backward makes again, and what is offloaded, what `solution`,
+    a choice for every node of `problem`, says."""
     chosen = _chosen(problem, solution)
     again = (
         key.removeprefix(SAVED)
         for key, label in chosen.items()
         if key.startswith(SAVED) and isinstance(label, Choice)
     )
-    return replace(request, again=tuple(sorted(again)))
+    settled = replace(request, again=tuple(sorted(again)))
+    away = offloadable(settled.step, request.mesh)
+    made_by = {key: settled.step.nodes[found[0].root.node].key for key, found in away.items()}
+    offloaded = (
+        key
+        for key, maker in made_by.items()
+        for label in [chosen.get(SAVED + key) or chosen.get(SAVED + maker)]
+        if isinstance(label, Saved) and label.offloaded
+    )
+    return replace(settled, offloaded=tuple(sorted(offloaded)))
 
 
 def same_choice(

@@ -1,0 +1,176 @@
+"""What is offloaded, or may be, in the problem: copies to and from the host instead of memory.
+
+Where it is open what backward makes again, it is open what is offloaded too, on devices whose host
+has memory of its own and meshes of up to one axis: each state that an activation of a class can be
+saved in is one more choice. Tensors of the class that stay on the device (`ir.offloading`) take
+memory, and so do as many as are on their way at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autopar.cost_model.flows import saved_by
+from autopar.cost_model.host_link import copy_ns
+from autopar.cost_model.moves import to_ns
+from autopar.cost_model.space import NodeClass
+from autopar.cost_model.windows import Windows
+from autopar.ir.blocks import blocks_of
+from autopar.ir.choices import Decision, Saved
+from autopar.ir.copies import is_optional, original_key
+from autopar.ir.graph import Graph, Phase, Ref
+from autopar.ir.mesh import HOST_LINKS, Cluster
+from autopar.ir.offloading import AHEAD, Away, copied_in, offloadable, offloaded
+from autopar.ir.problem import IntArray
+from autopar.ir.redistribute import local_bytes
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import SAVED, Group, is_saved, root_key
+from autopar.plans.host_copies import elements, pace
+from autopar.plans.prefetching import work
+from autopar.plans.request import PlanRequest
+
+_MAX_AXES = 1
+"""On how many mesh axes what to offload is open. Problems of more have many more columns, for which
+the dense rows of two more resources are too slow: of Llama-8B on 8x8 devices, dives that take 10
+CPU seconds without them take minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A class of activations: per choice of the node `holder` the state in which one of its `count`
+    tensors is handed over, None where it is not, and whether it is offloaded."""
+
+    holder: str
+    root: Ref
+    count: int
+    states: tuple[Sharding | None, ...]
+    offloaded: tuple[bool, ...]
+
+
+class Offloads:
+    """Those of a request: `away` has what is away of each class that is offloaded, or may be if
+    that `is_open`."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        self.graph, self.mesh = request.step, request.mesh
+        self.host = request.cluster.host
+        self.launch_ns = to_ns(request.cluster.device.host_launch_s)
+        self.is_open = request.again is None
+        self.away: Mapping[str, Sequence[Away]] = {}
+        if not self.is_open:
+            found: dict[str, list[Away]] = {}
+            for each in offloaded(self.graph, self.mesh, request.offloaded):
+                found.setdefault(root_key(self.graph, each.root), []).append(each)
+            self.away = found
+        elif request.cluster.device.kind != "cpu" and len(self.mesh) <= _MAX_AXES:
+            self.away = {
+                key: away
+                for key, away in offloadable(self.graph, self.mesh).items()
+                if self._hides(away[0].root, request.cluster)
+            }
+
+    def _hides(self, root: Ref, cluster: Cluster) -> bool:
+        """Whether a copy of a tensor, cut by all devices, takes longer than its start, and no
+        longer than the block that makes it computes."""
+        blocks = blocks_of(self.graph, self.mesh).of
+        num_bytes = self.graph.type_of(root).num_bytes // self.mesh.num_devices
+        beside = (n for n in self.graph.nodes if blocks.get(n.index) == blocks[root.node])
+        computed = sum(work(self.graph, n) for n in beside if n.phase is Phase.FORWARD)
+        takes = elements(num_bytes, pace(cluster)) * self.mesh.num_devices
+        return copy_ns(num_bytes, cluster.host) > 2 * copy_ns(0, cluster.host) and takes <= computed
+
+    @property
+    def open_classes(self) -> Mapping[str, Sequence[Away]]:
+        """Those of which it is open."""
+        return self.away if self.is_open else {}
+
+    def labels(self, key: str, states: Sequence[Sharding]) -> tuple[Decision, ...]:
+        """How a class may be saved that is not made again, on the device and in the host's
+        memory."""
+        may_be = key in self.open_classes
+        return (*states, *(Saved((s,), offloaded=True) for s in states if may_be))
+
+    def handed(
+        self,
+        all_groups: Sequence[Group],
+        table: Mapping[str, NodeClass],
+        saves: Mapping[str, Sequence[Decision]],
+    ) -> Iterator[HandedOver]:
+        """All that forward hands to backward, or may."""
+        for entry in table.values():
+            if is_optional(entry.node):
+                node = table[original_key(entry.key)].node
+                flags = tuple(isinstance(c, Saved) and c.offloaded for c in entry.choices)
+                for output in range(len(node.outputs)):
+                    root, states = Ref(node.index, output), saved_by(entry, output)
+                    yield HandedOver(entry.key, root, entry.count, states, self._known(root, flags))
+        crossing = [group.root for group in all_groups if is_saved(self.graph, group)]
+        counts = Counter(root_key(self.graph, root) for root in crossing)
+        for key, root in {root_key(self.graph, root): root for root in crossing}.items():
+            entry = table[self.graph.nodes[root.node].key]
+            holder, states = entry.key, entry.made(root.output)
+            if key in saves:
+                holder, states = SAVED + key, tuple(map(state_of, saves[key]))
+            flags = (not self.is_open,) * len(states)
+            if self.is_open and key in saves:
+                flags = tuple(isinstance(label, Saved) for label in saves[key])
+            yield HandedOver(holder, root, counts[key], states, self._known(root, flags))
+
+    def _known(self, root: Ref, flags: tuple[bool, ...]) -> tuple[bool, ...]:
+        return flags if root_key(self.graph, root) in self.away else (False,) * len(flags)
+
+    def held(self, handed: HandedOver) -> IntArray:
+        """Bytes on the device when forward ends, per choice: of what is offloaded those that stay,
+        and those that are soon on their way."""
+        away = len(self.away.get(root_key(self.graph, handed.root), ()))
+        near = min(handed.count, handed.count - away + AHEAD)
+        counts = np.where(handed.offloaded, near, handed.count)
+        return counts * self._bytes(handed)
+
+    def add_copies(
+        self,
+        handed: HandedOver,
+        costs: dict[str, IntArray],
+        windows: Windows,
+        number: Mapping[str, int],
+    ) -> None:
+        """What copies cost, and where they hide, per choice."""
+        away = self.away.get(root_key(self.graph, handed.root), ())
+        if not away or not any(handed.offloaded):
+            return
+        pairs = zip(self._bytes(handed).tolist(), handed.offloaded, strict=True)
+        each = np.array([copy_ns(n, self.host) if copied else 0 for n, copied in pairs], np.int64)
+        launched = np.array(handed.offloaded, np.int64) * self.launch_ns
+        costs[handed.holder] += len(HOST_LINKS) * len(away) * (each + launched)
+        hides = (copied_in(self.graph, self.mesh, one) for one in away)
+        for k, places in enumerate(zip(*hides, strict=True)):
+            sent = windows.hiding.sent(len(self.mesh) + k, each)
+            for place, count in Counter(places).items():
+                if place is not None:
+                    for savings in (sent, windows.hiding.launched(launched)):
+                        saved = [count * saving for saving in savings]
+                        windows.add_node(place, number[handed.holder], saved)
+
+    def _bytes(self, handed: HandedOver) -> IntArray:
+        tensor, atoms, sizes = self.graph.type_of(handed.root), self.graph.atoms, self.mesh.sizes
+        states = handed.states
+        return np.array(
+            [0 if s is None else local_bytes(tensor, atoms, s, sizes) for s in states], np.int64
+        )
+
+
+def optional_ops(graph: Graph, keys: Mapping[str, Sequence[Away]]) -> frozenset[str]:
+    """The keys of the ops that make what has these keys."""
+    return frozenset(graph.nodes[away[0].root.node].key for away in keys.values())
+
+
+def state_of(label: Decision) -> Sharding:
+    """In which state a class is saved, by the label of that decision."""
+    if isinstance(label, Saved):
+        (label,) = label.states
+    assert isinstance(label, Sharding)
+    return label
