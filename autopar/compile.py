@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -22,12 +23,14 @@ from torch import nn
 
 from autopar.codegen import generate
 from autopar.cost_model.account import account
+from autopar.cost_model.moments import with_moments
 from autopar.cost_model.price import price
 from autopar.ir.input_sharding import with_handed
+from autopar.ir.moments import Moment
 from autopar.ir.problem import Problem, Solution
 from autopar.ir.sharding import Handed
 from autopar.plans.decisions import make_structure
-from autopar.plans.fitting import Candidate, Fitting, bounded
+from autopar.plans.fitting import MAX_ROUNDS, Candidate, Fitting, bounded
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.request import PlanRequest
@@ -99,38 +102,47 @@ def best_on(
     """The best plan on one mesh whose peak, temporaries included, is within the memory limit: of
     all, or of those of `stated`, a part of the problem. InfeasibleError if there is none; Beaten if
     it is known that none takes less than `cutoff` nanoseconds."""
+    rows: Mapping[Moment, int] = {}
+    bound = 0
     if stated is None:
         request = replace(request, again=())
         stated = price(request)
-        found = _within(request, replace(stated, usage_limit=None), say, cutoff)
+        free = _fitting(request, replace(stated, usage_limit=None), say)
+        found = _within(free, cutoff)
         if found is not None:
             return replace(found, problem=stated)
         say(f"{request.mesh}: memory binds; deciding what to make again or offload as well")
-        request = replace(request, again=None)
+        request, rows, bound = replace(request, again=None), free.rows, free.bound
         stated = price(request)
-    found = _within(request, stated, say, cutoff)
+    fitting = replace(_fitting(request, stated, say), rows=rows, bound=bound)
+    found = _within(fitting, cutoff)
     assert found is not None
     return found
 
 
-def _within(
-    request: PlanRequest, stated: Problem, say: Say, cutoff: int | None
-) -> Candidate | None:
-    """The best plan of those of `stated` that is within the memory limit; if that is not stated,
-    None where the best of all is not."""
-    limit_s, fitting = request.options.time_limit_s, Fitting(request, stated, say)
-    for problem in fitting.problems():
+def _fitting(request: PlanRequest, stated: Problem, say: Say) -> Fitting:
+    return Fitting(request, stated, partial(with_moments, request), say)
+
+
+def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
+    """The best plan that is within the memory limit; if that is not stated, None where the best of
+    all is not."""
+    request, say = fitting.request, fitting.say
+    limit_s = request.options.time_limit_s
+    for _ in range(MAX_ROUNDS):
+        problem = fitting.problem()
         solution = solve(problem, time_limit_s=limit_s, progress=say, cutoff=cutoff)
         if fitting.rules_out(solution):
             continue
-        settled, plain, found = _settle(request, stated, solution)
+        settled, plain, found = _settle(request, problem, solution)
         structure = make_structure(settled, plain, found)
-        estimates = account(settled, structure)
-        if fitting.holds(solution, found, estimates):
+        bill = account(settled, structure)
+        if fitting.holds(solution, found, bill):
+            if request.again is None:
+                plain = with_moments(settled, plain, fitting.rows)
             found = bounded(found, fitting.bound)
-            plain = replace(plain, usage_limit=problem.usage_limit)
-            return Candidate(settled, plain, structure, estimates, found)
-        if stated.usage_limit is None:
+            return Candidate(settled, plain, structure, bill.estimates, found)
+        if problem.usage_limit is None:
             return None
     raise fitting.failure()
 

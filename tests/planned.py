@@ -74,7 +74,7 @@ def plan_for(
     return Plan(
         SCHEMA_VERSION,
         structure,
-        account(request, structure),
+        account(request, structure).estimates,
         Provenance("", "", "", "optimal", solution.objective, solution.bound, 0),
     )
 

@@ -15,7 +15,7 @@ from autopar.cost_model.event_prices import EventPrices, PricedStep
 from autopar.cost_model.host_link import copies, host_contention
 from autopar.cost_model.kernel_cost import node_s, traffic
 from autopar.cost_model.launches import host_ns
-from autopar.cost_model.memory import memory_curve, peak_memory
+from autopar.cost_model.memory import fullest_moments, memory_curve, peak_memory
 from autopar.cost_model.moves import move_host_ns, move_ns, sent, to_ns
 from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.rates import (
@@ -38,6 +38,7 @@ from autopar.ir.redistribute import buffer_bytes, step
 from autopar.ir.sharding import Sharding
 from autopar.ir.timeline import play
 from autopar.ir.uses import Group, groups, is_saved
+from autopar.plans.fitting import Bill
 from autopar.plans.host_copies import COPIES, copy_key
 from autopar.plans.layout import Layout, parse_layout
 from autopar.plans.matching import general
@@ -50,7 +51,7 @@ from autopar.rules.work import flops
 
 
 @collection_paused()
-def account(request: PlanRequest, structure: Structure) -> Estimates:
+def account(request: PlanRequest, structure: Structure) -> Bill:
     """Time and memory of one step on each device under `structure`, node by node.
 
     PlanMismatchError if the decisions do not fit the graph or a tensor never reaches the state a
@@ -79,7 +80,7 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
     sends = (*_sends(graph, all_groups, steps, inside), *_copies(layout, copied))
     communication_ns = sum(move.ns for each in sends for move in each.steps)
     tokens = tokens_of(graph)
-    return Estimates(
+    estimates = Estimates(
         step_ns=played.end_ns,
         compute_ns=sum(compute.values()),
         communication_ns=communication_ns,
@@ -106,6 +107,8 @@ def account(request: PlanRequest, structure: Structure) -> Estimates:
         memory_curve=memory_curve(played),
         peak_holders=holders,
     )
+    static = memory.params + memory.gradients + memory.optimizer
+    return Bill(estimates, fullest_moments(played, graph, mesh, static))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ class Space:
 
     graph: Graph
     table: Mapping[str, NodeClass]
-    saves: Mapping[str, tuple[Sharding, ...]]
+    saves: Mapping[str, tuple[Sharding | None, ...]]
     number: Mapping[str, int]
     limits: Limits
     owners: Mapping[str, str]

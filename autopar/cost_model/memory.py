@@ -8,7 +8,10 @@ import numpy as np
 
 from autopar.cost_model.event_prices import EventPrices
 from autopar.cost_model.optimizer import find_optimizer
-from autopar.ir.graph import Ref, Role
+from autopar.ir.blocks import WindowPlace, blocks_of
+from autopar.ir.graph import Graph, Ref, Role
+from autopar.ir.mesh import Mesh
+from autopar.ir.moments import Moment, is_moment, moment_of
 from autopar.ir.schedule import Compute, Start, Update, Value
 from autopar.ir.timeline import Occupant, Timeline, held_at
 from autopar.plans.layout import Layout
@@ -68,6 +71,29 @@ def _named(held: Occupant, layout: Layout) -> tuple[str, str]:
             return layout.graph.nodes[node].key, ""
         case _:
             return IN_FLIGHT, ""
+
+
+def fullest_moments(
+    played: Timeline, graph: Graph, mesh: Mesh, static_bytes: int
+) -> tuple[tuple[Moment, int], ...]:
+    """Per window the moment at which most is held, and how many bytes that is with the
+    `static_bytes` that are there all the time, most first. What is held between two moments counts
+    for the one that comes next, at the end for the last one."""
+    ops = [
+        (k, event.node)
+        for k, event in enumerate(played.events)
+        if isinstance(event, Compute) and is_moment(graph, event.node)
+    ]
+    ends = [*(k + 1 for k, _ in ops[:-1]), len(played.events)]
+    known, start = blocks_of(graph, mesh), 0
+    most: dict[WindowPlace | None, tuple[int, int]] = {}
+    for (_, node), end in zip(ops, ends, strict=bool(ops)):
+        held = max(sum(live) for live in played.live[start:end])
+        place, start = known.window_of(graph.nodes[node]), end
+        if held > most.get(place, (-1, 0))[0]:
+            most[place] = held, node
+    found = sorted(most.values(), key=lambda each: (-each[0], each[1]))
+    return tuple((moment_of(graph, node), static_bytes + held) for held, node in found)
 
 
 def memory_curve(played: Timeline) -> MemoryCurve:

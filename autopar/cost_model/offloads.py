@@ -88,11 +88,12 @@ class Offloads:
         """Those of which it is open."""
         return self.away if self.is_open else {}
 
-    def labels(self, key: str, states: Sequence[Sharding]) -> tuple[Decision, ...]:
-        """How a class may be saved that is not made again, on the device and in the host's
-        memory."""
+    def labels(self, key: str, states: Sequence[Sharding | None]) -> tuple[Decision, ...]:
+        """How a class may be saved that is not made again, on the device and in the host's memory;
+        None is not at all."""
         may_be = key in self.open_classes
-        return (*states, *(Saved((s,), offloaded=True) for s in states if may_be))
+        away = (Saved((s,), offloaded=True) for s in states if may_be and s is not None)
+        return (*(Saved() if s is None else s for s in states), *away)
 
     def handed(
         self,
@@ -117,7 +118,7 @@ class Offloads:
                 holder, states = SAVED + key, tuple(map(state_of, saves[key]))
             flags = (not self.is_open,) * len(states)
             if self.is_open and key in saves:
-                flags = tuple(isinstance(label, Saved) for label in saves[key])
+                flags = tuple(isinstance(c, Saved) and c.offloaded for c in saves[key])
             yield HandedOver(holder, root, counts[key], states, self._known(root, flags))
 
     def _known(self, root: Ref, flags: tuple[bool, ...]) -> tuple[bool, ...]:
@@ -168,9 +169,9 @@ def optional_ops(graph: Graph, keys: Mapping[str, Sequence[Away]]) -> frozenset[
     return frozenset(graph.nodes[away[0].root.node].key for away in keys.values())
 
 
-def state_of(label: Decision) -> Sharding:
-    """In which state a class is saved, by the label of that decision."""
+def state_of(label: Decision) -> Sharding | None:
+    """In which state a class is saved, if it is, by the label of that decision."""
     if isinstance(label, Saved):
-        (label,) = label.states
+        return label.states[0] if label.states else None
     assert isinstance(label, Sharding)
     return label

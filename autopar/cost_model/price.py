@@ -25,17 +25,16 @@ from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.offloads import Offloads, optional_ops, state_of
 from autopar.cost_model.optimizer import find_optimizer, update_s
-from autopar.cost_model.saved import saved_states, with_savings
+from autopar.cost_model.saved import decision_key, saved_states, with_savings
 from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.windows import Windows
 from autopar.errors import InfeasibleError
 from autopar.ir.blocks import blocks_of
 from autopar.ir.choices import Choice, Decision, Saved
-from autopar.ir.copies import is_optional, original_key
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster, Device, Mesh
-from autopar.ir.problem import IntArray, Problem
+from autopar.ir.problem import IntArray, Problem, Usage
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.uses import SAVED, Group, groups
 from autopar.plans.options import Options
@@ -63,29 +62,26 @@ def price(request: PlanRequest) -> Problem:
     windows = Windows.of(mesh, cluster.device, host_contention(cluster) if offloads.away else ())
     costs = _compute(graph, cluster, mesh, options, all_groups, table, windows)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
-    usages = _usages(graph, mesh, options, table, saves)
+    usages = _held(graph, mesh, options, table, saves)
     for handed in offloads.handed(all_groups, table, saves):
         usages[handed.holder] += offloads.held(handed)
         offloads.add_copies(handed, costs, windows, number)
     return Problem(
         name=f"{graph.name} on {mesh}",
-        keys=(*map(_name, table.values()), *(SAVED + key for key in saves)),
+        keys=(
+            *(decision_key(entry.node) for entry in table.values()),
+            *(SAVED + key for key in saves),
+        ),
         labels=(
             *(entry.choices for entry in table.values()),
             *saves.values(),
         ),
         costs=tuple(costs.values()),
-        usages=tuple(usages.values()),
-        intervals=((0, 1),) * len(keys),
+        usages=tuple((Usage(0, 1, amounts),) for amounts in usages.values()),
         flows=stated_flows(space, cluster, mesh, all_groups, windows),
         usage_limit=request.memory_limit_bytes,
         windows=windows.stated(),
     )
-
-
-def _name(entry: NodeClass) -> str:
-    """What the problem calls a class: of an optional copy, how its original is saved."""
-    return SAVED + original_key(entry.key) if is_optional(entry.node) else entry.key
 
 
 def limited_classes(
@@ -177,7 +173,7 @@ def _node_ns(
     return computed, talk, launched
 
 
-def _usages(
+def _held(
     graph: Graph,
     mesh: Mesh,
     options: Options,

@@ -12,13 +12,19 @@ from autopar.cost_model.network import closure
 from autopar.cost_model.space import NodeClass
 from autopar.ir.choices import Saved
 from autopar.ir.copies import is_optional, original_key
-from autopar.ir.graph import Graph, Phase, Ref, Role
+from autopar.ir.graph import Graph, Node, Phase, Ref, Role
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
-from autopar.ir.uses import Group, root_key
+from autopar.ir.uses import SAVED, Group, root_key
 
 _MAX_SAVED = 64
 """Of an op with several outputs, in how many ways they may be saved together."""
+
+
+def decision_key(node: Node) -> str:
+    """What a problem calls the decision on nodes like `node`: of an optional copy, how its original
+    is saved."""
+    return SAVED + original_key(node.key) if is_optional(node) else node.key
 
 
 def saved_states(
@@ -29,28 +35,41 @@ def saved_states(
     owners: Mapping[str, str],
     limits: Limits,
     away: Collection[str] = (),
-) -> dict[str, tuple[Sharding, ...]]:
+) -> dict[str, tuple[Sharding | None, ...]]:
     """Per class of activations that cross, the states they may be saved in: what their forward
-    groups can bring them into, but not partial. On one device there is one, of which there is
-    something to decide for the classes `away`, which may be offloaded."""
+    groups can bring them into, but not partial. None, not to be saved, where only optional copies
+    read them. On one device there is one state, of which there is something to decide for those,
+    and for the classes `away`, which may be offloaded."""
     ends: dict[str, set[Sharding]] = {}
     roots: dict[str, Group] = {}
+    certain = _read_for_certain(graph, all_groups)
     alike = {group.key: group for group in reversed(all_groups)}
     for group in reversed(alike.values()):
         root, key = graph.nodes[group.root.node], root_key(graph, group.root)
         is_open = group.crosses and group.phase is Phase.FORWARD and root.role is Role.OP
-        if is_open and (mesh.axes or key in away):
+        if is_open and (mesh.axes or key in away or key not in certain):
             source = {s for s in source_states(table[root.key], group) if s is not None}
             asked = (s for _, wanted in asked_states(graph, group, table, owners) for s in wanted)
             ends.setdefault(key, source).update(s for s in asked if s is not None)
             roots.setdefault(key, group)
-    saves: dict[str, tuple[Sharding, ...]] = {}
+    saves: dict[str, tuple[Sharding | None, ...]] = {}
     for key, found in ends.items():
         tensor = graph.type_of(roots[key].root)
         states = closure(tensor, graph.atoms, sorted(found), mesh.sizes)
         whole = tuple(state for state in states if not state.has_partial)
-        saves[key] = limits.saved_states(key, tensor, whole)
+        none = () if key in certain else (None,)
+        saves[key] = (*limits.saved_states(key, tensor, whole), *none)
     return saves
+
+
+def _read_for_certain(graph: Graph, all_groups: Sequence[Group]) -> frozenset[str]:
+    """The classes of tensors that ops of backward read which are no optional copies."""
+    return frozenset(
+        root_key(graph, group.root)
+        for group in all_groups
+        if group.phase is Phase.BACKWARD
+        and not all(is_optional(graph.nodes[use.node]) for use in group.uses)
+    )
 
 
 def with_savings(

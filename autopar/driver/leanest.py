@@ -12,6 +12,7 @@ from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
 from autopar.ir.problem import FORBIDDEN, Problem
 from autopar.plans.fitting import Candidate
 from autopar.plans.request import PlanRequest
+from autopar.solver.memory import total_usages
 
 
 def leanest(request: PlanRequest, say: Say, stated: Problem | None = None) -> Candidate:
@@ -21,7 +22,7 @@ def leanest(request: PlanRequest, say: Say, stated: Problem | None = None) -> Ca
     request = replace(request, again=None).within(BOUNDLESS_BYTES)
     problem = stated or price(request)
     costs = [
-        np.where(usages == usages[cost < FORBIDDEN].min(initial=FORBIDDEN), cost, FORBIDDEN)
-        for cost, usages in zip(problem.costs, problem.usages, strict=True)
+        np.where(size == size[cost < FORBIDDEN].min(initial=FORBIDDEN), cost, FORBIDDEN)
+        for cost, size in zip(problem.costs, total_usages(problem), strict=True)
     ]
     return best_on(request, say, None, replace(problem, costs=tuple(costs), usage_limit=None))

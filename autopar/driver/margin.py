@@ -128,5 +128,4 @@ class _Mesh:
                 )
                 found.offer(solution.objective, prefix + changes)
                 return
-            counted = sum(int(u[c]) for u, c in zip(stated.usages, choice, strict=True))
-            allowance = counted - excess
+            allowance -= excess

@@ -137,7 +137,7 @@ def _failure(say: Say, request: PlanRequest, *, solves: bool) -> InfeasibleError
 def peak(best: Candidate, solution: Solution) -> int:
     """Bytes per device at the peak, temporaries included, of another plan on the mesh of `best`."""
     structure = make_structure(best.request, best.problem, solution)
-    return account(best.request, structure).memory.total
+    return account(best.request, structure).estimates.memory.total
 
 
 def planned(found: Survey, margin: Margin | None = None) -> Plan:

@@ -132,7 +132,7 @@ class Explainer:
         changed = replace(
             self.best.request.within(self.best.estimates.memory_limit), cluster=cluster, mesh=mesh
         )
-        as_it_is = account(changed, self.best.structure).modelled_ns
+        as_it_is = account(changed, self.best.structure).estimates.modelled_ns
         after = best_on(changed, silent).solution
         return Benefit(
             change=change,

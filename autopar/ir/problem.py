@@ -14,8 +14,8 @@ of
 A tensor takes the cheapest way by the costs of arcs alone; of equally cheap ways any, whatever
 hides most.
 
-Memory: node `i` takes `usages[i][c]` bytes during `intervals[i]` (half open); at every point in
-time the sum must be at most `usage_limit`. All figures are integers, so that a cost can be computed
+Memory: during each of its `usages[i]`, node `i` takes bytes by its choice; at every point in time
+the sum must be at most `usage_limit`. All figures are integers, so that a cost can be computed
 again from a solution by other code and must agree to the last digit. autopar's own problems are in
 nanoseconds per training step and in bytes per device.
 """
@@ -101,16 +101,25 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Usage:
+    """From `start` until before `stop`, a node takes `amounts[c]` under its choice `c`."""
+
+    start: int
+    stop: int
+    amounts: IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Problem:
     """Nodes, edges, flows and limits; see the module's text. `keys` are canonical names of nodes,
-    and the texts of `labels` those of each node's choices: they alone break ties."""
+    and the texts of `labels` those of each node's choices: they alone break ties. The usages of a
+    node do not overlap."""
 
     name: str
     keys: tuple[str, ...]
     labels: tuple[tuple[Label, ...], ...]
     costs: tuple[IntArray, ...]
-    usages: tuple[IntArray, ...]
-    intervals: tuple[tuple[int, int], ...]
+    usages: tuple[tuple[Usage, ...], ...]
     edges: tuple[Edge, ...] = ()
     flows: tuple[Flow, ...] = ()
     usage_limit: int | None = None
@@ -118,14 +127,14 @@ class Problem:
 
     def __post_init__(self) -> None:
         n = len(self.keys)
-        if not (
-            len(self.labels) == len(self.costs) == len(self.usages) == len(self.intervals) == n
-        ):
+        if not (len(self.labels) == len(self.costs) == len(self.usages) == n):
             raise ValueError(f"problem {self.name}: per-node lists differ in length")
         for i, (labels, costs, usages) in enumerate(
             zip(self.labels, self.costs, self.usages, strict=True)
         ):
-            if not len(labels) == len(costs) == len(usages) > 0:
+            if not len(labels) == len(costs) > 0 or any(
+                len(usage.amounts) != len(costs) for usage in usages
+            ):
                 raise ValueError(f"problem {self.name}: node {self.keys[i]} has ragged choices")
 
 

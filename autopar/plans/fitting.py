@@ -1,28 +1,41 @@
-"""A plan within the memory limit, though a problem counts only what is held when the forward phase
-ends: where the temporaries on top of it, known once the plan is, break the limit, they are set
-aside, and the problem is solved again with what is left."""
+"""A plan within the memory limit. A problem counts what is held when the forward phase ends, and
+at the moments that plans before have shown to be the fullest. What is not counted there, such as
+messages under way, is known once a plan is: where that breaks the limit, it is set aside."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from autopar.errors import InfeasibleError, SolverError
 from autopar.ir.mesh import Mesh
+from autopar.ir.moments import Moment
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.decisions import describe_conflict
 from autopar.plans.plan import Estimates, Structure
 from autopar.plans.request import PlanRequest
 
-MAX_TIGHTENINGS = 8
-"""How often a problem is solved again."""
+MAX_ROUNDS = 10
+"""How many plans are made within a limit, each with more that counts than the one before."""
+
+_MOMENTS = 8
+"""How many moments of one plan come to count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a plan costs. `fullest` has, per window, the moment at which most is held and how many
+    bytes that is, most first."""
+
+    estimates: Estimates
+    fullest: tuple[tuple[Moment, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The best plan found on one mesh, and the problem that it solves: the one stated, with what
-    temporaries need set aside."""
+    """The best plan found on one mesh, and the problem that it solves: the one stated, with the
+    moments that count and what is set aside."""
 
     request: PlanRequest
     problem: Problem
@@ -46,32 +59,28 @@ class Beaten(Exception):
 
 @dataclass(slots=True)
 class Fitting:
-    """What is known on the way to a plan that fits: that of the problem as it was `stated` takes
-    `bound` nanoseconds or more; the last one found has these `estimates`, and `counted` bytes of it
-    are in the problem, of which the next may have `allowance`."""
+    """What is known on the way to a plan that fits, of those of the problem as it was `stated`.
+
+    `restate` makes it one that counts what is held at moments, so many bytes set aside at each:
+    `rows`. Plans that fit take `bound` nanoseconds or more; `estimates` are those of the last one.
+    """
 
     request: PlanRequest
     stated: Problem
+    restate: Callable[[Problem, Mapping[Moment, int]], Problem]
     say: Callable[[str], None]
+    rows: Mapping[Moment, int] = field(default_factory=dict[Moment, int])
     bound: int = 0
     estimates: Estimates | None = None
-    counted: int = 0
-    allowance: int = 0
+    is_leanest: bool = False
+    """Whether no more is set aside than some plan leaves."""
 
-    def problems(self) -> Iterator[Problem]:
-        """The problem as it is stated, and with less and less memory. Leaner plans may have other
-        temporaries: that one breaks the limit does not mean that all do."""
-        yield self.stated
-        tightenings, estimates = 0, None
-        while self.allowance < self.counted:
-            if estimates is not self.estimates:
-                tightenings, estimates = tightenings + 1, self.estimates
-            if tightenings > MAX_TIGHTENINGS:
-                return
-            yield replace(self.stated, usage_limit=self.allowance)
+    def problem(self) -> Problem:
+        """The problem, with all that counts."""
+        return self.restate(self.stated, self.rows)
 
     def rules_out(self, solution: Solution) -> bool:
-        """Whether no plan holds so little. InfeasibleError if the problem as stated has none,
+        """Whether no plan leaves what is set aside; less is, then. InfeasibleError if no plan fits,
         SolverError if that is not known, Beaten if there is none as good as the one in hand."""
         mesh = self.request.mesh
         if solution.status is Status.BEATEN:
@@ -80,32 +89,46 @@ class Fitting:
             raise SolverError(f"mesh {mesh}: no plan was found in time; raise the time limit")
         if solution.status is not Status.INFEASIBLE:
             return False
-        if self.estimates is None:
+        conflict = solution.conflict
+        if conflict is None or not any(self.rows.values()):
             raise InfeasibleError(f"{_on(mesh)}: {describe_conflict(solution)}")
-        needed = self.counted if solution.conflict is None else solution.conflict.needed
-        self.allowance = max(self.allowance + 1, needed)
+        if self.is_leanest:
+            raise self.failure()
+        # Another plan may have less of what is not counted.
+        missing, self.is_leanest = conflict.needed - conflict.limit, True
+        self.rows = {moment: max(0, aside - missing) for moment, aside in self.rows.items()}
         return True
 
-    def holds(self, solution: Solution, found: Solution, estimates: Estimates) -> bool:
-        """Whether the plan fits that `solution` of the problem comes to, `found` once nothing is
-        open any more. SolverError if it does not cost what the solver says."""
-        mesh = self.request.mesh
+    def holds(self, solution: Solution, found: Solution, bill: Bill) -> bool:
+        """Whether the plan fits that a `solution` of the problem comes to, `found` once nothing is
+        open any more. If not, what breaks the limit counts from now on. SolverError if the plan
+        does not cost what the solver says."""
+        mesh, estimates = self.request.mesh, bill.estimates
         if estimates.modelled_ns != found.objective:
             raise SolverError(
                 f"mesh {mesh}: the plan costs {estimates.modelled_ns} ns by its own bill and "
                 f"{found.objective} ns by the solver's; this is a defect of autopar"
             )
-        if self.estimates is None:
-            self.bound = solution.bound
+        if not any(self.rows.values()):
+            self.bound = max(self.bound, solution.bound)
         self.estimates = estimates
-        excess = estimates.memory.total - self.request.memory_limit_bytes
-        if excess > 0:
-            if self.stated.usage_limit is not None:
-                self.say(f"{mesh}: temporaries exceed the memory limit; solving again with less")
-            usages = zip(self.stated.usages, solution.choice, strict=True)
-            self.counted = sum(int(usage[c]) for usage, c in usages)
-            self.allowance = self.counted - excess
-        return excess <= 0
+        if estimates.memory.total <= self.request.memory_limit_bytes:
+            return True
+        self._learn(solution, dict(bill.fullest[:_MOMENTS]))
+        return False
+
+    def _learn(self, solution: Solution, fullest: Mapping[Moment, int]) -> None:
+        """Counts the `fullest` moments of a plan, and sets aside what it breaks the limit with
+        there beside what counts. Nothing is set aside before any moment counts."""
+        rows = {moment: self.rows.get(moment, 0) for moment in (*self.rows, *fullest)}
+        if self.rows:
+            self.say(f"{self.request.mesh}: memory exceeds the limit for a moment; solving again")
+            counted = _counted(self.stated, self.restate(self.stated, rows), solution.choice)
+            for (moment, aside), known in zip([*rows.items()], counted, strict=True):
+                held = fullest.get(moment, 0)
+                if held > self.request.memory_limit_bytes:
+                    rows[moment] = max(held - (known - aside), aside + 1)
+        self.rows = rows
 
     def failure(self) -> InfeasibleError:
         """Why no plan fits."""
@@ -117,6 +140,21 @@ class Fitting:
             f"the memory limit of {format_bytes(limit)}; {format_bytes(memory.transient)} of it is "
             "temporary. Raise --memory-limit, use more devices, or lower the batch"
         )
+
+
+def _counted(stated: Problem, problem: Problem, choice: Sequence[int]) -> list[int]:
+    """Bytes at each moment that `problem` counts and `stated` does not, in order."""
+    first = _end(stated)
+    found = [0] * (_end(problem) - first)
+    for usages, c in zip(problem.usages, choice, strict=True):
+        for usage in usages:
+            if usage.start >= first:
+                found[usage.start - first] += int(usage.amounts[c])
+    return found
+
+
+def _end(problem: Problem) -> int:
+    return max(usage.stop for usages in problem.usages for usage in usages)
 
 
 def bounded(solution: Solution, bound: int) -> Solution:

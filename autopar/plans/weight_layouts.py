@@ -31,7 +31,7 @@ import numpy as np
 from autopar.ir.choices import Choice, ParamChoice, shardings
 from autopar.ir.contractions import IN, Products, find_products
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role
-from autopar.ir.problem import FORBIDDEN, BoolArray, Edge, Label, Problem
+from autopar.ir.problem import FORBIDDEN, BoolArray, Edge, Label, Problem, Usage
 from autopar.plans.matching import general
 
 ENOUGH = Fraction(1, 4)
@@ -92,7 +92,7 @@ class Roles:
         room = sum(sizes) - least
         if room < 0:
             return None
-        after = max(stop for _, stop in problem.intervals)
+        after = max(usage.stop for usages in problem.usages for usage in usages)
         edges = list(problem.edges)
         costs, usages = list(problem.costs), list(problem.usages)
         for place, (weights, roles, size) in enumerate(
@@ -104,7 +104,7 @@ class Roles:
                 edges.append(Edge(place, problem.keys.index(key), cost))
             held = limit + 1 if size > room else size * limit // room
             costs.append(np.zeros(len(_WAYS), np.int64))
-            usages.append(np.array([held, 0, 0]))
+            usages.append((Usage(after, after + 1, np.array([held, 0, 0])),))
         more = len(self.classes)
         return replace(
             problem,
@@ -112,7 +112,6 @@ class Roles:
             labels=(*problem.labels, *(_WAYS,) * more),
             costs=tuple(costs),
             usages=tuple(usages),
-            intervals=(*problem.intervals, *((after, after + 1),) * more),
             edges=tuple(edges),
         )
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from autopar.errors import ProblemFileError
 from autopar.ir.files import read_at_most
-from autopar.ir.problem import FORBIDDEN, Edge, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, Edge, IntArray, Problem, Usage
 
 MAX_BYTES = 1 << 29
 """The largest file, unpacked, that is read. The largest of the contest have a tenth of that."""
@@ -135,8 +135,10 @@ class ContestFile:
             keys=tuple(f"n{i:07d}" for i in range(len(counts))),
             labels=tuple(tuple(map(str, range(count))) for count in counts),
             costs=tuple(_costs(costs, wall, shift) for costs in nodes.costs),
-            usages=usages,
-            intervals=tuple((place[start], place[stop]) for start, stop in nodes.intervals),
+            usages=tuple(
+                (Usage(place[start], place[stop], amounts),)
+                for (start, stop), amounts in zip(nodes.intervals, usages, strict=True)
+            ),
             edges=tuple(
                 Edge(a, b, _costs(costs, wall, shift).reshape(counts[a], counts[b]))
                 for (a, b), costs in zip(edges.nodes, edges.costs, strict=True)

@@ -8,13 +8,14 @@ the integer program is then small, for whatever its reduced cost puts beyond tha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from autopar.ir.problem import FloatArray, IntArray
 from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.ilp import Model
+from autopar.solver.memory import total_usages
 from autopar.solver.search import Search
 
 _INTEGRAL = 1e-6
@@ -44,8 +45,9 @@ def dive(state: Search, model: Model, highs: Highs, values: FloatArray) -> None:
 
     Leaves all columns of `highs` free again.
     """
+    sizes = total_usages(state.problem)
     for order in (_largest_value_first, _least_usage_first):
-        _dive(state, model, highs, values, order)
+        _dive(state, model, highs, values, sizes, order)
         highs.free()
         if state.settled:
             return
@@ -59,13 +61,19 @@ def _least_usage_first(values: FloatArray, usages: IntArray) -> IntArray:
     return np.lexsort((-values, usages))
 
 
-def _dive(state: Search, model: Model, highs: Highs, values: FloatArray, order: _Order) -> None:
+def _dive(
+    state: Search,
+    model: Model,
+    highs: Highs,
+    values: FloatArray,
+    sizes: Sequence[IntArray],
+    order: _Order,
+) -> None:
     for _ in range(_MAX_WINDOWED_STEPS if model.windows else _MAX_STEPS):
-        node, split = _most_split(state, model, values)
+        node, split = _most_split(model, values, sizes)
         if node < 0 or state.clock.expired:
             return
-        usages = state.problem.usages[node][split]
-        preferred = split[order(values[model.choices[node][split]], usages)]
+        preferred = split[order(values[model.choices[node][split]], sizes[node][split])]
         if not _settle(state, highs, model.choices[node][preferred]):
             return
         values = highs.last.values
@@ -76,14 +84,16 @@ def _dive(state: Search, model: Model, highs: Highs, values: FloatArray, order: 
             return
 
 
-def _most_split(state: Search, model: Model, values: FloatArray) -> tuple[int, IntArray]:
+def _most_split(
+    model: Model, values: FloatArray, sizes: Sequence[IntArray]
+) -> tuple[int, IntArray]:
     """The node whose split choices differ most in usage, with these; (-1, ...) if none is split."""
     padded = np.append(values, 0.0)
     found, widest = (-1, np.empty(0, dtype=np.int64)), -1
     for node, columns in enumerate(model.choices):
         there = padded[columns]
         split = np.flatnonzero((there > _INTEGRAL) & (there < 1 - _INTEGRAL))
-        if len(split) and (width := int(np.ptp(state.problem.usages[node][split]))) > widest:
+        if len(split) and (width := int(np.ptp(sizes[node][split]))) > widest:
             found, widest = (node, split), width
     return found
 

@@ -111,10 +111,12 @@ def peak_usage(problem: Problem, choice: Sequence[int]) -> tuple[int, int]:
     """The largest sum of usages at any time and the first time it is reached; (0, 0) if nothing
     is ever live."""
     changes: dict[int, int] = {}
-    for (start, stop), usages, c in zip(problem.intervals, problem.usages, choice, strict=True):
-        if start < stop:
-            changes[start] = changes.get(start, 0) + int(usages[c])
-            changes[stop] = changes.get(stop, 0) - int(usages[c])
+    for usages, c in zip(problem.usages, choice, strict=True):
+        for usage in usages:
+            if usage.start < usage.stop:
+                amount = int(usage.amounts[c])
+                changes[usage.start] = changes.get(usage.start, 0) + amount
+                changes[usage.stop] = changes.get(usage.stop, 0) - amount
     in_use, peak, peak_time = 0, 0, 0
     for time in sorted(changes):
         in_use += changes[time]

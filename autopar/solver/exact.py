@@ -25,6 +25,7 @@ from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.express import express
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import Model, build_model
+from autopar.solver.memory import usages_at
 from autopar.solver.search import SAME_COST, Clock, Progress, Search
 from autopar.solver.tiebreak import break_ties, restrict
 from autopar.solver.ways import Ways, any_way
@@ -264,12 +265,11 @@ def _cover(
     """A row that forbids what is live at the peak, and whatever uses at least as much."""
     columns: list[IntArray] = []
     count = 0
-    for node, (start, stop) in enumerate(problem.intervals):
-        usages = problem.usages[node]
-        used = usages[choice[node]]
-        if start <= evaluation.peak_time < stop and used > usages.min():
+    for node, usage in usages_at(problem, evaluation.peak_time):
+        used = usage[choice[node]]
+        if used > usage.min():
             count += 1
-            columns.append(model.choices[node][(usages >= used) & (model.choices[node] >= 0)])
+            columns.append(model.choices[node][(usage >= used) & (model.choices[node] >= 0)])
     if not count:
         raise SolverError(
             f"problem {problem.name}: HiGHS's answer breaks a rule ({evaluation.violation})"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from autopar.ir.problem import FORBIDDEN, FloatArray, Problem
 from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluation, Evaluator
-from autopar.solver.memory import live_sets
+from autopar.solver.memory import live_sets, total_usages
 from autopar.solver.search import Clock
 from autopar.solver.windows import Shares, first_shares, weighed
 
@@ -41,10 +41,15 @@ class Descent:
         self._prices = _Prices(steered, Evaluator(steered) if problem.windows else evaluator)
         sets = live_sets(problem) if problem.usage_limit is not None else []
         times = np.array([time for time, _ in sets], dtype=np.int64)
-        self._spans = [
-            slice(*np.searchsorted(times, span).tolist()) if span[0] < span[1] else slice(0, 0)
-            for span in problem.intervals
+        self._usages = [
+            [
+                (slice(*np.searchsorted(times, (usage.start, usage.stop)).tolist()), usage.amounts)
+                for usage in usages
+                if usage.start < usage.stop and len(times)
+            ]
+            for usages in problem.usages
         ]
+        self._sizes = total_usages(problem)
         self._num_times = len(sets)
 
     def improve(self, start: Sequence[int]) -> tuple[tuple[int, ...], Evaluation] | None:
@@ -60,8 +65,8 @@ class Descent:
     def leanest(self) -> tuple[int, ...]:
         """Every node's choice of least usage that is not forbidden, the cheapest of those."""
         return tuple(
-            int(np.lexsort((costs, np.where(costs >= FORBIDDEN, np.inf, usages)))[0])
-            for costs, usages in zip(self.problem.costs, self.problem.usages, strict=True)
+            int(np.lexsort((costs, np.where(costs >= FORBIDDEN, np.inf, sizes)))[0])
+            for costs, sizes in zip(self.problem.costs, self._sizes, strict=True)
         )
 
     def grown(self) -> tuple[int, ...]:
@@ -81,7 +86,7 @@ class Descent:
 
     def _make_fit(self, choice: list[int]) -> bool:
         """Raises the price of a byte until what is chosen fits."""
-        spread = max(float(np.ptp(usages)) for usages in self.problem.usages) or 1.0
+        spread = max(float(np.ptp(sizes)) for sizes in self._sizes) or 1.0
         costs = (c[c < FORBIDDEN] for c in self.problem.costs)
         price = max([1.0, *(float(np.ptp(c)) for c in costs if len(c))]) / spread * _FIRST_PRICE
         for _ in range(_MAX_PRICES):
@@ -96,20 +101,21 @@ class Descent:
         in_use = self._usage(choice)
         for _ in range(sweeps):
             moved = False
-            for node, span in enumerate(self._spans):
+            for node, usages in enumerate(self._usages):
                 if wall and self.clock.expired:
                     return
-                usages = self.problem.usages[node]
                 costs = self._prices(node, choice)
                 old = choice[node]
-                if wall and in_use[span].size:
-                    room = self._limit() - int(in_use[span].max()) + int(usages[old])
-                    costs = np.where(usages <= room, costs, np.inf)
+                if wall:
+                    for span, amounts in usages:
+                        room = self._limit() - int(in_use[span].max()) + int(amounts[old])
+                        costs = np.where(amounts <= room, costs, np.inf)
                 elif price:
-                    costs = costs + price * usages
+                    costs = costs + price * self._sizes[node]
                 new = int(np.argmin(costs))
                 if costs[new] < costs[old]:
-                    in_use[span] += int(usages[new]) - int(usages[old])
+                    for span, amounts in usages:
+                        in_use[span] += int(amounts[new]) - int(amounts[old])
                     choice[node] = new
                     self._prices.moved(node)
                     moved = True
@@ -122,8 +128,9 @@ class Descent:
 
     def _usage(self, choice: Sequence[int]) -> npt.NDArray[np.int64]:
         in_use = np.zeros(self._num_times, dtype=np.int64)
-        for span, usages, c in zip(self._spans, self.problem.usages, choice, strict=True):
-            in_use[span] += usages[c]
+        for usages, c in zip(self._usages, choice, strict=True):
+            for span, amounts in usages:
+                in_use[span] += amounts[c]
         return in_use
 
     def _fits(self, choice: Sequence[int]) -> bool:

@@ -262,22 +262,21 @@ def _states(states: IntArray, columns: IntArray) -> IntArray:
 def _add_memory(
     builder: _Builder, problem: Problem, choices: Sequence[IntArray], limit: int, excess: bool
 ) -> list[Limit]:
-    least = [int(usages.min()) for usages in problem.usages]
-    spread = [int(usages.max()) - low for usages, low in zip(problem.usages, least, strict=True)]
-    binding: list[tuple[int, int, tuple[int, ...]]] = []
-    for time, nodes in live_sets(problem):
-        room = limit - sum(least[i] for i in nodes)
-        if sum(spread[i] for i in nodes) > room:
-            binding.append((time, room, nodes))
-    most = max((sum(spread[i] for i in nodes) - room for _, room, nodes in binding), default=1)
+    binding: list[tuple[int, int, int, list[tuple[int, IntArray]]]] = []
+    for time, usages in live_sets(problem):
+        room = limit - sum(int(amounts.min()) for _, amounts in usages)
+        above = [(i, amounts - amounts.min()) for i, amounts in usages]
+        excess_bytes = sum(int(more.max()) for _, more in above) - room
+        if excess_bytes > 0:
+            binding.append((time, room, excess_bytes, above))
+    most = max((excess_bytes for _, _, excess_bytes, _ in binding), default=1)
     excess_column = builder.add_columns(np.ones(1, dtype=np.int64)) if excess else None
     found: list[Limit] = []
-    for time, room, nodes in binding:
-        scale = 2.0 ** -max(spread[i] for i in nodes).bit_length()
+    for time, room, _, above in binding:
+        scale = 2.0 ** -max(int(more.max()) for _, more in above).bit_length()
         row = builder.add_rows(1, -np.inf, room * scale)
         found.append(Limit(time, int(row[0]), scale))
-        for i in nodes:
-            more = problem.usages[i] - least[i]
+        for i, more in above:
             there = (more > 0) & (choices[i] >= 0)
             builder.add_entries(
                 np.repeat(row, there.sum()), choices[i][there], more[there] * np.float64(scale)

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 import numpy as np
 
-from autopar.ir.problem import Conflict, IntArray, Problem
+from autopar.ir.problem import Conflict, IntArray, Problem, Usage
 
 _NUM_NAMED = 5
 
+NodeUsage = tuple[int, IntArray]
+"""A node, and what it takes at some time under each of its choices."""
 
-def live_sets(problem: Problem) -> list[tuple[int, tuple[int, ...]]]:
-    """The times at which the set of live nodes is maximal, with that set in ascending order.
 
-    A set can only be maximal at a time when a node becomes live and just before one ceases to be:
-    every other set is part of such a one, and its limit follows from the other's.
+def live_sets(problem: Problem) -> list[tuple[int, tuple[NodeUsage, ...]]]:
+    """The times at which the set of usages is maximal, with that set in order of the nodes.
+
+    A set can only be maximal at a time when a usage begins and just before one ends: every other
+    set is part of such a one, and its limit follows from the other's.
     """
-    starts: dict[int, list[int]] = {}
-    stops: dict[int, list[int]] = {}
-    for node, (start, stop) in enumerate(problem.intervals):
-        if start < stop:
-            starts.setdefault(start, []).append(node)
-            stops.setdefault(stop, []).append(node)
-    live: set[int] = set()
-    found: list[tuple[int, tuple[int, ...]]] = []
+    starts: dict[int, list[tuple[int, int]]] = {}
+    stops: dict[int, list[tuple[int, int]]] = {}
+    for node, place, usage in _lasting(problem):
+        starts.setdefault(usage.start, []).append((node, place))
+        stops.setdefault(usage.stop, []).append((node, place))
+    live: set[tuple[int, int]] = set()
+    found: list[tuple[int, tuple[NodeUsage, ...]]] = []
     newest: int | None = None
     for time in sorted(starts.keys() | stops.keys()):
         if time in stops and newest is not None:
-            found.append((newest, tuple(sorted(live))))
+            usages = ((i, problem.usages[i][place].amounts) for i, place in sorted(live))
+            found.append((newest, tuple(usages)))
             newest = None
         live.difference_update(stops.get(time, ()))
         if time in starts:
@@ -38,32 +41,48 @@ def live_sets(problem: Problem) -> list[tuple[int, tuple[int, ...]]]:
     return found
 
 
+def usages_at(problem: Problem, time: int) -> Iterator[NodeUsage]:
+    """What is taken at a time."""
+    for node, _, usage in _lasting(problem):
+        if usage.start <= time < usage.stop:
+            yield node, usage.amounts
+
+
+def total_usages(problem: Problem) -> list[IntArray]:
+    """Per node, what each of its choices takes, all usages added up: how lean choices are."""
+    return [
+        sum((usage.amounts for usage in usages), start=np.zeros(len(costs), np.int64))
+        for usages, costs in zip(problem.usages, problem.costs, strict=True)
+    ]
+
+
 def least_usage_conflict(problem: Problem) -> Conflict | None:
     """The worst time at which even the smallest choices exceed the limit; None if there is none."""
     if problem.usage_limit is None:
         return None
-    least = [int(usages.min()) for usages in problem.usages]
     times = maximal_times(problem)
-    spans = np.searchsorted(times, np.array(problem.intervals, dtype=np.int64).reshape(-1, 2))
     change = [0] * (len(times) + 1)
-    for used, (start, stop) in zip(least, spans.tolist(), strict=True):
-        if start < stop:
-            change[start] += used
-            change[stop] -= used
+    for _, _, usage in _lasting(problem):
+        start, stop = np.searchsorted(times, (usage.start, usage.stop)).tolist()
+        least = int(usage.amounts.min())
+        change[start] += least
+        change[stop] -= least
     needed = list(accumulate(change))[:-1]
     worst = max(range(len(needed)), key=needed.__getitem__, default=None)
     if worst is None or needed[worst] <= problem.usage_limit:
         return None
     time = int(times[worst])
-    live = [i for i, (start, stop) in enumerate(problem.intervals) if start <= time < stop]
-    return _conflict(problem, time, needed[worst], live, least)
+    used = [(node, int(amounts.min())) for node, amounts in usages_at(problem, time)]
+    return _conflict(problem, time, needed[worst], used)
 
 
 def maximal_times(problem: Problem) -> IntArray:
-    """The times at which a maximal set of nodes is live, ascending; none without a limit."""
+    """The times at which a maximal set of usages is live, ascending; none without a limit."""
     if problem.usage_limit is None:
         return np.empty(0, dtype=np.int64)
-    spans = np.array([s for s in problem.intervals if s[0] < s[1]], dtype=np.int64).reshape(-1, 2)
+    spans = np.array(
+        [(usage.start, usage.stop) for _, _, usage in _lasting(problem)], dtype=np.int64
+    ).reshape(-1, 2)
     starts, stops = np.unique(spans[:, 0]), np.unique(spans[:, 1])
     following = np.searchsorted(starts, stops, side="left")
     # The newest start before a stop; a start that another one follows first is not maximal.
@@ -73,15 +92,22 @@ def maximal_times(problem: Problem) -> IntArray:
 def peak_conflict(problem: Problem, choice: Sequence[int], time: int, needed: int) -> Conflict:
     """The conflict of a problem whose smallest possible peak is `needed`, reached at `time` by
     `choice`."""
-    used = [int(usages[c]) for usages, c in zip(problem.usages, choice, strict=True)]
-    live = [i for i, (start, stop) in enumerate(problem.intervals) if start <= time < stop]
-    return _conflict(problem, time, needed, live, used)
+    used = [(node, int(amounts[choice[node]])) for node, amounts in usages_at(problem, time)]
+    return _conflict(problem, time, needed, used)
+
+
+def _lasting(problem: Problem) -> Iterator[tuple[int, int, Usage]]:
+    """Node, place among its usages, and usage, of all that last for any time."""
+    for node, usages in enumerate(problem.usages):
+        for place, usage in enumerate(usages):
+            if usage.start < usage.stop:
+                yield node, place, usage
 
 
 def _conflict(
-    problem: Problem, time: int, needed: int, live: Sequence[int], used: Sequence[int]
+    problem: Problem, time: int, needed: int, used: Sequence[tuple[int, int]]
 ) -> Conflict:
     assert problem.usage_limit is not None
-    largest = sorted(live, key=lambda i: (-used[i], problem.keys[i]))[:_NUM_NAMED]
-    named = tuple((problem.keys[i], used[i]) for i in largest)
+    largest = sorted(used, key=lambda each: (-each[1], problem.keys[each[0]]))[:_NUM_NAMED]
+    named = tuple((problem.keys[node], size) for node, size in largest)
     return Conflict(time, needed, problem.usage_limit, named)

@@ -72,8 +72,8 @@ def _hold_memory(state: Search, model: Model, highs: Highs, unused: BoolArray) -
     absent = unused.copy()
     taken: list[int] = []
     for node, columns in enumerate(model.choices):
-        start, stop = state.problem.intervals[node]
-        if start < stop and np.ptp(state.problem.usages[node]):
+        usages = state.problem.usages[node]
+        if any(usage.start < usage.stop and np.ptp(usage.amounts) for usage in usages):
             absent[columns[columns >= 0]] = True
             taken.append(int(columns[state.choice[node]]))
     absent[taken] = False

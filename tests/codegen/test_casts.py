@@ -93,7 +93,7 @@ def planned(strategy: str, sizes: str, bucket_bytes: int) -> Plan:
     problem = price(request)
     solution = solve(problem)
     structure = make_structure(request, problem, solution)
-    estimates = account(request, structure)
+    estimates = account(request, structure).estimates
     hidden = sum(estimates.hidden.values())
     assert (
         evaluate(problem, solution.choice).objective

@@ -46,7 +46,7 @@ def test_a_slower_host_makes_no_step_shorter(seed: int) -> None:
     steps: list[Estimates] = []
     for launch_s in (0.0, 1e-6, 8e-6, 50e-6, 200e-6):
         asked = replace(request, cluster=behind(H100, launch_s))
-        steps.append(account(asked, structure))
+        steps.append(account(asked, structure).estimates)
     assert steps[0].exposed_host_ns == 0 < steps[-1].exposed_host_ns
     assert [each.step_ns for each in steps] == sorted(each.step_ns for each in steps)
     for each in steps:
@@ -65,8 +65,8 @@ def test_a_step_of_long_kernels_does_not_wait_for_its_host() -> None:
     """Ops of milliseconds: the host, which takes 8 us for each, is ahead of the device."""
     request = wanted(H100, 16384)
     structure = make_structure(request, *_drawn(request, 0))
-    alone = account(replace(request, cluster=behind(H100, 0.0)), structure)
-    found = account(request, structure)
+    alone = account(replace(request, cluster=behind(H100, 0.0)), structure).estimates
+    found = account(request, structure).estimates
     assert (alone.host_ns, found.exposed_host_ns) == (0, 0)
     assert found.host_ns > 0
     assert found.step_ns == alone.step_ns
@@ -87,7 +87,7 @@ def test_a_cpu_has_no_host_beside_it() -> None:
     problem = price(request)
     assert not any(saving.resource == "host" for w in problem.windows for saving in w.savings)
     structure = make_structure(request, problem, random_solution(problem, 0))
-    estimates = account(request, structure)
+    estimates = account(request, structure).estimates
     assert (estimates.host_ns, estimates.exposed_host_ns) == (0, 0)
     assert not any(op.host_ns for op in estimates.ops.values())
 
@@ -107,7 +107,7 @@ def test_what_is_fused_is_launched_once() -> None:
 
 def test_a_collective_takes_the_host_longer_than_a_kernel() -> None:
     request = wanted(H100, 512)
-    found = account(request, make_structure(request, *_drawn(request, 1)))
+    found = account(request, make_structure(request, *_drawn(request, 1))).estimates
     least_ns = LAUNCHES_PER_COLLECTIVE * LAUNCH_NS
     activations = [sent for key, sent in found.sends.items() if key.startswith("dgrad")]
     assert activations

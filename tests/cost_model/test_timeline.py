@@ -30,7 +30,7 @@ def bill(graph: Graph, mesh: str, seed: int) -> Estimates:
     request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(layout)
     problem = price(request)
     solution = random_solution(problem, seed)
-    return account(request, make_structure(request, problem, solution))
+    return account(request, make_structure(request, problem, solution)).estimates
 
 
 def items(estimates: Estimates) -> Iterator[str]:

@@ -74,7 +74,9 @@ def test_a_plan_is_priced_for_the_backend_that_it_is_asked_for_and_says_so() -> 
         options = make_options("4", "adamw", None, None, False, backend=backend)
         asked = ask(chain(), cluster, options)
         problem = price(asked.on(mesh))
-        estimates = account(asked.on(mesh), make_structure(asked.on(mesh), problem, solve(problem)))
+        estimates = account(
+            asked.on(mesh), make_structure(asked.on(mesh), problem, solve(problem))
+        ).estimates
         assert asked.on(mesh).describe_imposed() == (f"backend {backend}",)
         found.append(estimates.compute_ns)
     assert found[0] < found[1]

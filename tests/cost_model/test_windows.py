@@ -27,7 +27,7 @@ def test_what_windows_hide_is_what_the_bill_says(mesh: str) -> None:
         request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(laid)
         problem = price(request)
         solution = random_solution(problem, seed)
-        estimates = account(request, make_structure(request, problem, solution))
+        estimates = account(request, make_structure(request, problem, solution)).estimates
         assert problem.windows
         in_windows = sum(estimates.hidden.values())
         found = evaluate(problem, solution.choice)

@@ -23,6 +23,7 @@ from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request
 from autopar.solver import evaluate, solve
+from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent
 from autopar.tracer import Traced, trace
 from tests.codegen.models import case
@@ -74,7 +75,7 @@ def subsets() -> list[tuple[str, ...]]:
 
 
 def held(problem: Problem, choice: Sequence[int]) -> int:
-    return sum(int(usages[c]) for usages, c in zip(problem.usages, choice, strict=True))
+    return peak_usage(problem, choice)[0]
 
 
 @pytest.mark.parametrize("part", [0.5, 0.2])
@@ -84,7 +85,7 @@ def test_equal_to_the_best_of_all_that_can_be_made_again(mesh: str, part: float)
     open_problem = price(wanted)
     roomy = solve(replace(price(request(mesh=mesh)), usage_limit=None))
     plain = price(request(mesh=mesh))
-    static = sum(int(usages.min()) for usages in plain.usages)
+    static = sum(int(usage.amounts.min()) for (usage,) in plain.usages)
     limit = static + int(part * (held(plain, roomy.choice) - static))
     costs: list[int] = []
     for keys in subsets():

@@ -19,6 +19,7 @@ from autopar.plans.options import Options
 from autopar.plans.request import ask
 from autopar.solver import driver, exact, solve
 from autopar.solver.column_generation import path
+from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import Clock
 from autopar.tracer import trace
 
@@ -91,8 +92,8 @@ def test_little_memory(graph: Graph, column_generation: None) -> None:
     """Where a limit binds, what is read off does not fit, and prices of memory must be found."""
     problem = stated(graph, "8")
     rich = solve(problem)
-    lean = sum(int(usages.min()) for usages in problem.usages)
-    taken = sum(int(u[c]) for u, c in zip(problem.usages, rich.choice, strict=True))
+    lean = sum(int(usage.amounts.min()) for (usage,) in problem.usages)
+    taken, _ = peak_usage(problem, rich.choice)
     assert taken > lean
     tight = solve(replace(problem, usage_limit=(lean + taken) // 2))
     assert tight.status in (Status.OPTIMAL, Status.FEASIBLE)

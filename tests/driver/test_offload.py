@@ -25,6 +25,7 @@ from autopar.plans.plan import PROVEN
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request
 from autopar.solver import evaluate, solve
+from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent
 from autopar.tracer import Traced, trace
 from tests.planned import on_h100
@@ -84,7 +85,7 @@ def decided(gb_per_s: float) -> Iterator[PlanRequest]:
 
 
 def held(problem: Problem, choice: Sequence[int]) -> int:
-    return sum(int(usages[c]) for usages, c in zip(problem.usages, choice, strict=True))
+    return peak_usage(problem, choice)[0]
 
 
 def stated(wanted: PlanRequest, limit: int | None, *, hides: bool) -> Problem:
@@ -102,7 +103,9 @@ def test_equal_to_the_best_of_all_that_can_be_done(
     """To the nanosecond where nothing hides, else within the tolerance of windows."""
     plain = price(request(gb_per_s))
     roomy = solve(replace(plain, usage_limit=None))
-    least = min(sum(int(u.min()) for u in price(some).usages) for some in decided(gb_per_s))
+    least = min(
+        sum(int(u.amounts.min()) for (u,) in price(some).usages) for some in decided(gb_per_s)
+    )
     limit = least + int(part * (held(plain, roomy.choice) - least))
     every = [solve(stated(some, limit, hides=hides)) for some in decided(gb_per_s)]
     best = min((each for each in every if each.choice), key=lambda each: each.objective)
@@ -126,7 +129,7 @@ def test_equal_to_the_best_of_all_that_can_be_done(
     if hides:
         solution = replace(found, choice=choice, arcs=final.arcs, objective=final.objective)
         bill = account(settled, make_structure(settled, again, solution))
-        assert bill.modelled_ns == found.objective
+        assert bill.estimates.modelled_ns == found.objective
 
 
 def test_a_plan_is_within_its_memory_and_offloads_where_the_host_is_near() -> None:

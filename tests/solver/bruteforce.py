@@ -114,15 +114,14 @@ def _flow_table(flow: Flow) -> Table:
 
 
 def _peak(problem: Problem, choice: Sequence[int]) -> int:
-    times = {t for span in problem.intervals for t in span}
+    times = {t for usages in problem.usages for u in usages for t in (u.start, u.stop)}
     return max(
         (
             sum(
-                int(usages[c])
-                for (start, stop), usages, c in zip(
-                    problem.intervals, problem.usages, choice, strict=True
-                )
-                if start <= time < stop
+                int(usage.amounts[c])
+                for usages, c in zip(problem.usages, choice, strict=True)
+                for usage in usages
+                if usage.start <= time < usage.stop
             )
             for time in times
         ),

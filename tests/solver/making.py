@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autopar.ir.problem import Edge, Flow, IntArray, Problem, Sink
+from autopar.ir.problem import Edge, Flow, IntArray, Problem, Sink, Usage
 
 Arc = tuple[int, int, int]
 
@@ -56,8 +56,14 @@ def problem(
         keys=tuple(f"node{i}" for i in range(count)),
         labels=tuple(tuple(f"choice{c}" for c in range(len(each))) for each in costs),
         costs=tuple(ints(each) for each in costs),
-        usages=tuple(ints(each) for each in usages or [[0] * len(each) for each in costs]),
-        intervals=tuple(intervals or [(0, 1)] * count),
+        usages=tuple(
+            (Usage(*span, ints(amounts)),)
+            for span, amounts in zip(
+                intervals or [(0, 1)] * count,
+                usages or [[0] * len(each) for each in costs],
+                strict=True,
+            )
+        ),
         edges=tuple(edges),
         flows=tuple(flows),
         usage_limit=limit,

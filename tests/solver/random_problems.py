@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import strategies as st
 
-from autopar.ir.problem import FORBIDDEN, Edge, Flow, IntArray, Problem, Saving, Sink, Window
+from autopar.ir.problem import (
+    FORBIDDEN,
+    Edge,
+    Flow,
+    IntArray,
+    Problem,
+    Saving,
+    Sink,
+    Usage,
+    Window,
+)
 
 MAX_NODES = 5
 MAX_CHOICES = 3
@@ -56,7 +67,6 @@ def problems(draw: st.DrawFn) -> Problem:
     nodes = st.integers(0, len(counts) - 1)
     unit = draw(st.sampled_from([1, 7, 10**7 + 19]))
     grain = draw(st.sampled_from([1, 10**9 + 7]))
-    ends = [draw(st.tuples(st.integers(0, 4), st.integers(0, 4))) for _ in counts]
     edges = [
         Edge(a, b, _costs(draw, counts[a] * counts[b], unit).reshape(counts[a], counts[b]))
         for a, b in draw(st.lists(st.tuples(nodes, nodes), max_size=4))
@@ -68,12 +78,22 @@ def problems(draw: st.DrawFn) -> Problem:
         keys=tuple(f"node{i}" for i in range(len(counts))),
         labels=tuple(tuple(f"choice{c}" for c in range(n)) for n in counts),
         costs=tuple(_costs(draw, n, unit) for n in counts),
-        usages=tuple(_ints(draw, n, 0, 5) * grain for n in counts),
-        intervals=tuple(ends),
+        usages=tuple(_usages(draw, n, grain) for n in counts),
         edges=tuple(edges),
         flows=tuple(flows),
         usage_limit=None if limit is None else limit * grain,
     )
+
+
+def _usages(draw: st.DrawFn, num_choices: int, grain: int) -> tuple[Usage, ...]:
+    """None to three, one after the other, some of no length."""
+    times = st.integers(0, 4)
+    marks = sorted(draw(st.lists(times, min_size=2, max_size=4)))
+    usages = [
+        Usage(start, stop, _ints(draw, num_choices, 0, 5) * grain)
+        for start, stop in pairwise(marks)
+    ]
+    return tuple(usage for usage in usages if draw(st.integers(0, 3)))
 
 
 @st.composite
@@ -124,13 +144,12 @@ def chained_problems(draw: st.DrawFn) -> Problem:
         if draw(st.booleans()):
             edges.append(Edge(a, a + 1, np.where(allowed, 1, FORBIDDEN)))
     silent = [draw(st.booleans()) for _ in range(count)]
-    spans = [(0, 0) if s else span for s, span in zip(silent, problem.intervals, strict=False)]
+    usages = [() if s else found for s, found in zip(silent, problem.usages, strict=False)]
     return replace(
         problem,
         keys=problem.keys[:count],
         labels=problem.labels[:count],
         costs=problem.costs[:count],
-        usages=problem.usages[:count],
-        intervals=tuple(spans),
+        usages=tuple(usages),
         edges=tuple(edges),
     )

@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from autopar.ir.problem import Flow, Problem, Sink
+from autopar.ir.problem import Flow, Problem, Sink, Usage
 
 SIZES = {"b": 64, "s": 4096, "h": 4096, "k": 32, "d": 128, "f": 16384, "v": 32000}
 FLOPS_PER_NS = 400_000.0
@@ -229,10 +229,14 @@ def transformer(num_layers: int, mesh: tuple[int, ...], memory_limit: int | None
             for op, cs in zip(graph.ops, choices)
         ),
         usages=tuple(
-            np.array([_held(op, c, mesh) for c in cs], dtype=np.int64)
+            (
+                Usage(
+                    *((0, 1_000) if op.storage else op.interval),
+                    np.array([_held(op, c, mesh) for c in cs], dtype=np.int64),
+                ),
+            )
             for op, cs in zip(graph.ops, choices)
         ),
-        intervals=tuple((0, 1_000) if op.storage else op.interval for op in graph.ops),
         flows=tuple(flows),
         usage_limit=memory_limit,
     )

@@ -52,8 +52,8 @@ def test_ties_with_memory_held(problem: Problem) -> None:
         return
     holders = [
         i
-        for i, (start, stop) in enumerate(problem.intervals)
-        if start < stop and len(set(problem.usages[i].tolist())) > 1
+        for i, usages in enumerate(problem.usages)
+        if any(u.start < u.stop and len(set(u.amounts.tolist())) > 1 for u in usages)
     ]
     alike = [c for c in best.choices if all(c[i] == solution.choice[i] for i in holders)]
     assert solution.choice in alike
@@ -83,7 +83,6 @@ def permuted(problem: Problem, order: list[int]) -> Problem:
         labels=pick(problem.labels),
         costs=pick(problem.costs),
         usages=pick(problem.usages),
-        intervals=pick(problem.intervals),
         edges=tuple(
             replace(e, source=place[e.source], target=place[e.target]) for e in problem.edges[::-1]
         ),

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.ir.problem import FORBIDDEN, Edge, IntArray, Problem, Status
+from autopar.ir.problem import FORBIDDEN, Edge, IntArray, Problem, Status, Usage
 from autopar.solver import driver, evaluate, solve
 from autopar.solver.memory import live_sets, maximal_times
 from autopar.solver.message_passing import path
@@ -168,8 +168,7 @@ def test_a_shortage_at_two_times_together() -> None:
         keys=("early", "late"),
         labels=(("a", "b"),) * 2,
         costs=(np.array([0, 0]),) * 2,
-        usages=(np.array([1, 5]), np.array([5, 1])),
-        intervals=((0, 1), (1, 2)),
+        usages=((Usage(0, 1, np.array([1, 5])),), (Usage(1, 2, np.array([5, 1])),)),
         edges=(Edge(0, 1, swap),),
         usage_limit=2,
     )
@@ -205,8 +204,7 @@ def ladder(count: int, choices: int, seed: int, limit: int) -> Problem:
         keys=tuple(f"n{i}" for i in range(count)),
         labels=(tuple(map(str, range(choices))),) * count,
         costs=tuple(np.sort(random.integers(0, 99, choices)) for _ in range(count)),
-        usages=(np.arange(choices, 0, -1) ** 2,) * count,
-        intervals=tuple((i, i + 3) for i in range(count)),
+        usages=tuple((Usage(i, i + 3, np.arange(choices, 0, -1) ** 2),) for i in range(count)),
         edges=tuple(Edge(i, j, table) for (i, j), table in zip(pairs, tables, strict=True)),
         usage_limit=limit,
     )

@@ -55,7 +55,7 @@ def test_restrictions_are_bounded_and_a_plan_of_theirs_is_found(
 @settings(max_examples=200)
 @given(problem=problems(), tightness=st.integers(0, 8), more=st.integers(-3, 8))
 def test_another_limit_is_bounded(problem: Problem, tightness: int, more: int) -> None:
-    needed = sum(int(usage.max()) for usage in problem.usages)
+    needed = sum(int(usage.amounts.max()) for usages in problem.usages for usage in usages)
     limit = needed * tightness // 8
     problem = replace(problem, usage_limit=limit)
     if solve_by_enumeration(problem).objective is None:

@@ -20,6 +20,7 @@ from autopar.plans.fitting import Candidate
 from autopar.plans.options import Options
 from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
 from autopar.plans.request import PlanRequest, ask
+from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent
 from autopar.tracer import Traced, trace
 from tests.live_bytes import peak_bytes
@@ -49,12 +50,10 @@ def request(name: str, mesh: str) -> PlanRequest:
 def halfway(wanted: PlanRequest) -> Candidate:
     """The best plan with half of what could be spared of what is held when forward ends."""
     free = best_on(wanted, silent)
-    most = sum(
-        int(usages[c]) for usages, c in zip(free.problem.usages, free.solution.choice, strict=True)
-    )
+    most, _ = peak_usage(free.problem, free.solution.choice)
     wanted = replace(wanted, again=None)
     stated = price(wanted)
-    least = sum(int(usages.min()) for usages in stated.usages)
+    least = sum(int(usage.amounts.min()) for (usage,) in stated.usages)
     return best_on(wanted, silent, None, replace(stated, usage_limit=(least + most) // 2))
 
 

@@ -36,6 +36,7 @@ from autopar.solver.column_generation.relays import relay
 from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
+from autopar.solver.memory import total_usages
 from autopar.solver.reductions.tables import keep_choices
 from autopar.solver.search import Clock, Progress, Search
 from autopar.solver.ways import shortest_ways
@@ -98,7 +99,7 @@ class _Work:
         self.state = Search(problem, Evaluator(problem), clock, progress, cutoff=cutoff)
         self.distances = all_distances(problem.flows)
         self.left: list[IntArray] = [np.arange(len(c)) for c in problem.costs]
-        self.kept: list[IntArray] = [np.array([int(u.argmin())]) for u in problem.usages]
+        self.kept: list[IntArray] = [np.array([int(u.argmin())]) for u in total_usages(problem)]
         self._at_least: list[FloatArray] = [np.full(len(c), -np.inf) for c in problem.costs]
         self._done = False
         self._descent: Descent | None = None

@@ -208,14 +208,13 @@ def _reordered(problem: Problem, costs: Sequence[IntArray], order: Sequence[int]
     empty = [np.zeros(len(c), dtype=np.int64) for c in costs[len(problem.keys) :]]
     keys = (*problem.keys, *(f"relay {i}" for i in range(more)))
     labels = (*problem.labels, *(("",) * len(e) for e in empty))
-    usages, intervals = (*problem.usages, *empty), (*problem.intervals, *((0, 0),) * more)
+    usages = (*problem.usages, *((),) * more)
     return replace(
         problem,
         keys=tuple(keys[i] for i in order),
         labels=tuple(labels[i] for i in order),
         costs=tuple(costs[i] for i in order),
         usages=tuple(usages[i] for i in order),
-        intervals=tuple(intervals[i] for i in order),
         edges=(),
         flows=(),
     )

@@ -111,22 +111,25 @@ def _near(count: int, source: IntArray, target: IntArray) -> tuple[IntArray, Int
 def _items(problem: Problem, contracted: Contracted, place: dict[int, int]) -> dict[str, IntArray]:
     """The fields of a `Core` that say what is held when."""
     times = maximal_times(problem)
-    span = np.searchsorted(times, np.array(problem.intervals, dtype=np.int64).reshape(-1, 2))
     led = contracted.led()
     base = np.zeros(len(times) + 1, dtype=np.int64)
     merged: dict[tuple[int, int, int], IntArray] = {}
-    for node, (start, stop) in enumerate(span.tolist()):
-        if not takes_memory(problem, node) or start >= stop:
+    for node, usages in enumerate(problem.usages):
+        if not takes_memory(problem, node):
             continue
         leader, choices = led[node]
-        usage = np.atleast_1d(problem.usages[node][choices])
-        least = int(usage.min())
-        base[start] += least
-        base[stop] -= least
-        usage = usage - least
-        if usage.any():
-            key = (place[leader], start, stop)
-            merged[key] = merged[key] + usage if key in merged else usage
+        for usage in usages:
+            start, stop = np.searchsorted(times, (usage.start, usage.stop)).tolist()
+            if start >= stop:
+                continue
+            taken = np.atleast_1d(usage.amounts[choices])
+            least = int(taken.min())
+            base[start] += least
+            base[stop] -= least
+            taken = taken - least
+            if taken.any():
+                key = (place[leader], start, stop)
+                merged[key] = merged[key] + taken if key in merged else taken
     keys = sorted(merged)
     node, start, stop = np.array(keys, dtype=np.int64).reshape(-1, 3).T
     usages = [merged[key] for key in keys]

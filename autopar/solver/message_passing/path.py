@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, BoolArray, Conflict, FloatArray, IntArray, Problem
-from autopar.solver.memory import maximal_times, peak_conflict
+from autopar.solver.memory import maximal_times, peak_conflict, total_usages
 from autopar.solver.message_passing.ascent import Ascent, Guide, certify
 from autopar.solver.message_passing.core import Core, lay_out
 from autopar.solver.message_passing.infeasible import Shortage, find_shortage
@@ -109,7 +109,7 @@ def _impossible(
     times = maximal_times(problem)[list(shortage.times)].tolist()
     worst = max(range(len(times)), key=lambda i: shortage.needed[i])
     needed, limit = shortage.needed[worst], problem.usage_limit
-    leanest = [int(usages.argmin()) for usages in problem.usages]
+    leanest = [int(sizes.argmin()) for sizes in total_usages(problem)]
     conflict = peak_conflict(problem, leanest, times[worst], needed)
     if needed > limit:
         reason = f"at least {needed} is needed at time {times[worst]}, the limit is {limit}"

@@ -87,8 +87,9 @@ def contract(problem: Problem, clock: Clock | None = None) -> Contracted:
 
 def takes_memory(problem: Problem, node: int) -> bool:
     """Whether any choice of `node` takes memory at any time that a limit applies to."""
-    start, stop = problem.intervals[node]
-    return problem.usage_limit is not None and start < stop and bool(problem.usages[node].any())
+    return problem.usage_limit is not None and any(
+        usage.start < usage.stop and usage.amounts.any() for usage in problem.usages[node]
+    )
 
 
 class _Work:

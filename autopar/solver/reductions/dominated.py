@@ -61,10 +61,13 @@ def _possible(problem: Problem) -> list[npt.NDArray[np.bool_]]:
 
 
 def _uses_no_more(problem: Problem, node: int) -> npt.NDArray[np.bool_]:
-    usages, (start, stop) = problem.usages[node], problem.intervals[node]
-    if problem.usage_limit is None or start >= stop:
-        return np.ones((len(usages), len(usages)), dtype=np.bool_)
-    return usages[:, None] <= usages[None, :]
+    count = len(problem.costs[node])
+    no_more = np.ones((count, count), dtype=np.bool_)
+    if problem.usage_limit is not None:
+        for usage in problem.usages[node]:
+            if usage.start < usage.stop:
+                no_more &= usage.amounts[:, None] <= usage.amounts[None, :]
+    return no_more
 
 
 def _exchange_costs(problem: Problem) -> list[IntArray]:

@@ -30,7 +30,6 @@ def in_canonical_order(
         labels=tuple(problem.labels[i] for i in order),
         costs=tuple(problem.costs[i] for i in order),
         usages=tuple(problem.usages[i] for i in order),
-        intervals=tuple(problem.intervals[i] for i in order),
         edges=tuple(sorted(edges, key=lambda e: (e.source, e.target, e.cost.tobytes()))),
         flows=tuple(flows),
         windows=renumbered(problem.windows, place, {f: at for at, f in enumerate(by_key)}),

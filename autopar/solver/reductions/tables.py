@@ -124,7 +124,10 @@ def keep_choices(problem: Problem, kept: Sequence[IntArray]) -> Problem:
             for labels, some in zip(problem.labels, kept, strict=True)
         ),
         costs=tuple(costs[some] for costs, some in zip(problem.costs, kept, strict=True)),
-        usages=tuple(usages[some] for usages, some in zip(problem.usages, kept, strict=True)),
+        usages=tuple(
+            tuple(replace(usage, amounts=usage.amounts[some]) for usage in usages)
+            for usages, some in zip(problem.usages, kept, strict=True)
+        ),
         edges=tuple(
             replace(e, cost=e.cost[np.ix_(kept[e.source], kept[e.target])]) for e in problem.edges
         ),

@@ -1,0 +1,318 @@
+"""What is held at moments of a step, as rows of the problem.
+
+A step holds most while some op is computed: what comes before is saved, and what the op works on is
+there. `with_moments` states how much that is at the least, as a sum over decisions:
+
+* parameters, gradients and states of the optimizer, which are there all the time; what is kept of a
+  parameter between its last use of forward and its first of backward;
+* what is saved for backward and not offloaded, from its last use of forward to its first of
+  backward;
+* what an op makes, as it makes it, until that is first used, unless it is partial;
+* what the op of the moment reads, as it asks for it, what it makes, and what it needs meanwhile;
+* what the step is given;
+* of a tensor that is used before and after, and of gradients, a piece, cut on every axis.
+
+Messages under way are left out, and tensors in several states at once: the step that is played
+holds no less at that moment, whatever was decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+
+from autopar.cost_model.optimizer import find_optimizer
+from autopar.cost_model.saved import decision_key
+from autopar.ir.casts import casts_of
+from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
+from autopar.ir.copies import is_optional
+from autopar.ir.graph import OUTPUT_ROLES, Graph, Node, Phase, Ref, Role, per_graph
+from autopar.ir.moments import Moment, node_at
+from autopar.ir.problem import IntArray, Label, Problem, Usage
+from autopar.ir.redistribute import local_bytes
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import SAVED, Group, Use, groups, requirement, root_key, root_of
+from autopar.plans.request import PlanRequest
+from autopar.rules.intra_op import scratch_bytes
+
+_GIVEN = (Role.BUFFER, Role.INPUT, Role.TANGENT, Role.CONSTANT)
+
+
+def with_moments(request: PlanRequest, problem: Problem, asides: Mapping[Moment, int]) -> Problem:
+    """`problem`, which was stated for `request`, with a row for each moment of its step in order,
+    behind those it has (the first is that of the end of the forward phase). So many bytes are set
+    aside there."""
+    if not asides:
+        return problem
+    rows = _Rows(request, problem)
+    first = max(usage.stop for usages in problem.usages for usage in usages)
+    held = [rows.at(node_at(request.step, moment), aside) for moment, aside in asides.items()]
+    return replace(
+        problem,
+        usages=tuple(
+            usages
+            + tuple(
+                Usage(time, time + 1, amounts[node])
+                for time, amounts in enumerate(held, first)
+                if node in amounts
+            )
+            for node, usages in enumerate(problem.usages)
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    """Of a tensor in one phase: the ops that read it, by place, with the first use of each; `first`
+    of all, `certain` and `last` of those that are no optional copies (-1: none). What is made in
+    the phase is there from `made`; else it was before."""
+
+    group: Group
+    made: int | None
+    uses: Mapping[int, Use]
+    first: int
+    certain: int
+    last: int
+
+
+@per_graph
+def _lives(graph: Graph) -> tuple[_Life, ...]:
+    """That of each group. What only leaves the graph, cast or not, is read by nothing."""
+    found: list[_Life] = []
+    gradients = casts_of(graph).gradients
+    for group in groups(graph):
+        uses: dict[int, Use] = {}
+        for use in group.uses:
+            if graph.nodes[use.node].role not in OUTPUT_ROLES and use.node not in gradients:
+                uses.setdefault(use.node, use)
+        root = graph.nodes[group.root.node]
+        made = root.index if root.phase is group.phase else None
+        certain = [place for place in uses if not is_optional(graph.nodes[place])]
+        first = min(uses, default=-1)
+        ends = min(certain, default=-1), max(certain, default=-1)
+        found.append(_Life(group, made, uses, first, *ends))
+    return tuple(found)
+
+
+@per_graph
+def _gradients(graph: Graph) -> tuple[tuple[Node, Ref], ...]:
+    """Per gradient: its parameter, and what becomes it, before casts."""
+    params = {node.target: node for node in graph.with_role(Role.PARAM)}
+    casts = casts_of(graph).gradients
+    found: list[tuple[Node, Ref]] = []
+    for node in graph.with_role(Role.GRAD):
+        root, _ = root_of(graph, node.inputs[0])
+        while root.node in casts:
+            root, _ = root_of(graph, graph.nodes[root.node].inputs[0])
+        found.append((params[node.target], root))
+    return tuple(found)
+
+
+class _Rows:
+    """States rows of `problem`."""
+
+    def __init__(self, request: PlanRequest, problem: Problem) -> None:
+        self.graph, self.sizes = request.step, request.mesh.sizes
+        self.num_copies = 2 + find_optimizer(request.options.optimizer).states
+        self.labels = dict(zip(problem.keys, problem.labels, strict=True))
+        self.number = {key: i for i, key in enumerate(problem.keys)}
+        self.casts = casts_of(self.graph).copies
+        self.offloaded = frozenset(request.offloaded)
+        self.lives = _lives(self.graph)
+        nodes = self.graph.nodes
+        self.by_name = {n.name: n.index for n in nodes if n.phase is Phase.FORWARD}
+        self.last = {
+            life.group.root: max(life.last, life.group.root.node)
+            for life in self.lives
+            if life.group.phase is Phase.FORWARD
+        }
+        """The last op of forward that reads a tensor, or the one that makes it."""
+        self._known: dict[tuple[object, ...], IntArray] = {}
+        self._row: dict[int, IntArray] = {}
+
+    def at(self, place: int, aside: int) -> dict[int, IntArray]:
+        """Bytes per node of the problem and choice while the op at `place` is computed. What is set
+        aside counts for the op."""
+        self._row = {}
+        graph, node = self.graph, self.graph.nodes[place]
+        for given in graph.with_role(*_GIVEN):
+            self._add(given, self._made(given, 0))
+        for param in graph.with_role(Role.PARAM):
+            self._add(param, self.num_copies * self._made(param, 0))
+        for output in range(len(node.outputs)):
+            self._add(node, self._made(node, output))
+        self._add(node, self._scratch(node) + aside)
+        for life in self.lives:
+            root = graph.nodes[life.group.root.node]
+            if root.role is Role.PARAM:
+                self._add_param(life, root, node)
+            elif root.role is Role.OP and place in life.uses:
+                self._add(node, self._asked(life, node))
+            elif root.role is Role.OP and is_optional(root):
+                self._add_optional(life, root, node)
+            elif root.role is Role.OP and life.made is None:
+                self._add_saved(life, root, node)
+            elif root.role is Role.OP and life.group.phase is node.phase:
+                self._add_made(life, root, node)
+        if node.phase is Phase.BACKWARD:
+            for param, gradient in _gradients(graph):
+                if gradient.node < place:
+                    self._add_piece(param, gradient)
+        return self._row
+
+    def _add(self, node: Node, amounts: IntArray, key: str = "") -> None:
+        number = self.number[key or decision_key(node)]
+        self._row[number] = self._row[number] + amounts if number in self._row else amounts
+
+    def _add_param(self, life: _Life, param: Node, node: Node) -> None:
+        """What is kept of it, and a state that the op of the moment reads it in, which may be that
+        or its storage."""
+        kept = self._kept(param)
+        if not life.group.crosses or life.group.phase is Phase.FORWARD:
+            is_kept = False
+        elif node.phase is Phase.FORWARD:
+            is_kept = node.index > self.last[life.group.root]
+        else:
+            # What is cast of it may be cast early.
+            is_kept = node.index <= life.first and not any(use in self.casts for use in life.uses)
+        if is_kept:
+            self._add(param, kept)
+        if node.index in life.uses:
+            self._add(node, self._asked(life, node))
+            self._add(param, -self._made(param, 0) - (kept if is_kept else 0))
+
+    def _add_optional(self, life: _Life, copy: Node, node: Node) -> None:
+        """An output of an optional copy, if that is there; else what is saved of the original's."""
+        output, piece = life.group.root.output, self._piece(life.group.root)
+        if node.phase is Phase.FORWARD:
+            root = Ref(self.by_name[copy.name], output)
+            if node.index > self.last.get(root, root.node):
+                self._add(copy, self._saved(copy, output))
+        elif node.index < life.first:
+            # A copy is made where the first op needs it that is there: maybe later than here.
+            self._add(copy, self._saved(copy, output))
+        elif life.certain < node.index < life.last:
+            self._add(copy, self._per_label(copy, ("piece", output), lambda _: piece))
+
+    def _add_saved(self, life: _Life, root: Node, node: Node) -> None:
+        """What crosses, while nothing reads it, and later a piece of it."""
+        ref = life.group.root
+        if node.phase is Phase.FORWARD:
+            is_whole = node.index > self.last.get(ref, ref.node)
+        else:
+            is_whole = node.index < life.first
+        key = SAVED + root_key(self.graph, ref)
+        if is_whole and root_key(self.graph, ref) in self.offloaded:
+            return
+        if is_whole and key in self.number:
+            self._add(root, self._sizes(ref, self.labels[key]), key)
+        elif is_whole:
+            self._add(root, self._made(root, ref.output))
+        elif node.phase is Phase.BACKWARD and node.index < life.last:
+            self._add_piece(root, ref)
+
+    def _add_made(self, life: _Life, root: Node, node: Node) -> None:
+        assert life.made is not None
+        if root.index in self.casts or node.index <= life.made:
+            return
+        if node.index < life.first:
+            self._add(root, self._waiting(root, life.group.root.output))
+        elif node.index < life.last:
+            self._add_piece(root, life.group.root)
+
+    def _add_piece(self, root: Node, ref: Ref) -> None:
+        self._add(root, np.full(len(self.labels[decision_key(root)]), self._piece(ref), np.int64))
+
+    def _piece(self, ref: Ref) -> int:
+        return self.graph.type_of(ref).num_bytes // prod(self.sizes)
+
+    def _made(self, node: Node, output: int) -> IntArray:
+        """Bytes of an output as the node makes it, or as a parameter is stored."""
+
+        def size(label: Label) -> int:
+            match label:
+                case Choice():
+                    state = shardings(node, label)[1][output]
+                case ParamChoice():
+                    state = label.storage
+                case Sharding():
+                    state = label
+                case _:
+                    return 0
+            return self._local(Ref(node.index, output), state)
+
+        return self._per_label(node, ("made", output), size)
+
+    def _waiting(self, node: Node, output: int) -> IntArray:
+        """Bytes of an output that nothing has read yet: what is partial may be in pieces."""
+        ref = Ref(node.index, output)
+
+        def size(label: Label) -> int:
+            if not isinstance(label, Choice):
+                return 0
+            state = shardings(node, label)[1][output]
+            return self._piece(ref) if state.has_partial else self._local(ref, state)
+
+        return self._per_label(node, ("waiting", output), size)
+
+    def _saved(self, copy: Node, output: int) -> IntArray:
+        ref = Ref(copy.index, output)
+
+        def size(label: Label) -> int:
+            if not isinstance(label, Saved) or not label.states or label.offloaded:
+                return 0
+            return self._local(ref, label.states[output])
+
+        return self._per_label(copy, ("saved", output), size)
+
+    def _kept(self, param: Node) -> IntArray:
+        def size(label: Label) -> int:
+            assert isinstance(label, ParamChoice)
+            is_copy = label.kept != label.storage
+            return self._local(Ref(param.index), label.kept) if is_copy else 0
+
+        return self._per_label(param, ("kept",), size)
+
+    def _asked(self, life: _Life, user: Node) -> IntArray:
+        """Bytes of a tensor in the state that an op reads it in."""
+        use, ref = life.uses[user.index], life.group.root
+        views = tuple(self.graph.nodes[view].key for view in use.chain)
+
+        def size(label: Label) -> int:
+            if not isinstance(label, Choice):
+                return 0
+            state = requirement(self.graph, use, shardings(user, label)[0][use.arg])
+            return 0 if state is None else self._local(ref, state)
+
+        return self._per_label(user, (root_key(self.graph, ref), use.arg, views), size)
+
+    def _scratch(self, node: Node) -> IntArray:
+        def size(label: Label) -> int:
+            if not isinstance(label, Choice):
+                return 0
+            return scratch_bytes(self.graph, node, label, self.sizes)
+
+        return self._per_label(node, ("scratch",), size)
+
+    def _per_label(
+        self, node: Node, what: tuple[object, ...], size: Callable[[Label], int]
+    ) -> IntArray:
+        """`size` of each choice of a node; `what` tells apart what is asked of nodes alike."""
+        if (node.key, *what) not in self._known:
+            found = [size(label) for label in self.labels[decision_key(node)]]
+            self._known[node.key, *what] = np.array(found, np.int64)
+        return self._known[node.key, *what]
+
+    def _sizes(self, ref: Ref, labels: tuple[Label, ...]) -> IntArray:
+        """Bytes of a tensor in each of the states `labels`."""
+        known = SAVED, root_key(self.graph, ref)
+        if known not in self._known:
+            found = [self._local(ref, x) if isinstance(x, Sharding) else 0 for x in labels]
+            self._known[known] = np.array(found, np.int64)
+        return self._known[known]
+
+    def _local(self, ref: Ref, state: Sharding) -> int:
+        return local_bytes(self.graph.type_of(ref), self.graph.atoms, state, self.sizes)

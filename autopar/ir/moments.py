@@ -1,0 +1,46 @@
+"""Moments of a step: while one op is computed that is computed where the graph has it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from autopar.ir.casts import casts_of
+from autopar.ir.copies import is_copy
+from autopar.ir.graph import Graph, Role, per_graph
+
+
+class Moment(NamedTuple):
+    """While op `number` of those with `key` is computed, as they are ordered in the graph."""
+
+    key: str
+    number: int
+
+
+def is_moment(graph: Graph, index: int) -> bool:
+    """Whether an op is computed in its place, whatever is decided. A copy is made in front of the
+    first op that reads it; casts of parameters and of gradients are done with what moves them."""
+    casts = casts_of(graph)
+    moved = index in casts.copies or index in casts.gradients
+    return not moved and not is_copy(graph.nodes[index])
+
+
+def moment_of(graph: Graph, index: int) -> Moment:
+    """While the op at `index` is computed."""
+    key = graph.nodes[index].key
+    return Moment(key, _ops(graph)[key].index(index))
+
+
+def node_at(graph: Graph, moment: Moment) -> int:
+    """The op that is computed then."""
+    return _ops(graph)[moment.key][moment.number]
+
+
+@per_graph
+def _ops(graph: Graph) -> Mapping[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for node in graph.with_role(Role.OP):
+        if not node.view:
+            found[node.key].append(node.index)
+    return dict(found)

@@ -1,0 +1,92 @@
+"""Rows of memory: what a problem says is held at a moment is held when the step is played."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
+from autopar.cost_model import account as bill
+from autopar.cost_model.moments import with_moments
+from autopar.cost_model.price import price
+from autopar.ir.choices import Saved
+from autopar.ir.moments import Moment, is_moment, moment_of
+from autopar.ir.problem import Problem, Solution, Status
+from autopar.ir.schedule import Compute
+from autopar.ir.timeline import Timeline
+from autopar.plans.decisions import make_structure
+from autopar.plans.options import Options
+from autopar.plans.request import PlanRequest, ask
+from autopar.plans.settling import same_choice, settled_request
+from autopar.solver import evaluate, solve
+from autopar.solver.evaluate import Evaluator
+from autopar.solver.heuristic import Descent
+from autopar.solver.memory import usages_at
+from autopar.solver.search import Clock
+from tests.codegen.models import case
+
+MOMENTS = 40
+
+
+def random_solution(problem: Problem, seed: int) -> Solution:
+    """Of any cost, in which nothing is saved that backward does not read."""
+    rng = np.random.default_rng(seed)
+    costs = tuple(rng.integers(0, 10**6, len(c)) for c in problem.costs)
+    stated = replace(problem, costs=costs, windows=(), usage_limit=None)
+    found = Descent(stated, Evaluator(stated), Clock(None)).grown()
+    if not evaluate(stated, found).feasible:
+        found = solve(stated).choice
+    choice, before = list(found), list[int]()
+    while choice != before:
+        before = list(choice)
+        for node, labels in enumerate(problem.labels):
+            sinks = [s for flow in problem.flows if flow.source == node for s in flow.sinks]
+            if Saved() in labels and all(s.state[choice[s.node]] < 0 for s in sinks):
+                choice[node] = labels.index(Saved())
+    return Solution(Status.FEASIBLE, tuple(choice), evaluate(problem, choice).arcs)
+
+
+def held_at_ops(request: PlanRequest, problem: Problem, solution: Solution) -> dict[Moment, int]:
+    """What is held while each op is computed, when the step that a solution comes to is played."""
+    settled = request
+    if request.again is None:
+        settled = settled_request(request, problem, solution)
+        plain = price(settled)
+        choice = same_choice(problem, solution, plain, settled.step)
+        found = evaluate(plain, choice)
+        problem, solution = plain, replace(solution, choice=choice, arcs=found.arcs)
+    timelines: list[Timeline] = []
+    with pytest.MonkeyPatch.context() as patch:
+        play = bill.play
+        patch.setattr(bill, "play", lambda *args: timelines.append(play(*args)) or timelines[-1])
+        structure = make_structure(settled, problem, solution)
+        memory = bill.account(settled, structure).estimates.memory
+    (played,) = timelines
+    static = memory.params + memory.gradients + memory.optimizer
+    return {
+        moment_of(settled.step, event.node): static + sum(live)
+        for event, live in zip(played.events, played.live, strict=True)
+        if isinstance(event, Compute) and is_moment(settled.step, event.node)
+    }
+
+
+@pytest.mark.parametrize(
+    ("mesh", "is_open"), [("1", False), ("2", False), ("2x2", False), ("1", True), ("2", True)]
+)
+@pytest.mark.parametrize("name", ["shapes", "gpt2", "llama"])
+def test_no_more_than_is_held(name: str, mesh: str, is_open: bool) -> None:
+    graph, cluster = case(name).traced.graph, parse_cluster(f"{mesh}xH100")
+    asked = ask(graph, cluster, Options(mesh=mesh, backend="eager"))
+    request = replace(asked.on(parse_mesh(mesh, cluster)), again=None if is_open else ())
+    problem = price(request)
+    for seed in range(2):
+        solution = random_solution(problem, seed)
+        held = held_at_ops(request, problem, solution)
+        moments = [*held]
+        for moment in moments[seed :: 1 + len(moments) // MOMENTS]:
+            row = with_moments(request, problem, {moment: 0})
+            stated = sum(int(u[solution.choice[i]]) for i, u in usages_at(row, 1))
+            assert stated <= held[moment], moment
