@@ -31,14 +31,17 @@ def request_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
     )
 
 
+_ABSENT = "none"
+
+
 def _inputs(old: Plan, new: Plan) -> Iterator[tuple[str, str, str]]:
     lines = old.structure.inputs, new.structure.inputs
     a, b = ({line.partition(":")[0]: line for line in side} for side in lines)
     if list(a.values()) != list(lines[0]) or list(b.values()) != list(lines[1]):
-        yield "inputs", "; ".join(lines[0]), "; ".join(lines[1])
+        yield "inputs", *("; ".join(side) if side else _ABSENT for side in lines)
         return
     for name in {**a, **b}:
-        yield f"input {name}", a.get(name, ""), b.get(name, "")
+        yield f"input {name}", a.get(name, _ABSENT), b.get(name, _ABSENT)
     if set(a) == set(b):
         yield "order of the inputs", ", ".join(a), ", ".join(b)
 

@@ -4,6 +4,8 @@
 2. Its rounding is the first plan. When it costs what the bound says, it is optimal and no integer
    program is needed; else diving and coordinate descent look for better ones.
 3. Otherwise columns whose reduced cost exceeds the gap are taken out, and HiGHS solves the rest.
+   With windows, whose relaxations take long, it first gets what plans near the bound can use alone
+   (`_narrow`), in place of dives: memory leaves a few nodes split, which take others with them.
    Its answer is evaluated again: where memory is broken by less than HiGHS's tolerance a cover row
    is added, where a flow's shared arcs are fractional they are made integer, and HiGHS runs again.
 4. Among the plans of that cost the one of the lowest tie weight is found (`tiebreak`).
@@ -40,10 +42,15 @@ WINDOWED_TOLERANCE = 1e-3
 """The gap with which a plan of a problem with windows is good enough. In the relaxation, resources
 of a window share one choice between them as no plan can."""
 
-_MAX_WINDOWED = 5_000
+_NEAR = (1 / 400, 1 / 100, 1 / 25)
+"""How far above the bound plans are looked for, one after the other, as parts of it. Llama-8B on
+eight and on 64 devices, memory binding: within 1/400 is a plan 4 and 1 % better than what dives
+find, in a tenth of the time."""
+
+_MAX_WINDOWED = 8_000
 """Columns that plans of a program with windows may use which are better than the one in hand, that
-branch and bound takes: where there are more, the plan that dives and descents found is kept, with
-its gap."""
+branch and bound takes where that is within the first of `_NEAR`: where there are more, it is kept,
+with its gap."""
 
 _PATIENCE = 4
 """Rows per step of the simplex method after which another method goes on, with windows: where a
@@ -101,8 +108,8 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> None:
     duals = _read_relaxation(state, model, highs, answer)
     if state.infeasible:
         return
-    is_slow = model.windows and duals is not None and _num_open(state, duals) > _MAX_WINDOWED
-    if not state.settled and not is_slow and answer.outcome is Outcome.OPTIMAL:
+    is_open = not state.settled and answer.outcome is Outcome.OPTIMAL
+    if is_open and not (model.windows and duals and _narrow(state, model, highs, duals)):
         _solve_integer(state, model, highs, duals)
     if state.proven and not aim.tolerance and duals is not None and not state.clock.expired:
         break_ties(state, model, highs, duals)
@@ -173,34 +180,61 @@ def _read_relaxation(state: Search, model: Model, highs: Highs, answer: Answer) 
     choice = rounded(model, answer.values)
     state.statistics["lp_fractional"] = num_fractional(model, answer.values)
     state.offer(choice, state.evaluator(choice))
-    if model.windows and not state.settled:
-        # Each further relaxation takes long there.
-        _descend(state, state.choice or choice)
-    if not state.settled:
-        dive(state, model, highs, answer.values)
     if not model.windows and not state.settled:
+        dive(state, model, highs, answer.values)
+    if not state.settled:
         _descend(state, state.choice or choice)
     state.statistics["dive_cpu_s"] = process_time() - started
     return duals
 
 
-def _solve_integer(state: Search, model: Model, highs: Highs, duals: DualBound | None) -> None:
+def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound) -> bool:
+    """Looks for plans near the bound; whether that is enough, or all that is worth its time."""
+    near = [part * duals.value for part in _NEAR]
+    for room in near:
+        if _room(state, duals) > room:
+            _solve_integer(state, model, highs, duals, room)
+            highs.free()
+        if state.settled or state.clock.expired or _room(state, duals) <= room:
+            break
+    open_columns = np.abs(duals.reduced_costs) <= _room(state, duals)
+    is_slow = int(open_columns.sum()) > _MAX_WINDOWED
+    return state.settled or (is_slow and state.gap <= near[0])
+
+
+def _room(state: Search, duals: DualBound) -> float:
+    """What plans may cost more than the relaxation and not more than the best one."""
+    best = state.evaluation
+    return float("inf") if best is None else best.objective - duals.value + SAME_COST
+
+
+def _solve_integer(
+    state: Search,
+    model: Model,
+    highs: Highs,
+    duals: DualBound | None,
+    room: float = float("inf"),
+) -> None:
+    """The best plan, of those that cost at most `room` more than the relaxation."""
     started = process_time()
-    if duals is not None and state.evaluation is not None:
-        restrict(highs, duals, state.gap + SAME_COST)
+    most, is_whole = float("inf"), True
+    if duals is not None:
+        is_whole = _room(state, duals) <= room
+        room = min(_room(state, duals), room)
+        most = duals.value + room
+        if room < float("inf"):
+            restrict(highs, duals, room)
     extra = np.empty(0, dtype=np.int64)
     for _ in range(_MAX_ROUNDS):
         highs.limit_time(state.clock.left_s())
         answer = highs.solve_integer(extra)
         state.statistics["nodes"] = int(state.statistics["nodes"]) + answer.num_nodes
         if answer.outcome is Outcome.INFEASIBLE:
-            state.infeasible = state.evaluation is None
-            if not state.infeasible:
-                state.statistics["fault"] = "HiGHS calls a problem infeasible that has a plan"
+            _no_plan(state, most, is_whole=is_whole)
             break
         if answer.outcome is Outcome.FAILED and state.evaluation is None:
             raise SolverError(f"HiGHS failed on the integer program: {answer.detail}")
-        _raise_bound(state, (answer.bound - _TOLERANCE) / model.cost_scale)
+        _raise_bound(state, min((answer.bound - _TOLERANCE) / model.cost_scale, most))
         if not len(answer.values):
             break
         choice = rounded(model, answer.values)
@@ -216,14 +250,18 @@ def _solve_integer(state: Search, model: Model, highs: Highs, duals: DualBound |
             _check_agreement(state, evaluation, answer.objective / model.cost_scale)
             break
         extra = np.union1d(extra, fractional)
-    state.statistics["mip_cpu_s"] = process_time() - started
+    took = float(state.statistics.get("mip_cpu_s", 0.0)) + process_time() - started
+    state.statistics["mip_cpu_s"] = took
 
 
-def _num_open(state: Search, duals: DualBound) -> int:
-    """Columns that plans may use which are better than the one in hand; 0 where there is none."""
-    if state.evaluation is None:
-        return 0
-    return int((np.abs(duals.reduced_costs) <= state.gap + SAME_COST).sum())
+def _no_plan(state: Search, most: float, *, is_whole: bool) -> None:
+    """HiGHS says that nothing of what was left in is a plan: none costs `most` or less."""
+    if not is_whole:
+        state.raise_bound(most)
+        return
+    state.infeasible = state.evaluation is None
+    if not state.infeasible:
+        state.statistics["fault"] = "HiGHS calls a problem infeasible that has a plan"
 
 
 def _raise_bound(state: Search, bound: float) -> None:

@@ -103,9 +103,8 @@ def test_equal_to_the_best_of_all_that_can_be_done(
     """To the nanosecond where nothing hides, else within the tolerance of windows."""
     plain = price(request(gb_per_s))
     roomy = solve(replace(plain, usage_limit=None))
-    least = min(
-        sum(int(u.amounts.min()) for (u,) in price(some).usages) for some in decided(gb_per_s)
-    )
+    fewest = [[int(u.amounts.min()) for (u,) in price(some).usages] for some in decided(gb_per_s)]
+    least = min(map(sum, fewest))
     limit = least + int(part * (held(plain, roomy.choice) - least))
     every = [solve(stated(some, limit, hides=hides)) for some in decided(gb_per_s)]
     best = min((each for each in every if each.choice), key=lambda each: each.objective)

@@ -32,7 +32,7 @@ def both() -> tuple[Plan, Plan]:
     keys = (*offloadable(graph, mesh),)
     structure = msgspec.structs.replace(plain.structure, offloaded=keys, reload_pace=1 << 20)
     request = ask(graph, cluster, Options(memory_limit_bytes=LIMIT)).on(mesh)
-    estimates = account(request, structure)
+    estimates = account(request, structure).estimates
     found = msgspec.structs.replace(plain, structure=structure, estimates=estimates)
     return plain, Plan.from_bytes(found.to_bytes())
 

@@ -27,6 +27,7 @@ NAMED_ELSEWHERE = {
     "codegen/bias.py": "the addition that a matmul takes in again",
     "codegen/tidy.py": "pairs of ops that cancel",
     "runtime/ops/gates.py": "activations and the ops that differentiate them",
+    "runtime/ops/host_copies.py": "its own ops, as codegen puts them into graphs",
     "runtime/program/sharded.py": "what a user may do with an output in pieces: eager, not planned",
     "runtime/simulator/precision.py": "which kernels of eager take sums in float32",
     "tracer/normalize.py": "losses whose mean becomes a sum before there is a graph to plan",
