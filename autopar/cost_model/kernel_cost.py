@@ -95,7 +95,7 @@ def node_s(
     if is_fusible(node):
         if not moved:
             return 0.0
-        return pointwise_s(moved, device, _part(node, device), starts=any(work.writes))
+        return pointwise_s(moved, device, bandwidth_part(node, device), starts=any(work.writes))
     if not is_contraction(node.op):
         return device.floor_s(device.kernels.start_s) + stream_s(moved, device)
     made = sum(
@@ -123,7 +123,7 @@ def _contraction_s(
     return found_s
 
 
-def _part(node: Node, device: Device) -> float:
+def bandwidth_part(node: Node, device: Device) -> float:
     """The part of the memory's bandwidth that a fusible op reaches. Backward sums over rows, whose
     elements lie far apart, beside what it needs of each row."""
     if not reduces(node):

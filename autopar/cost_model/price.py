@@ -26,6 +26,7 @@ from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.offloads import Offloads, optional_ops, state_of
 from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.saved import decision_key, saved_states, with_savings
+from autopar.cost_model.saved_traffic import add_saved_traffic
 from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.windows import Windows
 from autopar.errors import InfeasibleError
@@ -141,6 +142,8 @@ def _compute(
             for axis in np.flatnonzero(talk.any(axis=1)).tolist():
                 waited = hiding.waited(axis, talk[axis])
                 windows.add_node(place, number[key], [count * saved for saved in waited])
+    if options.fuses(cluster.device):
+        add_saved_traffic(graph, mesh, cluster.device, all_groups, table, work, costs, windows)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     kinds = Counter(node.key for node in graph.with_role(Role.PARAM) if node.target in trained)
     optimizer = find_optimizer(options.optimizer)

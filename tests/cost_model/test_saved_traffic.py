@@ -1,0 +1,39 @@
+"""What saving adds to kernels: an open problem costs what the step that it is settled to does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autopar.cluster.mesh_shapes import parse_mesh
+from autopar.cluster.parsing import parse_cluster
+from autopar.cost_model.price import price
+from autopar.plans.options import Options
+from autopar.plans.request import PlanRequest, ask
+from autopar.plans.settling import same_choice, settled_request
+from autopar.solver import evaluate
+from tests.cost_model.test_moments import random_solution
+from tests.driver.test_again import traced
+
+
+def request(mesh: str) -> PlanRequest:
+    cluster = parse_cluster(f"{mesh}xH100")
+    asked = ask(traced().graph, cluster, Options(mesh=mesh))
+    return replace(asked.on(parse_mesh(mesh, cluster)), again=None)
+
+
+@pytest.mark.parametrize("mesh", ["1", "2"])
+def test_fused_kernels_write_and_read_what_is_saved(mesh: str) -> None:
+    wanted = request(mesh)
+    problem = price(wanted)
+    found: set[tuple[str, ...]] = set()
+    for seed in range(12):
+        solution = random_solution(problem, seed)
+        settled = settled_request(wanted, problem, solution)
+        plain = price(settled)
+        choice = same_choice(problem, solution, plain, settled.step)
+        cost = evaluate(problem, solution.choice).objective
+        assert evaluate(plain, choice).objective == pytest.approx(cost, abs=20)
+        found.add(settled.again or ())
+    assert len(found) > 2
