@@ -35,8 +35,8 @@ from autopar.plans.request import PlanRequest
 
 _MAX_AXES = 1
 """On how many mesh axes what to offload is open. Problems of more have many more columns, for which
-the dense rows of two more resources are too slow: of Llama-8B on 8x8 devices, dives that take 10
-CPU seconds without them take minutes."""
+the dense rows of two more resources are slow: Llama-8B on 8x8 devices within 12 GiB takes three
+times as long, 212 CPU seconds, for a step that is 1.2 % shorter."""
 
 
 @dataclass(frozen=True, slots=True)

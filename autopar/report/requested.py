@@ -38,7 +38,8 @@ def _inputs(old: Plan, new: Plan) -> Iterator[tuple[str, str, str]]:
     lines = old.structure.inputs, new.structure.inputs
     a, b = ({line.partition(":")[0]: line for line in side} for side in lines)
     if list(a.values()) != list(lines[0]) or list(b.values()) != list(lines[1]):
-        yield "inputs", *("; ".join(side) if side else _ABSENT for side in lines)
+        before, after = ("; ".join(side) if side else _ABSENT for side in lines)
+        yield "inputs", before, after
         return
     for name in {**a, **b}:
         yield f"input {name}", a.get(name, _ABSENT), b.get(name, _ABSENT)

@@ -22,6 +22,7 @@ from autopar.plans.request import ask
 from autopar.plans.weight_layouts import ENOUGH, Roles, describe, find_roles, signature
 from autopar.solver import solve
 from autopar.solver.evaluate import Evaluator
+from autopar.solver.exact import WINDOWED_TOLERANCE
 from tests.graphs import linear_step
 from tests.planned import hostless
 from tests.report.plans import two_axis_plan
@@ -88,7 +89,8 @@ def test_no_combination_of_roles_is_another_and_better(hidden: int, out: int, la
         if moved(roles, chosen, other) >= ENOUGH
     ]
     found = margin(graph, "4xL4", "4")
-    assert (found.bound_ns, found.step_ns) == (min(steps), min(steps))
+    assert found.step_ns == min(steps)
+    assert (1 - WINDOWED_TOLERANCE) * min(steps) <= found.bound_ns <= min(steps)
 
 
 def only(problem: Problem, roles: Roles, wanted: Sequence[tuple[str]]) -> Problem:

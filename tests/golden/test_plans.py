@@ -134,8 +134,11 @@ def test_megatron_in_the_node_and_sharded_parameters_across(
     for module in ROWS:
         assert made(layout, module, "mm") == {Sharding((S(0), P))}, module
     for module in ATTENTION:
-        # By tokens: the smaller weights of attention hide as they are gathered.
-        assert made(layout, module, "mm") == {Sharding((S(0), S(0, 1)))}, module
+        # By tokens: the smaller weights of attention hide as they are gathered. The larger product
+        # of queries is as fast by columns on H100.
+        is_tokens = not (is_h100 and module == "q_proj")
+        wanted = Sharding((S(0), S(0, 1) if is_tokens else S(1)))
+        assert made(layout, module, "mm") == {wanted}, module
     sdpa = [v for k, v in plan.structure.ops.items() if k.endswith("self_attn:forward:sdpa.0")]
     assert sdpa == ["b,kv"]
     assert made(layout, "lm_head", "mm") == {Sharding((S(0), S(1)))}
@@ -145,10 +148,10 @@ def test_megatron_in_the_node_and_sharded_parameters_across(
         matrix, storage = len(at.shape) == 2, Sharding.parse(at.storage)
         if matrix and at.shape[0] * at.shape[1] > 2**24:
             # Where memory does not bind, gradients of attention are summed as fast as scattered.
-            is_whole = is_h100 and any(module in parameter for module in ATTENTION)
+            is_whole = is_h100 and any(module in parameter for module in ATTENTION[:3])
             assert storage.placements.count(R) == is_whole, parameter
     whole, shards = Sharding((S(0), R)), Sharding((S(0), S(1)))
-    assert used(layout, "input_layernorm", "mul") == {shards}
+    assert used(layout, "input_layernorm", "mul") == ({shards, whole} if is_h100 else {shards})
     for module in NORMS[1:]:
         assert used(layout, module, "mul") == {whole}, module
     for module in ROWS:

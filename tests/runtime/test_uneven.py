@@ -24,7 +24,7 @@ def ranks() -> list[Any]:
 def test_training_equals_one_process(ranks: list[Any], case: str) -> None:
     for seen in (rank[case] for rank in ranks):
         assert max(seen[name] for name in ("loss", "grad", "norm", "param")) < TOLERANCE
-        assert seen["uneven"] > 3
+        assert seen["uneven"] > 2
         assert seen["same objects"] and seen["same names"] and seen["tied"]
 
 
