@@ -20,6 +20,9 @@ from autopar.solver.search import Search
 
 _INTEGRAL = 1e-6
 _MAX_STEPS = 40
+_MAX_WINDOWED_STEPS = 8
+"""With windows a step takes long, and few nodes are split."""
+
 
 _Order = Callable[[FloatArray, IntArray], IntArray]
 """Values and usages of a node's split choices to their order of preference."""
@@ -66,7 +69,7 @@ def _dive(
     sizes: Sequence[IntArray],
     order: _Order,
 ) -> None:
-    for _ in range(_MAX_STEPS):
+    for _ in range(_MAX_WINDOWED_STEPS if model.windows else _MAX_STEPS):
         node, split = _most_split(model, values, sizes)
         if node < 0 or state.clock.expired:
             return

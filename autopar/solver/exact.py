@@ -6,6 +6,7 @@
 3. Otherwise columns whose reduced cost exceeds the gap are taken out, and HiGHS solves the rest.
    With windows, whose relaxations take long, it first gets what plans near the bound can use alone
    (`_narrow`), in place of dives: memory leaves a few nodes split, which take others with them.
+   Where a plan near the optimum is enough, as of the programs of column generation, dives do.
    Its answer is evaluated again: where memory is broken by less than HiGHS's tolerance a cover row
    is added, where a flow's shared arcs are fractional they are made integer, and HiGHS runs again.
 4. Among the plans of that cost the one of the lowest tie weight is found (`tiebreak`).
@@ -105,11 +106,11 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> None:
         state.infeasible = True
         return
     highs, answer = _relax(state, model, started, aim)
-    duals = _read_relaxation(state, model, highs, answer)
+    duals = _read_relaxation(state, model, highs, answer, aim)
     if state.infeasible:
         return
     is_open = not state.settled and answer.outcome is Outcome.OPTIMAL
-    if is_open and not (model.windows and duals and _narrow(state, model, highs, duals)):
+    if is_open and not (model.windows and duals and _narrow(state, model, highs, duals, aim)):
         _solve_integer(state, model, highs, duals)
     if state.proven and not aim.tolerance and duals is not None and not state.clock.expired:
         break_ties(state, model, highs, duals)
@@ -159,7 +160,9 @@ def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs
     return highs, answer
 
 
-def _read_relaxation(state: Search, model: Model, highs: Highs, answer: Answer) -> DualBound | None:
+def _read_relaxation(
+    state: Search, model: Model, highs: Highs, answer: Answer, aim: Aim
+) -> DualBound | None:
     """Bound and first plans from the relaxation. None when it gave no duals."""
     started = process_time()
     if answer.outcome is Outcome.INFEASIBLE:
@@ -180,18 +183,21 @@ def _read_relaxation(state: Search, model: Model, highs: Highs, answer: Answer) 
     choice = rounded(model, answer.values)
     state.statistics["lp_fractional"] = num_fractional(model, answer.values)
     state.offer(choice, state.evaluator(choice))
-    if not model.windows and not state.settled:
+    if model.windows and not state.settled:
+        _descend(state, state.choice or choice)
+    if not state.settled and (aim.tolerance or not model.windows):
         dive(state, model, highs, answer.values)
-    if not state.settled:
+    if not model.windows and not state.settled:
         _descend(state, state.choice or choice)
     state.statistics["dive_cpu_s"] = process_time() - started
     return duals
 
 
-def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound) -> bool:
-    """Looks for plans near the bound; whether that is enough, or all that is worth its time."""
+def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound, aim: Aim) -> bool:
+    """Looks for plans near the bound, if dives did not; whether that is enough, or all that is
+    worth its time."""
     near = [part * duals.value for part in _NEAR]
-    for room in near:
+    for room in () if aim.tolerance else near:
         if _room(state, duals) > room:
             _solve_integer(state, model, highs, duals, room)
             highs.free()
@@ -199,7 +205,8 @@ def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound) -> bool
             break
     open_columns = np.abs(duals.reduced_costs) <= _room(state, duals)
     is_slow = int(open_columns.sum()) > _MAX_WINDOWED
-    return state.settled or (is_slow and state.gap <= near[0])
+    is_near = bool(aim.tolerance) or state.gap <= near[0]
+    return state.settled or (is_slow and is_near and state.evaluation is not None)
 
 
 def _room(state: Search, duals: DualBound) -> float:
