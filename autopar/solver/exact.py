@@ -6,7 +6,7 @@
 3. Otherwise columns whose reduced cost exceeds the gap are taken out, and HiGHS solves the rest.
    With windows, whose relaxations take long, it first gets what plans near the bound can use alone
    (`_narrow`), in place of dives: memory leaves a few nodes split, which take others with them.
-   Where a plan near the optimum is enough, as of the programs of column generation, dives do.
+   Of the programs of column generation even that takes too long: there dives do.
    Its answer is evaluated again: where memory is broken by less than HiGHS's tolerance a cover row
    is added, where a flow's shared arcs are fractional they are made integer, and HiGHS runs again.
 4. Among the plans of that cost the one of the lowest tie weight is found (`tiebreak`).
@@ -67,12 +67,14 @@ class Aim:
     cost and tie weight is known. With a `cutoff` when no plan costs less than that, with a
     `tolerance` when the best plan's gap is at most that part of its cost, whatever its weight. With
     `max_iterations`, no linear program takes more steps of the simplex method than that, and branch
-    and bound no more than `_FEW_NODES` nodes."""
+    and bound no more than `_FEW_NODES` nodes. With windows, plans come of `dives` if so wished, and
+    there is no integer program where it is large."""
 
     ways: Ways = any_way
     cutoff: float = float("inf")
     tolerance: float = 0.0
     max_iterations: int | None = None
+    dives: bool = False
 
 
 EXACT = Aim()
@@ -185,7 +187,7 @@ def _read_relaxation(
     state.offer(choice, state.evaluator(choice))
     if model.windows and not state.settled:
         _descend(state, state.choice or choice)
-    if not state.settled and (aim.tolerance or not model.windows):
+    if not state.settled and (aim.dives or not model.windows):
         dive(state, model, highs, answer.values)
     if not model.windows and not state.settled:
         _descend(state, state.choice or choice)
@@ -197,7 +199,7 @@ def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound, aim: Ai
     """Looks for plans near the bound, if dives did not; whether that is enough, or all that is
     worth its time."""
     near = [part * duals.value for part in _NEAR]
-    for room in () if aim.tolerance else near:
+    for room in () if aim.dives else near:
         if _room(state, duals) > room:
             _solve_integer(state, model, highs, duals, room)
             highs.free()
@@ -205,7 +207,7 @@ def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound, aim: Ai
             break
     open_columns = np.abs(duals.reduced_costs) <= _room(state, duals)
     is_slow = int(open_columns.sum()) > _MAX_WINDOWED
-    is_near = bool(aim.tolerance) or state.gap <= near[0]
+    is_near = aim.dives or state.gap <= near[0]
     return state.settled or (is_slow and is_near and state.evaluation is not None)
 
 

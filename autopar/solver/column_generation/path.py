@@ -45,7 +45,8 @@ from autopar.solver.windows import first_shares, weighed
 TOLERANCE = 0.01
 """The gap with which a plan is good enough, as a part of its cost, if it cannot be closed soon."""
 
-_MASTER = exact.Aim(ways=shortest_ways, tolerance=TOLERANCE / 4)
+_MASTER = exact.Aim(ways=shortest_ways, tolerance=TOLERANCE / 4, dives=True)
+_CLOSING = exact.Aim(dives=True)
 _MANY_NODES = 1_000
 """Nodes of which a master of `_FIRST_CHOICES` has no more than two choices each."""
 
@@ -121,7 +122,7 @@ class _Work:
         if self.finished():
             return
         if self._is_thin:
-            self._close(exact.Aim(cutoff=self.state.cutoff, tolerance=TOLERANCE))
+            self._close(exact.Aim(cutoff=self.state.cutoff, tolerance=TOLERANCE, dives=True))
         else:
             self._grow(max(_FIRST_CHOICES, self._room))
 
@@ -244,7 +245,7 @@ class _Work:
         ]
         return sum(map(len, self.kept)) - before
 
-    def _close(self, aim: exact.Aim = exact.EXACT) -> None:
+    def _close(self, aim: exact.Aim = _CLOSING) -> None:
         """Solves what is left of the problem: no better plan has any other choice."""
         state = self.state
         found = exact.find_exactly(self.problem, state.clock, state.progress, aim)
