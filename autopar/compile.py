@@ -105,15 +105,17 @@ def best_on(
     rows: Mapping[Moment, int] = {}
     bound = 0
     if stated is None:
-        request = replace(request, again=())
+        # Where chains of ops are fused, making one again may cost less than to write and read it.
+        is_open = request.options.fuses(request.cluster.device)
+        request = replace(request, again=None if is_open else ())
         stated = price(request)
         free = _fitting(request, replace(stated, usage_limit=None), say)
         found = _within(free, cutoff)
         if found is not None:
-            return replace(found, problem=stated)
+            return replace(found, problem=replace(found.problem, usage_limit=stated.usage_limit))
         say(f"{request.mesh}: memory binds; deciding what to make again or offload as well")
         request, rows, bound = replace(request, again=None), free.rows, free.bound
-        stated = price(request)
+        stated = stated if is_open else price(request)
     fitting = replace(_fitting(request, stated, say), rows=rows, bound=bound)
     found = _within(fitting, cutoff)
     assert found is not None

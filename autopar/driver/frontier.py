@@ -18,7 +18,7 @@ from autopar.compile import Say, best_on
 from autopar.cost_model.price import price
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.leanest import leanest
-from autopar.driver.search import planned, survey
+from autopar.driver.search import Tried, planned, survey
 from autopar.errors import InfeasibleError
 from autopar.ir.problem import Problem
 from autopar.ir.units import format_bytes
@@ -43,8 +43,7 @@ def find_frontier(asked: Asked, limits: Sequence[int], say: Say) -> Frontier:
     boundless = replace(asked.options, memory_limit_bytes=BOUNDLESS_BYTES)
     asked = replace(asked, options=boundless)
     first = survey(asked, say)
-    meshes = [_OnMesh(asked.on(tried.mesh), tried.found) for tried in first.tried]
-    # What is made again may be cheaper than to read it, so that this finds more than the survey.
+    meshes = [_OnMesh(asked.on(tried.mesh), tried) for tried in first.tried]
     top = _search(meshes, BOUNDLESS_BYTES, _counted(say, "without a limit"))
     bounds = _given(meshes, limits, say) if limits else _ladder(meshes, own, say)
     found = sorted(_all(meshes), key=_order)
@@ -115,15 +114,18 @@ class _OnMesh:
     `is_exhausted` once a limit was too small for any plan."""
 
     request: PlanRequest
-    first: InitVar[Candidate | None]
+    tried: InitVar[Tried]
     found: list[Candidate] = field(default_factory=list[Candidate])
     latest: Candidate | None = None
     bound: int = 0
     is_exhausted: bool = False
     stated: Problem | None = None
 
-    def __post_init__(self, first: Candidate | None) -> None:
-        self.found += [first] if first is not None else []
+    def __post_init__(self, tried: Tried) -> None:
+        self.found += [tried.found] if tried.found is not None else []
+        if self.request.options.fuses(self.request.cluster.device):
+            # Of the same plans: what is made again was open.
+            self.latest, self.bound = tried.found, tried.bound
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from autopar.ir.copies import original_key
 from autopar.plans.plan import OpTotal, Param, Plan
 from autopar.report.changes import Change, ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import WHOLE_MODEL, op_place
@@ -46,9 +47,10 @@ def _reshaped(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[Ch
 
 
 def _unshared_ops(old: Plan, new: Plan) -> Iterator[ChangeItem]:
+    """Without copies of ops, which are a decision."""
     a, b = old.structure.ops, new.structure.ops
     for key in {**a, **b}:
-        if not (key in a and key in b):
+        if not (key in a and key in b) and original_key(key) == key:
             plan = old if key in a else new
             place, name = op_place(key)
             total = plan.estimates.ops.get(key)

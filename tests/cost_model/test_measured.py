@@ -15,7 +15,7 @@ from autopar.cli.main import main
 from autopar.cluster.devices import DEVICES
 from autopar.cluster.measured import device_from_profile
 from autopar.cluster.profile import PROFILE_VERSION, LeftOut, Matmul, Pointwise, Profile
-from autopar.cost_model.measuring import stopwatch
+from autopar.cost_model.measuring import measure, stopwatch
 from autopar.cost_model.measuring.cases import cases
 from autopar.cost_model.measuring.measure import profile
 from autopar.cost_model.roofline import pointwise_s, product_s, stream_s
@@ -29,6 +29,13 @@ CPU = next(device for device in DEVICES.values() if device.kind == "cpu")
 @pytest.fixture(scope="module")
 def found() -> Profile:
     return profile("cpu", quick=True)
+
+
+@pytest.fixture
+def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entries of the list, measured once and briefly, where no figure is looked at."""
+    brief = replace(cases("cpu", quick=True), repeats=1, round_s=1e-4)
+    monkeypatch.setattr(measure, "cases", lambda *_, **__: brief)
 
 
 def made_up(*, kind: str = "cuda") -> Profile:
@@ -160,6 +167,7 @@ def test_profile_of_another_kind_is_refused() -> None:
         device_from_profile(made_up(), CPU)
 
 
+@pytest.mark.usefixtures("short_rounds")
 def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     largest = max(12 * elements for elements, _ in cases("cpu", quick=True).pointwise)
     monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 2 * largest - 1)
@@ -169,6 +177,7 @@ def test_what_does_not_fit_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.pointwise
 
 
+@pytest.mark.usefixtures("short_rounds")
 @pytest.mark.parametrize(
     "error", [torch.OutOfMemoryError("out of memory\nsee docs"), MemoryError("out of memory")]
 )
@@ -188,12 +197,14 @@ def test_running_out_of_memory_leaves_one_entry_out(
     assert [e.m for e in found.matmuls] == [64, 64, 256, 128]
 
 
+@pytest.mark.usefixtures("short_rounds")
 def test_no_memory_at_all_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopwatch, "free_bytes", lambda _: 0)
     with pytest.raises(ClusterError, match=r"no float32 matmul.*left out: needs 49152 bytes, and"):
         profile("cpu", quick=True)
 
 
+@pytest.mark.usefixtures("short_rounds")
 def test_progress_names_entries_and_settings_are_put_back() -> None:
     told: list[str] = []
     torch.set_float32_matmul_precision("high")
@@ -211,6 +222,7 @@ def test_a_device_that_is_not_there_is_an_error(name: str) -> None:
         profile(name, quick=True)
 
 
+@pytest.mark.usefixtures("short_rounds")
 def test_command_writes_a_profile(tmp_path: Path) -> None:
     path = tmp_path / "cpu.json"
     done = CliRunner().invoke(main, ["profile", "--device", "cpu", "--quick", "-o", str(path)])
@@ -224,6 +236,7 @@ def test_command_names_a_device_that_is_not_there() -> None:
     assert done.stderr.startswith("autopar: error: there is no device cuda:99 here: torch ")
 
 
+@pytest.mark.usefixtures("short_rounds")
 def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     kept, told = tmp_path / "unfinished", list[str]()
 
@@ -248,6 +261,7 @@ def test_a_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
     assert again == []
 
 
+@pytest.mark.usefixtures("short_rounds")
 def test_what_was_measured_elsewhere_is_measured_again(tmp_path: Path) -> None:
     kept = tmp_path / "unfinished"
     kept.write_bytes(msgspec.json.encode(stopwatch.Notebook("lab", {"launch of ops": (1,)})))

@@ -116,7 +116,7 @@ def test_nothing_is_made_again_where_all_fits() -> None:
 def test_a_plan_is_within_its_memory_and_no_longer_for_more(name: str, mesh: str) -> None:
     free = best_on(request(mesh=mesh, name=name), silent).estimates
     memory, steps = free.memory, [free.modelled_ns]
-    for part in (0.6,) if name else (0.7, 0.4):
+    for part in (0.8,) if name else (0.7, 0.4):
         limit = memory.total - int((1 - part) * memory.saved)
         try:
             found = best_on(request(limit, mesh, name), silent)
