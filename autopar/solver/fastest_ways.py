@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.ir.problem import Flow, IntArray, Problem, Window
+from autopar.ir.problem import FORBIDDEN, Flow, IntArray, Problem, Window
 from autopar.solver.routing import Route, Router
 
 _MAX_SWEEPS = 8
@@ -91,7 +91,9 @@ class FastestWays:
 
 def _routers(flow: Flow, savings: IntArray) -> list[Router]:
     """Of the fastest ways, one finds the way with which a resource is the least busy."""
-    left = [flow.costs.max(initial=0) * len(savings) - saved for saved in savings]
+    is_open = flow.costs < FORBIDDEN
+    most = flow.costs[is_open].max(initial=0) * len(savings)
+    left = [np.where(is_open, most - saved, FORBIDDEN) for saved in savings]
     distinct = {some.tobytes(): some for some in left}
     return [Router(flow, some) for some in distinct.values()] if len(distinct) > 1 else []
 

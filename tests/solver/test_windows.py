@@ -100,12 +100,14 @@ def test_what_hides_costs_nothing_and_no_more_of_it_hides_than_there_is_to_hide_
 
 def test_of_equally_fast_ways_tensors_take_those_that_use_all_links() -> None:
     """Two tensors, each over x and then y or the other way round: together they hide behind each
-    other if they do not do the same."""
-    arcs = [(0, 1, 8), (1, 3, 2), (0, 2, 2), (2, 3, 8)]
-    over_x, over_y = [8, 0, 2, 0], [0, 2, 0, 8]
+    other if they do not do the same. Links that carry nothing are in nobody's way, and what is
+    forbidden is no way."""
+    arcs = [(0, 1, 8), (1, 3, 2), (0, 2, 2), (2, 3, 8), (0, 3, FORBIDDEN)]
+    over_x, over_y, over_any = [8, 0, 2, 0, 0], [0, 2, 0, 8, 0], [8, 2, 2, 8, 0]
     flows = [flow(0, [0], [(1, [3])], arcs, 4), flow(1, [0], [(0, [3])], arcs, 4)]
     stated = problem([[0], [0]], flows=flows)
-    window = overlap({"x": ({}, {0: over_y, 1: over_y}), "y": ({}, {0: over_x, 1: over_x})})
+    carried = {"x": over_y, "y": over_x, **dict.fromkeys(("a", "b", "c", "d"), over_any)}
+    window = overlap({link: ({}, {0: saved, 1: saved}) for link, saved in carried.items()})
     found = solve(replace(stated, windows=(window,)))
     assert found.objective == 10
     assert found.arcs in (((0, 1), (2, 3)), ((2, 3), (0, 1)))
