@@ -27,6 +27,13 @@ from autopar.ir.problem import BoolArray, FloatArray
 
 Option = str | int | float | bool
 _ANY_NUMBER = 2**31 - 1
+_INTERIOR: dict[str, Option] = {
+    "solver": "ipm",
+    "ipm_optimality_tolerance": 1e-7,
+    "start_crossover_tolerance": 1e-4,
+}
+"""The interior point method hands over early, and the simplex method ends at the optimum: with
+HiGHS's 1e-8 it makes no progress at last where costs are large, and all of it is for nothing."""
 
 
 class Outcome(Enum):
@@ -116,7 +123,8 @@ class Highs(pulp.HiGHS):
             self.set_option("simplex_iteration_limit", most)
             if self._highs.getModelStatus() == highspy.HighsModelStatus.kIterationLimit:
                 self._highs.clearSolver()
-                self.set_option("solver", "ipm")
+                for name, value in _INTERIOR.items():
+                    self.set_option(name, value)
                 self._run()
                 self.set_option("solver", "choose")
         self.set_option("presolve", "choose")
