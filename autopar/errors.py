@@ -46,6 +46,10 @@ class InfeasibleError(AutoparError):
     exit_status = 3
 
 
+class MicrobatchError(AutoparError):
+    """A step cannot be taken in microbatches, or not in so many."""
+
+
 class SolverError(AutoparError):
     """The solver failed, or ended without any plan."""
 

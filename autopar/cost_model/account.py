@@ -33,18 +33,20 @@ from autopar.ir.buckets import Sharing, is_bucketed, sharing
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.microbatches import times
 from autopar.ir.offloading import copied_in
 from autopar.ir.redistribute import buffer_bytes, step
 from autopar.ir.sharding import Sharding
 from autopar.ir.timeline import play
 from autopar.ir.uses import Group, groups, is_saved
+from autopar.plans.estimates import CollectiveTotal, Estimates, OpTotal, StageTotal
 from autopar.plans.fitting import Bill
 from autopar.plans.host_copies import COPIES, copy_key
 from autopar.plans.layout import Layout, parse_layout
 from autopar.plans.matching import general
 from autopar.plans.options import Options
 from autopar.plans.order import order
-from autopar.plans.plan import CollectiveTotal, Estimates, OpTotal, StageTotal, Structure
+from autopar.plans.plan import Structure
 from autopar.plans.request import PlanRequest
 from autopar.plans.scheduling import schedule
 from autopar.rules.work import flops
@@ -78,21 +80,22 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
     played = play(scheduled.events, prices.given(), prices)
     memory, holders = peak_memory(played, prices, layout, options)
     sends = (*_sends(graph, all_groups, steps, inside), *_copies(layout, copied))
-    communication_ns = sum(move.ns for each in sends for move in each.steps)
-    tokens = tokens_of(graph)
+    communication_ns = sum(each.times * move.ns for each in sends for move in each.steps)
+    launched_ns = sum(each.times * move.host_ns for each in sends for move in each.steps)
+    tokens, turns = tokens_of(graph), graph.turns
     estimates = Estimates(
         step_ns=played.end_ns,
-        compute_ns=sum(compute.values()),
+        compute_ns=turns * sum(compute.values()),
         communication_ns=communication_ns,
         optimizer_ns=sum(updates.values()),
-        flops=round(sum(flops(graph.nodes[index], graph) for index in compute)),
+        flops=round(turns * sum(flops(graph.nodes[index], graph) for index in compute)),
         memory=memory,
         memory_limit=request.memory_limit_bytes,
         collectives=_collectives(mesh, sends),
         ops=_op_totals(layout, all_groups, compute, launched, sends, updates),
         exposed_communication_ns=played.exposed_ns,
         hidden_communication_ns=communication_ns - played.exposed_ns,
-        host_ns=sum(launched.values()) + sum(move.host_ns for each in sends for move in each.steps),
+        host_ns=turns * sum(launched.values()) + launched_ns,
         exposed_host_ns=played.exposed_host_ns,
         hidden=_hidden(layout, mesh, hiding, all_groups, compute, launched, inside, ways),
         contention=dict(zip(mesh.link_names, hiding.contention, strict=False)),
@@ -103,22 +106,26 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
         stages=(StageTotal(played.end_ns, memory.total),),
         cluster=cluster_rates(cluster),
         sends=_by_key(mesh, sends),
-        order=order(graph, scheduled.events),
+        order=order(graph, scheduled.last_turn),
         memory_curve=memory_curve(played),
         peak_holders=holders,
+        order_before=order(graph, scheduled.turn_before),
+        turns_before=turns - 1,
     )
-    static = memory.params + memory.gradients + memory.optimizer
+    static = memory.params + memory.gradients + memory.optimizer + memory.accumulated
     return Bill(estimates, fullest_moments(played, graph, mesh, static))
 
 
 @dataclass(frozen=True, slots=True)
 class Sends:
-    """The collectives charged to `node`, in one phase. `key` is that of a group, or of the op that
-    sends; or the copies to or from the host (`host_copies.copy_key`)."""
+    """The collectives charged to `node`, in one phase, which happen so many `times`. `key` is that
+    of a group, or of the op that sends; or the copies to or from the host
+    (`host_copies.copy_key`)."""
 
     key: str
     node: int
     phase: str
+    times: int
     steps: Sequence[PricedStep]
 
 
@@ -129,13 +136,19 @@ def _sends(
     inside: Mapping[int, Sequence[PricedStep]],
 ) -> tuple[Sends, ...]:
     moved = tuple(
-        Sends(group.key, group.root.node, group.phase.value, steps[group.key])
+        Sends(
+            group.key,
+            group.root.node,
+            group.phase.value,
+            times(graph, group),
+            steps[group.key],
+        )
         for group in all_groups
         if steps[group.key]
     )
     ops = ((graph.nodes[index], found) for index, found in inside.items())
     return moved + tuple(
-        Sends(node.key, node.index, node.phase.value, found) for node, found in ops
+        Sends(node.key, node.index, node.phase.value, graph.turns, found) for node, found in ops
     )
 
 
@@ -144,7 +157,8 @@ def _copies(layout: Layout, copied: Mapping[str, Sequence[PricedStep]]) -> Itera
     for away in layout.away:
         for kind, phase in zip(COPIES, Phase, strict=True):
             key = copy_key(away, layout, kind)
-            yield Sends(key, away.root.node, phase.value, copied[key])
+            turns = layout.graph.turns
+            yield Sends(key, away.root.node, phase.value, turns, copied[key])
 
 
 def _inside(
@@ -178,7 +192,7 @@ def _hidden(
 ) -> dict[str, int]:
     """What is hidden in each window, added up op by op and step by step."""
     graph = layout.graph
-    hidden, known = Hidden(hiding), blocks_of(graph, mesh)
+    hidden, known = Hidden(hiding, graph.turns), blocks_of(graph, mesh)
     for index, ns in compute.items():
         place = known.window_of(graph.nodes[index])
         hidden.add(place, hiding.computed(ns))
@@ -188,11 +202,13 @@ def _hidden(
     for group in all_groups:
         is_sent = is_bucketed(graph, group)
         place = hides_in(graph, mesh, group) if is_sent else waits_in(graph, mesh, group)
+        once = times(graph, group) < graph.turns
         for each in steps[group.key]:
             axis = NO_AXIS if each.kind == "slice" else each.axis
             saved = hiding.sent(axis, each.ns) if is_sent else hiding.waited(axis, each.ns)
-            hidden.add(place, saved)
-            hidden.add(launched_in(graph, mesh, group), hiding.launched(each.host_ns))
+            hidden.add(place, saved, once=once)
+            launched_ns = hiding.launched(each.host_ns)
+            hidden.add(launched_in(graph, mesh, group), launched_ns, once=once)
     for away in layout.away:
         for kind, place in zip(COPIES, copied_in(graph, layout.mesh, away), strict=True):
             (each,) = steps[copy_key(away, layout, kind)]
@@ -264,7 +280,8 @@ def _collectives(mesh: Mesh, sends: Sequence[Sends]) -> tuple[CollectiveTotal, .
     for each in sends:
         for kind, axis, *figures in each.steps:
             place = each.phase, axis, kind
-            sums[place] = [a + b for a, b in zip(sums[place], (1, *figures), strict=True)]
+            more = (each.times * n for n in (1, *figures))
+            sums[place] = [a + b for a, b in zip(sums[place], more, strict=True)]
     return tuple(
         CollectiveTotal(kind, mesh.link_names[axis], phase, *figures)
         for (phase, axis, kind), figures in sorted(sums.items())
@@ -282,11 +299,12 @@ def _by_key(mesh: Mesh, sends: Sequence[Sends]) -> dict[str, tuple[CollectiveTot
 def _added_up(mesh: Mesh, sends: Sequence[Sends]) -> Iterator[CollectiveTotal]:
     """Step k of all of them together: they take the same steps."""
     for k, (kind, axis, *_) in enumerate(sends[0].steps):
-        num_bytes = sum(each.steps[k].in_bytes for each in sends)
-        ns = sum(each.steps[k].ns for each in sends)
-        host = sum(each.steps[k].host_ns for each in sends)
+        num_bytes = sum(each.times * each.steps[k].in_bytes for each in sends)
+        ns = sum(each.times * each.steps[k].ns for each in sends)
+        host = sum(each.times * each.steps[k].host_ns for each in sends)
         name, phase = mesh.link_names[axis], sends[0].phase
-        yield CollectiveTotal(kind, name, phase, len(sends), num_bytes, ns, host)
+        count = sum(each.times for each in sends)
+        yield CollectiveTotal(kind, name, phase, count, num_bytes, ns, host)
 
 
 def _op_totals(
@@ -304,13 +322,13 @@ def _op_totals(
     for index, ns in compute.items():
         node = graph.nodes[index]
         example.setdefault(node.key, node)
-        sums[node.key][0] += 1
-        sums[node.key][1] += ns
-        sums[node.key][5] += launched[index]
+        sums[node.key][0] += graph.turns
+        sums[node.key][1] += graph.turns * ns
+        sums[node.key][5] += graph.turns * launched[index]
     for each in sends:
         node = graph.nodes[each.node]
         example.setdefault(node.key, node)
-        sums[node.key][2] += sum(step.ns for step in each.steps)
+        sums[node.key][2] += sum(each.times * step.ns for step in each.steps)
     for index, ns in updates.items():
         node = graph.nodes[index]
         example.setdefault(node.key, node)

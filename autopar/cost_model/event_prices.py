@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Phase, Ref, Role
+from autopar.ir.microbatches import is_result
 from autopar.ir.redistribute import buffer_bytes
 from autopar.ir.schedule import (
     Compute,
@@ -113,6 +114,11 @@ class EventPrices:
 
     def held(self, value: Value) -> tuple[str, int]:
         holder = "transient"
+        if is_result(self.graph.nodes[value.ref.node]) and value.state == self.layout.made(
+            value.ref
+        ):
+            # It is there all the time.
+            return holder, 0
         if value in self.saved:
             root = self.graph.nodes[value.ref.node]
             is_param = root.role is Role.PARAM or root.index in casts_of(self.graph).copies

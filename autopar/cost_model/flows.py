@@ -24,6 +24,7 @@ from autopar.ir.choices import Saved
 from autopar.ir.copies import is_optional, option_key
 from autopar.ir.graph import STORED_ROLES, Graph, Phase, Role
 from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.microbatches import times
 from autopar.ir.problem import Flow, Sink
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED, Group, requirement, root_key
@@ -83,14 +84,17 @@ def stated_flows(
     for found, saved in ((hidden, windows.hiding.sent), (waited, windows.hiding.waited)):
         for (key, place), count in found.items():
             if place is not None:
-                network = made[number[key]]
-                windows.add_flow(place, number[key], network.costs, network.axes, count, saved)
+                network, f = made[number[key]], number[key]
+                once = times(graph, first[key]) < graph.turns
+                costs, axes = network.costs, network.axes
+                windows.add_flow(place, f, costs, axes, count, saved, once=once)
     for (key, place), count in launched.items():
         if place is not None:
             hosts = count * made[number[key]].hosts
-            windows.add_launches(place, number[key], hosts)
+            once = times(graph, first[key]) < graph.turns
+            windows.add_launches(place, number[key], hosts, once=once)
     return tuple(
-        _flow(space, way, network, counts[way.group.key])
+        _flow(space, way, network, counts[way.group.key] * times(graph, way.group))
         for way, network in zip(ways, made, strict=True)
     )
 

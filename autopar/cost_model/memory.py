@@ -11,12 +11,13 @@ from autopar.cost_model.optimizer import find_optimizer
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.graph import Graph, Ref, Role
 from autopar.ir.mesh import Mesh
+from autopar.ir.microbatches import is_result
 from autopar.ir.moments import Moment, is_moment, moment_of
 from autopar.ir.schedule import Compute, Start, Update, Value
 from autopar.ir.timeline import Occupant, Timeline, held_at
+from autopar.plans.estimates import Held, Memory, MemoryCurve
 from autopar.plans.layout import Layout
 from autopar.plans.options import Options
-from autopar.plans.plan import Held, Memory, MemoryCurve
 
 MAX_MOMENTS = 128
 MAX_HELD = 24
@@ -37,6 +38,11 @@ def peak_memory(
         local = layout.held_bytes(ref, layout.made(ref))
         params += local
         optimizer += find_optimizer(options.optimizer).states * local
+    accumulated = sum(
+        layout.held_bytes(ref, layout.made(ref))
+        for node in filter(is_result, layout.graph.nodes)
+        for ref in (Ref(node.index),)
+    )
     kept, saved, transient = played.live[played.peak] if played.live else (0, 0, 0)
     memory = Memory(
         params=params,
@@ -45,6 +51,7 @@ def peak_memory(
         kept=kept,
         saved=saved,
         transient=transient,
+        accumulated=accumulated,
     )
     return memory, _holders(held_at(played.events, prices.given(), prices, played.peak), layout)
 

@@ -146,7 +146,8 @@ class Offloads:
         pairs = zip(self._bytes(handed).tolist(), handed.offloaded, strict=True)
         each = np.array([copy_ns(n, self.host) if copied else 0 for n, copied in pairs], np.int64)
         launched = np.array(handed.offloaded, np.int64) * self.launch_ns
-        costs[handed.holder] += len(HOST_LINKS) * len(away) * (each + launched)
+        copies = self.graph.turns * len(HOST_LINKS) * len(away)
+        costs[handed.holder] += copies * (each + launched)
         hides = (copied_in(self.graph, self.mesh, one) for one in away)
         for k, places in enumerate(zip(*hides, strict=True)):
             sent = windows.hiding.sent(len(self.mesh) + k, each)

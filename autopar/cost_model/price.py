@@ -35,6 +35,7 @@ from autopar.ir.choices import Choice, Decision, Saved
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster, Device, Mesh
+from autopar.ir.microbatches import is_result
 from autopar.ir.problem import IntArray, Problem, Usage
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.uses import SAVED, Group, groups
@@ -60,7 +61,8 @@ def price(request: PlanRequest) -> Problem:
     number = {key: i for i, key in enumerate(keys)}
     in_state = {key: tuple(map(state_of, labels)) for key, labels in saves.items()}
     space = Space(graph, table, in_state, number, limits, owners)
-    windows = Windows.of(mesh, cluster.device, host_contention(cluster) if offloads.away else ())
+    copied = host_contention(cluster) if offloads.away else ()
+    windows = Windows.of(mesh, cluster.device, copied, graph.turns)
     costs = _compute(graph, cluster, mesh, options, all_groups, table, windows)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
     usages = _held(graph, mesh, options, table, saves)
@@ -134,7 +136,7 @@ def _compute(
         if (key, done) not in done_of:
             done_of[key, done] = _node_ns(graph, cluster.device, mesh, entry, done)
         computed, talk, launched = done_of[key, done]
-        costs[key] += count * (computed + talk.sum(axis=0) + launched)
+        costs[key] += graph.turns * count * (computed + talk.sum(axis=0) + launched)
         if place is not None:
             hiding = windows.hiding
             windows.add_node(place, number[key], [count * s for s in hiding.computed(computed)])
@@ -184,7 +186,7 @@ def _held(
     saves: Mapping[str, Sequence[Decision]],
 ) -> dict[str, IntArray]:
     """Bytes per device of every choice that parameters and their like take all the time, of all
-    nodes."""
+    nodes; and what turns add up, beside the gradients that a script may have kept."""
     usages = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     usages |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
     copies = 2 + find_optimizer(options.optimizer).states
@@ -196,4 +198,8 @@ def _held(
                 if kept != storage:
                     held += local_bytes(tensor, graph.atoms, kept, mesh.sizes)
                 usages[key][c] = entry.count * held
+        if is_result(entry.node):
+            for c, (made,) in enumerate(entry.outputs):
+                tensor = entry.node.outputs[0]
+                usages[key][c] = entry.count * local_bytes(tensor, graph.atoms, made, mesh.sizes)
     return usages

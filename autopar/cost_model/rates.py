@@ -87,7 +87,7 @@ def utilisation_ppm(graph: Graph, cluster: Cluster, computed: Iterable[int], ste
     for index in computed:
         node = graph.nodes[index]
         if is_contraction(node.op) and node.inputs and not is_copy(node):
-            done[graph.type_of(node.inputs[0]).dtype] += flops(node, graph)
+            done[graph.type_of(node.inputs[0]).dtype] += graph.turns * flops(node, graph)
     ideal_s = sum(done[d] / cluster.device.peak(d) for d in sorted(done)) / cluster.num_devices
     return round(ideal_s / (step_ns * 1e-9) * 1e6) if step_ns else 0
 

@@ -59,7 +59,7 @@ def add_saved_traffic(
         ns = _kernel_ns(graph, mesh, device, table[kernel.key], kernel)
         launch_ns = to_ns(device.host_launch_s) if kernel.starts else 0
         launched = np.where(ns > 0, launch_ns, 0)
-        costs[kernel.key][:] += count * (ns + launched)
+        costs[kernel.key][:] += graph.turns * count * (ns + launched)
         if kernel.place is not None:
             hiding, node = windows.hiding, number[kernel.key]
             for saved in (hiding.computed(ns), hiding.launched(launched)):

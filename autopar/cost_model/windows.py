@@ -94,15 +94,18 @@ class Windows:
     hiding: Hiding
     resources: tuple[str, ...]
     """Their names."""
+    turns: int = 1
+    """How often what is added happens in a step (`ir.microbatches`), unless it happens `once`: in
+    the last turn."""
     nodes: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
     flows: dict[Place, list[_Table]] = field(default_factory=dict[Place, list[_Table]])
 
     @staticmethod
-    def of(mesh: Mesh, device: Device, copies: Sequence[int] = ()) -> Windows:
+    def of(mesh: Mesh, device: Device, copies: Sequence[int] = (), turns: int = 1) -> Windows:
         """None yet, as `Hiding.of` has it."""
         hiding = Hiding.of(mesh, device, copies)
         links = mesh.link_names[: len(hiding.contention)]
-        return Windows(hiding, ("device", *links, *("host",) * hiding.has_host))
+        return Windows(hiding, ("device", *links, *("host",) * hiding.has_host), turns)
 
     def add_node(self, place: Place, node: int, savings: Sequence[IntArray]) -> None:
         """What the choices of a node save in a window."""
@@ -116,6 +119,8 @@ class Windows:
         axes: IntArray,
         count: int,
         saved: Callable[[int, IntArray], tuple[IntArray, ...]],
+        *,
+        once: bool = False,
     ) -> None:
         """What the arcs of a flow save, `count` times, each of the `costs` on links of `axes`."""
         found = [np.zeros(len(costs), np.int64) for _ in self.resources]
@@ -123,11 +128,11 @@ class Windows:
             there = axes == axis
             for row, saving in zip(found, saved(axis, costs[there]), strict=True):
                 row[there] = count * saving
-        self._add(self.flows, place, flow, found)
+        self._add(self.flows, place, flow, found, once=once)
 
-    def add_launches(self, place: Place, flow: int, hosts: IntArray) -> None:
+    def add_launches(self, place: Place, flow: int, hosts: IntArray, *, once: bool = False) -> None:
         """What the arcs of a flow save for which the host takes so long."""
-        self._add(self.flows, place, flow, self.hiding.launched(hosts))
+        self._add(self.flows, place, flow, self.hiding.launched(hosts), once=once)
 
     def _add(
         self,
@@ -135,11 +140,15 @@ class Windows:
         place: Place,
         number: int,
         savings: Sequence[IntArray],
+        *,
+        once: bool = False,
     ) -> None:
-        rows = tables.setdefault(place, [{} for _ in savings])
-        for row, saving in zip(rows, savings, strict=True):
-            if saving.any():
-                row[number] = row[number] + saving if number in row else saving
+        for there, count in _turns(place, 1 if once else self.turns):
+            rows = tables.setdefault(there, [{} for _ in savings])
+            for row, saving in zip(rows, savings, strict=True):
+                if saving.any():
+                    more = count * saving
+                    row[number] = row[number] + more if number in row else more
 
     def stated(self) -> tuple[Window, ...]:
         """All windows in which something may hide."""
@@ -156,20 +165,34 @@ class Windows:
 class Hidden:
     """What is hidden under a plan, added up thing by thing."""
 
-    def __init__(self, hiding: Hiding) -> None:
+    def __init__(self, hiding: Hiding, turns: int = 1) -> None:
+        self._turns = turns
         self._sums: dict[Place, list[int]] = defaultdict(lambda: [*hiding.computed(0)])
 
-    def add(self, place: Place | None, savings: Sequence[int]) -> None:
-        """Something that happens in a window, or in none."""
+    def add(self, place: Place | None, savings: Sequence[int], *, once: bool = False) -> None:
+        """Something that happens in a window, or in none; in every turn or `once`."""
         if place is not None:
-            for resource, saving in enumerate(savings):
-                self._sums[place][resource] += saving
+            for there, count in _turns(place, 1 if once else self._turns):
+                for resource, saving in enumerate(savings):
+                    self._sums[there][resource] += count * saving
 
     @property
     def by_window(self) -> dict[str, int]:
         """Nanoseconds, of each window in which something is hidden, by its key."""
         least = {window_key(place): min(self._sums[place]) for place in sorted(self._sums)}
         return {key: ns for key, ns in least.items() if ns}
+
+
+def _turns(place: Place, turns: int) -> Iterator[tuple[Place, int]]:
+    """The windows of the last turn and of all before it, and how often something happens there that
+    happens in so many turns. What happens once hides in the last."""
+    yield place, 1
+    if turns > 1:
+        phase, name = place
+        yield (phase, f"{name} {_BEFORE}".lstrip()), turns - 1
+
+
+_BEFORE = "in the turns before"
 
 
 def window_key(place: Place) -> str:

@@ -19,8 +19,8 @@ from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import Graph, Role, TensorType
 from autopar.ir.units import format_bytes
+from autopar.plans.estimates import Estimates
 from autopar.plans.fitting import Candidate
-from autopar.plans.plan import Estimates
 from autopar.plans.request import Asked, PlanRequest
 from autopar.report.costs import HOLDER_TITLES
 from autopar.report.names import tensor_name

@@ -22,7 +22,7 @@ from dataclasses import replace
 from autopar.ir.blocks import place_of
 from autopar.ir.casts import casts_of
 from autopar.ir.copies import COPY, OPTION, with_word
-from autopar.ir.graph import Arg, Graph, Node, Phase, Ref, Role, per_graph
+from autopar.ir.graph import Graph, Node, Phase, Ref, Role, moved, per_graph
 from autopar.ir.uses import root_of
 
 
@@ -120,14 +120,6 @@ class _Copier:
         def ref(old: Ref) -> Ref:
             return Ref(copied.get(old.node, self.place[old.node]), old.output)
 
-        def moved(arg: Arg) -> Arg:
-            if isinstance(arg, Ref):
-                return ref(arg)
-            return tuple(map(moved, arg)) if isinstance(arg, tuple) else arg
-
         index = len(self.nodes)
-        args = tuple(map(moved, node.args))
-        kwargs = tuple((name, moved(arg)) for name, arg in node.kwargs)
-        inputs = tuple(map(ref, node.inputs))
-        self.nodes.append(replace(node, index=index, args=args, kwargs=kwargs, inputs=inputs))
+        self.nodes.append(moved(node, index, ref))
         return index

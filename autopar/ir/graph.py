@@ -8,7 +8,7 @@ generation reads this graph alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import wraps
 from math import prod
@@ -193,11 +193,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Graph:
-    """Nodes in topological order, and the atoms their tensors are made of."""
+    """Nodes in topological order, and the atoms their tensors are made of. All of it but what leaves
+    the graph happens in `turns`, each on a part of the batch (`microbatches`)."""
 
     name: str
     nodes: tuple[Node, ...]
     atoms: tuple[Atom, ...]
+    turns: int = 1
 
     def type_of(self, ref: Ref) -> TensorType:
         return self.nodes[ref.node].outputs[ref.output]
@@ -243,6 +245,19 @@ class Graph:
     def __str__(self) -> str:
         """One line per node, for people and for golden tests."""
         return "\n".join(_line(self, node) for node in self.nodes)
+
+
+def moved(node: Node, index: int, place: Callable[[Ref], Ref]) -> Node:
+    """A node as it stands at `index` of another graph, where what it reads is at `place`."""
+
+    def arg(old: Arg) -> Arg:
+        if isinstance(old, Ref):
+            return place(old)
+        return tuple(map(arg, old)) if isinstance(old, tuple) else old
+
+    args, kwargs = map(arg, node.args), ((name, arg(old)) for name, old in node.kwargs)
+    inputs = map(place, node.inputs)
+    return replace(node, index=index, args=tuple(args), kwargs=tuple(kwargs), inputs=tuple(inputs))
 
 
 def _line(graph: Graph, node: Node) -> str:

@@ -124,6 +124,8 @@ Event = Compute | Start | Wait | Take | Update | Free
 class Schedule:
     """The events of a step: `forward` and `backward`, then the update of the parameters.
 
+    In `turns` (`microbatches`), that is the last of them; all others are `before` it.
+
     Parameters, buffers, inputs and tangents are there without an event and are never freed; nor are
     `outputs`, the values that leave the graph. `saved` are those that forward hands to backward,
     on the device or on its host.
@@ -134,8 +136,20 @@ class Schedule:
     update: tuple[Event, ...]
     saved: tuple[Value, ...]
     outputs: frozenset[Value]
+    before: Schedule | None = None
+    turns: int = 1
 
     @property
     def events(self) -> tuple[Event, ...]:
         """All of them."""
+        return (self.turns - 1) * self.turn_before + self.last_turn
+
+    @property
+    def turn_before(self) -> tuple[Event, ...]:
+        """Those of a turn that is not the last."""
+        return self.before.last_turn if self.before is not None else ()
+
+    @property
+    def last_turn(self) -> tuple[Event, ...]:
+        """Those of the last turn, and the update."""
         return self.forward + self.backward + self.update

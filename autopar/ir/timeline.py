@@ -217,6 +217,8 @@ class _Memory:
                 # What is copied may be gone before anything comes.
                 at_first = (sent or brought) if message.is_packed else brought
                 self._hold(message, "transient", at_first)
+                self.done.discard(message)
+                self.parts.pop(message, None)
                 return filling
             case Take(transfer, message):
                 value = transfer.target

@@ -13,7 +13,8 @@ from autopar.ir.moments import Moment
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.decisions import describe_conflict
-from autopar.plans.plan import Estimates, Structure
+from autopar.plans.estimates import Estimates
+from autopar.plans.plan import Structure
 from autopar.plans.request import PlanRequest
 
 MAX_ROUNDS = 10

@@ -12,6 +12,7 @@ from autopar.ir.choices import Choice, ParamChoice, pull_back, shardings
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
+from autopar.ir.microbatches import in_microbatches
 from autopar.ir.offloading import Away, offloaded
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
@@ -151,9 +152,10 @@ class Layout:
 
 
 def parse_layout(graph: Graph, structure: Structure) -> Layout:
-    """The decisions of `structure` for `graph` with what backward makes again. ValueError on text
+    """The decisions of `structure` for `graph` in microbatches, with what backward makes again. ValueError on text
     that says none, or where something cannot be made again, or not be offloaded."""
-    step, mesh = with_again(graph, structure.again), structure.mesh
+    turns = in_microbatches(graph, structure.schedule.microbatches)
+    step, mesh = with_again(turns, structure.again), structure.mesh
     return Layout(
         step,
         mesh,

@@ -15,6 +15,7 @@ from autopar.ir.again import with_again, with_options
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.microbatches import in_microbatches
 from autopar.plans.compatibility import describe_inputs
 from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
@@ -76,13 +77,13 @@ class PlanRequest:
     """The keys of ops that backward makes again; None where that is to be decided."""
     offloaded: tuple[str, ...] = ()
     """The keys of activations that are offloaded."""
+    microbatches: int = 1
 
     @property
     def step(self) -> Graph:
-        """`graph` with what backward makes again, or may."""
-        if self.again is None:
-            return with_options(self.graph)
-        return with_again(self.graph, self.again)
+        """`graph` in microbatches, with what backward makes again, or may."""
+        graph = in_microbatches(self.graph, self.microbatches)
+        return with_options(graph) if self.again is None else with_again(graph, self.again)
 
     @property
     def memory_limit_bytes(self) -> int:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autopar.ir.units import format_bytes, format_ns, format_percent
-from autopar.plans.plan import Estimates, Plan
+from autopar.plans.estimates import Estimates
+from autopar.plans.plan import Plan
 from autopar.report.costs import held_by
 from autopar.report.summary import blocks
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from autopar.plans.plan import Estimates, Memory
+from autopar.plans.estimates import Estimates, Memory
 from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
 
 HOLDER_TITLES: Mapping[str, str] = {

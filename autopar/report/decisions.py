@@ -10,8 +10,9 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.patterns import compress
 from autopar.ir.sharding import Placement, Sharding
 from autopar.ir.units import format_bytes
+from autopar.plans.estimates import OpTotal
 from autopar.plans.matching import general
-from autopar.plans.plan import OpTotal, Param, Plan
+from autopar.plans.plan import Param, Plan
 from autopar.report.names import PARAM, short_op, tensor_name
 from autopar.report.placed import on_axes, options_by_axis, parsed, shard_bytes, sharding_text
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from autopar.plans.plan import Estimates
+from autopar.plans.estimates import Estimates
 
 MAX_NAME = 160
 WHOLE_MODEL = "(model)"

@@ -19,8 +19,9 @@ from rich.text import Text
 
 from autopar.errors import AutoparError
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
+from autopar.plans.estimates import Memory, OpTotal
 from autopar.plans.matching import general, matches, outer_names
-from autopar.plans.plan import FRAGILE, Memory, OpTotal, Plan
+from autopar.plans.plan import FRAGILE, Plan
 from autopar.report.costs import costs, held_by
 from autopar.report.decisions import Alike, DecisionText, alike, op_decision, param_decision
 from autopar.report.limits import Bottlenecks, find_limits, margin_text

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from autopar.ir.copies import original_key
-from autopar.plans.plan import OpTotal, Param, Plan
+from autopar.plans.estimates import OpTotal
+from autopar.plans.plan import Param, Plan
 from autopar.report.changes import Change, ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import WHOLE_MODEL, op_place
 

@@ -19,8 +19,9 @@ from autopar.ir.copies import original_key
 from autopar.ir.graph import Phase
 from autopar.ir.mesh import TO_HOST
 from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent, format_share
+from autopar.plans.estimates import CollectiveTotal, Memory, OpTotal
 from autopar.plans.matching import general
-from autopar.plans.plan import PROVEN, CollectiveTotal, Memory, MeshAxis, OpTotal, Plan, Provenance
+from autopar.plans.plan import PROVEN, MeshAxis, Plan, Provenance
 from autopar.report.cautions import cautions
 from autopar.report.costs import Cost, costs, held_by
 from autopar.report.critical_parts import CriticalPart, critical_parts

@@ -18,9 +18,10 @@ from typing import Literal, NamedTuple
 from autopar.ir.apportion import apportion
 from autopar.ir.critical_path import Leg, critical_path
 from autopar.ir.hardware import AxisTime, Hardware, Record
+from autopar.plans.estimates import Estimates
 from autopar.plans.matching import general
 from autopar.plans.order import CUT, OPTIMIZER, START, WAIT, WITH, Item, Run
-from autopar.plans.plan import Estimates, Plan
+from autopar.plans.plan import Plan
 
 Kind = Literal["compute", "host", "network", "optimizer"]
 
@@ -190,7 +191,7 @@ class _Player:
         self.estimates = plan.estimates
         self.mesh = plan.structure.mesh
         self.axes = {name: k for k, name in enumerate(self.mesh.link_names)}
-        runs = self.estimates.order
+        runs = self.estimates.runs
         self.texts = [text for run in runs for _ in range(run.times) for text in run.items]
         self.items = {text: self._item(text) for text in self.texts}
         self.parts = self._find_parts()
@@ -215,7 +216,7 @@ class _Player:
         self._place_messages(record)
         stretches: list[Stretch] = []
         first = 0
-        for run in self.estimates.order:
+        for run in self.estimates.runs:
             end = first + run.times * len(run.items)
             stretches.append(Stretch(run, first, turns[first], turns[end]))
             first = end

@@ -13,7 +13,7 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.collectives import collective_s
 from autopar.ir.mesh import Cluster
-from autopar.plans.plan import Estimates
+from autopar.plans.estimates import Estimates
 from benchmarks.published.decoder import Decoder
 from benchmarks.published.runs import Run, arrangement
 from benchmarks.published.trainers import device_of, handling_ns, host_ns, wider_ns

@@ -25,7 +25,7 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.roofline import stream_s
 from autopar.ir.mesh import Cluster, Device
-from autopar.plans.plan import Estimates
+from autopar.plans.estimates import Estimates
 from benchmarks.published.runs import Run, arrangement
 
 _TRITON_FORWARD, _TRITON_BACKWARD = 1.4, 2.0

@@ -16,16 +16,8 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import is_legal, placements, step
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, groups, is_saved, requirement, root_key
-from autopar.plans.plan import (
-    SCHEMA_VERSION,
-    Estimates,
-    Memory,
-    MeshAxis,
-    Param,
-    Plan,
-    Provenance,
-    Structure,
-)
+from autopar.plans.estimates import Estimates, Memory
+from autopar.plans.plan import SCHEMA_VERSION, MeshAxis, Param, Plan, Provenance, Structure
 from tests.report.plans import NO_STEP
 
 Space = tuple[tuple[Group, ...], dict[str, NodeClass]]

@@ -15,8 +15,8 @@ from autopar.cost_model.price import price
 from autopar.ir.mesh import Cluster
 from autopar.ir.problem import Problem, Solution
 from autopar.plans.decisions import make_structure
+from autopar.plans.estimates import Estimates
 from autopar.plans.options import Options
-from autopar.plans.plan import Estimates
 from autopar.plans.request import PlanRequest, ask
 from autopar.solver import evaluate, solve
 from tests.cost_model.test_price import LIMIT, random_solution

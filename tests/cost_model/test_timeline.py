@@ -16,9 +16,9 @@ from autopar.cost_model.memory import MAX_MOMENTS
 from autopar.cost_model.price import price
 from autopar.ir.graph import Graph
 from autopar.plans.decisions import make_structure
+from autopar.plans.estimates import CollectiveTotal, Estimates
 from autopar.plans.options import Options
 from autopar.plans.order import CUT, OPTIMIZER, START, WITH, Item, repeated
-from autopar.plans.plan import CollectiveTotal, Estimates
 from autopar.plans.request import ask
 from tests.cost_model.test_price import LIMIT, random_solution
 from tests.graphs import linear_step

@@ -8,22 +8,24 @@ import msgspec
 from hypothesis import strategies as st
 
 from autopar.plans.cluster_rates import ClusterRates, CollectiveRates, LinkRates
-from autopar.plans.order import OPTIMIZER, Run
-from autopar.plans.plan import (
-    SCHEMA_VERSION,
+from autopar.plans.estimates import (
     CollectiveTotal,
     Estimates,
     Held,
-    Margin,
     Memory,
     MemoryCurve,
-    MeshAxis,
     OpTotal,
+    StageTotal,
+)
+from autopar.plans.order import OPTIMIZER, Run
+from autopar.plans.plan import (
+    SCHEMA_VERSION,
+    Margin,
+    MeshAxis,
     Param,
     Plan,
     Provenance,
     Stage,
-    StageTotal,
     Structure,
 )
 

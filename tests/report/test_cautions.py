@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autopar.plans.plan import OpTotal, Plan
+from autopar.plans.estimates import OpTotal
+from autopar.plans.plan import Plan
 from autopar.report.cautions import type_bytes
 from autopar.report.summary import summarize
 from tests.report.plans import MIB, two_axis_plan

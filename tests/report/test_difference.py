@@ -12,11 +12,7 @@ from hypothesis import strategies as st
 
 from autopar.errors import AutoparError
 from autopar.plans.cluster_rates import ClusterRates, LinkRates
-from autopar.plans.plan import (
-    MeshAxis,
-    Param,
-    Plan,
-)
+from autopar.plans.plan import MeshAxis, Param, Plan
 from autopar.report.difference import Difference, compare
 from autopar.report.printed import plain
 from autopar.report.verdict import DIFFERENT, SAME, judge, markdown, parse_bounds

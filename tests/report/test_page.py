@@ -14,8 +14,9 @@ from rich.console import Console, RenderableType
 
 from autopar.ir.mesh import Axis, Mesh
 from autopar.ir.sharding import Sharding
+from autopar.plans.estimates import CollectiveTotal, OpTotal
 from autopar.plans.matching import general
-from autopar.plans.plan import CollectiveTotal, OpTotal, Param, Plan
+from autopar.plans.plan import Param, Plan
 from autopar.report.names import MAX_NAME, clean
 from autopar.report.placed import on_axes, param_groups
 from autopar.report.summary import MAX_ROWS, summarize

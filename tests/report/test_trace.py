@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autopar.errors import PlanError
+from autopar.plans.estimates import CollectiveTotal, OpTotal
 from autopar.plans.order import OPTIMIZER, Run
-from autopar.plans.plan import CollectiveTotal, OpTotal, Plan
+from autopar.plans.plan import Plan
 from autopar.report import trace
 from autopar.report.timeline import timeline
 from autopar.report.trace import BLOCKS, COMPUTE, CRITICAL, FIRST_AXIS, chrome_trace

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from autopar.ir.graph import Phase
+from autopar.plans.estimates import OpTotal
 from autopar.plans.matching import general
-from autopar.plans.plan import OpTotal, Param, Plan
+from autopar.plans.plan import Param, Plan
 from autopar.report.names import PARAM, WHOLE_MODEL, short_op
 from autopar.report.timeline import block_of
 from autopar.rules.work import fuses
@@ -109,7 +110,7 @@ def block_graphs(plan: Plan) -> tuple[BlockGraph, ...]:
 
 def _turns(plan: Plan) -> dict[str, int]:
     """When the ops of each key run for the first time."""
-    items = (item for run in plan.estimates.order for item in run.items)
+    items = (item for run in plan.estimates.runs for item in run.items)
     found: dict[str, int] = {}
     for turn, item in enumerate(items):
         if item in plan.estimates.ops:

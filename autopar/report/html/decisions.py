@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autopar.ir.units import format_bytes, format_ns
-from autopar.plans.plan import OpTotal, Plan
+from autopar.plans.estimates import OpTotal
+from autopar.plans.plan import Plan
 from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
 from autopar.report.placed import choice_text, param_groups, route_text, sharding_text
 

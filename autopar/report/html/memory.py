@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autopar.plans.plan import Memory, MemoryCurve, Plan
+from autopar.plans.estimates import Memory, MemoryCurve
+from autopar.plans.plan import Plan
 from autopar.report.costs import HOLDER_TITLES
 from autopar.report.placed import sharding_text
 

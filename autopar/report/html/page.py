@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.ir.mesh import Mesh
-from autopar.plans.plan import CollectiveTotal, Plan
+from autopar.plans.estimates import CollectiveTotal
+from autopar.plans.plan import Plan
 from autopar.report.critical_parts import CriticalPart, critical_parts
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture

@@ -1,0 +1,395 @@
+"""The step in microbatches, as another graph: its ops work on a part of the batch, in turns.
+
+Turns are like the ranks of one more mesh axis, over which the batch is sharded and nothing is sent
+before the end: a tensor is a part of the batch, or the same in every turn, or one term of a sum.
+What is told of an op's factors therefore tells what it does in turns too, and a loss that is a mean
+over the whole batch, ignored tokens left out, stays that: what it is divided by is computed of all
+targets in every turn.
+
+What the graph has more than the one it is made of: `TURN` cuts out of a tensor of the whole batch
+what a turn works on; `ACCUMULATE` adds up what turns make, in memory of its own; `COLLECT` puts
+their parts of a result together. Sample `i` of the batch is in turn `i` modulo their number, so
+that a rank's samples stay next to each other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from autopar.errors import MicrobatchError, listed
+from autopar.ir.choices import REPLICATE, Choice, shardings
+from autopar.ir.contractions import batch_atoms
+from autopar.ir.graph import (
+    OUTPUT_ROLES,
+    Atom,
+    Factor,
+    FactorType,
+    Graph,
+    Node,
+    Phase,
+    Ref,
+    Role,
+    Slot,
+    TensorType,
+    moved,
+    per_graph,
+)
+from autopar.ir.sharding import P, Placement, R, S
+from autopar.ir.uses import Group
+
+TURN, ACCUMULATE, COLLECT = (
+    f"autopar.{word}.default" for word in ("turn", "accumulate", "collect")
+)
+COUNT = "autopar.count_targets.default"
+"""How many targets a loss counts, or the sum of their weights: the last output of the loss itself,
+of the targets alone. Its arguments are the targets, the weights of classes and what is ignored."""
+
+_LOSSES = {"aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"}
+
+
+def in_microbatches(graph: Graph, turns: int) -> Graph:
+    """`graph`, whose batch is worked on in so many turns. MicrobatchError, naming what needs the
+    whole batch, if it cannot be."""
+    if turns == 1:
+        return graph
+    known = _made(graph)
+    if turns not in known:
+        known[turns] = _Splitter(_with_counts(graph), turns).run()
+    return known[turns]
+
+
+@per_graph
+def _made(_: Graph) -> dict[int, Graph]:
+    """The graphs in microbatches that were made of a graph."""
+    return {}
+
+
+def is_result(node: Node) -> bool:
+    """Whether an op puts together what turns make."""
+    return node.op in (ACCUMULATE, COLLECT)
+
+
+def times(graph: Graph, group: Group) -> int:
+    """How often what a group's tensor goes through happens in a step: in every turn, or once where
+    it leaves the graph and nothing else."""
+    roles = (graph.nodes[use.node].role for use in group.uses)
+    return 1 if all(role in OUTPUT_ROLES for role in roles) else graph.turns
+
+
+def _with_counts(graph: Graph) -> Graph:
+    """`graph`, in which what losses are divided by is computed of the targets alone."""
+    nodes: list[Node] = []
+    place: dict[Ref, Ref] = {}
+    for node in graph.nodes:
+        if node.op in _LOSSES:
+            count = moved(_count(node), len(nodes), lambda ref: place.get(ref, ref))
+            nodes.append(count)
+        index = len(nodes)
+        nodes.append(moved(node, index, lambda ref: place.get(ref, ref)))
+        for output in range(len(node.outputs)):
+            place[Ref(node.index, output)] = Ref(index, output)
+        if node.op in _LOSSES:
+            place[Ref(node.index, 1)] = Ref(index - 1)
+    return replace(graph, nodes=tuple(nodes))
+
+
+def _count(loss: Node) -> Node:
+    """What counts the targets of a loss; it reads what the loss reads."""
+    _, target, weight, _, ignored = loss.args
+    read = [ref for ref in loss.inputs[1:] if ref in (target, weight)]
+    factors = (
+        replace(factor, type=FactorType.REDUCTION, inputs=factor.inputs[1:], outputs=(None,))
+        for factor in loss.factors
+        if factor.inputs[1] is not None
+    )
+    return replace(
+        loss,
+        op=COUNT,
+        args=(target, weight, ignored),
+        kwargs=(),
+        inputs=tuple(read),
+        outputs=loss.outputs[1:],
+        key=f"{loss.key}.count",
+        factors=tuple(replace(f, inputs=f.inputs[: len(read)]) for f in factors),
+        partial=(),
+        mean=False,
+    )
+
+
+class _Splitter:
+    def __init__(self, graph: Graph, turns: int) -> None:
+        self.graph, self.turns = graph, turns
+        self.batch = batch_atoms(graph)
+        self._check()
+        self.states: dict[Ref, Placement] = {}
+        self.wants: dict[int, tuple[Placement, ...]] = {}
+        """In what an op reads its inputs."""
+        self.whole: set[int] = set()
+        """What is computed of the whole batch, in every turn."""
+        self.learned = self._learned()
+        self.turn_atom = len(graph.atoms)
+        self.nodes: list[Node] = []
+        self.place: dict[Ref, Ref] = {}
+        self.cut: dict[tuple[Ref, Placement, Phase], Ref] = {}
+        self.gathered: dict[Ref, Ref] = {}
+        """Where what turns make of a result is put together."""
+
+    def _check(self) -> None:
+        sizes = {self.graph.atoms[atom].size for atom in self.batch}
+        if not self.batch:
+            raise MicrobatchError(
+                "no microbatches: no input has a batch, a dim 0 that it is led by"
+            )
+        for size in sorted(sizes):
+            if size % self.turns:
+                raise MicrobatchError(
+                    f"a batch of {size} is not divided by {self.turns} microbatches"
+                )
+        values = [node.target for node in self.graph.with_role(Role.VALUE)]
+        if values:
+            raise MicrobatchError(
+                f"no microbatches: the gradient of output {listed(values)} comes from the script, "
+                "which has to see the whole batch; let the model return its loss"
+            )
+
+    def _learned(self) -> frozenset[int]:
+        """What depends on parameters, or on gradients."""
+        found: set[int] = set()
+        for node in self.graph.nodes:
+            is_source = node.role in (Role.PARAM, Role.TANGENT)
+            if is_source or any(ref.node in found for ref in node.inputs):
+                found.add(node.index)
+        return frozenset(found)
+
+    def run(self) -> Graph:
+        while (stuck := self._propagate()) is not None:
+            self._widen(stuck)
+        leaving = defaultdict[Ref, list[Node]](list)
+        for node in self.graph.nodes:
+            if node.role in OUTPUT_ROLES:
+                leaving[node.inputs[0]].append(node)
+        for node in self.graph.nodes:
+            self._put(node)
+            for output in range(len(node.outputs)):
+                ref = Ref(node.index, output)
+                if ref in leaving:
+                    self._send_out(ref, leaving[ref])
+        atoms = [
+            replace(atom, size=atom.size // self.turns) if number in self.batch else atom
+            for number, atom in enumerate(self.graph.atoms)
+        ]
+        atoms.append(Atom(self.turns, "turn", in_param=False))
+        found = replace(self.graph, nodes=tuple(self.nodes), atoms=tuple(atoms), turns=self.turns)
+        found.check()
+        return found
+
+    def _propagate(self) -> Node | None:
+        """What every tensor is; the first op that can do nothing with what it would have to read,
+        or None."""
+        self.states.clear()
+        for node in self.graph.nodes:
+            given = [self.states[ref] for ref in node.inputs]
+            if node.role in OUTPUT_ROLES:
+                if node.role in (Role.MUTATION, Role.UPDATE) and given != [R]:
+                    return node
+                continue
+            found = _through(node, given[0]) if node.view else self._way(node, given)
+            if found is None:
+                return node
+            self.wants[node.index], made = found
+            self.states.update(
+                (Ref(node.index, output), state) for output, state in enumerate(made)
+            )
+        return None
+
+    def _way(
+        self, node: Node, given: Sequence[Placement]
+    ) -> tuple[tuple[Placement, ...], tuple[Placement, ...]] | None:
+        """How an op reads its inputs and leaves its outputs: of its part of the batch if it can."""
+        for option in self._options(node):
+            inputs, outputs = (
+                tuple(state[0] for state in states) for states in shardings(node, Choice((option,)))
+            )
+            pairs = zip(given, inputs, strict=True)
+            if all(have == want or (have == R and want.kind == "S") for have, want in pairs):
+                return inputs, outputs
+        return None
+
+    def _options(self, node: Node) -> Iterator[str]:
+        if node.index not in self.whole:
+            for factor in node.factors:
+                is_free = not (factor.whole or factor.exchanged or factor.members)
+                if is_free and factor.atom in self.batch:
+                    yield factor.name
+            yield from (f"+{k}" for k in range(len(node.partial)))
+        yield REPLICATE
+
+    def _widen(self, stuck: Node) -> None:
+        """What `stuck` reads is computed of the whole batch, as far as that is only known of the
+        model's inputs."""
+        missing = [
+            ref.node
+            for ref in stuck.inputs
+            if self.states[ref] != R and ref.node not in self.learned
+        ]
+        if not missing:
+            raise MicrobatchError(
+                f"no microbatches: {stuck.op or stuck.role.value} in "
+                f"{stuck.module or 'the model'} needs the whole batch at once"
+                + (f" ({stuck.source_line})" if stuck.source_line else "")
+            )
+        while missing:
+            index = missing.pop()
+            if index not in self.whole:
+                self.whole.add(index)
+                missing += (ref.node for ref in self.graph.nodes[index].inputs)
+
+    def _put(self, node: Node) -> None:
+        """The node, which works on what a turn has."""
+        wants = self.wants.get(node.index, tuple(self.states[ref] for ref in node.inputs))
+        place = self.place | self.gathered if node.role in OUTPUT_ROLES else self.place
+        read = {
+            ref: self._cut(ref, want, node.phase) if self.states[ref] != want else place[ref]
+            for ref, want in zip(node.inputs, wants, strict=True)
+        }
+        made = moved(node, len(self.nodes), lambda ref: read[ref])
+        types = self.graph.input_types(node)
+        states = [self.states[Ref(node.index, output)] for output in range(len(node.outputs))]
+        outputs = [*zip(node.outputs, states, strict=True)]
+        if node.role not in OUTPUT_ROLES:
+            made = replace(
+                made,
+                outputs=tuple(self._typed(tensor, state) for tensor, state in outputs),
+                factors=tuple(
+                    self._refitted(factor, [*zip(types, wants, strict=True)], outputs)
+                    for factor in node.factors
+                ),
+            )
+        self.nodes.append(made)
+        for output in range(len(node.outputs)):
+            self.place[Ref(node.index, output)] = Ref(made.index, output)
+
+    def _refitted(
+        self,
+        factor: Factor,
+        inputs: Sequence[tuple[TensorType, Placement]],
+        outputs: Sequence[tuple[TensorType, Placement]],
+    ) -> Factor:
+        """A factor where tensors of the whole batch have the turns as parts of their own."""
+
+        def slots(
+            found: Sequence[Slot | None], tensors: Sequence[tuple[TensorType, Placement]]
+        ) -> tuple[Slot | None, ...]:
+            pairs = zip(found, tensors, strict=True)
+            return tuple(s if s is None else self._slot(*tensor, s) for s, tensor in pairs)
+
+        return replace(
+            factor, inputs=slots(factor.inputs, inputs), outputs=slots(factor.outputs, outputs)
+        )
+
+    def _slot(self, tensor: TensorType, state: Placement, slot: Slot) -> Slot:
+        """Where a part stands now."""
+        dim, part = slot
+        before = tensor.parts[dim][:part]
+        inserted = sum(self._is_whole(atom, state, (dim, k)) for k, atom in enumerate(before))
+        return dim, part + inserted
+
+    def _is_whole(self, atom: int, state: Placement, slot: Slot) -> bool:
+        """Whether a part of a tensor is that of the whole batch."""
+        return atom in self.batch and not (state.kind == "S" and state.slot == slot)
+
+    def _typed(self, tensor: TensorType, state: Placement) -> TensorType:
+        parts: list[tuple[int, ...]] = []
+        shape = list(tensor.shape)
+        for dim, atoms in enumerate(tensor.parts):
+            found: list[int] = []
+            for k, atom in enumerate(atoms):
+                is_whole = self._is_whole(atom, state, (dim, k))
+                found += (atom, self.turn_atom) if is_whole else (atom,)
+                if atom in self.batch and not is_whole:
+                    shape[dim] //= self.turns
+            parts.append(tuple(found))
+        return TensorType(tensor.dtype, tuple(shape), tuple(parts))
+
+    def _cut(self, ref: Ref, state: Placement, phase: Phase) -> Ref:
+        """What this turn has of a tensor of the whole batch."""
+        key = ref, state, phase
+        if key not in self.cut:
+            self.cut[key] = self._own(TURN, ref, phase, self.place[ref], R, state)
+        return self.cut[key]
+
+    def _send_out(self, ref: Ref, leaving: Sequence[Node]) -> None:
+        """What turns make of a result, put together where it is made."""
+        state, maker = self.states[ref], self.graph.nodes[ref.node]
+        if state == R:
+            return
+        if state == P:
+            op, typed = ACCUMULATE, P
+        elif all(node.role is Role.DETACHED for node in leaving):
+            op, typed = COLLECT, R
+        else:
+            raise MicrobatchError(
+                f"no microbatches: {leaving[0].role.value} {leaving[0].target} is of a sample each"
+            )
+        self.gathered[ref] = self._own(op, ref, maker.phase, self.place[ref], state, typed)
+
+    def _own(
+        self, op: str, ref: Ref, phase: Phase, read: Ref, state: Placement, made: Placement
+    ) -> Ref:
+        """Put a node of ours, which brings what was `ref` and is `state` now into `made`."""
+        tensor, maker = self.graph.type_of(ref), self.graph.nodes[ref.node]
+        index, word = len(self.nodes), op.split(".")[1]
+        slots = (slot for slot, _ in tensor.slots())
+        factors = (
+            Factor(
+                _LETTERS[k],
+                tensor.parts[slot[0]][slot[1]],
+                (self._slot(tensor, state, slot),),
+                (self._slot(tensor, made, slot),),
+            )
+            for k, slot in enumerate(slots)
+        )
+        module, _, tail = (
+            maker.key.rpartition(":") if maker.role is Role.OP else ("", "", maker.key)
+        )
+        which = f"{tail}.{ref.output}" if len(maker.outputs) > 1 else tail
+        self.nodes.append(
+            Node(
+                index,
+                f"{maker.name}_{ref.output}_{word}_{phase.value}_{index}",
+                op,
+                Role.OP,
+                phase,
+                args=(read,),
+                inputs=(read,),
+                outputs=(self._typed(tensor, made),),
+                module=maker.module,
+                key=f"{module.partition(':')[0]}:{phase.value}:{word}.{which}.{made}",
+                factors=tuple(factors),
+                partial=((0,),),
+                source_line=maker.source_line,
+            )
+        )
+        return Ref(index)
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+
+
+def _through(
+    view: Node, given: Placement
+) -> tuple[tuple[Placement, ...], tuple[Placement, ...]] | None:
+    """What a view makes of its input."""
+    made: list[Placement] = []
+    for output in range(len(view.outputs)):
+        if given.kind != "S":
+            made.append(given)
+            continue
+        factor = next((f for f in view.factors if f.inputs[0] == given.slot), None)
+        slot = None if factor is None or factor.whole else factor.outputs[output]
+        if slot is None:
+            return None
+        made.append(S(*slot))
+    return (given,), tuple(made)

@@ -1,0 +1,148 @@
+"""What a plan is predicted to take and to hold."""
+
+from __future__ import annotations
+
+import msgspec
+
+from autopar.plans.cluster_rates import ClusterRates, Count
+from autopar.plans.order import Run
+
+
+class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Bytes per device at the peak, by holder. `accumulated` is what microbatches add up;
+    `transient` everything that is live at the peak and none of the others."""
+
+    params: Count
+    gradients: Count
+    optimizer: Count
+    kept: Count
+    saved: Count
+    transient: Count
+    accumulated: Count = 0
+
+    @property
+    def total(self) -> int:
+        at_rest = self.params + self.gradients + self.optimizer + self.accumulated
+        return at_rest + self.kept + self.saved + self.transient
+
+
+class CollectiveTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """All collectives of one kind on one axis in a step: how many, local input bytes, time, and
+    that in which the host launches them (with the op, if that sends them while it runs)."""
+
+    kind: str
+    axis: str
+    phase: str
+    count: Count
+    num_bytes: Count
+    time_ns: Count
+    host_ns: Count = 0
+
+
+class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """All nodes of one key: how many there are, compute time of all, module pattern, op. A
+    parameter's has the optimizer's time.
+
+    `inputs` has what most of them read, (key, sharding in which it is read), which for a parameter
+    is its gradient, and `outputs` what they make, (type such as "bfloat16[64, 4096]", sharding in
+    which it is made). In `host_ns` the host launches all of them."""
+
+    module: str
+    op: str
+    phase: str
+    count: Count
+    compute_ns: Count
+    communication_ns: Count
+    saved_bytes: Count
+    optimizer_ns: Count
+    inputs: tuple[tuple[str, str], ...] = ()
+    outputs: tuple[tuple[str, str], ...] = ()
+    host_ns: Count = 0
+
+
+class StageTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One stage of the pipeline on each of its devices: busy time of a step, and peak memory."""
+
+    busy_ns: Count
+    peak_bytes: Count
+
+
+class MemoryCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a device holds over a step, beside parameters, gradients and optimizer states: entry k
+    is the fullest point of the stretch of the step that ends at `time_ns[k]`."""
+
+    time_ns: tuple[Count, ...] = ()
+    kept: tuple[Count, ...] = ()
+    saved: tuple[Count, ...] = ()
+    transient: tuple[Count, ...] = ()
+
+
+class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tensors of one key that are live at the peak: `holder` is the field of `Memory` they count
+    to, `state` the sharding they are held in."""
+
+    key: str
+    state: str
+    holder: str
+    count: Count
+    num_bytes: Count
+
+
+class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a step is predicted to take on each device: forward and backward, what they send, and
+    the optimizer; `flops` is what all devices compute together.
+
+    Communication is exposed where the device waits for it, and hidden where it computes meanwhile;
+    a step takes its compute, exposed communication, optimizer, bubble, and what the device waits
+    for its host (`exposed_host_ns`), which launches all in `host_ns`. `hidden` says what could be
+    hidden in each window (`cost_model.windows`), `contention` how much device and links of each
+    axis slow each other down, in thousandths. `tokens` are those of a step (0 where the first input
+    is no batch of tokens), `mfu_ppm` is the share of the devices' peak FLOP/s. `sends` has the
+    collectives by the key of the tensor they redistribute, or of the op that sends; `collectives`
+    adds them up. `memory_curve` says what is held over time, `peak_holders` the largest of what is
+    held at the peak. `order` is that of the step; in microbatches that of the last turn, behind
+    `turns_before` in `order_before`."""
+
+    step_ns: Count
+    compute_ns: Count
+    communication_ns: Count
+    optimizer_ns: Count
+    flops: Count
+    memory: Memory
+    memory_limit: Count
+    collectives: tuple[CollectiveTotal, ...]
+    ops: dict[str, OpTotal]
+    exposed_communication_ns: Count
+    hidden_communication_ns: Count
+    host_ns: Count
+    exposed_host_ns: Count
+    hidden: dict[str, Count]
+    contention: dict[str, Count]
+    bubble_ns: Count
+    tokens: Count
+    tokens_per_s: Count
+    mfu_ppm: Count
+    stages: tuple[StageTotal, ...]
+    cluster: ClusterRates
+    sends: dict[str, tuple[CollectiveTotal, ...]]
+    order: tuple[Run, ...]
+    memory_curve: MemoryCurve
+    peak_holders: tuple[Held, ...]
+    order_before: tuple[Run, ...] = ()
+    turns_before: Count = 0
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The order of all turns."""
+        return self.turns_before * self.order_before + self.order
+
+    @property
+    def added_up_ns(self) -> int:
+        """A step in which nothing that the device and its links do is hidden."""
+        return self.compute_ns + self.communication_ns + self.optimizer_ns
+
+    @property
+    def modelled_ns(self) -> int:
+        """A step in which each window takes as long as its busiest resource: what the solver makes
+        least of."""
+        return self.added_up_ns + self.host_ns - sum(self.hidden.values())
