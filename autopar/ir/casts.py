@@ -13,13 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopar.ir.graph import Graph, Node, Phase, Role, per_graph
+from autopar.ir.microbatches import ACCUMULATE
 from autopar.ir.uses import Group, groups, root_of
 
 
 @dataclass(frozen=True, slots=True)
 class Casts:
     """`copies` has the parameter of each op that makes a copy of one, both by their nodes;
-    `gradients` are the ops that cast what becomes a gradient, and nothing else."""
+    `gradients` are the ops that cast what becomes a gradient, and nothing else, or add it up over
+    microbatches."""
 
     copies: Mapping[int, int]
     gradients: frozenset[int]
@@ -52,7 +54,8 @@ def casts_of(graph: Graph) -> Casts:
         users.setdefault(group.root.node, []).extend(use.node for use in group.uses)
     gradients = set[int]()
     for node in reversed(graph.nodes):
-        if _is_cast(graph, node) and _is_made_in_backward(graph, node):
+        is_step = _is_cast(graph, node) or node.op == ACCUMULATE
+        if is_step and _is_made_in_backward(graph, node):
             found = (graph.nodes[user] for user in users.get(node.index, ()))
             if all(user.role is Role.GRAD or user.index in gradients for user in found):
                 gradients.add(node.index)

@@ -193,8 +193,8 @@ class Node:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Graph:
-    """Nodes in topological order, and the atoms their tensors are made of. All of it but what leaves
-    the graph happens in `turns`, each on a part of the batch (`microbatches`)."""
+    """Nodes in topological order, and the atoms their tensors are made of. All of it but what
+    leaves the graph happens in `turns`, each on a part of the batch (`microbatches`)."""
 
     name: str
     nodes: tuple[Node, ...]

@@ -152,8 +152,9 @@ class Layout:
 
 
 def parse_layout(graph: Graph, structure: Structure) -> Layout:
-    """The decisions of `structure` for `graph` in microbatches, with what backward makes again. ValueError on text
-    that says none, or where something cannot be made again, or not be offloaded."""
+    """The decisions of `structure` for `graph` in microbatches, with what backward makes again.
+    ValueError on text that says none, or where something cannot be made again, or not be
+    offloaded."""
     turns = in_microbatches(graph, structure.schedule.microbatches)
     step, mesh = with_again(turns, structure.again), structure.mesh
     return Layout(

@@ -20,12 +20,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 from autopar.errors import PlanMismatchError
 from autopar.ir.blocks import blocks_of
 from autopar.ir.buckets import is_bucketed
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import OUTPUT_ROLES, Node, Phase, Ref, Role
+from autopar.ir.microbatches import is_result
 from autopar.ir.schedule import (
     Compute,
     Event,
@@ -56,11 +58,25 @@ def schedule(layout: Layout) -> Schedule:
 
     PlanMismatchError, naming the tensor, if the decisions do not fit the graph.
     """
-    step = _Step(layout)
+    last, turns = _turn(layout, is_last=True), layout.graph.turns
+    if turns == 1:
+        return last
+    return replace(last, before=_turn(layout, is_last=False), turns=turns)
+
+
+def _turn(layout: Layout, *, is_last: bool) -> Schedule:
+    """The events of the last turn, or of one before, whose results stay on the device."""
+    step = _Step(layout, is_last=is_last)
     forward = _Phase(step, Phase.FORWARD).run()
     saved = step.handed_over()
     backward = _Phase(step, Phase.BACKWARD).run()
     graph = layout.graph
+    if not is_last:
+        made = (Ref(node.index) for node in filter(is_result, graph.nodes))
+        results = frozenset(
+            Value(graph.nodes[ref.node].phase, ref, layout.made(ref)) for ref in made
+        )
+        return with_frees(Schedule(forward, backward, (), saved, results))
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     params = tuple(n.index for n in graph.with_role(Role.PARAM) if n.target in trained)
     update = (Update(params),) if params else ()
@@ -73,8 +89,9 @@ def schedule(layout: Layout) -> Schedule:
 class _Step:
     """What both phases know: which node asks for what, and what is there."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, is_last: bool) -> None:
         self.layout = layout
+        self.is_last = is_last
         self.graph = layout.graph
         self.routes = Routes(layout)
         self.reads: dict[int, list[_Need]] = {}
@@ -152,7 +169,7 @@ class _Phase:
                 self.made.add(Value(self.phase, ref, self.step.layout.made(ref)))
             for group, state in self.due.get(node.index, ()):
                 self._need(group, state)
-        outputs = [node for node in self.nodes if node.role in OUTPUT_ROLES]
+        outputs = [node for node in self.nodes if self._leaves(node)]
         for node in outputs:
             for group, state in self.step.reads[node.index]:
                 self._advance(group, self.routes.path(group, state))
@@ -161,6 +178,10 @@ class _Phase:
             for group, state in self.step.reads[node.index]:
                 self._need(group, state)
         return tuple(self.events)
+
+    def _leaves(self, node: Node) -> bool:
+        """Whether something leaves the graph there, in this turn."""
+        return node.role in OUTPUT_ROLES and self.step.is_last
 
     def _when_saved(self) -> dict[int, list[_Need]]:
         """Per node, what is brought into the state it is saved in once the node is done: after the
@@ -327,10 +348,10 @@ class _Phase:
         nodes = self.step.graph.nodes
         ends = [*zip(group.uses, self.step.layout.asked(group), strict=True)]
         for use, state in ends:
-            path = self.routes.path(group, state)
-            if nodes[use.node].role in OUTPUT_ROLES or use.node in self.casts.gradients:
+            user, path = nodes[use.node], self.routes.path(group, state)
+            if self._leaves(user) or use.node in self.casts.gradients:
                 self._advance(group, path)
-            else:
+            elif user.role not in OUTPUT_ROLES:
                 self._reduce(group, path)
         if group.crosses and group.phase is Phase.FORWARD:
             self._reduce(group, self.routes.path(group, self.step.layout.kept(group.root)))
