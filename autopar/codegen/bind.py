@@ -41,10 +41,12 @@ def bind(
     def bound(gm: fx.GraphModule) -> fx.GraphModule:
         return _bound(gm, groups, index, device)
 
+    before = program.before
     return replace(
         program,
         forward=bound(program.forward),
         backward=None if program.backward is None else bound(program.backward),
+        before=None if before is None else bind(before, groups, mesh, coordinate, device),
     )
 
 

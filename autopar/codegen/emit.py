@@ -7,7 +7,8 @@ are used.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,11 +23,24 @@ from autopar.codegen.ops.peers import Peers
 from autopar.codegen.ops.table import emit
 from autopar.codegen.passes import apply_passes
 from autopar.codegen.torch_private import unwritten
+from autopar.codegen.turns import OWN_OPS, OwnOps, inputs_of, sum_name
 from autopar.errors import PlanMismatchError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
+from autopar.ir.microbatches import is_result
 from autopar.ir.redistribute import local_shape
-from autopar.ir.schedule import Compute, Event, Free, Start, Take, Transfer, Update, Value, Wait
+from autopar.ir.schedule import (
+    Compute,
+    Event,
+    Free,
+    Schedule,
+    Start,
+    Take,
+    Transfer,
+    Update,
+    Value,
+    Wait,
+)
 from autopar.ir.sharding import Sharding
 from autopar.ir.uneven import chunked_dim
 from autopar.ir.uses import Group, Use, groups
@@ -38,7 +52,7 @@ from autopar.rules.intra_op import exchange_axes, exchanges
 from autopar.rules.op import Shapes
 from autopar.rules.table import record_of
 from autopar.runtime.program.lean import LeanGraph
-from autopar.runtime.program.program import Program
+from autopar.runtime.program.program import Program, Sum
 
 aten = torch.ops.aten
 
@@ -49,7 +63,23 @@ def generate(gm: fx.GraphModule, graph: Graph, plan: Plan) -> Program:
 
     PlanMismatchError, naming the tensor, if the plan's decisions do not fit the graph.
     """
-    return _Generator(gm, graph, plan).run()
+    layout = parse_layout(graph, plan.structure)
+    scheduled = schedule(layout)
+    last = _Generator(gm, graph, layout, scheduled, is_last=True)
+    program = last.run()
+    if scheduled.before is None:
+        return program
+    before = _Generator(gm, graph, layout, scheduled.before, is_last=False).run()
+    return replace(
+        program,
+        before=before,
+        turns=scheduled.turns,
+        sums=last.sums(),
+        tangent_dtypes={
+            f"tangent:{node.target}": node.outputs[0].dtype
+            for node in graph.with_role(Role.TANGENT)
+        },
+    )
 
 
 class LocalGraph:
@@ -72,11 +102,21 @@ class LocalGraph:
 
 
 class _Generator:
-    def __init__(self, gm: fx.GraphModule, graph: Graph, plan: Plan) -> None:
-        self.gm = gm
-        self.layout = parse_layout(graph, plan.structure)
+    """Writes the graphs of `scheduled`, which is the last turn of a step or one before it; `traced`
+    is what `gm` is, `layout` has what is made of it."""
+
+    def __init__(
+        self,
+        gm: fx.GraphModule,
+        traced: Graph,
+        layout: Layout,
+        scheduled: Schedule,
+        *,
+        is_last: bool,
+    ) -> None:
+        self.gm, self.layout, self.schedule, self.is_last = gm, layout, scheduled, is_last
         self.graph = graph = self.layout.graph
-        self.schedule = schedule(self.layout)
+        self.traced = {node.name: (traced.input_types(node), node.outputs) for node in traced.nodes}
         self.routes = Routes(self.layout)
         self.mesh, self.sizes = self.layout.mesh, self.layout.mesh.sizes
         self.local = {phase: LocalGraph(self.layout, self._spoken) for phase in Phase}
@@ -87,6 +127,7 @@ class _Generator:
         self.gradients = {
             self.use_of[node.index, 0][0].root: node.target for node in graph.with_role(Role.GRAD)
         }
+        self.own = OwnOps(graph, self.sizes, is_last=is_last)
         self.shapes: dict[tuple[str, tuple[Sharding, ...], tuple[Sharding, ...]], Shapes] = {}
 
     def run(self) -> Program:
@@ -97,6 +138,9 @@ class _Generator:
             local = self.local[node.phase]
             local.values[value] = local.placeholder(f"{node.role.value}:{node.target}")
         forward, backward = (self.local[phase] for phase in Phase)
+        for local, events in ((forward, self.schedule.forward), (backward, self.schedule.backward)):
+            for name in self._further_inputs(events):
+                local.placeholder(name)
         for event in self.schedule.forward:
             self._emit(forward, event)
         for number, value in enumerate(self.schedule.saved):
@@ -106,10 +150,27 @@ class _Generator:
         for event in self.schedule.backward:
             self._emit(backward, event)
         for node in self.graph.nodes:
-            if node.role in OUTPUT_ROLES:
+            if node.role in OUTPUT_ROLES and self.is_last:
                 name = f"{node.role.value}:{node.target}"
                 self.local[node.phase].outputs[name] = self._argument(node, 0)
+            elif is_result(node) and not self.is_last:
+                made = Value(node.phase, Ref(node.index), self.layout.made(Ref(node.index)))
+                local = self.local[node.phase]
+                local.outputs[sum_name(node)] = local.values[made]
         return self._program()
+
+    def sums(self) -> tuple[Sum, ...]:
+        """What turns hand on."""
+        return tuple(
+            self.own.sum_of(node, self.layout.made(Ref(node.index)))
+            for node in filter(is_result, self.graph.nodes)
+        )
+
+    def _further_inputs(self, events: Sequence[Event]) -> Iterable[str]:
+        nodes = (self.graph.nodes[e.node] for e in events if isinstance(e, Compute))
+        return dict.fromkeys(
+            name for node in nodes for name in inputs_of(node, is_last=self.is_last)
+        )
 
     def _emit(self, local: LocalGraph, event: Event) -> None:
         """The nodes of one event, behind all others."""
@@ -166,9 +227,14 @@ class _Generator:
         return unwritten(self.gm, apply_passes(local.graph))
 
     def _op(self, local: LocalGraph, event: Compute) -> None:
-        node = self.graph.nodes[event.node]
-        source, graph = self.fx_nodes[node.name], local.graph
+        node, graph = self.graph.nodes[event.node], local.graph
         arguments = [self._argument(node, arg) for arg in range(len(node.inputs))]
+        if node.op in OWN_OPS:
+            states = [found[0] for found in self.layout.pair(node)]
+            made = self.own.write(graph, node, arguments, local.inputs, states)
+            local.values[event.makes[0]] = made
+            return
+        source = self.fx_nodes[node.name]
         results = self._results(graph, node, source, arguments)
         for output, value in enumerate(event.makes):
             if value.ref not in self.read:
@@ -226,10 +292,10 @@ class _Generator:
         """Nodes of one key have equal shapes."""
         known = node.key, inputs, outputs
         if known not in self.shapes:
-            types = self.graph.input_types(node)
+            types, (given, made) = self.graph.input_types(node), self.traced[node.name]
             self.shapes[known] = Shapes(
-                tuple(t.shape for t in types),
-                tuple(t.shape for t in node.outputs),
+                tuple(t.shape for t in given),
+                tuple(t.shape for t in made),
                 tuple(map(self._local_shape, types, inputs)),
                 tuple(map(self._local_shape, node.outputs, outputs)),
             )
@@ -249,7 +315,10 @@ class _Generator:
         if not node.mean:
             return 1
         reduced = {f.name for f in node.factors if f.outputs[output] is None}
-        return self.layout.choice(node).ways(reduced, self.sizes)
+        given, made = self.traced[node.name]
+        now = self.graph.input_types(node)[0].num_bytes, node.outputs[output].num_bytes
+        turns = given[0].num_bytes // now[0] * now[1] // made[output].num_bytes
+        return turns * self.layout.choice(node).ways(reduced, self.sizes)
 
     def _spoken(self, transfer: Transfer) -> str:
         """What a transfer brings, in words."""

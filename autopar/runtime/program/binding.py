@@ -21,6 +21,7 @@ from autopar.runtime.program.function import Step
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.sharded import Place
+from autopar.runtime.program.turns import Turns
 
 
 class Result(NamedTuple):
@@ -44,20 +45,41 @@ def make_step(
 
     def made(phase: str, gm: fx.GraphModule) -> LocalGraph:
         graph = prepare(gm, backend)
-        return meter.timed(phase, graph if meeting is None else meeting.told(phase, gm, graph))
+        return graph if meeting is None else meeting.told(phase, gm, graph)
 
-    backward = program.backward
+    parts = [program, *([program.before] if program.before is not None else [])]
+    found = {
+        (part is program, phase): gm
+        for part in parts
+        for phase, gm in (("forward", part.forward), ("backward", part.backward))
+        if gm is not None
+    }
     if backend == "eager":
-        meter.count_waits(program.forward, *([backward] if backward is not None else []))
+        meter.count_waits(*found.values())
+    graphs = {where: made(where[1], gm) for where, gm in found.items()}
+    shown = frozenset(f"detached:{position}" for position in cut)
+    if program.turns > 1:
+        turns = Turns(program, graphs, meter.device)
+        return Step(
+            forward=meter.timed("forward", turns.forward),
+            backward=meter.timed("backward", turns.backward),
+            forward_inputs=turns.forward_inputs,
+            forward_outputs=turns.results + turns.saved,
+            backward_inputs=(*turns.saved, *program.tangent_dtypes),
+            backward_outputs=program.backward_outputs,
+            places=places,
+            cut=shown,
+        )
+    backward = graphs.get((True, "backward"))
     return Step(
-        forward=made("forward", program.forward),
-        backward=made("backward", backward) if backward is not None else None,
+        forward=meter.timed("forward", graphs[True, "forward"]),
+        backward=None if backward is None else meter.timed("backward", backward),
         forward_inputs=program.forward_inputs,
         forward_outputs=program.forward_outputs,
         backward_inputs=program.backward_inputs,
         backward_outputs=program.backward_outputs,
         places=places,
-        cut=frozenset(f"detached:{position}" for position in cut),
+        cut=shown,
     )
 
 

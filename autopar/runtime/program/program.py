@@ -16,6 +16,19 @@ from autopar.ir.sharding import Sharding
 
 
 @dataclass(frozen=True)
+class Sum:
+    """What turns hand on under `name`, an input of the graph of `phase` and, before the last turn,
+    an output: a sum so far, of `shape` and the dtype named. Or, if it `is_collected`, rows: each
+    turn has one of dim 1 of `shape`, which leaves its graph, and the last takes all before it."""
+
+    name: str
+    phase: str
+    shape: tuple[int, ...]
+    dtype: str
+    is_collected: bool = False
+
+
+@dataclass(frozen=True)
 class Program:
     """A forward and a backward graph over local tensors; both take one list, which they clear.
 
@@ -26,6 +39,11 @@ class Program:
     `tangent:POS`, `backward_outputs` are `grad:NAME`, sharded as the parameter is stored.
     `backward` is None where there is nothing to differentiate. `detached_shardings` gives the
     sharding of each detached output by its position.
+
+    In microbatches these are the graphs of the last of `turns`, and those of each turn before it
+    are `before`, whose outputs are `sums` and what is saved. Both take `sums` too, and "turn:", the
+    number of the turn in a tensor of one element; `tangent_dtypes` are those of what backward is
+    given.
     """
 
     forward: fx.GraphModule
@@ -35,3 +53,7 @@ class Program:
     backward_inputs: tuple[str, ...] = ()
     backward_outputs: tuple[str, ...] = ()
     detached_shardings: Mapping[int, Sharding] = field(default_factory=dict[int, Sharding])
+    before: Program | None = None
+    turns: int = 1
+    sums: tuple[Sum, ...] = ()
+    tangent_dtypes: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -22,8 +22,9 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.plan import Structure
 from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS, together
-from autopar.runtime.program.program import Program
+from autopar.runtime.program.program import Program, Sum
 from autopar.runtime.program.symbols import SYMBOLS, on_rank, permute
+from autopar.runtime.program.turns import TensorValues, replaying, run_turns
 from autopar.runtime.simulator.shards import shard, unshard
 
 c10d = torch.ops._c10d_functional
@@ -204,6 +205,8 @@ def train_step(
     the same differ by more than `tolerance` (relative).
     """
     step = _Step(mesh, graph, structure, tolerance, program.detached_shardings)
+    if program.turns > 1:
+        return _in_turns(program, step, tensors, tangents or {})
     with torch.no_grad():
         forward = step.split(program.forward_inputs, tensors)
         results = run(program.forward, mesh, forward)
@@ -231,6 +234,67 @@ def train_step(
             for k, name in enumerate(program.backward_outputs)
         }
     return StepResult(outputs, gradients)
+
+
+class _RankValues:
+    """Values of all ranks of a mesh, in lists."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self._one = TensorValues(torch.device("cpu"))
+
+    def zeros(self, found: Sum) -> list[Tensor]:
+        return [self._one.zeros(found) for _ in range(self.num_ranks)]
+
+    def turn(self, number: int) -> list[Tensor]:
+        return [self._one.turn(number)] * self.num_ranks
+
+    def put(self, rows: Sequence[Tensor], turn: int, piece: Sequence[Tensor]) -> None:
+        for pair in zip(rows, piece, strict=True):
+            self._one.put(pair[0], turn, pair[1])
+
+
+def _in_turns(
+    program: Program, step: _Step, tensors: Mapping[str, Tensor], tangents: Mapping[int, Tensor]
+) -> StepResult:
+    """`train_step` of a program in microbatches."""
+    mesh, given = step.mesh, dict[str, Any]()
+    for part in (program.before, program):
+        assert part is not None
+        names = [name for name in part.forward_inputs if name in tensors]
+        given |= zip(names, zip(*step.split(names, tensors), strict=True), strict=True)
+    ranks = mesh.num_devices
+
+    def runs(gm: fx.GraphModule) -> Callable[[list[Any]], list[list[Tensor]]]:
+        def made(inputs: list[Any]) -> list[list[Tensor]]:
+            per_rank = [list(each) for each in zip(*inputs, strict=True)]
+            return [list(each) for each in zip(*run(gm, mesh, per_rank), strict=True)]
+
+        return made
+
+    graphs = {
+        (part is program, phase): runs(gm)
+        for part in (program, program.before)
+        if part is not None
+        for phase, gm in (("forward", part.forward), ("backward", part.backward))
+        if gm is not None
+    }
+    arriving = {
+        name: [tangents.get(int(name.partition(":")[2]), torch.ones((), dtype=_dtype(dtype)))]
+        * ranks
+        for name, dtype in program.tangent_dtypes.items()
+    }
+    results, gradients = run_turns(
+        program, graphs, _RankValues(ranks), given, arriving, replaying(program)
+    )
+    return StepResult(
+        {name: step.join(name, values) for name, values in results.items()},
+        {name.partition(":")[2]: step.join(name, found) for name, found in gradients.items()},
+    )
+
+
+def _dtype(name: str) -> torch.dtype:
+    return getattr(torch, name)
 
 
 def _tangent(given: dict[int, Tensor], name: str, outputs: Mapping[str, Tensor]) -> Tensor:
