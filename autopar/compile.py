@@ -119,7 +119,7 @@ def best_on(
     fitting = replace(_fitting(request, stated, say), rows=rows, bound=bound)
     found = _within(fitting, cutoff)
     assert found is not None
-    return found
+    return replace(found, is_tight=found.problem.usage_limit is not None)
 
 
 def _fitting(request: PlanRequest, stated: Problem, say: Say) -> Fitting:

@@ -38,6 +38,14 @@ from autopar.cli.terminal import (
     callback=size,
     help="Per device, such as 72GiB; default: all.",
 )
+@click.option(
+    "--microbatches",
+    default="1",
+    show_default=True,
+    metavar="N|auto",
+    help="Work on the batch in N parts, one after the other; auto: as many as are best where "
+    "memory binds.",
+)
 @click.option("--optimizer", default="adamw", show_default=True, help="Whose states count.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS")
 @click.option("--strict", is_flag=True, help="An op without a sharding rule is an error.")

@@ -230,8 +230,8 @@ class _Generator:
         node, graph = self.graph.nodes[event.node], local.graph
         arguments = [self._argument(node, arg) for arg in range(len(node.inputs))]
         if node.op in OWN_OPS:
-            states = [found[0] for found in self.layout.pair(node)]
-            made = self.own.write(graph, node, arguments, local.inputs, states)
+            (given, *_), (state,) = self.layout.pair(node)
+            made = self.own.write(graph, node, arguments, local.inputs, (given, state))
             local.values[event.makes[0]] = made
             return
         source = self.fx_nodes[node.name]

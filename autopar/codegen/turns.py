@@ -109,6 +109,7 @@ def _turn_slot(whole: Sequence[Sequence[int]], cut: Sequence[Sequence[int]]) -> 
 def _count(graph: fx.Graph, node: Node, x: Sequence[fx.Node]) -> fx.Node:
     """How many targets are not ignored, or the sum of the weights of their classes."""
     ignored = node.args[-1]
+    assert isinstance(ignored, int)
     counted = graph.call_function(aten.ne.Scalar, (x[0], ignored))
     dtype = getattr(torch, node.outputs[0].dtype)
     if len(x) == 1:

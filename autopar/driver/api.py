@@ -60,6 +60,7 @@ def compile(
     pins: Pins = (),
     forbid: Forbidden = (),
     strategy: str | None = None,
+    microbatches: int | str = 1,
     differentiable_outputs: str | Sequence[str] = (),
     verify: bool = False,
 ) -> CompiledModule:
@@ -83,7 +84,9 @@ def compile(
     presets. `mesh` ("2x4", (2, 4) or {"dp": 2, "tp": 4}), `optimizer` (a name, or
     one of `torch.optim` or its class), `memory_limit` (bytes, or text such as "72GiB"),
     `time_limit` (seconds, or "2min") and `strict` are as in `Options`. `pins`, `forbid` and
-    `strategy` say what the plan must be like (docs/constraints.md).
+    `strategy` say what the plan must be like (docs/constraints.md). The batch is worked on in
+    `microbatches`, one after the other, which takes less memory; "auto" finds how many where memory
+    binds (docs/microbatches.md).
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
     beside the losses: planned so from the start, where it would else be planned at the first
     backward that does. `backend`, which runs the graphs and decides what is priced, is "eager" or
@@ -104,7 +107,7 @@ def compile(
     described = read_cluster(cluster, model)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs, backend,
+        differentiable_outputs, backend, microbatches,
     )  # fmt: skip
     kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
@@ -144,6 +147,7 @@ def plan(
     pins: Pins = (),
     forbid: Forbidden = (),
     strategy: str | None = None,
+    microbatches: int | str = 1,
     differentiable_outputs: str | Sequence[str] = (),
     margin: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -160,7 +164,7 @@ def plan(
     say: Callable[[str], None] = progress or (lambda _: None)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs, backend,
+        differentiable_outputs, backend, microbatches,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin
@@ -184,6 +188,7 @@ def frontier(
     pins: Pins = (),
     forbid: Forbidden = (),
     strategy: str | None = None,
+    microbatches: int | str = 1,
     differentiable_outputs: str | Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Frontier:
@@ -199,7 +204,7 @@ def frontier(
     rungs = read_limits(limits)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs, backend,
+        differentiable_outputs, backend, microbatches,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say,

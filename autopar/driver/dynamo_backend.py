@@ -40,8 +40,8 @@ from autopar.runtime.program.sharded import whole_of
 from autopar.tracer.labels import labelled
 
 _OPTIONS = (
-    "backend", "cluster", "forbid", "memory_limit", "mesh", "optimizer", "pins", "profile",
-    "strategy", "strict", "time_limit",
+    "backend", "cluster", "forbid", "memory_limit", "mesh", "microbatches", "optimizer", "pins",
+    "profile", "strategy", "strict", "time_limit",
 )  # fmt: skip
 _ITSELF = 'torch.compile(backend="autopar")'
 _INSTEAD = (
@@ -78,6 +78,7 @@ def backend(
         given.get("forbid"),
         given.get("strategy"),
         backend=given.get("backend"),
+        microbatches=given.get("microbatches", 1),
     )
     _check_whole(asked, flat)
     (outputs,) = next(node for node in gm.graph.nodes if node.op == "output").args

@@ -43,6 +43,8 @@ class Candidate:
     structure: Structure
     estimates: Estimates
     solution: Solution
+    is_tight: bool = False
+    """Whether memory decides: without a limit another plan would be better."""
 
     @property
     def mesh(self) -> Mesh:
@@ -51,11 +53,12 @@ class Candidate:
 
 
 class Beaten(Exception):
-    """A mesh has no plan as good as the one in hand; `bound` is below all of its plans."""
+    """A mesh has no plan as good as the one in hand; `bound` is below all of its plans. It
+    `is_tight` if there might be without a memory limit."""
 
-    def __init__(self, mesh: Mesh, bound: int) -> None:
+    def __init__(self, mesh: Mesh, bound: int, *, is_tight: bool = False) -> None:
         super().__init__(f"{mesh}: at least {format_ns(bound)}, which is no better")
-        self.bound = bound
+        self.bound, self.is_tight = bound, is_tight
 
 
 @dataclass(slots=True)
@@ -85,7 +88,7 @@ class Fitting:
         SolverError if that is not known, Beaten if there is none as good as the one in hand."""
         mesh = self.request.mesh
         if solution.status is Status.BEATEN:
-            raise Beaten(mesh, solution.bound)
+            raise Beaten(mesh, solution.bound, is_tight=self.stated.usage_limit is not None)
         if solution.status is Status.LIMIT:
             raise SolverError(f"mesh {mesh}: no plan was found in time; raise the time limit")
         if solution.status is not Status.INFEASIBLE:

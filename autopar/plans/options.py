@@ -50,6 +50,7 @@ class Options:
     on the plan; the rest is planned around it. `differentiable_outputs` names the outputs, as the
     model's user does or by their position, that have a gradient beside the losses; "*" stands for
     any text. `backend`, one of `BACKENDS` or "" for the device's own, decides what is priced.
+    The batch is worked on in `microbatches`, None for as many as are best where memory binds.
     """
 
     mesh: str = "auto"
@@ -61,6 +62,7 @@ class Options:
     strategy: str = ""
     differentiable_outputs: tuple[str, ...] = ()
     backend: str = ""
+    microbatches: int | None = 1
 
     def fuses(self, device: Device) -> bool:
         """Whether chains of pointwise ops are one kernel on `device`."""
@@ -83,13 +85,14 @@ class Options:
         return replace(other, constraints=constraints, strategy=self.strategy)
 
     def for_stored(self, mesh: str, storage: Mapping[str, Sharding]) -> Options:
-        """Nothing imposed but `mesh`, and parameters as they are stored already."""
+        """Nothing imposed but `mesh`, and parameters as they are stored already; in as many
+        microbatches as are best for what may be another batch."""
         origin = "parameters as they are stored"
         constraints = tuple(
             Constraint("param", name, WantedPlacement(positional=sharding), origin)
             for name, sharding in storage.items()
         )
-        return replace(self, mesh=mesh, constraints=constraints, strategy="")
+        return replace(self, mesh=mesh, constraints=constraints, strategy="", microbatches=None)
 
 
 def make_options(
@@ -103,10 +106,12 @@ def make_options(
     strategy: str | None = "",
     differentiable_outputs: str | Sequence[str] = (),
     backend: str | None = None,
+    microbatches: int | str = 1,
 ) -> Options:
     """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` in bytes, or
     as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
-    `constraints` reads them. AutoparError on what cannot be read."""
+    `constraints` reads them; `microbatches` as a number or "auto". AutoparError on what cannot be
+    read."""
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
     if not isinstance(strict, bool):
         raise ArgumentError(f"strict={strict!r}: write True or False")
@@ -124,7 +129,19 @@ def make_options(
             else tuple(differentiable_outputs)
         ),
         backend=check_backend(backend),
+        microbatches=_count(microbatches),
     )
+
+
+def _count(given: int | str) -> int | None:
+    """How many microbatches; None for "auto"."""
+    if given == "auto":
+        return None
+    is_number = isinstance(given, str) and given.isascii() and given.isdecimal()
+    count = int(given) if is_number else given
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ArgumentError(f'microbatches={given!r}: write a number, or "auto"')
+    return count
 
 
 def _quantity(

@@ -45,7 +45,14 @@ class Asked:
         sense there."""
         strategy = expand_strategy(self.options.strategy, self.graph, mesh)
         imposed = tuple(MeshConstraint(c, on_mesh(c, mesh)) for c in (*self.constraints, *strategy))
-        return PlanRequest(self.graph, self.cluster, mesh, self.options, imposed)
+        return PlanRequest(
+            self.graph,
+            self.cluster,
+            mesh,
+            self.options,
+            imposed,
+            microbatches=self.options.microbatches or 1,
+        )
 
     def digest(self) -> str:
         """A hash of everything that decides the plan, down to the source of autopar and the

@@ -13,6 +13,7 @@ from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
 HOLDER_TITLES: Mapping[str, str] = {
     "params": "parameters",
     "gradients": "gradients",
+    "accumulated": "sums over microbatches",
     "optimizer": "optimizer states",
     "kept": "parameters kept for backward",
     "saved": "activations saved for backward",
@@ -60,5 +61,8 @@ def _rows(estimates: Estimates) -> Iterator[tuple[str, str, str, int, int]]:
 
 
 def held_by(memory: Memory) -> dict[str, int]:
-    """Bytes by title."""
-    return {title: getattr(memory, name) for name, title in HOLDER_TITLES.items()}
+    """Bytes by title; of sums over microbatches where there are any."""
+    found = {title: getattr(memory, name) for name, title in HOLDER_TITLES.items()}
+    if not memory.accumulated:
+        del found[HOLDER_TITLES["accumulated"]]
+    return found

@@ -93,6 +93,7 @@ class Summary(Printed):
     margin: str
     meshes_tried: tuple[str, ...]
     imposed: tuple[str, ...]
+    microbatches: int
     again: tuple[str, ...]
     again_ns: int
     offloaded: tuple[str, ...]
@@ -157,6 +158,7 @@ def summarize(plan: Plan) -> Summary:
         margin=margin_text(limits) if provenance.margin else "",
         meshes_tried=provenance.meshes_tried,
         imposed=provenance.imposed,
+        microbatches=structure.schedule.microbatches,
         again=structure.again,
         again_ns=again_ns(plan),
         offloaded=structure.offloaded,
@@ -246,6 +248,8 @@ def _head(summary: Summary) -> RenderableType:
         tokens = f"{summary.tokens_per_s:,} tokens/s, " if summary.tokens_per_s else ""
         grid.add_row("speed", tokens + speed)
     grid.add_row("memory", format_bytes_of(peak, limit))
+    if summary.microbatches > 1:
+        grid.add_row("batch", f"in {summary.microbatches} microbatches, one after the other")
     if summary.again:
         grid.add_row("again", name(_again(summary)))
     if summary.offloaded:

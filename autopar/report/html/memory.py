@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import asdict
+
 from autopar.plans.estimates import Memory, MemoryCurve
 from autopar.plans.plan import Plan
 from autopar.report.costs import HOLDER_TITLES
@@ -13,7 +15,8 @@ STACKED = {
     name: HOLDER_TITLES[name]
     for name in ("params", "optimizer", "gradients", "kept", "saved", "transient")
 }
-"""Fields of `plan.Memory` in the order in which they are stacked: what is always there below."""
+"""Fields of `plan.Memory` in the order in which they are stacked: what is always there below. Sums
+over microbatches count as gradients, which they become."""
 
 MAX_COLUMNS = 700
 """Points of the curve; of those in between the fullest is drawn."""
@@ -67,10 +70,11 @@ def memory_use(plan: Plan) -> MemoryUse:
     """The memory of a plan."""
     estimates, mesh = plan.estimates, plan.structure.mesh
     memory = estimates.memory
+    sizes = asdict(memory) | {"gradients": memory.gradients + memory.accumulated}
     return MemoryUse(
         limit=estimates.memory_limit,
         peak=memory.total,
-        holders=tuple(HolderRow(n, title, getattr(memory, n)) for n, title in STACKED.items()),
+        holders=tuple(HolderRow(n, title, sizes[n]) for n, title in STACKED.items()),
         columns=_thinned(_columns(estimates.memory_curve, memory)),
         held=tuple(
             HeldRow(
@@ -88,7 +92,7 @@ def memory_use(plan: Plan) -> MemoryUse:
 def _columns(curve: MemoryCurve, memory: Memory) -> list[Column]:
     found: list[Column] = []
     start_ns = 0
-    always = memory.params, memory.optimizer, memory.gradients
+    always = memory.params, memory.optimizer, memory.gradients + memory.accumulated
     for end_ns, *held in zip(curve.time_ns, curve.kept, curve.saved, curve.transient):
         if end_ns > start_ns:
             found.append(Column(start_ns, end_ns, (*always, *held)))

@@ -144,9 +144,8 @@ class Turns:
         if ratio.device.type == "cpu" and ratio.item() == 1:
             return grads
         if keeps_graph():
-            return list(torch._foreach_mul(grads, ratio))
-        torch._foreach_mul_(grads, ratio)
-        return grads
+            return [grad * ratio for grad in grads]
+        return [grad.mul_(ratio) for grad in grads]
 
 
 def replaying(

@@ -1,0 +1,67 @@
+"""How many microbatches a plan has, where that is open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autopar.compile import Say, best_on
+from autopar.errors import InfeasibleError, MicrobatchError
+from autopar.ir.contractions import batch_atoms
+from autopar.ir.graph import Graph, Role
+from autopar.plans.fitting import Beaten, Candidate, bounded
+from autopar.plans.request import PlanRequest
+
+
+def best_in_turns(request: PlanRequest, say: Say, cutoff: int | None = None) -> Candidate:
+    """`compile.best_on`, over all numbers of microbatches that are asked for: powers of two, where
+    that is open, for as long as memory binds and each is better than the one before. More of them
+    take less memory and never less time."""
+    best: Candidate | None = None
+    bounds: list[int] = []
+    failure: InfeasibleError | None = None
+    for count in _counts(request):
+        here = replace(request, microbatches=count)
+        if count > 1:
+            say(f"{request.mesh}: in {count} microbatches")
+        try:
+            found = best_on(here, say, cutoff if best is None else best.solution.objective)
+        except InfeasibleError as error:
+            failure = failure or error
+            continue
+        except MicrobatchError:
+            if request.options.microbatches is not None:
+                raise
+            break
+        except Beaten as beaten:
+            bounds.append(beaten.bound)
+            if best is not None or not beaten.is_tight:
+                break
+            continue
+        bounds.append(found.solution.bound)
+        if best is None or found.solution.objective < best.solution.objective:
+            best = found
+        if best is not found or not found.is_tight:
+            break
+    if best is not None:
+        return replace(best, solution=bounded(best.solution, min(bounds)))
+    if bounds:
+        raise Beaten(request.mesh, min(bounds))
+    assert failure is not None
+    raise failure
+
+
+def _counts(request: PlanRequest) -> Sequence[int]:
+    graph, asked = request.graph, request.options.microbatches
+    if not graph.with_role(Role.GRAD):
+        return (1,)
+    return (asked,) if asked is not None else open_counts(graph)
+
+
+def open_counts(graph: Graph) -> tuple[int, ...]:
+    """The powers of two that divide the batch; 1 alone where it cannot be divided at all."""
+    sizes = [graph.atoms[atom].size for atom in sorted(batch_atoms(graph))]
+    found = [1]
+    while sizes and all(size % (2 * found[-1]) == 0 for size in sizes):
+        found.append(2 * found[-1])
+    return tuple(found)
