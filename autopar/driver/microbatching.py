@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.compile import Say, best_on
-from autopar.errors import InfeasibleError, MicrobatchError
+from autopar.errors import InfeasibleError, MicrobatchError, NotImposedWarning
 from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import Graph, Role
+from autopar.ir.microbatches import in_microbatches
 from autopar.plans.fitting import Beaten, Candidate, bounded
+from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest
 
 
@@ -56,6 +59,22 @@ def _counts(request: PlanRequest) -> Sequence[int]:
     if not graph.with_role(Role.GRAD):
         return (1,)
     return (asked,) if asked is not None else open_counts(graph)
+
+
+def fitted(options: Options, graph: Graph) -> Options:
+    """`options` for another call of a model that was planned with them: in as many microbatches as
+    divide its batch, or as many as are best where it cannot be divided at all, which is told."""
+    asked = options.microbatches
+    if asked is None or not graph.with_role(Role.GRAD):
+        return options
+    sizes = [graph.atoms[atom].size for atom in sorted(batch_atoms(graph))]
+    count = next(n for n in range(asked, 0, -1) if all(size % n == 0 for size in sizes))
+    try:
+        in_microbatches(graph, count)
+    except MicrobatchError as error:
+        warnings.warn(NotImposedWarning(f"microbatches={asked}: {error}"), stacklevel=2)
+        return replace(options, microbatches=None)
+    return replace(options, microbatches=count)
 
 
 def open_counts(graph: Graph) -> tuple[int, ...]:

@@ -85,14 +85,13 @@ class Options:
         return replace(other, constraints=constraints, strategy=self.strategy)
 
     def for_stored(self, mesh: str, storage: Mapping[str, Sharding]) -> Options:
-        """Nothing imposed but `mesh`, and parameters as they are stored already; in as many
-        microbatches as are best for what may be another batch."""
+        """Nothing imposed but `mesh`, and parameters as they are stored already."""
         origin = "parameters as they are stored"
         constraints = tuple(
             Constraint("param", name, WantedPlacement(positional=sharding), origin)
             for name, sharding in storage.items()
         )
-        return replace(self, mesh=mesh, constraints=constraints, strategy="", microbatches=None)
+        return replace(self, mesh=mesh, constraints=constraints, strategy="")
 
 
 def make_options(

@@ -116,11 +116,11 @@ class Turns:
         kinds = (name.partition(":")[0] for name in program.forward_outputs)
         pairs = zip(program.forward_outputs, kinds, strict=True)
         self.results = tuple(name for name, kind in pairs if kind != "saved")
-        self.saved = tuple(f"saved:{k}" for k in range(len(program.backward_outputs)))
+        self.saved = tuple(f"saved:{k}" for k in range(len(program.backward_outputs) + 1))
         self._tangents: dict[str, Tensor] = {}
 
     def forward(self, inputs: list[Any]) -> list[Tensor]:
-        """The results, then what is `saved`: the gradients."""
+        """The results, then what is `saved`: the gradients, and what they are in proportion to."""
         given = dict(zip(self.forward_inputs, inputs, strict=True))
         inputs.clear()
         for name, dtype in self.program.tangent_dtypes.items():
@@ -132,19 +132,18 @@ class Turns:
             self.program, self.graphs, values, given, self._tangents, around
         )
         grads = (gradients[name] for name in self.program.backward_outputs)
-        return [*(results[name] for name in self.results), *grads]
+        return [*(results[name] for name in self.results), *grads, *self._tangents.values()]
 
     def backward(self, inputs: list[Any]) -> list[Tensor]:
-        """The gradients, of what comes in behind those that are saved."""
-        *grads, tangent = inputs
+        """The gradients, of what comes in behind what is saved."""
+        *grads, used, tangent = inputs
         inputs.clear()
-        (name,) = self._tangents
-        used, self._tangents[name] = self._tangents[name], _usable(tangent.detach().clone())
+        self._tangents = {name: _usable(tangent.detach().clone()) for name in self._tangents}
         ratio = tangent / used
-        if ratio.device.type == "cpu" and ratio.item() == 1:
-            return grads
         if keeps_graph():
             return [grad * ratio for grad in grads]
+        if ratio.device.type == "cpu" and ratio.item() == 1:
+            return grads
         return [grad.mul_(ratio) for grad in grads]
 
 
