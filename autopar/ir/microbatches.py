@@ -46,6 +46,13 @@ COUNT = "autopar.count_targets.default"
 """How many targets a loss counts, or the sum of their weights: the last output of the loss itself,
 of the targets alone. Its arguments are the targets, the weights of classes and what is ignored."""
 
+_UNREAD = {f"aten.new_{word}.default" for word in ("zeros", "ones", "empty", "full")}
+"""Ops that read nothing of their input but its dtype and device."""
+
+_ZEROS = {"aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default"}
+_FILLED = {"aten.scalar_tensor.default": 0, "aten.full.default": 1, "aten.full_like.default": 1}
+"""The argument that ops fill what they make with."""
+
 _LOSSES = {"aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"}
 
 
@@ -212,10 +219,20 @@ class _Splitter:
             inputs, outputs = (
                 tuple(state[0] for state in states) for states in shardings(node, Choice((option,)))
             )
-            pairs = zip(given, inputs, strict=True)
-            if all(have == want or (have == R and want.kind == "S") for have, want in pairs):
-                return inputs, outputs
+            if node.op in _UNREAD:
+                return tuple(given), outputs
+            triples = zip(node.inputs, given, inputs, strict=True)
+            if all(self._serves(*each) for each in triples):
+                kept = zip(given, inputs, strict=True)
+                return tuple(h if w == P else w for h, w in kept), outputs
         return None
+
+    def _serves(self, ref: Ref, have: Placement, want: Placement) -> bool:
+        """Whether what is in one state can be read in another: parts are cut out of the whole, and
+        zero is a term of any sum."""
+        if have == R and want == P:
+            return _is_zero(self.graph.nodes[ref.node])
+        return have == want or (have == R and want.kind == "S")
 
     def _options(self, node: Node) -> Iterator[str]:
         if node.index not in self.whole:
@@ -373,6 +390,11 @@ class _Splitter:
             )
         )
         return Ref(index)
+
+
+def _is_zero(node: Node) -> bool:
+    """Whether an op makes zeros, whatever is computed."""
+    return node.op in _ZEROS or (node.op in _FILLED and node.args[_FILLED[node.op]] == 0)
 
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"

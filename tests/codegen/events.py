@@ -22,10 +22,10 @@ COPIES = {"offload": OFFLOAD, "reload": RELOAD}
 
 @dataclass
 class Written:
-    """The schedule that a program was generated from, and the event that each of its nodes was
-    written for."""
+    """The schedules that a program was generated from, of its last turn (True) and of those before,
+    and the event that each of its nodes was written for."""
 
-    schedule: Schedule | None = None
+    schedules: dict[bool, Schedule] = field(default_factory=dict)
     events: dict[fx.Node, Event] = field(default_factory=dict)
 
 
@@ -35,7 +35,7 @@ def watched() -> Iterator[Written]:
     found, original = Written(), _Generator._emit
 
     def emit(self: _Generator, local: LocalGraph, event: Event) -> None:
-        found.schedule = self.schedule
+        found.schedules[self.is_last] = self.schedule
         last = next(iter(reversed(local.graph.nodes)), local.graph._root)
         original(self, local, event)
         node = last.next
@@ -52,11 +52,13 @@ def check_order(written: Written, program: Program, axes: tuple[str, ...]) -> No
     copy, as it was scheduled, for each message that is started, one wait where it is waited for,
     and all of the rest between. What an op is given only to know that it is there, as the bias of a
     norm in backward, is dropped."""
-    schedule = written.schedule
-    assert schedule is not None
-    phases = [(program.forward, schedule.forward)]
-    if program.backward is not None:
-        phases.append((program.backward, schedule.backward))
+    parts = [(program, written.schedules[True])]
+    if program.before is not None:
+        parts.append((program.before, written.schedules[False]))
+    phases = [(part.forward, schedule.forward) for part, schedule in parts]
+    phases += [
+        (part.backward, schedule.backward) for part, schedule in parts if part.backward is not None
+    ]
     for gm, events in phases:
         place = {event: k for k, event in enumerate(events)}
         met: list[int] = []

@@ -13,11 +13,20 @@ from autopar.cost_model.limits import Limits
 from autopar.cost_model.space import NodeClass, classes
 from autopar.ir.graph import Graph, Phase, Role, TensorType
 from autopar.ir.mesh import Mesh
+from autopar.ir.microbatches import in_microbatches
 from autopar.ir.redistribute import is_legal, placements, step
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, groups, is_saved, requirement, root_key
 from autopar.plans.estimates import Estimates, Memory
-from autopar.plans.plan import SCHEMA_VERSION, MeshAxis, Param, Plan, Provenance, Structure
+from autopar.plans.plan import (
+    SCHEMA_VERSION,
+    MeshAxis,
+    Param,
+    PipelineSchedule,
+    Plan,
+    Provenance,
+    Structure,
+)
 from tests.report.plans import NO_STEP
 
 Space = tuple[tuple[Group, ...], dict[str, NodeClass]]
@@ -26,10 +35,16 @@ REPLICATED_WEIGHT = 0.1
 """How likely replication is, where there is another choice."""
 
 
-def random_plan(graph: Graph, mesh: Mesh, seed: int, pins: Mapping[str, str] | None = None) -> Plan:
+def random_plan(
+    graph: Graph,
+    mesh: Mesh,
+    seed: int,
+    pins: Mapping[str, str] | None = None,
+    microbatches: int = 1,
+) -> Plan:
     """A plan for `graph` on `mesh`: every choice drawn at random, the same for the same seed. Nodes
     whose key matches a pattern of `pins` have its choice instead."""
-    draw = _Draw(graph, mesh, seed)
+    draw = _Draw(in_microbatches(graph, microbatches), mesh, seed)
     for pattern, label in (pins or {}).items():
         draw.pin(pattern, label)
     return draw.plan()
@@ -101,6 +116,7 @@ class _Draw:
             outputs={e.key: self.choice[e.key] for e in entries if e.node.role is Role.DETACHED},
             routes=self._routes(),
             saved={key: str(state) for key, state in self.saved.items()},
+            schedule=PipelineSchedule(microbatches=self.graph.turns),
         )
         return as_plan(structure)
 

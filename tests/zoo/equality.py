@@ -47,11 +47,15 @@ def _error(actual: Tensor, expected: Tensor, largest: float) -> float:
 
 
 def check_any_plan(
-    found: ZooCase, sizes: tuple[int, ...], seed: int, pins: Mapping[str, str] | None = None
+    found: ZooCase,
+    sizes: tuple[int, ...],
+    seed: int,
+    pins: Mapping[str, str] | None = None,
+    microbatches: int = 1,
 ) -> Plan:
     """A random plan, but for the choices `pins`, computes what eager computes; the plan."""
     on = mesh(*sizes)
-    plan = random_plan(found.traced.graph, on, seed, pins)
+    plan = random_plan(found.traced.graph, on, seed, pins, microbatches)
     assert_equal_to_eager(found, plan, on)
     return plan
 
