@@ -16,7 +16,7 @@ from autopar.plans.layout import parse_layout
 from autopar.plans.plan import Plan
 from autopar.runtime.ops.host_copies import ARRIVED, OFFLOAD
 from autopar.runtime.program.backend import reduce_in_place
-from autopar.runtime.program.program import Program
+from autopar.runtime.program.program import Program, Sum
 from autopar.tracer import Traced
 
 c10d = torch.ops._c10d_functional
@@ -94,25 +94,40 @@ def storage_of(x: Tensor) -> int:
 
 def measured(program: Program, graph: Graph, plan: Plan) -> tuple[int, int]:
     """The most bytes that forward and backward hold on rank 0, beside parameters, buffers, inputs
-    and tangents; backward with what forward returned to the script."""
+    and tangents; backward with what forward returned to the script. In microbatches, of the last
+    turn and of those before, with all that is summed up."""
+    parts = [part for part in (program.before, program) if part is not None]
+    peaks = [_measured(part, graph, plan, program.sums) for part in parts]
+    forward, backward = (max(each) for each in zip(*peaks, strict=True))
+    return forward, backward
+
+
+def _measured(program: Program, graph: Graph, plan: Plan, sums: Sequence[Sum]) -> tuple[int, int]:
     layout = parse_layout(graph, plan.structure)
     mesh = plan.structure.mesh
     names = {name: name for name in mesh.names}
     bound = bind(program, names, mesh, (0,) * len(mesh.axes), META)
     given = _given(graph, layout)
+    given["turn:"] = torch.empty((), device=META)
+    made = {s.name: torch.empty(s.shape, dtype=DTYPES[s.dtype], device=META) for s in sums}
+    given |= made
+    kinds = {s.name: s.phase for s in sums}
+    waiting = sum(made[name].nbytes for name, phase in kinds.items() if phase == "backward")
     values = [given[name] for name in bound.forward_inputs]
-    forward = PhaseRun(reduce_in_place(bound.forward), values)
+    theirs = [x for n, x in given.items() if n not in made and n in bound.forward_inputs]
+    forward = PhaseRun(reduce_in_place(bound.forward), theirs)
     results: Mapping[str, Tensor] = dict(
         zip(bound.forward_outputs, forward.run(*values), strict=True)
     )
     if bound.backward is None:
-        return forward.peak, 0
+        return forward.peak + waiting, 0
     inputs = [
         results[name] if name.startswith("saved:") else given[name]
         for name in bound.backward_inputs
     ]
     tangents = [x for name, x in given.items() if name.startswith("tangent:")]
-    backward = PhaseRun(reduce_in_place(bound.backward), [*values, *tangents, *forward.on_host])
+    lent = [*theirs, *tangents, *forward.on_host]
+    backward = PhaseRun(reduce_in_place(bound.backward), lent)
     # What forward returned stays with the script.
     kept = {storage_of(x): x for n, x in results.items() if not n.startswith("saved:")}
     backward.sent |= {
@@ -121,7 +136,7 @@ def measured(program: Program, graph: Graph, plan: Plan) -> tuple[int, int]:
         if place not in backward.given
     }
     backward.run(*inputs)
-    return forward.peak, backward.peak
+    return forward.peak + waiting, backward.peak
 
 
 def peak_bytes(traced: Traced, plan: Plan) -> int:

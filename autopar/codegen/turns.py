@@ -55,7 +55,7 @@ class OwnOps:
     ) -> fx.Node:
         """What `node` makes of `x` in the sharding `states[1]`; its first input is in the other."""
         if node.op == ACCUMULATE:
-            return graph.call_function(aten.add.Tensor, (inputs[sum_name(node)], x[0]))
+            return graph.call_function(aten.add_.Tensor, (inputs[sum_name(node)], x[0]))
         if node.op == COUNT:
             return _count(graph, node, x)
         if node.op == COLLECT and not self.is_last:
@@ -68,7 +68,7 @@ class OwnOps:
         else:
             rows = graph.call_function(aten.reshape.default, (x[0], [lead, 1, rest]))
             whole = inputs[sum_name(node)]
-            made = graph.call_function(aten.index_copy.default, (whole, 1, turn, rows))
+            made = graph.call_function(aten.index_copy_.default, (whole, 1, turn, rows))
         return graph.call_function(aten.reshape.default, (made, self._shape(node, states[1])))
 
     def sum_of(self, node: Node, state: Sharding) -> Sum:

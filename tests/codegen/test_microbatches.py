@@ -1,0 +1,119 @@
+"""Plans in microbatches that are chosen: equal to eager under every strategy, with what travels
+once travelling once, and what was predicted when it is played."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.cluster.parsing import parse_cluster
+from autopar.codegen import generate
+from autopar.compile import best_on
+from autopar.driver.search import survey
+from autopar.errors import InfeasibleError
+from autopar.plans.estimates import Estimates
+from autopar.plans.fitting import Candidate
+from autopar.plans.options import make_options
+from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.plans.request import ask
+from autopar.runtime.simulator.spmd import train_step
+from autopar.solver.search import silent
+from autopar.tracer import trace
+from tests.codegen.models import case
+from tests.codegen.test_random_plans import TOLERANCE, difference
+from tests.planned import hostless
+
+
+def chosen(
+    name: str, cluster: str, mesh: str, strategy: str, count: int | str, limit: int | None = None
+) -> Candidate:
+    options = make_options(
+        mesh, "adamw", limit, None, False, strategy=strategy, backend="eager", microbatches=count
+    )
+    return survey(ask(case(name).traced.graph, hostless(cluster), options), silent).best
+
+
+def sent(estimates: Estimates, kind: str, phase: str) -> int:
+    return sum(t.count for t in estimates.collectives if (t.kind, t.phase) == (kind, phase))
+
+
+@pytest.mark.parametrize(
+    ("cluster", "mesh", "strategy"),
+    [
+        ("2xH100", "2", "ddp"),
+        ("2xH100", "2", "fsdp"),
+        ("4xH100", "4", "megatron"),
+        ("2x2xH100", "2x2", "2d"),
+        ("8xH100", "2x2x2", "3d"),
+    ],
+)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_strategies_are_eager(name: str, cluster: str, mesh: str, strategy: str) -> None:
+    found = case(name)
+    best = chosen(name, cluster, mesh, strategy, 2)
+    unknown = Provenance("", "", "", "feasible", 0, 0, 0)
+    plan = Plan(SCHEMA_VERSION, best.structure, best.estimates, unknown)
+    plan = Plan.from_bytes(plan.to_bytes())
+    program = generate(found.traced.gm, found.traced.graph, plan)
+    step = train_step(
+        program, best.mesh, found.traced.graph, plan.structure, found.tensors, tolerance=1e-5
+    )
+    assert difference(step.outputs["loss:0"], found.loss) <= TOLERANCE[name]
+    assert step.gradients.keys() == found.gradients.keys()
+    worst = {n: difference(g, found.gradients[n]) for n, g in step.gradients.items()}
+    assert max(worst.values()) <= TOLERANCE[name]
+    assert abs(plan.estimates.step_ns / plan.estimates.modelled_ns - 1) < 0.09
+
+
+def test_gradients_travel_once_and_parameters_in_every_turn() -> None:
+    one, two = (chosen("llama", "2xH100", "2", "fsdp", n).estimates for n in (1, 2))
+    for kind, phase, times in (
+        ("all_gather", "forward", 2),
+        ("all_gather", "backward", 2),
+        ("reduce_scatter", "backward", 1),
+    ):
+        assert sent(two, kind, phase) == times * sent(one, kind, phase) > 0
+    assert 0 < two.memory.saved <= 0.51 * one.memory.saved
+    assert two.memory.accumulated > 0 == one.memory.accumulated
+
+
+class Tall(nn.Module):
+    """Little to learn from a large batch: memory is all activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*(m for _ in range(6) for m in (nn.Linear(16, 16), nn.Tanh())))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x).square().mean()
+
+
+def test_as_many_as_it_takes_where_memory_binds() -> None:
+    graph = trace(Tall(), (torch.randn(4096, 16),), {}).graph
+
+    def best(count: int | str, limit: int | None = None) -> Candidate:
+        options = make_options("1", "sgd", limit, None, False, backend="eager", microbatches=count)
+        return survey(ask(graph, hostless("1xH100"), options), silent).best
+
+    assert best("auto").structure.schedule.microbatches == 1
+    limit = best(8).estimates.memory.total
+    with pytest.raises(InfeasibleError):
+        best(1, limit)
+    found = best("auto", limit)
+    assert found.structure.schedule.microbatches > 1
+    assert found.estimates.memory.total <= limit
+    assert found.estimates.modelled_ns <= best(8, limit).estimates.modelled_ns
+
+
+def test_no_more_of_them_is_shorter_than_one() -> None:
+    cluster = parse_cluster("2xH100")
+    options = make_options("2", "adamw", None, None, False, backend="eager")
+    wanted = ask(case("llama").traced.graph, cluster, options)
+    request = survey(wanted, silent).best.request
+    times = [
+        best_on(replace(request, microbatches=n), silent).solution.objective for n in (1, 2, 4)
+    ]
+    assert times == sorted(times)

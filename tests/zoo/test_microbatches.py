@@ -1,0 +1,76 @@
+"""Steps in microbatches are steps: what eager makes of the whole batch, under any plan; and what
+they are predicted to hold, they hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from autopar.compile import best_on
+from autopar.driver.microbatching import open_counts
+from autopar.errors import MicrobatchError
+from autopar.ir.microbatches import in_microbatches
+from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.solver.search import silent
+from tests.live_bytes import peak_bytes
+from tests.zoo import ZOO
+from tests.zoo.cases import trained
+from tests.zoo.equality import check_any_plan
+from tests.zoo.test_memory import request, step
+
+REFUSED = {
+    "mixtral": "aten.mul.Tensor in the model",  # its loss that balances experts
+    "grouped": "aten.sort.default in model.layers.0.mlp.experts",
+    "resnet": "aten.sub.Tensor in stem.1",  # batch norm
+    "mobile": "aten.sub.Tensor in norm1",
+    "sequence": "aten.sqrt.default in the model",  # the root of a mean over the batch
+}
+DAILY = ("gpt2", "llama", "t5", "vit", "unet")
+
+
+@pytest.mark.parametrize(("sizes", "seed"), [((2,), 0), ((2, 2), 1)], ids=str)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *DAILY,
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ZOO
+            if name not in (*DAILY, *REFUSED)
+        ),
+    ],
+)
+def test_any_plan_is_eager(name: str, sizes: tuple[int, ...], seed: int) -> None:
+    found = trained(name)
+    plan = check_any_plan(found, sizes, seed, microbatches=2)
+    assert plan.structure.schedule.microbatches == 2
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_needs_the_whole_batch_is_named(name: str) -> None:
+    with pytest.raises(MicrobatchError, match=f"{REFUSED[name]} needs the whole batch"):
+        in_microbatches(trained(name).traced.graph, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("gpt2", "2"),
+        ("llama", "2"),
+        pytest.param("llama", "2x2", marks=pytest.mark.nightly),
+        pytest.param("vit", "2", marks=pytest.mark.nightly),
+        pytest.param("opt", "2x2", marks=pytest.mark.nightly),
+    ],
+)
+def test_what_is_predicted_is_held(name: str, mesh: str) -> None:
+    wanted, peaks = request(name, mesh), list[int]()
+    for count in open_counts(step(name).graph)[:3]:
+        found = best_on(replace(wanted, microbatches=count), silent)
+        unknown = Provenance("", "", "", "feasible", 0, 0, 0)
+        plan = Plan(SCHEMA_VERSION, found.structure, found.estimates, unknown)
+        memory = plan.estimates.memory
+        held = peak_bytes(step(name), plan)
+        assert held <= memory.total <= 1.03 * held
+        peaks.append(memory.saved)
+    assert peaks == sorted(peaks, reverse=True) and len(peaks) > 1
