@@ -61,7 +61,7 @@ def _counts(request: PlanRequest) -> Sequence[int]:
     return (asked,) if asked is not None else open_counts(graph)
 
 
-def fitted(options: Options, graph: Graph) -> Options:
+def dividing(options: Options, graph: Graph) -> Options:
     """`options` for another call of a model that was planned with them: in as many microbatches as
     divide its batch, or as many as are best where it cannot be divided at all, which is told."""
     asked = options.microbatches

@@ -17,7 +17,7 @@ from autopar.codegen import bind
 from autopar.compile import Compiled, ModelCall, compile_call
 from autopar.driver.asking import answer, ask_for, check_outputs, planned_gradients
 from autopar.driver.comparing import check_call
-from autopar.driver.microbatching import fitted
+from autopar.driver.microbatching import dividing
 from autopar.driver.search import summary
 from autopar.errors import ConstraintError, InfeasibleError, NotImposedWarning
 from autopar.ir.fingerprint import fingerprint
@@ -210,7 +210,7 @@ class Builder:
 
         def planned(options: Options) -> bytes:
             if not self.family.is_first:
-                options = fitted(options, traced.graph)
+                options = dividing(options, traced.graph)
             return answer(ask_for(call, traced, cluster, options), progress).to_bytes()
 
         def work() -> bytes:

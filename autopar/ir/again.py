@@ -22,7 +22,7 @@ from dataclasses import replace
 from autopar.ir.blocks import place_of
 from autopar.ir.casts import casts_of
 from autopar.ir.copies import COPY, OPTION, with_word
-from autopar.ir.graph import Graph, Node, Phase, Ref, Role, moved, per_graph
+from autopar.ir.graph import Graph, Node, Phase, Ref, Role, per_graph, transplanted
 from autopar.ir.uses import root_of
 
 
@@ -121,5 +121,5 @@ class _Copier:
             return Ref(copied.get(old.node, self.place[old.node]), old.output)
 
         index = len(self.nodes)
-        self.nodes.append(moved(node, index, ref))
+        self.nodes.append(transplanted(node, index, ref))
         return index

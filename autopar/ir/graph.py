@@ -247,7 +247,7 @@ class Graph:
         return "\n".join(_line(self, node) for node in self.nodes)
 
 
-def moved(node: Node, index: int, place: Callable[[Ref], Ref]) -> Node:
+def transplanted(node: Node, index: int, place: Callable[[Ref], Ref]) -> Node:
     """A node as it stands at `index` of another graph, where what it reads is at `place`."""
 
     def arg(old: Arg) -> Arg:

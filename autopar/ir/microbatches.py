@@ -15,11 +15,10 @@ that a rank's samples stay next to each other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.errors import MicrobatchError, listed
-from autopar.ir.choices import REPLICATE, Choice, shardings
 from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import (
     OUTPUT_ROLES,
@@ -33,10 +32,11 @@ from autopar.ir.graph import (
     Role,
     Slot,
     TensorType,
-    moved,
     per_graph,
+    transplanted,
 )
-from autopar.ir.sharding import P, Placement, R, S
+from autopar.ir.sharding import P, Placement, R
+from autopar.ir.turn_states import TurnStates
 from autopar.ir.uses import Group
 
 TURN, ACCUMULATE, COLLECT = (
@@ -45,13 +45,6 @@ TURN, ACCUMULATE, COLLECT = (
 COUNT = "autopar.count_targets.default"
 """How many targets a loss counts, or the sum of their weights: the last output of the loss itself,
 of the targets alone. Its arguments are the targets, the weights of classes and what is ignored."""
-
-_UNREAD = {f"aten.new_{word}.default" for word in ("zeros", "ones", "empty", "full")}
-"""Ops that read nothing of their input but its dtype and device."""
-
-_ZEROS = {"aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default"}
-_FILLED = {"aten.scalar_tensor.default": 0, "aten.full.default": 1, "aten.full_like.default": 1}
-"""The argument that ops fill what they make with."""
 
 _LOSSES = {"aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"}
 
@@ -91,10 +84,10 @@ def _with_counts(graph: Graph) -> Graph:
     place: dict[Ref, Ref] = {}
     for node in graph.nodes:
         if node.op in _LOSSES:
-            count = moved(_count(node), len(nodes), lambda ref: place.get(ref, ref))
+            count = transplanted(_count(node), len(nodes), lambda ref: place.get(ref, ref))
             nodes.append(count)
         index = len(nodes)
-        nodes.append(moved(node, index, lambda ref: place.get(ref, ref)))
+        nodes.append(transplanted(node, index, lambda ref: place.get(ref, ref)))
         for output in range(len(node.outputs)):
             place[Ref(node.index, output)] = Ref(index, output)
         if node.op in _LOSSES:
@@ -130,12 +123,8 @@ class _Splitter:
         self.graph, self.turns = graph, turns
         self.batch = batch_atoms(graph)
         self._check()
-        self.states: dict[Ref, Placement] = {}
-        self.wants: dict[int, tuple[Placement, ...]] = {}
-        """In what an op reads its inputs."""
-        self.whole: set[int] = set()
-        """What is computed of the whole batch, in every turn."""
-        self.learned = self._learned()
+        found = TurnStates(graph, self.batch)
+        self.states, self.wants = found.states, found.wants
         self.turn_atom = len(graph.atoms)
         self.nodes: list[Node] = []
         self.place: dict[Ref, Ref] = {}
@@ -161,18 +150,7 @@ class _Splitter:
                 "which has to see the whole batch; let the model return its loss"
             )
 
-    def _learned(self) -> frozenset[int]:
-        """What depends on parameters, or on gradients."""
-        found: set[int] = set()
-        for node in self.graph.nodes:
-            is_source = node.role in (Role.PARAM, Role.TANGENT)
-            if is_source or any(ref.node in found for ref in node.inputs):
-                found.add(node.index)
-        return frozenset(found)
-
     def run(self) -> Graph:
-        while (stuck := self._propagate()) is not None:
-            self._widen(stuck)
         leaving = defaultdict[Ref, list[Node]](list)
         for node in self.graph.nodes:
             if node.role in OUTPUT_ROLES:
@@ -192,77 +170,6 @@ class _Splitter:
         found.check()
         return found
 
-    def _propagate(self) -> Node | None:
-        """What every tensor is; the first op that can do nothing with what it would have to read,
-        or None."""
-        self.states.clear()
-        for node in self.graph.nodes:
-            given = [self.states[ref] for ref in node.inputs]
-            if node.role in OUTPUT_ROLES:
-                if node.role in (Role.MUTATION, Role.UPDATE) and given != [R]:
-                    return node
-                continue
-            found = _through(node, given[0]) if node.view else self._way(node, given)
-            if found is None:
-                return node
-            self.wants[node.index], made = found
-            self.states.update(
-                (Ref(node.index, output), state) for output, state in enumerate(made)
-            )
-        return None
-
-    def _way(
-        self, node: Node, given: Sequence[Placement]
-    ) -> tuple[tuple[Placement, ...], tuple[Placement, ...]] | None:
-        """How an op reads its inputs and leaves its outputs: of its part of the batch if it can."""
-        for option in self._options(node):
-            inputs, outputs = (
-                tuple(state[0] for state in states) for states in shardings(node, Choice((option,)))
-            )
-            if node.op in _UNREAD:
-                return tuple(given), outputs
-            triples = zip(node.inputs, given, inputs, strict=True)
-            if all(self._serves(*each) for each in triples):
-                kept = zip(given, inputs, strict=True)
-                return tuple(h if w == P else w for h, w in kept), outputs
-        return None
-
-    def _serves(self, ref: Ref, have: Placement, want: Placement) -> bool:
-        """Whether what is in one state can be read in another: parts are cut out of the whole, and
-        zero is a term of any sum."""
-        if have == R and want == P:
-            return _is_zero(self.graph.nodes[ref.node])
-        return have == want or (have == R and want.kind == "S")
-
-    def _options(self, node: Node) -> Iterator[str]:
-        if node.index not in self.whole:
-            for factor in node.factors:
-                is_free = not (factor.whole or factor.exchanged or factor.members)
-                if is_free and factor.atom in self.batch:
-                    yield factor.name
-            yield from (f"+{k}" for k in range(len(node.partial)))
-        yield REPLICATE
-
-    def _widen(self, stuck: Node) -> None:
-        """What `stuck` reads is computed of the whole batch, as far as that is only known of the
-        model's inputs."""
-        missing = [
-            ref.node
-            for ref in stuck.inputs
-            if self.states[ref] != R and ref.node not in self.learned
-        ]
-        if not missing:
-            raise MicrobatchError(
-                f"no microbatches: {stuck.op or stuck.role.value} in "
-                f"{stuck.module or 'the model'} needs the whole batch at once"
-                + (f" ({stuck.source_line})" if stuck.source_line else "")
-            )
-        while missing:
-            index = missing.pop()
-            if index not in self.whole:
-                self.whole.add(index)
-                missing += (ref.node for ref in self.graph.nodes[index].inputs)
-
     def _put(self, node: Node) -> None:
         """The node, which works on what a turn has."""
         wants = self.wants.get(node.index, tuple(self.states[ref] for ref in node.inputs))
@@ -271,7 +178,7 @@ class _Splitter:
             ref: self._cut(ref, want, node.phase) if self.states[ref] != want else place[ref]
             for ref, want in zip(node.inputs, wants, strict=True)
         }
-        made = moved(node, len(self.nodes), lambda ref: read[ref])
+        made = transplanted(node, len(self.nodes), lambda ref: read[ref])
         types = self.graph.input_types(node)
         states = [self.states[Ref(node.index, output)] for output in range(len(node.outputs))]
         outputs = [*zip(node.outputs, states, strict=True)]
@@ -392,26 +299,4 @@ class _Splitter:
         return Ref(index)
 
 
-def _is_zero(node: Node) -> bool:
-    """Whether an op makes zeros, whatever is computed."""
-    return node.op in _ZEROS or (node.op in _FILLED and node.args[_FILLED[node.op]] == 0)
-
-
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-
-
-def _through(
-    view: Node, given: Placement
-) -> tuple[tuple[Placement, ...], tuple[Placement, ...]] | None:
-    """What a view makes of its input."""
-    made: list[Placement] = []
-    for output in range(len(view.outputs)):
-        if given.kind != "S":
-            made.append(given)
-            continue
-        factor = next((f for f in view.factors if f.inputs[0] == given.slot), None)
-        slot = None if factor is None or factor.whole else factor.outputs[output]
-        if slot is None:
-            return None
-        made.append(S(*slot))
-    return (given,), tuple(made)

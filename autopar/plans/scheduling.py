@@ -41,16 +41,14 @@ from autopar.ir.schedule import (
     Wait,
 )
 from autopar.ir.sharding import Sharding
-from autopar.ir.uses import Group, groups
+from autopar.ir.uses import Group
 from autopar.plans.bucketing import Bucket, Gathers
-from autopar.plans.host_copies import host_copies, on_host
+from autopar.plans.host_copies import host_copies
 from autopar.plans.last_uses import with_frees
 from autopar.plans.layout import Layout
 from autopar.plans.prefetching import starts_before
-from autopar.plans.routes import Arc, Routes
-
-_Need = tuple[Group, Sharding]
-"""A state that a tensor is asked to be in."""
+from autopar.plans.routes import Arc
+from autopar.plans.step_state import Need, StepState
 
 
 def schedule(layout: Layout) -> Schedule:
@@ -66,7 +64,7 @@ def schedule(layout: Layout) -> Schedule:
 
 def _turn(layout: Layout, *, is_last: bool) -> Schedule:
     """The events of the last turn, or of one before, whose results stay on the device."""
-    step = _Step(layout, is_last=is_last)
+    step = StepState(layout, is_last=is_last)
     forward = _Phase(step, Phase.FORWARD).run()
     saved = step.handed_over()
     backward = _Phase(step, Phase.BACKWARD).run()
@@ -86,60 +84,10 @@ def _turn(layout: Layout, *, is_last: bool) -> Schedule:
     return with_frees(Schedule(forward, backward, update, saved, outputs))
 
 
-class _Step:
-    """What both phases know: which node asks for what, and what is there."""
-
-    def __init__(self, layout: Layout, *, is_last: bool) -> None:
-        self.layout = layout
-        self.is_last = is_last
-        self.graph = layout.graph
-        self.routes = Routes(layout)
-        self.reads: dict[int, list[_Need]] = {}
-        self.made_by: dict[int, list[Group]] = defaultdict(list)
-        self.groups = {(group.root, group.phase): group for group in groups(self.graph)}
-        asked: dict[int, list[tuple[int, Group, Sharding]]] = defaultdict(list)
-        for group in self.groups.values():
-            for use, state in zip(group.uses, layout.asked(group), strict=True):
-                asked[use.node].append((use.arg, group, state))
-            if group.phase is self.graph.nodes[group.root.node].phase:
-                self.made_by[group.root.node].append(group)
-        for node, found in asked.items():
-            found.sort(key=lambda each: each[0])
-            self.reads[node] = [(group, state) for _, group, state in found]
-        self.made: set[Value] = set()
-
-    def values(self, node: int) -> tuple[Value, ...]:
-        """What a node reads."""
-        return tuple(self.routes.value(*asked) for asked in self.reads.get(node, ()))
-
-    def crossing(self) -> list[Group]:
-        """The groups of backward whose tensor comes out of forward."""
-        nodes = self.graph.nodes
-        return [
-            group
-            for group in self.groups.values()
-            if group.phase is Phase.BACKWARD
-            and nodes[group.root.node].phase is Phase.FORWARD
-            and nodes[group.root.node].role is not Role.CONSTANT
-        ]
-
-    def handed_over(self) -> tuple[Value, ...]:
-        """What forward saves for backward, all of which it has made."""
-        away = {each.root: on_host(each, self.layout) for each in self.layout.away}
-        found = tuple(away.get(group.root, self.routes.source(group)) for group in self.crossing())
-        for value in found:
-            if value not in self.made:
-                root = self.graph.nodes[value.ref.node]
-                raise PlanMismatchError(
-                    f"{root.key}: kept in {value.state}, but the forward phase does not use it"
-                )
-        return found
-
-
 class _Phase:
     """Writes the events of one phase."""
 
-    def __init__(self, step: _Step, phase: Phase) -> None:
+    def __init__(self, step: StepState, phase: Phase) -> None:
         self.step, self.phase = step, phase
         self.routes, self.made = step.routes, step.made
         self.nodes = [node for node in step.graph.nodes if node.phase is phase]
@@ -183,10 +131,10 @@ class _Phase:
         """Whether something leaves the graph there, in this turn."""
         return node.role in OUTPUT_ROLES and self.step.is_last
 
-    def _when_saved(self) -> dict[int, list[_Need]]:
+    def _when_saved(self) -> dict[int, list[Need]]:
         """Per node, what is brought into the state it is saved in once the node is done: after the
         last op of forward that reads it."""
-        found: dict[int, list[_Need]] = defaultdict(list)
+        found: dict[int, list[Need]] = defaultdict(list)
         nodes = self.step.graph.nodes
         for group in self.step.crossing():
             forward = self.step.groups.get((group.root, Phase.FORWARD))
@@ -196,9 +144,9 @@ class _Phase:
                 found[last].append((forward, self.step.layout.kept(group.root)))
         return found
 
-    def _in_order(self) -> list[tuple[int, _Need]]:
+    def _in_order(self) -> list[tuple[int, Need]]:
         """What is asked for in this phase, in order, with the block that asks."""
-        found: list[tuple[int, _Need]] = []
+        found: list[tuple[int, Need]] = []
         block = 0
         for node in self.nodes:
             block = self.blocks.get(node.index, block)

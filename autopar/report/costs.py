@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from autopar.ir.copies import original_key
 from autopar.plans.estimates import Estimates, Memory
 from autopar.report.names import WHOLE_MODEL, short_op, tensor_name
 
@@ -66,3 +67,9 @@ def held_by(memory: Memory) -> dict[str, int]:
     if not memory.accumulated:
         del found[HOLDER_TITLES["accumulated"]]
     return found
+
+
+def again_ns(estimates: Estimates) -> int:
+    """What a step takes to make again for backward what is not saved."""
+    ops = estimates.ops
+    return sum(op.compute_ns for key, op in ops.items() if original_key(key) != key)

@@ -11,10 +11,11 @@ from rich.text import Text
 
 from autopar.ir.units import format_bytes, format_ns, format_percent
 from autopar.plans.frontier import Frontier, FrontierPoint
+from autopar.report.costs import again_ns
 from autopar.report.names import escape
 from autopar.report.printed import Printed, name, section
 from autopar.report.printed import table as new_table
-from autopar.report.summary import again_ns, made_by
+from autopar.report.summary import made_by
 
 _COLUMNS, _LINES = 64, 10
 _NO_PLAN = "no plan"
@@ -110,7 +111,7 @@ def _planned(point: FrontierPoint, unlimited_ns: int) -> Rung:
         step_ns=estimates.step_ns,
         ratio=estimates.step_ns / unlimited_ns if unlimited_ns else 1.0,
         num_again=len(structure.again),
-        again_ns=again_ns(point.plan),
+        again_ns=again_ns(point.plan.estimates),
         mesh=structure.mesh.text or "1",
         gap=point.plan.provenance.gap_ppm / 1e6,
         digest=point.plan.digest,

@@ -15,7 +15,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from autopar.ir.copies import original_key
 from autopar.ir.graph import Phase
 from autopar.ir.mesh import TO_HOST
 from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent, format_share
@@ -23,7 +22,7 @@ from autopar.plans.estimates import CollectiveTotal, Memory, OpTotal
 from autopar.plans.matching import general
 from autopar.plans.plan import PROVEN, MeshAxis, Plan, Provenance
 from autopar.report.cautions import cautions
-from autopar.report.costs import Cost, costs, held_by
+from autopar.report.costs import Cost, again_ns, costs, held_by
 from autopar.report.critical_parts import CriticalPart, critical_parts
 from autopar.report.limits import AxisShare, find_limits, margin_text
 from autopar.report.names import WHOLE_MODEL, escape, short_op
@@ -160,7 +159,7 @@ def summarize(plan: Plan) -> Summary:
         imposed=provenance.imposed,
         microbatches=structure.schedule.microbatches,
         again=structure.again,
-        again_ns=again_ns(plan),
+        again_ns=again_ns(estimates),
         offloaded=structure.offloaded,
         offloaded_bytes=sum(t.num_bytes for t in estimates.collectives if t.axis == TO_HOST),
         memory=estimates.memory,
@@ -178,12 +177,6 @@ def summarize(plan: Plan) -> Summary:
         digest=plan.digest,
         made_by=made_by(provenance),
     )
-
-
-def again_ns(plan: Plan) -> int:
-    """What a step takes to make again for backward what is not saved."""
-    ops = plan.estimates.ops
-    return sum(op.compute_ns for key, op in ops.items() if original_key(key) != key)
 
 
 def made_by(provenance: Provenance) -> str:

@@ -63,9 +63,7 @@ class Centred(nn.Module):
 
 
 def test_what_cannot_be_split_is_an_error_that_names_it() -> None:
-    with pytest.raises(
-        MicrobatchError, match=r"aten\.sub\.Tensor in the model needs the whole batch"
-    ):
+    with pytest.raises(MicrobatchError, match=r"aten\.sub\.Tensor in the model needs the"):
         autopar.compile(Centred(), microbatches=2)(torch.randn(8, 4))
     with pytest.raises(MicrobatchError, match="a batch of 8 is not divided by 3 microbatches"):
         autopar.compile(llama(), microbatches=3)(**_eight())

@@ -1,0 +1,68 @@
+"""Which op asks for which tensor in which state, and what of it there is already."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from autopar.errors import PlanMismatchError
+from autopar.ir.graph import Phase, Role
+from autopar.ir.schedule import Value
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import Group, groups
+from autopar.plans.host_copies import on_host
+from autopar.plans.layout import Layout
+from autopar.plans.routes import Routes
+
+Need = tuple[Group, Sharding]
+"""A state that a tensor is asked to be in."""
+
+
+class StepState:
+    """What both phases of a turn, the last of its step or not, know: which node asks for what, and
+    what is there."""
+
+    def __init__(self, layout: Layout, *, is_last: bool) -> None:
+        self.layout = layout
+        self.is_last = is_last
+        self.graph = layout.graph
+        self.routes = Routes(layout)
+        self.reads: dict[int, list[Need]] = {}
+        self.made_by: dict[int, list[Group]] = defaultdict(list)
+        self.groups = {(group.root, group.phase): group for group in groups(self.graph)}
+        asked: dict[int, list[tuple[int, Group, Sharding]]] = defaultdict(list)
+        for group in self.groups.values():
+            for use, state in zip(group.uses, layout.asked(group), strict=True):
+                asked[use.node].append((use.arg, group, state))
+            if group.phase is self.graph.nodes[group.root.node].phase:
+                self.made_by[group.root.node].append(group)
+        for node, found in asked.items():
+            found.sort(key=lambda each: each[0])
+            self.reads[node] = [(group, state) for _, group, state in found]
+        self.made: set[Value] = set()
+
+    def values(self, node: int) -> tuple[Value, ...]:
+        """What a node reads."""
+        return tuple(self.routes.value(*asked) for asked in self.reads.get(node, ()))
+
+    def crossing(self) -> list[Group]:
+        """The groups of backward whose tensor comes out of forward."""
+        nodes = self.graph.nodes
+        return [
+            group
+            for group in self.groups.values()
+            if group.phase is Phase.BACKWARD
+            and nodes[group.root.node].phase is Phase.FORWARD
+            and nodes[group.root.node].role is not Role.CONSTANT
+        ]
+
+    def handed_over(self) -> tuple[Value, ...]:
+        """What forward saves for backward, all of which it has made."""
+        away = {each.root: on_host(each, self.layout) for each in self.layout.away}
+        found = tuple(away.get(group.root, self.routes.source(group)) for group in self.crossing())
+        for value in found:
+            if value not in self.made:
+                root = self.graph.nodes[value.ref.node]
+                raise PlanMismatchError(
+                    f"{root.key}: kept in {value.state}, but the forward phase does not use it"
+                )
+        return found
