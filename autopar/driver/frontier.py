@@ -18,6 +18,7 @@ from autopar.compile import Say, best_on
 from autopar.cost_model.price import price
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.leanest import leanest
+from autopar.driver.microbatching import possible_counts
 from autopar.driver.search import Tried, planned, survey
 from autopar.errors import InfeasibleError
 from autopar.ir.problem import Problem
@@ -44,6 +45,13 @@ def find_frontier(asked: Asked, limits: Sequence[int], say: Say) -> Frontier:
     asked = replace(asked, options=boundless)
     first = survey(asked, say)
     meshes = [_OnMesh(asked.on(tried.mesh), tried) for tried in first.tried]
+    if asked.options.microbatches is None:
+        counts = possible_counts(asked.graph)[1:]
+        meshes += [
+            _OnMesh(replace(mesh.request, microbatches=count), Tried(mesh.request.mesh, 0, None))
+            for mesh in meshes
+            for count in counts
+        ]
     top = _search(meshes, BOUNDLESS_BYTES, _counted(say, "without a limit"))
     bounds = _given(meshes, limits, say) if limits else _ladder(meshes, own, say)
     found = sorted(_all(meshes), key=_order)
@@ -109,9 +117,9 @@ def _ladder(meshes: Sequence[_OnMesh], own: int, say: Say) -> dict[int, int]:
 
 @dataclass(slots=True)
 class _OnMesh:
-    """What is known of one mesh: plans `found` on it, the `latest` that a search within a limit
-    came to, and that none within that takes less than `bound` nanoseconds as modelled. It
-    `is_exhausted` once a limit was too small for any plan."""
+    """What is known of one mesh, and number of microbatches: plans `found` on it, the `latest` that
+    a search within a limit came to, and that none within that takes less than `bound` nanoseconds
+    as modelled. It `is_exhausted` once a limit was too small for any plan."""
 
     request: PlanRequest
     tried: InitVar[Tried]
@@ -129,7 +137,8 @@ class _OnMesh:
 
     @property
     def name(self) -> str:
-        return f"mesh {self.request.mesh or 'of one device'}"
+        mesh, count = f"mesh {self.request.mesh or 'of one device'}", self.request.microbatches
+        return f"{mesh} in {count} microbatches" if count > 1 else mesh
 
     def find_leanest(self, say: Say) -> None:
         """Finds the best of the plans that hold least when forward ends."""
@@ -180,7 +189,7 @@ def _search(meshes: Sequence[_OnMesh], limit: int, say: Say) -> int:
         if mesh.may_gain(limit, known):
             # Alone, a mesh spares itself the bound that a cutoff is compared with first.
             mesh.find_within(limit, known if len(meshes) > 1 else None, say)
-    return min(mesh.bound for mesh in meshes)
+    return min((mesh.bound for mesh in meshes if not mesh.is_exhausted), default=0)
 
 
 def _all(meshes: Sequence[_OnMesh]) -> Iterator[Candidate]:

@@ -77,8 +77,19 @@ def dividing(options: Options, graph: Graph) -> Options:
     return replace(options, microbatches=count)
 
 
+def possible_counts(graph: Graph) -> tuple[int, ...]:
+    """Those of `open_counts` in which the step can be taken."""
+    found = open_counts(graph) if graph.with_role(Role.GRAD) else (1,)
+    try:
+        for count in found:
+            in_microbatches(graph, count)
+    except MicrobatchError:
+        return (1,)
+    return found
+
+
 def open_counts(graph: Graph) -> tuple[int, ...]:
-    """The powers of two that divide the batch; 1 alone where it cannot be divided at all."""
+    """The powers of two that divide the batch."""
     sizes = [graph.atoms[atom].size for atom in sorted(batch_atoms(graph))]
     found = [1]
     while sizes and all(size % (2 * found[-1]) == 0 for size in sizes):

@@ -15,6 +15,7 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import Say
 from autopar.cost_model.bucket_sizes import with_buckets
 from autopar.driver.leanest import leanest
+from autopar.driver.microbatching import open_counts
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import Graph, Role, TensorType
@@ -42,6 +43,7 @@ def explain_shortage(asked: Asked, request: PlanRequest, why: InfeasibleError, s
     remedies = (
         f"--memory-limit {_at_least(_peak(found))}",
         *_more_devices(asked, request, _peak(found), say),
+        *_microbatches(request, say),
         *_smaller_batch(request, found.estimates, say),
     )
     return (
@@ -103,6 +105,15 @@ def _on_more(asked: Asked, request: PlanRequest, factor: int) -> PlanRequest:
         text = ",".join(f"{name}={size}" for name, size in axes.items())
     mesh = with_buckets(parse_mesh(text, cluster), cluster.device)
     return replace(asked, cluster=cluster).on(mesh)
+
+
+def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
+    """The fewest microbatches, if any are found, whose leanest plan is within the limit."""
+    for count in open_counts(request.graph)[1 : 1 + _TRIES]:
+        found = _leanest(replace(request, microbatches=count), say)
+        if found is not None and _peak(found) <= request.memory_limit_bytes:
+            yield f"--microbatches {count} ({format_bytes(_peak(found))})"
+            return
 
 
 def _smaller_batch(request: PlanRequest, estimates: Estimates, say: Say) -> Iterator[str]:

@@ -161,7 +161,8 @@ def summarize(plan: Plan) -> Summary:
         again=structure.again,
         again_ns=again_ns(estimates),
         offloaded=structure.offloaded,
-        offloaded_bytes=sum(t.num_bytes for t in estimates.collectives if t.axis == TO_HOST),
+        offloaded_bytes=sum(t.num_bytes for t in estimates.collectives if t.axis == TO_HOST)
+        // structure.schedule.microbatches,
         memory=estimates.memory,
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 from autopar.cluster.parsing import parse_cluster
 from autopar.driver.frontier import find_frontier
@@ -16,8 +17,9 @@ from autopar.plans.options import Options
 from autopar.plans.request import Asked, ask
 from autopar.report.html.frontier import frontier_html
 from autopar.solver.search import silent
-from autopar.tracer import Traced
+from autopar.tracer import Traced, trace
 from tests.codegen.models import case
+from tests.codegen.test_microbatches import Tall
 from tests.driver.test_again import traced
 from tests.live_bytes import peak_bytes
 
@@ -111,3 +113,13 @@ def test_limits_as_people_write_them() -> None:
     for wrong in ("80,40", "80GiB,", "x", "0GiB", [0], [float("inf")]):
         with pytest.raises(AutoparError, match="memory limits: "):
             read_limits(wrong)
+
+
+def test_microbatches_are_among_the_plans() -> None:
+    graph = trace(Tall(), (torch.randn(4096, 16),), {}).graph
+    options = Options(mesh="1", backend="eager", microbatches=None)
+    wanted = ask(graph, parse_cluster("1xH100"), options)
+    found = find_frontier(wanted, (2 << 20, 1 << 20, 700 << 10), silent)
+    plans = [point.plan for point in found.points]
+    assert [p.structure.schedule.microbatches for p in plans if p] == [2, 4, 8]
+    assert "8 microbatches" in str(found)
