@@ -79,7 +79,7 @@ def _fragile(plan: Plan) -> Iterator[str]:
         more = 100 * (margin.step_ns - least) / least
         yield (
             "fragile: as modelled, a plan of another structure is "
-            f"{more:.2g} % slower: {margin.rival}"
+            f"{abs(more):.2g} % {'slower' if more >= 0 else 'faster'}: {margin.rival}"
         )
         return
     more = 100 * max(0, margin.bound_ns - least) / least
