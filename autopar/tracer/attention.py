@@ -25,6 +25,8 @@ def attend(
 ) -> Tensor:
     """`F.scaled_dot_product_attention`: as one op where there is no dropout and the mask needs no
     gradient, otherwise spelled out."""
+    query, key, value = (_autocast(t) for t in (query, key, value))
+    attn_mask = attn_mask if attn_mask is None else _autocast(attn_mask)
     lead = query.shape[:-3]
     if query.dim() != 4:
         query, key, value = (_four_dims(t) for t in (query, key, value))
@@ -41,6 +43,17 @@ def attend(
     else:
         out = spelled_out(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return out if len(lead) == 1 else out.reshape(*lead, *out.shape[1:])
+
+
+def _autocast(x: Tensor) -> Tensor:
+    """`x` as autocast, which knows `F.scaled_dot_product_attention` and not our op, hands it to
+    that. The tensors of a trace are on the CPU."""
+    if not torch.is_autocast_enabled("cpu") or x.dtype not in _CAST:
+        return x
+    return x.to(torch.get_autocast_dtype("cpu"))
+
+
+_CAST = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _four_dims(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from autopar.cluster.parsing import parse_cluster
 from autopar.codegen import generate
@@ -22,7 +23,9 @@ from autopar.plans.request import ask
 from autopar.runtime.simulator.spmd import train_step
 from autopar.solver.search import silent
 from autopar.tracer import trace
+from tests.codegen.meshes import mesh
 from tests.codegen.models import case
+from tests.codegen.random_plans import random_plan
 from tests.codegen.test_random_plans import TOLERANCE, difference
 from tests.planned import hostless
 
@@ -117,3 +120,57 @@ def test_no_more_of_them_is_shorter_than_one() -> None:
         best_on(replace(request, microbatches=n), silent).solution.objective for n in (1, 2, 4)
     ]
     assert times == sorted(times)
+
+
+class Judged(nn.Module):
+    """A linear layer, and a loss of it."""
+
+    def __init__(self, loss: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 5)
+        self.weight: Tensor
+        self.register_buffer("weight", torch.rand(5) + 0.5)
+        self.loss = loss
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        scores = self.linear(x)
+        if self.loss == "images":
+            return functional.cross_entropy(scores.transpose(1, 2), target, ignore_index=1)
+        scores, target = scores.flatten(0, 1), target.flatten()
+        if self.loss == "weights":
+            return functional.cross_entropy(scores, target, self.weight, ignore_index=2)
+        if self.loss == "smooth":
+            return functional.cross_entropy(scores, target, label_smoothing=0.1, ignore_index=0)
+        if self.loss == "sum":
+            return functional.cross_entropy(scores, target, reduction="sum")
+        if self.loss == "masked":
+            each = functional.cross_entropy(scores, target, reduction="none")
+            return (each * (target > 1)).sum() / (target > 1).sum()
+        if self.loss == "squares":
+            return functional.mse_loss(scores, functional.one_hot(target, 5).to(scores.dtype))
+        flags = functional.one_hot(target, 5).to(scores.dtype)
+        return functional.binary_cross_entropy_with_logits(scores, flags)
+
+
+@pytest.mark.parametrize("sizes", [(), (2,)], ids=str)
+@pytest.mark.parametrize(
+    "loss", ["weights", "smooth", "sum", "masked", "images", "squares", "binary"]
+)
+def test_losses_stay_those_of_the_whole_batch(loss: str, sizes: tuple[int, ...]) -> None:
+    model = Judged(loss).double()
+    x = torch.randn(8, 3, 6, dtype=torch.float64)
+    target = torch.randint(0, 5, (8, 3))
+    target[5:] = 2
+    expected = model(x, target)
+    expected.backward()
+    found, on = trace(model, (x, target), {}), mesh(*sizes)
+    plan = random_plan(found.graph, on, 0, microbatches=4)
+    tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
+    tensors |= {"buffer:weight": model.weight, "input:0": x, "input:1": target}
+    program = generate(found.gm, found.graph, plan)
+    step = train_step(program, on, found.graph, plan.structure, tensors, tolerance=1e-9)
+    assert difference(step.outputs["loss:0"], expected.detach()) <= TOLERANCE["mlp"]
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        assert difference(step.gradients[name], parameter.grad) <= TOLERANCE["mlp"]
