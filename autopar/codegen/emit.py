@@ -42,6 +42,7 @@ from autopar.ir.schedule import (
     Wait,
 )
 from autopar.ir.sharding import Sharding
+from autopar.ir.turn_states import is_proportional
 from autopar.ir.uneven import chunked_dim
 from autopar.ir.uses import Group, Use, groups
 from autopar.plans.layout import Layout, parse_layout
@@ -79,6 +80,8 @@ def generate(gm: fx.GraphModule, graph: Graph, plan: Plan) -> Program:
             f"tangent:{node.target}": node.outputs[0].dtype
             for node in graph.with_role(Role.TANGENT)
         },
+        is_proportional=is_proportional(graph),
+        is_half=any(t.dtype == "float16" for node in graph.nodes for t in node.outputs),
     )
 
 

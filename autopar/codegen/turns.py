@@ -14,14 +14,14 @@ import torch
 from torch import fx
 
 from autopar.ir.graph import Graph, Node, Slot
-from autopar.ir.microbatches import ACCUMULATE, COLLECT, COUNT, TURN
+from autopar.ir.microbatches import ACCUMULATE, COLLECT, COUNT, SHARE, TURN
 from autopar.ir.redistribute import local_part_sizes
 from autopar.ir.sharding import Sharding
 from autopar.runtime.program.program import Sum
 
 aten = torch.ops.aten
 
-OWN_OPS = frozenset({TURN, ACCUMULATE, COLLECT, COUNT})
+OWN_OPS = frozenset({TURN, SHARE, ACCUMULATE, COLLECT, COUNT})
 TURN_INPUT = "turn:"
 
 
@@ -56,6 +56,8 @@ class OwnOps:
         """What `node` makes of `x` in the sharding `states[1]`; its first input is in the other."""
         if node.op == ACCUMULATE:
             return graph.call_function(aten.add_.Tensor, (inputs[sum_name(node)], x[0]))
+        if node.op == SHARE:
+            return graph.call_function(aten.div.Scalar, (x[0], self.graph.turns))
         if node.op == COUNT:
             return _count(graph, node, x)
         if node.op == COLLECT and not self.is_last:

@@ -7,9 +7,9 @@ over the whole batch, ignored tokens left out, stays that: what it is divided by
 targets in every turn.
 
 What the graph has more than the one it is made of: `TURN` cuts out of a tensor of the whole batch
-what a turn works on; `ACCUMULATE` adds up what turns make, in memory of its own; `COLLECT` puts
-their parts of a result together. Sample `i` of the batch is in turn `i` modulo their number, so
-that a rank's samples stay next to each other.
+what a turn works on, and `SHARE` is a turn's share of what is added to a sum; `ACCUMULATE` adds up
+what turns make, in memory of its own; `COLLECT` puts their parts of a result together. Sample `i`
+of the batch is in turn `i` modulo their number, so that a rank's samples stay next to each other.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ from autopar.ir.sharding import P, Placement, R
 from autopar.ir.turn_states import TurnStates
 from autopar.ir.uses import Group
 
-TURN, ACCUMULATE, COLLECT = (
-    f"autopar.{word}.default" for word in ("turn", "accumulate", "collect")
-)
+TURN, SHARE = "autopar.turn.default", "autopar.share.default"
+ACCUMULATE, COLLECT = "autopar.accumulate.default", "autopar.collect.default"
 COUNT = "autopar.count_targets.default"
 """How many targets a loss counts, or the sum of their weights: the last output of the loss itself,
 of the targets alone. Its arguments are the targets, the weights of classes and what is ignored."""
@@ -241,7 +240,8 @@ class _Splitter:
         """What this turn has of a tensor of the whole batch."""
         key = ref, state, phase
         if key not in self.cut:
-            self.cut[key] = self._own(TURN, ref, phase, self.place[ref], R, state)
+            op = SHARE if state == P else TURN
+            self.cut[key] = self._own(op, ref, phase, self.place[ref], R, state)
         return self.cut[key]
 
     def _send_out(self, ref: Ref, leaving: Sequence[Node]) -> None:

@@ -76,17 +76,21 @@ class TurnStates:
             )
             if node.op in _UNREAD:
                 return tuple(given), outputs
+            if P in inputs and P not in given:
+                continue
             triples = zip(node.inputs, given, inputs, strict=True)
             if all(self._serves(*each) for each in triples):
-                kept = zip(given, inputs, strict=True)
-                return tuple(h if w == P else w for h, w in kept), outputs
+                makers = (self.graph.nodes[ref.node] for ref in node.inputs)
+                read = zip(given, inputs, makers, strict=True)
+                # Zero is a term of any sum as it is.
+                return tuple(h if w == P and _is_zero(m) else w for h, w, m in read), outputs
         return None
 
     def _serves(self, ref: Ref, have: Placement, want: Placement) -> bool:
-        """Whether what is in one state can be read in another: parts are cut out of the whole, and
-        zero is a term of any sum."""
+        """Whether what is in one state can be read in another: of the whole, turns have parts, or
+        equal shares."""
         if have == R and want == P:
-            return _is_zero(self.graph.nodes[ref.node])
+            return _is_zero(self.graph.nodes[ref.node]) or "float" in self.graph.type_of(ref).dtype
         return have == want or (have == R and want.kind == "S")
 
     def _options(self, node: Node) -> Iterator[str]:
@@ -117,6 +121,37 @@ class TurnStates:
             if index not in self._whole:
                 self._whole.add(index)
                 missing += (ref.node for ref in self.graph.nodes[index].inputs)
+
+
+_PRODUCTS = {"aten.mm.default", "aten.bmm.default"}
+"""Ops that are linear in each of their inputs, of which no partial input is made use of."""
+
+
+def is_proportional(graph: Graph) -> bool:
+    """Whether every gradient is known to be in proportion to the one that comes in: made of it by
+    ops that are linear, as their partial inputs say."""
+    found: set[Ref] = set()
+    for node in graph.nodes:
+        given = {k for k, ref in enumerate(node.inputs) if ref in found}
+        if node.role is Role.GRAD and not given:
+            return False
+        if node.role is not Role.TANGENT and not given:
+            continue
+        if node.role is Role.OP and not node.view and not _is_linear(graph, node, given):
+            return False
+        found.update(Ref(node.index, output) for output in range(len(node.outputs)))
+    return True
+
+
+def _is_linear(graph: Graph, node: Node, given: set[int]) -> bool:
+    """Whether an op is linear in the inputs `given` together."""
+    if node.op in _PRODUCTS:
+        return len(given) == 1
+    return any(
+        given <= set(entry)
+        and all(_is_zero(graph.nodes[node.inputs[k].node]) for k in set(entry) - given)
+        for entry in node.partial
+    )
 
 
 def _is_zero(node: Node) -> bool:

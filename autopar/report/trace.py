@@ -123,6 +123,8 @@ def _memory(plan: Plan) -> Iterator[TraceEvent]:
     """Entry k of the curve holds from the end of the one before it to its own time."""
     curve, whole = plan.estimates.memory_curve, msgspec.structs.asdict(plan.estimates.memory)
     start_ns = 0
+    if not whole["accumulated"]:
+        del whole["accumulated"]
     held = zip(curve.time_ns, curve.kept, curve.saved, curve.transient)
     for end_ns, kept, saved, transient in held:
         yield {

@@ -231,6 +231,7 @@ def test_plan_asks_for_what_was_said(
     options.pop("progress")
     assert options == {
         "backend": None,
+        "microbatches": "1",
         "profile": None,
         "mesh": "dp=2,tp=4",
         "memory_limit": 30 * 2**30,

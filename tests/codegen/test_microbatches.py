@@ -142,6 +142,9 @@ class Judged(nn.Module):
             return functional.cross_entropy(scores, target, self.weight, ignore_index=2)
         if self.loss == "smooth":
             return functional.cross_entropy(scores, target, label_smoothing=0.1, ignore_index=0)
+        if self.loss == "decay":
+            decay = sum(p.square().sum() for p in self.parameters())
+            return functional.cross_entropy(scores, target) + 0.1 * decay
         if self.loss == "sum":
             return functional.cross_entropy(scores, target, reduction="sum")
         if self.loss == "masked":
@@ -155,7 +158,7 @@ class Judged(nn.Module):
 
 @pytest.mark.parametrize("sizes", [(), (2,)], ids=str)
 @pytest.mark.parametrize(
-    "loss", ["weights", "smooth", "sum", "masked", "images", "squares", "binary"]
+    "loss", ["weights", "smooth", "decay", "sum", "masked", "images", "squares", "binary"]
 )
 def test_losses_stay_those_of_the_whole_batch(loss: str, sizes: tuple[int, ...]) -> None:
     model = Judged(loss).double()

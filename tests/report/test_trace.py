@@ -94,7 +94,8 @@ def test_events_add_up_to_the_bill(plan: Plan) -> None:
         for bar in bars
         if thread != CRITICAL
     ]
-    assert sum(exposed) == estimates.exposed_communication_ns
+    # Ops of a key take the same time here, and what hides behind them may differ by that.
+    assert sum(exposed) == pytest.approx(estimates.exposed_communication_ns, rel=1e-6)
     assert end == pytest.approx(estimates.step_ns, rel=1e-3)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 import autopar
 from autopar.errors import ArgumentError, MicrobatchError
 from tests.runtime.microbatch_workers import trained
 from tests.runtime.spawn import spawn
-from tests.runtime.workers import gpt2, llama
+from tests.runtime.workers import distance, gpt2, llama
 
 TOLERANCE = 2e-5
 
@@ -48,6 +50,45 @@ def test_two_processes_in_shards() -> None:
     for seen in spawn("tests.runtime.microbatch_workers.two", 2):
         assert isinstance(seen, dict)
         check(seen)
+
+
+class Odd(nn.Module):
+    """Models whose gradients are not what a factor makes of those of a loss of 1."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.w, self.v = (nn.Parameter(torch.randn(4, 3)) for _ in range(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        h = x @ (self.w + self.v) if self.kind == "shared" else x @ self.w * (x @ self.v)
+        if self.kind == "clamped":
+            h.register_hook(lambda grad: grad.clamp(-1e-3, 1e-3))
+        loss = functional.cross_entropy(h, y)
+        if self.kind == "two losses":
+            return {"loss": loss, "aux": h.square().mean()}
+        return {"loss": loss.half().float() if self.kind == "half" else loss}
+
+
+@pytest.mark.parametrize("kind", ["shared", "clamped", "two losses", "half"])
+def test_gradients_in_any_proportion(kind: str) -> None:
+    plain = Odd(kind)
+    compiled = autopar.compile(copy.deepcopy(plain), microbatches=4)
+    for step, scale in enumerate((1.0, 0.25, 0.25, 2.0**24, 1.0, 3.0, 1e-7, 1.0)):
+        torch.manual_seed(step)
+        x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
+        for model in (plain, compiled):
+            found = model(x, y)
+            loss = found["loss"] if step % 3 else sum(found.values())
+            model.zero_grad()
+            (loss * scale).backward()
+        for p, q in zip(compiled.parameters(), plain.parameters(), strict=True):
+            assert p.grad is not None and q.grad is not None
+            if step == 3 and kind == "half":
+                assert not p.grad.isfinite().any() and not q.grad.isfinite().any()
+            else:
+                assert distance(p.grad, q.grad) <= (1e-3 if kind == "half" else TOLERANCE)
 
 
 class Centred(nn.Module):

@@ -14,7 +14,7 @@ from autopar.report.placed import choice_text, param_groups, route_text, shardin
 _MAX_ROWS = 5_000
 """More rows make a page that browsers are slow to open."""
 
-ROW_KINDS = ("parameter", "op", "route", "saved", "output")
+ROW_KINDS = ("parameter", "op", "route", "saved", "again", "offloaded", "output")
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ def make_step(
             backward=meter.timed("backward", turns.backward),
             forward_inputs=turns.forward_inputs,
             forward_outputs=turns.results + turns.saved,
-            backward_inputs=(*turns.saved, *program.tangent_dtypes),
+            backward_inputs=(*turns.saved, *turns.tangents),
             backward_outputs=program.backward_outputs,
             places=places,
             cut=shown,

@@ -43,7 +43,8 @@ class Program:
     In microbatches these are the graphs of the last of `turns`, and those of each turn before it
     are `before`, whose outputs are `sums` and what is saved. Both take `sums` too, and "turn:", the
     number of the turn in a tensor of one element; `tangent_dtypes` are those of what backward is
-    given.
+    given, to which its gradients are known to be in proportion if it `is_proportional`. It
+    `is_half` if it computes in float16.
     """
 
     forward: fx.GraphModule
@@ -57,3 +58,5 @@ class Program:
     turns: int = 1
     sums: tuple[Sum, ...] = ()
     tangent_dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_proportional: bool = False
+    is_half: bool = False

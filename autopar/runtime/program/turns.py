@@ -1,10 +1,12 @@
 """A step in microbatches, run as if its graphs were one forward and one backward.
 
-The forward runs all turns, each forward and backward, and saves the gradients of the loss; the
-backward multiplies them by the gradient that comes in, to which they are proportional. So a script
-calls `loss.backward()` as ever, or scales its loss before. Turns start from the gradient that came
-in last time: where a script scales its loss so that small gradients stay apart from zero, they are
-scaled inside the turns too.
+The forward runs all turns, each forward and backward, and saves the gradients. Where they are known
+to be in proportion to the gradient of the loss, the backward multiplies them by what comes in. So a
+script calls `loss.backward()` as ever, or scales its loss before.
+
+Where gradients may be in no proportion (a hook that clamps them, a loss of two outputs, float16, in
+which a script scales its loss to keep small gradients apart from zero), the turns are done again if
+another gradient comes in than they started from; the next call starts from that.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from autopar.runtime.torch_private import keeps_graph
 
 TURN = "turn:"
 _CPU = torch.device("cpu")
+_NO_STATE = torch.empty(0, dtype=torch.uint8)
 
 Graphs = Mapping[tuple[bool, str], Callable[[list[Any]], Sequence[Any]]]
 """What runs the graph of a phase, in the last turn (True) or one before."""
@@ -116,35 +119,76 @@ class Turns:
         kinds = (name.partition(":")[0] for name in program.forward_outputs)
         pairs = zip(program.forward_outputs, kinds, strict=True)
         self.results = tuple(name for name, kind in pairs if kind != "saved")
-        self.saved = tuple(f"saved:{k}" for k in range(len(program.backward_outputs) + 1))
-        self._tangents: dict[str, Tensor] = {}
+        self.tangents = tuple(program.tangent_dtypes)
+        is_exact = program.is_proportional and not program.is_half
+        self._scales = is_exact and len(self.tangents) == 1
+        num_saved = len(program.backward_outputs) + len(self.tangents)
+        if not self._scales:
+            num_saved += 1 + len(self.forward_inputs)
+        self.saved = tuple(f"saved:{k}" for k in range(num_saved))
+        self._next: tuple[Tensor, ...] = ()
+        """The gradients that the turns of the next call start from."""
 
     def forward(self, inputs: list[Any]) -> list[Tensor]:
-        """The results, then what is `saved`: the gradients, and what they are in proportion to."""
-        given = dict(zip(self.forward_inputs, inputs, strict=True))
+        """The results, then what is `saved`: the gradients, and of what; and where one does not
+        follow from the other by a factor, all that it takes to do the turns again."""
+        given = list(inputs)
         inputs.clear()
-        for name, dtype in self.program.tangent_dtypes.items():
-            if name not in self._tangents:
-                one = torch.ones((), dtype=getattr(torch, dtype), device=self.device)
-                self._tangents[name] = one
-        values, around = TensorValues(self.device), replaying(self.program, self.device)
-        results, gradients = run_turns(
-            self.program, self.graphs, values, given, self._tangents, around
-        )
-        grads = (gradients[name] for name in self.program.backward_outputs)
-        return [*(results[name] for name in self.results), *grads, *self._tangents.values()]
+        tangents = self._next or self._first()
+        state = DefaultRandom(self.device).now() if draws(self.program.forward) else _NO_STATE
+        results, gradients = self._run(given, tangents, None)
+        grads = [gradients[name] for name in self.program.backward_outputs]
+        more = () if self._scales else (state, *given)
+        return [*(results[name] for name in self.results), *grads, *tangents, *more]
 
     def backward(self, inputs: list[Any]) -> list[Tensor]:
         """The gradients, of what comes in behind what is saved."""
-        *grads, used, tangent = inputs
+        num_grads, num = len(self.program.backward_outputs), len(self.tangents)
+        grads, used = inputs[:num_grads], inputs[num_grads : num_grads + num]
+        more, given = inputs[num_grads + num : -num], inputs[-num:]
         inputs.clear()
-        self._tangents = {name: _usable(tangent.detach().clone()) for name in self._tangents}
-        ratio = tangent / used
-        if keeps_graph():
-            return [grad * ratio for grad in grads]
-        if ratio.device.type == "cpu" and ratio.item() == 1:
+        if self._scales:
+            return self._scaled(grads, used[0], given[0])
+        if all(torch.equal(a, b) for a, b in zip(used, given, strict=True)):
             return grads
-        return [grad.mul_(ratio) for grad in grads]
+        grads.clear()
+        self._next = tuple(tangent.detach().clone() for tangent in given)
+        state, *values = more
+        _, found = self._run(values, self._next, state)
+        return [found[name] for name in self.program.backward_outputs]
+
+    def _first(self) -> tuple[Tensor, ...]:
+        """One for the first loss, zero for others, which are mostly looked at alone."""
+        dtypes = (getattr(torch, name) for name in self.program.tangent_dtypes.values())
+        return tuple(
+            torch.full((), float(not k), dtype=dtype, device=self.device)
+            for k, dtype in enumerate(dtypes)
+        )
+
+    def _run(
+        self, inputs: Sequence[Any], tangents: Sequence[Tensor], state: Tensor | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """All turns; drawing from `state` if they are done again."""
+        given = dict(zip(self.forward_inputs, inputs, strict=True))
+        arriving = dict(zip(self.tangents, tangents, strict=True))
+        values = TensorValues(self.device)
+        random = DefaultRandom(self.device)
+        is_drawn = state is not None and state.numel() > 0
+        with random.replayed(state) if state is not None and is_drawn else nullcontext():
+            around = replaying(self.program, self.device)
+            return run_turns(self.program, self.graphs, values, given, arriving, around)
+
+    def _scaled(self, grads: list[Tensor], used: Tensor, given: Tensor) -> list[Tensor]:
+        """Gradients in proportion to what came in. Two may be one tensor: none is changed."""
+        ratio = given / used
+        if not keeps_graph() and ratio.device.type == "cpu" and ratio.item() == 1:
+            found = grads
+        else:
+            found = list[Tensor]()
+            for k, grad in enumerate(grads):
+                found.append(grad * ratio)
+                grads[k] = found[k]
+        return found
 
 
 def replaying(
@@ -157,9 +201,3 @@ def replaying(
     random = DefaultRandom(device)
     state = random.now()
     return lambda is_last: nullcontext() if is_last else random.replayed(state)
-
-
-def _usable(tangent: Tensor) -> Tensor:
-    """A gradient that others can be in proportion to: neither zero nor infinite."""
-    is_usable = torch.isfinite(tangent) & (tangent != 0)
-    return torch.where(is_usable, tangent, torch.ones_like(tangent))
