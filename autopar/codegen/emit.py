@@ -81,7 +81,6 @@ def generate(gm: fx.GraphModule, graph: Graph, plan: Plan) -> Program:
             for node in graph.with_role(Role.TANGENT)
         },
         is_proportional=is_proportional(graph),
-        is_half=any(t.dtype == "float16" for node in graph.nodes for t in node.outputs),
     )
 
 
@@ -131,6 +130,8 @@ class _Generator:
             self.use_of[node.index, 0][0].root: node.target for node in graph.with_role(Role.GRAD)
         }
         self.own = OwnOps(graph, self.sizes, is_last=is_last)
+        self.left: set[Ref] = set()
+        """What left as the gradient of a parameter."""
         self.shapes: dict[tuple[str, tuple[Sharding, ...], tuple[Sharding, ...]], Shapes] = {}
 
     def run(self) -> Program:
@@ -155,7 +156,7 @@ class _Generator:
         for node in self.graph.nodes:
             if node.role in OUTPUT_ROLES and self.is_last:
                 name = f"{node.role.value}:{node.target}"
-                self.local[node.phase].outputs[name] = self._argument(node, 0)
+                self.local[node.phase].outputs[name] = self._leaving(node)
             elif is_result(node) and not self.is_last:
                 made = Value(node.phase, Ref(node.index), self.layout.made(Ref(node.index)))
                 local = self.local[node.phase]
@@ -168,6 +169,15 @@ class _Generator:
             self.own.sum_of(node, self.layout.made(Ref(node.index)))
             for node in filter(is_result, self.graph.nodes)
         )
+
+    def _leaving(self, node: Node) -> fx.Node:
+        """The local value that leaves as `node`. Of two gradients that are one tensor the second is
+        a copy: scripts change gradients in place."""
+        value, root = self._argument(node, 0), self.use_of[node.index, 0][0].root
+        if node.role is Role.GRAD and root in self.left:
+            return self.local[node.phase].graph.call_function(aten.clone.default, (value,))
+        self.left.add(root)
+        return value
 
     def _further_inputs(self, events: Sequence[Event]) -> Iterable[str]:
         nodes = (self.graph.nodes[e.node] for e in events if isinstance(e, Compute))

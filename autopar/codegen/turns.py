@@ -17,12 +17,11 @@ from autopar.ir.graph import Graph, Node, Slot
 from autopar.ir.microbatches import ACCUMULATE, COLLECT, COUNT, SHARE, TURN
 from autopar.ir.redistribute import local_part_sizes
 from autopar.ir.sharding import Sharding
-from autopar.runtime.program.program import Sum
+from autopar.runtime.program.program import TURN_INPUT, Sum
 
 aten = torch.ops.aten
 
 OWN_OPS = frozenset({TURN, SHARE, ACCUMULATE, COLLECT, COUNT})
-TURN_INPUT = "turn:"
 
 
 def sum_name(node: Node) -> str:

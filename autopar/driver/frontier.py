@@ -189,7 +189,7 @@ def _search(meshes: Sequence[_OnMesh], limit: int, say: Say) -> int:
         if mesh.may_gain(limit, known):
             # Alone, a mesh spares itself the bound that a cutoff is compared with first.
             mesh.find_within(limit, known if len(meshes) > 1 else None, say)
-    return min((mesh.bound for mesh in meshes if not mesh.is_exhausted), default=0)
+    return min(mesh.bound for mesh in meshes)
 
 
 def _all(meshes: Sequence[_OnMesh]) -> Iterator[Candidate]:

@@ -9,8 +9,8 @@ from dataclasses import replace
 from autopar.compile import Say, best_on
 from autopar.errors import InfeasibleError, MicrobatchError, NotImposedWarning
 from autopar.ir.contractions import batch_atoms
-from autopar.ir.graph import Graph, Role
-from autopar.ir.microbatches import in_microbatches
+from autopar.ir.graph import Graph
+from autopar.ir.microbatches import in_microbatches, trains
 from autopar.plans.fitting import Beaten, Candidate, bounded
 from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest
@@ -32,10 +32,6 @@ def best_in_turns(request: PlanRequest, say: Say, cutoff: int | None = None) -> 
         except InfeasibleError as error:
             failure = failure or error
             continue
-        except MicrobatchError:
-            if request.options.microbatches is not None:
-                raise
-            break
         except Beaten as beaten:
             bounds.append(beaten.bound)
             if best is not None or not beaten.is_tight:
@@ -55,17 +51,15 @@ def best_in_turns(request: PlanRequest, say: Say, cutoff: int | None = None) -> 
 
 
 def _counts(request: PlanRequest) -> Sequence[int]:
-    graph, asked = request.graph, request.options.microbatches
-    if not graph.with_role(Role.GRAD):
-        return (1,)
-    return (asked,) if asked is not None else open_counts(graph)
+    is_open = request.options.microbatches is None
+    return possible_counts(request.graph) if is_open else (request.microbatches,)
 
 
 def dividing(options: Options, graph: Graph) -> Options:
     """`options` for another call of a model that was planned with them: in as many microbatches as
     divide its batch, or as many as are best where it cannot be divided at all, which is told."""
     asked = options.microbatches
-    if asked is None or not graph.with_role(Role.GRAD):
+    if asked is None or not trains(graph):
         return options
     sizes = [graph.atoms[atom].size for atom in sorted(batch_atoms(graph))]
     count = next(n for n in range(asked, 0, -1) if all(size % n == 0 for size in sizes))
@@ -78,20 +72,13 @@ def dividing(options: Options, graph: Graph) -> Options:
 
 
 def possible_counts(graph: Graph) -> tuple[int, ...]:
-    """Those of `open_counts` in which the step can be taken."""
-    found = open_counts(graph) if graph.with_role(Role.GRAD) else (1,)
-    try:
-        for count in found:
-            in_microbatches(graph, count)
-    except MicrobatchError:
-        return (1,)
-    return found
-
-
-def open_counts(graph: Graph) -> tuple[int, ...]:
-    """The powers of two that divide the batch."""
+    """The powers of two that divide the batch, if the step can be taken in parts at all."""
     sizes = [graph.atoms[atom].size for atom in sorted(batch_atoms(graph))]
     found = [1]
-    while sizes and all(size % (2 * found[-1]) == 0 for size in sizes):
+    while trains(graph) and sizes and all(size % (2 * found[-1]) == 0 for size in sizes):
         found.append(2 * found[-1])
+    try:
+        in_microbatches(graph, min(2, found[-1]))
+    except MicrobatchError:
+        return (1,)
     return tuple(found)

@@ -209,7 +209,7 @@ class Builder:
             least = asked.for_stored(groups.mesh.text, stored)
 
         def planned(options: Options) -> bytes:
-            if not self.family.is_first:
+            if not (self.family.is_first and torch.is_grad_enabled()):
                 options = dividing(options, traced.graph)
             return answer(ask_for(call, traced, cluster, options), progress).to_bytes()
 

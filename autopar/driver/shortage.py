@@ -15,7 +15,7 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import Say
 from autopar.cost_model.bucket_sizes import with_buckets
 from autopar.driver.leanest import leanest
-from autopar.driver.microbatching import open_counts
+from autopar.driver.microbatching import possible_counts
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import Graph, Role, TensorType
@@ -109,7 +109,7 @@ def _on_more(asked: Asked, request: PlanRequest, factor: int) -> PlanRequest:
 
 def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
     """The fewest microbatches, if any are found, whose leanest plan is within the limit."""
-    for count in open_counts(request.graph)[1 : 1 + _TRIES]:
+    for count in possible_counts(request.graph)[1 : 1 + _TRIES]:
         found = _leanest(replace(request, microbatches=count), say)
         if found is not None and _peak(found) <= request.memory_limit_bytes:
             yield f"--microbatches {count} ({format_bytes(_peak(found))})"

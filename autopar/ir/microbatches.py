@@ -65,6 +65,11 @@ def _made(_: Graph) -> dict[int, Graph]:
     return {}
 
 
+def trains(graph: Graph) -> bool:
+    """Whether a step has a backward, without which it is taken at once."""
+    return bool(graph.with_role(Role.GRAD))
+
+
 def is_result(node: Node) -> bool:
     """Whether an op puts together what turns make."""
     return node.op in (ACCUMULATE, COLLECT)

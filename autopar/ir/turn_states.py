@@ -74,10 +74,10 @@ class TurnStates:
             inputs, outputs = (
                 tuple(state[0] for state in states) for states in shardings(node, Choice((option,)))
             )
-            if node.op in _UNREAD:
-                return tuple(given), outputs
             if P in inputs and P not in given:
                 continue
+            if node.op in _UNREAD:
+                return tuple(given), outputs
             triples = zip(node.inputs, given, inputs, strict=True)
             if all(self._serves(*each) for each in triples):
                 makers = (self.graph.nodes[ref.node] for ref in node.inputs)
@@ -129,7 +129,10 @@ _PRODUCTS = {"aten.mm.default", "aten.bmm.default"}
 
 def is_proportional(graph: Graph) -> bool:
     """Whether every gradient is known to be in proportion to the one that comes in: made of it by
-    ops that are linear, as their partial inputs say."""
+    ops that are linear, as their partial inputs say, and not in float16, in which small gradients
+    are zero unless a script scales its loss."""
+    if any(tensor.dtype == "float16" for node in graph.nodes for tensor in node.outputs):
+        return False
     found: set[Ref] = set()
     for node in graph.nodes:
         given = {k for k, ref in enumerate(node.inputs) if ref in found}

@@ -15,7 +15,7 @@ from autopar.ir.again import with_again, with_options
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
 from autopar.ir.mesh import Cluster, Mesh
-from autopar.ir.microbatches import in_microbatches
+from autopar.ir.microbatches import in_microbatches, trains
 from autopar.plans.compatibility import describe_inputs
 from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
@@ -51,7 +51,7 @@ class Asked:
             mesh,
             self.options,
             imposed,
-            microbatches=self.options.microbatches or 1,
+            microbatches=self.options.microbatches or 1 if trains(self.graph) else 1,
         )
 
     def digest(self) -> str:

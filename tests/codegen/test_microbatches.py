@@ -177,3 +177,35 @@ def test_losses_stay_those_of_the_whole_batch(loss: str, sizes: tuple[int, ...])
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
         assert difference(step.gradients[name], parameter.grad) <= TOLERANCE["mlp"]
+
+
+class Shared(nn.Module):
+    """Two parameters whose gradients are one tensor, and one that is a view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.v = (nn.Parameter(torch.randn(4, 4)) for _ in range(2))
+        self.u = nn.Parameter(torch.randn(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ (self.w + self.v + self.u.view(4, 4))).square().sum()
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("sizes", [(), (2,)], ids=str)
+def test_gradients_that_are_one_tensor_leave_as_copies(sizes: tuple[int, ...], turns: int) -> None:
+    model, x = Shared(), torch.randn(8, 4)
+    found, on = trace(model, (x,), {}), mesh(*sizes)
+    plan = random_plan(found.graph, on, 0, microbatches=turns)
+    tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
+    program = generate(found.gm, found.graph, plan)
+    assert program.backward is not None
+    left = program.backward.graph.output_node().args[0]
+    assert isinstance(left, tuple)
+    copies = [getattr(node, "target", None) == torch.ops.aten.clone.default for node in left]
+    # The sum over turns of a view has memory of its own.
+    assert sum(copies) == (2 if turns == 1 else 1)
+    step = train_step(program, on, found.graph, plan.structure, tensors | {"input:0": x})
+    model(x).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(step.gradients[name], parameter.grad)

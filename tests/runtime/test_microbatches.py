@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 import autopar
 from autopar.errors import ArgumentError, MicrobatchError
+from autopar.runtime.program import turns
 from tests.runtime.microbatch_workers import trained
 from tests.runtime.spawn import spawn
 from tests.runtime.workers import distance, gpt2, llama
@@ -113,5 +115,52 @@ def test_what_cannot_be_split_is_an_error_that_names_it() -> None:
 
 
 def _eight() -> dict[str, torch.Tensor]:
-    ids = torch.zeros(8, 16, dtype=torch.long)
+    ids = torch.arange(8 * 16).reshape(8, 16) * 7 % 31
     return {"input_ids": ids, "labels": ids}
+
+
+def test_without_gradients_there_is_no_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, seen = llama(), list[str]()
+    compiled = autopar.compile(copy.deepcopy(plain), microbatches=4)
+    run = turns.run_turns
+
+    def watched(program: Any, graphs: Any, *rest: Any) -> Any:
+        def noted(phase: str, graph: Any) -> Any:
+            return lambda inputs: (seen.append(phase), graph(inputs))[1]
+
+        return run(program, {k: noted(k[1], graph) for k, graph in graphs.items()}, *rest)
+
+    monkeypatch.setattr(turns, "run_turns", watched)
+    compiled(**_eight())["loss"].backward()
+    assert seen == ["forward", "backward"] * 4
+    seen.clear()
+    with torch.no_grad():
+        found, wanted = compiled(**_eight()), plain(**_eight())
+    assert seen == ["forward"] * 4
+    for name in ("loss", "logits"):
+        torch.testing.assert_close(found[name], wanted[name], atol=TOLERANCE, rtol=TOLERANCE)
+
+
+def test_a_plan_from_a_file_keeps_its_microbatches(tmp_path: Path) -> None:
+    first = autopar.compile(llama(), microbatches=4)
+    first(**_eight())
+    first.plans[-1].save(tmp_path / "llama.plan.json")
+    compiled = autopar.compile(llama(), plan=tmp_path / "llama.plan.json")
+    compiled(**_eight())
+    compiled(**{name: tensor[:, :8] for name, tensor in _eight().items()})
+    compiled(**{name: tensor[:6] for name, tensor in _eight().items()})
+    found = [plan.structure.schedule.microbatches for plan in compiled.plans]
+    assert found == [4, 4, 3]
+
+
+def test_validating_before_training() -> None:
+    plain = llama()
+    compiled = autopar.compile(copy.deepcopy(plain), microbatches=4)
+    few = {name: tensor[:5] for name, tensor in _eight().items()}
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(**few)["loss"], plain(**few)["loss"])
+    for model in (compiled, plain):
+        model(**_eight())["loss"].backward()
+    for p, q in zip(compiled.parameters(), plain.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None
+        assert distance(p.grad, q.grad) <= TOLERANCE

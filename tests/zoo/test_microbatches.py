@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from autopar.compile import best_on
-from autopar.driver.microbatching import open_counts
+from autopar.driver.microbatching import possible_counts
 from autopar.errors import MicrobatchError
 from autopar.ir.microbatches import in_microbatches
 from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
@@ -65,7 +65,7 @@ def test_what_needs_the_whole_batch_is_named(name: str) -> None:
 )
 def test_what_is_predicted_is_held(name: str, mesh: str) -> None:
     wanted, peaks = request(name, mesh), list[int]()
-    for count in open_counts(step(name).graph)[:3]:
+    for count in possible_counts(step(name).graph)[:3]:
         found = best_on(replace(wanted, microbatches=count), silent)
         unknown = Provenance("", "", "", "feasible", 0, 0, 0)
         plan = Plan(SCHEMA_VERSION, found.structure, found.estimates, unknown)

@@ -47,13 +47,7 @@ def make_step(
         graph = prepare(gm, backend)
         return graph if meeting is None else meeting.told(phase, gm, graph)
 
-    parts = [program, *([program.before] if program.before is not None else [])]
-    found = {
-        (part is program, phase): gm
-        for part in parts
-        for phase, gm in (("forward", part.forward), ("backward", part.backward))
-        if gm is not None
-    }
+    found = program.graphs
     if backend == "eager":
         meter.count_waits(*found.values())
     graphs = {where: made(where[1], gm) for where, gm in found.items()}
@@ -63,6 +57,7 @@ def make_step(
         return Step(
             forward=meter.timed("forward", turns.forward),
             backward=meter.timed("backward", turns.backward),
+            inference=meter.timed("forward", turns.inference),
             forward_inputs=turns.forward_inputs,
             forward_outputs=turns.results + turns.saved,
             backward_inputs=(*turns.saved, *turns.tangents),

@@ -50,8 +50,9 @@ class Step:
     Names are `codegen.Program`'s: inputs `param:NAME`, `buffer:NAME`, `input:I`; outputs
     `loss:POS`, `value:POS`, `detached:POS`, `mutation:NAME`, `update:NAME`, `saved:K`; backward
     inputs `saved:K`, `tangent:POS`; backward outputs `grad:NAME`. `backward` is None if there is
-    nothing to differentiate. `places` says where the pieces of detached results are, `cut` which of
-    them have a gradient in eager.
+    nothing to differentiate. `inference` makes the same results where nothing is differentiated;
+    it is `forward` unless given. `places` says where the pieces of detached results are, `cut`
+    which of them have a gradient in eager.
     """
 
     forward: RunnableGraph
@@ -62,6 +63,7 @@ class Step:
     backward_outputs: tuple[str, ...] = ()
     places: Mapping[str, Place] = field(default_factory=dict[str, Place])
     cut: frozenset[str] = frozenset()
+    inference: RunnableGraph | None = None
 
     @cached_property
     def params(self) -> tuple[str, ...]:
@@ -128,7 +130,9 @@ class Step:
             leaves = (params[name] for name in self.params)
             values = _Differentiable.apply(self, others, past, trained, *leaves)
         else:
-            values = self.shown(self.run(self.inputs(params, others))[0])
+            inputs = self.inputs(params, others)
+            results = _run(self.inference, inputs) if self.inference else self.run(inputs)[0]
+            values = self.shown(results)
         return dict(zip(self.results, values, strict=True))
 
     @property

@@ -14,6 +14,9 @@ from torch import fx
 
 from autopar.ir.sharding import Sharding
 
+TURN_INPUT = "turn:"
+"""The input of a graph that is the number of its turn."""
+
 
 @dataclass(frozen=True)
 class Sum:
@@ -41,10 +44,10 @@ class Program:
     sharding of each detached output by its position.
 
     In microbatches these are the graphs of the last of `turns`, and those of each turn before it
-    are `before`, whose outputs are `sums` and what is saved. Both take `sums` too, and "turn:", the
-    number of the turn in a tensor of one element; `tangent_dtypes` are those of what backward is
-    given, to which its gradients are known to be in proportion if it `is_proportional`. It
-    `is_half` if it computes in float16.
+    are `before`, whose outputs are `sums` and what is saved. Both take `sums` too, and
+    `TURN_INPUT`, the number of the turn in a tensor of one element; `tangent_dtypes` are those of
+    what backward is given, to which its gradients are known to be in proportion if it
+    `is_proportional`.
     """
 
     forward: fx.GraphModule
@@ -59,4 +62,18 @@ class Program:
     sums: tuple[Sum, ...] = ()
     tangent_dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
     is_proportional: bool = False
-    is_half: bool = False
+
+    @property
+    def parts(self) -> tuple[Program, ...]:
+        """The program of the last turn, and that of those before it."""
+        return (self,) if self.before is None else (self, self.before)
+
+    @property
+    def graphs(self) -> dict[tuple[bool, str], fx.GraphModule]:
+        """The graph of each phase, by whether it is that of the last turn."""
+        return {
+            (part is self, phase): gm
+            for part in self.parts
+            for phase, gm in (("forward", part.forward), ("backward", part.backward))
+            if gm is not None
+        }

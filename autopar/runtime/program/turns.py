@@ -18,13 +18,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from autopar.runtime.program.program import Program, Sum
+from autopar.runtime.program.program import TURN_INPUT, Program, Sum
 from autopar.runtime.program.random import DefaultRandom, draws
 from autopar.runtime.torch_private import keeps_graph
 
-TURN = "turn:"
-_CPU = torch.device("cpu")
 _NO_STATE = torch.empty(0, dtype=torch.uint8)
+_Around = Callable[[bool], AbstractContextManager[None]]
 
 Graphs = Mapping[tuple[bool, str], Callable[[list[Any]], Sequence[Any]]]
 """What runs the graph of a phase, in the last turn (True) or one before."""
@@ -69,14 +68,15 @@ def run_turns(
     graphs: Graphs,
     values: Values,
     given: Mapping[str, Any],
-    tangents: Mapping[str, Any],
-    around: Callable[[bool], AbstractContextManager[None]],
+    tangents: Mapping[str, Any] | None,
+    around: _Around,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(results, gradients), by their names in `program`, of what is `given` by name, where the
-    losses have the gradients `tangents`. Each turn is run inside `around`, which is told whether it
-    is the last."""
-    sums = {found.name: values.zeros(found) for found in program.sums}
-    collected = {found.name for found in program.sums if found.is_collected}
+    losses have the gradients `tangents`; without them there is no backward. Each turn is run inside
+    `around`, which is told whether it is the last."""
+    needed = [found for found in program.sums if tangents is not None or found.phase == "forward"]
+    sums = {found.name: values.zeros(found) for found in needed}
+    collected = {found.name for found in needed if found.is_collected}
     results: dict[str, Any] = {}
     gradients: dict[str, Any] = {}
 
@@ -89,9 +89,9 @@ def run_turns(
         is_last = turn == program.turns - 1
         part = program if is_last else program.before
         assert part is not None
-        here: dict[str, Any] = {**given, **tangents, TURN: values.turn(turn)}
+        here: dict[str, Any] = {**given, **(tangents or {}), TURN_INPUT: values.turn(turn)}
         phases = [("forward", part.forward_inputs, part.forward_outputs)]
-        if part.backward is not None:
+        if part.backward is not None and tangents is not None:
             phases.append(("backward", part.backward_inputs, part.backward_outputs))
         with around(is_last):
             for phase, names, outputs in phases:
@@ -112,49 +112,56 @@ class Turns:
 
     def __init__(self, program: Program, graphs: Graphs, device: torch.device) -> None:
         self.program, self.graphs, self.device = program, graphs, device
-        parts = (program, program.before)
-        names = (name for part in parts if part is not None for name in part.forward_inputs)
-        own = {TURN, *(found.name for found in program.sums)}
+        names = (name for part in program.parts for name in part.forward_inputs)
+        own = {TURN_INPUT, *(found.name for found in program.sums)}
         self.forward_inputs = tuple(name for name in dict.fromkeys(names) if name not in own)
         kinds = (name.partition(":")[0] for name in program.forward_outputs)
         pairs = zip(program.forward_outputs, kinds, strict=True)
         self.results = tuple(name for name, kind in pairs if kind != "saved")
         self.tangents = tuple(program.tangent_dtypes)
-        is_exact = program.is_proportional and not program.is_half
-        self._scales = is_exact and len(self.tangents) == 1
-        num_saved = len(program.backward_outputs) + len(self.tangents)
+        self._scales = program.is_proportional and len(self.tangents) == 1
+        self._draws = draws(program.forward)
+        num_saved = len(program.backward_outputs)
         if not self._scales:
-            num_saved += 1 + len(self.forward_inputs)
+            num_saved += len(self.tangents) + 1 + len(self.forward_inputs)
         self.saved = tuple(f"saved:{k}" for k in range(num_saved))
         self._next: tuple[Tensor, ...] = ()
         """The gradients that the turns of the next call start from."""
 
+    def inference(self, inputs: list[Any]) -> list[Tensor]:
+        """The results alone."""
+        given = list(inputs)
+        inputs.clear()
+        results, _ = self._run(given, None, nullcontext())
+        return [results[name] for name in self.results]
+
     def forward(self, inputs: list[Any]) -> list[Tensor]:
-        """The results, then what is `saved`: the gradients, and of what; and where one does not
-        follow from the other by a factor, all that it takes to do the turns again."""
+        """The results, then what is `saved`: the gradients; and where they do not follow from those
+        of another gradient of the loss by a factor, what of, and all that it takes to do the turns
+        again."""
         given = list(inputs)
         inputs.clear()
         tangents = self._next or self._first()
-        state = DefaultRandom(self.device).now() if draws(self.program.forward) else _NO_STATE
-        results, gradients = self._run(given, tangents, None)
+        state = DefaultRandom(self.device).now() if self._draws else _NO_STATE
+        results, gradients = self._run(given, tangents, nullcontext())
         grads = [gradients[name] for name in self.program.backward_outputs]
-        more = () if self._scales else (state, *given)
-        return [*(results[name] for name in self.results), *grads, *tangents, *more]
+        more = () if self._scales else (*tangents, state, *given)
+        return [*(results[name] for name in self.results), *grads, *more]
 
     def backward(self, inputs: list[Any]) -> list[Tensor]:
         """The gradients, of what comes in behind what is saved."""
         num_grads, num = len(self.program.backward_outputs), len(self.tangents)
-        grads, used = inputs[:num_grads], inputs[num_grads : num_grads + num]
-        more, given = inputs[num_grads + num : -num], inputs[-num:]
+        grads, more, given = inputs[:num_grads], inputs[num_grads:-num], inputs[-num:]
         inputs.clear()
         if self._scales:
-            return self._scaled(grads, used[0], given[0])
+            return _scaled(grads, given[0])
+        used, state, values = more[:num], more[num], more[num + 1 :]
         if all(torch.equal(a, b) for a, b in zip(used, given, strict=True)):
-            return grads
+            return [grad.clone() for grad in grads] if keeps_graph() else grads
         grads.clear()
         self._next = tuple(tangent.detach().clone() for tangent in given)
-        state, *values = more
-        _, found = self._run(values, self._next, state)
+        again = DefaultRandom(self.device).replayed(state) if self._draws else nullcontext()
+        _, found = self._run(values, self._next, again)
         return [found[name] for name in self.program.backward_outputs]
 
     def _first(self) -> tuple[Tensor, ...]:
@@ -166,38 +173,38 @@ class Turns:
         )
 
     def _run(
-        self, inputs: Sequence[Any], tangents: Sequence[Tensor], state: Tensor | None
+        self,
+        inputs: Sequence[Any],
+        tangents: Sequence[Tensor] | None,
+        outside: AbstractContextManager[None],
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """All turns; drawing from `state` if they are done again."""
+        """All turns, inside `outside`."""
         given = dict(zip(self.forward_inputs, inputs, strict=True))
-        arriving = dict(zip(self.tangents, tangents, strict=True))
+        arriving = None if tangents is None else dict(zip(self.tangents, tangents, strict=True))
         values = TensorValues(self.device)
-        random = DefaultRandom(self.device)
-        is_drawn = state is not None and state.numel() > 0
-        with random.replayed(state) if state is not None and is_drawn else nullcontext():
-            around = replaying(self.program, self.device)
+        with outside:
+            around = replaying(DefaultRandom(self.device)) if self._draws else at_once
             return run_turns(self.program, self.graphs, values, given, arriving, around)
 
-    def _scaled(self, grads: list[Tensor], used: Tensor, given: Tensor) -> list[Tensor]:
-        """Gradients in proportion to what came in. Two may be one tensor: none is changed."""
-        ratio = given / used
-        if not keeps_graph() and ratio.device.type == "cpu" and ratio.item() == 1:
-            found = grads
-        else:
-            found = list[Tensor]()
-            for k, grad in enumerate(grads):
-                found.append(grad * ratio)
-                grads[k] = found[k]
-        return found
+
+def _scaled(grads: list[Tensor], given: Tensor) -> list[Tensor]:
+    """Gradients of a loss whose own is `given`, from those of one whose own is 1."""
+    if not keeps_graph() and given.device.type == "cpu" and given.item() == 1:
+        return grads
+    found = list[Tensor]()
+    for k, grad in enumerate(grads):
+        found.append(grad * given)
+        grads[k] = found[k]
+    return found
 
 
-def replaying(
-    program: Program, device: torch.device = _CPU
-) -> Callable[[bool], AbstractContextManager[None]]:
+def replaying(random: DefaultRandom) -> _Around:
     """What is around each turn, so that what is drawn of random numbers for the whole batch is the
-    same in all: the generator of `device` starts from where it is now."""
-    if not draws(program.forward):
-        return lambda _: nullcontext()
-    random = DefaultRandom(device)
+    same in all: `random` starts from where it is now."""
     state = random.now()
     return lambda is_last: nullcontext() if is_last else random.replayed(state)
+
+
+def at_once(_: bool) -> AbstractContextManager[None]:
+    """What is around each turn where nothing is drawn."""
+    return nullcontext()

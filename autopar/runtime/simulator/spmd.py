@@ -23,8 +23,9 @@ from autopar.ir.sharding import Sharding
 from autopar.plans.plan import Structure
 from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS, together
 from autopar.runtime.program.program import Program, Sum
+from autopar.runtime.program.random import DefaultRandom, draws
 from autopar.runtime.program.symbols import SYMBOLS, on_rank, permute
-from autopar.runtime.program.turns import TensorValues, replaying, run_turns
+from autopar.runtime.program.turns import TensorValues, at_once, replaying, run_turns
 from autopar.runtime.simulator.shards import shard, unshard
 
 c10d = torch.ops._c10d_functional
@@ -259,8 +260,7 @@ def _in_turns(
 ) -> StepResult:
     """`train_step` of a program in microbatches."""
     mesh, given = step.mesh, dict[str, Any]()
-    for part in (program.before, program):
-        assert part is not None
+    for part in reversed(program.parts):
         names = [name for name in part.forward_inputs if name in tensors]
         given |= zip(names, zip(*step.split(names, tensors), strict=True), strict=True)
     ranks = mesh.num_devices
@@ -272,21 +272,16 @@ def _in_turns(
 
         return made
 
-    graphs = {
-        (part is program, phase): runs(gm)
-        for part in (program, program.before)
-        if part is not None
-        for phase, gm in (("forward", part.forward), ("backward", part.backward))
-        if gm is not None
-    }
+    graphs = {where: runs(gm) for where, gm in program.graphs.items()}
     arriving = {
         name: [tangents.get(int(name.partition(":")[2]), torch.ones((), dtype=_dtype(dtype)))]
         * ranks
         for name, dtype in program.tangent_dtypes.items()
     }
-    results, gradients = run_turns(
-        program, graphs, _RankValues(ranks), given, arriving, replaying(program)
-    )
+    random = DefaultRandom(torch.device("cpu"))
+    around = replaying(random) if draws(program.forward) else at_once
+    values = _RankValues(ranks)
+    results, gradients = run_turns(program, graphs, values, given, arriving, around)
     return StepResult(
         {name: step.join(name, values) for name, values in results.items()},
         {name.partition(":")[2]: step.join(name, found) for name, found in gradients.items()},
