@@ -40,13 +40,17 @@ from autopar.runtime.program.sharded import whole_of
 from autopar.tracer.labels import labelled
 
 _OPTIONS = (
-    "backend", "cluster", "forbid", "memory_limit", "mesh", "microbatches", "optimizer", "pins",
-    "profile", "strategy", "strict", "time_limit",
+    "backend", "cluster", "forbid", "memory_limit", "mesh", "optimizer", "pins", "profile",
+    "strategy", "strict", "time_limit",
 )  # fmt: skip
 _ITSELF = 'torch.compile(backend="autopar")'
 _INSTEAD = (
     "parameters stay whole on every rank there, as torch.compile has them; autopar.compile(model, "
     "...) stores them in shards"
+)
+_UNSPLIT = (
+    "gradients come from the script for every output there, which has to see the whole batch; "
+    "autopar.compile(model, microbatches=...) has them"
 )
 _STATE = re.compile(r"\['([^']+)'\]")
 
@@ -66,6 +70,8 @@ def backend(
     if mode is not None:
         raise AutoparError(f'{_ITSELF} has no modes: leave out mode="{mode}"')
     given = options or {}
+    if "microbatches" in given:
+        raise AutoparError(f"{_ITSELF} has no microbatches: {_UNSPLIT}")
     check_keywords(_ITSELF, given, _OPTIONS)
     flat = _Flat(gm, example_inputs)
     asked = make_options(
@@ -78,7 +84,6 @@ def backend(
         given.get("forbid"),
         given.get("strategy"),
         backend=given.get("backend"),
-        microbatches=given.get("microbatches", 1),
     )
     _check_whole(asked, flat)
     (outputs,) = next(node for node in gm.graph.nodes if node.op == "output").args

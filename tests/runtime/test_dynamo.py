@@ -65,6 +65,7 @@ def test_an_option_that_there_is_not() -> None:
         ({"strategy": "megatron"}, "cannot do strategy megatron: parameters stay whole"),
         ({"pins": "weight=S(0) on tp"}, "cannot do pin weight=S.0. on tp: parameters stay whole"),
         ({"pins": {"param:*": "[R, S(0)]"}}, "cannot do pin param:.*: parameters stay whole"),
+        ({"microbatches": 2}, "has no microbatches: gradients come from the script for every"),
         ({"mesh": 2.5}, "mesh=2.5 is no mesh: write sizes"),
     ],
 )
