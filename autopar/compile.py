@@ -30,7 +30,7 @@ from autopar.ir.moments import Moment
 from autopar.ir.problem import Problem, Solution
 from autopar.ir.sharding import Handed
 from autopar.plans.decisions import make_structure
-from autopar.plans.fitting import MAX_ROUNDS, Candidate, Fitting, bounded
+from autopar.plans.fitting import MAX_ROUNDS, Candidate, Fitting, bounded, check_host
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.request import PlanRequest
@@ -114,8 +114,8 @@ def best_on(
         if found is not None:
             return replace(found, problem=replace(found.problem, usage_limit=stated.usage_limit))
         say(f"{request.mesh}: memory binds; deciding what to make again or offload as well")
-        request, rows, bound = replace(request, again=None), free.rows, free.bound
-        stated = stated if is_open else price(request)
+        request, rows, bound = request.opened(), free.rows, free.bound
+        stated = stated if is_open and request.hosted is not None else price(request)
     fitting = replace(_fitting(request, stated, say), rows=rows, bound=bound)
     found = _within(fitting, cutoff)
     assert found is not None
@@ -143,6 +143,7 @@ def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
             if request.again is None:
                 plain = with_moments(settled, plain, fitting.rows)
             found = bounded(found, fitting.bound)
+            check_host(settled, bill.estimates)
             return Candidate(settled, plain, structure, bill.estimates, found)
         if problem.usage_limit is None:
             return None

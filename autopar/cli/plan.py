@@ -46,6 +46,14 @@ from autopar.cli.terminal import (
     help="Work on the batch in N parts, one after the other; auto: as many as are best where "
     "memory binds.",
 )
+@click.option(
+    "--residency",
+    default="cuda",
+    show_default=True,
+    metavar="cuda|cpu|auto",
+    help="Where parameters live, with gradients and the optimizer's states: on the device, on its "
+    "host, or where it is best if memory binds.",
+)
 @click.option("--optimizer", default="adamw", show_default=True, help="Whose states count.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS")
 @click.option("--strict", is_flag=True, help="An op without a sharding rule is an error.")

@@ -33,6 +33,7 @@ def checked(cluster: Cluster, where: str) -> Cluster:
         "host.memory_bytes": (host.memory_bytes, (0, _SIZES[1])),
         "host.bytes_per_s": (host.bytes_per_s, _RATES),
         "host.latency_s": (host.latency_s, _TIMES),
+        "host.memory_bytes_per_s": (host.memory_bytes_per_s, (0, _RATES[1])),
     }
     figures |= {
         f"device.kernels.{name}": (figure, _kernel_range(name))

@@ -173,6 +173,7 @@ class _HostTable(_File):
     bytes_per_s: _Figure | None = None
     latency_s: _Figure | None = None
     source: str | None = None
+    memory_bytes_per_s: _Figure | None = None
 
 
 class _ClusterTable(_File):
@@ -218,6 +219,7 @@ def _from_table(table: _ClusterTable, stem: str, where: str) -> Cluster:
                 "memory_bytes": parse_bytes,
                 "bytes_per_s": parse_bytes_per_s,
                 "latency_s": parse_seconds,
+                "memory_bytes_per_s": parse_bytes_per_s,
             },
             f"{where}, host",
         ),

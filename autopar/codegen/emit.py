@@ -94,7 +94,7 @@ class LocalGraph:
         self.inputs: dict[str, fx.Node] = {}
         self.outputs: dict[str, fx.Node] = {}
         self.values: dict[Value, fx.Node] = {}
-        self.views: dict[tuple[int, Sharding], fx.Node] = {}
+        self.views: dict[tuple[int, Sharding, bool], fx.Node] = {}
 
     def placeholder(self, name: str) -> fx.Node:
         """A further input, behind the others."""
@@ -138,7 +138,8 @@ class _Generator:
         for node in self.graph.nodes:
             if node.role in (Role.OP, Role.CONSTANT) or node.role in OUTPUT_ROLES:
                 continue
-            value = Value(node.phase, Ref(node.index), self.layout.made(Ref(node.index)))
+            made = self.layout.made(Ref(node.index))
+            value = Value(node.phase, Ref(node.index), made, self._is_hosted(node))
             local = self.local[node.phase]
             local.values[value] = local.placeholder(f"{node.role.value}:{node.target}")
         forward, backward = (self.local[phase] for phase in Phase)
@@ -169,6 +170,11 @@ class _Generator:
             self.own.sum_of(node, self.layout.made(Ref(node.index)))
             for node in filter(is_result, self.graph.nodes)
         )
+
+    def _is_hosted(self, node: Node) -> bool:
+        """Whether a parameter, or the gradient of one, is on the host."""
+        is_one = node.role in (Role.PARAM, Role.GRAD)
+        return is_one and self.layout.params[node.target].on_host
 
     def _leaving(self, node: Node) -> fx.Node:
         """The local value that leaves as `node`. Of two gradients that are one tensor the second is
@@ -357,10 +363,12 @@ class _Generator:
 
     def _viewed(self, group: Group, use: Use, states: Sequence[Sharding]) -> fx.Node:
         """The root in `states[0]`, seen through view k of the use's chain in `states[k + 1]`."""
-        local = self.local[group.phase]
-        value = self._value(local, self.routes.value(group, states[0]))
+        local, user = self.local[group.phase], self.graph.nodes[use.node]
+        on_host = user.role is Role.GRAD and self._is_hosted(user)
+        seen = self.routes.value(group, states[0])
+        value = self._value(local, seen._replace(on_host=True) if on_host else seen)
         for k, index in enumerate(use.chain):
-            key = index, states[k + 1]
+            key = index, states[k + 1], on_host
             if key not in local.views:
                 local.views[key] = self._view(local.graph, index, value, states[k], states[k + 1])
             value = local.views[key]

@@ -17,10 +17,10 @@ from torch import fx
 
 from autopar.codegen.chunks import ChunkPacking
 from autopar.codegen.collectives import WAIT, Packing, collective_call, parts_of
-from autopar.ir.graph import Role
+from autopar.ir.graph import Phase, Role
 from autopar.ir.schedule import HostCopy, Message, Transfer
 from autopar.plans.layout import Layout, Move
-from autopar.runtime.ops.host_copies import ARRIVED, OFFLOAD, RELOAD
+from autopar.runtime.ops.host_copies import ARRIVED, LANDED, OFFLOAD, RELOAD
 from autopar.runtime.process.spots import FOR
 
 aten = torch.ops.aten
@@ -63,14 +63,16 @@ class Messages:
 
     def wait(self, message: Message) -> None:
         """The collective, or the copy, is over."""
-        issued = self._issued.pop(message)
+        issued, first = self._issued.pop(message), message.transfers[0]
         if issued.target in (OFFLOAD, RELOAD):
-            self.graph.call_function(ARRIVED, (issued,))
-            self._pieces[message.transfers[0]] = issued
+            # The host itself works on gradients, which backward makes.
+            to_host = first.target.on_host and first.source.phase is Phase.BACKWARD
+            self.graph.call_function(LANDED if to_host else ARRIVED, (issued,))
+            self._pieces[first] = issued
             return
         landed = self.graph.call_function(WAIT, (issued,))
         if len(message.transfers) == 1:
-            self._pieces[message.transfers[0]] = landed
+            self._pieces[first] = landed
             return
         rows = self._axes[message.axis].size if message.kind == "all_gather" else 1
         start = 0

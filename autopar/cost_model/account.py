@@ -15,7 +15,7 @@ from autopar.cost_model.event_prices import EventPrices, PricedStep
 from autopar.cost_model.host_link import copies, host_contention
 from autopar.cost_model.kernel_cost import node_s, traffic
 from autopar.cost_model.launches import host_ns
-from autopar.cost_model.memory import fullest_moments, memory_curve, peak_memory
+from autopar.cost_model.memory import fullest_moments, host_bytes, memory_curve, peak_memory
 from autopar.cost_model.moves import move_host_ns, move_ns, sent, to_ns
 from autopar.cost_model.optimizer import find_optimizer, update_s
 from autopar.cost_model.rates import (
@@ -30,13 +30,13 @@ from autopar.cost_model.windows import NO_AXIS, Hidden, Hiding
 from autopar.errors import PlanMismatchError
 from autopar.ir.blocks import blocks_of, hides_in, launched_in, waits_in
 from autopar.ir.buckets import Sharing, is_bucketed, sharing
+from autopar.ir.choices import ParamChoice
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.microbatches import times
 from autopar.ir.offloading import copied_in
 from autopar.ir.redistribute import buffer_bytes, step
-from autopar.ir.sharding import Sharding
 from autopar.ir.timeline import play
 from autopar.ir.uses import Group, groups, is_saved
 from autopar.plans.estimates import CollectiveTotal, Estimates, OpTotal, StageTotal
@@ -49,6 +49,7 @@ from autopar.plans.order import order
 from autopar.plans.plan import Structure
 from autopar.plans.request import PlanRequest
 from autopar.plans.scheduling import schedule
+from autopar.plans.streaming import copies_of
 from autopar.rules.work import flops
 
 
@@ -111,6 +112,7 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
         peak_holders=holders,
         order_before=order(graph, scheduled.turn_before),
         turns_before=turns - 1,
+        host_bytes=host_bytes(layout, options),
     )
     static = memory.params + memory.gradients + memory.optimizer + memory.accumulated
     return Bill(estimates, fullest_moments(played, graph, mesh, static))
@@ -153,12 +155,16 @@ def _sends(
 
 
 def _copies(layout: Layout, copied: Mapping[str, Sequence[PricedStep]]) -> Iterator[Sends]:
-    """What is offloaded, and comes back."""
+    """What is offloaded, and comes back, and parameters on the host."""
     for away in layout.away:
         for kind, phase in zip(COPIES, Phase, strict=True):
             key = copy_key(away, layout, kind)
             turns = layout.graph.turns
             yield Sends(key, away.root.node, phase.value, turns, copied[key])
+    for each in layout.streamed:
+        for copy in copies_of(each, layout):
+            turns = 1 if copy.once else layout.graph.turns
+            yield Sends(copy.key, each.param.node, copy.phase.value, turns, copied[copy.key])
 
 
 def _inside(
@@ -214,6 +220,11 @@ def _hidden(
             (each,) = steps[copy_key(away, layout, kind)]
             hidden.add(place, hiding.sent(each.axis, each.ns))
             hidden.add(place, hiding.launched(each.host_ns))
+    for param in layout.streamed:
+        for copy in copies_of(param, layout):
+            (each,) = steps[copy.key]
+            hidden.add(copy.place, hiding.sent(each.axis, each.ns), once=copy.once)
+            hidden.add(copy.place, hiding.launched(each.host_ns), once=copy.once)
     return hidden.by_window
 
 
@@ -243,15 +254,14 @@ def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> 
     graph, optimizer = layout.graph, find_optimizer(options.optimizer)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     found: dict[int, int] = {}
-    known: dict[tuple[str, Sharding], int] = {}
+    known: dict[tuple[str, ParamChoice], int] = {}
     for node in graph.with_role(Role.PARAM):
         if node.target in trained:
-            storage, tensor = layout.params[node.target].storage, node.outputs[0]
-            if (node.key, storage) not in known:
-                known[node.key, storage] = to_ns(
-                    update_s(optimizer, tensor, graph.atoms, storage, mesh, cluster.device)
-                )
-            found[node.index] = known[node.key, storage]
+            choice, tensor = layout.params[node.target], node.outputs[0]
+            if (node.key, choice) not in known:
+                seconds = update_s(optimizer, tensor, graph.atoms, choice, mesh, cluster)
+                known[node.key, choice] = to_ns(seconds)
+            found[node.index] = known[node.key, choice]
     return found
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from autopar.cost_model.event_prices import PricedStep
 from autopar.cost_model.moves import to_ns
+from autopar.ir.graph import Ref
 from autopar.ir.mesh import HOST_LINKS, Cluster, Host
+from autopar.ir.sharding import Sharding
 from autopar.plans.host_copies import COPIES, copy_key
 from autopar.plans.layout import Layout
+from autopar.plans.streaming import copies_of
 
 _THOUSAND = 1000
 
@@ -18,16 +23,21 @@ def copy_ns(num_bytes: int, host: Host) -> int:
 
 
 def copies(layout: Layout, cluster: Cluster) -> dict[str, tuple[PricedStep]]:
-    """The copies of what is offloaded, by their key."""
-    links = layout.mesh.link_names
+    """The copies of what is offloaded, and of parameters on the host, by their key."""
     found: dict[str, tuple[PricedStep]] = {}
+    launch_ns = to_ns(cluster.device.host_launch_s)
+
+    def priced(kind: Literal["offload", "reload"], root: Ref, state: Sharding) -> tuple[PricedStep]:
+        num_bytes = layout.held_bytes(root, state)
+        link = layout.mesh.link_names.index(HOST_LINKS[COPIES.index(kind)])
+        return (PricedStep(kind, link, num_bytes, copy_ns(num_bytes, cluster.host), launch_ns),)
+
     for away in layout.away:
-        num_bytes = layout.held_bytes(away.root, layout.kept(away.root))
-        ns = copy_ns(num_bytes, cluster.host)
-        launch_ns = to_ns(cluster.device.host_launch_s)
-        for kind, link in zip(COPIES, HOST_LINKS, strict=True):
-            step = PricedStep(kind, links.index(link), num_bytes, ns, launch_ns)
-            found[copy_key(away, layout, kind)] = (step,)
+        for kind in COPIES:
+            found[copy_key(away, layout, kind)] = priced(kind, away.root, layout.kept(away.root))
+    for each in layout.streamed:
+        for copy in copies_of(each, layout):
+            found[copy.key] = priced(copy.kind, each.param, layout.made(each.param))
     return found
 
 

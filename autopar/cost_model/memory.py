@@ -34,6 +34,8 @@ def peak_memory(
     """
     params = optimizer = 0
     for node in layout.graph.with_role(Role.PARAM):
+        if layout.params[node.target].on_host:
+            continue
         ref = Ref(node.index)
         local = layout.held_bytes(ref, layout.made(ref))
         params += local
@@ -54,6 +56,15 @@ def peak_memory(
         accumulated=accumulated,
     )
     return memory, _holders(held_at(played.events, prices.given(), prices, played.peak), layout)
+
+
+def host_bytes(layout: Layout, options: Options) -> int:
+    """What a device has on its host: parameters with their gradients and states, and activations
+    that are offloaded, all of them."""
+    copies = 2 + find_optimizer(options.optimizer).states
+    params = (layout.held_bytes(each.param, layout.made(each.param)) for each in layout.streamed)
+    away = (layout.held_bytes(each.root, layout.kept(each.root)) for each in layout.away)
+    return copies * sum(params) + sum(away)
 
 
 def _holders(held: tuple[Occupant, ...], layout: Layout) -> tuple[Held, ...]:

@@ -160,7 +160,7 @@ class _Rows:
         if node.phase is Phase.BACKWARD:
             for param, gradient in _gradients(graph):
                 if gradient.node < place:
-                    self._add_piece(param, gradient)
+                    self._add_gradient(param, gradient)
         return self._row
 
     def _add(self, node: Node, amounts: IntArray, key: str = "") -> None:
@@ -223,6 +223,15 @@ class _Rows:
         elif node.index < life.last:
             self._add_piece(root, life.group.root)
 
+    def _add_gradient(self, param: Node, gradient: Ref) -> None:
+        """A piece of it, unless it may be on the host already."""
+        piece = self._piece(gradient)
+
+        def size(label: Label) -> int:
+            return 0 if isinstance(label, ParamChoice) and label.on_host else piece
+
+        self._add(param, self._per_label(param, ("gradient", piece), size))
+
     def _add_piece(self, root: Node, ref: Ref) -> None:
         self._add(root, np.full(len(self.labels[decision_key(root)]), self._piece(ref), np.int64))
 
@@ -236,6 +245,8 @@ class _Rows:
             match label:
                 case Choice():
                     state = shardings(node, label)[1][output]
+                case ParamChoice(on_host=True):
+                    return 0
                 case ParamChoice():
                     state = label.storage
                 case Sharding():

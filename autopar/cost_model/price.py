@@ -6,7 +6,8 @@ node costs     compute time of the choice, times the nodes of the class        (
 flows          one per class of groups: redistributions of its tensor          (`flows`)
 usages         parameters, gradients, optimizer states, kept copies           (`optimizer`);
                activations saved for backward, in the sharding that is chosen  (`offloads`)
-offloads       copies to and from the host, instead of memory                  (`offloads`)
+offloads       copies to and from the host, instead of memory                  (`offloads`);
+               of parameters that live there, and their gradients              (`residency`)
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.offloads import Offloads, optional_ops, state_of
 from autopar.cost_model.optimizer import find_optimizer, update_s
+from autopar.cost_model.residency import Streams, residences
 from autopar.cost_model.saved import decision_key, saved_states, with_savings
 from autopar.cost_model.saved_traffic import add_saved_traffic
 from autopar.cost_model.space import NodeClass, classes
 from autopar.cost_model.windows import Windows
 from autopar.errors import InfeasibleError
 from autopar.ir.blocks import blocks_of
-from autopar.ir.choices import Choice, Decision, Saved
+from autopar.ir.choices import Choice, Decision, ParamChoice, Saved
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster, Device, Mesh
@@ -61,7 +63,8 @@ def price(request: PlanRequest) -> Problem:
     number = {key: i for i, key in enumerate(keys)}
     in_state = {key: tuple(map(state_of, labels)) for key, labels in saves.items()}
     space = Space(graph, table, in_state, number, limits, owners)
-    copied = host_contention(cluster) if offloads.away else ()
+    streams = Streams(request)
+    copied = host_contention(cluster) if offloads.away or streams.of_class else ()
     windows = Windows.of(mesh, cluster.device, copied, graph.turns)
     costs = _compute(graph, cluster, mesh, options, all_groups, table, windows)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
@@ -69,6 +72,7 @@ def price(request: PlanRequest) -> Problem:
     for handed in offloads.handed(all_groups, table, saves):
         usages[handed.holder] += offloads.held(handed)
         offloads.add_copies(handed, costs, windows, number)
+    streams.add_copies(table, costs, windows, number)
     return Problem(
         name=f"{graph.name} on {mesh}",
         keys=(
@@ -94,7 +98,7 @@ def limited_classes(
     else. InfeasibleError if a class has none."""
     graph, mesh = request.step, request.mesh
     limits = impose(graph, mesh, all_groups, request.imposed)
-    table = classes(graph, mesh, all_groups, limits)
+    table = classes(graph, mesh, all_groups, limits, residences(request))
     for entry in table.values():
         if not entry.choices:
             if entry.node.role is Role.PARAM:
@@ -151,8 +155,9 @@ def _compute(
     optimizer = find_optimizer(options.optimizer)
     for key, count in kinds.items():
         tensor = table[key].node.outputs[0]
-        for c, (storage, _) in enumerate(table[key].outputs):
-            seconds = update_s(optimizer, tensor, graph.atoms, storage, mesh, cluster.device)
+        for c, choice in enumerate(table[key].choices):
+            assert isinstance(choice, ParamChoice)
+            seconds = update_s(optimizer, tensor, graph.atoms, choice, mesh, cluster)
             costs[key][c] += count * to_ns(seconds)
     return costs
 
@@ -193,11 +198,12 @@ def _held(
     for key, entry in table.items():
         if entry.node.role is Role.PARAM:
             tensor = entry.node.outputs[0]
-            for c, (storage, kept) in enumerate(entry.outputs):
-                held = copies * local_bytes(tensor, graph.atoms, storage, mesh.sizes)
-                if kept != storage:
-                    held += local_bytes(tensor, graph.atoms, kept, mesh.sizes)
-                usages[key][c] = entry.count * held
+            for c, choice in enumerate(entry.choices):
+                assert isinstance(choice, ParamChoice)
+                held = copies * local_bytes(tensor, graph.atoms, choice.storage, mesh.sizes)
+                if choice.kept != choice.storage:
+                    held += local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
+                usages[key][c] = 0 if choice.on_host else entry.count * held
         if is_result(entry.node):
             for c, (made,) in enumerate(entry.outputs):
                 tensor = entry.node.outputs[0]

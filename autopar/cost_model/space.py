@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -42,13 +42,18 @@ class NodeClass:
 
 
 def classes(
-    graph: Graph, mesh: Mesh, groups: Sequence[Group], limits: Limits
+    graph: Graph,
+    mesh: Mesh,
+    groups: Sequence[Group],
+    limits: Limits,
+    residences: Mapping[str, Sequence[bool]],
 ) -> dict[str, NodeClass]:
     """Every class that takes a decision (no views, nothing that leaves as a parameter is stored),
     in order of the first node.
 
     A choice that asks for an input no root can be brought into is left out, as is a parameter's if
-    no gradient can be, and what `limits` forbid. InfeasibleError if they leave nothing.
+    no gradient can be, and what `limits` forbid. `residences` says whether parameters, by their
+    class, are on the host; those left out are not. InfeasibleError if they leave nothing.
     """
     members: dict[str, list[Node]] = {}
     for node in graph.nodes:
@@ -69,7 +74,8 @@ def classes(
     for key, nodes in members.items():
         reads = tuple(uses.get(key, {}).values())
         if nodes[0].role is Role.PARAM:
-            entry = _param_class(graph, mesh, nodes, reads, limits.storages.get(key))
+            sides = residences.get(key, (False,))
+            entry = _param_class(graph, mesh, nodes, reads, limits.storages.get(key), sides)
         else:
             entry = _node_class(graph, mesh, nodes, reads, nodes[0].index in constant)
         found[key] = limits.filtered(entry)
@@ -167,9 +173,11 @@ def _param_class(
     nodes: Sequence[Node],
     gradients: Sequence[tuple[Use, TensorType]],
     given: Sequence[Sharding] | None,
+    sides: Sequence[bool],
 ) -> NodeClass:
     """(storage, kept) pairs: a parameter is kept for backward as it is stored or gathered over some
-    of the axes. It is stored in one of `given`, if that is limited."""
+    of the axes, of one on the host nothing. It is stored in one of `given`, if that is limited, and
+    on the host or not as `sides` say."""
     node, tensor = nodes[0], nodes[0].outputs[0]
     found: list[ParamChoice] = []
     for storage in _stored(graph, tensor, mesh) if given is None else given:
@@ -181,6 +189,9 @@ def _param_class(
                 target = state.with_axis(axis, R)
                 if target not in gathered and step(tensor, graph.atoms, state, target):
                     gathered.append(target)
-        found.extend(ParamChoice(storage, kept) for kept in gathered)
+        if False in sides:
+            found.extend(ParamChoice(storage, kept) for kept in gathered)
+        if True in sides:
+            found.append(ParamChoice(storage, storage, on_host=True))
     pairs = tuple((choice.storage, choice.kept) for choice in found)
     return NodeClass(node.key, node, len(nodes), tuple(found), ((),) * len(pairs), pairs)

@@ -11,8 +11,8 @@ part by which compute and links slow each other down where both are busy (`Link.
     axis a    w[a] + h[a] + k[a] c
     host      l
 
-The links to and from the host are two more axes where activations are offloaded, on which nothing
-is waited for.
+The links to and from the host are two more axes where activations are offloaded, or parameters live
+there, on which nothing is waited for.
 
 What was measured of pairs is `max + k min`, which is the larger of the two. What such a maximum
 saves of the sum of all is stated here, resource by resource.
@@ -107,9 +107,11 @@ class Windows:
         links = mesh.link_names[: len(hiding.contention)]
         return Windows(hiding, ("device", *links, *("host",) * hiding.has_host), turns)
 
-    def add_node(self, place: Place, node: int, savings: Sequence[IntArray]) -> None:
+    def add_node(
+        self, place: Place, node: int, savings: Sequence[IntArray], *, once: bool = False
+    ) -> None:
         """What the choices of a node save in a window."""
-        self._add(self.nodes, place, node, savings)
+        self._add(self.nodes, place, node, savings, once=once)
 
     def add_flow(
         self,

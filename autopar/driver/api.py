@@ -62,6 +62,7 @@ def compile(
     forbid: Forbidden = (),
     strategy: str | None = None,
     microbatches: int | str = 1,
+    residency: str = "cuda",
     differentiable_outputs: str | Sequence[str] = (),
     verify: bool = False,
 ) -> CompiledModule:
@@ -87,7 +88,9 @@ def compile(
     `time_limit` (seconds, or "2min") and `strict` are as in `Options`. `pins`, `forbid` and
     `strategy` say what the plan must be like (docs/constraints.md). The batch is worked on in
     `microbatches`, one after the other, which takes less memory; "auto" finds how many where memory
-    binds (docs/microbatches.md).
+    binds (docs/microbatches.md). Parameters live, with their gradients and the optimizer's states,
+    where `residency` says: on the device ("cuda"), on its host ("cpu"), or where it is best if
+    memory binds ("auto"; docs/residency.md).
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
     beside the losses: planned so from the start, where it would else be planned at the first
     backward that does. `backend`, which runs the graphs and decides what is priced, is "eager" or
@@ -108,7 +111,7 @@ def compile(
     described = read_cluster(cluster, model)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs, backend, microbatches,
+        differentiable_outputs, backend, microbatches, residency,
     )  # fmt: skip
     if stored is not None:
         # For the calls that the stored plan is not for.
@@ -152,6 +155,7 @@ def plan(
     forbid: Forbidden = (),
     strategy: str | None = None,
     microbatches: int | str = 1,
+    residency: str = "cuda",
     differentiable_outputs: str | Sequence[str] = (),
     margin: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -168,7 +172,7 @@ def plan(
     say: Callable[[str], None] = progress or (lambda _: None)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs, backend, microbatches,
+        differentiable_outputs, backend, microbatches, residency,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin
@@ -193,6 +197,7 @@ def frontier(
     forbid: Forbidden = (),
     strategy: str | None = None,
     microbatches: int | str = 1,
+    residency: str = "cuda",
     differentiable_outputs: str | Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Frontier:
@@ -208,7 +213,7 @@ def frontier(
     rungs = read_limits(limits)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs, backend, microbatches,
+        differentiable_outputs, backend, microbatches, residency,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say,

@@ -170,13 +170,13 @@ class _OnMesh:
     def _solved(
         self, limit: int, allowance: int | None, say: Say, cutoff: int | None = None
     ) -> Candidate:
-        request = replace(self.request, again=None).within(limit)
+        request = self.request.opened().within(limit)
         return best_on(request, say, cutoff, replace(self._stated(), usage_limit=allowance))
 
     def _stated(self) -> Problem:
         """The problem that is open about what is made again."""
         if self.stated is None:
-            self.stated = price(replace(self.request, again=None))
+            self.stated = price(self.request.opened())
         return self.stated
 
 

@@ -21,7 +21,7 @@ def leanest(request: PlanRequest, say: Say, stated: Problem | None = None) -> Ca
     """The best of the plans that hold least when forward ends, whatever their peak; `stated` is the
     problem that is open about what is made again, if there is one already. InfeasibleError if what
     is imposed leaves no plan at all."""
-    request = replace(request, again=None).within(BOUNDLESS_BYTES)
+    request = request.opened().within(BOUNDLESS_BYTES)
     problem = stated or price(request)
     costs = [
         _only_leanest(cost, size, labels)

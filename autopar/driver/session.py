@@ -91,6 +91,8 @@ class ModelFamily:
     is_first: bool = True
     groups: Groups | None = None
     storage: dict[str, Sharding] = field(default_factory=dict[str, Sharding])
+    hosted: frozenset[str] = frozenset()
+    """The parameters that live on the host."""
     """How the first program stores each parameter; the others must do the same."""
     plans: dict[str, Plan] = field(default_factory=dict[str, Plan])
     """The plans made so far, by the graph they are for."""
@@ -209,6 +211,8 @@ class Builder:
             least = asked.for_stored(groups.mesh.text, stored)
 
         def planned(options: Options) -> bytes:
+            if not self.family.is_first:
+                options = replace(options, hosted=self.family.hosted)
             if not (self.family.is_first and torch.is_grad_enabled()):
                 options = dividing(options, traced.graph)
             return answer(ask_for(call, traced, cluster, options), progress).to_bytes()
@@ -234,15 +238,23 @@ class Builder:
         traced, plan, program = compiled.traced, compiled.plan, compiled.program
         storage = {name: p.choice.storage for name, p in plan.structure.params.items()}
         mesh, device = plan.structure.mesh, self.world.device
+        if self.family.is_first and not self.request.plain:
+            choices = {name: p.choice for name, p in plan.structure.params.items()}
+            self.family.hosted = frozenset(n for n, choice in choices.items() if choice.on_host)
         if self.world.size == 1:
             program = bind(program, {}, mesh, (), device)
+            if self.family.is_first and self.family.hosted:
+                for model in self.family.models:
+                    if (found := model()) is not None:
+                        params.bring_to_host(found, self.family.hosted)
         else:
             groups = groups or make_groups(mesh, self.world)
             program = bind(program, groups.names, mesh, groups.coordinate, device)
             if self.family.is_first and not self.request.plain:
                 for model in self.family.models:
                     if (found := model()) is not None:
-                        params.shard_parameters(found, groups, storage, self.request.sources)
+                        sources, hosted = self.request.sources, self.family.hosted
+                        params.shard_parameters(found, groups, storage, sources, hosted)
                 self.family.storage = storage
         if self.request.plain:
             storage = {}

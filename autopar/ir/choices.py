@@ -46,19 +46,22 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ParamChoice:
-    """How a parameter is stored, and what is kept of it from forward to backward."""
+    """How a parameter is stored, in whose memory, and what is kept of it from forward to
+    backward."""
 
     storage: Sharding
     kept: Sharding
+    on_host: bool = False
 
     def __str__(self) -> str:
-        return f"{self.storage}|{self.kept}"
+        return f"{self.storage}|{self.kept}" + ("|host" if self.on_host else "")
 
     @staticmethod
     def parse(text: str) -> ParamChoice:
         """The inverse of `str`; ValueError on anything else."""
-        storage, _, kept = text.partition("|")
-        return ParamChoice(Sharding.parse(storage), Sharding.parse(kept))
+        storage, _, kept = text.removesuffix("|host").partition("|")
+        on_host = text.endswith("|host")
+        return ParamChoice(Sharding.parse(storage), Sharding.parse(kept), on_host)
 
 
 @dataclass(frozen=True, slots=True)

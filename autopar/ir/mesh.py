@@ -162,12 +162,15 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The host behind each device: its memory share and the device's copy bandwidth to it."""
+    """The host behind each device: the device's share of its memory and of what that reads and
+    writes (`memory_bytes_per_s`, 0 where it is not known), and the device's copy bandwidth to
+    it."""
 
     memory_bytes: int
     bytes_per_s: float
     latency_s: float
     source: str
+    memory_bytes_per_s: float = 0.0
 
 
 HOST_LINKS = TO_HOST, FROM_HOST = "to host", "from host"

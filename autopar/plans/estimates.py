@@ -101,7 +101,7 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     collectives by the key of the tensor they redistribute, or of the op that sends; `collectives`
     adds them up. `memory_curve` says what is held over time, `peak_holders` the largest of what is
     held at the peak. `order` is that of the step; in microbatches that of the last turn, behind
-    `turns_before` in `order_before`."""
+    `turns_before` in `order_before`. `host_bytes` is what each device has in its host's memory."""
 
     step_ns: Count
     compute_ns: Count
@@ -130,6 +130,7 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     peak_holders: tuple[Held, ...]
     order_before: tuple[Run, ...] = ()
     turns_before: Count = 0
+    host_bytes: Count = 0
 
     @property
     def runs(self) -> tuple[Run, ...]:

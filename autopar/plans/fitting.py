@@ -146,6 +146,16 @@ class Fitting:
         )
 
 
+def check_host(request: PlanRequest, estimates: Estimates) -> None:
+    """InfeasibleError if a device has more in its host's memory than its share of it."""
+    room, held = request.cluster.host.memory_bytes, estimates.host_bytes
+    if held > room and request.cluster.device.kind != "cpu":
+        raise InfeasibleError(
+            f"{_on(request.mesh)}: {format_bytes(held)} per device in the memory of its host, of "
+            f"which each has {format_bytes(room)}"
+        )
+
+
 def _counted(stated: Problem, problem: Problem, choice: Sequence[int]) -> list[int]:
     """Bytes at each moment that `problem` counts and `stated` does not, in order."""
     first = _end(stated)

@@ -11,6 +11,7 @@ from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from itertools import accumulate
 from math import inf
+from typing import Literal
 
 from autopar.ir.blocks import blocks_of
 from autopar.ir.graph import Node, Phase, Role
@@ -22,7 +23,7 @@ from autopar.ir.uses import root_key
 from autopar.plans.layout import Layout
 from autopar.plans.prefetching import work
 
-COPIES = "offload", "reload"
+COPIES: tuple[Literal["offload"], Literal["reload"]] = ("offload", "reload")
 """The kinds of copies (`HostCopy`), on each of `mesh.HOST_LINKS`, in each phase."""
 
 _UNIT = 1 << 20

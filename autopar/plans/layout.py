@@ -15,6 +15,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.offloading import Away, offloaded
 from autopar.ir.redistribute import local_bytes
+from autopar.ir.residency import Streamed, streamed
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, Use, root_key
 from autopar.plans.plan import Structure
@@ -53,6 +54,8 @@ class Layout:
     away: tuple[Away, ...] = ()
     """What is offloaded."""
     reload_pace: int = 0
+    streamed: tuple[Streamed, ...] = ()
+    """The parameters on the host."""
     _pairs: dict[str, Pair] = field(default_factory=dict[str, Pair])
     _asked: dict[tuple[Ref, Phase], tuple[Sharding, ...]] = field(
         default_factory=dict[tuple[Ref, Phase], tuple[Sharding, ...]]
@@ -157,11 +160,14 @@ def parse_layout(graph: Graph, structure: Structure) -> Layout:
     offloaded."""
     turns = in_microbatches(graph, structure.schedule.microbatches)
     step, mesh = with_again(turns, structure.again), structure.mesh
+    params = {name: param.choice for name, param in structure.params.items()}
+    nodes = step.with_role(Role.PARAM)
+    hosted = {node.key for node in nodes if node.target in params and params[node.target].on_host}
     return Layout(
         step,
         mesh,
         ops={key: Choice.parse(text) for key, text in structure.ops.items()},
-        params={name: param.choice for name, param in structure.params.items()},
+        params=params,
         outputs={key: Sharding.parse(text) for key, text in structure.outputs.items()},
         saved={key: Sharding.parse(text) for key, text in structure.saved.items()},
         routes={
@@ -170,4 +176,5 @@ def parse_layout(graph: Graph, structure: Structure) -> Layout:
         },
         away=offloaded(step, mesh, structure.offloaded),
         reload_pace=structure.reload_pace,
+        streamed=streamed(step, mesh, hosted),
     )

@@ -28,6 +28,11 @@ BACKENDS = ("eager", "inductor")
 """What runs a rank's graphs: op by op, or compiled."""
 
 
+RESIDENCIES = ("cuda", "cpu", "auto")
+"""Where parameters live: on the device that computes, on its host, or where it is best if memory
+binds."""
+
+
 def check_backend(backend: str | None) -> str:
     """`backend`, "" for None. AutoparError if there is no such backend."""
     if backend not in (None, "", *BACKENDS):
@@ -51,6 +56,8 @@ class Options:
     model's user does or by their position, that have a gradient beside the losses; "*" stands for
     any text. `backend`, one of `BACKENDS` or "" for the device's own, decides what is priced.
     The batch is worked on in `microbatches`, None for as many as are best where memory binds.
+    Parameters, with what belongs to them, live where `residency`, one of `RESIDENCIES`, says;
+    those that are `hosted` do already, if that is not None, and only they.
     """
 
     mesh: str = "auto"
@@ -63,6 +70,8 @@ class Options:
     differentiable_outputs: tuple[str, ...] = ()
     backend: str = ""
     microbatches: int | None = 1
+    residency: str = "cuda"
+    hosted: frozenset[str] | None = None
 
     def fuses(self, device: Device) -> bool:
         """Whether chains of pointwise ops are one kernel on `device`."""
@@ -106,11 +115,12 @@ def make_options(
     differentiable_outputs: str | Sequence[str] = (),
     backend: str | None = None,
     microbatches: int | str = 1,
+    residency: str = "cuda",
 ) -> Options:
     """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` in bytes, or
     as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
-    `constraints` reads them; `microbatches` as a number or "auto". AutoparError on what cannot be
-    read."""
+    `constraints` reads them; `microbatches` as a number or "auto"; `residency` one of
+    `RESIDENCIES`. AutoparError on what cannot be read."""
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
     if not isinstance(strict, bool):
         raise ArgumentError(f"strict={strict!r}: write True or False")
@@ -129,7 +139,14 @@ def make_options(
         ),
         backend=check_backend(backend),
         microbatches=_count(microbatches),
+        residency=_residency(residency),
     )
+
+
+def _residency(given: str) -> str:
+    if given not in RESIDENCIES:
+        raise ArgumentError(f"residency={given!r}: write one of {', '.join(RESIDENCIES)}")
+    return given
 
 
 def _count(given: int | str) -> int | None:

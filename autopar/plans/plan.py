@@ -46,7 +46,8 @@ Residency = Literal["device", "host"]
 
 
 class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a parameter lies (`storage`, in the memory of `residency`) and what is kept of it from
+    """Where a parameter lies with its gradient and the optimizer's states (`storage`, in the memory
+    of `residency`) and what is kept of it from
     forward to backward (`kept`, equal to `storage` when it is gathered again)."""
 
     shape: tuple[Count, ...]
@@ -62,8 +63,9 @@ class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def choice(self) -> ParamChoice:
-        """Both shardings. ValueError if one is none."""
-        return ParamChoice(Sharding.parse(self.storage), Sharding.parse(self.kept))
+        """All of it. ValueError if what should be a sharding is none."""
+        states = Sharding.parse(self.storage), Sharding.parse(self.kept)
+        return ParamChoice(*states, self.residency == "host")
 
     @property
     def num_bytes(self) -> int:

@@ -38,6 +38,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     strategy: str = ""
     backend: str | None = None
     microbatches: int | str = 1
+    residency: str = "cuda"
     pins: dict[str, str] | list[str] = []
     forbid: dict[str, str | list[str]] | list[str] = []
     profile: str | None = None
@@ -103,7 +104,7 @@ def read_recipe(path: Path) -> Recipe:
         options = make_options(
             table.mesh, table.optimizer, table.memory_limit, limit_s, table.strict,
             table.pins, table.forbid, table.strategy, backend=table.backend,
-            microbatches=table.microbatches,
+            microbatches=table.microbatches, residency=table.residency,
         )  # fmt: skip
     except AutoparError as error:
         raise RecipeError(f"{path}: {error}") from None

@@ -13,9 +13,10 @@ from types import MappingProxyType
 
 from autopar.ir.again import with_again, with_options
 from autopar.ir.fingerprint import fingerprint
-from autopar.ir.graph import Graph
+from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.microbatches import in_microbatches, trains
+from autopar.ir.residency import can_be_hosted
 from autopar.plans.compatibility import describe_inputs
 from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
@@ -52,7 +53,15 @@ class Asked:
             self.options,
             imposed,
             microbatches=self.options.microbatches or 1 if trains(self.graph) else 1,
+            hosted=self._hosted(),
         )
+
+    def _hosted(self) -> tuple[str, ...]:
+        """The keys of the parameters that live on the host, as far as that is known."""
+        options, params = self.options, self.graph.with_role(Role.PARAM)
+        if options.hosted is not None:
+            return tuple(sorted({node.key for node in params if node.target in options.hosted}))
+        return can_be_hosted(self.graph) if options.residency == "cpu" else ()
 
     def digest(self) -> str:
         """A hash of everything that decides the plan, down to the source of autopar and the
@@ -85,6 +94,14 @@ class PlanRequest:
     offloaded: tuple[str, ...] = ()
     """The keys of activations that are offloaded."""
     microbatches: int = 1
+    hosted: tuple[str, ...] | None = ()
+    """The keys of the parameters that live on the host; None where that is to be decided."""
+
+    def opened(self) -> PlanRequest:
+        """The same where all is to be decided that saves memory: what is made again, or offloaded,
+        and where parameters live unless that is given."""
+        is_open = self.options.residency == "auto" and self.options.hosted is None
+        return replace(self, again=None, hosted=None if is_open else self.hosted)
 
     @property
     def step(self) -> Graph:

@@ -44,14 +44,15 @@ class Routes:
         self.layout = layout
         self.graph = layout.graph
         self._sizes = layout.mesh.sizes
-        self._away = frozenset(away.root for away in layout.away)
+        again = (each.param for each in layout.streamed if each.backward is not None)
+        self._reloaded = frozenset((*(away.root for away in layout.away), *again))
         self._parents: dict[str, Mapping[Sharding, Arc]] = {}
         self._paths: dict[tuple[str, Sharding], tuple[Arc, ...]] = {}
         self._transfers: dict[Value, Transfer] = {}
 
     def source(self, group: Group) -> Value:
         """Where the group's routes start: as the tensor is made, or handed over by forward."""
-        is_reloaded = group.phase is Phase.BACKWARD and group.root in self._away
+        is_reloaded = group.phase is Phase.BACKWARD and group.root in self._reloaded
         phase = group.phase if is_reloaded else self.graph.nodes[group.root.node].phase
         return Value(phase, group.root, self.layout.source(group))
 

@@ -11,7 +11,8 @@ Ops come in the order of the graph. Communication starts where it can hide:
 * What is partial is reduced as soon as it is made: less is left to hold, and the reduction has time
   until the first use. What leaves the graph takes its last form at once.
 * What is offloaded is waited for when the next block is over, and reloaded just in time
-  (`host_copies`).
+  (`host_copies`). Parameters on the host come two blocks ahead (`streaming`), and their gradients
+  leave for it as soon as they are as they are stored.
 * Everything else moves when an op needs it, and what is saved for backward after the last op of
   forward that reads it.
 """
@@ -49,6 +50,7 @@ from autopar.plans.layout import Layout
 from autopar.plans.prefetching import starts_before
 from autopar.plans.routes import Arc
 from autopar.plans.step_state import Need, StepState
+from autopar.plans.streaming import at_home, loads, unload
 
 
 def schedule(layout: Layout) -> Schedule:
@@ -79,7 +81,7 @@ def _turn(layout: Layout, *, is_last: bool) -> Schedule:
     params = tuple(n.index for n in graph.with_role(Role.PARAM) if n.target in trained)
     update = (Update(params),) if params else ()
     outputs = frozenset(
-        value for node in graph.with_role(*OUTPUT_ROLES) for value in step.values(node.index)
+        value for node in graph.with_role(*OUTPUT_ROLES) for value in step.leaving(node)
     )
     return with_frees(Schedule(forward, backward, update, saved, outputs))
 
@@ -106,6 +108,11 @@ class _Phase:
         self.starting = self._when_gathered()
         """Buckets of gathers, by the op before which they start."""
         self.copies = host_copies(step.layout, phase)
+        self.loads: dict[Value, Message] = {}
+        """What brings parameters from the host, by what it brings."""
+        for op, messages in loads(step.layout, phase).items():
+            self.copies[op] += messages
+            self.loads |= {message.transfers[0].target: message for message in messages}
 
     def run(self) -> tuple[Event, ...]:
         """All events, in order."""
@@ -113,8 +120,7 @@ class _Phase:
             if _is_computed(node):
                 self._come_to(node)
             elif node.role is not Role.OP and node.role not in OUTPUT_ROLES:
-                ref = Ref(node.index)
-                self.made.add(Value(self.phase, ref, self.step.layout.made(ref)))
+                self.made.add(self._given(node))
             for group, state in self.due.get(node.index, ()):
                 self._need(group, state)
         outputs = [node for node in self.nodes if self._leaves(node)]
@@ -125,7 +131,16 @@ class _Phase:
         for node in outputs:
             for group, state in self.step.reads[node.index]:
                 self._need(group, state)
+                self._unload(group)
+        self._flush()
         return tuple(self.events)
+
+    def _given(self, node: Node) -> Value:
+        """What the step is given."""
+        if node.role is Role.PARAM and node.target in self.step.hosted:
+            return at_home(self.step.hosted[node.target], self.step.layout)
+        ref = Ref(node.index)
+        return Value(self.phase, ref, self.step.layout.made(ref))
 
     def _leaves(self, node: Node) -> bool:
         """Whether something leaves the graph there, in this turn."""
@@ -187,8 +202,9 @@ class _Phase:
     def _come_to(self, node: Node) -> None:
         """Compute what is next in the graph, but for casts that are done or have their own time."""
         for message in self.copies.get(node.index, ()):
-            self._start(message)
-            if self.phase is Phase.FORWARD:
+            if message.transfers[0].target not in self.coming:
+                self._start(message)
+            if message.kind == "offload":
                 self.under_way[message] = self.block
         while self.block < self.blocks[node.index]:
             self._enter(self.block + 1)
@@ -229,6 +245,8 @@ class _Phase:
             self._read(root)
             self._compute(root)
         source = self.routes.source(group)
+        if source in self.loads and source not in self.coming:
+            self._start(self.loads[source])
         if source in self.coming:
             self._land(self.coming[source])
         for arc in self.routes.path(group, state):
@@ -333,6 +351,19 @@ class _Phase:
                 self._post(transfer, arc)
             return
         self._cast(group)
+        self._unload(group)
+
+    def _unload(self, group: Group) -> None:
+        """Start the copies of gradients to the host where their parameters live, of what is there
+        as it is stored."""
+        for use, state in zip(group.uses, self.step.layout.asked(group), strict=True):
+            user, gradient = self.step.graph.nodes[use.node], self.routes.value(group, state)
+            on_host = gradient._replace(on_host=True)
+            leaves = self._leaves(user) and on_host in self.step.leaving(user)
+            if leaves and gradient in self.made and on_host not in self.coming:
+                message = unload(self.step.hosted[user.target], self.step.layout, gradient)
+                self._start(message)
+                self.under_way[message] = self.block
 
     def _post(self, transfer: Transfer, arc: Arc) -> None:
         """Put what leaves the graph into a bucket, and send the bucket once it is full."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autopar.errors import SolverError
-from autopar.ir.choices import Choice, Saved, shardings
+from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
 from autopar.ir.copies import original_key
 from autopar.ir.graph import Graph, Node, Role
 from autopar.ir.offloading import offloadable
@@ -17,15 +17,17 @@ from autopar.plans.request import PlanRequest
 
 
 def settled_request(request: PlanRequest, problem: Problem, solution: Solution) -> PlanRequest:
-    """The request for a step in which backward makes again, and what is offloaded, what `solution`,
-    a choice for every node of `problem`, says."""
+    """The request for a step in which backward makes again, and what is offloaded, and which
+    parameters live on the host, as `solution`, a choice for every node of `problem`, says."""
     chosen = _chosen(problem, solution)
     again = (
         key.removeprefix(SAVED)
         for key, label in chosen.items()
         if key.startswith(SAVED) and isinstance(label, Choice)
     )
-    settled = replace(request, again=tuple(sorted(again)))
+    params = ((key, label) for key, label in chosen.items() if isinstance(label, ParamChoice))
+    hosted = (key for key, label in params if label.on_host)
+    settled = replace(request, again=tuple(sorted(again)), hosted=tuple(sorted(hosted)))
     away = offloadable(settled.step, request.mesh)
     made_by = {key: settled.step.nodes[found[0].root.node].key for key, found in away.items()}
     offloaded = (

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import defaultdict
 
 from autopar.errors import PlanMismatchError
-from autopar.ir.graph import Phase, Role
+from autopar.ir.graph import Node, Phase, Role
 from autopar.ir.schedule import Value
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, groups
 from autopar.plans.host_copies import on_host
 from autopar.plans.layout import Layout
 from autopar.plans.routes import Routes
+from autopar.plans.streaming import at_home
 
 Need = tuple[Group, Sharding]
 """A state that a tensor is asked to be in."""
@@ -39,10 +40,18 @@ class StepState:
             found.sort(key=lambda each: each[0])
             self.reads[node] = [(group, state) for _, group, state in found]
         self.made: set[Value] = set()
+        nodes = self.graph.nodes
+        self.hosted = {nodes[each.param.node].target: each for each in layout.streamed}
+        """The parameters on the host, by name."""
 
     def values(self, node: int) -> tuple[Value, ...]:
         """What a node reads."""
         return tuple(self.routes.value(*asked) for asked in self.reads.get(node, ()))
+
+    def leaving(self, node: Node) -> tuple[Value, ...]:
+        """What leaves the graph as `node`."""
+        on_host = node.role is Role.GRAD and node.target in self.hosted
+        return tuple(value._replace(on_host=on_host) for value in self.values(node.index))
 
     def crossing(self) -> list[Group]:
         """The groups of backward whose tensor comes out of forward."""
@@ -58,6 +67,9 @@ class StepState:
     def handed_over(self) -> tuple[Value, ...]:
         """What forward saves for backward, all of which it has made."""
         away = {each.root: on_host(each, self.layout) for each in self.layout.away}
+        for each in self.layout.streamed:
+            if each.backward is not None:
+                away[each.param] = at_home(each, self.layout)
         found = tuple(away.get(group.root, self.routes.source(group)) for group in self.crossing())
         for value in found:
             if value not in self.made:

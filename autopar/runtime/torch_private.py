@@ -23,6 +23,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement
 from torch.fx.node import map_arg
@@ -35,6 +36,7 @@ __all__ = [
     "default_store",
     "differentiating",
     "dtensor_like",
+    "dtensor_of",
     "flatten",
     "gloo_of_world",
     "hand_hooks",
@@ -125,6 +127,18 @@ def dtensor_like(local: Tensor, like: DTensor) -> DTensor:
     """`local` as this rank's piece of a DTensor laid out as `like` is, whose local shape and
     strides it has. `DTensor.from_local` takes seven times as long, for every gradient."""
     return DTensor(local, copy(like._spec), requires_grad=False)
+
+
+def dtensor_of(
+    local: Tensor, like: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
+) -> DTensor:
+    """`local`, wherever it is, as this rank's piece of a DTensor of the shape of `like`, whose
+    strides are those of a tensor without gaps. `DTensor.from_local` brings it to the mesh's kind of
+    device."""
+    stride = torch.empty(like.shape, device="meta").stride()
+    meta = TensorMeta(like.shape, stride, like.dtype)
+    spec = DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+    return DTensor(local, spec, requires_grad=False)
 
 
 def local_slices(

@@ -10,7 +10,7 @@ plain, equal on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,9 +26,10 @@ from autopar.runtime.checkpoint.reading import moves
 from autopar.runtime.checkpoint.weights import Sources
 from autopar.runtime.module.identity import supersede
 from autopar.runtime.module.optimizers import mark
+from autopar.runtime.ops.host_copies import copy_on_host
 from autopar.runtime.process.world import Groups, World, param_placements
 from autopar.runtime.program.guards import is_state
-from autopar.runtime.torch_private import hand_hooks, local_slices
+from autopar.runtime.torch_private import dtensor_of, hand_hooks, local_slices
 
 
 def check_model(model: nn.Module) -> None:
@@ -96,9 +97,14 @@ def _replicated(
 
 
 def shard_parameters(
-    model: nn.Module, groups: Groups, storage: Mapping[str, Sharding], sources: Sources
+    model: nn.Module,
+    groups: Groups,
+    storage: Mapping[str, Sharding],
+    sources: Sources,
+    hosted: Collection[str] = (),
 ) -> None:
-    """Store each replicated parameter as `storage` says of its name, keeping its identity.
+    """Store each replicated parameter as `storage` says of its name, keeping its identity; those
+    that are `hosted` in the memory of the device's host.
 
     Every rank cuts its piece from the copy it holds, or gets it from `sources`: nothing is sent.
     """
@@ -114,13 +120,36 @@ def shard_parameters(
         else:
             # A copy, so that the whole can be freed.
             piece = whole[place].clone(memory_format=torch.contiguous_format)
-        new = _parameter(_from_local(piece, param, groups.params, wanted), param)
+        new = _parameter(_stored(name, piece, param, groups, wanted, hosted), param)
         if isinstance(param.grad, DTensor):
             grad = param.grad.to_local()[place].clone(memory_format=torch.contiguous_format)
-            new.grad = _from_local(grad, param, groups.params, wanted)
+            new.grad = _stored(name, grad, param, groups, wanted, hosted)
         _swap(name, param, new)
         mark(param)
     moves.end()
+
+
+def bring_to_host(model: nn.Module, hosted: Collection[str]) -> None:
+    """Store parameters of a world of one in the memory of the device's host."""
+    for name, param in model.named_parameters():
+        if name in hosted:
+            param.data = copy_on_host(param.detach())
+            param.grad = None if param.grad is None else copy_on_host(param.grad)
+
+
+def _stored(
+    name: str,
+    piece: Tensor,
+    like: Tensor,
+    groups: Groups,
+    wanted: Sequence[Placement],
+    hosted: Collection[str],
+) -> DTensor:
+    """This rank's piece of a parameter, or of its gradient, as a DTensor."""
+    if name not in hosted:
+        return _from_local(piece, like, groups.params, wanted)
+    # `from_local` would bring it to the device.
+    return dtensor_of(copy_on_host(piece), like, groups.params, wanted)
 
 
 def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,8 +168,8 @@ def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
                 )
                 _swap(name, param, _parameter(whole, param))
             place = local_slices(param.shape, param.device_mesh, param.placements)
-            piece = value[place].to(param.device)
-            value = _from_local(piece, param, param.device_mesh, param.placements)
+            piece = value[place].to(param.to_local().device)
+            value = dtensor_of(piece, param, param.device_mesh, param.placements)
         found[name] = value
     return found
 

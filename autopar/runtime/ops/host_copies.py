@@ -1,5 +1,6 @@
 """Copies of a device's tensors in the memory of its host: `autopar::offload` begins one,
-`autopar::reload` begins to bring it back, and `autopar::arrived` is behind the end of either.
+`autopar::reload` begins to bring it back, and `autopar::arrived` is behind the end of either, for
+what the device does; `autopar::landed` for what the host does.
 
 On a GPU both run on streams of their own beside the one that computes. A copy starts when that
 stream comes to where it was begun, as it must: what it reads was made before, and the memory it is
@@ -67,12 +68,34 @@ def _(copy: Tensor) -> None:
     pass
 
 
+@torch.library.custom_op(
+    "autopar::landed", mutates_args=("copy",), schema="(Tensor(a!) copy) -> ()"
+)
+def landed(copy: Tensor) -> None:
+    """The host goes on when all of `copy` is there, which is in its memory. It may then change what
+    was copied to the device before: those copies are over as well."""
+    begun = _under_way.pop(copy.data_ptr(), None)
+    if begun is not None:
+        event, *both = begun
+        event.synchronize()
+        device = next(tensor.device for tensor in both if tensor.is_cuda)
+        _stream(device, "reload").synchronize()
+
+
+@landed.register_fake
+def _(copy: Tensor) -> None:
+    pass
+
+
+def copy_on_host(x: Tensor) -> Tensor:
+    """A copy of `x` in the host's memory, from which the device can be sent to; `x` itself where
+    that is the device's."""
+    return x.to("cpu").pin_memory() if x.is_cuda else x
+
+
 def _begun(copy: Tensor, x: Tensor, device: torch.device, direction: str) -> Tensor:
     """`copy`, into which `x` is on its way."""
-    key = torch.cuda.current_device() if device.index is None else device.index, direction
-    if key not in _streams:
-        _streams[key] = torch.cuda.Stream(device)
-    stream = _streams[key]
+    stream = _stream(device, direction)
     # Of a step that failed, nothing ever says that it arrived.
     for place in [place for place, (event, *_) in _under_way.items() if event.query()]:
         del _under_way[place]
@@ -83,7 +106,15 @@ def _begun(copy: Tensor, x: Tensor, device: torch.device, direction: str) -> Ten
     return copy
 
 
+def _stream(device: torch.device, direction: str) -> torch.cuda.Stream:
+    key = torch.cuda.current_device() if device.index is None else device.index, direction
+    if key not in _streams:
+        _streams[key] = torch.cuda.Stream(device)
+    return _streams[key]
+
+
 OFFLOAD = torch.ops.autopar.offload.default
 RELOAD = torch.ops.autopar.reload.default
 ARRIVED = torch.ops.autopar.arrived.default
+LANDED = torch.ops.autopar.landed.default
 """As they stand in graphs."""

@@ -1,0 +1,94 @@
+"""Parameters that live in the memory of the host.
+
+So does what belongs to them: gradients and the states of the optimizer, which steps there. The
+device gets a copy ahead of the first use in forward, and another ahead of the first in backward; a
+gradient goes to the host once it is as the parameter is stored. A copy hides behind what the device
+computes meanwhile. Where backward needs a parameter soon after forward did, its copy stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from autopar.ir.blocks import Blocks, WindowPlace, blocks_of
+from autopar.ir.casts import casts_of
+from autopar.ir.copies import is_optional
+from autopar.ir.graph import OUTPUT_ROLES, Graph, Phase, Ref, Role
+from autopar.ir.mesh import Mesh
+from autopar.ir.offloading import AHEAD
+from autopar.ir.uses import Group, groups, root_of
+
+
+class Streamed(NamedTuple):
+    """A parameter on the host: the blocks of `forward` and `backward` for which it is copied to the
+    device, None where it is not; and that of backward in which its gradient is made, if it is."""
+
+    param: Ref
+    forward: int | None
+    backward: int | None
+    gradient: int | None
+
+    def copied_in(self, known: Blocks) -> tuple[WindowPlace | None, ...]:
+        """What hides its copies, in this order: the block before each use, and the block after the
+        one that makes the gradient."""
+        uses = (Phase.FORWARD, self.forward), (Phase.BACKWARD, self.backward)
+        found = [known.window(phase, block - 1) for phase, block in uses if block is not None]
+        if self.gradient is not None:
+            found.append(known.window(Phase.BACKWARD, self.gradient + 1))
+        return tuple(found)
+
+
+def can_be_hosted(graph: Graph) -> tuple[str, ...]:
+    """The keys of parameters that may live on the host: all that forward does not change, and that
+    do not leave the graph as they are."""
+    changed = {node.target for node in graph.with_role(Role.UPDATE)}
+    params = {n.index: n.key for n in graph.with_role(Role.PARAM) if n.target not in changed}
+    for node in graph.with_role(*OUTPUT_ROLES):
+        root, _ = root_of(graph, node.inputs[0])
+        params.pop(root.node, None)
+    return tuple(sorted({*params.values()}))
+
+
+def streamed(graph: Graph, mesh: Mesh, keys: Collection[str]) -> tuple[Streamed, ...]:
+    """The parameters `keys` on the host, in order. ValueError if one of them cannot be there."""
+    if not keys:
+        return ()
+    unknown = sorted(set(keys) - set(can_be_hosted(graph)))
+    if unknown:
+        raise ValueError(f"{unknown[0]} cannot live on the host")
+    known, found = blocks_of(graph, mesh), groups(graph)
+    by_root = {(group.root.node, group.phase): group for group in found}
+    gradients = {node.target: node for node in graph.with_role(Role.GRAD)}
+    num_blocks, all_streamed = len(known.windows[Phase.FORWARD]), list[Streamed]()
+    for node in graph.with_role(Role.PARAM):
+        if node.key not in keys:
+            continue
+        pair = (by_root.get((node.index, phase)) for phase in Phase)
+        read = [_blocks_that_read(graph, known, by_root, group) for group in pair]
+        forward, backward = (min(blocks, default=None) for blocks in read)
+        last = max(read[0], default=-1)
+        # On the device to the end of forward, and from there, it need not come again.
+        if forward is not None and backward is not None:
+            is_away = last + AHEAD < num_blocks and backward >= AHEAD
+            backward = backward if is_away else None
+        made = gradients.get(node.target)
+        where = None if made is None else known.of.get(root_of(graph, made.inputs[0])[0].node, -1)
+        all_streamed.append(Streamed(Ref(node.index), forward, backward, where))
+    return tuple(all_streamed)
+
+
+def _blocks_that_read(
+    graph: Graph, known: Blocks, by_root: dict[tuple[int, Phase], Group], group: Group | None
+) -> list[int]:
+    """The blocks whose ops read a tensor, or what is cast of it, in the group's phase."""
+    found: list[int] = []
+    copies = casts_of(graph).copies
+    for use in () if group is None else group.uses:
+        if use.node in copies:
+            assert group is not None
+            of_cast = by_root.get((use.node, group.phase))
+            found += _blocks_that_read(graph, known, by_root, of_cast) or [known.of[use.node]]
+        elif use.node in known.of and not is_optional(graph.nodes[use.node]):
+            found.append(known.of[use.node])
+    return found
