@@ -174,7 +174,7 @@ class _Generator:
     def _is_hosted(self, node: Node) -> bool:
         """Whether a parameter, or the gradient of one, is on the host."""
         is_one = node.role in (Role.PARAM, Role.GRAD)
-        return is_one and self.layout.params[node.target].on_host
+        return is_one and bool(self.layout.params[node.target].hosted)
 
     def _leaving(self, node: Node) -> fx.Node:
         """The local value that leaves as `node`. Of two gradients that are one tensor the second is

@@ -259,8 +259,8 @@ def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> 
         if node.target in trained:
             choice, tensor = layout.params[node.target], node.outputs[0]
             if (node.key, choice) not in known:
-                seconds = update_s(optimizer, tensor, graph.atoms, choice, mesh, cluster)
-                known[node.key, choice] = to_ns(seconds)
+                where = optimizer, tensor, graph.atoms, choice.storage, mesh, cluster
+                known[node.key, choice] = to_ns(update_s(*where, on_host=bool(choice.hosted)))
             found[node.index] = known[node.key, choice]
     return found
 

@@ -34,7 +34,7 @@ def peak_memory(
     """
     params = optimizer = 0
     for node in layout.graph.with_role(Role.PARAM):
-        if layout.params[node.target].on_host:
+        if layout.params[node.target].hosted:
             continue
         ref = Ref(node.index)
         local = layout.held_bytes(ref, layout.made(ref))

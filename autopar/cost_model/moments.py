@@ -18,6 +18,7 @@ holds no less at that moment, whatever was decided.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -121,6 +122,7 @@ class _Rows:
         self.number = {key: i for i, key in enumerate(problem.keys)}
         self.casts = casts_of(self.graph).copies
         self.offloaded = frozenset(request.offloaded)
+        self.members = Counter(node.key for node in self.graph.with_role(Role.PARAM))
         self.lives = _lives(self.graph)
         nodes = self.graph.nodes
         self.by_name = {n.name: n.index for n in nodes if n.phase is Phase.FORWARD}
@@ -182,7 +184,7 @@ class _Rows:
             self._add(param, kept)
         if node.index in life.uses:
             self._add(node, self._asked(life, node))
-            self._add(param, -self._made(param, 0) - (kept if is_kept else 0))
+            self._add(param, -self._stored(param) - (kept if is_kept else 0))
 
     def _add_optional(self, life: _Life, copy: Node, node: Node) -> None:
         """An output of an optional copy, if that is there; else what is saved of the original's."""
@@ -228,7 +230,8 @@ class _Rows:
         piece = self._piece(gradient)
 
         def size(label: Label) -> int:
-            return 0 if isinstance(label, ParamChoice) and label.on_host else piece
+            assert isinstance(label, ParamChoice)
+            return piece * self._on_device(param, label) // self.members[param.key]
 
         self._add(param, self._per_label(param, ("gradient", piece), size))
 
@@ -245,10 +248,10 @@ class _Rows:
             match label:
                 case Choice():
                     state = shardings(node, label)[1][output]
-                case ParamChoice(on_host=True):
-                    return 0
                 case ParamChoice():
-                    state = label.storage
+                    # That of the class, which may be on the host in part.
+                    local = self._local(Ref(node.index, output), label.storage)
+                    return local * self._on_device(node, label) // self.members[node.key]
                 case Sharding():
                     state = label
                 case _:
@@ -256,6 +259,20 @@ class _Rows:
             return self._local(Ref(node.index, output), state)
 
         return self._per_label(node, ("made", output), size)
+
+    def _on_device(self, param: Node, label: ParamChoice) -> int:
+        """How many of a parameter's class are on the device."""
+        return self.members[param.key] - label.hosted
+
+    def _stored(self, param: Node) -> IntArray:
+        """Bytes of a parameter that is on the device, if it may be."""
+
+        def size(label: Label) -> int:
+            assert isinstance(label, ParamChoice)
+            local = self._local(Ref(param.index), label.storage)
+            return local if self._on_device(param, label) else 0
+
+        return self._per_label(param, ("stored",), size)
 
     def _waiting(self, node: Node, output: int) -> IntArray:
         """Bytes of an output that nothing has read yet: what is partial may be in pieces."""

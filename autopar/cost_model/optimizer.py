@@ -24,7 +24,6 @@ from typing import Any
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.roofline import product_s, stream_s
 from autopar.errors import AutoparError
-from autopar.ir.choices import ParamChoice
 from autopar.ir.graph import Atom, TensorType, itemsize
 from autopar.ir.mesh import Cluster, Device, Mesh
 from autopar.ir.redistribute import local_bytes, local_shape
@@ -114,15 +113,18 @@ def update_s(
     optimizer: Optimizer,
     tensor: TensorType,
     atoms: Sequence[Atom],
-    choice: ParamChoice,
+    storage: Sharding,
     mesh: Mesh,
     cluster: Cluster,
+    *,
+    on_host: bool,
 ) -> float:
-    """Seconds that a step of `optimizer` takes for a parameter stored so, on one rank."""
-    storage, device = choice.storage, cluster.device
+    """Seconds that a step of `optimizer` takes for a parameter stored so, on one rank or its
+    host."""
+    device = cluster.device
     if not optimizer.kernels:
         return 0.0
-    if choice.on_host:
+    if on_host:
         shard = local_bytes(tensor, atoms, storage, mesh.sizes)
         rate = _UPDATES_ON_HOST * cluster.host.memory_bytes_per_s
         return optimizer.passes * shard / rate

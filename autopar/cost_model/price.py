@@ -26,7 +26,7 @@ from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.offloads import Offloads, optional_ops, state_of
 from autopar.cost_model.optimizer import find_optimizer, update_s
-from autopar.cost_model.residency import Streams, residences
+from autopar.cost_model.residency import Streams, hosted_counts
 from autopar.cost_model.saved import decision_key, saved_states, with_savings
 from autopar.cost_model.saved_traffic import add_saved_traffic
 from autopar.cost_model.space import NodeClass, classes
@@ -64,7 +64,7 @@ def price(request: PlanRequest) -> Problem:
     in_state = {key: tuple(map(state_of, labels)) for key, labels in saves.items()}
     space = Space(graph, table, in_state, number, limits, owners)
     streams = Streams(request)
-    copied = host_contention(cluster) if offloads.away or streams.of_class else ()
+    copied = host_contention(cluster) if offloads.away or streams.members else ()
     windows = Windows.of(mesh, cluster.device, copied, graph.turns)
     costs = _compute(graph, cluster, mesh, options, all_groups, table, windows)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
@@ -98,7 +98,7 @@ def limited_classes(
     else. InfeasibleError if a class has none."""
     graph, mesh = request.step, request.mesh
     limits = impose(graph, mesh, all_groups, request.imposed)
-    table = classes(graph, mesh, all_groups, limits, residences(request))
+    table = classes(graph, mesh, all_groups, limits, hosted_counts(request))
     for entry in table.values():
         if not entry.choices:
             if entry.node.role is Role.PARAM:
@@ -157,8 +157,9 @@ def _compute(
         tensor = table[key].node.outputs[0]
         for c, choice in enumerate(table[key].choices):
             assert isinstance(choice, ParamChoice)
-            seconds = update_s(optimizer, tensor, graph.atoms, choice, mesh, cluster)
-            costs[key][c] += count * to_ns(seconds)
+            where = optimizer, tensor, graph.atoms, choice.storage, mesh, cluster
+            for num, on_host in ((count - choice.hosted, False), (choice.hosted, True)):
+                costs[key][c] += num * to_ns(update_s(*where, on_host=on_host))
     return costs
 
 
@@ -203,7 +204,7 @@ def _held(
                 held = copies * local_bytes(tensor, graph.atoms, choice.storage, mesh.sizes)
                 if choice.kept != choice.storage:
                     held += local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
-                usages[key][c] = 0 if choice.on_host else entry.count * held
+                usages[key][c] = (entry.count - choice.hosted) * held
         if is_result(entry.node):
             for c, (made,) in enumerate(entry.outputs):
                 tensor = entry.node.outputs[0]

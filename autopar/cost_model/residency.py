@@ -1,7 +1,7 @@
 """What it costs and saves that parameters live on the host: copies, and the optimizer's step.
 
-A class of parameters that may live there has each storage once more, in the host's memory
-(`ParamChoice.on_host`): it takes none of the device's.
+A class of parameters that may live there, or some of it may, has each storage once more for each
+number that do (`ParamChoice.hosted`): they take none of the device's memory.
 """
 
 from __future__ import annotations
@@ -20,32 +20,41 @@ from autopar.errors import AutoparError
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.choices import ParamChoice
 from autopar.ir.mesh import FROM_HOST, TO_HOST
-from autopar.ir.problem import IntArray
+from autopar.ir.problem import BoolArray, IntArray
 from autopar.ir.redistribute import local_bytes
-from autopar.ir.residency import Streamed, can_be_hosted, streamed
+from autopar.ir.residency import Streamed, can_be_hosted, spread, streamed
 from autopar.plans.request import PlanRequest
 
 _MAX_AXES = 1
 """On how many mesh axes it is open where parameters live, as for what is offloaded."""
 
+_PARTS = 8
+"""In how many equal parts classes of parameters go to the host."""
 
-def residences(request: PlanRequest) -> Mapping[str, tuple[bool, ...]]:
-    """Per class of parameters whether it lives on the host, or may live on either side; classes
-    that are not listed live on the device. AutoparError if an optimizer cannot step on the host, or
-    it is not known how fast it does."""
+
+def hosted_counts(request: PlanRequest) -> Mapping[str, tuple[int, ...]]:
+    """Of how many parameters of each class the host may have the memory; classes that are not
+    listed live on the device. AutoparError if an optimizer cannot step on the host, or it is not
+    known how fast it does."""
     optimizer, host = request.options.optimizer, request.cluster.host
     wrong = ""
     if find_optimizer(optimizer).by_tensor:
         wrong = f"{optimizer} steps on whole parameters, which is not done on hosts"
     elif not host.memory_bytes_per_s:
         wrong = f"cluster {request.cluster.name} does not say host.memory_bytes_per_s"
+    known = can_be_hosted(request.step)
     if request.hosted is None:
         has_host = request.cluster.device.kind != "cpu" and len(request.mesh) <= _MAX_AXES
-        offered = can_be_hosted(request.step) if has_host and not wrong else ()
-        return dict.fromkeys(offered, (False, True))
+        is_offered = has_host and not wrong
+        return {key: _counts(len(members)) for key, members in known.items() if is_offered}
     if request.hosted and wrong:
         raise AutoparError(f"parameters cannot live on the host: {wrong}")
-    return dict.fromkeys(request.hosted, (True,))
+    counts = {key: sum(m in request.hosted for m in members) for key, members in known.items()}
+    return {key: (count,) for key, count in counts.items() if count}
+
+
+def _counts(num: int) -> tuple[int, ...]:
+    return tuple(sorted({num * part // _PARTS for part in range(_PARTS + 1)}))
 
 
 class Streams:
@@ -53,9 +62,14 @@ class Streams:
 
     def __init__(self, request: PlanRequest) -> None:
         self.graph, self.mesh, self.cluster = request.step, request.mesh, request.cluster
-        self.of_class: dict[str, list[Streamed]] = {}
-        for each in streamed(self.graph, self.mesh, residences(request).keys()):
-            self.of_class.setdefault(self.graph.nodes[each.param.node].key, []).append(each)
+        self.given, keys = request.hosted, hosted_counts(request)
+        known = can_be_hosted(self.graph)
+        self.members = {key: known[key] for key in keys}
+        """The parameters of each class of which any may be on the host."""
+        names = [name for found in self.members.values() for name in found]
+        nodes = self.graph.nodes
+        found = streamed(self.graph, self.mesh, names)
+        self.streamed = {nodes[each.param.node].target: each for each in found}
 
     def add_copies(
         self,
@@ -65,42 +79,48 @@ class Streams:
         number: Mapping[str, int],
     ) -> None:
         """What copies cost, and where they hide, per choice."""
-        for key, members in self.of_class.items():
-            self._add(table[key], members, costs, windows, number[key])
+        for key in self.members:
+            entry = table[key]
+            counts = [choice.hosted for choice in entry.choices if isinstance(choice, ParamChoice)]
+            for count in sorted({*counts} - {0}):
+                chosen = np.array([each == count for each in counts])
+                self._add(entry, self._hosted(key, count), chosen, costs, windows, number[key])
+
+    def _hosted(self, key: str, count: int) -> list[Streamed]:
+        """Those of a class that are on the host, where so many are."""
+        members = self.members[key]
+        names = spread(members, count) if self.given is None else self.given
+        return [self.streamed[name] for name in members if name in names]
 
     def _add(
         self,
         entry: NodeClass,
-        members: list[Streamed],
+        hosted: list[Streamed],
+        chosen: BoolArray,
         costs: dict[str, IntArray],
         windows: Windows,
         number: int,
     ) -> None:
+        """The copies of parameters under the choices that are `chosen`."""
         device, turns = self.cluster.device, self.graph.turns
-        takes, launched = np.zeros((2, len(entry.choices)), np.int64)
-        for c, choice in enumerate(entry.choices):
-            if isinstance(choice, ParamChoice) and choice.on_host:
-                tensor, sizes = entry.node.outputs[0], self.mesh.sizes
-                num_bytes = local_bytes(tensor, self.graph.atoms, choice.storage, sizes)
-                takes[c] = copy_ns(num_bytes, self.cluster.host)
-                launched[c] = to_ns(device.host_launch_s)
-        for (link, is_once, place), count in self._places(members).items():
+        tensor, atoms, sizes = entry.node.outputs[0], self.graph.atoms, self.mesh.sizes
+        sides = (local_bytes(tensor, atoms, storage, sizes) for storage, _ in entry.outputs)
+        each = np.array([copy_ns(num_bytes, self.cluster.host) for num_bytes in sides], np.int64)
+        takes, launched = chosen * each, chosen * np.int64(to_ns(device.host_launch_s))
+        for (link, is_once, place), count in self._places(hosted).items():
             costs[entry.key] += count * (1 if is_once else turns) * (takes + launched)
             if place is not None:
-                axis = self.mesh.link_names.index(link)
-                for savings in (
-                    windows.hiding.sent(axis, takes),
-                    windows.hiding.launched(launched),
-                ):
-                    saved = [count * each for each in savings]
+                sent = windows.hiding.sent(self.mesh.link_names.index(link), takes)
+                for savings in (sent, windows.hiding.launched(launched)):
+                    saved = [count * saving for saving in savings]
                     windows.add_node(place, number, saved, once=is_once)
 
-    def _places(self, members: list[Streamed]) -> Counter[tuple[str, bool, WindowPlace | None]]:
+    def _places(self, hosted: list[Streamed]) -> Counter[tuple[str, bool, WindowPlace | None]]:
         """How many copies there are on a link to or from the host, in every turn or once, by what
         hides them."""
         known = blocks_of(self.graph, self.mesh)
         found = Counter[tuple[str, bool, WindowPlace | None]]()
-        for each in members:
+        for each in hosted:
             places = [*each.copied_in(known)]
             if each.gradient is not None:
                 found[TO_HOST, True, places.pop()] += 1

@@ -46,14 +46,14 @@ def classes(
     mesh: Mesh,
     groups: Sequence[Group],
     limits: Limits,
-    residences: Mapping[str, Sequence[bool]],
+    hosted: Mapping[str, Sequence[int]],
 ) -> dict[str, NodeClass]:
     """Every class that takes a decision (no views, nothing that leaves as a parameter is stored),
     in order of the first node.
 
     A choice that asks for an input no root can be brought into is left out, as is a parameter's if
-    no gradient can be, and what `limits` forbid. `residences` says whether parameters, by their
-    class, are on the host; those left out are not. InfeasibleError if they leave nothing.
+    no gradient can be, and what `limits` forbid. `hosted` says how many parameters, by their
+    class, may be on the host; of those left out none. InfeasibleError if they leave nothing.
     """
     members: dict[str, list[Node]] = {}
     for node in graph.nodes:
@@ -74,8 +74,8 @@ def classes(
     for key, nodes in members.items():
         reads = tuple(uses.get(key, {}).values())
         if nodes[0].role is Role.PARAM:
-            sides = residences.get(key, (False,))
-            entry = _param_class(graph, mesh, nodes, reads, limits.storages.get(key), sides)
+            counts = hosted.get(key, (0,))
+            entry = _param_class(graph, mesh, nodes, reads, limits.storages.get(key), counts)
         else:
             entry = _node_class(graph, mesh, nodes, reads, nodes[0].index in constant)
         found[key] = limits.filtered(entry)
@@ -173,11 +173,11 @@ def _param_class(
     nodes: Sequence[Node],
     gradients: Sequence[tuple[Use, TensorType]],
     given: Sequence[Sharding] | None,
-    sides: Sequence[bool],
+    counts: Sequence[int],
 ) -> NodeClass:
     """(storage, kept) pairs: a parameter is kept for backward as it is stored or gathered over some
-    of the axes, of one on the host nothing. It is stored in one of `given`, if that is limited, and
-    on the host or not as `sides` say."""
+    of the axes; nothing where any are on the host, of which there are as many as one of `counts`.
+    It is stored in one of `given`, if that is limited."""
     node, tensor = nodes[0], nodes[0].outputs[0]
     found: list[ParamChoice] = []
     for storage in _stored(graph, tensor, mesh) if given is None else given:
@@ -189,9 +189,8 @@ def _param_class(
                 target = state.with_axis(axis, R)
                 if target not in gathered and step(tensor, graph.atoms, state, target):
                     gathered.append(target)
-        if False in sides:
+        if 0 in counts:
             found.extend(ParamChoice(storage, kept) for kept in gathered)
-        if True in sides:
-            found.append(ParamChoice(storage, storage, on_host=True))
+        found.extend(ParamChoice(storage, storage, count) for count in counts if count)
     pairs = tuple((choice.storage, choice.kept) for choice in found)
     return NodeClass(node.key, node, len(nodes), tuple(found), ((),) * len(pairs), pairs)

@@ -91,7 +91,7 @@ class ModelFamily:
     is_first: bool = True
     groups: Groups | None = None
     storage: dict[str, Sharding] = field(default_factory=dict[str, Sharding])
-    hosted: frozenset[str] = frozenset()
+    hosted: tuple[str, ...] = ()
     """The parameters that live on the host."""
     """How the first program stores each parameter; the others must do the same."""
     plans: dict[str, Plan] = field(default_factory=dict[str, Plan])
@@ -240,7 +240,7 @@ class Builder:
         mesh, device = plan.structure.mesh, self.world.device
         if self.family.is_first and not self.request.plain:
             choices = {name: p.choice for name, p in plan.structure.params.items()}
-            self.family.hosted = frozenset(n for n, choice in choices.items() if choice.on_host)
+            self.family.hosted = tuple(n for n, choice in choices.items() if choice.hosted)
         if self.world.size == 1:
             program = bind(program, {}, mesh, (), device)
             if self.family.is_first and self.family.hosted:

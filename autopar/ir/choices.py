@@ -46,22 +46,23 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ParamChoice:
-    """How a parameter is stored, in whose memory, and what is kept of it from forward to
-    backward."""
+    """How the parameters of a class are stored, what is kept of them from forward to backward, and
+    how many of them are `hosted`: in the memory of the device's host."""
 
     storage: Sharding
     kept: Sharding
-    on_host: bool = False
+    hosted: int = 0
 
     def __str__(self) -> str:
-        return f"{self.storage}|{self.kept}" + ("|host" if self.on_host else "")
+        where = f"|{self.hosted} on host" if self.hosted else ""
+        return f"{self.storage}|{self.kept}{where}"
 
     @staticmethod
     def parse(text: str) -> ParamChoice:
         """The inverse of `str`; ValueError on anything else."""
-        storage, _, kept = text.removesuffix("|host").partition("|")
-        on_host = text.endswith("|host")
-        return ParamChoice(Sharding.parse(storage), Sharding.parse(kept), on_host)
+        storage, kept, *more = text.split("|")
+        hosted = int(more[0].removesuffix(" on host")) if more else 0
+        return ParamChoice(Sharding.parse(storage), Sharding.parse(kept), hosted)
 
 
 @dataclass(frozen=True, slots=True)

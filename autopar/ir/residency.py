@@ -8,13 +8,13 @@ computes meanwhile. Where backward needs a parameter soon after forward did, its
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from autopar.ir.blocks import Blocks, WindowPlace, blocks_of
 from autopar.ir.casts import casts_of
 from autopar.ir.copies import is_optional
-from autopar.ir.graph import OUTPUT_ROLES, Graph, Phase, Ref, Role
+from autopar.ir.graph import OUTPUT_ROLES, Graph, Phase, Ref, Role, per_graph
 from autopar.ir.mesh import Mesh
 from autopar.ir.offloading import AHEAD
 from autopar.ir.uses import Group, groups, root_of
@@ -39,22 +39,32 @@ class Streamed(NamedTuple):
         return tuple(found)
 
 
-def can_be_hosted(graph: Graph) -> tuple[str, ...]:
-    """The keys of parameters that may live on the host: all that forward does not change, and that
-    do not leave the graph as they are."""
+@per_graph
+def can_be_hosted(graph: Graph) -> Mapping[str, tuple[str, ...]]:
+    """The parameters that may live on the host, per class in order: all that forward does not
+    change, and that do not leave the graph as they are."""
     changed = {node.target for node in graph.with_role(Role.UPDATE)}
-    params = {n.index: n.key for n in graph.with_role(Role.PARAM) if n.target not in changed}
-    for node in graph.with_role(*OUTPUT_ROLES):
-        root, _ = root_of(graph, node.inputs[0])
-        params.pop(root.node, None)
-    return tuple(sorted({*params.values()}))
+    leaving = {root_of(graph, n.inputs[0])[0].node for n in graph.with_role(*OUTPUT_ROLES)}
+    members, ruled_out = dict[str, list[str]](), set[str]()
+    for node in graph.with_role(Role.PARAM):
+        members.setdefault(node.key, []).append(node.target)
+        if node.target in changed or node.index in leaving:
+            ruled_out.add(node.key)
+    return {key: tuple(found) for key, found in members.items() if key not in ruled_out}
 
 
-def streamed(graph: Graph, mesh: Mesh, keys: Collection[str]) -> tuple[Streamed, ...]:
-    """The parameters `keys` on the host, in order. ValueError if one of them cannot be there."""
-    if not keys:
+def spread(members: Sequence[str], count: int) -> tuple[str, ...]:
+    """So many of the members of a class, as evenly as can be: their copies come one by one."""
+    num = len(members)
+    return tuple(m for k, m in enumerate(members) if (k + 1) * count // num > k * count // num)
+
+
+def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[Streamed, ...]:
+    """The parameters `names` on the host, in order. ValueError if one of them cannot be there."""
+    if not names:
         return ()
-    unknown = sorted(set(keys) - set(can_be_hosted(graph)))
+    known_names = {name for members in can_be_hosted(graph).values() for name in members}
+    unknown = sorted(set(names) - known_names)
     if unknown:
         raise ValueError(f"{unknown[0]} cannot live on the host")
     known, found = blocks_of(graph, mesh), groups(graph)
@@ -62,7 +72,7 @@ def streamed(graph: Graph, mesh: Mesh, keys: Collection[str]) -> tuple[Streamed,
     gradients = {node.target: node for node in graph.with_role(Role.GRAD)}
     num_blocks, all_streamed = len(known.windows[Phase.FORWARD]), list[Streamed]()
     for node in graph.with_role(Role.PARAM):
-        if node.key not in keys:
+        if node.target not in names:
             continue
         pair = (by_root.get((node.index, phase)) for phase in Phase)
         read = [_blocks_that_read(graph, known, by_root, group) for group in pair]

@@ -27,7 +27,7 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
         choice, tensor = chosen[node.key], node.outputs[0]
         assert isinstance(choice, ParamChoice)
         states = str(choice.storage), str(choice.kept)
-        residency = "host" if choice.on_host else "device"
+        residency = "host" if node.target in (request.hosted or ()) else "device"
         params[node.target] = Param(tensor.shape, tensor.dtype, *states, residency)
     texts = {key: str(choice) for key, choice in chosen.items()}
     return Structure(

@@ -162,7 +162,7 @@ def parse_layout(graph: Graph, structure: Structure) -> Layout:
     step, mesh = with_again(turns, structure.again), structure.mesh
     params = {name: param.choice for name, param in structure.params.items()}
     nodes = step.with_role(Role.PARAM)
-    hosted = {node.key for node in nodes if node.target in params and params[node.target].on_host}
+    hosted = [n.target for n in nodes if n.target in params and params[n.target].hosted]
     return Layout(
         step,
         mesh,

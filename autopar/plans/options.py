@@ -71,7 +71,7 @@ class Options:
     backend: str = ""
     microbatches: int | None = 1
     residency: str = "cuda"
-    hosted: frozenset[str] | None = None
+    hosted: tuple[str, ...] | None = None
 
     def fuses(self, device: Device) -> bool:
         """Whether chains of pointwise ops are one kernel on `device`."""

@@ -65,7 +65,7 @@ class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def choice(self) -> ParamChoice:
         """All of it. ValueError if what should be a sharding is none."""
         states = Sharding.parse(self.storage), Sharding.parse(self.kept)
-        return ParamChoice(*states, self.residency == "host")
+        return ParamChoice(*states, int(self.residency == "host"))
 
     @property
     def num_bytes(self) -> int:

@@ -56,12 +56,14 @@ class Asked:
             hosted=self._hosted(),
         )
 
-    def _hosted(self) -> tuple[str, ...]:
-        """The keys of the parameters that live on the host, as far as that is known."""
-        options, params = self.options, self.graph.with_role(Role.PARAM)
-        if options.hosted is not None:
-            return tuple(sorted({node.key for node in params if node.target in options.hosted}))
-        return can_be_hosted(self.graph) if options.residency == "cpu" else ()
+    def _hosted(self) -> frozenset[str]:
+        """The parameters that live on the host, as far as that is known."""
+        if self.options.hosted is not None:
+            params = self.graph.with_role(Role.PARAM)
+            return frozenset(self.options.hosted) & frozenset(node.target for node in params)
+        if self.options.residency != "cpu":
+            return frozenset()
+        return frozenset(name for found in can_be_hosted(self.graph).values() for name in found)
 
     def digest(self) -> str:
         """A hash of everything that decides the plan, down to the source of autopar and the
@@ -94,8 +96,8 @@ class PlanRequest:
     offloaded: tuple[str, ...] = ()
     """The keys of activations that are offloaded."""
     microbatches: int = 1
-    hosted: tuple[str, ...] | None = ()
-    """The keys of the parameters that live on the host; None where that is to be decided."""
+    hosted: frozenset[str] | None = frozenset()
+    """The parameters that live on the host; None where that is to be decided."""
 
     def opened(self) -> PlanRequest:
         """The same where all is to be decided that saves memory: what is made again, or offloaded,

@@ -12,6 +12,7 @@ from autopar.ir.copies import original_key
 from autopar.ir.graph import Graph, Node, Role
 from autopar.ir.offloading import offloadable
 from autopar.ir.problem import Label, Problem, Solution
+from autopar.ir.residency import can_be_hosted, spread
 from autopar.ir.uses import SAVED
 from autopar.plans.request import PlanRequest
 
@@ -25,9 +26,7 @@ def settled_request(request: PlanRequest, problem: Problem, solution: Solution) 
         for key, label in chosen.items()
         if key.startswith(SAVED) and isinstance(label, Choice)
     )
-    params = ((key, label) for key, label in chosen.items() if isinstance(label, ParamChoice))
-    hosted = (key for key, label in params if label.on_host)
-    settled = replace(request, again=tuple(sorted(again)), hosted=tuple(sorted(hosted)))
+    settled = replace(request, again=tuple(sorted(again)), hosted=_hosted(request, chosen))
     away = offloadable(settled.step, request.mesh)
     made_by = {key: settled.step.nodes[found[0].root.node].key for key, found in away.items()}
     offloaded = (
@@ -37,6 +36,18 @@ def settled_request(request: PlanRequest, problem: Problem, solution: Solution) 
         if isinstance(label, Saved) and label.offloaded
     )
     return replace(settled, offloaded=tuple(sorted(offloaded)))
+
+
+def _hosted(request: PlanRequest, chosen: Mapping[str, Label]) -> frozenset[str]:
+    """The parameters that live on the host."""
+    if request.hosted is not None:
+        return request.hosted
+    found: set[str] = set()
+    for key, members in can_be_hosted(request.graph).items():
+        label = chosen[key]
+        assert isinstance(label, ParamChoice)
+        found.update(spread(members, label.hosted))
+    return frozenset(found)
 
 
 def same_choice(
