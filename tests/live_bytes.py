@@ -14,7 +14,7 @@ from autopar.ir.graph import Graph, Ref, Role
 from autopar.ir.redistribute import local_shape
 from autopar.plans.layout import parse_layout
 from autopar.plans.plan import Plan
-from autopar.runtime.ops.host_copies import ARRIVED, OFFLOAD
+from autopar.runtime.ops.host_copies import ARRIVED, LANDED, OFFLOAD
 from autopar.runtime.program.backend import reduce_in_place
 from autopar.runtime.program.program import Program, Sum
 from autopar.tracer import Traced
@@ -45,7 +45,7 @@ class PhaseRun(fx.Interpreter):
             self.on_host.append(result)
             self.given.add(storage_of(result))
             self.sent[n] = self.env[n.all_input_nodes[0]]
-        elif n.target is ARRIVED:
+        elif n.target in (ARRIVED, LANDED):
             self.sent.pop(n.all_input_nodes[0], None)
         live = {
             storage_of(x): x.untyped_storage().nbytes()

@@ -22,7 +22,7 @@ from autopar.ir.choices import ParamChoice
 from autopar.ir.mesh import FROM_HOST, TO_HOST
 from autopar.ir.problem import BoolArray, IntArray
 from autopar.ir.redistribute import local_bytes
-from autopar.ir.residency import Streamed, can_be_hosted, spread, streamed
+from autopar.ir.residency import Streamed, can_be_hosted, evenly, streamed
 from autopar.plans.request import PlanRequest
 
 _MAX_AXES = 1
@@ -89,7 +89,7 @@ class Streams:
     def _hosted(self, key: str, count: int) -> list[Streamed]:
         """Those of a class that are on the host, where so many are."""
         members = self.members[key]
-        names = spread(members, count) if self.given is None else self.given
+        names = evenly(members, count) if self.given is None else self.given
         return [self.streamed[name] for name in members if name in names]
 
     def _add(

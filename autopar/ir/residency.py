@@ -53,7 +53,7 @@ def can_be_hosted(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     return {key: tuple(found) for key, found in members.items() if key not in ruled_out}
 
 
-def spread(members: Sequence[str], count: int) -> tuple[str, ...]:
+def evenly(members: Sequence[str], count: int) -> tuple[str, ...]:
     """So many of the members of a class, as evenly as can be: their copies come one by one."""
     num = len(members)
     return tuple(m for k, m in enumerate(members) if (k + 1) * count // num > k * count // num)

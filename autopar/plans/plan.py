@@ -27,7 +27,7 @@ from autopar.plans.estimates import Estimates
 from autopar.plans.order import OPTIMIZER, Item
 from autopar.plans.wire import pack, unpack
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 MAX_TENSOR_BYTES = 2**60
 MAX_ITEMS = 2_000_000
 """Ops and redistributions of a step."""
@@ -88,15 +88,6 @@ class PipelineSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     microbatches: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
 
 
-class MemoryPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whose memory holds gradients and the optimizer's states, and what becomes of activations
-    between forward and backward, unless an entry of its own says otherwise."""
-
-    gradients: Residency = "device"
-    optimizer: Residency = "device"
-    activations: Literal["keep"] = "keep"
-
-
 class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The decisions. `ops` maps a node's key to its choice (`choices`), `outputs` the key of a
     detached output to its sharding, `routes` a group's key (`uses`) to the steps
@@ -123,7 +114,6 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replicated_unknown_ops: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
     schedule: PipelineSchedule = PipelineSchedule()
-    memory_policy: MemoryPolicy = MemoryPolicy()
 
     @property
     def mesh(self) -> Mesh:

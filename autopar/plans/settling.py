@@ -12,7 +12,7 @@ from autopar.ir.copies import original_key
 from autopar.ir.graph import Graph, Node, Role
 from autopar.ir.offloading import offloadable
 from autopar.ir.problem import Label, Problem, Solution
-from autopar.ir.residency import can_be_hosted, spread
+from autopar.ir.residency import can_be_hosted, evenly
 from autopar.ir.uses import SAVED
 from autopar.plans.request import PlanRequest
 
@@ -46,7 +46,7 @@ def _hosted(request: PlanRequest, chosen: Mapping[str, Label]) -> frozenset[str]
     for key, members in can_be_hosted(request.graph).items():
         label = chosen[key]
         assert isinstance(label, ParamChoice)
-        found.update(spread(members, label.hosted))
+        found.update(evenly(members, label.hosted))
     return frozenset(found)
 
 

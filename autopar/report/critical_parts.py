@@ -4,12 +4,22 @@ takes, all of a kind together."""
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rich.console import RenderableType
+from rich.text import Text
+
 from autopar.ir.apportion import apportion
+from autopar.ir.units import format_ns, format_percent
 from autopar.plans.plan import Plan
 from autopar.report.names import WHOLE_MODEL, tensor_name
+from autopar.report.printed import name, with_rest
+from autopar.report.printed import table as new_table
 from autopar.report.timeline import Bar, DrawnStep, block_of
+
+MAX_CRITICAL = 8
+"""Rows that are printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +58,18 @@ def _kind(plan: Plan, bar: Bar) -> tuple[str, str, str]:
         where = part.module or tensor_name(plan.estimates, part.key)
         return f"{part.what} on {part.axis}", block_of(where, inner=1), part.phase
     return part.track.kind, block_of(part.module) or WHOLE_MODEL, part.phase
+
+
+def critical_table(parts: Sequence[CriticalPart]) -> RenderableType:
+    """The longest of them."""
+    if not parts:
+        return Text("not known: the plan does not say in which order its step does what")
+    table = new_table(("what", "where", "phase"), ("count", "time", "share"))
+    for part in parts[:MAX_CRITICAL]:
+        table.add_row(
+            *map(name, (part.what, part.where, part.phase)),
+            str(part.count),
+            format_ns(part.time_ns),
+            format_percent(part.share),
+        )
+    return with_rest(table, len(parts), MAX_CRITICAL)

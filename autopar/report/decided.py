@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from autopar.ir.mesh import Mesh
 from autopar.plans.matching import general
-from autopar.plans.plan import Plan, Structure
+from autopar.plans.plan import Param, Plan, Structure
 from autopar.report.changes import ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import maker, op_place, tensor_place
 from autopar.report.placed import choice_text, param_text, route_text, sharding_text
@@ -49,9 +49,13 @@ def decision_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
 def _params(a: Structure, b: Structure) -> Iterator[ChangeItem]:
     for name, old in a.params.items():
         new = b.params.get(name)
-        if new is not None and (old.storage, old.kept) != (new.storage, new.kept):
+        if new is not None and _place(old) != _place(new):
             before, after = param_text(old, a.mesh), param_text(new, b.mesh)
             yield ChangeItem("", name, before, after, prod(old.shape))
+
+
+def _place(param: Param) -> tuple[str, str, str]:
+    return param.storage, param.kept, param.residency
 
 
 def _ops(old: Plan, new: Plan) -> Iterator[ChangeItem]:

@@ -76,6 +76,7 @@ def param_decision(plan: Plan, params: Alike) -> DecisionText:
     count, placed = len(params.names), param.choice
     whole = format_bytes(params.total_bytes // count)
     stored = format_bytes(params.held_bytes(param.storage, mesh) // count)
+    where = "in the memory of each device's host" if placed.hosted else "on each device"
     if placed.kept != placed.storage:
         kept = f"kept for backward: {on_axes(placed.kept, mesh)}"
     else:
@@ -91,7 +92,7 @@ def param_decision(plan: Plan, params: Alike) -> DecisionText:
         what=param.type_text,
         phase="",
         count=count,
-        choice=(f"stored {on_axes(placed.storage, mesh)}: {stored} of {whole} on each device", kept)
+        choice=(f"stored {on_axes(placed.storage, mesh)}: {stored} of {whole} {where}", kept)
         + tuple(roles),
         reads=tuple(
             f"read by {short_op(op.op)} in {op.phase} as {sharding_text(state, mesh)}"

@@ -54,7 +54,7 @@ def outline(graph: Graph, plan: Plan) -> str:
 def _params(plan: Plan) -> list[Row]:
     found = sorted(summarize(plan).params, key=lambda group: group.name)
     return [
-        (p.name, p.storage if p.kept == p.storage else f"{p.storage}, for backward {p.kept}")
+        (p.name, p.stored if p.kept == p.storage else f"{p.stored}, for backward {p.kept}")
         for p in found
     ]
 

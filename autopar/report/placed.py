@@ -20,6 +20,7 @@ from autopar.plans.matching import general
 from autopar.plans.plan import Param
 
 REPLICATED = "replicated"
+_ON_HOST = ", in the host's memory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,12 @@ class ParamGroup:
     kept: str
     total_bytes: int
     local_bytes: int
+    on_host: bool
+
+    @property
+    def stored(self) -> str:
+        """How, and where, they are stored."""
+        return f"{self.storage}{_ON_HOST}" if self.on_host else self.storage
 
 
 def param_groups(params: Mapping[str, Param], mesh: Mesh) -> tuple[ParamGroup, ...]:
@@ -62,6 +69,7 @@ def _param_group(name: str, names: Sequence[str], param: Param, mesh: Mesh) -> P
         kept=on_axes(placed.kept, mesh),
         total_bytes=len(names) * param.num_bytes,
         local_bytes=len(names) * shard_bytes(param.shape, param.dtype, placed.storage, mesh),
+        on_host=param.residency == "host",
     )
 
 
@@ -101,8 +109,8 @@ def sharding_text(text: str, mesh: Mesh) -> str:
 
 
 def param_text(param: Param, mesh: Mesh) -> str:
-    """How a parameter is stored, and what else is kept of it for backward."""
-    stored = sharding_text(param.storage, mesh)
+    """How and where a parameter is stored, and what else is kept of it for backward."""
+    stored = sharding_text(param.storage, mesh) + _ON_HOST * (param.residency == "host")
     kept = "" if param.kept == param.storage else f", kept {sharding_text(param.kept, mesh)}"
     return stored + kept
 

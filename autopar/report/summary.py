@@ -23,7 +23,7 @@ from autopar.plans.matching import general
 from autopar.plans.plan import PROVEN, MeshAxis, Plan, Provenance
 from autopar.report.cautions import cautions
 from autopar.report.costs import Cost, again_ns, costs, held_by
-from autopar.report.critical_parts import CriticalPart, critical_parts
+from autopar.report.critical_parts import CriticalPart, critical_parts, critical_table
 from autopar.report.limits import AxisShare, find_limits, margin_text
 from autopar.report.names import WHOLE_MODEL, escape, short_op
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups
@@ -32,7 +32,6 @@ from autopar.report.printed import table as new_table
 from autopar.report.timeline import timeline
 
 TOP_COSTS = 12
-MAX_CRITICAL = 8
 MAX_SENTENCE = 600
 MAX_ROWS = 60
 """Rows of a table that are printed; a last line counts the rest."""
@@ -97,6 +96,8 @@ class Summary(Printed):
     again_ns: int
     offloaded: tuple[str, ...]
     offloaded_bytes: int
+    num_hosted: int
+    hosted_bytes: int
     memory: Memory
     memory_bytes: int
     memory_limit_bytes: int
@@ -115,7 +116,7 @@ class Summary(Printed):
         for title, content in (
             (_BLOCKS, _block_table(self.blocks)),
             (_COSTS, _top_costs(self)),
-            (_PATH, _critical(self.critical_path)),
+            (_PATH, critical_table(self.critical_path)),
             (_AXES, _axes(self.axes)),
             ("Parameters", _params(self)),
             ("Communication: all collectives of a step", _collectives(self)),
@@ -133,6 +134,8 @@ def summarize(plan: Plan) -> Summary:
     params = param_groups(structure.params, structure.mesh)
     step = timeline(plan)
     limits = find_limits(plan, step)
+    copied = (t for t in estimates.collectives if (t.axis, t.phase) == (TO_HOST, Phase.FORWARD))
+    away = sum(t.num_bytes for t in copied) // structure.schedule.microbatches
     return Summary(
         model=structure.model,
         cluster=structure.cluster,
@@ -161,8 +164,9 @@ def summarize(plan: Plan) -> Summary:
         again=structure.again,
         again_ns=again_ns(estimates),
         offloaded=structure.offloaded,
-        offloaded_bytes=sum(t.num_bytes for t in estimates.collectives if t.axis == TO_HOST)
-        // structure.schedule.microbatches,
+        offloaded_bytes=away,
+        num_hosted=sum(group.count for group in params if group.on_host),
+        hosted_bytes=max(0, estimates.host_bytes - away),
         memory=estimates.memory,
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,
@@ -248,6 +252,8 @@ def _head(summary: Summary) -> RenderableType:
         grid.add_row("again", name(_again(summary)))
     if summary.offloaded:
         grid.add_row("offload", name(_offloaded(summary)))
+    if summary.num_hosted:
+        grid.add_row("host", name(_hosted(summary)))
     proof = name(summary.status, "green" if summary.gap <= PROVEN else "yellow")
     grid.add_row(
         "proof",
@@ -279,6 +285,15 @@ def _offloaded(summary: Summary) -> str:
     return (
         f"{len(summary.offloaded)} classes of activations, {format_bytes(summary.offloaded_bytes)} "
         f"of them in the host's memory until backward: {_kinds(summary.offloaded)}"
+    )
+
+
+def _hosted(summary: Summary) -> str:
+    """What lives in the host's memory, in words."""
+    count = sum(group.count for group in summary.params)
+    return (
+        f"{summary.num_hosted} of {count} parameters live in the host's memory, with gradients and "
+        f"the optimizer's states: {format_bytes(summary.hosted_bytes)} per device"
     )
 
 
@@ -331,20 +346,6 @@ def _top_costs(summary: Summary) -> RenderableType:
     return table
 
 
-def _critical(parts: Sequence[CriticalPart]) -> RenderableType:
-    if not parts:
-        return Text("not known: the plan does not say in which order its step does what")
-    table = new_table(("what", "where", "phase"), ("count", "time", "share"))
-    for part in parts[:MAX_CRITICAL]:
-        table.add_row(
-            *map(name, (part.what, part.where, part.phase)),
-            str(part.count),
-            format_ns(part.time_ns),
-            format_percent(part.share),
-        )
-    return with_rest(table, len(parts), MAX_CRITICAL)
-
-
 def _axes(axes: Sequence[AxisShare]) -> RenderableType:
     if not axes:
         return Text("none")
@@ -359,7 +360,7 @@ def _params(summary: Summary) -> RenderableType:
     table = new_table(("parameter",), ("count", "per device", "shape"))
     table.add_column("stored; kept for backward", overflow="fold")
     for group in summary.params[:MAX_ROWS]:
-        placed = _placed(group.storage)
+        placed = _placed(group.stored)
         if group.kept != group.storage:
             placed.append("\nkept ").append_text(_placed(group.kept))
         table.add_row(

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.space import NodeClass, classes
@@ -41,10 +41,12 @@ def random_plan(
     seed: int,
     pins: Mapping[str, str] | None = None,
     microbatches: int = 1,
+    hosted: Collection[str] = (),
 ) -> Plan:
     """A plan for `graph` on `mesh`: every choice drawn at random, the same for the same seed. Nodes
-    whose key matches a pattern of `pins` have its choice instead."""
-    draw = _Draw(in_microbatches(graph, microbatches), mesh, seed)
+    whose key matches a pattern of `pins` have its choice instead. The parameters `hosted` live on
+    the host."""
+    draw = _Draw(in_microbatches(graph, microbatches), mesh, seed, frozenset(hosted))
     for pattern, label in (pins or {}).items():
         draw.pin(pattern, label)
     return draw.plan()
@@ -54,15 +56,17 @@ SAVED_ELSEWHERE = 0.5
 """How likely an activation is saved in another state than its op leaves it in."""
 
 
-_SPACES: dict[tuple[int, tuple[int, ...]], tuple[Graph, Space]] = {}
+_SPACES: dict[tuple[int, tuple[int, ...], frozenset[str]], tuple[Graph, Space]] = {}
 
 
-def _space(graph: Graph, mesh: Mesh) -> Space:
+def _space(graph: Graph, mesh: Mesh, hosted: frozenset[str]) -> Space:
     """The groups and classes of `graph`, worked out once for all plans on meshes of one shape."""
-    key = id(graph), mesh.sizes
+    key = id(graph), mesh.sizes, hosted
     if key not in _SPACES:
         found = groups(graph)
-        _SPACES[key] = graph, (found, classes(graph, mesh, found, Limits(graph, mesh)))
+        counts = Counter(n.key for n in graph.with_role(Role.PARAM) if n.target in hosted)
+        on_host = {key: (count,) for key, count in counts.items()}
+        _SPACES[key] = graph, (found, classes(graph, mesh, found, Limits(graph, mesh), on_host))
     return _SPACES[key][1]
 
 
@@ -71,10 +75,10 @@ def _labels(entry: NodeClass) -> list[str]:
 
 
 class _Draw:
-    def __init__(self, graph: Graph, mesh: Mesh, seed: int) -> None:
-        self.graph, self.mesh = graph, mesh
+    def __init__(self, graph: Graph, mesh: Mesh, seed: int, hosted: frozenset[str]) -> None:
+        self.graph, self.mesh, self.hosted = graph, mesh, hosted
         self.random = random.Random(seed)
-        self.groups, self.classes = _space(graph, mesh)
+        self.groups, self.classes = _space(graph, mesh, hosted)
         self.choice = {key: self._draw(e, _labels(e)) for key, e in self.classes.items()}
         self.saved: dict[str, Sharding] = {}
 
@@ -109,6 +113,7 @@ class _Draw:
                     node.outputs[0].shape,
                     node.outputs[0].dtype,
                     *map(str, self._shardings(node.key)),
+                    "host" if node.target in self.hosted else "device",
                 )
                 for node in self.graph.with_role(Role.PARAM)
             },

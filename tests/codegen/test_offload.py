@@ -52,7 +52,10 @@ def planned(graph: Graph, on: Mesh, seed: int, away: Sequence[str], again: Seque
 def ran(found: Case, plan: Plan, tolerance: float) -> StepResult:
     graph, on = found.traced.graph, plan.structure.mesh
     layout = parse_layout(graph, plan.structure)
-    check(layout.graph, schedule(layout))
+    whole = schedule(layout)
+    for turn in (whole.before, replace(whole, before=None, turns=1)):
+        if turn is not None:
+            check(layout.graph, turn)
     with watched() as written:
         program = generate(found.traced.gm, graph, plan)
     check_order(written, program, on.names)

@@ -138,7 +138,7 @@ def storages(hidden: int, out: int, *sizes: int) -> set[str]:
     """How the weight of one layer may be stored."""
     graph = linear_step(12, hidden, out)
     on = mesh(*sizes)
-    table = classes(graph, on, groups(graph), Limits(graph, on))
+    table = classes(graph, on, groups(graph), Limits(graph, on), {})
     (entry,) = (e for e in table.values() if e.node.role is Role.PARAM)
     return {str(choice).partition("|")[0] for choice in entry.choices}
 

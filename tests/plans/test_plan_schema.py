@@ -44,7 +44,7 @@ def test_plan_files_fulfil_it(plan: Plan) -> None:
         (("structure", "mesh", 0, "size"), 0),
         (("estimates", "flops"), -1),
         (("structure", "strategy"), "x"),
-        (("structure", "memory_policy", "optimizer"), "disk"),
+        (("structure", "params", "lm_head.weight", "residency"), "disk"),
     ],
 )
 def test_what_is_no_plan_does_not(way: tuple[Any, ...], value: Any) -> None:

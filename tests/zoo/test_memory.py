@@ -16,6 +16,7 @@ from autopar.compile import best_on
 from autopar.cost_model.price import price
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.leanest import leanest
+from autopar.ir.mesh import Mesh
 from autopar.plans.fitting import Candidate
 from autopar.plans.options import Options
 from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
@@ -41,10 +42,15 @@ def step(name: str) -> Traced:
     return trace(model.train(), (), inputs)
 
 
-def request(name: str, mesh: str) -> PlanRequest:
+def request(name: str, mesh: str, residency: str = "cuda") -> PlanRequest:
     cluster = parse_cluster(f"{prod(map(int, mesh.split('x')))}xH100")
-    options = Options(mesh=mesh, memory_limit_bytes=BOUNDLESS_BYTES, backend="eager")
-    return ask(step(name).graph, cluster, options).on(parse_mesh(mesh, cluster))
+    options = Options(
+        mesh=mesh, memory_limit_bytes=BOUNDLESS_BYTES, backend="eager", residency=residency
+    )
+    laid = parse_mesh(mesh, cluster)
+    # So that each module of a list is a block.
+    small = Mesh(tuple(replace(axis, bucket_bytes=1) for axis in laid))
+    return ask(step(name).graph, cluster, options).on(small if residency == "cpu" else laid)
 
 
 def halfway(wanted: PlanRequest) -> Candidate:
@@ -81,6 +87,9 @@ def test_what_is_predicted_is_held(name: str, mesh: str) -> None:
     check(name, lean)
     check(name, halfway(request(name, mesh)))
     assert lean.structure.again
+    hosted = best_on(request(name, mesh, "cpu"), silent)
+    check(name, hosted)
+    assert hosted.estimates.memory.params == 0 < hosted.estimates.host_bytes
 
 
 @pytest.mark.nightly

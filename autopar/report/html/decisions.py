@@ -48,7 +48,7 @@ def _params(plan: Plan) -> Iterable[DecisionRow]:
         shape = f"{group.dtype}[{', '.join(map(str, group.shape))}]"
         details = f"{group.count} of {shape}" if group.count > 1 else shape
         figure = format_bytes(group.local_bytes)
-        yield DecisionRow("parameter", group.name, group.storage + kept, details, figure)
+        yield DecisionRow("parameter", group.name, group.stored + kept, details, figure)
 
 
 def _ops(plan: Plan) -> Iterable[DecisionRow]:

@@ -1,0 +1,122 @@
+"""Parameters that live on the host, whichever they are and however they are laid out, beside what
+is made again and offloaded, change no gradient; and the device has what it needs when it does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor, fx
+
+from autopar.codegen import bind, generate
+from autopar.ir.again import with_again
+from autopar.ir.graph import Graph, Role
+from autopar.ir.mesh import Mesh
+from autopar.ir.offloading import offloadable
+from autopar.ir.residency import can_be_hosted, evenly
+from autopar.plans.layout import parse_layout
+from autopar.plans.plan import Plan
+from autopar.plans.scheduling import schedule
+from autopar.runtime.ops.host_copies import OFFLOAD, RELOAD
+from autopar.tracer.torch_private import FakeTensorMode
+from tests.codegen.models import case
+from tests.codegen.random_plans import random_plan
+from tests.codegen.test_again import candidates
+from tests.codegen.test_offload import in_blocks, ran
+from tests.codegen.test_random_plans import TOLERANCE, difference
+from tests.live_bytes import DTYPES
+
+
+def hosted_at_random(graph: Graph, part: float, seed: int) -> list[str]:
+    draw, known = random.Random(seed), can_be_hosted(graph)
+    return [name for members in known.values() for name in members if draw.random() < part]
+
+
+def planned(graph: Graph, on: Mesh, seed: int, part: float, turns: int) -> Plan:
+    draw = random.Random(seed)
+    again = [key for key in candidates(graph) if turns == 1 and draw.random() < 0.3]
+    step = with_again(graph, again)
+    away = [key for key in offloadable(step, on) if turns == 1 and draw.random() < 0.3]
+    hosted = hosted_at_random(graph, part, seed)
+    plan = random_plan(step, on, seed, microbatches=turns, hosted=hosted)
+    structure = msgspec.structs.replace(
+        plan.structure, again=tuple(again), offloaded=tuple(away), reload_pace=1 << 16
+    )
+    return msgspec.structs.replace(plan, structure=structure)
+
+
+@pytest.mark.parametrize(("seed", "part", "turns"), [(0, 0.4, 1), (1, 1.0, 1), (2, 0.7, 2)])
+@pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_equal_to_eager(
+    name: str, sizes: Sequence[int], seed: int, part: float, turns: int
+) -> None:
+    found, on = case(name), in_blocks(*sizes)
+    plan = planned(found.traced.graph, on, seed, part, turns)
+    assert any(param.residency == "host" for param in plan.structure.params.values())
+    step = ran(found, plan, TOLERANCE[name])
+    assert step.gradients.keys() == found.gradients.keys()
+    for parameter, expected in found.gradients.items():
+        assert difference(step.gradients[parameter], expected) <= TOLERANCE[name], parameter
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_each_is_copied_for_each_phase_but_near_the_turn(name: str) -> None:
+    graph, on = case(name).traced.graph, in_blocks(2)
+    names = [member for members in can_be_hosted(graph).values() for member in members]
+    plan = random_plan(graph, on, 0, hosted=names)
+    layout = parse_layout(graph, plan.structure)
+    events = schedule(layout)
+    reloaded = {each.param for each in layout.streamed if each.backward is not None}
+    assert 0 < len(reloaded) < len(names)
+    assert {value.ref for value in events.saved if value.on_host} == reloaded
+    gradients = {value for value in events.outputs if value.on_host}
+    assert len(gradients) == len(names)
+
+
+def targets(gm: fx.GraphModule | None) -> list[Any]:
+    assert gm is not None
+    return [node.target for node in gm.graph.nodes]
+
+
+@pytest.mark.parametrize("part", [0.5, 1.0])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_every_op_finds_its_inputs_on_the_device(name: str, part: float) -> None:
+    """Run with fake tensors on a GPU: an op that reads a tensor of the host fails."""
+    found, on = case(name), in_blocks()
+    graph = found.traced.graph
+    hosted = hosted_at_random(graph, part, 0)
+    plan = random_plan(graph, on, 0, hosted=hosted)
+    cuda = torch.device("cuda:0")
+    with FakeTensorMode():
+        program = bind(generate(found.traced.gm, graph, plan), NAMES, on, (0,), cuda)
+        assert targets(program.forward).count(RELOAD) == len(hosted)
+        assert targets(program.backward).count(OFFLOAD) == len(hosted)
+        tensors: dict[str, Tensor] = {
+            f"{node.role.value}:{node.target}": torch.empty(
+                node.outputs[0].shape,
+                dtype=DTYPES[node.outputs[0].dtype],
+                device="cpu" if node.target in hosted else cuda,
+            )
+            for node in graph.with_role(*INPUTS)
+        }
+        results = program.forward([tensors[each] for each in program.forward_inputs])
+        tensors |= dict(zip(program.forward_outputs, results, strict=True))
+        assert program.backward is not None
+        gradients = program.backward([tensors[each] for each in program.backward_inputs])
+    names = [each.removeprefix("grad:") for each in program.backward_outputs]
+    assert {n for n, g in zip(names, gradients, strict=True) if g.device.type == "cpu"} == {*hosted}
+
+
+NAMES = {"ax0": "ax0"}
+INPUTS = (Role.PARAM, Role.BUFFER, Role.INPUT, Role.TANGENT)
+
+
+def test_parts_of_a_class_are_spread() -> None:
+    names = "abcdefgh"
+    assert "".join(evenly(names, 3)) == "cfh"
+    assert all(len(evenly(names, count)) == count for count in range(9))

@@ -1,0 +1,146 @@
+"""Where parameters live is decided with all else, where memory binds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from autopar.compile import best_on
+from autopar.cost_model.account import account
+from autopar.cost_model.price import price
+from autopar.errors import ArgumentError, AutoparError, InfeasibleError
+from autopar.ir.mesh import Cluster
+from autopar.ir.problem import Problem
+from autopar.ir.residency import can_be_hosted, evenly
+from autopar.plans.decisions import make_structure
+from autopar.plans.options import Options, make_options
+from autopar.plans.plan import PROVEN
+from autopar.plans.request import PlanRequest, ask
+from autopar.plans.settling import same_choice, settled_request
+from autopar.solver import evaluate, solve
+from autopar.solver.evaluate import peak_usage
+from autopar.solver.search import silent
+from autopar.tracer import Traced, trace
+from tests.planned import on_h100
+
+LAYERS, ROWS, WIDTH = 4, 4096, 1024
+
+
+class Stack(nn.Module):
+    """Two classes of parameters, of which one has more to do than the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(LAYERS))
+        self.norms = nn.ModuleList(nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in (*self.norms, *self.layers):
+            x = x + layer(x).tanh()
+        return x.square().mean()
+
+
+@cache
+def traced() -> Traced:
+    with torch.device("meta"):
+        return trace(Stack(), (torch.empty(ROWS, WIDTH),), {})
+
+
+def near(cluster: Cluster, gb_per_s: float) -> Cluster:
+    host = replace(cluster.host, bytes_per_s=gb_per_s * 1e9, memory_bytes_per_s=gb_per_s * 1e9)
+    return replace(cluster, host=host)
+
+
+def request(
+    gb_per_s: float, limit: int | None = None, residency: str = "auto", mesh: str = "2"
+) -> PlanRequest:
+    cluster, laid = on_h100(mesh, 1)
+    options = Options(mesh=mesh, memory_limit_bytes=limit, backend="eager", residency=residency)
+    return ask(traced().graph, near(cluster, gb_per_s), options).on(laid)
+
+
+def decided(gb_per_s: float) -> Iterator[PlanRequest]:
+    """Every number of each class on the host."""
+    plain = request(gb_per_s)
+    first, second = can_be_hosted(plain.graph).values()
+    for some in range(len(first) + 1):
+        for others in range(len(second) + 1):
+            hosted = frozenset((*evenly(first, some), *evenly(second, others)))
+            yield replace(plain, hosted=hosted)
+
+
+def held(problem: Problem) -> int:
+    return peak_usage(problem, solve(replace(problem, usage_limit=None)).choice)[0]
+
+
+@pytest.mark.parametrize("gb_per_s", [27.7, 1000.0])
+@pytest.mark.parametrize("part", [0.25, 0.6, 0.9])
+def test_equal_to_the_best_of_all_that_can_be_done(gb_per_s: float, part: float) -> None:
+    stated = [price(some) for some in decided(gb_per_s)]
+    least, most = held(stated[-1]), held(stated[0])
+    limit = least + int(part * (most - least))
+    every = [solve(replace(problem, usage_limit=limit)) for problem in stated]
+    best = min((each for each in every if each.choice), key=lambda each: each.objective)
+    wanted = replace(request(gb_per_s), hosted=None)
+    problem = replace(price(wanted), usage_limit=limit)
+    found = solve(problem)
+    assert found.objective <= best.objective * (1 + 2 * PROVEN)
+    assert found.bound <= best.objective
+    settled = replace(
+        settled_request(replace(wanted, again=None), problem, found), again=(), offloaded=()
+    )
+    assert settled.hosted or part > 0.8
+    plain = replace(price(settled), usage_limit=limit)
+    choice = same_choice(problem, found, plain, settled.step)
+    final = evaluate(plain, choice)
+    assert final.objective == found.objective
+    solution = replace(found, choice=choice, arcs=final.arcs, objective=final.objective)
+    bill = account(settled, make_structure(settled, plain, solution))
+    assert bill.estimates.modelled_ns == found.objective
+
+
+def test_a_plan_is_within_its_memory() -> None:
+    free = best_on(request(27.7), silent)
+    assert not hosted(free.structure.params.values())
+    weights = free.estimates.memory.params
+    limit = free.estimates.memory.total - 3 * weights
+    with pytest.raises(InfeasibleError):
+        best_on(request(27.7, limit, "cuda"), silent)
+    found = best_on(request(27.7, limit), silent)
+    assert hosted(found.structure.params.values()) > 0
+    assert found.estimates.memory.total <= limit
+    assert found.estimates.host_bytes > 0
+
+
+def hosted(params: object) -> int:
+    assert hasattr(params, "__iter__")
+    return sum(param.residency == "host" for param in params)
+
+
+def test_all_live_on_the_host_if_that_is_asked_for() -> None:
+    found = best_on(request(27.7, residency="cpu", mesh="2x2"), silent)
+    assert hosted(found.structure.params.values()) == len(found.structure.params)
+    memory = found.estimates.memory
+    assert memory.params == memory.gradients == memory.optimizer == 0
+    shards = sum(param.num_bytes for param in found.structure.params.values()) // 4
+    assert found.estimates.host_bytes >= 4 * shards
+
+
+def test_what_cannot_be_is_told() -> None:
+    with pytest.raises(ArgumentError, match="residency='gpu': write one of cuda, cpu, auto"):
+        make_options("2", "adamw", None, None, False, residency="gpu")
+    wanted = request(27.7, residency="cpu")
+    muon = replace(wanted, options=replace(wanted.options, optimizer="muon"))
+    with pytest.raises(AutoparError, match="muon steps on whole parameters"):
+        price(muon)
+    unknown = replace(wanted.cluster.host, memory_bytes_per_s=0.0)
+    with pytest.raises(AutoparError, match=r"does not say host\.memory_bytes_per_s"):
+        price(replace(wanted, cluster=replace(wanted.cluster, host=unknown)))
+    small = replace(wanted.cluster.host, memory_bytes=1 << 20)
+    with pytest.raises(InfeasibleError, match="in the memory of its host, of which each has 1 MiB"):
+        best_on(replace(wanted, cluster=replace(wanted.cluster, host=small)), silent)
