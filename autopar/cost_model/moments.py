@@ -9,7 +9,7 @@ there. `with_moments` states how much that is at the least, as a sum over decisi
   backward;
 * what an op makes, as it makes it, until that is first used, unless it is partial;
 * what the op of the moment reads, as it asks for it, what it makes, and what it needs meanwhile;
-* what the step is given;
+* what the step is given, and what of it a script gets that is not read again;
 * of a tensor that is used before and after, and of gradients, a piece, cut on every axis.
 
 Messages under way are left out, and tensors in several states at once: the step that is played
@@ -18,7 +18,6 @@ holds no less at that moment, whatever was decided.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -26,6 +25,7 @@ from math import prod
 import numpy as np
 
 from autopar.cost_model.optimizer import find_optimizer
+from autopar.cost_model.residency import Residency
 from autopar.cost_model.saved import decision_key
 from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
@@ -99,6 +99,23 @@ def _lives(graph: Graph) -> tuple[_Life, ...]:
 
 
 @per_graph
+def _handed_out(graph: Graph) -> tuple[tuple[Node, int], ...]:
+    """What forward returns detached, which the script holds from then on, and the last op that
+    reads it; a tensor once, and none that is larger than what it is a view of."""
+    last: dict[int, int] = {}
+    for life in _lives(graph):
+        root = life.group.root.node
+        last[root] = max(last.get(root, root), *life.uses, root)
+    found: dict[Ref, tuple[Node, int]] = {}
+    for node in graph.with_role(Role.DETACHED):
+        root, _ = root_of(graph, node.inputs[0])
+        is_made = graph.nodes[root.node].role is Role.OP
+        if is_made and graph.type_of(node.inputs[0]).num_bytes <= graph.type_of(root).num_bytes:
+            found.setdefault(root, (node, last.get(root.node, root.node)))
+    return tuple(found.values())
+
+
+@per_graph
 def _gradients(graph: Graph) -> tuple[tuple[Node, Ref], ...]:
     """Per gradient: its parameter, and what becomes it, before casts."""
     params = {node.target: node for node in graph.with_role(Role.PARAM)}
@@ -122,7 +139,7 @@ class _Rows:
         self.number = {key: i for i, key in enumerate(problem.keys)}
         self.casts = casts_of(self.graph).copies
         self.offloaded = frozenset(request.offloaded)
-        self.members = Counter(node.key for node in self.graph.with_role(Role.PARAM))
+        self.residency = Residency(request)
         self.lives = _lives(self.graph)
         nodes = self.graph.nodes
         self.by_name = {n.name: n.index for n in nodes if n.phase is Phase.FORWARD}
@@ -159,6 +176,9 @@ class _Rows:
                 self._add_saved(life, root, node)
             elif root.role is Role.OP and life.group.phase is node.phase:
                 self._add_made(life, root, node)
+        for output, last in _handed_out(graph):
+            if last < place:
+                self._add(output, self._returned(output))
         if node.phase is Phase.BACKWARD:
             for param, gradient in _gradients(graph):
                 if gradient.node < place:
@@ -184,7 +204,7 @@ class _Rows:
             self._add(param, kept)
         if node.index in life.uses:
             self._add(node, self._asked(life, node))
-            self._add(param, -self._stored(param) - (kept if is_kept else 0))
+            self._add(param, -self._made(param, 0) - (kept if is_kept else 0))
 
     def _add_optional(self, life: _Life, copy: Node, node: Node) -> None:
         """An output of an optional copy, if that is there; else what is saved of the original's."""
@@ -227,13 +247,13 @@ class _Rows:
 
     def _add_gradient(self, param: Node, gradient: Ref) -> None:
         """A piece of it, unless it may be on the host already."""
-        piece = self._piece(gradient)
+        piece, residency = self._piece(gradient), self.residency
 
         def size(label: Label) -> int:
             assert isinstance(label, ParamChoice)
-            return piece * self._on_device(param, label) // self.members[param.key]
+            return 0 if residency.is_hosted(param, label) else piece
 
-        self._add(param, self._per_label(param, ("gradient", piece), size))
+        self._add(param, self._per_label(param, ("gradient", piece, residency.who(param)), size))
 
     def _add_piece(self, root: Node, ref: Ref) -> None:
         self._add(root, np.full(len(self.labels[decision_key(root)]), self._piece(ref), np.int64))
@@ -249,30 +269,17 @@ class _Rows:
                 case Choice():
                     state = shardings(node, label)[1][output]
                 case ParamChoice():
-                    # That of the class, which may be on the host in part.
-                    local = self._local(Ref(node.index, output), label.storage)
-                    return local * self._on_device(node, label) // self.members[node.key]
+                    if self.residency.is_hosted(node, label):
+                        return 0
+                    state = label.storage
                 case Sharding():
                     state = label
                 case _:
                     return 0
             return self._local(Ref(node.index, output), state)
 
-        return self._per_label(node, ("made", output), size)
-
-    def _on_device(self, param: Node, label: ParamChoice) -> int:
-        """How many of a parameter's class are on the device."""
-        return self.members[param.key] - label.hosted
-
-    def _stored(self, param: Node) -> IntArray:
-        """Bytes of a parameter that is on the device, if it may be."""
-
-        def size(label: Label) -> int:
-            assert isinstance(label, ParamChoice)
-            local = self._local(Ref(param.index), label.storage)
-            return local if self._on_device(param, label) else 0
-
-        return self._per_label(param, ("stored",), size)
+        who = self.residency.who(node) if node.role is Role.PARAM else ""
+        return self._per_label(node, ("made", output, who), size)
 
     def _waiting(self, node: Node, output: int) -> IntArray:
         """Bytes of an output that nothing has read yet: what is partial may be in pieces."""
@@ -296,13 +303,24 @@ class _Rows:
 
         return self._per_label(copy, ("saved", output), size)
 
+    def _returned(self, output: Node) -> IntArray:
+        """Bytes of what leaves the graph."""
+
+        def size(label: Label) -> int:
+            assert isinstance(label, Sharding)
+            return self._local(output.inputs[0], label)
+
+        return self._per_label(output, ("returned",), size)
+
     def _kept(self, param: Node) -> IntArray:
+        residency = self.residency
+
         def size(label: Label) -> int:
             assert isinstance(label, ParamChoice)
-            is_copy = label.kept != label.storage
+            is_copy = label.kept != label.storage or residency.stays(param, label)
             return self._local(Ref(param.index), label.kept) if is_copy else 0
 
-        return self._per_label(param, ("kept",), size)
+        return self._per_label(param, ("kept", residency.who(param)), size)
 
     def _asked(self, life: _Life, user: Node) -> IntArray:
         """Bytes of a tensor in the state that an op reads it in."""

@@ -64,7 +64,7 @@ def price(request: PlanRequest) -> Problem:
     in_state = {key: tuple(map(state_of, labels)) for key, labels in saves.items()}
     space = Space(graph, table, in_state, number, limits, owners)
     streams = Streams(request)
-    copied = host_contention(cluster) if offloads.away or streams.members else ()
+    copied = host_contention(cluster) if offloads.away or streams.residency.members else ()
     windows = Windows.of(mesh, cluster.device, copied, graph.turns)
     costs = _compute(graph, cluster, mesh, options, all_groups, table, windows)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}

@@ -19,6 +19,7 @@ from autopar.cost_model.windows import Windows
 from autopar.errors import AutoparError
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.choices import ParamChoice
+from autopar.ir.graph import Node
 from autopar.ir.mesh import FROM_HOST, TO_HOST
 from autopar.ir.problem import BoolArray, IntArray
 from autopar.ir.redistribute import local_bytes
@@ -57,19 +58,46 @@ def _counts(num: int) -> tuple[int, ...]:
     return tuple(sorted({num * part // _PARTS for part in range(_PARTS + 1)}))
 
 
+class Residency:
+    """Which of a request's parameters live on the host, under which choice."""
+
+    def __init__(self, request: PlanRequest) -> None:
+        graph, self._given = request.step, request.hosted
+        known = can_be_hosted(graph)
+        self.members = {key: known[key] for key in hosted_counts(request)}
+        """The parameters of each class of which any may be on the host."""
+        names = [name for found in self.members.values() for name in found]
+        found = streamed(graph, request.mesh, names)
+        self.streamed = {graph.nodes[each.param.node].target: each for each in found}
+        self._known: dict[tuple[str, int], frozenset[str]] = {}
+
+    def hosted(self, key: str, count: int) -> frozenset[str]:
+        """Those of a class that are on the host, where so many are."""
+        if self._given is not None:
+            return self._given
+        if (key, count) not in self._known:
+            self._known[key, count] = frozenset(evenly(self.members.get(key, ()), count))
+        return self._known[key, count]
+
+    def is_hosted(self, param: Node, choice: ParamChoice) -> bool:
+        """Whether a parameter is on the host, where that is chosen for its class."""
+        return bool(choice.hosted) and param.target in self.hosted(param.key, choice.hosted)
+
+    def stays(self, param: Node, choice: ParamChoice) -> bool:
+        """Whether what was copied of it for forward is kept for backward."""
+        return self.is_hosted(param, choice) and self.streamed[param.target].stays
+
+    def who(self, param: Node) -> str:
+        """What tells a parameter apart from others of its class that may be elsewhere."""
+        return param.target if param.key in self.members else ""
+
+
 class Streams:
     """The copies of a request's parameters that live on the host, or may."""
 
     def __init__(self, request: PlanRequest) -> None:
         self.graph, self.mesh, self.cluster = request.step, request.mesh, request.cluster
-        self.given, keys = request.hosted, hosted_counts(request)
-        known = can_be_hosted(self.graph)
-        self.members = {key: known[key] for key in keys}
-        """The parameters of each class of which any may be on the host."""
-        names = [name for found in self.members.values() for name in found]
-        nodes = self.graph.nodes
-        found = streamed(self.graph, self.mesh, names)
-        self.streamed = {nodes[each.param.node].target: each for each in found}
+        self.residency = Residency(request)
 
     def add_copies(
         self,
@@ -79,7 +107,7 @@ class Streams:
         number: Mapping[str, int],
     ) -> None:
         """What copies cost, and where they hide, per choice."""
-        for key in self.members:
+        for key in self.residency.members:
             entry = table[key]
             counts = [choice.hosted for choice in entry.choices if isinstance(choice, ParamChoice)]
             for count in sorted({*counts} - {0}):
@@ -88,9 +116,8 @@ class Streams:
 
     def _hosted(self, key: str, count: int) -> list[Streamed]:
         """Those of a class that are on the host, where so many are."""
-        members = self.members[key]
-        names = evenly(members, count) if self.given is None else self.given
-        return [self.streamed[name] for name in members if name in names]
+        names, residency = self.residency.hosted(key, count), self.residency
+        return [residency.streamed[name] for name in residency.members[key] if name in names]
 
     def _add(
         self,

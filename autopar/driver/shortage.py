@@ -43,6 +43,7 @@ def explain_shortage(asked: Asked, request: PlanRequest, why: InfeasibleError, s
     remedies = (
         f"--memory-limit {_at_least(_peak(found))}",
         *_more_devices(asked, request, _peak(found), say),
+        *_on_host(request, say),
         *_microbatches(request, say),
         *_smaller_batch(request, found.estimates, say),
     )
@@ -105,6 +106,16 @@ def _on_more(asked: Asked, request: PlanRequest, factor: int) -> PlanRequest:
         text = ",".join(f"{name}={size}" for name, size in axes.items())
     mesh = with_buckets(parse_mesh(text, cluster), cluster.device)
     return replace(asked, cluster=cluster).on(mesh)
+
+
+def _on_host(request: PlanRequest, say: Say) -> Iterator[str]:
+    """Parameters on the host, if the leanest plan is within the limit then."""
+    options = request.options
+    if options.residency == "cuda" and options.hosted is None:
+        found = _leanest(replace(request, options=replace(options, residency="auto")), say)
+        is_new = found is not None and found.estimates.host_bytes > 0
+        if found is not None and is_new and _peak(found) <= request.memory_limit_bytes:
+            yield f"--residency auto ({format_bytes(_peak(found))})"
 
 
 def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:

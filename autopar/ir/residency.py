@@ -22,12 +22,14 @@ from autopar.ir.uses import Group, groups, root_of
 
 class Streamed(NamedTuple):
     """A parameter on the host: the blocks of `forward` and `backward` for which it is copied to the
-    device, None where it is not; and that of backward in which its gradient is made, if it is."""
+    device, None where it is not; that of backward in which its gradient is made, if it is. What is
+    copied for forward `stays` until backward where that reads it soon."""
 
     param: Ref
     forward: int | None
     backward: int | None
     gradient: int | None
+    stays: bool
 
     def copied_in(self, known: Blocks) -> tuple[WindowPlace | None, ...]:
         """What hides its copies, in this order: the block before each use, and the block after the
@@ -79,12 +81,13 @@ def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[Streamed
         forward, backward = (min(blocks, default=None) for blocks in read)
         last = max(read[0], default=-1)
         # On the device to the end of forward, and from there, it need not come again.
+        stays = False
         if forward is not None and backward is not None:
-            is_away = last + AHEAD < num_blocks and backward >= AHEAD
-            backward = backward if is_away else None
+            stays = last + AHEAD >= num_blocks or backward < AHEAD
         made = gradients.get(node.target)
         where = None if made is None else known.of.get(root_of(graph, made.inputs[0])[0].node, -1)
-        all_streamed.append(Streamed(Ref(node.index), forward, backward, where))
+        again = None if stays else backward
+        all_streamed.append(Streamed(Ref(node.index), forward, again, where, stays))
     return tuple(all_streamed)
 
 
