@@ -17,7 +17,7 @@ from autopar.cost_model.kernel_cost import node_s, traffic
 from autopar.cost_model.launches import host_ns
 from autopar.cost_model.memory import fullest_moments, host_bytes, memory_curve, peak_memory
 from autopar.cost_model.moves import move_host_ns, move_ns, sent, to_ns
-from autopar.cost_model.optimizer import find_optimizer, update_s
+from autopar.cost_model.optimizer import find_optimizer, host_update_s, update_s
 from autopar.cost_model.rates import (
     cluster_rates,
     inputs,
@@ -259,8 +259,12 @@ def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> 
         if node.target in trained:
             choice, tensor = layout.params[node.target], node.outputs[0]
             if (node.key, choice) not in known:
-                where = optimizer, tensor, graph.atoms, choice.storage, mesh, cluster
-                known[node.key, choice] = to_ns(update_s(*where, on_host=bool(choice.hosted)))
+                where = optimizer, tensor, graph.atoms, choice.storage, mesh
+                if choice.hosted:
+                    seconds = host_update_s(*where, cluster.host)
+                else:
+                    seconds = update_s(*where, cluster.device)
+                known[node.key, choice] = to_ns(seconds)
             found[node.index] = known[node.key, choice]
     return found
 

@@ -25,7 +25,7 @@ from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.roofline import product_s, stream_s
 from autopar.errors import AutoparError
 from autopar.ir.graph import Atom, TensorType, itemsize
-from autopar.ir.mesh import Cluster, Device, Mesh
+from autopar.ir.mesh import Device, Host, Mesh
 from autopar.ir.redistribute import local_bytes, local_shape
 from autopar.ir.sharding import Sharding
 
@@ -115,24 +115,29 @@ def update_s(
     atoms: Sequence[Atom],
     storage: Sharding,
     mesh: Mesh,
-    cluster: Cluster,
-    *,
-    on_host: bool,
+    device: Device,
 ) -> float:
-    """Seconds that a step of `optimizer` takes for a parameter stored so, on one rank or its
-    host."""
-    device = cluster.device
+    """Seconds that a step of `optimizer` takes for a parameter stored so, on one rank."""
     if not optimizer.kernels:
         return 0.0
-    if on_host:
-        shard = local_bytes(tensor, atoms, storage, mesh.sizes)
-        rate = _UPDATES_ON_HOST * cluster.host.memory_bytes_per_s
-        return optimizer.passes * shard / rate
     if not optimizer.by_tensor:
         shard = prod(local_shape(tensor, atoms, storage, mesh.sizes))
         return _kernels_s(optimizer, tensor, shard, device)
     whole = _kernels_s(optimizer, tensor, prod(tensor.shape), device)
     return whole + _gathers_s(optimizer, tensor, atoms, storage, mesh)
+
+
+def host_update_s(
+    optimizer: Optimizer,
+    tensor: TensorType,
+    atoms: Sequence[Atom],
+    storage: Sharding,
+    mesh: Mesh,
+    host: Host,
+) -> float:
+    """The same for one that lives on the host, which steps there."""
+    shard = local_bytes(tensor, atoms, storage, mesh.sizes)
+    return optimizer.passes * shard / (_UPDATES_ON_HOST * host.memory_bytes_per_s)
 
 
 def _kernels_s(optimizer: Optimizer, tensor: TensorType, elements: int, device: Device) -> float:

@@ -25,7 +25,7 @@ from autopar.cost_model.launches import host_ns
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.offloads import Offloads, optional_ops, state_of
-from autopar.cost_model.optimizer import find_optimizer, update_s
+from autopar.cost_model.optimizer import find_optimizer, host_update_s, update_s
 from autopar.cost_model.residency import Streams, hosted_counts
 from autopar.cost_model.saved import decision_key, saved_states, with_savings
 from autopar.cost_model.saved_traffic import add_saved_traffic
@@ -157,9 +157,11 @@ def _compute(
         tensor = table[key].node.outputs[0]
         for c, choice in enumerate(table[key].choices):
             assert isinstance(choice, ParamChoice)
-            where = optimizer, tensor, graph.atoms, choice.storage, mesh, cluster
-            for num, on_host in ((count - choice.hosted, False), (choice.hosted, True)):
-                costs[key][c] += num * to_ns(update_s(*where, on_host=on_host))
+            where = optimizer, tensor, graph.atoms, choice.storage, mesh
+            on_device = count - choice.hosted
+            costs[key][c] += on_device * to_ns(update_s(*where, cluster.device))
+            if choice.hosted:
+                costs[key][c] += choice.hosted * to_ns(host_update_s(*where, cluster.host))
     return costs
 
 

@@ -232,6 +232,7 @@ def test_plan_asks_for_what_was_said(
     assert options == {
         "backend": None,
         "microbatches": "1",
+        "residency": "cuda",
         "profile": None,
         "mesh": "dp=2,tp=4",
         "memory_limit": 30 * 2**30,
