@@ -25,7 +25,9 @@ unit of its key or a quantity in quotes:
     link.source = "measured"
 
     [host]
-    memory_bytes = "256GiB"
+    memory_bytes = "256GiB"               # a device's share, as of all that follows
+    memory_bytes_per_s = "77GB/s"         # what that reads and writes
+    bytes_per_s = "28GB/s"                # copies, each way
 
 A device may say what its kernels reach of its rates (`ir.mesh.Kernels`), where it differs from its
 preset or from what is usual: `kernels = {product = 0.7, start_s = "3us"}`.
