@@ -25,7 +25,7 @@ from math import prod
 import numpy as np
 
 from autopar.cost_model.optimizer import find_optimizer
-from autopar.cost_model.residency import Residency
+from autopar.cost_model.residency import HostedParams
 from autopar.cost_model.saved import decision_key
 from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
@@ -139,7 +139,7 @@ class _Rows:
         self.number = {key: i for i, key in enumerate(problem.keys)}
         self.casts = casts_of(self.graph).copies
         self.offloaded = frozenset(request.offloaded)
-        self.residency = Residency(request)
+        self.residency = HostedParams(request)
         self.lives = _lives(self.graph)
         nodes = self.graph.nodes
         self.by_name = {n.name: n.index for n in nodes if n.phase is Phase.FORWARD}

@@ -58,7 +58,7 @@ def _counts(num: int) -> tuple[int, ...]:
     return tuple(sorted({num * part // _PARTS for part in range(_PARTS + 1)}))
 
 
-class Residency:
+class HostedParams:
     """Which of a request's parameters live on the host, under which choice."""
 
     def __init__(self, request: PlanRequest) -> None:
@@ -97,7 +97,7 @@ class Streams:
 
     def __init__(self, request: PlanRequest) -> None:
         self.graph, self.mesh, self.cluster = request.step, request.mesh, request.cluster
-        self.residency = Residency(request)
+        self.residency = HostedParams(request)
 
     def add_copies(
         self,
