@@ -106,8 +106,9 @@ def best_on(
     bound = 0
     if stated is None:
         # Where chains of ops are fused, making one again may cost less than to write and read it.
-        is_open = request.options.fuses(request.cluster.device)
-        request = replace(request, again=None if is_open else ())
+        device, is_free = request.cluster.device, request.opened().again is None
+        is_open = is_free and request.options.fuses(device)
+        request = replace(request, again=None) if is_open else request
         stated = price(request)
         free = _fitting(request, replace(stated, usage_limit=None), say)
         found = _within(free, cutoff)
@@ -115,7 +116,8 @@ def best_on(
             return replace(found, problem=replace(found.problem, usage_limit=stated.usage_limit))
         say(f"{request.mesh}: memory binds; deciding what to make again or offload as well")
         request, rows, bound = request.opened(), free.rows, free.bound
-        stated = stated if is_open and request.hosted is not None else price(request)
+        is_same = (is_open or not is_free) and request.hosted is not None
+        stated = stated if is_same else price(request)
     fitting = replace(_fitting(request, stated, say), rows=rows, bound=bound)
     found = _within(fitting, cutoff)
     assert found is not None
@@ -140,7 +142,7 @@ def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
         structure = make_structure(settled, plain, found)
         bill = account(settled, structure)
         if fitting.holds(solution, found, bill):
-            if request.again is None:
+            if request.is_open:
                 plain = with_moments(settled, plain, fitting.rows)
             found = bounded(found, fitting.bound)
             check_host(settled, bill.estimates)
@@ -155,7 +157,7 @@ def _settle(
 ) -> tuple[PlanRequest, Problem, Solution]:
     """What was asked, the problem and its solution, with nothing open any more about what is made
     again, or offloaded: the step has just the copies that `solution` wants, and is priced so."""
-    if request.again is not None:
+    if not request.is_open:
         return request, stated, solution
     settled = settled_request(request, stated, solution)
     plain = price(settled)

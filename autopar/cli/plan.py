@@ -54,6 +54,14 @@ from autopar.cli.terminal import (
     help="Where parameters live, with gradients and the optimizer's states: on the device, on its "
     "host, or where it is best if memory binds.",
 )
+@click.option(
+    "--checkpoint",
+    default="planned",
+    show_default=True,
+    metavar="planned|'as written'",
+    help="What becomes of what the model wraps in torch.utils.checkpoint: free to be planned, or "
+    "made again as it asks.",
+)
 @click.option("--optimizer", default="adamw", show_default=True, help="Whose states count.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS")
 @click.option("--strict", is_flag=True, help="An op without a sharding rule is an error.")

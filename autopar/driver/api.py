@@ -63,6 +63,7 @@ def compile(
     strategy: str | None = None,
     microbatches: int | str = 1,
     residency: str = "cuda",
+    checkpoint: str = "planned",
     differentiable_outputs: str | Sequence[str] = (),
     verify: bool = False,
 ) -> CompiledModule:
@@ -90,7 +91,8 @@ def compile(
     `microbatches`, one after the other, which takes less memory; "auto" finds how many where memory
     binds (docs/microbatches.md). Parameters live, with their gradients and the optimizer's states,
     where `residency` says: on the device ("cuda"), on its host ("cpu"), or where it is best if
-    memory binds ("auto"; docs/residency.md).
+    memory binds ("auto"; docs/residency.md). What the model wraps in `torch.utils.checkpoint` is
+    free to be planned, or made again as it asks (`checkpoint="as written"`).
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
     beside the losses: planned so from the start, where it would else be planned at the first
     backward that does. `backend`, which runs the graphs and decides what is priced, is "eager" or
@@ -111,7 +113,7 @@ def compile(
     described = read_cluster(cluster, model)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs, backend, microbatches, residency,
+        differentiable_outputs, backend, microbatches, residency, checkpoint,
     )  # fmt: skip
     if stored is not None:
         # For the calls that the stored plan is not for.
@@ -156,6 +158,7 @@ def plan(
     strategy: str | None = None,
     microbatches: int | str = 1,
     residency: str = "cuda",
+    checkpoint: str = "planned",
     differentiable_outputs: str | Sequence[str] = (),
     margin: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -172,7 +175,7 @@ def plan(
     say: Callable[[str], None] = progress or (lambda _: None)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs, backend, microbatches, residency,
+        differentiable_outputs, backend, microbatches, residency, checkpoint,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin
@@ -198,6 +201,7 @@ def frontier(
     strategy: str | None = None,
     microbatches: int | str = 1,
     residency: str = "cuda",
+    checkpoint: str = "planned",
     differentiable_outputs: str | Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Frontier:
@@ -213,7 +217,7 @@ def frontier(
     rungs = read_limits(limits)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
-        differentiable_outputs, backend, microbatches, residency,
+        differentiable_outputs, backend, microbatches, residency, checkpoint,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say,

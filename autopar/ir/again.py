@@ -77,6 +77,18 @@ def _candidates(graph: Graph) -> frozenset[str]:
     return frozenset(found - ruled_out)
 
 
+def as_written(graph: Graph) -> tuple[str, ...]:
+    """The keys of ops that backward makes again because the model wraps them in checkpoints: of
+    what can be made again, all classes whose every op is in one, and that backward needs."""
+    members: dict[str, list[Node]] = {}
+    for node in graph.with_role(Role.OP):
+        if node.key in _candidates(graph) and node.phase is Phase.FORWARD:
+            members.setdefault(node.key, []).append(node)
+    written = {k for k, found in members.items() if all(n.checkpoint == "whole" for n in found)}
+    copied = {node.key for node in with_again(graph, written).nodes}
+    return tuple(sorted(key for key in written if with_word(key, COPY) in copied))
+
+
 class _Copier:
     def __init__(self, graph: Graph, keys: frozenset[str], word: str) -> None:
         self.graph, self.word = graph, word

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import wraps
 from math import prod
-from typing import TypeVar
+from typing import Literal, TypeVar
 from weakref import ReferenceType
 
 from autopar.ir.sharding import Handed
@@ -154,6 +154,11 @@ class Factor:
         return self.positional or self.type is FactorType.PERMUTATION
 
 
+Checkpointed = Literal["", "whole", "selective"]
+"""Whether an op is in a region that the model wraps in `torch.utils.checkpoint`, to be made again
+as a whole, or as a `context_fn` says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """One op, placeholder or output item.
@@ -166,7 +171,8 @@ class Node:
     nothing and shares its input's storage. `has_rule` is False for an op nobody has described: it
     runs replicated. `target` is the name of a parameter, buffer or input, or the position of an
     output. For `Role.GRAD`, `target` is the parameter's name. `handed` says what ranks are handed
-    of an input, if that is not all of it; `random` of an op that it draws random numbers.
+    of an input, if that is not all of it; `random` of an op that it draws random numbers;
+    `checkpoint` what the model asks to be saved of it.
     """
 
     index: int
@@ -189,6 +195,7 @@ class Node:
     source_line: str = ""
     handed: Handed | None = None
     random: bool = False
+    checkpoint: Checkpointed = ""
 
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)

@@ -32,6 +32,10 @@ RESIDENCIES = ("cuda", "cpu", "auto")
 """Where parameters live: on the device that computes, on its host, or where it is best if memory
 binds."""
 
+CHECKPOINTS = ("planned", "as written")
+"""What becomes of regions that a model wraps in `torch.utils.checkpoint`: what is saved of them is
+free to be planned, or nothing is."""
+
 
 def check_backend(backend: str | None) -> str:
     """`backend`, "" for None. AutoparError if there is no such backend."""
@@ -57,7 +61,8 @@ class Options:
     any text. `backend`, one of `BACKENDS` or "" for the device's own, decides what is priced.
     The batch is worked on in `microbatches`, None for as many as are best where memory binds.
     Parameters, with what belongs to them, live where `residency`, one of `RESIDENCIES`, says;
-    those that are `hosted` do already, if that is not None, and only they.
+    those that are `hosted` do already, if that is not None, and only they. What backward makes
+    again is `planned`, or what the model wraps in checkpoints ("as written").
     """
 
     mesh: str = "auto"
@@ -72,6 +77,7 @@ class Options:
     microbatches: int | None = 1
     residency: str = "cuda"
     hosted: tuple[str, ...] | None = None
+    checkpoint: str = "planned"
 
     def fuses(self, device: Device) -> bool:
         """Whether chains of pointwise ops are one kernel on `device`."""
@@ -116,11 +122,12 @@ def make_options(
     backend: str | None = None,
     microbatches: int | str = 1,
     residency: str = "cuda",
+    checkpoint: str = "planned",
 ) -> Options:
     """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` in bytes, or
     as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
     `constraints` reads them; `microbatches` as a number or "auto"; `residency` one of
-    `RESIDENCIES`. AutoparError on what cannot be read."""
+    `RESIDENCIES`, `checkpoint` one of `CHECKPOINTS`. AutoparError on what cannot be read."""
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
     if not isinstance(strict, bool):
         raise ArgumentError(f"strict={strict!r}: write True or False")
@@ -139,13 +146,14 @@ def make_options(
         ),
         backend=check_backend(backend),
         microbatches=_count(microbatches),
-        residency=_residency(residency),
+        residency=_one_of("residency", residency, RESIDENCIES),
+        checkpoint=_one_of("checkpoint", checkpoint, CHECKPOINTS),
     )
 
 
-def _residency(given: str) -> str:
-    if given not in RESIDENCIES:
-        raise ArgumentError(f"residency={given!r}: write one of {', '.join(RESIDENCIES)}")
+def _one_of(name: str, given: str, known: Sequence[str]) -> str:
+    if given not in known:
+        raise ArgumentError(f"{name}={given!r}: write one of {', '.join(known)}")
     return given
 
 

@@ -39,6 +39,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     backend: str | None = None
     microbatches: int | str = 1
     residency: str = "cuda"
+    checkpoint: str = "planned"
     pins: dict[str, str] | list[str] = []
     forbid: dict[str, str | list[str]] | list[str] = []
     profile: str | None = None
@@ -105,6 +106,7 @@ def read_recipe(path: Path) -> Recipe:
             table.mesh, table.optimizer, table.memory_limit, limit_s, table.strict,
             table.pins, table.forbid, table.strategy, backend=table.backend,
             microbatches=table.microbatches, residency=table.residency,
+            checkpoint=table.checkpoint,
         )  # fmt: skip
     except AutoparError as error:
         raise RecipeError(f"{path}: {error}") from None

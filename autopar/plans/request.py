@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,9 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 
-from autopar.ir.again import with_again, with_options
+from autopar.errors import NotImposedWarning
+from autopar.ir.again import as_written, with_again, with_options
 from autopar.ir.fingerprint import fingerprint
-from autopar.ir.graph import Graph, Role
+from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.microbatches import in_microbatches, trains
 from autopar.ir.residency import can_be_hosted
@@ -53,8 +55,13 @@ class Asked:
             self.options,
             imposed,
             microbatches=self.options.microbatches or 1 if trains(self.graph) else 1,
+            again=self._again(),
             hosted=self._hosted(),
         )
+
+    def _again(self) -> tuple[str, ...]:
+        """What backward makes again because the model asks for that."""
+        return as_written(self.graph) if self.options.checkpoint == "as written" else ()
 
     def _hosted(self) -> frozenset[str]:
         """The parameters that live on the host, as far as that is known."""
@@ -76,6 +83,7 @@ class Asked:
             repr(self.options),
             repr(self.constraints),
             repr(self.margin),
+            repr(self._again()),
             *_versions(),
             source_digest(Path(__file__).parents[1]),
         )
@@ -102,8 +110,15 @@ class PlanRequest:
     def opened(self) -> PlanRequest:
         """The same where all is to be decided that saves memory: what is made again, or offloaded,
         and where parameters live unless that is given."""
-        is_open = self.options.residency == "auto" and self.options.hosted is None
-        return replace(self, again=None, hosted=None if is_open else self.hosted)
+        options = self.options
+        again = None if options.checkpoint == "planned" else self.again
+        is_open = options.residency == "auto" and options.hosted is None
+        return replace(self, again=again, hosted=None if is_open else self.hosted)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether any of that is to be decided."""
+        return self.again is None or self.hosted is None
 
     @property
     def step(self) -> Graph:
@@ -126,12 +141,18 @@ class PlanRequest:
 
     def describe_imposed(self) -> tuple[str, ...]:
         """What the user asked for, as a plan records it: a strategy with what it came to, and the
-        backend."""
+        backend, residency and checkpoints that are not the usual ones."""
         written = {constraint.origin for constraint in self.options.constraints}
         strategy = (i.constraint for i in self.imposed if i.constraint.origin not in written)
-        backend = [f"backend {self.options.backend}"] if self.options.backend else []
+        options = self.options
+        others = {
+            "backend": options.backend,
+            "residency": options.residency.replace("cuda", ""),
+            "checkpoint": options.checkpoint.replace("planned", ""),
+        }
         lines = (f"{each.origin}: {each}" for each in strategy)
-        return (*self.options.asked, *lines, *backend)
+        more = (f"{name} {value}" for name, value in others.items() if value)
+        return (*options.asked, *lines, *more)
 
 
 def ask(
@@ -145,7 +166,25 @@ def ask(
     """What `options` ask of a plan for `graph`, whose inputs and outputs may be named as in
     `aliases` (`matching.settle`). ConstraintError if they speak of what is not there."""
     constraints = settle(graph, options.constraints, aliases)
+    if options.checkpoint == "as written":
+        _check_regions(graph)
     return Asked(graph, cluster, options, constraints, margin)
+
+
+def _check_regions(graph: Graph) -> None:
+    """Warns of checkpoints that are planned all the same."""
+    kinds: dict[str, set[str]] = {}
+    for node in graph.with_role(Role.OP):
+        if node.phase is Phase.FORWARD:
+            kinds.setdefault(node.key, set()).add(node.checkpoint)
+    selective = any("selective" in found for found in kinds.values())
+    mixed = sorted(key for key, found in kinds.items() if "whole" in found and len(found) > 1)
+    told = ["a context_fn"] * selective
+    if mixed:
+        told.append(f"some of several identical modules ({mixed[0].partition(':')[0]})")
+    if told:
+        text = f'checkpoint="as written" is not kept where it is of {" or ".join(told)}'
+        warnings.warn(NotImposedWarning(text), stacklevel=2)
 
 
 @cache

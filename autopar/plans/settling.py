@@ -21,12 +21,11 @@ def settled_request(request: PlanRequest, problem: Problem, solution: Solution) 
     """The request for a step in which backward makes again, and what is offloaded, and which
     parameters live on the host, as `solution`, a choice for every node of `problem`, says."""
     chosen = _chosen(problem, solution)
-    again = (
-        key.removeprefix(SAVED)
-        for key, label in chosen.items()
-        if key.startswith(SAVED) and isinstance(label, Choice)
-    )
-    settled = replace(request, again=tuple(sorted(again)), hosted=_hosted(request, chosen))
+    again = request.again
+    if again is None:
+        copied = (k for k, label in chosen.items() if isinstance(label, Choice))
+        again = tuple(sorted(k.removeprefix(SAVED) for k in copied if k.startswith(SAVED)))
+    settled = replace(request, again=again, hosted=_hosted(request, chosen))
     away = offloadable(settled.step, request.mesh)
     made_by = {key: settled.step.nodes[found[0].root.node].key for key, found in away.items()}
     offloaded = (

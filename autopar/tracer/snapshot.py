@@ -19,6 +19,7 @@ from autopar.runtime.program.random import is_random
 from autopar.tracer import torch_private
 from autopar.tracer.capture import MODULE_KEY, Capture
 from autopar.tracer.outputs import outputs_of
+from autopar.tracer.wrappers import CHECKPOINT_KEY
 
 _BACKWARD_TAG = "is_backward"
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -60,6 +61,7 @@ def snapshot(found: Capture, name: str) -> Graph:
                 target=target,
                 source_line=_source_line(node),
                 random=is_random(node),
+                checkpoint=node.meta.get("custom", {}).get(CHECKPOINT_KEY, ""),
             )
         )
     for item in items:

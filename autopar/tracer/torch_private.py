@@ -40,6 +40,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 from torch.fx.traceback import annotate, preserve_node_meta
+from torch.utils import checkpoint as checkpointing
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import (
     TreeSpec,
@@ -48,8 +49,10 @@ from torch.utils._pytree import (
     tree_map,
     tree_unflatten,
 )
+from torch.utils.checkpoint import noop_context_fn
 
 from autopar.errors import TraceError
+from autopar.ir.graph import Checkpointed
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -96,6 +99,27 @@ def compiling(answer: bool = True) -> Generator[None, None, None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextmanager
+def plain_checkpoints(
+    label: Callable[[Checkpointed], AbstractContextManager[None]],
+) -> Generator[None, None, None]:
+    """Inside, checkpoints that are not reentrant run what they wrap inside `label`, and save
+    nothing of their own."""
+
+    def run(
+        _fn: Any, _preserve: bool = True, context_fn: Any = noop_context_fn, *_: Any, **__: Any
+    ) -> Generator[None, None, None]:
+        with label("whole" if context_fn is noop_context_fn else "selective"):
+            yield
+
+    before = checkpointing._checkpoint_without_reentrant_generator
+    checkpointing._checkpoint_without_reentrant_generator = run
+    try:
+        yield
+    finally:
+        checkpointing._checkpoint_without_reentrant_generator = before
 
 
 def joint_graph(

@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointFunction, check_backward_validity
 
+from autopar.ir.graph import Checkpointed
+from autopar.tracer.torch_private import annotate, plain_checkpoints
+
+CHECKPOINT_KEY = "autopar_checkpoint"
+"""Where the `meta["custom"]` of a node that is made in a checkpoint has what is saved of it."""
+
 
 @contextmanager
 def unwrapped() -> Generator[None, None, None]:
-    """Inside, `torch.utils.checkpoint` with `use_reentrant=True` and what `torch.compile` made call
-    the function that they wrap: the one is a backward of its own, which no joint graph can hold,
-    the other a graph of its own."""
+    """Inside, `torch.utils.checkpoint` and what `torch.compile` made call the function that they
+    wrap: a checkpoint that is reentrant is a backward of its own, which no joint graph can hold,
+    one that is not would be in the graph twice, and what is compiled is a graph of its own. What
+    they make is labelled with `CHECKPOINT_KEY`."""
     CheckpointFunction.apply = _call
     try:
-        with torch.compiler.set_stance("force_eager"):
+        with plain_checkpoints(_labelled), torch.compiler.set_stance("force_eager"):
             yield
     finally:
         # It is inherited, and was never an attribute of the class itself.
         del CheckpointFunction.apply
 
 
+def _labelled(checkpoint: Checkpointed) -> AbstractContextManager[None]:
+    return annotate({CHECKPOINT_KEY: checkpoint})
+
+
 def _call(function: Callable[..., Any], _preserve_rng_state: bool, *args: Any) -> Any:
     """As `CheckpointFunction.apply`, whose outputs have a gradient only if an argument has one."""
     check_backward_validity(args)
     graded = any(isinstance(x, Tensor) and x.requires_grad for x in args)
-    with torch.set_grad_enabled(graded and torch.is_grad_enabled()):
+    with torch.set_grad_enabled(graded and torch.is_grad_enabled()), _labelled("whole"):
         return function(*args)

@@ -233,6 +233,7 @@ def test_plan_asks_for_what_was_said(
         "backend": None,
         "microbatches": "1",
         "residency": "cuda",
+        "checkpoint": "planned",
         "profile": None,
         "mesh": "dp=2,tp=4",
         "memory_limit": 30 * 2**30,
