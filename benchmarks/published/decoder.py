@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.published.runs import Run
 
@@ -140,7 +141,10 @@ class Decoder(nn.Module):
         else:
             x = x + self.positions.weight
         for block in self.blocks:
-            x = block(x, rotation)
+            if self.run.recomputes:
+                x = checkpoint(block, x, rotation, use_reentrant=False)
+            else:
+                x = block(x, rotation)
         x = self.norm(x)
         logits = self.head(x).float() if self.run.gated else F.linear(x, self.words.weight)
         if self.run.is_mpt:

@@ -29,7 +29,7 @@ STORED_PER_PLANNED = 2
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """Of a run's step: tokens per second and device, where the time goes, and memory per device,
-    `peak_bytes` of `memory_bytes` (None of a run that recomputes, whose plan does not)."""
+    `peak_bytes` of `memory_bytes` (None of a run that recomputes and does not say what it held)."""
 
     tokens_s_gpu: float
     step_s: float
@@ -43,6 +43,9 @@ class Prediction:
 
 def predict(run: Run) -> Prediction:
     """The prediction for a run that `runs.reasons` has nothing against.
+
+    A trainer that recomputes does the whole forward of a block again, its last product and what is
+    sent there too, of which a plan, whose memory is predicted, leaves out what nothing reads.
 
     Every microbatch gathers parameters and scatters gradients as the step of the plan does, or
     none where gradients are reduced once, of which nothing is hidden. What is recomputed takes as
@@ -61,9 +64,6 @@ def predict(run: Run) -> Prediction:
     waits_ns = max(times * found.exposed_host_ns, times * host_ns(run, found) - busy_ns)
     step_s = (compute_ns + exposed_ns + waits_ns + optimizer_ns) / 1e9
     tokens = times * run.microbatch * run.dp * run.sequence
-    held = found.memory
-    stored_bytes = held.params + held.gradients + held.optimizer
-    peak_bytes = held.total + (STORED_PER_PLANNED - 1) * stored_bytes
     return Prediction(
         tokens_s_gpu=tokens / step_s / run.gpus,
         step_s=step_s,
@@ -71,9 +71,19 @@ def predict(run: Run) -> Prediction:
         exposed_communication_s=exposed_ns / 1e9,
         host_s=waits_ns / 1e9,
         optimizer_s=optimizer_ns / 1e9,
-        peak_bytes=None if run.recomputes else peak_bytes,
+        peak_bytes=_peak_bytes(run),
         memory_bytes=found.cluster.memory_bytes,
     )
+
+
+def _peak_bytes(run: Run) -> int | None:
+    if run.recomputes and run.peak_gib is None:
+        return None
+    recompute = "full" if run.recomputes else "none"
+    planned = msgspec.structs.replace(_what_is_planned(run), recompute=recompute)
+    held = _estimates(planned).memory
+    stored_bytes = held.params + held.gradients + held.optimizer
+    return held.total + (STORED_PER_PLANNED - 1) * stored_bytes
 
 
 def _again(found: Estimates) -> tuple[int, int]:
@@ -125,6 +135,7 @@ def _estimates(run: Run) -> Estimates:
         pins=pins,
         memory_limit=NO_LIMIT_BYTES,
         backend="inductor" if run.is_compiled else "eager",
+        checkpoint="as written",
     ).estimates
 
 
