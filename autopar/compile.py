@@ -30,7 +30,14 @@ from autopar.ir.moments import Moment
 from autopar.ir.problem import Problem, Solution
 from autopar.ir.sharding import Handed
 from autopar.plans.decisions import make_structure
-from autopar.plans.fitting import MAX_ROUNDS, Candidate, Fitting, bounded, check_host
+from autopar.plans.fitting import (
+    MAX_ROUNDS,
+    Candidate,
+    Fitting,
+    bounded,
+    check_host,
+    lacks_host_memory,
+)
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.request import PlanRequest
@@ -106,6 +113,7 @@ def best_on(
     bound = 0
     if stated is None:
         # Where chains of ops are fused, making one again may cost less than to write and read it.
+        request = request.as_asked()
         device, is_free = request.cluster.device, request.opened().again is None
         is_open = is_free and request.options.fuses(device)
         request = replace(request, again=None) if is_open else request
@@ -113,6 +121,7 @@ def best_on(
         free = _fitting(request, replace(stated, usage_limit=None), say)
         found = _within(free, cutoff)
         if found is not None:
+            check_host(found)
             return replace(found, problem=replace(found.problem, usage_limit=stated.usage_limit))
         say(f"{request.mesh}: memory binds; deciding what to make again or offload as well")
         request, rows, bound = request.opened(), free.rows, free.bound
@@ -121,6 +130,13 @@ def best_on(
     fitting = replace(_fitting(request, stated, say), rows=rows, bound=bound)
     found = _within(fitting, cutoff)
     assert found is not None
+    if request.hosted is None and lacks_host_memory(found):
+        say(f"{request.mesh}: the host's memory is too small; solving again without it")
+        request = replace(request, hosted=request.as_asked().hosted)
+        return best_on(
+            request, say, cutoff, replace(price(request), usage_limit=stated.usage_limit)
+        )
+    check_host(found)
     return replace(found, is_tight=found.problem.usage_limit is not None)
 
 
@@ -145,7 +161,6 @@ def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
             if request.is_open:
                 plain = with_moments(settled, plain, fitting.rows)
             found = bounded(found, fitting.bound)
-            check_host(settled, bill.estimates)
             return Candidate(settled, plain, structure, bill.estimates, found)
         if problem.usage_limit is None:
             return None

@@ -48,7 +48,8 @@ import os
 import re
 import tomllib
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import MISSING, Field, asdict, replace
+from dataclasses import fields as own_fields
 from difflib import get_close_matches
 from math import prod
 from pathlib import Path
@@ -310,7 +311,7 @@ def _link(given: _LinkTable, below: int, where: str) -> Link:
 def _merge(
     given: _File,
     base: _Noun | None,
-    make: Callable[..., _Noun],
+    make: type[_Noun],
     readers: dict[str, Callable[[str], int | float]],
     where: str,
 ) -> _Noun:
@@ -328,10 +329,15 @@ def _merge(
         if fields and "source" not in fields:
             fields["source"] = f"{base.source}; changed: {', '.join(sorted(fields))}"
         return replace(base, **fields)
-    missing = [key for key in given.__struct_fields__ if key not in {*fields, *_OPTIONAL}]
+    optional = {*_OPTIONAL, *(field.name for field in own_fields(make) if _has_default(field))}
+    missing = [key for key in given.__struct_fields__ if key not in {*fields, *optional}]
     if missing:
         raise ClusterError(f"{where} lacks {', '.join(missing)}: give it, or name a preset")
     return make(**fields)
+
+
+def _has_default(field: Field[Any]) -> bool:
+    return field.default is not MISSING
 
 
 def _figure(value: _Figure, read: Callable[[str], int | float], where: str) -> int | float:

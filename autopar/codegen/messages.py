@@ -17,7 +17,7 @@ from torch import fx
 
 from autopar.codegen.chunks import ChunkPacking
 from autopar.codegen.collectives import WAIT, Packing, collective_call, parts_of
-from autopar.ir.graph import Phase, Role
+from autopar.ir.graph import Role
 from autopar.ir.schedule import HostCopy, Message, Transfer
 from autopar.plans.layout import Layout, Move
 from autopar.runtime.ops.host_copies import ARRIVED, LANDED, OFFLOAD, RELOAD
@@ -65,9 +65,9 @@ class Messages:
         """The collective, or the copy, is over."""
         issued, first = self._issued.pop(message), message.transfers[0]
         if issued.target in (OFFLOAD, RELOAD):
-            # The host itself works on gradients, which backward makes.
-            to_host = first.target.on_host and first.source.phase is Phase.BACKWARD
-            self.graph.call_function(LANDED if to_host else ARRIVED, (issued,))
+            copy = first.collective
+            is_read_there = isinstance(copy, HostCopy) and copy.is_read_there
+            self.graph.call_function(LANDED if is_read_there else ARRIVED, (issued,))
             self._pieces[first] = issued
             return
         landed = self.graph.call_function(WAIT, (issued,))

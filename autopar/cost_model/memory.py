@@ -60,11 +60,17 @@ def peak_memory(
 
 def host_bytes(layout: Layout, options: Options) -> int:
     """What a device has on its host: parameters with their gradients and states, and activations
-    that are offloaded, all of them."""
-    copies = 2 + find_optimizer(options.optimizer).states
-    params = (layout.held_bytes(each.param, layout.made(each.param)) for each in layout.streamed)
+    that are offloaded, all of them. What is copied is pinned."""
+    states = find_optimizer(options.optimizer).states
+    params = [layout.held_bytes(each.param, layout.made(each.param)) for each in layout.streamed]
     away = (layout.held_bytes(each.root, layout.kept(each.root)) for each in layout.away)
-    return copies * sum(params) + sum(away)
+    pinned = 2 * sum(map(_pinned, params)) + sum(map(_pinned, away))
+    return pinned + states * sum(params)
+
+
+def _pinned(num_bytes: int) -> int:
+    """What pinned memory takes: torch rounds it up to a power of two (CachingHostAllocator)."""
+    return 1 << max(0, num_bytes - 1).bit_length()
 
 
 def _holders(held: tuple[Occupant, ...], layout: Layout) -> tuple[Held, ...]:

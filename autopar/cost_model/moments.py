@@ -101,10 +101,12 @@ def _lives(graph: Graph) -> tuple[_Life, ...]:
 @per_graph
 def _handed_out(graph: Graph) -> tuple[tuple[Node, int], ...]:
     """What forward returns detached, which the script holds from then on, and the last op that
-    reads it; a tensor once, and none that is larger than what it is a view of."""
+    reads it, or may if it is saved and not made again; a tensor once, and none that is larger than
+    what it is a view of."""
     last: dict[int, int] = {}
+    made = {node.name: node.index for node in graph.nodes if node.phase is Phase.FORWARD}
     for life in _lives(graph):
-        root = life.group.root.node
+        root = made.get(graph.nodes[life.group.root.node].name, life.group.root.node)
         last[root] = max(last.get(root, root), *life.uses, root)
     found: dict[Ref, tuple[Node, int]] = {}
     for node in graph.with_role(Role.DETACHED):
@@ -116,17 +118,18 @@ def _handed_out(graph: Graph) -> tuple[tuple[Node, int], ...]:
 
 
 @per_graph
-def _gradients(graph: Graph) -> tuple[tuple[Node, Ref], ...]:
-    """Per gradient: its parameter, and what becomes it, before casts."""
+def _gradients(graph: Graph) -> tuple[tuple[list[Node], Ref], ...]:
+    """What ops make that becomes gradients, before casts, and of which parameters."""
     params = {node.target: node for node in graph.with_role(Role.PARAM)}
     casts = casts_of(graph).gradients
-    found: list[tuple[Node, Ref]] = []
+    found: dict[Ref, list[Node]] = {}
     for node in graph.with_role(Role.GRAD):
         root, _ = root_of(graph, node.inputs[0])
         while root.node in casts:
             root, _ = root_of(graph, graph.nodes[root.node].inputs[0])
-        found.append((params[node.target], root))
-    return tuple(found)
+        if graph.nodes[root.node].role is Role.OP:
+            found.setdefault(root, []).append(params[node.target])
+    return tuple((owners, root) for root, owners in found.items())
 
 
 class _Rows:
@@ -180,9 +183,11 @@ class _Rows:
             if last < place:
                 self._add(output, self._returned(output))
         if node.phase is Phase.BACKWARD:
-            for param, gradient in _gradients(graph):
-                if gradient.node < place:
-                    self._add_gradient(param, gradient)
+            for params, gradient in _gradients(graph):
+                # Of several parameters, any may have it on the host.
+                alone = len(params) == 1 or not any(map(self.residency.who, params))
+                if gradient.node < place and alone:
+                    self._add_gradient(params[0], gradient)
         return self._row
 
     def _add(self, node: Node, amounts: IntArray, key: str = "") -> None:

@@ -109,6 +109,11 @@ _UPDATES_ON_HOST = 0.43
 2101.06840, table 4)."""
 
 
+_CALL_ON_HOST_S = 5e-6
+"""What an op of torch takes on a CPU however little it does; one tensor after the other, as
+optimizers step there."""
+
+
 def update_s(
     optimizer: Optimizer,
     tensor: TensorType,
@@ -136,8 +141,9 @@ def host_update_s(
     host: Host,
 ) -> float:
     """The same for one that lives on the host, which steps there."""
-    shard = local_bytes(tensor, atoms, storage, mesh.sizes)
-    return optimizer.passes * shard / (_UPDATES_ON_HOST * host.memory_bytes_per_s)
+    moved = optimizer.passes * local_bytes(tensor, atoms, storage, mesh.sizes)
+    streamed_s = moved / (_UPDATES_ON_HOST * host.memory_bytes_per_s)
+    return optimizer.kernels * _CALL_ON_HOST_S + streamed_s
 
 
 def _kernels_s(optimizer: Optimizer, tensor: TensorType, elements: int, device: Device) -> float:

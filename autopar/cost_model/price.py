@@ -26,7 +26,7 @@ from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.offloads import Offloads, optional_ops, state_of
 from autopar.cost_model.optimizer import find_optimizer, host_update_s, update_s
-from autopar.cost_model.residency import Streams, hosted_counts
+from autopar.cost_model.residency import HostedParams, Streams, hosted_counts
 from autopar.cost_model.saved import decision_key, saved_states, with_savings
 from autopar.cost_model.saved_traffic import add_saved_traffic
 from autopar.cost_model.space import NodeClass, classes
@@ -64,9 +64,9 @@ def price(request: PlanRequest) -> Problem:
     in_state = {key: tuple(map(state_of, labels)) for key, labels in saves.items()}
     space = Space(graph, table, in_state, number, limits, owners)
     streams = Streams(request)
-    copied = host_contention(cluster) if offloads.away or streams.residency.members else ()
+    copied = host_contention(cluster) if offloads.away or streams.hosts.members else ()
     windows = Windows.of(mesh, cluster.device, copied, graph.turns)
-    costs = _compute(graph, cluster, mesh, options, all_groups, table, windows)
+    costs = _compute(graph, cluster, mesh, options, all_groups, table, windows, streams.hosts)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
     usages = _held(graph, mesh, options, table, saves)
     for handed in offloads.handed(all_groups, table, saves):
@@ -121,6 +121,7 @@ def _compute(
     all_groups: Sequence[Group],
     table: Mapping[str, NodeClass],
     windows: Windows,
+    hosts: HostedParams,
 ) -> dict[str, IntArray]:
     """Compute time of every choice of every class, and of what its op sends, summed over the nodes
     of the class; the optimizer's time of parameters that are trained."""
@@ -151,17 +152,21 @@ def _compute(
     if options.fuses(cluster.device):
         add_saved_traffic(graph, mesh, cluster.device, all_groups, table, work, costs, windows)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
-    kinds = Counter(node.key for node in graph.with_role(Role.PARAM) if node.target in trained)
+    members: dict[str, list[str]] = {}
+    for node in graph.with_role(Role.PARAM):
+        if node.target in trained:
+            members.setdefault(node.key, []).append(node.target)
     optimizer = find_optimizer(options.optimizer)
-    for key, count in kinds.items():
+    for key, names in members.items():
         tensor = table[key].node.outputs[0]
         for c, choice in enumerate(table[key].choices):
             assert isinstance(choice, ParamChoice)
             where = optimizer, tensor, graph.atoms, choice.storage, mesh
-            on_device = count - choice.hosted
-            costs[key][c] += on_device * to_ns(update_s(*where, cluster.device))
-            if choice.hosted:
-                costs[key][c] += choice.hosted * to_ns(host_update_s(*where, cluster.host))
+            hosted = hosts.hosted(key, choice.hosted) if choice.hosted else frozenset[str]()
+            on_host = sum(name in hosted for name in names)
+            costs[key][c] += (len(names) - on_host) * to_ns(update_s(*where, cluster.device))
+            if on_host:
+                costs[key][c] += on_host * to_ns(host_update_s(*where, cluster.host))
     return costs
 
 

@@ -97,7 +97,7 @@ class Streams:
 
     def __init__(self, request: PlanRequest) -> None:
         self.graph, self.mesh, self.cluster = request.step, request.mesh, request.cluster
-        self.residency = HostedParams(request)
+        self.hosts = HostedParams(request)
 
     def add_copies(
         self,
@@ -107,7 +107,7 @@ class Streams:
         number: Mapping[str, int],
     ) -> None:
         """What copies cost, and where they hide, per choice."""
-        for key in self.residency.members:
+        for key in self.hosts.members:
             entry = table[key]
             counts = [choice.hosted for choice in entry.choices if isinstance(choice, ParamChoice)]
             for count in sorted({*counts} - {0}):
@@ -116,8 +116,8 @@ class Streams:
 
     def _hosted(self, key: str, count: int) -> list[Streamed]:
         """Those of a class that are on the host, where so many are."""
-        names, residency = self.residency.hosted(key, count), self.residency
-        return [residency.streamed[name] for name in residency.members[key] if name in names]
+        names, hosts = self.hosts.hosted(key, count), self.hosts
+        return [hosts.streamed[name] for name in hosts.members[key] if name in names]
 
     def _add(
         self,

@@ -86,8 +86,9 @@ class Explainer:
         limit = self.best.estimates.memory_limit + more_bytes
         allowance = self.best.problem.usage_limit
         assert allowance is not None
-        if self.best.request.again or self.best.request.offloaded:
-            # With more memory less is made again, or offloaded.
+        request = self.best.request
+        if request != request.as_asked():
+            # With more memory less is made again, offloaded, or on the host.
             after = best_on(self.best.request.within(limit), silent).solution
         else:
             after = self._fit(replace(self.best.problem, usage_limit=limit), limit)

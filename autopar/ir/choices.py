@@ -60,9 +60,15 @@ class ParamChoice:
     @staticmethod
     def parse(text: str) -> ParamChoice:
         """The inverse of `str`; ValueError on anything else."""
-        storage, kept, *more = text.split("|")
-        hosted = int(more[0].removesuffix(" on host")) if more else 0
-        return ParamChoice(Sharding.parse(storage), Sharding.parse(kept), hosted)
+        storage, _, rest = text.partition("|")
+        kept, bar, hosted = rest.partition("|")
+        number = hosted.removesuffix(" on host")
+        if bar and not (hosted.endswith(" on host") and number.isdecimal()):
+            raise ValueError(
+                f"not a choice of a parameter: {text!r} (for example [R]|[R]|2 on host)"
+            )
+        states = Sharding.parse(storage), Sharding.parse(kept)
+        return ParamChoice(*states, int(number) if bar else 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,11 @@ def can_be_hosted(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     return {key: tuple(found) for key, found in members.items() if key not in ruled_out}
 
 
+def cannot_be_hosted(graph: Graph, names: Collection[str]) -> list[str]:
+    """Those of `names` that cannot live on the host."""
+    return sorted(set(names) - {n for found in can_be_hosted(graph).values() for n in found})
+
+
 def evenly(members: Sequence[str], count: int) -> tuple[str, ...]:
     """So many of the members of a class, as evenly as can be: their copies come one by one."""
     num = len(members)
@@ -62,13 +67,9 @@ def evenly(members: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[Streamed, ...]:
-    """The parameters `names` on the host, in order. ValueError if one of them cannot be there."""
+    """The parameters `names` on the host, all of which can be there, in order."""
     if not names:
         return ()
-    known_names = {name for members in can_be_hosted(graph).values() for name in members}
-    unknown = sorted(set(names) - known_names)
-    if unknown:
-        raise ValueError(f"{unknown[0]} cannot live on the host")
     known, found = blocks_of(graph, mesh), groups(graph)
     by_root = {(group.root.node, group.phase): group for group in found}
     gradients = {node.target: node for node in graph.with_role(Role.GRAD)}

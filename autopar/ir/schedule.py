@@ -27,10 +27,12 @@ class Value(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class HostCopy:
     """A tensor is copied as it is from the device to its host (`offload`) or back (`reload`), on
-    the link number `axis` of `mesh.Mesh.link_names`."""
+    the link number `axis` of `mesh.Mesh.link_names`. Then the device may go on, or the host if
+    `is_read_there`."""
 
     kind: Literal["offload", "reload"]
     axis: int
+    is_read_there: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

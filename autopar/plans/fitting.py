@@ -146,12 +146,20 @@ class Fitting:
         )
 
 
-def check_host(request: PlanRequest, estimates: Estimates) -> None:
-    """InfeasibleError if a device has more in its host's memory than its share of it."""
-    room, held = request.cluster.host.memory_bytes, estimates.host_bytes
-    if held > room and request.cluster.device.kind != "cpu":
+def lacks_host_memory(found: Candidate) -> bool:
+    """Whether parameters live on the host, and a device has more there than its share. The host of
+    a CPU has no other memory."""
+    cluster = found.request.cluster
+    is_over = found.estimates.host_bytes > cluster.host.memory_bytes
+    return is_over and bool(found.request.hosted) and cluster.device.kind != "cpu"
+
+
+def check_host(found: Candidate) -> None:
+    """InfeasibleError if what lives on the host does not fit there."""
+    if lacks_host_memory(found):
+        held, room = found.estimates.host_bytes, found.request.cluster.host.memory_bytes
         raise InfeasibleError(
-            f"{_on(request.mesh)}: {format_bytes(held)} per device in the memory of its host, of "
+            f"{_on(found.mesh)}: {format_bytes(held)} per device in the memory of its host, of "
             f"which each has {format_bytes(room)}"
         )
 

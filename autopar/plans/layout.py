@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.offloading import Away, offloaded
 from autopar.ir.redistribute import local_bytes
-from autopar.ir.residency import Streamed, streamed
+from autopar.ir.residency import Streamed, cannot_be_hosted, streamed
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, Use, root_key
 from autopar.plans.plan import Structure
@@ -154,6 +154,16 @@ class Layout:
         return self._held[known]
 
 
+def check_hosted(graph: Graph, names: Collection[str]) -> None:
+    """PlanMismatchError if a parameter that lives on the host cannot in `graph`."""
+    wrong = cannot_be_hosted(graph, names)
+    if wrong:
+        raise PlanMismatchError(
+            f"parameter {wrong[0]} lives in the host's memory, but this call of the model changes "
+            "it, or returns it as it is: plan such a call first, or with residency='cuda'"
+        )
+
+
 def parse_layout(graph: Graph, structure: Structure) -> Layout:
     """The decisions of `structure` for `graph` in microbatches, with what backward makes again.
     ValueError on text that says none, or where something cannot be made again, or not be
@@ -163,6 +173,7 @@ def parse_layout(graph: Graph, structure: Structure) -> Layout:
     params = {name: param.choice for name, param in structure.params.items()}
     nodes = step.with_role(Role.PARAM)
     hosted = [n.target for n in nodes if n.target in params and params[n.target].hosted]
+    check_hosted(step, hosted)
     return Layout(
         step,
         mesh,

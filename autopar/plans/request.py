@@ -55,22 +55,7 @@ class Asked:
             self.options,
             imposed,
             microbatches=self.options.microbatches or 1 if trains(self.graph) else 1,
-            again=self._again(),
-            hosted=self._hosted(),
-        )
-
-    def _again(self) -> tuple[str, ...]:
-        """What backward makes again because the model asks for that."""
-        return as_written(self.graph) if self.options.checkpoint == "as written" else ()
-
-    def _hosted(self) -> frozenset[str]:
-        """The parameters that live on the host, as far as that is known."""
-        if self.options.hosted is not None:
-            params = self.graph.with_role(Role.PARAM)
-            return frozenset(self.options.hosted) & frozenset(node.target for node in params)
-        if self.options.residency != "cpu":
-            return frozenset()
-        return frozenset(name for found in can_be_hosted(self.graph).values() for name in found)
+        ).as_asked()
 
     def digest(self) -> str:
         """A hash of everything that decides the plan, down to the source of autopar and the
@@ -83,7 +68,7 @@ class Asked:
             repr(self.options),
             repr(self.constraints),
             repr(self.margin),
-            repr(self._again()),
+            repr(_made_again(self.graph, self.options)),
             *_versions(),
             source_digest(Path(__file__).parents[1]),
         )
@@ -106,6 +91,12 @@ class PlanRequest:
     microbatches: int = 1
     hosted: frozenset[str] | None = frozenset()
     """The parameters that live on the host; None where that is to be decided."""
+
+    def as_asked(self) -> PlanRequest:
+        """The same where nothing is decided that saves memory, but for what is asked for."""
+        graph, options = self.graph, self.options
+        again, hosted = _made_again(graph, options), _hosted(graph, options)
+        return replace(self, again=again, offloaded=(), hosted=hosted)
 
     def opened(self) -> PlanRequest:
         """The same where all is to be decided that saves memory: what is made again, or offloaded,
@@ -153,6 +144,20 @@ class PlanRequest:
         lines = (f"{each.origin}: {each}" for each in strategy)
         more = (f"{name} {value}" for name, value in others.items() if value)
         return (*options.asked, *lines, *more)
+
+
+def _made_again(graph: Graph, options: Options) -> tuple[str, ...]:
+    """What backward makes again because the model asks for that."""
+    return as_written(graph) if options.checkpoint == "as written" else ()
+
+
+def _hosted(graph: Graph, options: Options) -> frozenset[str]:
+    """The parameters that live on the host, as far as that is known."""
+    if options.hosted is not None:
+        return frozenset(options.hosted) & {n.target for n in graph.with_role(Role.PARAM)}
+    if options.residency != "cpu":
+        return frozenset()
+    return frozenset(name for found in can_be_hosted(graph).values() for name in found)
 
 
 def ask(

@@ -40,7 +40,7 @@ def loads(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
 
 def unload(each: Streamed, layout: Layout, gradient: Value) -> Message:
     """The copy of a gradient, as it is stored, to the host."""
-    copy = HostCopy("offload", layout.mesh.link_names.index(TO_HOST))
+    copy = HostCopy("offload", layout.mesh.link_names.index(TO_HOST), is_read_there=True)
     return _message(each, layout, gradient, gradient._replace(on_host=True), copy)
 
 

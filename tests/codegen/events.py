@@ -12,7 +12,6 @@ from torch import fx
 from autopar.codegen.collectives import SENDS, WAIT
 from autopar.codegen.emit import LocalGraph, _Generator
 from autopar.codegen.messages import MEMBERS
-from autopar.ir.graph import Phase
 from autopar.ir.schedule import Compute, Event, HostCopy, Schedule, Start, Take, Wait
 from autopar.runtime.ops.host_copies import ARRIVED, LANDED, OFFLOAD, RELOAD
 from autopar.runtime.program.program import Program
@@ -81,9 +80,9 @@ def check_event(event: Event, nodes: list[fx.Node], axes: tuple[str, ...]) -> No
         case Start(message) if isinstance(message.transfers[0].collective, HostCopy):
             assert [node.target for node in nodes] == [COPIES[message.kind]]
         case Wait(message) if isinstance(message.transfers[0].collective, HostCopy):
-            transfer = message.transfers[0]
-            is_gradient = message.kind == "offload" and transfer.source.phase is Phase.BACKWARD
-            assert [node.target for node in nodes] == [LANDED if is_gradient else ARRIVED]
+            copy = message.transfers[0].collective
+            expected = LANDED if isinstance(copy, HostCopy) and copy.is_read_there else ARRIVED
+            assert [node.target for node in nodes] == [expected]
         case Start(message) | Wait(message) if not nodes:
             assert all(transfer.key.startswith("param:") for transfer in message.transfers)
         case Start(message):

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from autopar.codegen import bind, generate
 from autopar.ir.again import with_again
@@ -21,7 +21,8 @@ from autopar.ir.residency import can_be_hosted, evenly
 from autopar.plans.layout import parse_layout
 from autopar.plans.plan import Plan
 from autopar.plans.scheduling import schedule
-from autopar.runtime.ops.host_copies import OFFLOAD, RELOAD
+from autopar.runtime.ops.host_copies import ARRIVED, LANDED, OFFLOAD, RELOAD
+from autopar.tracer import trace
 from autopar.tracer.torch_private import FakeTensorMode
 from tests.codegen.models import case
 from tests.codegen.random_plans import random_plan
@@ -110,6 +111,35 @@ def test_every_op_finds_its_inputs_on_the_device(name: str, part: float) -> None
         gradients = program.backward([tensors[each] for each in program.backward_inputs])
     names = [each.removeprefix("grad:") for each in program.backward_outputs]
     assert {n for n, g in zip(names, gradients, strict=True) if g.device.type == "cpu"} == {*hosted}
+
+
+class FusedLoss(torch.autograd.Function):
+    """Makes its gradient in forward, as fused losses do."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x.sum(0) * 2.0)
+        return (x * weight).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, ctx.saved_tensors[0]
+
+
+class Fused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast("Tensor", FusedLoss.apply(x, self.weight))
+
+
+def test_the_host_waits_for_gradients_that_forward_made() -> None:
+    found, on = trace(Fused(), (torch.randn(8, 4),), {}), in_blocks()
+    plan = random_plan(found.graph, on, 0, hosted=["weight"])
+    program = generate(found.gm, found.graph, plan)
+    assert LANDED in targets(program.backward) and ARRIVED not in targets(program.backward)
 
 
 NAMES = {"ax0": "ax0"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -13,12 +14,14 @@ from torch import Tensor, nn
 from autopar.compile import best_on
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
+from autopar.driver.what_if import make_explainer
 from autopar.errors import ArgumentError, AutoparError, InfeasibleError
 from autopar.ir.mesh import Cluster
 from autopar.ir.problem import Problem
 from autopar.ir.residency import can_be_hosted, evenly
 from autopar.plans.decisions import make_structure
 from autopar.plans.options import Options, make_options
+from autopar.plans.fitting import Candidate
 from autopar.plans.plan import PROVEN
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request
@@ -115,6 +118,43 @@ def test_a_plan_is_within_its_memory() -> None:
     assert hosted(found.structure.params.values()) > 0
     assert found.estimates.memory.total <= limit
     assert found.estimates.host_bytes > 0
+
+
+def test_frozen_members_of_a_class_are_not_stepped_on() -> None:
+    model = Stack()
+    for layer in (model.layers[0], model.layers[2]):
+        layer.requires_grad_(False)
+    graph = trace(model, (torch.randn(8, WIDTH),), {}).graph
+    for mesh, residency, part in (("1", "cpu", 1.0), ("2", "cpu", 1.0), ("2", "auto", 0.8)):
+        cluster, laid = on_h100(mesh, 1)
+        wanted = Options(mesh=mesh, backend="eager", residency=residency)
+        free = best_on(ask(graph, cluster, wanted).on(laid), silent)
+        limit = int(part * free.estimates.memory.total)
+        found = best_on(ask(graph, cluster, wanted).on(laid).within(limit), silent)
+        assert hosted(found.structure.params.values())
+
+
+def test_a_host_that_is_too_small_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What else saves memory may be enough."""
+    free, seen = best_on(request(3000.0), silent), list[Candidate]()
+    wanted = request(3000.0, int(0.95 * free.estimates.memory.total))
+    # No plan of so small a model is better on a host though it fits without.
+    monkeypatch.setattr(
+        sys.modules["autopar.compile"], "lacks_host_memory", lambda found: not seen.append(found)
+    )
+    found = best_on(wanted, silent)
+    assert len(seen) == 1 and found.request.hosted == frozenset()
+    assert found.estimates.memory.total <= wanted.memory_limit_bytes
+
+
+def test_more_memory_brings_parameters_back() -> None:
+    free = best_on(request(27.7), silent)
+    limit = free.estimates.memory.total - 3 * free.estimates.memory.params
+    cluster, _ = on_h100("2", 1)
+    wanted = request(27.7, limit).options
+    explained = make_explainer(ask(traced().graph, near(cluster, 27.7), wanted))
+    assert explained.best.request.hosted
+    assert explained.more_memory(1 << 30).modelled_ns < 0.9 * explained.best.solution.objective
 
 
 def hosted(params: object) -> int:

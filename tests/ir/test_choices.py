@@ -16,7 +16,7 @@ _placements = st.sampled_from([R, P, S(0), S(2, 1), C(1)])
 _shardings = st.builds(Sharding, st.lists(_placements, max_size=3).map(tuple))
 
 
-@given(_choices, st.builds(ParamChoice, _shardings, _shardings))
+@given(_choices, st.builds(ParamChoice, _shardings, _shardings, st.integers(0, 200)))
 def test_what_is_written_is_read_again(choice: Choice, param: ParamChoice) -> None:
     assert Choice.parse(str(choice)) == choice
     assert ParamChoice.parse(str(param)) == param

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 import torch
 from msgspec.structs import replace
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 
 import autopar
-from autopar.errors import ArgumentError
+from autopar.errors import ArgumentError, PlanMismatchError
+from autopar.runtime.module import optimizers
+from autopar.runtime.program import binding, turns
+from autopar.runtime.torch_private import dtensor_of
+from autopar.tracer.torch_private import FakeTensorMode
 from tests.runtime.microbatch_workers import batch, trained
 from tests.runtime.spawn import spawn
 from tests.runtime.test_microbatches import TOLERANCE, check, with_dropout
@@ -62,6 +69,76 @@ def test_what_a_plan_has_on_the_host_stays_there() -> None:
             assert distance(p.grad, q.grad) <= TOLERANCE
     kept = sum("layers.0" in name for name in params)
     assert hosted(compiled) == [kept, kept]
+
+
+class Shown(nn.Module):
+    """Returns, or changes, a parameter if it is asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor, how: str = "") -> tuple[Tensor, ...]:
+        if how == "changed":
+            with torch.no_grad():
+                self.scale.mul_(0.5)
+        loss = (self.linear(x) * self.scale).square().mean()
+        return (loss, self.scale) if how == "returned" else (loss,)
+
+
+@pytest.mark.parametrize("how", ["returned", "changed"])
+def test_a_later_call_that_needs_it_on_the_device_is_an_error(how: str) -> None:
+    compiled, x = autopar.compile(Shown(), residency="cpu"), torch.randn(2, 4)
+    compiled(x)
+    with pytest.raises(PlanMismatchError, match="parameter scale lives in the host's memory, but"):
+        compiled(x, how)
+    compiled = autopar.compile(Shown(), residency="cpu")
+    compiled(x, how)
+    compiled(x)[0].backward()
+    assert hosted(compiled) == [2, 2]
+
+
+def test_forward_ends_when_parameters_have_been_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script may change them then, with or without a backward."""
+    waited: list[torch.device] = []
+    monkeypatch.setattr(binding, "wait_for_loads", waited.append)
+    for residency, count in (("cpu", 2), ("cuda", 0)):
+        waited.clear()
+        compiled = autopar.compile(llama(), residency=residency)
+        with torch.no_grad():
+            compiled(**batch(0, 8))
+        compiled(**batch(0, 8))
+        assert len(waited) == count
+
+
+def test_gradients_on_both_sides_are_scaled_where_they_are() -> None:
+    with FakeTensorMode():
+        loss = torch.ones((), device="cuda:0")
+        given = [torch.ones(2), torch.ones(2, device="cuda:0")]
+        found = turns._scaled(list(given), loss)
+    assert [grad.device for grad in found] == [grad.device for grad in given]
+
+
+def placed() -> list[str]:
+    """The devices of an optimizer's states, where parameters are on the CPU, and the mesh is not:
+    another kind of device stands in for GPUs."""
+    mesh = init_device_mesh("cpu", (2,))
+    mesh._device_type = "meta"
+    whole = torch.empty(8, 4)
+    param = nn.Parameter(dtensor_of(torch.ones(4, 4), whole, mesh, [Shard(0)]))
+    optimizers.mark(param)
+    optimizer = torch.optim.AdamW([param])
+    for _ in range(2):
+        param.grad = dtensor_of(torch.ones(4, 4), whole, mesh, [Shard(0)])
+        optimizer.step()
+    states = optimizer.state[param].values()
+    return [str((x.to_local() if isinstance(x, DTensor) else x).device) for x in states]
+
+
+@pytest.mark.processes
+def test_states_are_where_their_parameter_is() -> None:
+    for seen in spawn("tests.runtime.test_residency.placed", 2):
+        assert seen == ["cpu", "cpu", "cpu"]
 
 
 def two() -> dict[str, Any]:

@@ -31,7 +31,7 @@ from torch.optim.optimizer import (
 
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint import reading
-from autopar.runtime.torch_private import local_slices, piece_of
+from autopar.runtime.torch_private import dtensor_of, local_slices, piece_of
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
@@ -66,6 +66,7 @@ def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
     stale = _stepping.pop(optimizer, None)
     if stale is not None:
         stale.leave()
+    _follow(optimizer)
     kind = type(optimizer)
     if not any(_is_ours(p) for group in optimizer.param_groups for p in group["params"]):
         return None
@@ -129,6 +130,15 @@ def _offer(optimizer: Optimizer) -> None:
     optimizer.register_state_dict_post_hook(gather)
 
 
+def _follow(optimizer: Optimizer) -> None:
+    """States are in the memory of plain parameters, which may have been brought to the host."""
+    for param, state in optimizer.state.items():
+        if not isinstance(param, DTensor) and _MARK in vars(param):
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim() and value.device != param.device:
+                    state[key] = value.to(param.device)
+
+
 @torch.no_grad()
 def _adopt(optimizer: Optimizer) -> None:
     """States of a parameter's shape are stored as it is. A collective call where they were not."""
@@ -141,7 +151,10 @@ def _adopt(optimizer: Optimizer) -> None:
             mesh, placements = param.device_mesh, param.placements
             if not isinstance(value, DTensor):
                 _check_values(optimizer, value)
-                state[key] = distribute_tensor(value.to(param.device), mesh, placements)
+                whole = value.to(torch.device(mesh.device_type))
+                state[key] = _distributed(
+                    param, distribute_tensor(whole, mesh, placements).to_local()
+                )
             elif value.device_mesh != mesh:
                 # Made before the parameter was sharded.
                 _check_values(optimizer, value)
@@ -303,11 +316,6 @@ def _inner_step(kind: type[Optimizer]) -> Callable[[Optimizer], Any]:
 
 
 def _distributed(param: DTensor, local: Tensor) -> DTensor:
-    return DTensor.from_local(
-        local,
-        param.device_mesh,
-        param.placements,
-        run_check=False,
-        shape=param.shape,
-        stride=param.stride(),
-    )
+    """A piece as one of a DTensor that is stored as `param` is, in the same memory."""
+    piece = local.to(param.to_local().device)
+    return dtensor_of(piece, param, param.device_mesh, param.placements)

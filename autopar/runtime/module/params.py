@@ -134,6 +134,7 @@ def bring_to_host(model: nn.Module, hosted: Collection[str]) -> None:
     for name, param in model.named_parameters():
         if name in hosted:
             param.data = copy_on_host(param.detach())
+            mark(param)
             param.grad = None if param.grad is None else copy_on_host(param.grad)
 
 

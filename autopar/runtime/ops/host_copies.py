@@ -78,13 +78,19 @@ def landed(copy: Tensor) -> None:
     if begun is not None:
         event, *both = begun
         event.synchronize()
-        device = next(tensor.device for tensor in both if tensor.is_cuda)
-        _stream(device, "reload").synchronize()
+        wait_for_loads(next(tensor.device for tensor in both if tensor.is_cuda))
 
 
 @landed.register_fake
 def _(copy: Tensor) -> None:
     pass
+
+
+def wait_for_loads(device: torch.device) -> None:
+    """The host goes on when all that was being copied to `device` is there, and may change what it
+    was copied from."""
+    if device.type == "cuda":
+        _stream(device, "reload").synchronize()
 
 
 def copy_on_host(x: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx
 
 from autopar.errors import PlanError
@@ -13,6 +14,7 @@ from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import nesting
 from autopar.ir.sharding import Sharding
+from autopar.runtime.ops.host_copies import RELOAD, wait_for_loads
 from autopar.runtime.process.meeting import Meeting
 from autopar.runtime.process.world import Groups, dtensor_placements, param_placements
 from autopar.runtime.program.backend import prepare
@@ -45,6 +47,8 @@ def make_step(
 
     def made(phase: str, gm: fx.GraphModule) -> LocalGraph:
         graph = prepare(gm, backend)
+        if phase == "forward" and any(node.target is RELOAD for node in gm.graph.nodes):
+            graph = _waiting(graph, meter.device)
         return graph if meeting is None else meeting.told(phase, gm, graph)
 
     found = program.graphs
@@ -76,6 +80,18 @@ def make_step(
         places=places,
         cut=shown,
     )
+
+
+def _waiting(graph: LocalGraph, device: torch.device) -> LocalGraph:
+    """`graph`, at whose end parameters that it copied from the host may change there: a script does
+    that without a backward, too, which waits by itself."""
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        found = graph(inputs)
+        wait_for_loads(device)
+        return found
+
+    return run
 
 
 def input_pieces(graph: Graph, mesh: Mesh) -> frozenset[str]:

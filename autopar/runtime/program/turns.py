@@ -192,8 +192,9 @@ def _scaled(grads: list[Tensor], given: Tensor) -> list[Tensor]:
     if not keeps_graph() and given.device.type == "cpu" and given.item() == 1:
         return grads
     found = list[Tensor]()
+    factors = {device: given.to(device) for device in {grad.device for grad in grads}}
     for k, grad in enumerate(grads):
-        found.append(grad * given)
+        found.append(grad * factors[grad.device])
         grads[k] = found[k]
     return found
 
