@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.tracer import torch_private
+from autopar.tracer.wrappers import region
 
 
 class Unrecordable(Exception):
@@ -91,7 +92,8 @@ class Recorder(torch_private.TorchDispatchMode):
         reads: list[Recorded] = []
         given = self._form(args, reads), self._form(tuple((kwargs or {}).items()), reads)
         # The stand-ins of a trace are on the CPU, and cast as autocast there says.
-        form = (func, torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"), given)
+        casts = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        form = (func, casts, region(), given)
         kind = self._kinds.setdefault(form, len(self._kinds))
         found = self._call(kind, func, args, kwargs or {})
         index = len(self.recording.kinds)

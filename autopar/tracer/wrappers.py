@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,8 +32,23 @@ def unwrapped() -> Generator[None, None, None]:
         del CheckpointFunction.apply
 
 
-def _labelled(checkpoint: Checkpointed) -> AbstractContextManager[None]:
-    return annotate({CHECKPOINT_KEY: checkpoint})
+_regions: list[Checkpointed] = []
+"""Those that are being run, the innermost last."""
+
+
+def region() -> Checkpointed:
+    """What is saved of what is being run, as the model asks."""
+    return _regions[-1] if _regions else ""
+
+
+@contextmanager
+def _labelled(checkpoint: Checkpointed) -> Generator[None, None, None]:
+    _regions.append(checkpoint)
+    try:
+        with annotate({CHECKPOINT_KEY: checkpoint}):
+            yield
+    finally:
+        _regions.pop()
 
 
 def _call(function: Callable[..., Any], _preserve_rng_state: bool, *args: Any) -> Any:

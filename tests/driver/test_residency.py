@@ -20,8 +20,8 @@ from autopar.ir.mesh import Cluster
 from autopar.ir.problem import Problem
 from autopar.ir.residency import can_be_hosted, evenly
 from autopar.plans.decisions import make_structure
-from autopar.plans.options import Options, make_options
 from autopar.plans.fitting import Candidate
+from autopar.plans.options import Options, make_options
 from autopar.plans.plan import PROVEN
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request
