@@ -25,6 +25,7 @@ from autopar.codegen import generate
 from autopar.cost_model.account import account
 from autopar.cost_model.moments import with_moments
 from autopar.cost_model.price import price
+from autopar.errors import InfeasibleError
 from autopar.ir.input_sharding import with_handed
 from autopar.ir.moments import Moment
 from autopar.ir.problem import Problem, Solution
@@ -131,13 +132,24 @@ def best_on(
     found = _within(fitting, cutoff)
     assert found is not None
     if request.hosted is None and lacks_host_memory(found):
-        say(f"{request.mesh}: the host's memory is too small; solving again without it")
-        request = replace(request, hosted=request.as_asked().hosted)
-        return best_on(
-            request, say, cutoff, replace(price(request), usage_limit=stated.usage_limit)
-        )
+        return _without_host(request, say, cutoff, found)
     check_host(found)
     return replace(found, is_tight=found.problem.usage_limit is not None)
+
+
+def _without_host(
+    request: PlanRequest, say: Say, cutoff: int | None, found: Candidate
+) -> Candidate:
+    """The best plan with no parameters on the host, which has too little memory for those of the
+    one `found`. InfeasibleError, which says so, if there is none."""
+    say(f"{request.mesh}: the host's memory is too small; solving again without it")
+    request = replace(request, hosted=request.as_asked().hosted)
+    stated = replace(price(request), usage_limit=found.problem.usage_limit)
+    try:
+        return best_on(request, say, cutoff, stated)
+    except InfeasibleError:
+        check_host(found)
+        raise
 
 
 def _fitting(request: PlanRequest, stated: Problem, say: Say) -> Fitting:

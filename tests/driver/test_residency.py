@@ -181,6 +181,9 @@ def test_what_cannot_be_is_told() -> None:
     unknown = replace(wanted.cluster.host, memory_bytes_per_s=0.0)
     with pytest.raises(AutoparError, match=r"does not say host\.memory_bytes_per_s"):
         price(replace(wanted, cluster=replace(wanted.cluster, host=unknown)))
-    small = replace(wanted.cluster.host, memory_bytes=1 << 20)
-    with pytest.raises(InfeasibleError, match="in the memory of its host, of which each has 1 MiB"):
-        best_on(replace(wanted, cluster=replace(wanted.cluster, host=small)), silent)
+    limit = best_on(request(27.7), silent).estimates.memory
+    lean = request(27.7, limit.total - 3 * limit.params)
+    for each in (wanted, lean):
+        small = replace(each.cluster.host, memory_bytes=1 << 20)
+        with pytest.raises(InfeasibleError, match=r"its host, of which each has 1 MiB"):
+            best_on(replace(each, cluster=replace(each.cluster, host=small)), silent)
