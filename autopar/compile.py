@@ -114,10 +114,9 @@ def best_on(
     bound = 0
     if stated is None:
         # Where chains of ops are fused, making one again may cost less than to write and read it.
-        request = request.as_asked()
-        device, is_free = request.cluster.device, request.opened().again is None
-        is_open = is_free and request.options.fuses(device)
-        request = replace(request, again=None) if is_open else request
+        request, opened = request.as_asked(), request.as_asked().opened()
+        if request.options.fuses(request.cluster.device):
+            request = replace(request, again=opened.again)
         stated = price(request)
         free = _fitting(request, replace(stated, usage_limit=None), say)
         found = _within(free, cutoff)
@@ -125,9 +124,8 @@ def best_on(
             check_host(found)
             return replace(found, problem=replace(found.problem, usage_limit=stated.usage_limit))
         say(f"{request.mesh}: memory binds; deciding what to make again or offload as well")
-        request, rows, bound = request.opened(), free.rows, free.bound
-        is_same = (is_open or not is_free) and request.hosted is not None
-        stated = stated if is_same else price(request)
+        stated = stated if opened == request else price(opened)
+        request, rows, bound = opened, free.rows, free.bound
     fitting = replace(_fitting(request, stated, say), rows=rows, bound=bound)
     found = _within(fitting, cutoff)
     assert found is not None

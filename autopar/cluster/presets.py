@@ -22,9 +22,9 @@ class System:
 def _system(
     node: str, network: str, memory_gb: float, ram_gb_per_s: float, gb_per_s: float, source: str
 ) -> System:
-    """The host's share per device: its memory, what that reads and writes (of datasheets of its
-    processors and memory), and what copies to it come to."""
-    source = f"{source}; latency: estimate; memory: {ram_gb_per_s:g} GB/s, datasheet"
+    """The host's share per device: its memory, what that reads and writes (all channels of the
+    processors that such hosts have), and what copies to it come to."""
+    source = f"{source}; latency: estimate; memory: {ram_gb_per_s:g} GB/s, estimate by channels"
     rates = gb_per_s * 1e9, 10e-6, source, ram_gb_per_s * 1e9
     return System(node, network, Host(round(memory_gb * 1e9), *rates))
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.cost_model.flows import saved_by
-from autopar.cost_model.host_link import copy_ns
+from autopar.cost_model.host_link import MAX_OPEN_AXES, copy_ns
 from autopar.cost_model.moves import to_ns
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
@@ -32,11 +32,6 @@ from autopar.ir.uses import SAVED, Group, is_saved, root_key
 from autopar.plans.host_copies import elements, pace
 from autopar.plans.prefetching import work
 from autopar.plans.request import PlanRequest
-
-_MAX_AXES = 1
-"""On how many mesh axes what to offload is open. Problems of more have many more columns, for which
-the dense rows of two more resources are slow: Llama-8B on 8x8 devices within 12 GiB takes three
-times as long, 212 CPU seconds, for a step that is 1.2 % shorter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +61,7 @@ class Offloads:
             for each in offloaded(self.graph, self.mesh, request.offloaded):
                 found.setdefault(root_key(self.graph, each.root), []).append(each)
             self.away = found
-        elif request.cluster.device.kind != "cpu" and len(self.mesh) <= _MAX_AXES:
+        elif request.cluster.device.kind != "cpu" and len(self.mesh) <= MAX_OPEN_AXES:
             self.away = {
                 key: away
                 for key, away in offloadable(self.graph, self.mesh).items()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autopar.cost_model.host_link import copy_ns
+from autopar.cost_model.host_link import MAX_OPEN_AXES, copy_ns
 from autopar.cost_model.moves import to_ns
 from autopar.cost_model.optimizer import find_optimizer
 from autopar.cost_model.space import NodeClass
@@ -25,9 +25,6 @@ from autopar.ir.problem import BoolArray, IntArray
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.residency import Streamed, can_be_hosted, evenly, streamed
 from autopar.plans.request import PlanRequest
-
-_MAX_AXES = 1
-"""On how many mesh axes it is open where parameters live, as for what is offloaded."""
 
 _PARTS = 8
 """In how many equal parts classes of parameters go to the host."""
@@ -45,7 +42,7 @@ def hosted_counts(request: PlanRequest) -> Mapping[str, tuple[int, ...]]:
         wrong = f"cluster {request.cluster.name} does not say host.memory_bytes_per_s"
     known = can_be_hosted(request.step)
     if request.hosted is None:
-        has_host = request.cluster.device.kind != "cpu" and len(request.mesh) <= _MAX_AXES
+        has_host = request.cluster.device.kind != "cpu" and len(request.mesh) <= MAX_OPEN_AXES
         is_offered = has_host and not wrong
         return {key: _counts(len(members)) for key, members in known.items() if is_offered}
     if request.hosted and wrong:

@@ -238,23 +238,22 @@ class Builder:
         traced, plan, program = compiled.traced, compiled.plan, compiled.program
         storage = {name: p.choice.storage for name, p in plan.structure.params.items()}
         mesh, device = plan.structure.mesh, self.world.device
+        models = list[nn.Module]()
         if self.family.is_first and not self.request.plain:
+            models = [found for model in self.family.models if (found := model()) is not None]
             choices = {name: p.choice for name, p in plan.structure.params.items()}
             self.family.hosted = tuple(n for n, choice in choices.items() if choice.hosted)
         if self.world.size == 1:
             program = bind(program, {}, mesh, (), device)
-            if self.family.is_first and self.family.hosted:
-                for model in self.family.models:
-                    if (found := model()) is not None:
-                        params.bring_to_host(found, self.family.hosted)
+            for model in models:
+                params.bring_to_host(model, self.family.hosted)
         else:
             groups = groups or make_groups(mesh, self.world)
             program = bind(program, groups.names, mesh, groups.coordinate, device)
+            for model in models:
+                sources, hosted = self.request.sources, self.family.hosted
+                params.shard_parameters(model, groups, storage, sources, hosted)
             if self.family.is_first and not self.request.plain:
-                for model in self.family.models:
-                    if (found := model()) is not None:
-                        sources, hosted = self.request.sources, self.family.hosted
-                        params.shard_parameters(found, groups, storage, sources, hosted)
                 self.family.storage = storage
         if self.request.plain:
             storage = {}

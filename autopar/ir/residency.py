@@ -55,11 +55,6 @@ def can_be_hosted(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     return {key: tuple(found) for key, found in members.items() if key not in ruled_out}
 
 
-def cannot_be_hosted(graph: Graph, names: Collection[str]) -> list[str]:
-    """Those of `names` that cannot live on the host."""
-    return sorted(set(names) - {n for found in can_be_hosted(graph).values() for n in found})
-
-
 def evenly(members: Sequence[str], count: int) -> tuple[str, ...]:
     """So many of the members of a class, as evenly as can be: their copies come one by one."""
     num = len(members)

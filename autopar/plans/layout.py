@@ -15,7 +15,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.offloading import Away, offloaded
 from autopar.ir.redistribute import local_bytes
-from autopar.ir.residency import Streamed, cannot_be_hosted, streamed
+from autopar.ir.residency import Streamed, can_be_hosted, streamed
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, Use, root_key
 from autopar.plans.plan import Structure
@@ -154,10 +154,10 @@ class Layout:
         return self._held[known]
 
 
-def check_hosted(graph: Graph, names: Collection[str]) -> None:
+def _check_hosted(graph: Graph, names: Collection[str]) -> None:
     """PlanMismatchError if a parameter that lives on the host cannot in `graph`."""
-    wrong = cannot_be_hosted(graph, names)
-    if wrong:
+    known = {name for members in can_be_hosted(graph).values() for name in members}
+    if wrong := sorted({*names} - known):
         raise PlanMismatchError(
             f"parameter {wrong[0]} lives in the host's memory, but this call of the model changes "
             "it, or returns it as it is: plan such a call first, or with residency='cuda'"
@@ -167,13 +167,13 @@ def check_hosted(graph: Graph, names: Collection[str]) -> None:
 def parse_layout(graph: Graph, structure: Structure) -> Layout:
     """The decisions of `structure` for `graph` in microbatches, with what backward makes again.
     ValueError on text that says none, or where something cannot be made again, or not be
-    offloaded."""
+    offloaded; PlanMismatchError where a parameter cannot live on the host."""
     turns = in_microbatches(graph, structure.schedule.microbatches)
     step, mesh = with_again(turns, structure.again), structure.mesh
     params = {name: param.choice for name, param in structure.params.items()}
     nodes = step.with_role(Role.PARAM)
     hosted = [n.target for n in nodes if n.target in params and params[n.target].hosted]
-    check_hosted(step, hosted)
+    _check_hosted(step, hosted)
     return Layout(
         step,
         mesh,

@@ -47,8 +47,8 @@ Residency = Literal["device", "host"]
 
 class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a parameter lies with its gradient and the optimizer's states (`storage`, in the memory
-    of `residency`) and what is kept of it from
-    forward to backward (`kept`, equal to `storage` when it is gathered again)."""
+    of `residency`) and what is kept of it from forward to backward (`kept`, equal to `storage` when
+    it is gathered again)."""
 
     shape: tuple[Count, ...]
     dtype: str

@@ -136,13 +136,13 @@ class PlanRequest:
         written = {constraint.origin for constraint in self.options.constraints}
         strategy = (i.constraint for i in self.imposed if i.constraint.origin not in written)
         options = self.options
-        others = {
-            "backend": options.backend,
-            "residency": options.residency.replace("cuda", ""),
-            "checkpoint": options.checkpoint.replace("planned", ""),
-        }
+        others = (
+            ("backend", options.backend, ""),
+            ("residency", options.residency, "cuda"),
+            ("checkpoint", options.checkpoint, "planned"),
+        )
         lines = (f"{each.origin}: {each}" for each in strategy)
-        more = (f"{name} {value}" for name, value in others.items() if value)
+        more = (f"{name} {value}" for name, value, usual in others if value != usual)
         return (*options.asked, *lines, *more)
 
 

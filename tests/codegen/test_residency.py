@@ -27,7 +27,7 @@ from autopar.tracer.torch_private import FakeTensorMode
 from tests.codegen.models import case
 from tests.codegen.random_plans import random_plan
 from tests.codegen.test_again import candidates
-from tests.codegen.test_offload import in_blocks, ran
+from tests.codegen.test_offload import in_blocks, ran, stack
 from tests.codegen.test_random_plans import TOLERANCE, difference
 from tests.live_bytes import DTYPES
 
@@ -63,6 +63,26 @@ def test_equal_to_eager(
     assert step.gradients.keys() == found.gradients.keys()
     for parameter, expected in found.gradients.items():
         assert difference(step.gradients[parameter], expected) <= TOLERANCE[name], parameter
+
+
+@pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
+def test_equal_to_the_same_plan_on_the_device(sizes: Sequence[int]) -> None:
+    """To the last bit, the masks of dropout and what batch norm counts among it."""
+    found, on = stack(), in_blocks(*sizes)
+    graph = found.traced.graph
+    names = [member for members in can_be_hosted(graph).values() for member in members]
+    there = random_plan(graph, on, 3, hosted=names)
+    params = {
+        name: msgspec.structs.replace(param, residency="device")
+        for name, param in there.structure.params.items()
+    }
+    structure = msgspec.structs.replace(there.structure, params=params)
+    here = msgspec.structs.replace(there, structure=structure)
+    plain, hosted = (ran(found, plan, 0.0) for plan in (here, there))
+    for expected, got in ((plain.outputs, hosted.outputs), (plain.gradients, hosted.gradients)):
+        assert expected.keys() == got.keys()
+        for name, tensor in expected.items():
+            torch.testing.assert_close(got[name], tensor, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

@@ -45,13 +45,17 @@ def make_step(
     that have a gradient in eager. `meter` measures it. With a `meeting`, an error of a collective
     says which it was and where the other ranks are."""
 
+    found = program.graphs
+    # Forward gets nothing from the host but parameters that live there.
+    forward = program.forward.graph.nodes
+    has_hosted = any(node.target is RELOAD for node in forward)
+
     def made(phase: str, gm: fx.GraphModule) -> LocalGraph:
         graph = prepare(gm, backend)
-        if phase == "forward" and any(node.target is RELOAD for node in gm.graph.nodes):
+        if has_hosted:
             graph = _waiting(graph, meter.device)
         return graph if meeting is None else meeting.told(phase, gm, graph)
 
-    found = program.graphs
     if backend == "eager":
         meter.count_waits(*found.values())
     graphs = {where: made(where[1], gm) for where, gm in found.items()}
@@ -83,8 +87,7 @@ def make_step(
 
 
 def _waiting(graph: LocalGraph, device: torch.device) -> LocalGraph:
-    """`graph`, at whose end parameters that it copied from the host may change there: a script does
-    that without a backward, too, which waits by itself."""
+    """`graph`, at whose end parameters that it copied from the host may change there."""
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         found = graph(inputs)
