@@ -50,6 +50,10 @@ class MicrobatchError(AutoparError):
     """A step cannot be taken in microbatches, or not in so many."""
 
 
+class StageError(AutoparError):
+    """A step cannot be cut into stages, or not there."""
+
+
 class SolverError(AutoparError):
     """The solver failed, or ended without any plan."""
 

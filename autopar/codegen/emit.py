@@ -23,7 +23,7 @@ from autopar.codegen.ops.peers import Peers
 from autopar.codegen.ops.table import emit
 from autopar.codegen.passes import apply_passes
 from autopar.codegen.torch_private import unwritten
-from autopar.codegen.turns import OWN_OPS, OwnOps, inputs_of, sum_name
+from autopar.codegen.turns import OWN_OPS, OwnOps, inputs_of, sent_name, sum_name
 from autopar.errors import PlanMismatchError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
@@ -42,6 +42,7 @@ from autopar.ir.schedule import (
     Wait,
 )
 from autopar.ir.sharding import Sharding
+from autopar.ir.stages import SEND
 from autopar.ir.turn_states import is_proportional
 from autopar.ir.uneven import chunked_dim
 from autopar.ir.uses import Group, Use, groups
@@ -59,26 +60,27 @@ aten = torch.ops.aten
 
 
 @collection_paused()
-def generate(gm: fx.GraphModule, graph: Graph, plan: Plan) -> Program:
-    """The local graphs of `plan` for the joint graph `gm`, of which `graph` is the snapshot.
+def generate(gm: fx.GraphModule, graph: Graph, plan: Plan, stage: Graph | None = None) -> Program:
+    """The local graphs of `plan` for the joint graph `gm`, of which `graph` is the snapshot, or for
+    a `stage` of it.
 
     PlanMismatchError, naming the tensor, if the plan's decisions do not fit the graph.
     """
-    layout = parse_layout(graph, plan.structure)
+    layout = parse_layout(graph if stage is None else stage, plan.structure)
     scheduled = schedule(layout)
     last = _Generator(gm, graph, layout, scheduled, is_last=True)
     program = last.run()
-    if scheduled.before is None:
-        return program
-    before = _Generator(gm, graph, layout, scheduled.before, is_last=False).run()
+    before = scheduled.before
     return replace(
         program,
-        before=before,
+        before=None
+        if before is None
+        else _Generator(gm, graph, layout, before, is_last=False).run(),
         turns=scheduled.turns,
         sums=last.sums(),
         tangent_dtypes={
             f"tangent:{node.target}": node.outputs[0].dtype
-            for node in graph.with_role(Role.TANGENT)
+            for node in layout.graph.with_role(Role.TANGENT)
         },
         is_proportional=is_proportional(graph),
     )
@@ -249,9 +251,10 @@ class _Generator:
         node, graph = self.graph.nodes[event.node], local.graph
         arguments = [self._argument(node, arg) for arg in range(len(node.inputs))]
         if node.op in OWN_OPS:
-            (given, *_), (state,) = self.layout.pair(node)
-            made = self.own.write(graph, node, arguments, local.inputs, (given, state))
-            local.values[event.makes[0]] = made
+            made = self.own.write(graph, node, arguments, local.inputs, self.layout.pair(node))
+            if node.op == SEND:
+                local.outputs[sent_name(node)] = made
+            local.values |= dict.fromkeys(event.makes, made)
             return
         source = self.fx_nodes[node.name]
         results = self._results(graph, node, source, arguments)

@@ -1,8 +1,10 @@
-"""What microbatches add to a graph (`ir.microbatches`), written in ops of torch.
+"""What microbatches and stages add to a graph (`ir.microbatches`, `ir.stages`), written in ops of
+torch.
 
 The turn is an input of the graph, as are the sums so far: the graph of a turn is the same in every
 one. What turns put together leaves a turn that is not the last as it is; `runtime.program.turns`
-hands it to the next.
+hands it to the next. What another stage sends is an input of the graph, and what another is sent
+an output.
 """
 
 from __future__ import annotations
@@ -17,11 +19,12 @@ from autopar.ir.graph import Graph, Node, Slot
 from autopar.ir.microbatches import ACCUMULATE, COLLECT, COUNT, SHARE, TURN
 from autopar.ir.redistribute import local_part_sizes
 from autopar.ir.sharding import Sharding
+from autopar.ir.stages import RECEIVE, SEND
 from autopar.runtime.program.program import TURN_INPUT, Sum
 
 aten = torch.ops.aten
 
-OWN_OPS = frozenset({TURN, SHARE, ACCUMULATE, COLLECT, COUNT})
+OWN_OPS = frozenset({TURN, SHARE, ACCUMULATE, COLLECT, COUNT, SEND, RECEIVE})
 
 
 def sum_name(node: Node) -> str:
@@ -29,10 +32,22 @@ def sum_name(node: Node) -> str:
     return f"sum:{node.index}"
 
 
+def received_name(node: Node) -> str:
+    """What an input of a graph is called that another stage sends."""
+    return f"received:{node.target}"
+
+
+def sent_name(node: Node) -> str:
+    """What an output of a graph is called that `node` sends to another stage."""
+    return f"sent:{node.args[-1]}:{node.target}"
+
+
 def inputs_of(node: Node, *, is_last: bool) -> tuple[str, ...]:
     """The further inputs of a graph that `node` needs."""
     if node.op == TURN:
         return (TURN_INPUT,)
+    if node.op == RECEIVE:
+        return (received_name(node),)
     if node.op == ACCUMULATE:
         return (sum_name(node),)
     return (TURN_INPUT, sum_name(node)) if node.op == COLLECT and is_last else ()
@@ -50,9 +65,13 @@ class OwnOps:
         node: Node,
         x: Sequence[fx.Node],
         inputs: dict[str, fx.Node],
-        states: tuple[Sharding, Sharding],
+        states: tuple[tuple[Sharding, ...], tuple[Sharding, ...]],
     ) -> fx.Node:
-        """What `node` makes of `x` in the sharding `states[1]`; its first input is in the other."""
+        """What `node` makes of `x`, where `states` are the shardings of its inputs and outputs."""
+        if node.op == RECEIVE:
+            return inputs[received_name(node)]
+        if node.op == SEND:
+            return graph.call_function(aten.contiguous.default, (x[0],))
         if node.op == ACCUMULATE:
             return graph.call_function(aten.add_.Tensor, (inputs[sum_name(node)], x[0]))
         if node.op == SHARE:
@@ -61,7 +80,8 @@ class OwnOps:
             return _count(graph, node, x)
         if node.op == COLLECT and not self.is_last:
             return x[0]
-        lead, rest = self._around(node, states[node.op == COLLECT])
+        (state, *_), (made_state,) = states
+        lead, rest = self._around(node, made_state if node.op == COLLECT else state)
         turn, turns = inputs[TURN_INPUT], self.graph.turns
         if node.op == TURN:
             rows = graph.call_function(aten.reshape.default, (x[0], [lead, turns, rest]))
@@ -70,7 +90,7 @@ class OwnOps:
             rows = graph.call_function(aten.reshape.default, (x[0], [lead, 1, rest]))
             whole = inputs[sum_name(node)]
             made = graph.call_function(aten.index_copy_.default, (whole, 1, turn, rows))
-        return graph.call_function(aten.reshape.default, (made, self._shape(node, states[1])))
+        return graph.call_function(aten.reshape.default, (made, self._shape(node, made_state)))
 
     def sum_of(self, node: Node, state: Sharding) -> Sum:
         """What is handed from turn to turn of what `node` puts together, made in `state`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 from autopar.cost_model.limits import Limits
@@ -13,6 +13,7 @@ from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import is_legal, states, step
 from autopar.ir.sharding import R, Sharding
+from autopar.ir.stages import RECEIVE
 from autopar.ir.uneven import chunkable_dim, chunked_axes, chunked_dim, stored
 from autopar.ir.uses import Group, Use, requirement
 
@@ -31,6 +32,16 @@ class NodeClass:
     choices: tuple[Decision, ...]
     inputs: tuple[tuple[Sharding, ...], ...]
     outputs: tuple[tuple[Sharding, ...], ...]
+
+    def only(self, label: str) -> NodeClass:
+        """The class with the one choice that is written so, or none."""
+        kept = [c for c, choice in enumerate(self.choices) if str(choice) == label]
+        return replace(
+            self,
+            choices=tuple(self.choices[c] for c in kept),
+            inputs=tuple(self.inputs[c] for c in kept),
+            outputs=tuple(self.outputs[c] for c in kept),
+        )
 
     def asked(self, arg: int) -> tuple[Sharding | None, ...]:
         """What it asks input `arg` to be in, per choice; None where it does not read it."""
@@ -142,7 +153,9 @@ def _constants(graph: Graph) -> frozenset[int]:
     found: set[int] = set()
     for node in graph.nodes:
         if node.role is Role.CONSTANT or (
-            node.role is Role.OP and all(ref.node in found for ref in node.inputs)
+            node.role is Role.OP
+            and node.op != RECEIVE
+            and all(ref.node in found for ref in node.inputs)
         ):
             found.add(node.index)
     return frozenset(found)

@@ -23,6 +23,7 @@ from autopar.ir.blocks import place_of
 from autopar.ir.casts import casts_of
 from autopar.ir.copies import COPY, OPTION, with_word
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, per_graph, transplanted
+from autopar.ir.stages import RECEIVE, SEND
 from autopar.ir.uses import root_of
 
 
@@ -59,15 +60,16 @@ def _copied(_: Graph) -> dict[tuple[frozenset[str], str], Graph]:
 @per_graph
 def _candidates(graph: Graph) -> frozenset[str]:
     """The keys of ops of the forward phase that can be made again, all of them. Casts of parameters
-    are none: they are made where they are read as it is. Nor is what reads a buffer or parameter
-    that forward changes: backward would find the new value."""
+    are none: they are made where they are read as it is. Nor is what another stage sends, or what
+    reads a buffer or parameter that forward changes: backward would find the new value."""
     copies, nodes = casts_of(graph).copies, graph.nodes
     changed = {node.target for node in graph.with_role(Role.MUTATION, Role.UPDATE)}
     found, ruled_out = set[str](), set[str]()
     for node in graph.with_role(Role.OP):
         if node.view or f":{Phase.FORWARD.value}:" not in node.key:
             continue
-        (ruled_out if node.random or node.index in copies else found).add(node.key)
+        is_made_once = node.random or node.op in (SEND, RECEIVE) or node.index in copies
+        (ruled_out if is_made_once else found).add(node.key)
         for ref in node.inputs:
             maker = nodes[root_of(graph, ref)[0].node]
             if maker.role in (Role.BUFFER, Role.PARAM) and maker.target in changed:

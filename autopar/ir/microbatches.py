@@ -49,9 +49,9 @@ _LOSSES = {"aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"}
 
 
 def in_microbatches(graph: Graph, turns: int) -> Graph:
-    """`graph`, whose batch is worked on in so many turns. MicrobatchError, naming what needs the
-    whole batch, if it cannot be."""
-    if turns == 1:
+    """`graph`, whose batch is worked on in so many turns; one that is already stays as it is.
+    MicrobatchError, naming what needs the whole batch, if it cannot be."""
+    if turns == graph.turns:
         return graph
     known = _made(graph)
     if turns not in known:

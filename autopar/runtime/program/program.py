@@ -48,6 +48,9 @@ class Program:
     `TURN_INPUT`, the number of the turn in a tensor of one element; `tangent_dtypes` are those of
     what backward is given, to which its gradients are known to be in proportion if it
     `is_proportional`.
+
+    Those of a stage of a pipeline have `received:NAME` among their inputs, and `sent:STAGE:NAME`
+    among their outputs, of tensors of the whole step (`ir.stages`).
     """
 
     forward: fx.GraphModule
@@ -62,6 +65,12 @@ class Program:
     sums: tuple[Sum, ...] = ()
     tangent_dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
     is_proportional: bool = False
+
+    def names(self, phase: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What the graph of a phase takes and returns."""
+        if phase == "forward":
+            return self.forward_inputs, self.forward_outputs
+        return self.backward_inputs, self.backward_outputs
 
     @property
     def parts(self) -> tuple[Program, ...]:

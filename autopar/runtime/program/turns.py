@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +24,9 @@ from autopar.runtime.program.random import DefaultRandom, draws
 from autopar.runtime.torch_private import keeps_graph
 
 _NO_STATE = torch.empty(0, dtype=torch.uint8)
-_Around = Callable[[bool], AbstractContextManager[None]]
+Around = Callable[[bool], AbstractContextManager[None]]
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 Graphs = Mapping[tuple[bool, str], Callable[[list[Any]], Sequence[Any]]]
 """What runs the graph of a phase, in the last turn (True) or one before."""
@@ -63,48 +66,80 @@ class TensorValues:
         rows[:, turn] = piece.reshape(rows.shape[0], rows.shape[2])
 
 
-def run_turns(
-    program: Program,
-    graphs: Graphs,
-    values: Values,
-    given: Mapping[str, Any],
-    tangents: Mapping[str, Any] | None,
-    around: _Around,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(results, gradients), by their names in `program`, of what is `given` by name, where the
-    losses have the gradients `tangents`; without them there is no backward. Each turn is run inside
-    `around`, which is told whether it is the last."""
-    needed = [found for found in program.sums if tangents is not None or found.phase == "forward"]
-    sums = {found.name: values.zeros(found) for found in needed}
-    collected = {found.name for found in needed if found.is_collected}
-    results: dict[str, Any] = {}
-    gradients: dict[str, Any] = {}
+class TurnRun:
+    """A step in turns as it is run, of what is `given` by name, where the losses have the gradients
+    `tangents`; without them there is no backward. Each graph is run inside `around`, which is told
+    whether the turn is the last. A phase's turns are run in order.
 
-    def take(name: str, here: dict[str, Any]) -> Any:
-        if name in sums:
-            return sums[name] if name in collected else sums.pop(name)
-        return here.pop(name) if name.startswith("saved:") else here[name]
+    `results` and `gradients` are those so far, by their names in `program`.
+    """
 
-    for turn in range(program.turns):
-        is_last = turn == program.turns - 1
-        part = program if is_last else program.before
+    def __init__(
+        self,
+        program: Program,
+        graphs: Graphs,
+        values: Values,
+        given: Mapping[str, Any],
+        tangents: Mapping[str, Any] | None,
+        around: Around,
+    ) -> None:
+        self.program, self.graphs, self.values, self.around = program, graphs, values, around
+        self.given = {**given, **(tangents or {})}
+        self.has_backward = program.backward is not None and tangents is not None
+        needed = [s for s in program.sums if tangents is not None or s.phase == "forward"]
+        self.sums = {found.name: values.zeros(found) for found in needed}
+        self.collected = {found.name for found in needed if found.is_collected}
+        self.results: dict[str, Any] = {}
+        self.gradients: dict[str, Any] = {}
+        self._saved: dict[int, dict[str, Any]] = {}
+        """What the turns have saved whose backward is to come."""
+
+    def forward(self, turn: int, received: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+        """The forward of a turn, with what other stages have sent; what they are sent."""
+        self._saved[turn] = {}
+        return self._run("forward", turn, received)
+
+    def backward(self, turn: int, received: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
+        """The backward of a turn, likewise."""
+        sent = self._run("backward", turn, received)
+        del self._saved[turn]
+        return sent
+
+    def _run(self, phase: str, turn: int, received: Mapping[str, Any]) -> dict[str, Any]:
+        is_last = turn == self.program.turns - 1
+        part = self.program if is_last else self.program.before
         assert part is not None
-        here: dict[str, Any] = {**given, **(tangents or {}), TURN_INPUT: values.turn(turn)}
-        phases = [("forward", part.forward_inputs, part.forward_outputs)]
-        if part.backward is not None and tangents is not None:
-            phases.append(("backward", part.backward_inputs, part.backward_outputs))
-        with around(is_last):
-            for phase, names, outputs in phases:
-                found = graphs[is_last, phase]([take(name, here) for name in names])
-                for name, value in zip(outputs, found, strict=True):
-                    if name in collected:
-                        values.put(sums[name], turn, value)
-                    else:
-                        kind = name.partition(":")[0]
-                        place = {"saved": here, "sum": sums, "grad": gradients}
-                        place.get(kind, results)[name] = value
-                del found
-    return results, gradients
+        names, outputs = part.names(phase)
+        here = {**self.given, **received, TURN_INPUT: self.values.turn(turn)}
+        saved = self._saved[turn]
+        with self.around(is_last):
+            found = self.graphs[is_last, phase]([self._take(name, here, saved) for name in names])
+        sent: dict[str, Any] = {}
+        places = {"saved": saved, "sum": self.sums, "grad": self.gradients, "sent": sent}
+        for name, value in zip(outputs, found, strict=True):
+            if name in self.collected:
+                self.values.put(self.sums[name], turn, value)
+            else:
+                places.get(name.partition(":")[0], self.results)[name] = value
+        return sent
+
+    def _take(self, name: str, here: dict[str, Any], saved: dict[str, Any]) -> Any:
+        """An input of a graph; what is not read again is not held here either."""
+        if name in self.sums:
+            return self.sums[name] if name in self.collected else self.sums.pop(name)
+        kind = name.partition(":")[0]
+        if kind == "saved":
+            return saved.pop(name)
+        return here.pop(name) if kind == "received" else here[name]
+
+
+def run_turns(run: TurnRun) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(results, gradients) of all turns, one after the other."""
+    for turn in range(run.program.turns):
+        run.forward(turn)
+        if run.has_backward:
+            run.backward(turn)
+    return run.results, run.gradients
 
 
 class Turns:
@@ -184,7 +219,8 @@ class Turns:
         values = TensorValues(self.device)
         with outside:
             around = replaying(DefaultRandom(self.device)) if self._draws else at_once
-            return run_turns(self.program, self.graphs, values, given, arriving, around)
+            run = TurnRun(self.program, self.graphs, values, given, arriving, around)
+            return run_turns(run)
 
 
 def _scaled(grads: list[Tensor], given: Tensor) -> list[Tensor]:
@@ -199,7 +235,7 @@ def _scaled(grads: list[Tensor], given: Tensor) -> list[Tensor]:
     return found
 
 
-def replaying(random: DefaultRandom) -> _Around:
+def replaying(random: DefaultRandom) -> Around:
     """What is around each turn, so that what is drawn of random numbers for the whole batch is the
     same in all: `random` starts from where it is now."""
     state = random.now()

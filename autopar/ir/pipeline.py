@@ -1,0 +1,199 @@
+"""In which order the ranks of a pipeline work on microbatches: a table of actions, as a value.
+
+Stages are numbered as the model computes them. A rank may have several, and does what its row of
+the table lists, one after the other, as soon as what it needs has come. As text a row is
+`0F0 0F1 0B0 0W0`: of stage 0 the forward of microbatches 0 and 1, then of microbatch 0 the backward
+as far as other stages wait for it, and the rest, which makes the gradients of parameters. Without
+any `W` in the table, `B` is all of backward. `I`, as torch writes the first part, is read as `B`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import NamedTuple
+
+from autopar.errors import StageError
+from autopar.ir.graph import Phase
+
+_ACTION = re.compile(r"(0|[1-9][0-9]{0,5})([FBIW])(0|[1-9][0-9]{0,5})")
+
+
+class Pass(StrEnum):
+    """What is done of a microbatch."""
+
+    FORWARD = "F"
+    BACKWARD = "B"
+    """The gradients of what a stage is sent, and all others if there is no `WEIGHTS`."""
+    WEIGHTS = "W"
+    """The gradients of parameters."""
+
+
+class Action(NamedTuple):
+    """One microbatch goes through one stage, forward or backward."""
+
+    stage: int
+    kind: Pass
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.value}{self.microbatch}"
+
+    @staticmethod
+    def parse(text: str) -> Action:
+        """The inverse of `str`; StageError on anything else."""
+        found = _ACTION.fullmatch(text)
+        if found is None:
+            raise StageError(f"{text!r} is no action: write 0F3 for microbatch 3 of stage 0")
+        stage, kind, microbatch = found.groups()
+        return Action(int(stage), Pass(kind.replace("I", "B")), int(microbatch))
+
+
+Hop = tuple[int, int, Phase]
+"""(source, target, phase): stages of which the first sends the other something in that phase."""
+
+
+def hops_in_line(stages: int) -> frozenset[Hop]:
+    """Each stage sends its neighbours alone: the next one forward, the one before backward."""
+    line = range(stages - 1)
+    forward = ((s, s + 1, Phase.FORWARD) for s in line)
+    return frozenset((*forward, *((s + 1, s, Phase.BACKWARD) for s in line)))
+
+
+@dataclass(frozen=True)
+class ActionTable:
+    """What each rank of a pipeline does in which order."""
+
+    rows: tuple[tuple[Action, ...], ...]
+
+    @staticmethod
+    def parse(text: str) -> ActionTable:
+        """A table of a line per rank, actions apart by blanks or commas. StageError, naming what is
+        wrong, on anything else, and where ranks would wait for each other."""
+        lines = [line.replace(",", " ").split() for line in text.strip().splitlines()]
+        table = ActionTable(tuple(tuple(map(Action.parse, line)) for line in lines))
+        table.check()
+        return table
+
+    def __str__(self) -> str:
+        return "\n".join(" ".join(map(str, row)) for row in self.rows)
+
+    @cached_property
+    def ranks(self) -> Mapping[int, int]:
+        """The rank of each stage."""
+        return {action.stage: rank for rank, row in enumerate(self.rows) for action in row}
+
+    @cached_property
+    def microbatches(self) -> int:
+        return 1 + max(action.microbatch for row in self.rows for action in row)
+
+    @cached_property
+    def is_split(self) -> bool:
+        """Whether backward comes in two parts."""
+        return any(action.kind is Pass.WEIGHTS for row in self.rows for action in row)
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.ranks)
+
+    def check(self, hops: Collection[Hop] | None = None) -> None:
+        """StageError, saying where, unless every microbatch goes through every stage once, in order
+        within each kind of action, and no rank waits for ever; stages send each other along `hops`,
+        which are those of a line unless given."""
+        if not self.rows or not all(self.rows):
+            raise StageError("a rank of the table has nothing to do")
+        stages, microbatches = sorted(self.ranks), range(self.microbatches)
+        if stages != list(range(len(stages))):
+            raise StageError(f"the table has stages {stages}: number them from 0 on")
+        kinds = list(Pass) if self.is_split else [Pass.FORWARD, Pass.BACKWARD]
+        for stage in stages:
+            rows = {
+                rank for rank, row in enumerate(self.rows) if any(a.stage == stage for a in row)
+            }
+            if len(rows) > 1:
+                raise StageError(f"stage {stage} is on ranks {sorted(rows)}: a stage has one")
+            row = self.rows[self.ranks[stage]]
+            for kind in kinds:
+                found = [a.microbatch for a in row if (a.stage, a.kind) == (stage, kind)]
+                if len(found) != len(microbatches) or found != list(microbatches):
+                    raise StageError(
+                        f"stage {stage} does {kind.value} of microbatches {found}: it has to do "
+                        f"0 to {len(microbatches) - 1}, one after the other"
+                    )
+        play_table(self, lambda _: 1, hops)
+
+    def held(self, rank: int) -> int:
+        """How many microbatches at most have gone forward through a stage of a rank, and not back
+        yet, each stage counted on its own."""
+        return self._waiting(self.rows[rank])
+
+    def in_flight(self, stage: int) -> int:
+        """How many microbatches at most have gone forward through a stage, and not back yet."""
+        row = self.rows[self.ranks[stage]]
+        return self._waiting([action for action in row if action.stage == stage])
+
+    def _waiting(self, actions: Sequence[Action]) -> int:
+        most = now = 0
+        last = Pass.WEIGHTS if self.is_split else Pass.BACKWARD
+        for action in actions:
+            now += (action.kind is Pass.FORWARD) - (action.kind is last)
+            most = max(most, now)
+        return most
+
+
+class ActionSpan(NamedTuple):
+    """When something starts and ends."""
+
+    start: int
+    end: int
+
+
+def play_table(
+    table: ActionTable,
+    length: Callable[[Action], int],
+    hops: Collection[Hop] | None = None,
+    delay: Callable[[Hop], int] = lambda _: 0,
+) -> dict[Action, ActionSpan]:
+    """When each action of a table starts and ends, in the unit of their `length`. What is sent
+    along one of `hops` comes `delay` after the action is over. StageError if ranks wait for each
+    other for ever."""
+    known = hops_in_line(table.num_stages) if hops is None else hops
+    sources: dict[tuple[int, Phase], list[Hop]] = {}
+    for hop in sorted(known):
+        sources.setdefault((hop[1], hop[2]), []).append(hop)
+    found: dict[Action, ActionSpan] = {}
+    free, done = [0] * len(table.rows), [0] * len(table.rows)
+
+    def ready(action: Action) -> int | None:
+        """When all that an action waits for has come; None if that is not known yet."""
+        stage, kind, microbatch = action
+        before = {
+            Pass.BACKWARD: [(Action(stage, Pass.FORWARD, microbatch), 0)],
+            Pass.WEIGHTS: [(Action(stage, Pass.BACKWARD, microbatch), 0)],
+        }.get(kind, [])
+        if kind is not Pass.WEIGHTS:
+            phase = Phase.FORWARD if kind is Pass.FORWARD else Phase.BACKWARD
+            for hop in sources.get((stage, phase), ()):
+                before.append((Action(hop[0], kind, microbatch), delay(hop)))
+        if any(each not in found for each, _ in before):
+            return None
+        return max((found[each].end + late for each, late in before), default=0)
+
+    moved = True
+    while moved:
+        moved = False
+        for rank, row in enumerate(table.rows):
+            while done[rank] < len(row) and (when := ready(row[done[rank]])) is not None:
+                action = row[done[rank]]
+                start = max(when, free[rank])
+                free[rank] = start + length(action)
+                found[action] = ActionSpan(start, free[rank])
+                done[rank] += 1
+                moved = True
+    stuck = [str(row[k]) for row, k in zip(table.rows, done, strict=True) if k < len(row)]
+    if stuck:
+        raise StageError(f"the ranks wait for each other: {', '.join(stuck)} never start")
+    return found

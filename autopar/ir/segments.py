@@ -1,0 +1,39 @@
+"""Where a model may be cut into stages: before a module of a list, or beside such lists.
+
+A segment is one of a list of modules (`layers.3`), or another module that uses parameters
+(`embed_tokens`, `norm` and `lm_head`), with all that follows until the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autopar.ir.blocks import place_of
+from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.stage_homes import belongs_nowhere, is_of_parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """The ops of forward from node `start` on, which begin with those of `module`."""
+
+    module: str
+    start: int
+
+
+def segments(graph: Graph) -> tuple[Segment, ...]:
+    """All of them, in the order in which forward computes them."""
+    ops = [
+        node
+        for node in graph.with_role(Role.OP)
+        if node.phase is Phase.FORWARD and not node.view and not belongs_nowhere(graph, node)
+    ]
+    learned = {n.module for n in ops if any(is_of_parameters(graph, ref) for ref in n.inputs)}
+    found: list[Segment] = []
+    seen = set[str]()
+    for node in ops:
+        listed, module = place_of(node.module)
+        if module and module not in seen and (listed or module in learned):
+            seen.add(module)
+            found.append(Segment(module, node.index if found else 0))
+    return tuple(found)

@@ -1,0 +1,147 @@
+"""The pipeline schedules that have names, as tables.
+
+Of p ranks, whose stages take f forward and b backward, w of that for the gradients of weights, each
+waits so long between its first and its last action while m microbatches go through them, if stages
+are equal, sends take no time and m is large enough (a multiple of p where stages are interleaved):
+
+| name        | stages per rank | waits for the longest            | parts of microbatches held    |
+| ----------- | --------------- | -------------------------------- | ----------------------------- |
+| gpipe       | 1               | (p - 1)(f + b)                   | m                             |
+| 1f1b        | 1               | (p - 1)(f + b)                   | p - rank                      |
+| interleaved | v               | (p - 1)(f + b)/v                 | p + (p - 2 rank - 1)/v        |
+| zb-h1       | 1               | (p - 1)(f + b - 2w) for w <= f, b/2 | p                          |
+| zb-v        | 2               | 0 for f = b/2 = w                | p                             |
+
+Sources: GPipe (arXiv:1811.06965), PipeDream-Flush (arXiv:2006.09503), Megatron-LM's interleaving
+(arXiv:2104.04473), zero-bubble pipelines (arXiv:2401.10241, 2405.15362).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from autopar.errors import StageError
+from autopar.ir.pipeline import Action, ActionTable, Pass
+
+F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
+
+
+def make_table(name: str, ranks: int, microbatches: int, chunks: int = 1) -> ActionTable:
+    """The schedule `name` of `microbatches` on so many ranks, with `chunks` stages on each where it
+    is interleaved. StageError if there is no such schedule."""
+    if name not in SCHEDULES:
+        raise StageError(f"no schedule is called {name!r}: there are {', '.join(SCHEDULES)}")
+    if min(ranks, microbatches, chunks) < 1:
+        raise StageError(f"{name} of {microbatches} microbatches on {ranks} ranks: at least one")
+    if chunks != 1 and name != "interleaved":
+        raise StageError(f"{name} has a number of stages per rank of its own")
+    table = SCHEDULES[name](ranks, microbatches, chunks)
+    table.check()
+    return table
+
+
+class _Row:
+    """The actions of a rank, each with the next microbatch of its stage and kind, as long as there
+    is one."""
+
+    def __init__(self, microbatches: int) -> None:
+        self.actions: list[Action] = []
+        self.microbatches = microbatches
+        self._next: Counter[tuple[int, Pass]] = Counter()
+
+    def add(self, *what: tuple[int, Pass]) -> None:
+        for stage, kind in what:
+            microbatch = self._next[stage, kind]
+            self._next[stage, kind] += 1
+            if microbatch < self.microbatches:
+                self.actions.append(Action(stage, kind, microbatch))
+
+    def done(self, stage: int, kind: Pass) -> int:
+        return self._next[stage, kind]
+
+
+def _table(rows: Iterable[_Row]) -> ActionTable:
+    return ActionTable(tuple(tuple(row.actions) for row in rows))
+
+
+def _gpipe(ranks: int, microbatches: int, _: int) -> ActionTable:
+    """All forwards, then all backwards."""
+    rows = [_Row(microbatches) for _ in range(ranks)]
+    for rank, row in enumerate(rows):
+        row.add(*[(rank, F)] * microbatches, *[(rank, B)] * microbatches)
+    return _table(rows)
+
+
+def _one_f_one_b(ranks: int, microbatches: int, _: int) -> ActionTable:
+    """As many forwards as it takes for the first backward to come, then one for each backward."""
+    rows = [_Row(microbatches) for _ in range(ranks)]
+    for rank, row in enumerate(rows):
+        row.add(*[(rank, F)] * (ranks - rank - 1), *[(rank, F), (rank, B)] * microbatches)
+    return _table(rows)
+
+
+def _interleaved(ranks: int, microbatches: int, chunks: int) -> ActionTable:
+    """1F1B with several stages per rank, `ranks` apart: microbatches go through the first of them
+    in rounds of as many as there are ranks, then through the next."""
+    rounds = max(1, microbatches // ranks)
+    if microbatches % rounds:
+        raise StageError(
+            f"{microbatches} microbatches are not interleaved on {ranks} ranks: their number has "
+            f"to be divided by {rounds}"
+        )
+    at_once = microbatches // rounds
+    rows = [_Row(microbatches) for _ in range(ranks)]
+    total = microbatches * chunks
+    for rank, row in enumerate(rows):
+        order = [k // at_once % chunks for k in range(total)]
+        forward = [(chunk * ranks + rank, F) for chunk in order]
+        backward = [((chunks - 1 - chunk) * ranks + rank, B) for chunk in order]
+        ahead = min(total, (chunks - 1) * at_once + 2 * (ranks - 1 - rank))
+        row.add(*forward[:ahead])
+        for pair in zip(forward[ahead:], backward, strict=False):
+            row.add(*pair)
+        row.add(*backward[total - ahead :])
+    return _table(rows)
+
+
+def _zb_h1(ranks: int, microbatches: int, _: int) -> ActionTable:
+    """1F1B whose gradients of weights wait, so that every rank holds as much as the first, and
+    fill the gaps at the end."""
+    rows = [_Row(microbatches) for _ in range(ranks)]
+    for rank, row in enumerate(rows):
+        row.add(*[(rank, F)] * (ranks - rank - 1))
+        for k in range(microbatches):
+            row.add((rank, F), (rank, B), *[(rank, W)] * (k >= rank))
+        row.add(*[(rank, W)] * (microbatches - row.done(rank, W)))
+    return _table(rows)
+
+
+def _zb_v(ranks: int, microbatches: int, _: int) -> ActionTable:
+    """Two stages per rank, of which the second ones come in the order of ranks reversed: the last
+    microbatch's way back meets the first one's way forth on every rank."""
+    rows = [_Row(microbatches) for _ in range(ranks)]
+    enough = max(microbatches, 2 * ranks - 1)
+    for rank, row in enumerate(rows):
+        down, up, behind = rank, 2 * ranks - 1 - rank, ranks - rank
+        row.add(*[(down, F)] * (2 * behind - 1), *[(up, F), (down, F)] * rank)
+        row.add(*[(up, F), (up, B), (up, W)] * behind)
+        while row.done(up, F) < enough:
+            row.add(*[(down, F)] * (row.done(down, F) < enough))
+            row.add((down, B), (down, W), (up, F), (up, B), (up, W))
+        row.add(*[(down, B), (up, B)] * rank, *[(down, B), (down, W)] * behind)
+        for stage in (up, down):
+            row.add(*[(stage, W)] * (enough - row.done(stage, W)))
+    return _table(rows)
+
+
+SCHEDULES: dict[str, Callable[[int, int, int], ActionTable]] = {
+    "gpipe": _gpipe,
+    "1f1b": _one_f_one_b,
+    "interleaved": _interleaved,
+    "zb-h1": _zb_h1,
+    "zb-v": _zb_v,
+}
+
+WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved")
+"""Those that do all of a stage's backward at once, as programs do."""

@@ -1,0 +1,160 @@
+"""All ranks of a pipeline in one process: each stage on its own mesh, in the order of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from autopar.errors import AutoparError
+from autopar.ir.graph import Graph, Node, Phase
+from autopar.ir.mesh import Mesh
+from autopar.ir.pipeline import ActionTable, Pass, hops_in_line, play_table
+from autopar.ir.stages import RECEIVE, SEND, StageLink, link_of
+from autopar.plans.layout import parse_layout
+from autopar.plans.plan import Structure
+from autopar.runtime.program.program import Program
+from autopar.runtime.program.random import DefaultRandom
+from autopar.runtime.simulator.shards import shard, unshard
+from autopar.runtime.simulator.spmd import RankStep, StepResult, rank_run
+
+
+@dataclass(frozen=True)
+class SimulatedStage:
+    """A stage on its mesh: its graph, the decisions for it, and the program they come to."""
+
+    mesh: Mesh
+    graph: Graph
+    structure: Structure
+    program: Program
+
+
+def train_step_in_stages(
+    stages: Sequence[SimulatedStage],
+    table: ActionTable,
+    graph: Graph,
+    tensors: Mapping[str, Tensor],
+    tangents: Mapping[int, Tensor] | None = None,
+    *,
+    tolerance: float = 0.0,
+) -> StepResult:
+    """One forward and backward of the step `graph`, which is cut into `stages`, from whole tensors
+    to whole tensors (`spmd.train_step`). The actions are done in the order in which they start."""
+    return _Pipeline(stages, graph, tensors, tangents or {}, tolerance).run(table)
+
+
+class _Pipeline:
+    def __init__(
+        self,
+        stages: Sequence[SimulatedStage],
+        graph: Graph,
+        tensors: Mapping[str, Tensor],
+        tangents: Mapping[int, Tensor],
+        tolerance: float,
+    ) -> None:
+        self.stages = stages
+        self.layouts = [parse_layout(stage.graph, stage.structure) for stage in stages]
+        self.random = _RandomInTurn(len(stages))
+        self.steps = [
+            RankStep(s.mesh, graph, s.structure, tolerance, s.program.detached_shardings)
+            for s in stages
+        ]
+        self.runs = [
+            rank_run(stage.program, step, tensors, tangents, self.random.around(k))
+            for k, (stage, step) in enumerate(zip(stages, self.steps, strict=True))
+        ]
+        self.ends = {
+            (link_of(node, k), node.op): node
+            for k, stage in enumerate(stages)
+            for node in stage.graph.nodes
+            if node.op in (SEND, RECEIVE)
+        }
+        self.under_way: dict[tuple[StageLink, int], list[Tensor]] = {}
+
+    def run(self, table: ActionTable) -> StepResult:
+        hops = {(link.source, link.target, link.phase) for link, _ in self.ends}
+        # Random numbers are drawn stage by stage.
+        hops |= hops_in_line(len(self.stages))
+        table.check(hops)
+        spans = play_table(table, lambda _: 1, hops)
+        with torch.no_grad():
+            for action in sorted(spans, key=lambda action: (spans[action].start, action)):
+                run = self.runs[action.stage]
+                if action.kind is Pass.FORWARD:
+                    sent = run.forward(
+                        action.microbatch,
+                        self._received(action.stage, Phase.FORWARD, action.microbatch),
+                    )
+                elif action.kind is Pass.BACKWARD and run.has_backward:
+                    sent = run.backward(
+                        action.microbatch,
+                        self._received(action.stage, Phase.BACKWARD, action.microbatch),
+                    )
+                else:
+                    continue
+                self._send(action.stage, action.microbatch, sent)
+        if self.under_way:
+            raise AutoparError(f"never received: {next(iter(self.under_way))}")
+        return self._joined()
+
+    def _send(self, stage: int, microbatch: int, sent: Mapping[str, list[Tensor]]) -> None:
+        """Bring what a stage sends to the ranks of others, as they lay it out."""
+        for (link, op), node in self.ends.items():
+            name = f"sent:{link.target}:{link.name}"
+            if op == SEND and link.source == stage and name in sent:
+                arrives = self.ends[link, RECEIVE]
+                whole = self._whole(stage, node, sent[name])
+                self.under_way[link, microbatch] = self._pieces(link.target, arrives, whole)
+
+    def _whole(self, stage: int, node: Node, pieces: Sequence[Tensor]) -> Tensor:
+        at, layout = self.stages[stage], self.layouts[stage]
+        kind, state = at.graph.type_of(node.inputs[0]), layout.pair(node)[0][0]
+        return unshard(pieces, kind, at.graph.atoms, state, at.mesh, tolerance=1e-5)
+
+    def _pieces(self, stage: int, node: Node, whole: Tensor) -> list[Tensor]:
+        at, layout = self.stages[stage], self.layouts[stage]
+        (kind,), ((), (state,)) = node.outputs, layout.pair(node)
+        ranks = map(at.mesh.coordinate, range(at.mesh.num_devices))
+        return [shard(whole, kind, at.graph.atoms, state, at.mesh, rank) for rank in ranks]
+
+    def _received(self, stage: int, phase: Phase, microbatch: int) -> dict[str, list[Tensor]]:
+        coming = [(link, m) for link, m in self.under_way if link.target == stage]
+        return {
+            f"received:{link.name}": self.under_way.pop((link, m))
+            for link, m in coming
+            if link.phase is phase and m == microbatch
+        }
+
+    def _joined(self) -> StepResult:
+        """What the stages have made. Gradients of a parameter that several have are added up."""
+        outputs: dict[str, Tensor] = {}
+        gradients: dict[str, Tensor] = {}
+        for step, run in zip(self.steps, self.runs, strict=True):
+            found = step.joined(run)
+            outputs |= found.outputs
+            for name, gradient in found.gradients.items():
+                gradients[name] = gradients[name] + gradient if name in gradients else gradient
+        return StepResult(outputs, gradients)
+
+
+class _RandomInTurn:
+    """Random numbers as if one process drew them: a stage goes on where the one before it was after
+    its first microbatch, and every microbatch draws what the whole batch would."""
+
+    def __init__(self, stages: int) -> None:
+        self._random = DefaultRandom(torch.device("cpu"))
+        self._starts: dict[int, Tensor] = {0: self._random.now()}
+
+    def around(self, stage: int):
+        """What is around the graphs of a stage."""
+
+        @contextmanager
+        def inside(_: bool) -> Generator[None, None, None]:
+            with self._random.replayed(self._starts[stage]):
+                yield
+                self._starts.setdefault(stage + 1, self._random.now())
+
+        return inside

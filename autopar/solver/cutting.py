@@ -1,0 +1,142 @@
+"""The stages of a pipeline, as an integer linear program.
+
+Columns are how many segments of each sort each stage has (integer), and how many of them it does in
+each way; which sorts are all done once a stage is (binary); and what the busiest rank takes. A sort
+is begun only once the one before it is done. Depth costs nothing: equal segments are counted. At
+first a segment may be done partly in one way, partly in another, which bounds what is possible.
+Then, with the sizes of stages given, each is done in one.
+"""
+
+# PuLP has no types of its own: what it hands out is unknown, not wrong.
+# pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none
+# pyright: reportUnknownVariableType=none, reportUnknownArgumentType=none
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import floor
+from typing import Any
+
+import pulp
+
+from autopar.errors import InfeasibleError, SolverError
+from autopar.ir.cutting import CutProblem, Division
+from autopar.solver.adapter import Highs, Outcome
+
+_GAP = 1e-3
+"""Of the objective: what a stage takes is not known that well."""
+
+_Sizes = Sequence[Sequence[int]]
+"""How many segments of each sort each stage has."""
+
+
+def divide(problem: CutProblem) -> Division:
+    """The stages with the least step. InfeasibleError if none fit in memory."""
+    first = _Program(problem, None).solve()
+    sizes = [[round(sum(ways)) for ways in stage] for stage in first.taken]
+    try:
+        whole = _Program(problem, sizes).solve()
+    except InfeasibleError:
+        # In whole segments stages of these sizes may just not fit.
+        whole = _Program(problem, None, whole=True).solve()
+    return replace(whole, bound_ns=first.bound_ns)
+
+
+class _Program:
+    """The program of `problem`; with `sizes`, or where that is asked for, segments are `whole`:
+    done in one way each."""
+
+    def __init__(self, problem: CutProblem, sizes: _Sizes | None, *, whole: bool = False) -> None:
+        self.problem, self.sizes = problem, sizes
+        self.is_whole = whole or sizes is not None
+        self.stages, self.sorts = range(len(problem.ranks)), range(len(problem.counts))
+        self.unit_ns = max(1.0, *(way.time_ns for ways in problem.ways for way in ways))
+        """Times are in units of the longest segment's, so that HiGHS sees numbers around 1."""
+        self.program = pulp.LpProblem("stages", pulp.LpMinimize)
+        self.taken = [[self._ways(s, k) for k in self.sorts] for s in self.stages]
+        self.busiest = self.program.add_variable("t", 0)
+
+    def _ways(self, stage: int, sort: int) -> list[Any]:
+        kind = pulp.LpInteger if self.is_whole else pulp.LpContinuous
+        most = self.problem.counts[sort]
+        return [
+            self.program.add_variable(f"a{stage:04d}_{sort:04d}_{way:04d}", 0, most, kind)
+            for way in range(len(self.problem.ways[sort]))
+        ]
+
+    def solve(self) -> Division:
+        """The best choice there is, with its bound."""
+        problem, chunks = self.problem, self.problem.chunks
+        total = pulp.lpSum(self._time(s) for s in self.stages)
+        often = problem.microbatches - 1 / chunks
+        self.program.setObjective(often * self.busiest + total / chunks)
+        if self.sizes is None:
+            self._in_order()
+        else:
+            self._of_sizes(self.sizes)
+        self._within_limits()
+        solver = Highs({"mip_rel_gap": _GAP})
+        solver.relax(self.program)
+        answer = solver.solve_integer()
+        if answer.outcome is Outcome.INFEASIBLE:
+            raise InfeasibleError("no stages fit in memory")
+        if answer.outcome is not Outcome.OPTIMAL:
+            raise SolverError(f"no stages were found: {answer.detail}")
+        solver.findSolutionValues(self.program)
+        taken = tuple(
+            tuple(tuple(way.varValue or 0.0 for way in ways) for ways in stage)
+            for stage in self.taken
+        )
+        if self.is_whole:
+            taken = tuple(tuple(tuple(map(round, ways)) for ways in stage) for stage in taken)
+        return Division(taken, floor(answer.bound * self.unit_ns * (1 + 1e-9)))
+
+    def _time(self, stage: int) -> pulp.LpAffineExpression:
+        """What a microbatch takes in a stage."""
+        return pulp.lpSum(
+            column * (way.time_ns / self.unit_ns)
+            for columns, ways in zip(self.taken[stage], self.problem.ways, strict=True)
+            for column, way in zip(columns, ways, strict=True)
+        )
+
+    def _in_order(self) -> None:
+        """Every segment is in a stage, every stage has one, and sorts come one after the other."""
+        program, counts = self.program, self.problem.counts
+        so_far: list[Any] = [pulp.lpSum([]) for _ in self.sorts]
+        for s in self.stages:
+            sizes = [
+                program.add_variable(f"n{s:04d}_{k:04d}", 0, counts[k], pulp.LpInteger)
+                for k in self.sorts
+            ]
+            done = [
+                program.add_variable(f"f{s:04d}_{k:04d}", 0, 1, pulp.LpInteger) for k in self.sorts
+            ]
+            program.addConstraint(pulp.lpSum(sizes) >= 1)
+            for k in self.sorts:
+                program.addConstraint(pulp.lpSum(self.taken[s][k]) == sizes[k])
+                so_far[k] = so_far[k] + sizes[k]
+                program.addConstraint(so_far[k] >= counts[k] * done[k])
+                if k:
+                    program.addConstraint(so_far[k] <= counts[k] * done[k - 1])
+        for k in self.sorts:
+            program.addConstraint(so_far[k] == counts[k])
+
+    def _of_sizes(self, sizes: _Sizes) -> None:
+        for stage, numbers in zip(self.taken, sizes, strict=True):
+            for ways, number in zip(stage, numbers, strict=True):
+                self.program.addConstraint(pulp.lpSum(ways) == number)
+
+    def _within_limits(self) -> None:
+        """No rank is busier than the busiest, or holds more than there is room for."""
+        problem, limit = self.problem, float(self.problem.limit_bytes)
+        for rank in sorted(set(problem.ranks)):
+            own = [s for s in self.stages if problem.ranks[s] == rank]
+            self.program.addConstraint(self.busiest >= pulp.lpSum(map(self._time, own)))
+            held = [
+                column * ((way.static_bytes + problem.in_flight[s] * way.saved_bytes) / limit)
+                for s in own
+                for columns, ways in zip(self.taken[s], problem.ways, strict=True)
+                for column, way in zip(columns, ways, strict=True)
+            ]
+            self.program.addConstraint(pulp.lpSum(held) <= 1)

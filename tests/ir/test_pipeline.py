@@ -1,0 +1,223 @@
+"""Tables of actions: read, checked, and played against longest paths in the graph of waits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise, permutations, product
+from typing import Any
+
+import networkx as nx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.errors import StageError
+from autopar.ir.graph import Phase
+from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Hop, Pass, hops_in_line, play_table
+
+F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
+ROOT = "root"
+
+
+def waits(
+    chains: Iterable[Sequence[Action]],
+    hops: Iterable[Hop],
+    length: Callable[[Action], int] = lambda _: 0,
+    delay: Callable[[Hop], int] = lambda _: 0,
+) -> Any:
+    """The graph of what waits for what, where actions of a chain follow one another. The path from
+    `ROOT` of the least weight is as long, negated, as it takes for an action to start."""
+    graph, chains = nx.MultiDiGraph(), [list(chain) for chain in chains]
+    actions = {action for chain in chains for action in chain}
+    edges = [(pair, 0) for chain in chains for pair in pairwise(chain)]
+    for stage, kind, microbatch in actions:
+        if kind is not F:
+            before = Action(stage, F if kind is B else B, microbatch)
+            edges.append(((before, Action(stage, kind, microbatch)), 0))
+    for hop, microbatch in product(hops, {action.microbatch for action in actions}):
+        source, target, phase = hop
+        kind = F if phase is Phase.FORWARD else B
+        sent = Action(source, kind, microbatch), Action(target, kind, microbatch)
+        edges.append((sent, delay(hop)))
+    graph.add_edges_from((ROOT, action, {"weight": 0}) for action in actions)
+    for (first, second), late in edges:
+        graph.add_edge(first, second, weight=-length(first) - late)
+    return graph
+
+
+@st.composite
+def any_hops(draw: st.DrawFn, stages: int) -> frozenset[Hop]:
+    """Forward to later stages and backward to earlier ones, with and without neighbours."""
+    pairs = permutations(range(stages), 2)
+    possible = [(s, t, Phase.FORWARD if s < t else Phase.BACKWARD) for s, t in pairs]
+    return draw(st.frozensets(st.sampled_from(possible))) if possible else frozenset()
+
+
+def line(stages: int) -> st.SearchStrategy[frozenset[Hop]]:
+    return st.just(hops_in_line(stages))
+
+
+@st.composite
+def pipelines(
+    draw: st.DrawFn,
+    hops_of: Callable[[int], st.SearchStrategy[frozenset[Hop]]] = any_hops,
+    can_hang: bool = False,
+) -> tuple[ActionTable, frozenset[Hop]]:
+    """A table, and hops along which its ranks do not wait for each other, unless they can. Every
+    rank has a stage."""
+    stages, microbatches = draw(st.integers(1, 5)), draw(st.integers(1, 3))
+    hops, kinds = draw(hops_of(stages)), draw(st.sampled_from([(F, B), (F, B, W)]))
+    homes = draw(st.lists(st.integers(0, 3), min_size=stages, max_size=stages))
+    lines = product(range(stages), kinds)
+    chains = [[Action(s, kind, m) for m in range(microbatches)] for s, kind in lines]
+    if can_hang:
+        ways = draw(st.permutations([k for k, chain in enumerate(chains) for _ in chain]))
+        left = [iter(chain) for chain in chains]
+        order = [next(left[k]) for k in ways]
+    else:
+        graph = waits(chains, hops)
+        graph.remove_node(ROOT)
+        actions = sorted(graph.nodes)
+        priority = dict(zip(actions, draw(st.permutations(range(len(actions)))), strict=True))
+        order = list(nx.lexicographical_topological_sort(graph, key=priority.__getitem__))
+    rows = [tuple(a for a in order if homes[a.stage] == home) for home in sorted(set(homes))]
+    return ActionTable(tuple(rows)), hops
+
+
+@given(st.builds(Action, st.integers(0, 99), st.sampled_from(Pass), st.integers(0, 999)))
+def test_parsing_an_action_is_the_inverse_of_str(action: Action) -> None:
+    assert Action.parse(str(action)) == action
+
+
+@given(pipelines(line), st.sampled_from([" ", ",", ", ", "  "]), st.sampled_from("BI"))
+def test_parsing_a_table_is_the_inverse_of_str(
+    drawn: tuple[ActionTable, frozenset[Hop]], blank: str, backward: str
+) -> None:
+    table, _ = drawn
+    text = str(table).replace(" ", blank).replace("B", backward)
+    assert ActionTable.parse(f"\n{text}\n") == table
+
+
+def test_a_table_is_read_as_it_is_written() -> None:
+    table = ActionTable.parse("0F0 0I0,0W0\n1F0, 1I0  1W0")
+    first, second = (tuple(Action(s, kind, 0) for kind in (F, B, W)) for s in (0, 1))
+    assert table == ActionTable((first, second))
+    assert str(table) == "0F0 0B0 0W0\n1F0 1B0 1W0"
+    assert (table.ranks, table.num_stages, table.microbatches) == ({0: 0, 1: 1}, 2, 1)
+    assert table.is_split and not ActionTable.parse("0F0 0I0").is_split
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "F0", "0F", "0X0", "0f0", "-1F0", "0F-1", "0FB0", "0F0 ", "0F0\n", "0F0.5"]
+)
+def test_what_is_no_action_is_quoted(text: str) -> None:
+    with pytest.raises(StageError, match=re.escape(f"{text!r} is no action")):
+        Action.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("0F0 0B0; 1F0", "'0B0;' is no action"),
+        ("1F0 1B0\n3F0 3B0", r"has stages \[1, 3\]: number them from 0"),
+        ("0F0 0B0\n2F0 2B0", r"has stages \[0, 2\]: number them from 0"),
+        ("0F0 0B0\n1F0 1B0\n0F1 0B1", r"stage 0 is on ranks \[0, 2\]"),
+        ("0F0 0F2 0B0 0B1 0B2", r"stage 0 does F of microbatches \[0, 2\].* 0 to 2"),
+        ("0F0 0F1 0B0", r"stage 0 does B of microbatches \[0\].* 0 to 1"),
+        ("0F1 0B1", r"stage 0 does F of microbatches \[1\].* 0 to 1"),
+        ("0F0 0F1 1F0 1B0 0B0 0B1", r"stage 1 does F of microbatches \[0\].* 0 to 1"),
+        ("0F0 0F0 0B0", r"stage 0 does F of microbatches \[0, 0\].* 0 to 0"),
+        ("0F0 0F1 0B1 0B0", r"stage 0 does B of microbatches \[1, 0\].* 0 to 1"),
+        ("0F0 0B0 0W0\n1F0 1B0", r"stage 1 does W of microbatches \[\].* 0 to 0"),
+        ("0F0 0F1 0B0 0B1 0W1 0W0", r"stage 0 does W of microbatches \[1, 0\].* 0 to 1"),
+        ("0B0 0F0", ": 0B0 never start"),
+        ("0F0 0W0 0B0", ": 0W0 never start"),
+        ("0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1", "wait for each other: 0B0, 1F1 never start"),
+        ("0F0 0B0\n2F0 2B0 1F0 1B0", "wait for each other: 0B0, 2F0 never start"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said(text: str, reason: str) -> None:
+    with pytest.raises(StageError, match=reason):
+        ActionTable.parse(text)
+
+
+def test_neighbours_send_each_other_unless_hops_are_given() -> None:
+    forward, backward = Phase.FORWARD, Phase.BACKWARD
+    assert hops_in_line(3) == {
+        (0, 1, forward), (1, 2, forward), (1, 0, backward), (2, 1, backward),
+    }  # fmt: skip
+    rows = ("0F0 0B0", "2F0 2B0 1F0 1B0")
+    table = ActionTable(tuple(tuple(map(Action.parse, row.split())) for row in rows))
+    table.check({(0, 1, forward), (0, 2, forward), (1, 0, backward)})
+    for hops in (None, {(1, 2, forward)}, {(1, 2, backward)}):
+        with pytest.raises(StageError, match="wait for each other"):
+            table.check(hops)
+
+
+def test_an_action_starts_when_its_rank_is_free_and_the_last_of_what_it_needs_has_come() -> None:
+    """Neighbours send in 1, stages 0 and 2 in 10."""
+    table = ActionTable.parse("0F0 0B0\n1F0 1B0\n2F0 2B0")
+    hops = hops_in_line(3) | {(0, 2, Phase.FORWARD), (2, 0, Phase.BACKWARD)}
+    lengths, delays = {F: 2, B: 3}, {1: 1, 2: 10}
+    found = play_table(
+        table, lambda a: lengths[a.kind], hops, lambda hop: delays[abs(hop[0] - hop[1])]
+    )
+    assert {str(action): tuple(span) for action, span in found.items()} == {
+        "0F0": (0, 2), "1F0": (3, 5), "2F0": (12, 14),
+        "2B0": (14, 17), "1B0": (18, 21), "0B0": (27, 30),
+    }  # fmt: skip
+
+
+@given(pipelines(), st.data())
+def test_actions_start_after_the_longest_path_to_them(
+    drawn: tuple[ActionTable, frozenset[Hop]], data: st.DataObject
+) -> None:
+    table, hops = drawn
+    actions = [action for row in table.rows for action in row]
+    some = st.integers(0, 9)
+    lengths = data.draw(st.fixed_dictionaries(dict.fromkeys(actions, some)))
+    delays = data.draw(st.fixed_dictionaries(dict.fromkeys(sorted(hops), some)))
+    length, delay = lengths.__getitem__, delays.__getitem__
+    graph = waits(table.rows, hops, length, delay)
+    paths = nx.single_source_bellman_ford_path_length(graph, ROOT)
+    starts = {a: -int(paths[a]) for a in actions}
+    expected = {a: ActionSpan(starts[a], starts[a] + lengths[a]) for a in actions}
+    table.check(hops)
+    assert play_table(table, length, hops, delay) == expected
+
+
+@given(pipelines(can_hang=True))
+def test_ranks_wait_for_ever_where_actions_wait_in_a_circle(
+    drawn: tuple[ActionTable, frozenset[Hop]],
+) -> None:
+    """The error names where each rank stops: its first action on a circle, or behind one."""
+    table, hops = drawn
+    graph = waits(table.rows, hops)
+    circles = [part for part in nx.strongly_connected_components(graph) if len(part) > 1]
+    stuck = {late for circle in circles for a in circle for late in (a, *nx.descendants(graph, a))}
+    if not stuck:
+        assert play_table(table, lambda _: 1, hops).keys() == graph.nodes - {ROOT}
+        return
+    heads = [next((str(a) for a in row if a in stuck), None) for row in table.rows]
+    named = ", ".join(head for head in heads if head)
+    with pytest.raises(StageError, match=f": {named} never start"):
+        table.check(hops)
+
+
+@given(pipelines(can_hang=True))
+def test_a_stage_holds_what_has_gone_forward_and_is_not_done(
+    drawn: tuple[ActionTable, frozenset[Hop]],
+) -> None:
+    """Counted anew after every action of its rank."""
+    table, _ = drawn
+    last = "W" if "W" in str(table) else "B"
+    for stage in table.ranks:
+        (row,) = [row for row in str(table).split("\n") if f"{stage}F0" in row.split()]
+        words = row.split()
+        held = [
+            sum(word.startswith(f"{stage}F") for word in words[:end])
+            - sum(word.startswith(f"{stage}{last}") for word in words[:end])
+            for end in range(len(words) + 1)
+        ]
+        assert table.in_flight(stage) == max(held)

@@ -1,0 +1,153 @@
+"""A step cut into stages: who computes what, what travels, and what cannot be cut."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from autopar.errors import StageError
+from autopar.ir.graph import Graph, Node, Phase, Role
+from autopar.ir.microbatches import in_microbatches
+from autopar.ir.segments import segments
+from autopar.ir.stage_homes import assign
+from autopar.ir.stages import RECEIVE, SEND, StageLink, cut_at, in_stages, links
+from tests.codegen.models import case
+from tests.zoo.cases import trained
+
+
+def graph(name: str, turns: int = 2) -> Graph:
+    return in_microbatches(case(name).traced.graph, turns)
+
+
+def params(found: Graph) -> set[str]:
+    return {node.target for node in found.with_role(Role.PARAM)}
+
+
+def grads(found: Graph) -> set[str]:
+    return {node.target for node in found.with_role(Role.GRAD)}
+
+
+def test_between_layers_the_residual_and_its_gradient_travel_and_nothing_else() -> None:
+    whole = graph("llama")
+    first, second = in_stages(whole, [cut_at(whole, "model.layers.1")])
+    (forth, back) = links(first, 0)
+    assert {forth, back} == set(links(second, 1))
+    assert (forth.source, forth.target, forth.phase) == (0, 1, Phase.FORWARD)
+    assert (back.source, back.target, back.phase) == (1, 0, Phase.BACKWARD)
+    assert params(first) == grads(first) and params(second) == grads(second)
+    assert not params(first) & params(second)
+    assert params(first) | params(second) == params(whole)
+
+
+def test_masks_and_positions_are_computed_where_they_are_needed() -> None:
+    whole = graph("llama")
+    parts = in_stages(whole, [cut_at(whole, "model.layers.1")])
+    tables = [
+        {node.name for node in part.nodes if node.op.startswith(("aten.cos", "aten.sin"))}
+        for part in parts
+    ]
+    assert tables[0] and tables[0] == tables[1]
+
+
+def test_a_tied_weight_has_a_gradient_in_each_of_its_stages() -> None:
+    whole = graph("gpt2")
+    parts = in_stages(whole, [cut_at(whole, "transformer.h.1")])
+    assert all("transformer.wte.weight" in grads(part) for part in parts)
+    # Each adds up its own terms: neither hands the other a gradient of the weight.
+    assert len(links(parts[0], 0)) == 2
+
+
+def test_what_skips_a_stage_goes_straight_to_those_that_read_it() -> None:
+    """The decoder's layers of T5 read what the encoder made."""
+    whole = in_microbatches(trained("t5").traced.graph, 2)
+    cuts = [cut_at(whole, m) for m in ("encoder.final_layer_norm", "decoder.block.0", "lm_head")]
+    parts = in_stages(whole, cuts)
+    found = {link for stage, part in enumerate(parts) for link in links(part, stage)}
+    assert any(link.target - link.source == 1 for link in found)
+    for stage, part in enumerate(parts):
+        for node in part.nodes:
+            if node.op in (SEND, RECEIVE):
+                other = node.args[-1]
+                assert isinstance(other, int)
+                assert (other < stage) == ((node.op == RECEIVE) == (node.phase is Phase.FORWARD))
+
+
+def test_each_gradient_is_made_where_its_parameter_is() -> None:
+    for name in ("gpt2", "llama"):
+        whole = graph(name)
+        parts = in_stages(whole, [s.start for s in segments(whole)[1:]])
+        assert all(grads(part) <= params(part) for part in parts)
+        assert set().union(*map(grads, parts)) == grads(whole)
+
+
+def test_every_op_is_in_some_stage_and_sums_are_not_counted_twice() -> None:
+    whole = graph("gpt2")
+    starts = [s.start for s in segments(whole)[1:]]
+    homes = assign(whole, starts)
+    parts = in_stages(whole, starts)
+    names = [{node.name for node in part.nodes} for part in parts]
+    for node in whole.with_role(Role.OP):
+        home = homes.home(node)
+        if home is not None and not node.view:
+            assert [k for k, some in enumerate(names) if node.name in some] == [home]
+
+
+def test_forward_and_backward_follow_one_another() -> None:
+    """What stages send each other leads on in forward and back in backward: none waits for ever."""
+    for name in ("t5", "unet", "sequence"):
+        whole = trained(name).traced.graph
+        starts = [s.start for s in segments(whole)[1:]]
+        for stage, part in enumerate(in_stages(whole, starts)):
+            for link in links(part, stage):
+                assert (link.source < link.target) == (link.phase is Phase.FORWARD)
+
+
+def test_segments_are_the_list_of_layers_and_what_has_parameters_beside_it() -> None:
+    found = [segment.module for segment in segments(graph("llama"))]
+    assert found == [
+        "model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head"
+    ]  # fmt: skip
+    assert all(a.start < b.start for a, b in pairwise(segments(graph("llama"))))
+
+
+def test_what_cannot_be_cut_is_an_error_that_says_why() -> None:
+    whole = graph("llama")
+    with pytest.raises(StageError, match=r"no stage begins at 'model\.layers\.7'"):
+        cut_at(whole, "model.layers.7")
+    with pytest.raises(StageError, match="in the order in which the model computes them"):
+        in_stages(whole, [cut_at(whole, "lm_head"), cut_at(whole, "model.layers.1")])
+    after = max(n.index for n in whole.with_role(Role.OP) if n.phase is Phase.FORWARD) + 1
+    with pytest.raises(StageError, match="stage 1 would have nothing to compute"):
+        in_stages(whole, [after])
+
+
+def test_running_statistics_have_one_owner() -> None:
+    whole = trained("resnet").traced.graph
+    ops = [n for n in whole.with_role(Role.OP) if n.module == "stem.1"]
+    read = [n.index for n in ops if n.phase is Phase.FORWARD and not n.view]
+    failures = list[str]()
+    for place in read[1:]:
+        try:
+            in_stages(whole, [place])
+        except StageError as error:
+            failures.append(str(error))
+    # Within the norm, some cuts leave the old mean to one stage and the new one to another.
+    assert failures
+    assert all(re.search(r"stem\.1\.running_\w+ is changed by stage", each) for each in failures)
+
+
+def test_a_link_is_the_same_from_both_ends() -> None:
+    whole = graph("llama")
+    parts = in_stages(whole, [s.start for s in segments(whole)[1:]])
+    ends: dict[StageLink, list[Node]] = {}
+    for stage, part in enumerate(parts):
+        for link, node in zip(
+            links(part, stage), (n for n in part.nodes if n.op in (SEND, RECEIVE)), strict=True
+        ):
+            ends.setdefault(link, []).append(replace(node, index=0))
+    for a, b in ends.values():
+        assert {a.op, b.op} == {SEND, RECEIVE}
+        assert [f.name for f in a.factors] == [f.name for f in b.factors]

@@ -1,0 +1,113 @@
+"""Cuts of a chain into stages: as good as the best of all, and bounded."""
+
+from __future__ import annotations
+
+import random
+from itertools import combinations, product
+
+import pytest
+
+from autopar.errors import InfeasibleError
+from autopar.ir.cutting import CutProblem, Division, Way
+from autopar.solver.cutting import divide
+
+
+def drawn(seed: int) -> CutProblem | None:
+    """A small problem; None if it has more stages than segments."""
+    draw = random.Random(seed)
+    counts = tuple(draw.randint(1, 3) for _ in range(draw.randint(1, 3)))
+    ranks = tuple(range(draw.randint(1, 3))) * draw.choice((1, 1, 2))
+    if len(ranks) > sum(counts):
+        return None
+    microbatches = draw.randint(1, 8)
+    return CutProblem(
+        counts,
+        tuple(
+            tuple(
+                Way(draw.randint(1, 100), draw.randint(0, 10), draw.randint(0, 10))
+                for _ in range(draw.randint(1, 2))
+            )
+            for _ in counts
+        ),
+        ranks,
+        tuple(min(microbatches, len(ranks) - k) for k in range(len(ranks))),
+        microbatches,
+        draw.randint(20, 200),
+    )
+
+
+def best_of_all(problem: CutProblem) -> float | None:
+    """The least step of all cuts and all ways that fit."""
+    sorts = [k for k, count in enumerate(problem.counts) for _ in range(count)]
+    found: list[float] = []
+    for starts in combinations(range(1, len(sorts)), len(problem.ranks) - 1):
+        ends = [0, *starts, len(sorts)]
+        for chosen in product(*(range(len(problem.ways[k])) for k in sorts)):
+            taken = [[[0] * len(ways) for ways in problem.ways] for _ in problem.ranks]
+            held = dict.fromkeys(problem.ranks, 0)
+            for stage, rank in enumerate(problem.ranks):
+                for at in range(ends[stage], ends[stage + 1]):
+                    way = problem.ways[sorts[at]][chosen[at]]
+                    taken[stage][sorts[at]][chosen[at]] += 1
+                    held[rank] += way.static_bytes + problem.in_flight[stage] * way.saved_bytes
+            if max(held.values()) <= problem.limit_bytes:
+                division = Division(tuple(tuple(map(tuple, stage)) for stage in taken), 0)
+                found.append(division.step_ns(problem))
+    return min(found, default=None)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_cuts_are_better(seed: int) -> None:
+    problem = drawn(seed)
+    if problem is None:
+        return
+    best = best_of_all(problem)
+    if best is None:
+        with pytest.raises(InfeasibleError, match="no stages fit in memory"):
+            divide(problem)
+        return
+    found = divide(problem)
+    assert found.bound_ns <= best <= found.step_ns(problem)
+    if all(len(ways) == 1 for ways in problem.ways):
+        # Then nothing is left to choose once the sizes are.
+        assert found.step_ns(problem) <= 1.001 * best
+
+
+def deep(limit: int) -> CutProblem:
+    """126 layers, four ways to do each, and a head that takes as long as one and a half."""
+
+    def ways(ns: int) -> tuple[Way, ...]:
+        pairs = ((1.0, 400), (1.02, 200), (1.15, 80), (1.33, 20))
+        return tuple(Way(int(ns * more), 1000, saved) for more, saved in pairs)
+
+    return CutProblem(
+        (1, 126, 1, 1),
+        (ways(50), ways(1000), ways(20), ways(1500)),
+        tuple(range(16)),
+        tuple(16 - k for k in range(16)),
+        128,
+        limit,
+    )
+
+
+@pytest.mark.parametrize("limit", [30_000, 22_000, 15_000])
+def test_a_deep_model_is_cut_within_a_part_in_a_hundred(limit: int) -> None:
+    problem = deep(limit)
+    found = divide(problem)
+    assert found.step_ns(problem) <= 1.01 * found.bound_ns
+    sizes = [round(sum(map(sum, stage))) for stage in found.taken]
+    assert sum(sizes) == 129 and min(sizes) >= 1
+    # The head's stage has fewer layers.
+    assert sizes[-1] - 2 < max(sizes)
+    for stage, taken in enumerate(found.taken):
+        held = sum(
+            number * (way.static_bytes + problem.in_flight[stage] * way.saved_bytes)
+            for numbers, ways in zip(taken, problem.ways, strict=True)
+            for number, way in zip(numbers, ways, strict=True)
+        )
+        assert held <= limit
+
+
+def test_less_memory_never_takes_less_time() -> None:
+    steps = [divide(deep(limit)).bound_ns for limit in (30_000, 22_000, 15_000)]
+    assert steps == sorted(steps)

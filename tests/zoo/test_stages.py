@@ -1,0 +1,51 @@
+"""Steps in stages are steps: what eager makes of the whole batch, wherever the model is cut, under
+any plan of each stage, in the order of any schedule."""
+
+from __future__ import annotations
+
+import pytest
+
+from autopar.errors import MicrobatchError, StageError
+from autopar.ir.microbatches import in_microbatches
+from autopar.ir.segments import segments
+from tests.zoo import ZOO
+from tests.zoo.cases import trained
+from tests.zoo.staging import any_cuts, check_stages
+
+DAILY = ("gpt2", "llama", "t5", "mixtral", "resnet")
+MESHES = [(2,), (), (2, 2)]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*DAILY, *(pytest.param(n, marks=pytest.mark.nightly) for n in ZOO if n not in DAILY)],
+)
+@pytest.mark.parametrize("turns", [1, 2])
+def test_any_cuts_are_eager(name: str, turns: int) -> None:
+    graph = trained(name).traced.graph
+    try:
+        turned = in_microbatches(graph, turns)
+    except MicrobatchError:
+        assert name in ("mixtral", "grouped", "resnet", "mobile", "sequence")
+        return
+    equal = 0
+    for seed in range(4):
+        count, schedule = 1 + seed % 3, ("gpipe", "1f1b")[seed % 2]
+        try:
+            check_stages(
+                trained(name), any_cuts(turned, count, seed), turns, schedule, seed, MESHES
+            )
+        except StageError as error:
+            # Some cuts leave a stage nothing but masks, or run through a batch norm.
+            assert "nothing to compute" in str(error) or "is changed by stage" in str(error)
+        else:
+            equal += 1
+    assert equal >= 2
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize(("name", "turns"), [("gpt2", 4), ("t5", 4), ("gemma", 4), ("unet", 2)])
+def test_between_modules_in_every_schedule(name: str, turns: int, schedule: str) -> None:
+    graph = in_microbatches(trained(name).traced.graph, turns)
+    starts = [segment.start for segment in segments(graph)[1:]]
+    check_stages(trained(name), starts[:3] or starts, turns, schedule, 1, MESHES)
