@@ -26,6 +26,7 @@ from autopar.cost_model.account import account
 from autopar.cost_model.moments import with_moments
 from autopar.cost_model.price import price
 from autopar.errors import InfeasibleError
+from autopar.ir.graph import Graph
 from autopar.ir.input_sharding import with_handed
 from autopar.ir.moments import Moment
 from autopar.ir.problem import Problem, Solution
@@ -39,6 +40,7 @@ from autopar.plans.fitting import (
     check_host,
     lacks_host_memory,
 )
+from autopar.plans.layout import stage_graphs
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.request import PlanRequest
@@ -78,19 +80,28 @@ class ModelCall:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A call, compiled."""
+    """A call, compiled: a program, or in a pipeline one for the graph of each stage."""
 
     traced: Traced
     plan: Plan
-    program: Program
+    programs: tuple[Program, ...]
+    graphs: tuple[Graph, ...]
+
+    @property
+    def program(self) -> Program:
+        """The program of a plan that is no pipeline."""
+        (program,) = self.programs
+        return program
 
 
 def compile_call(call: ModelCall, find: Find, stage: StageContext = nullcontext) -> Compiled:
     """The program for a call, under the plan that is found for it."""
     traced, plan = plan_call(call, find, stage)
     with stage("rewrite"):
-        program = generate(traced.gm, traced.graph, plan)
-    return Compiled(traced, plan, program)
+        graphs = stage_graphs(traced.graph, plan.structure)
+        pairs = zip(graphs, plan.stages or (plan,), strict=True)
+        programs = tuple(generate(traced.gm, traced.graph, each, graph) for graph, each in pairs)
+    return Compiled(traced, plan, programs, graphs)
 
 
 def plan_call(

@@ -41,7 +41,7 @@ def observed(
     tensors: Mapping[str, Tensor],
 ) -> Step:
     """The collectives of a step on `mesh` whose losses have tangent 1."""
-    step = spmd._Step(mesh, graph, structure, 0.0, program.detached_shardings)
+    step = spmd.RankStep(mesh, graph, structure, 0.0, program.detached_shardings)
     given = step.split(program.forward_inputs, tensors)
     forward = _sent(program.forward, mesh, given)
     results = spmd.run(program.forward, mesh, step.split(program.forward_inputs, tensors))

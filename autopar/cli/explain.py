@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from autopar.cli.terminal import Output, batch_option, page_options, print_content, spoken_progress
+from autopar.cli.terminal import (
+    Output,
+    batch_option,
+    page_options,
+    print_content,
+    spoken_progress,
+    stage_option,
+)
 
 if TYPE_CHECKING:
     from autopar.plans.plan import Plan
@@ -29,6 +36,7 @@ _TARGET = re.compile(r"[^:]+:[A-Za-z_][\w.]*")
 @click.option("--pin", "pins", multiple=True, metavar="PATTERN=SHARDING", help="As it was planned.")
 @click.option("--forbid", multiple=True, metavar="AXIS:PATTERN", help="As it was planned.")
 @click.option("--strategy", default="", help="As it was planned; default: as the plan says.")
+@stage_option
 @page_options
 def explain(
     file: str,
@@ -40,6 +48,7 @@ def explain(
     pins: tuple[str, ...],
     forbid: tuple[str, ...],
     strategy: str,
+    stage: int | None,
     how: Output,
 ) -> None:
     """Say why the plan in FILE is as it is: all of it, or NAME.
@@ -53,8 +62,9 @@ def explain(
     """
     from autopar.plans.plan import Plan
     from autopar.report.reasons import Reasons, knows, reasons
+    from autopar.report.shown import stage_of
 
-    plan = Plan.load(file)
+    plan = stage_of(Plan.load(file), stage)
     if name and target is None and _TARGET.fullmatch(name) and not knows(plan, name):
         name, target = None, name
     if target is None:

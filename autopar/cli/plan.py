@@ -40,11 +40,9 @@ from autopar.cli.terminal import (
 )
 @click.option(
     "--microbatches",
-    default="1",
-    show_default=True,
     metavar="N|auto",
     help="Work on the batch in N parts, one after the other; auto: as many as are best where "
-    "memory binds.",
+    "memory binds. Default: 1, in stages auto.",
 )
 @click.option(
     "--residency",
@@ -61,6 +59,27 @@ from autopar.cli.terminal import (
     metavar="planned|'as written'",
     help="What becomes of what the model wraps in torch.utils.checkpoint: free to be planned, or "
     "made again as it asks.",
+)
+@click.option(
+    "--stages",
+    default="1",
+    show_default=True,
+    metavar="N|auto",
+    help="Cut the model into N stages of a pipeline; auto: as many as are best, or none.",
+)
+@click.option(
+    "--cut",
+    "cuts",
+    multiple=True,
+    metavar="MODULE",
+    help="A stage begins there, as in model.layers.8; may be given several times.",
+)
+@click.option(
+    "--schedule",
+    default="auto",
+    show_default=True,
+    metavar="NAME",
+    help="How stages work on microbatches: gpipe, 1f1b, interleaved:2.",
 )
 @click.option("--optimizer", default="adamw", show_default=True, help="Whose states count.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS")
@@ -136,10 +155,13 @@ def plan(
     if limits is not None:
         if margin is not None:
             raise click.UsageError("--frontier has no margin: leave out --margin")
+        staged = [options.pop(name) for name in ("stages", "cuts", "schedule")]
+        if staged != ["1", (), "auto"]:
+            raise click.UsageError("--frontier is of one stage: leave out --stages and --cut")
         _frontier(target, global_batch, limits, output, how, options)
         return
     from autopar.ir.files import is_standard_output
-    from autopar.report.summary import Summary, summarize
+    from autopar.report.shown import page_of, shown
 
     with spoken_progress() as progress:
         model, inputs = _built(target, global_batch, progress)
@@ -151,7 +173,7 @@ def plan(
         found.save(output)
         if is_standard_output(output):
             return
-    print_content(summarize(found), Summary.page, how)
+    print_content(shown(found), page_of, how)
 
 
 def _frontier(

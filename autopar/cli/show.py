@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import click
 
-from autopar.cli.terminal import Output, page_options, print_content
+from autopar.cli.terminal import Output, page_options, print_content, stage_option
 
 
 @click.command()
 @click.argument("file")
+@stage_option
 @page_options
-def show(file: str, how: Output) -> None:
+def show(file: str, stage: int | None, how: Output) -> None:
     """Print what the plan in FILE decided, and what a step is predicted to cost."""
     from autopar.plans.plan import Plan
-    from autopar.report.summary import Summary, summarize
+    from autopar.report.shown import page_of, shown, stage_of
 
-    print_content(summarize(Plan.load(file)), Summary.page, how)
+    plan = Plan.load(file)
+    content = shown(plan if stage is None else stage_of(plan, stage))
+    print_content(content, page_of, how)

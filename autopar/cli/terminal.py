@@ -90,6 +90,11 @@ def size(_: click.Context, __: click.Parameter, text: str | None) -> int | None:
         raise click.BadParameter(str(error)) from None
 
 
+stage_option = click.option(
+    "--stage", type=click.IntRange(min=0), metavar="N", help="Of a pipeline, its stage N alone."
+)
+
+
 def print_content(content: Content, page: Callable[[Content], RenderableType], how: Output) -> None:
     """Print `content` on standard output: its page, or itself as JSON."""
     if how.as_json:

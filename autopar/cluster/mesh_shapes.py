@@ -125,7 +125,7 @@ def kinds_of_axes(cluster: Cluster) -> tuple[KindOfAxis, ...]:
     found: dict[tuple[int, int, int], KindOfAxis] = {}
     for ranks in (size for size in range(2, n + 1) if n % size == 0):
         for stride in (s for s in range(1, n // ranks + 1) if n // ranks % s == 0):
-            axis = _axis("", ranks, stride, replace(cluster, levels=ordered))
+            axis = axis_over("", ranks, stride, replace(cluster, levels=ordered))
             if axis.sides * axis.shared == ranks:
                 level = int(axis.crossed.name)
                 kind = KindOfAxis(level, ranks, stride, axis.sides, axis.shared)
@@ -138,11 +138,11 @@ def _lay(names: tuple[str, ...], sizes: tuple[int, ...], cluster: Cluster) -> Me
     axes: list[Axis] = []
     for k, (name, size) in enumerate(zip(names, sizes, strict=True)):
         if size > 1:
-            axes.append(_axis(name, size, prod(sizes[k + 1 :]), cluster))
+            axes.append(axis_over(name, size, prod(sizes[k + 1 :]), cluster))
     return Mesh(tuple(axes))
 
 
-def _axis(name: str, size: int, stride: int, cluster: Cluster) -> Axis:
+def axis_over(name: str, size: int, stride: int, cluster: Cluster) -> Axis:
     """The axis whose groups are ranks first, first + stride, ..., `size` of them, for some first.
 
     A group of the axis lies in an aligned range of stride * size ranks. Blocks of `block` ranks

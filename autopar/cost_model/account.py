@@ -11,13 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.cost_model.event_prices import EventPrices, PricedStep
-from autopar.cost_model.host_link import copies, host_contention
-from autopar.cost_model.kernel_cost import node_s, traffic
-from autopar.cost_model.launches import host_ns
-from autopar.cost_model.memory import fullest_moments, host_bytes, memory_curve, peak_memory
-from autopar.cost_model.moves import move_host_ns, move_ns, sent, to_ns
-from autopar.cost_model.optimizer import find_optimizer, host_update_s, update_s
+from autopar.cost_model.event_prices import PricedStep
+from autopar.cost_model.memory import (
+    fullest_moments,
+    host_bytes,
+    memory_curve,
+    peak_memory,
+    waiting_bytes,
+)
+from autopar.cost_model.played import PlayedStep, play_step
 from autopar.cost_model.rates import (
     cluster_rates,
     inputs,
@@ -26,29 +28,24 @@ from autopar.cost_model.rates import (
     tokens_of,
     utilisation_ppm,
 )
-from autopar.cost_model.windows import NO_AXIS, Hidden, Hiding
-from autopar.errors import PlanMismatchError
+from autopar.cost_model.turn_times import turn_times
+from autopar.cost_model.windows import NO_AXIS, Hidden
 from autopar.ir.blocks import blocks_of, hides_in, launched_in, waits_in
-from autopar.ir.buckets import Sharing, is_bucketed, sharing
-from autopar.ir.choices import ParamChoice
+from autopar.ir.buckets import is_bucketed
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Node, Phase, Role
-from autopar.ir.mesh import Cluster, Mesh
+from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import times
 from autopar.ir.offloading import copied_in
-from autopar.ir.redistribute import buffer_bytes, step
-from autopar.ir.timeline import play
 from autopar.ir.uses import Group, groups, is_saved
-from autopar.plans.estimates import CollectiveTotal, Estimates, OpTotal, StageTotal
+from autopar.plans.estimates import CollectiveTotal, Estimates, OpTotal
 from autopar.plans.fitting import Bill
 from autopar.plans.host_copies import COPIES, copy_key
-from autopar.plans.layout import Layout, parse_layout
+from autopar.plans.layout import Layout
 from autopar.plans.matching import general
-from autopar.plans.options import Options
 from autopar.plans.order import order
 from autopar.plans.plan import Structure
 from autopar.plans.request import PlanRequest
-from autopar.plans.scheduling import schedule
 from autopar.plans.streaming import copies_of
 from autopar.rules.work import flops
 
@@ -60,27 +57,14 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
     PlanMismatchError if the decisions do not fit the graph or a tensor never reaches the state a
     use asks for.
     """
-    cluster, mesh, options = request.cluster, request.mesh, request.options
-    layout = parse_layout(request.graph, structure)
-    graph = layout.graph
+    step = play_step(request, structure)
+    layout, graph, mesh, options = step.layout, step.layout.graph, request.mesh, request.options
+    scheduled, prices, played = step.scheduled, step.prices, step.played
+    compute, launched, inside, updates = step.compute, step.launched, step.inside, step.updates
     all_groups = groups(graph)
-    fused = options.fuses(cluster.device)
-    compute, launched = _ops_ns(layout, cluster, mesh, all_groups, fused=fused)
-    inside = _inside(layout, mesh, compute)
-    shares = sharing(graph)
-    alike = {group.key: group for group in all_groups}
-    steps = {key: _steps(layout, cluster, mesh, group, shares) for key, group in alike.items()}
-    copied = copies(layout, cluster)
-    updates = _updates(layout, cluster, mesh, options)
-    scheduled = schedule(layout)
-    hiding = Hiding.of(mesh, cluster.device, host_contention(cluster) if copied else ())
-    ways = {**steps, **copied}
-    prices = EventPrices(
-        layout, scheduled, compute, launched, inside, ways, updates, hiding.contention
-    )
-    played = play(scheduled.events, prices.given(), prices)
-    memory, holders = peak_memory(played, prices, layout, options)
-    sends = (*_sends(graph, all_groups, steps, inside), *_copies(layout, copied))
+    waiting = waiting_bytes(scheduled, prices, request.in_flight - 1)
+    memory, holders = peak_memory(played, prices, layout, options, waiting)
+    sends = (*_sends(graph, all_groups, step.steps, inside), *_copies(layout, step.copied))
     communication_ns = sum(each.times * move.ns for each in sends for move in each.steps)
     launched_ns = sum(each.times * move.host_ns for each in sends for move in each.steps)
     tokens, turns = tokens_of(graph), graph.turns
@@ -98,23 +82,24 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
         hidden_communication_ns=communication_ns - played.exposed_ns,
         host_ns=turns * sum(launched.values()) + launched_ns,
         exposed_host_ns=played.exposed_host_ns,
-        hidden=_hidden(layout, mesh, hiding, all_groups, compute, launched, inside, ways),
-        contention=dict(zip(mesh.link_names, hiding.contention, strict=False)),
+        hidden=_hidden(step, mesh, all_groups),
+        contention=dict(zip(mesh.link_names, step.hiding.contention, strict=False)),
         bubble_ns=0,
         tokens=tokens,
         tokens_per_s=tokens * 10**9 // played.end_ns if played.end_ns else 0,
-        mfu_ppm=utilisation_ppm(graph, cluster, compute, played.end_ns),
-        stages=(StageTotal(played.end_ns, memory.total),),
-        cluster=cluster_rates(cluster),
+        mfu_ppm=utilisation_ppm(graph, request.cluster, compute, played.end_ns),
+        cluster=cluster_rates(request.cluster),
         sends=_by_key(mesh, sends),
         order=order(graph, scheduled.last_turn),
-        memory_curve=memory_curve(played),
+        memory_curve=memory_curve(played, waiting),
         peak_holders=holders,
         order_before=order(graph, scheduled.turn_before),
         turns_before=turns - 1,
         host_bytes=host_bytes(layout, options),
+        turn=turn_times(scheduled, played),
     )
     static = memory.params + memory.gradients + memory.optimizer + memory.accumulated
+    static += sum(waiting)
     return Bill(estimates, fullest_moments(played, graph, mesh, static))
 
 
@@ -167,43 +152,15 @@ def _copies(layout: Layout, copied: Mapping[str, Sequence[PricedStep]]) -> Itera
             yield Sends(copy.key, each.param.node, copy.phase.value, turns, copied[copy.key])
 
 
-def _inside(
-    layout: Layout, mesh: Mesh, compute: Mapping[int, int]
-) -> dict[int, Sequence[PricedStep]]:
-    """What ops send while they run."""
-    known: dict[tuple[str, int], Sequence[PricedStep]] = {}
-    found: dict[int, Sequence[PricedStep]] = {}
-    for index, compute_ns in compute.items():
-        node = layout.graph.nodes[index]
-        kind = node.key, compute_ns
-        if kind not in known:
-            ways = sent(layout.graph, node, layout.choice(node), mesh, compute_ns)
-            known[kind] = [
-                PricedStep(each.kind, each.axis, each.in_bytes, ns, 0) for each, ns in ways
-            ]
-        if known[kind]:
-            found[index] = known[kind]
-    return found
-
-
-def _hidden(
-    layout: Layout,
-    mesh: Mesh,
-    hiding: Hiding,
-    all_groups: Sequence[Group],
-    compute: Mapping[int, int],
-    launched: Mapping[int, int],
-    inside: Mapping[int, Sequence[PricedStep]],
-    steps: Mapping[str, Sequence[PricedStep]],
-) -> dict[str, int]:
+def _hidden(step: PlayedStep, mesh: Mesh, all_groups: Sequence[Group]) -> dict[str, int]:
     """What is hidden in each window, added up op by op and step by step."""
-    graph = layout.graph
+    layout, graph, hiding, steps = step.layout, step.layout.graph, step.hiding, step.ways
     hidden, known = Hidden(hiding, graph.turns), blocks_of(graph, mesh)
-    for index, ns in compute.items():
+    for index, ns in step.compute.items():
         place = known.window_of(graph.nodes[index])
         hidden.add(place, hiding.computed(ns))
-        hidden.add(place, hiding.launched(launched[index]))
-        for each in inside.get(index, ()):
+        hidden.add(place, hiding.launched(step.launched[index]))
+        for each in step.inside.get(index, ()):
             hidden.add(place, hiding.waited(each.axis, each.ns))
     for group in all_groups:
         is_sent = is_bucketed(graph, group)
@@ -226,67 +183,6 @@ def _hidden(
             hidden.add(copy.place, hiding.sent(each.axis, each.ns), once=copy.once)
             hidden.add(copy.place, hiding.launched(each.host_ns), once=copy.once)
     return hidden.by_window
-
-
-def _ops_ns(
-    layout: Layout, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group], *, fused: bool
-) -> tuple[dict[int, int], dict[int, int]]:
-    """Per op its time on the device, and that in which the host launches it."""
-    graph, device = layout.graph, cluster.device
-    compute, launched = dict[int, int](), dict[int, int]()
-    cached: dict[object, tuple[int, int]] = {}
-    for index, done in traffic(graph, all_groups, fused=fused).items():
-        node = graph.nodes[index]
-        kind = (node.key, done)
-        if kind not in cached:
-            pair = layout.pair(node)
-            choice = layout.choice(node)
-            ns = to_ns(node_s(graph, node, done, choice, pair, mesh.sizes, device))
-            num_sent = len(sent(graph, node, choice, mesh, ns))
-            launch_ns = host_ns(graph, node, done, choice, mesh.sizes, device, num_sent)
-            cached[kind] = ns, launch_ns
-        compute[index], launched[index] = cached[kind]
-    return compute, launched
-
-
-def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> dict[int, int]:
-    """The optimizer's nanoseconds for each parameter that has a gradient, by its node."""
-    graph, optimizer = layout.graph, find_optimizer(options.optimizer)
-    trained = {node.target for node in graph.with_role(Role.GRAD)}
-    found: dict[int, int] = {}
-    known: dict[tuple[str, ParamChoice], int] = {}
-    for node in graph.with_role(Role.PARAM):
-        if node.target in trained:
-            choice, tensor = layout.params[node.target], node.outputs[0]
-            if (node.key, choice) not in known:
-                where = optimizer, tensor, graph.atoms, choice.storage, mesh
-                if choice.hosted:
-                    seconds = host_update_s(*where, cluster.host)
-                else:
-                    seconds = update_s(*where, cluster.device)
-                known[node.key, choice] = to_ns(seconds)
-            found[node.index] = known[node.key, choice]
-    return found
-
-
-def _steps(
-    layout: Layout, cluster: Cluster, mesh: Mesh, group: Group, shares: Sharing
-) -> tuple[PricedStep, ...]:
-    """Every step of the route of a group and its like."""
-    tensor = layout.graph.type_of(group.root)
-    atoms = layout.graph.atoms
-    route = layout.routes.get(group.key, ())
-    shared = shares if is_bucketed(layout.graph, group) else None
-    found: list[PricedStep] = []
-    for source, target in route:
-        move = step(tensor, atoms, source, target)
-        if move is None:
-            raise PlanMismatchError(f"{group.key}: {source} -> {target} is not a single step")
-        where = tensor, atoms, source, target, move, mesh, cluster.device
-        ns, host = move_ns(*where, sharing=shared), move_host_ns(*where, sharing=shared)
-        num_bytes, _ = buffer_bytes(tensor, atoms, source, target, move, mesh.sizes)
-        found.append(PricedStep(move.kind, move.axis, num_bytes, ns, host))
-    return tuple(found)
 
 
 def _collectives(mesh: Mesh, sends: Sequence[Sends]) -> tuple[CollectiveTotal, ...]:

@@ -8,13 +8,14 @@ import numpy as np
 
 from autopar.cost_model.event_prices import EventPrices
 from autopar.cost_model.optimizer import find_optimizer
+from autopar.cost_model.turn_times import arrivals
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.graph import Graph, Ref, Role
 from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import is_result
 from autopar.ir.moments import Moment, is_moment, moment_of
-from autopar.ir.schedule import Compute, Start, Update, Value
-from autopar.ir.timeline import Occupant, Timeline, held_at
+from autopar.ir.schedule import Compute, Schedule, Update, Value
+from autopar.ir.timeline import HOLDERS, Occupant, Timeline, held_at
 from autopar.plans.estimates import Held, Memory, MemoryCurve
 from autopar.plans.layout import Layout
 from autopar.plans.options import Options
@@ -24,13 +25,32 @@ MAX_HELD = 24
 IN_FLIGHT = "(messages)"
 
 
+def waiting_bytes(scheduled: Schedule, prices: EventPrices, others: int) -> tuple[int, int]:
+    """Bytes that so many `others`, microbatches between forward and backward, hold of what is kept
+    of parameters, and saved."""
+    turn = scheduled if scheduled.before is None else scheduled.before
+    found: dict[str, int] = dict.fromkeys(HOLDERS, 0)
+    for value in turn.saved:
+        root = prices.graph.nodes[value.ref.node]
+        is_copy = root.role is Role.PARAM and value.state != prices.layout.made(value.ref)
+        if root.role is Role.OP or is_copy:
+            holder, num_bytes = prices.held(value)
+            found[holder] += others * num_bytes
+    return found["kept"], found["saved"]
+
+
 def peak_memory(
-    played: Timeline, prices: EventPrices, layout: Layout, options: Options
+    played: Timeline,
+    prices: EventPrices,
+    layout: Layout,
+    options: Options,
+    waiting: tuple[int, int],
 ) -> tuple[Memory, tuple[Held, ...]]:
     """What is held at the fullest moment: by holder, and the largest of it by class of tensors.
 
     Parameters, their gradients and the optimizer's states are there all the time (gradients too: a
-    loop that accumulates keeps them through the forward phase).
+    loop that accumulates keeps them through the forward phase), and so is what is `waiting`
+    (`waiting_bytes`).
     """
     params = optimizer = 0
     for node in layout.graph.with_role(Role.PARAM):
@@ -50,8 +70,8 @@ def peak_memory(
         params=params,
         gradients=params,
         optimizer=optimizer,
-        kept=kept,
-        saved=saved,
+        kept=kept + waiting[0],
+        saved=saved + waiting[1],
         transient=transient,
         accumulated=accumulated,
     )
@@ -120,13 +140,12 @@ def fullest_moments(
     return tuple((moment_of(graph, node), static_bytes + held) for held, node in found)
 
 
-def memory_curve(played: Timeline) -> MemoryCurve:
-    """What is held in up to `MAX_MOMENTS` equal stretches of the step before the optimizer, and
-    while that steps."""
+def memory_curve(played: Timeline, waiting: tuple[int, int]) -> MemoryCurve:
+    """What is held in up to `MAX_MOMENTS` equal stretches of the step before the optimizer, with
+    what is `waiting` (`waiting_bytes`), and while that steps."""
     events = [k for k, event in enumerate(played.events) if not isinstance(event, Update)]
     levels = np.array([played.live[k] for k in events], np.int64).reshape(-1, 3)
-    # A message starts when the device says so, whenever its links are free.
-    starts = np.array(_turns(played), np.int64)[events] if events else np.zeros(0, np.int64)
+    starts = np.array(arrivals(played), np.int64)[events] if events else np.zeros(0, np.int64)
     total = played.spans[events[-1]].end_ns if events else 0
     moments = max(1, min(MAX_MOMENTS, total))
     marks = [total * (k + 1) // moments for k in range(moments)]
@@ -138,18 +157,8 @@ def memory_curve(played: Timeline) -> MemoryCurve:
         together = levels.sum(axis=1)
         for place in np.argsort(together, kind="stable"):
             fullest[first[place] : max(first[place], last[place]) + 1] = levels[place]
+    fullest += np.array([*waiting, 0], np.int64)
     kept, saved, transient = (tuple(int(n) for n in fullest[:, k]) for k in range(3))
     rest = (0,) if len(events) < len(played.events) else ()
     time_ns = (*marks, *([played.end_ns] if rest else []))
     return MemoryCurve(time_ns, (*kept, *rest), (*saved, *rest), (*transient, *rest))
-
-
-def _turns(played: Timeline) -> list[int]:
-    """When the device comes to each event."""
-    found: list[int] = []
-    now = 0
-    for event, span in zip(played.events, played.spans, strict=True):
-        found.append(now)
-        if not isinstance(event, Start):
-            now = span.end_ns
-    return found

@@ -31,6 +31,7 @@ from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
 from autopar.ir.copies import is_optional
 from autopar.ir.graph import OUTPUT_ROLES, Graph, Node, Phase, Ref, Role, per_graph
+from autopar.ir.microbatches import is_result
 from autopar.ir.moments import Moment, node_at
 from autopar.ir.problem import IntArray, Label, Problem, Usage
 from autopar.ir.redistribute import local_bytes
@@ -51,6 +52,9 @@ def with_moments(request: PlanRequest, problem: Problem, asides: Mapping[Moment,
     rows = _Rows(request, problem)
     first = max(usage.stop for usages in problem.usages for usage in usages)
     held = [rows.at(node_at(request.step, moment), aside) for moment, aside in asides.items()]
+    for node, amounts in rows.in_flight(problem, request.in_flight - 1).items():
+        for row in held:
+            row[node] = row.get(node, 0) + amounts
     return replace(
         problem,
         usages=tuple(
@@ -189,6 +193,23 @@ class _Rows:
                 if gradient.node < place and alone:
                     self._add_gradient(params[0], gradient)
         return self._row
+
+    def in_flight(self, problem: Problem, others: int) -> dict[int, IntArray]:
+        """Bytes per node of the problem and choice of what `others`, microbatches that are neither
+        forward nor backward at any moment, have saved."""
+        if not others:
+            return {}
+        params = self.graph.with_role(Role.PARAM)
+        at_rest = {decision_key(n) for n in (*params, *filter(is_result, self.graph.nodes))}
+        found = {
+            node: usages[0].amounts // (others + 1) * others
+            for node, (key, usages) in enumerate(zip(problem.keys, problem.usages, strict=True))
+            if key not in at_rest
+        }
+        for param in params:
+            node, copies = self.number[param.key], others * self._kept(param)
+            found[node] = found[node] + copies if node in found else copies
+        return found
 
     def _add(self, node: Node, amounts: IntArray, key: str = "") -> None:
         number = self.number[key or decision_key(node)]

@@ -68,9 +68,9 @@ def price(request: PlanRequest) -> Problem:
     windows = Windows.of(mesh, cluster.device, copied, graph.turns)
     costs = _compute(graph, cluster, mesh, options, all_groups, table, windows, streams.hosts)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
-    usages = _held(graph, mesh, options, table, saves)
+    usages = _held(request, table, saves)
     for handed in offloads.handed(all_groups, table, saves):
-        usages[handed.holder] += offloads.held(handed)
+        usages[handed.holder] += request.in_flight * offloads.held(handed)
         offloads.add_copies(handed, costs, windows, number)
     streams.add_copies(table, costs, windows, number)
     return Problem(
@@ -99,6 +99,9 @@ def limited_classes(
     graph, mesh = request.step, request.mesh
     limits = impose(graph, mesh, all_groups, request.imposed)
     table = classes(graph, mesh, all_groups, limits, hosted_counts(request))
+    for key, label in request.ends:
+        if key in table:
+            table[key] = table[key].only(label)
     for entry in table.values():
         if not entry.choices:
             if entry.node.role is Role.PARAM:
@@ -192,14 +195,13 @@ def _node_ns(
 
 
 def _held(
-    graph: Graph,
-    mesh: Mesh,
-    options: Options,
+    request: PlanRequest,
     table: Mapping[str, NodeClass],
     saves: Mapping[str, Sequence[Decision]],
 ) -> dict[str, IntArray]:
     """Bytes per device of every choice that parameters and their like take all the time, of all
     nodes; and what turns add up, beside the gradients that a script may have kept."""
+    graph, mesh, options = request.step, request.mesh, request.options
     usages = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     usages |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
     copies = 2 + find_optimizer(options.optimizer).states
@@ -210,7 +212,8 @@ def _held(
                 assert isinstance(choice, ParamChoice)
                 held = copies * local_bytes(tensor, graph.atoms, choice.storage, mesh.sizes)
                 if choice.kept != choice.storage:
-                    held += local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
+                    kept = local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
+                    held += request.in_flight * kept
                 usages[key][c] = (entry.count - choice.hosted) * held
         if is_result(entry.node):
             for c, (made,) in enumerate(entry.outputs):

@@ -23,7 +23,13 @@ from autopar.driver.asking import answer, ask_for, call_on, check_outputs, descr
 from autopar.driver.frontier import find_frontier
 from autopar.driver.reporting import report_at_exit
 from autopar.driver.session import Builder, Request
-from autopar.plans.compatibility import check_cluster, check_params, check_world, planned_kind
+from autopar.plans.compatibility import (
+    check_cluster,
+    check_params,
+    check_runs,
+    check_world,
+    planned_kind,
+)
 from autopar.plans.constraints import Forbidden, Pins
 from autopar.plans.frontier import Frontier, read_limits
 from autopar.plans.options import Options, make_options
@@ -116,6 +122,7 @@ def compile(
         differentiable_outputs, backend, microbatches, residency, checkpoint,
     )  # fmt: skip
     if stored is not None:
+        check_runs(stored.structure)
         # For the calls that the stored plan is not for.
         options = replace(options, microbatches=stored.structure.schedule.microbatches)
     kind = described.device.kind if described else planned_kind(stored)
@@ -156,9 +163,12 @@ def plan(
     pins: Pins = (),
     forbid: Forbidden = (),
     strategy: str | None = None,
-    microbatches: int | str = 1,
+    microbatches: int | str | None = None,
     residency: str = "cuda",
     checkpoint: str = "planned",
+    stages: int | str = 1,
+    cuts: str | Sequence[str] = (),
+    schedule: str = "auto",
     differentiable_outputs: str | Sequence[str] = (),
     margin: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -170,12 +180,17 @@ def plan(
     needed. The keywords are those of `compile`; with `margin` the plan says how much better it is
     than the best one of another structure (docs/explain.md); `progress` is told what is being done.
 
+    The model is cut into `stages` of a pipeline ("auto": as many as are best, or none), before the
+    modules `cuts` if those are given, whose microbatches follow a `schedule` ("1f1b", "gpipe",
+    "interleaved:2"; docs/pipeline.md).
+
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
     say: Callable[[str], None] = progress or (lambda _: None)
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
+        stages, cuts, schedule,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin

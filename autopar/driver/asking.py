@@ -12,6 +12,7 @@ from autopar.cluster.measured import measured_on
 from autopar.cluster.profile import Profile
 from autopar.compile import ModelCall, Say
 from autopar.driver.margin import search_with_margin
+from autopar.driver.pipelining import search_stages
 from autopar.driver.search import search
 from autopar.errors import ConstraintError, InfeasibleError
 from autopar.ir.fingerprint import fingerprint
@@ -47,6 +48,8 @@ def answer(asked: Asked, say: Say) -> Plan:
     """The best plan, with its margin if that is asked for. InfeasibleError if none fits in memory,
     with what may help."""
     find = search_with_margin if asked.margin else search
+    if asked.options.is_staged:
+        find = search_stages
     try:
         return find(asked, say)
     except InfeasibleError as error:
@@ -57,7 +60,8 @@ def answer(asked: Asked, say: Say) -> Plan:
 def planned_gradients(structure: Structure) -> Wanted:
     """Which outputs have gradients in the graph that a plan is for: those it does not return
     without."""
-    detached = {int(key.partition(":")[2].partition("~")[0]) for key in structure.outputs}
+    outputs = (key for each in structure.parts for key in each.outputs)
+    detached = {int(key.partition(":")[2].partition("~")[0]) for key in outputs}
     return lambda position, _name: position not in detached
 
 

@@ -8,7 +8,7 @@ float64 (`runtime.precision`). What is equal there was rounding; what is not is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,7 +36,8 @@ from autopar.runtime.simulator.eager_step import (
     whole_tensors,
 )
 from autopar.runtime.simulator.precision import computing_in, in_dtype
-from autopar.runtime.simulator.spmd import train_step
+from autopar.runtime.simulator.spmd import StepResult, train_step
+from autopar.runtime.simulator.stages import SimulatedStage, train_step_in_stages
 from autopar.runtime.torch_private import map_tensors
 from autopar.tracer import Traced
 from autopar.tracer.capture import autocast_on_cpu, replace_states
@@ -134,16 +135,29 @@ class _Sides:
             directions = {k: in_dtype(x, dtype) for k, x in directions.items()}
         uncast = torch.autocast("cpu", enabled=False)  # the casts of autocast are in the graph
         with computing_in(dtype), seeded(self.seed), uncast:
-            result = train_step(
-                self.compiled.program,
-                self.compiled.plan.structure.mesh,
-                graph,
-                self.compiled.plan.structure,
-                tensors,
-                directions,
-                tolerance=tolerance,
-            )
+            result = simulate(self.compiled, tensors, directions, tolerance)
         return step_of(result)
+
+
+def simulate(
+    compiled: Compiled,
+    tensors: Mapping[str, Tensor],
+    directions: Mapping[int, Tensor],
+    tolerance: float,
+) -> StepResult:
+    """A step of what a call was compiled to, on all ranks in this process."""
+    graph, structure = compiled.traced.graph, compiled.plan.structure
+    if not structure.stages:
+        where = structure.mesh, graph, structure
+        return train_step(compiled.program, *where, tensors, directions, tolerance=tolerance)
+    stages = [
+        SimulatedStage(stage.structure.mesh, graph_of_stage, stage.structure, program)
+        for stage, graph_of_stage, program in zip(
+            structure.stages, compiled.graphs, compiled.programs, strict=True
+        )
+    ]
+    table = structure.schedule.made(structure.num_ranks)
+    return train_step_in_stages(stages, table, graph, tensors, directions, tolerance=tolerance)
 
 
 def _lowest_dtype(graph: Graph) -> str:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from autopar.report.difference import compare
 from autopar.report.frontier import FrontierSummary, summarize_frontier
 from autopar.report.reasons import Reasons, reasons
-from autopar.report.summary import Summary, summarize
+from autopar.report.shown import shown as summarize
+from autopar.report.summary import Summary
 from autopar.report.verdict import Verdict, judge, parse_bounds
 
 if TYPE_CHECKING:

@@ -15,6 +15,15 @@ ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype name of each parameter, by its name."""
 
 
+def check_runs(structure: Structure) -> None:
+    """PlanMismatchError for a plan of a pipeline, which can be verified, and not run."""
+    if structure.stages:
+        raise PlanMismatchError(
+            f"the plan is a pipeline of {len(structure.stages)} stages: `autopar verify` runs it "
+            "in one process, torchrun does not; plan without stages to train"
+        )
+
+
 def check_world(structure: Structure, world_size: int) -> None:
     """PlanMismatchError if the plan is for another number of devices."""
     mesh = structure.mesh.text

@@ -10,7 +10,7 @@ from autopar.ir.units import format_bytes
 from autopar.ir.uses import SAVED
 from autopar.plans.compatibility import describe_inputs
 from autopar.plans.host_copies import pace
-from autopar.plans.plan import MeshAxis, Param, PipelineSchedule, Stage, Structure
+from autopar.plans.plan import MeshAxis, Param, PipelineSchedule, Structure
 from autopar.plans.request import PlanRequest
 
 
@@ -51,7 +51,6 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
             sorted({n.op for n in graph.with_role(Role.OP) if not n.has_rule})
         ),
         schedule=PipelineSchedule(microbatches=request.microbatches),
-        stages=(Stage(modules=("*",), first_rank=0, num_ranks=mesh.num_devices),),
     )
 
 

@@ -60,11 +60,26 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     host_ns: Count = 0
 
 
-class StageTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One stage of the pipeline on each of its devices: busy time of a step, and peak memory."""
+class TurnTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a device takes for a microbatch, forward and backward; for the last one, in which
+    gradients are reduced; and for the optimizer."""
 
-    busy_ns: Count
-    peak_bytes: Count
+    forward_ns: Count = 0
+    backward_ns: Count = 0
+    last_forward_ns: Count = 0
+    last_backward_ns: Count = 0
+    update_ns: Count = 0
+
+
+class Delay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What stage `source` sends stage `target` for each microbatch, in one phase: bytes of a
+    device, and how long they are under way."""
+
+    source: Count
+    target: Count
+    phase: str
+    num_bytes: Count
+    time_ns: Count
 
 
 class MemoryCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,7 +116,12 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     collectives by the key of the tensor they redistribute, or of the op that sends; `collectives`
     adds them up. `memory_curve` says what is held over time, `peak_holders` the largest of what is
     held at the peak. `order` is that of the step; in microbatches that of the last turn, behind
-    `turns_before` in `order_before`. `host_bytes` is what each device has in its host's memory."""
+    `turns_before` in `order_before`. `host_bytes` is what each device has in its host's memory.
+
+    `turn` says what a microbatch takes. In a pipeline `stages` has the estimates of each stage on
+    its own, and `delays` what they send one another; the others are those of the stage that is
+    busiest, but for `step_ns`, `bubble_ns`, `flops` and what follows from them, and `memory`, that
+    of the fullest."""
 
     step_ns: Count
     compute_ns: Count
@@ -122,7 +142,6 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     tokens: Count
     tokens_per_s: Count
     mfu_ppm: Count
-    stages: tuple[StageTotal, ...]
     cluster: ClusterRates
     sends: dict[str, tuple[CollectiveTotal, ...]]
     order: tuple[Run, ...]
@@ -131,6 +150,9 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     order_before: tuple[Run, ...] = ()
     turns_before: Count = 0
     host_bytes: Count = 0
+    turn: TurnTimes = TurnTimes()
+    stages: tuple[Estimates, ...] = ()
+    delays: tuple[Delay, ...] = ()
 
     @property
     def runs(self) -> tuple[Run, ...]:

@@ -17,6 +17,7 @@ from autopar.ir.offloading import Away, offloaded
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.residency import Streamed, can_be_hosted, streamed
 from autopar.ir.sharding import Sharding
+from autopar.ir.stages import cut_at, in_stages
 from autopar.ir.uses import Group, Use, root_key
 from autopar.plans.plan import Structure
 
@@ -162,6 +163,15 @@ def _check_hosted(graph: Graph, names: Collection[str]) -> None:
             f"parameter {wrong[0]} lives in the host's memory, but this call of the model changes "
             "it, or returns it as it is: plan such a call first, or with residency='cuda'"
         )
+
+
+def stage_graphs(graph: Graph, structure: Structure) -> tuple[Graph, ...]:
+    """The graphs of the stages of a pipeline, in microbatches; `graph` itself where there are
+    none."""
+    if not structure.stages:
+        return (graph,)
+    turns = in_microbatches(graph, structure.schedule.microbatches)
+    return in_stages(turns, [cut_at(turns, stage.start) for stage in structure.stages[1:]])
 
 
 def parse_layout(graph: Graph, structure: Structure) -> Layout:

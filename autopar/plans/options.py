@@ -23,6 +23,7 @@ from autopar.plans.constraints import (
     parse_pins,
 )
 from autopar.plans.matching import matches
+from autopar.plans.pipeline_orders import WHOLE_BACKWARD
 
 BACKENDS = ("eager", "inductor")
 """What runs a rank's graphs: op by op, or compiled."""
@@ -63,6 +64,10 @@ class Options:
     Parameters, with what belongs to them, live where `residency`, one of `RESIDENCIES`, says;
     those that are `hosted` do already, if that is not None, and only they. What backward makes
     again is `planned`, or what the model wraps in checkpoints ("as written").
+    The model is cut into `stages`, None for as many as are best, before the modules `cuts` if those
+    are given; they work on microbatches as `schedule` says: one of
+    `pipeline_orders.WHOLE_BACKWARD`, with a colon and its stages per rank where it is interleaved,
+    or "auto".
     """
 
     mesh: str = "auto"
@@ -78,6 +83,14 @@ class Options:
     residency: str = "cuda"
     hosted: tuple[str, ...] | None = None
     checkpoint: str = "planned"
+    stages: int | None = 1
+    cuts: tuple[str, ...] = ()
+    schedule: str = "auto"
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether the plan may be a pipeline."""
+        return self.stages != 1 or bool(self.cuts)
 
     def fuses(self, device: Device) -> bool:
         """Whether chains of pointwise ops are one kernel on `device`."""
@@ -120,14 +133,19 @@ def make_options(
     strategy: str | None = "",
     differentiable_outputs: str | Sequence[str] = (),
     backend: str | None = None,
-    microbatches: int | str = 1,
+    microbatches: int | str | None = 1,
     residency: str = "cuda",
     checkpoint: str = "planned",
+    stages: int | str = 1,
+    cuts: str | Sequence[str] = (),
+    schedule: str = "auto",
 ) -> Options:
     """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` in bytes, or
     as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
-    `constraints` reads them; `microbatches` as a number or "auto"; `residency` one of
-    `RESIDENCIES`, `checkpoint` one of `CHECKPOINTS`. AutoparError on what cannot be read."""
+    `constraints` reads them; `microbatches` as a number or "auto", None for "auto" in stages and
+    for 1 elsewhere; `residency` one of `RESIDENCIES`, `checkpoint` one of `CHECKPOINTS`; `stages`
+    as a number or "auto", `cuts` as a module or several. AutoparError on what cannot be read."""
+    usual = "auto" if stages != 1 or cuts else 1
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
     if not isinstance(strict, bool):
         raise ArgumentError(f"strict={strict!r}: write True or False")
@@ -145,9 +163,12 @@ def make_options(
             else tuple(differentiable_outputs)
         ),
         backend=check_backend(backend),
-        microbatches=_count(microbatches),
+        microbatches=_count("microbatches", usual if microbatches is None else microbatches),
         residency=_one_of("residency", residency, RESIDENCIES),
         checkpoint=_one_of("checkpoint", checkpoint, CHECKPOINTS),
+        stages=_count("stages", stages),
+        cuts=(cuts,) if isinstance(cuts, str) else tuple(cuts),
+        schedule=check_schedule(schedule),
     )
 
 
@@ -157,14 +178,24 @@ def _one_of(name: str, given: str, known: Sequence[str]) -> str:
     return given
 
 
-def _count(given: int | str) -> int | None:
-    """How many microbatches; None for "auto"."""
+def check_schedule(text: str) -> str:
+    """`text`. ArgumentError unless it names a schedule, or is "auto"."""
+    name, colon, chunks = text.partition(":")
+    is_known = text == "auto" or (name in WHOLE_BACKWARD and not colon)
+    if not is_known and not (name == "interleaved" and chunks.isdecimal() and int(chunks) > 0):
+        words = ", ".join(WHOLE_BACKWARD)
+        raise ArgumentError(f'schedule={text!r}: write "auto", or one of {words} ("interleaved:2")')
+    return text
+
+
+def _count(name: str, given: int | str) -> int | None:
+    """How many; None for "auto"."""
     if given == "auto":
         return None
     is_number = isinstance(given, str) and given.isascii() and given.isdecimal()
     count = int(given) if is_number else given
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ArgumentError(f'microbatches={given!r}: write a number, or "auto"')
+        raise ArgumentError(f'{name}={given!r}: write a number, or "auto"')
     return count
 
 

@@ -15,19 +15,21 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from autopar.errors import PlanError
+from autopar.errors import PlanError, StageError
 from autopar.ir.canonical import Format, Wire
 from autopar.ir.choices import ParamChoice
 from autopar.ir.graph import itemsize
 from autopar.ir.mesh import BUCKET_BYTES, Axis, Mesh
+from autopar.ir.pipeline import ActionTable
 from autopar.ir.sharding import Sharding
 from autopar.plans.cluster_rates import Count
 from autopar.plans.display import Shown
 from autopar.plans.estimates import Estimates
 from autopar.plans.order import OPTIMIZER, Item
+from autopar.plans.pipeline_orders import make_table
 from autopar.plans.wire import pack, unpack
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 MAX_TENSOR_BYTES = 2**60
 MAX_ITEMS = 2_000_000
 """Ops and redistributions of a step."""
@@ -73,19 +75,33 @@ class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return prod(self.shape) * itemsize(self.dtype)
 
 
-class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One stage of the pipeline: modules by pattern, on the ranks from `first_rank` on."""
+class PipelineSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """In which order the ranks of a pipeline work on the microbatches of a step: by the name of a
+    schedule (`pipeline_orders`) with its stages per rank, or as the rows of a `table`; `none`
+    where there is one stage."""
 
-    modules: tuple[str, ...]
-    first_rank: Count
-    num_ranks: Count
-
-
-class PipelineSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """In which order the stages do the microbatches of a step; `none` if there is one of each."""
-
-    kind: Literal["none"] = "none"
+    kind: str = "none"
     microbatches: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    chunks: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
+    table: tuple[str, ...] = ()
+
+    def made(self, ranks: int) -> ActionTable:
+        """What each of so many ranks of a pipeline does. ValueError if there is no such table."""
+        try:
+            if self.table:
+                return ActionTable.parse("\n".join(self.table))
+            return make_table(self.kind, ranks, self.microbatches, self.chunks)
+        except StageError as error:
+            raise ValueError(f"schedule: {error}") from error
+
+
+class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One stage of a pipeline: it begins with the module `start`, on the ranks from `first_rank`
+    on, under the decisions `structure`."""
+
+    start: str
+    first_rank: Count
+    structure: Structure
 
 
 class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +111,9 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     (`uses.root_key`) to the sharding it is kept in for backward, where that is chosen. `again` are
     the keys of ops that backward makes again (`ir.again`), whose copies are among `ops`;
     `offloaded` those of activations (`uses.root_key`) that forward hands over in the host's memory
-    (`ir.offloading`). `reload_pace` says how fast they come back (`host_copies.pace`)."""
+    (`ir.offloading`). `reload_pace` says how fast they come back (`host_copies.pace`).
+
+    In a pipeline the decisions are those of the `stages`, and the mesh is the line they form."""
 
     model: str
     fingerprint: str
@@ -116,8 +134,24 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schedule: PipelineSchedule = PipelineSchedule()
 
     @property
+    def parts(self) -> tuple[Structure, ...]:
+        """The decisions for each stage; itself where there is one."""
+        return tuple(stage.structure for stage in self.stages) or (self,)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks a pipeline has, each of the devices of a stage."""
+        return len({stage.first_rank for stage in self.stages})
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices the plan is for."""
+        stages = {stage.first_rank: stage.structure for stage in self.stages}
+        return sum(s.num_devices for s in stages.values()) or self.mesh.num_devices
+
+    @property
     def mesh(self) -> Mesh:
-        """Where the plan lies."""
+        """Where the plan lies; of a pipeline, the line of its stages."""
         return Mesh(tuple(Axis(a.name, a.size, bucket_bytes=a.bucket_bytes) for a in self.axes))
 
 
@@ -194,36 +228,32 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """ValueError, naming the place, if the parts do not make sense together: mesh axes,
-        parameters' shapes and dtypes, shardings."""
-        names = [axis.name for axis in self.structure.axes]
-        if len(set(names)) != len(names) or len(names) > 8:
-            raise ValueError(f"mesh axes {names}: names must differ, and there are at most 8")
-        for name, param in self.structure.params.items():
-            try:
-                num_bytes = param.num_bytes
-            except KeyError:
-                raise ValueError(f"parameter {name}: unknown dtype {param.dtype!r}") from None
-            if num_bytes > MAX_TENSOR_BYTES:
-                raise ValueError(f"parameter {name}: shape {list(param.shape)} is not plausible")
-            for sharding in (param.choice.storage, param.choice.kept):
-                if len(sharding.placements) != len(names) or sharding.has_partial:
-                    raise ValueError(f"parameter {name}: {sharding} on {len(names)} mesh axes")
-                if any(p.dim >= len(param.shape) for p in sharding):
-                    raise ValueError(f"parameter {name}: {sharding}, shape {list(param.shape)}")
-        self._check_timeline()
+        parameters' shapes and dtypes, shardings, stages."""
+        _check_structure(self.structure)
+        _check_timeline(self.estimates)
+        if self.structure.stages:
+            self._check_stages()
 
-    def _check_timeline(self) -> None:
-        estimates, curve = self.estimates, self.estimates.memory_curve
-        steps = {key: len(found) for key, found in estimates.sends.items()}
-        for text in {text for run in estimates.runs for text in run.items}:
-            item = None if text in estimates.ops or text == OPTIMIZER else Item.parse(text)
-            if item is not None and item.step >= steps.get(item.key, 0):
-                raise ValueError(f"order: {text} is neither an op nor sent")
-        if sum(run.times * len(run.items) for run in estimates.runs) > MAX_ITEMS:
-            raise ValueError(f"order: a step has at most {MAX_ITEMS} items")
-        lengths = {len(curve.time_ns), len(curve.kept), len(curve.saved), len(curve.transient)}
-        if len(lengths) > 1:
-            raise ValueError("memory_curve: its lists must be equally long")
+    def _check_stages(self) -> None:
+        structure = self.structure
+        if len(structure.stages) * structure.schedule.microbatches > MAX_ITEMS:
+            raise ValueError(f"schedule: a step has at most {MAX_ITEMS} items")
+        table = structure.schedule.made(structure.num_ranks)
+        if len(structure.stages) != len(self.estimates.stages):
+            raise ValueError(
+                f"stages: {len(structure.stages)} are decided, {len(self.estimates.stages)} priced"
+            )
+        if table.is_split:
+            raise ValueError("schedule: backward comes in two parts, which stages do at once")
+        if table.num_stages != len(structure.stages):
+            raise ValueError(
+                f"stages: there are {len(structure.stages)}, the schedule has {table.num_stages}"
+            )
+        for stage, estimates in zip(structure.stages, self.estimates.stages, strict=True):
+            if estimates.stages:
+                raise ValueError(f"stages: what begins with {stage.start!r} has stages itself")
+            _check_structure(stage.structure)
+            _check_timeline(estimates)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file atomically: whoever reads finds the old plan or the new one. PlanError if
@@ -256,7 +286,45 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
 
     @property
     def world_size(self) -> int:
-        return self.structure.mesh.num_devices
+        return self.structure.num_devices
+
+    @property
+    def stages(self) -> tuple[Plan, ...]:
+        """The stages of a pipeline, each as a plan of its own."""
+        pairs = zip(self.structure.stages, self.estimates.stages, strict=True)
+        return tuple(Plan(self.schema, s.structure, e, self.provenance) for s, e in pairs)
+
+
+def _check_structure(structure: Structure) -> None:
+    names = [axis.name for axis in structure.axes]
+    if len(set(names)) != len(names) or len(names) > 8:
+        raise ValueError(f"mesh axes {names}: names must differ, and there are at most 8")
+    for name, param in structure.params.items():
+        try:
+            num_bytes = param.num_bytes
+        except KeyError:
+            raise ValueError(f"parameter {name}: unknown dtype {param.dtype!r}") from None
+        if num_bytes > MAX_TENSOR_BYTES:
+            raise ValueError(f"parameter {name}: shape {list(param.shape)} is not plausible")
+        for sharding in (param.choice.storage, param.choice.kept):
+            if len(sharding.placements) != len(names) or sharding.has_partial:
+                raise ValueError(f"parameter {name}: {sharding} on {len(names)} mesh axes")
+            if any(p.dim >= len(param.shape) for p in sharding):
+                raise ValueError(f"parameter {name}: {sharding}, shape {list(param.shape)}")
+
+
+def _check_timeline(estimates: Estimates) -> None:
+    curve = estimates.memory_curve
+    steps = {key: len(found) for key, found in estimates.sends.items()}
+    for text in {text for run in estimates.runs for text in run.items}:
+        item = None if text in estimates.ops or text == OPTIMIZER else Item.parse(text)
+        if item is not None and item.step >= steps.get(item.key, 0):
+            raise ValueError(f"order: {text} is neither an op nor sent")
+    if sum(run.times * len(run.items) for run in estimates.runs) > MAX_ITEMS:
+        raise ValueError(f"order: a step has at most {MAX_ITEMS} items")
+    lengths = {len(curve.time_ns), len(curve.kept), len(curve.saved), len(curve.transient)}
+    if len(lengths) > 1:
+        raise ValueError("memory_curve: its lists must be equally long")
 
 
 _FORMAT = Format(Plan, "plan", "plan again", SCHEMA_VERSION, PlanError, Wire(3, pack, unpack))

@@ -37,9 +37,12 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     strict: bool = False
     strategy: str = ""
     backend: str | None = None
-    microbatches: int | str = 1
+    microbatches: int | str | None = None
     residency: str = "cuda"
     checkpoint: str = "planned"
+    stages: int | str = 1
+    cuts: list[str] = []
+    schedule: str = "auto"
     pins: dict[str, str] | list[str] = []
     forbid: dict[str, str | list[str]] | list[str] = []
     profile: str | None = None
@@ -106,7 +109,8 @@ def read_recipe(path: Path) -> Recipe:
             table.mesh, table.optimizer, table.memory_limit, limit_s, table.strict,
             table.pins, table.forbid, table.strategy, backend=table.backend,
             microbatches=table.microbatches, residency=table.residency,
-            checkpoint=table.checkpoint,
+            checkpoint=table.checkpoint, stages=table.stages, cuts=table.cuts,
+            schedule=table.schedule,
         )  # fmt: skip
     except AutoparError as error:
         raise RecipeError(f"{path}: {error}") from None

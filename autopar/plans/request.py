@@ -42,6 +42,10 @@ class Asked:
     constraints: tuple[Constraint, ...] = ()
     margin: bool = False
     """Whether the plan is to say how far the best one of another structure is behind."""
+    in_flight: int = 1
+    """Of how many microbatches a device holds what they have saved, at most at once."""
+    ends: tuple[tuple[str, str], ...] = ()
+    """How what stages send each other is laid out, by key of the op, where that is settled."""
 
     def on(self, mesh: Mesh) -> PlanRequest:
         """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no
@@ -55,6 +59,8 @@ class Asked:
             self.options,
             imposed,
             microbatches=self.options.microbatches or 1 if trains(self.graph) else 1,
+            in_flight=self.in_flight,
+            ends=self.ends,
         ).as_asked()
 
     def digest(self) -> str:
@@ -91,6 +97,9 @@ class PlanRequest:
     microbatches: int = 1
     hosted: frozenset[str] | None = frozenset()
     """The parameters that live on the host; None where that is to be decided."""
+    in_flight: int = 1
+    ends: tuple[tuple[str, str], ...] = ()
+    """As `Asked` has both."""
 
     def as_asked(self) -> PlanRequest:
         """The same where nothing is decided that saves memory, but for what is asked for."""

@@ -18,18 +18,33 @@ Table = dict[str, Any]
 
 def pack(plan: Table) -> Table:
     """`plan` with one entry for identical parameters: `layers.{0-31}.mlp.weight`."""
-    return _with_params(plan, _packed(plan["structure"]["params"]))
+    return plan | {"structure": _packed_structure(plan["structure"])}
 
 
 def unpack(plan: Any) -> Table:
     """The inverse of `pack`."""
+    return _table(plan, "plan") | {"structure": _unpacked_structure(_table(plan, "structure"))}
+
+
+def _packed_structure(structure: Table) -> Table:
+    stages = [s | {"structure": _packed_structure(s["structure"])} for s in structure["stages"]]
+    return structure | {"params": _packed(structure["params"]), "stages": stages}
+
+
+def _unpacked_structure(structure: Table, depth: int = 0) -> Table:
     found: Table = {}
-    for text, param in _table(_table(_table(plan, "plan"), "structure"), "params").items():
+    for text, param in _table(structure, "params").items():
         for name in expand(text):
             found[name] = param
         if len(found) > MAX_NAMES:
             raise ValueError(f"more than {MAX_NAMES} parameters")
-    return _with_params(cast(Table, plan), found)
+    stages = structure.get("stages", [])
+    if not isinstance(stages, list) or (stages and depth):
+        raise ValueError("stages is no list, or has stages of its own")
+    inner = (_table(stage, "structure") for stage in cast(list[Any], stages))
+    unpacked = (_unpacked_structure(each, depth + 1) for each in inner)
+    pairs = zip(cast(list[Table], stages), unpacked, strict=True)
+    return structure | {"params": found, "stages": [s | {"structure": u} for s, u in pairs]}
 
 
 def _packed(params: Mapping[str, Any]) -> Table:
@@ -38,10 +53,6 @@ def _packed(params: Mapping[str, Any]) -> Table:
         content = msgspec.json.encode(param, order="sorted")
         classes.setdefault((general(name), content), []).append(name)
     return {text: params[names[0]] for names in classes.values() for text in compress(names)}
-
-
-def _with_params(plan: Table, params: Table) -> Table:
-    return plan | {"structure": plan["structure"] | {"params": params}}
 
 
 def _table(value: Any, what: str) -> Table:

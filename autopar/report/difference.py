@@ -16,6 +16,7 @@ from autopar.report.changes import Cause, Topic
 from autopar.report.decided import decision_topics
 from autopar.report.remodelled import FINGERPRINT, model_topics
 from autopar.report.requested import request_topics
+from autopar.report.restaged import stage_topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,8 @@ class Difference:
 
 def compare(old: Plan, new: Plan) -> Difference:
     """What is different in `new`."""
-    every = (*model_topics(old, new), *request_topics(old, new), *decision_topics(old, new))
+    decided = (*decision_topics(old, new), *stage_topics(old, new))
+    every = (*model_topics(old, new), *request_topics(old, new), *decided)
     topics = tuple(topic for topic in every if topic.changes)
     return Difference(
         old=_side(old),

@@ -231,9 +231,12 @@ def test_plan_asks_for_what_was_said(
     options.pop("progress")
     assert options == {
         "backend": None,
-        "microbatches": "1",
+        "microbatches": None,
         "residency": "cuda",
         "checkpoint": "planned",
+        "stages": "1",
+        "cuts": (),
+        "schedule": "auto",
         "profile": None,
         "mesh": "dp=2,tp=4",
         "memory_limit": 30 * 2**30,

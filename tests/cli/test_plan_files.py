@@ -42,14 +42,14 @@ HOSTILE = {
     "lone surrogate": GOOD.replace(b'"Toy"', b'"\\ud800"'),
     "a list": b"[]\n",
     "deep nesting": b'{"schema":' + b"[" * 200_000,
-    "duplicate key": changed(r'"schema": 11', '"schema": 10,\n  "schema": 11'),
+    "duplicate key": changed(r'"schema": 12', '"schema": 11,\n  "schema": 12'),
     "keys not sorted": msgspec.json.format(msgspec.json.encode(two_axis_plan()), indent=2) + b"\n",
     "compact": msgspec.json.encode(two_axis_plan(), order="sorted"),
-    "schema to come": changed(r'"schema": 11', '"schema": 12'),
-    "no schema": changed(r',\n  "schema": 11', ""),
-    "schema of words": changed(r'"schema": 11', '"schema": "11"'),
-    "older schema": changed(r'"schema": 11', '"schema": 10'),
-    "unknown field": changed(r'"schema": 11', '"schema": 11,\n  "strategy": "x"'),
+    "schema to come": changed(r'"schema": 12', '"schema": 13'),
+    "no schema": changed(r',\n  "schema": 12', ""),
+    "schema of words": changed(r'"schema": 12', '"schema": "12"'),
+    "older schema": changed(r'"schema": 12', '"schema": 11'),
+    "unknown field": changed(r'"schema": 12', '"schema": 12,\n  "strategy": "x"'),
     "float": changed(r'"flops": \d+', '"flops": 1.5'),
     "text for a number": changed(r'"flops": \d+', '"flops": "1"'),
     "not a number": changed(r'"flops": \d+', '"flops": NaN'),
@@ -131,7 +131,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     two_axis_plan().save(path)
     assert Plan.load(path) == two_axis_plan()
-    assert json.loads(path.read_bytes())["schema"] == 11
+    assert json.loads(path.read_bytes())["schema"] == 12
     assert path.stat().st_mode & 0o777 == 0o666 & ~_umask()
     assert [p.name for p in tmp_path.iterdir()] == ["plan.json"]
 

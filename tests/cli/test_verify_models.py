@@ -201,7 +201,8 @@ def compare(model: nn.Module, x: Tensor, pins: dict[str, str], **options: Any) -
     traced = trace(model, (x,))
     plan = plan_for(traced.graph, "4", pins)
     program = generate(traced.gm, traced.graph, plan)
-    return compare_program(Compiled(traced, plan, program), ModelCall(model, (x,), {}), **options)
+    compiled = Compiled(traced, plan, (program,), (traced.graph,))
+    return compare_program(compiled, ModelCall(model, (x,), {}), **options)
 
 
 def test_a_model_without_parameters_has_a_loss_too() -> None:

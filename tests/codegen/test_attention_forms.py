@@ -191,7 +191,7 @@ def held(form: Form, kind: str, n: int) -> tuple[int, int, int]:
     case, mesh = traced(kind), on_h100(str(n))[1]
     plan = plan_for(case.graph, str(n), pins(form))
     program = generate(case.gm, case.graph, plan)
-    given = spmd._Step(mesh, case.graph, plan.structure, 0.0, {}).split(
+    given = spmd.RankStep(mesh, case.graph, plan.structure, 0.0, {}).split(
         program.forward_inputs, tensors(kind)
     )
     assert program.backward is not None

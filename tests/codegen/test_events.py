@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from autopar.codegen import generate
-from autopar.cost_model import account as bill
+from autopar.cost_model import played as bill
+from autopar.cost_model.account import account
 from autopar.ir.graph import Graph
 from autopar.ir.timeline import Prices, Timeline, play
 from autopar.plans.options import Options
@@ -49,9 +50,7 @@ def played(graph: Graph, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[i
     cluster, mesh = on_h100(sizes)
     with monkeypatch.context() as patch:
         patch.setattr(bill, "play", watch)
-        bill.account(
-            ask(graph, cluster, Options(memory_limit_bytes=1 << 40)).on(mesh), plan.structure
-        )
+        account(ask(graph, cluster, Options(memory_limit_bytes=1 << 40)).on(mesh), plan.structure)
     ((timeline, given),) = found
     border = len(bill.schedule(bill.parse_layout(graph, plan.structure)).forward)
     totals = [sum(each) - given for each in timeline.live]

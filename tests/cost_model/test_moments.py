@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.cost_model import account as bill
+from autopar.cost_model import played as bill
+from autopar.cost_model.account import account
 from autopar.cost_model.moments import with_moments
 from autopar.cost_model.price import price
 from autopar.ir.choices import ParamChoice, Saved
@@ -73,7 +74,7 @@ def held_at_ops(request: PlanRequest, problem: Problem, solution: Solution) -> d
         play = bill.play
         patch.setattr(bill, "play", lambda *args: timelines.append(play(*args)) or timelines[-1])
         structure = make_structure(settled, problem, solution)
-        memory = bill.account(settled, structure).estimates.memory
+        memory = account(settled, structure).estimates.memory
     (played,) = timelines
     static = memory.params + memory.gradients + memory.optimizer
     return {

@@ -298,7 +298,7 @@ def verify(made: Made) -> None:
     for plan in made.plans:
         program = generate(made.traced.gm, made.traced.graph, plan)
         compare_program(
-            Compiled(made.traced, plan, program),
+            Compiled(made.traced, plan, (program,), (made.traced.graph,)),
             ModelCall(made.model, made.args, {}),
             tolerance=1e-9,
         ).check()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.cost_model import account
+from autopar.cost_model import played
 from autopar.ir import uneven
 from autopar.runtime.checkpoint import initialise
 from autopar.runtime.process import digests, world
@@ -125,17 +125,17 @@ def rows_of_chunks_counted_by_all_cuts_but_one(patch: Patch) -> None:
 
 @fault(by_test(test_the_bill_of_any_plan_is_what_the_problem_says, seed=1, mesh="2x2"))
 def bill_that_leaves_some_out(patch: Patch) -> None:
-    original = account.move_ns
+    original = played.move_ns
 
     def cheaper(*args: Any, **kwargs: Any) -> int:
         return original(*args, **kwargs) * 9 // 10
 
-    patch.setattr(account, "move_ns", cheaper)
+    patch.setattr(played, "move_ns", cheaper)
 
 
 @fault(by_test(test_the_bill_of_any_plan_is_what_the_problem_says, seed=1, mesh="2x2"))
 def bill_that_forgets_the_optimizer(patch: Patch) -> None:
-    patch.setattr(account, "update_s", lambda *_: 0.0)
+    patch.setattr(played, "update_s", lambda *_: 0.0)
 
 
 @fault(by_test(test_a_digest_sees_every_value_and_its_place, torch.int64, (5, 3)))

@@ -72,7 +72,9 @@ def run(traced: Traced, model: nn.Module, args: tuple[Any, ...], plan: Plan) -> 
     """What `plan` is made into; VerificationError if it is not equal to eager."""
     step = generate(traced.gm, traced.graph, plan)
     compare_program(
-        Compiled(traced, plan, step), ModelCall(model, args, {}), tolerance=TOLERANCE
+        Compiled(traced, plan, (step,), (traced.graph,)),
+        ModelCall(model, args, {}),
+        tolerance=TOLERANCE,
     ).check()
     return step
 

@@ -15,7 +15,6 @@ from autopar.plans.estimates import (
     Memory,
     MemoryCurve,
     OpTotal,
-    StageTotal,
 )
 from autopar.plans.order import OPTIMIZER, Run
 from autopar.plans.plan import (
@@ -25,7 +24,6 @@ from autopar.plans.plan import (
     Param,
     Plan,
     Provenance,
-    Stage,
     Structure,
 )
 
@@ -235,7 +233,6 @@ def renamed(plan: Plan, name: str) -> Plan:
             outputs={name: name},
             saved={name: name},
             routes={f"{name}@{name}": (name,)},
-            stages=(Stage((name,), 0, 8),),
         ),
         estimates=msgspec.structs.replace(
             estimates,
@@ -252,7 +249,6 @@ def renamed(plan: Plan, name: str) -> Plan:
             order=(Run(2, ("x", f"{name}.x", *sent(f"{name}@{name}"))), Run(1, (OPTIMIZER,))),
             memory_curve=MemoryCurve((1, 2), (1, 1), (1, 2), (3, 4)),
             peak_holders=(Held(name, name, name, 1, 1),),
-            stages=(StageTotal(1, 1),),
             cluster=ClusterRates(
                 name,
                 name,

@@ -27,8 +27,8 @@ from autopar.rules.table import OPS
 from autopar.runtime.ops import ragged_all_to_all
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.symbols import permute
+from autopar.runtime.simulator.interpreter import c10d, run
 from autopar.runtime.simulator.shards import shard, unshard
-from autopar.runtime.simulator.spmd import c10d, run
 from autopar.tracer.atoms import joint_factor
 from tests.live_bytes import META, PhaseRun
 from tests.planned import on_h100

@@ -27,6 +27,7 @@ NAMED_ELSEWHERE = {
     "codegen/bias.py": "the addition that a matmul takes in again",
     "codegen/tidy.py": "pairs of ops that cancel",
     "ir/microbatches.py": "losses, of which what they count is told apart",
+    "ir/stage_homes.py": "sums of gradients, whose terms stages may add up apart",
     "ir/turn_states.py": "zeros, which are a term of any sum, and what reads no values",
     "runtime/ops/gates.py": "activations and the ops that differentiate them",
     "runtime/ops/host_copies.py": "its own ops, as codegen puts them into graphs",

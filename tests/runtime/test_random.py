@@ -19,7 +19,7 @@ from autopar.driver.comparing import compare_program
 from autopar.ir.graph import Role
 from autopar.runtime.program.random import draws
 from autopar.runtime.simulator.eager_step import seeded, whole_tensors
-from autopar.runtime.simulator.spmd import run
+from autopar.runtime.simulator.interpreter import run
 from autopar.tracer import Traced, trace
 from tests.planned import on_h100, plan_for
 
@@ -94,7 +94,9 @@ def test_what_a_model_recomputes_has_the_mask_of_its_forward(mesh: str) -> None:
     plan = plan_for(traced.graph, mesh, {r":forward:mm\.0": "m" if mesh == "2" else "m,n"})
     program = generate(traced.gm, traced.graph, plan)
     compare_program(
-        Compiled(traced, plan, program), ModelCall(model, (X,), {}), tolerance=1e-9
+        Compiled(traced, plan, (program,), (traced.graph,)),
+        ModelCall(model, (X,), {}),
+        tolerance=1e-9,
     ).check()
 
 
@@ -155,7 +157,9 @@ def check_blocks(model: nn.Module, on: str) -> None:
     plan = plan_for(traced.graph, on)
     program = generate(traced.gm, traced.graph, plan)
     compare_program(
-        Compiled(traced, plan, program), ModelCall(model, (X,), {}), tolerance=1e-9
+        Compiled(traced, plan, (program,), (traced.graph,)),
+        ModelCall(model, (X,), {}),
+        tolerance=1e-9,
     ).check()
 
 

@@ -1,0 +1,60 @@
+"""The bill of a pipeline, from those of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from autopar.ir.pipeline import ActionTable
+from autopar.plans.estimates import Delay, Estimates, MemoryCurve
+from autopar.plans.pipelines import play_pipeline
+
+
+def add_up(table: ActionTable, stages: Sequence[Estimates], sends: Sequence[Delay]) -> Estimates:
+    """The estimates of a pipeline whose stages are equally large."""
+    step_ns = play_pipeline(table, stages, sends).step_ns
+    busy = [_busy_ns(table, stages, rank) for rank in range(len(table.rows))]
+    rank = busy.index(max(busy))
+    own = [stages[s] for s, at in table.ranks.items() if at == rank]
+    first = own[0]
+    total = {name: sum(getattr(each, name) for each in own) for name in _ADDED}
+    useful = sum(each.mfu_ppm * each.step_ns for each in stages)
+    fullest = max(stages, key=lambda each: each.memory.total)
+    return msgspec.structs.replace(
+        first,
+        **total,
+        step_ns=step_ns,
+        bubble_ns=step_ns - busy[rank],
+        flops=sum(each.flops for each in stages),
+        memory=fullest.memory,
+        tokens_per_s=first.tokens * 10**9 // step_ns if step_ns else 0,
+        mfu_ppm=useful // (step_ns * len(table.rows)) if step_ns else 0,
+        stages=tuple(stages),
+        delays=tuple(sends),
+        ops={},
+        sends={},
+        hidden={},
+        collectives=(),
+        order=(),
+        order_before=(),
+        turns_before=0,
+        memory_curve=MemoryCurve(),
+        peak_holders=(),
+    )
+
+
+_ADDED = (
+    "compute_ns",
+    "communication_ns",
+    "optimizer_ns",
+    "exposed_communication_ns",
+    "hidden_communication_ns",
+    "host_ns",
+    "exposed_host_ns",
+)
+"""What a rank does is the sum of what it does for each of its stages."""
+
+
+def _busy_ns(table: ActionTable, stages: Sequence[Estimates], rank: int) -> int:
+    return sum(stages[s].step_ns for s, at in table.ranks.items() if at == rank)

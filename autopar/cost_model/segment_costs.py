@@ -1,0 +1,65 @@
+"""What each segment of a model takes for a microbatch, of a step that was played."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.cost_model.optimizer import find_optimizer
+from autopar.cost_model.played import PlayedStep
+from autopar.cost_model.turn_times import arrivals
+from autopar.ir.graph import Phase, Ref, Role
+from autopar.ir.schedule import Compute, Event, Schedule
+from autopar.ir.segments import Segment
+from autopar.ir.stage_homes import assign
+from autopar.plans.options import Options
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCost:
+    """Nanoseconds of a microbatch, forward and backward, and bytes of a device: for parameters with
+    their gradients and the optimizer's states, and for what a microbatch has saved."""
+
+    forward_ns: int
+    backward_ns: int
+    static_bytes: int
+    saved_bytes: int
+
+
+def segment_costs(
+    step: PlayedStep, segments: Sequence[Segment], options: Options
+) -> tuple[SegmentCost, ...]:
+    """That of each segment, under the decisions that `step` was played with. A device works on a
+    segment from its first op to that of the next."""
+    graph, layout = step.layout.graph, step.layout
+    homes = assign(graph, [segment.start for segment in segments[1:]])
+    times = {phase: [0] * len(segments) for phase in Phase}
+    marks, here = arrivals(step.played), 0
+    for k, (phase, event) in enumerate(_in_phases(step.scheduled)):
+        if isinstance(event, Compute):
+            home = homes.home(graph.nodes[event.node])
+            here = here if home is None else home
+        times[phase][here] += marks[k + 1] - marks[k]
+    copies = 2 + find_optimizer(options.optimizer).states
+    static, saved = [0] * len(segments), [0] * len(segments)
+    for node in graph.with_role(Role.PARAM):
+        ref, users = Ref(node.index), homes.readers[node.index]
+        if users and not layout.params[node.target].hosted:
+            static[min(users)] += copies * layout.held_bytes(ref, layout.made(ref))
+    for value in step.scheduled.saved:
+        home = homes.home(graph.nodes[value.ref.node])
+        if home is not None:
+            saved[home] += step.prices.held(value)[1]
+    columns = times[Phase.FORWARD], times[Phase.BACKWARD], static, saved
+    return tuple(
+        SegmentCost(forward // graph.turns, backward // graph.turns, *held)
+        for forward, backward, *held in zip(*columns, strict=True)
+    )
+
+
+def _in_phases(scheduled: Schedule) -> Iterator[tuple[Phase, Event]]:
+    """All events but the update, each with its phase."""
+    for turn in (*(scheduled.turns - 1) * (scheduled.before,), scheduled):
+        assert turn is not None
+        yield from ((Phase.FORWARD, event) for event in turn.forward)
+        yield from ((Phase.BACKWARD, event) for event in turn.backward)

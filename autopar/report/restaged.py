@@ -1,0 +1,41 @@
+"""What two plans decide otherwise of stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autopar.plans.plan import Plan, Structure
+from autopar.report.changes import Topic, single
+from autopar.report.decided import decision_topics
+
+
+def stage_topics(old: Plan, new: Plan) -> Iterator[Topic]:
+    """Topics on the pipeline, and on each of its stages where there are as many; nothing if neither
+    plan is one."""
+    a, b = old.structure, new.structure
+    if not (a.stages or b.stages):
+        return
+    changes = (
+        *single("schedule", _schedule(a), _schedule(b)),
+        *single("stages begin with", _starts(a), _starts(b)),
+        *single("first devices", _firsts(a), _firsts(b)),
+    )
+    yield Topic("pipeline", "decision", changes)
+    if len(a.stages) == len(b.stages):
+        for k, pair in enumerate(zip(old.stages, new.stages, strict=True)):
+            for topic in decision_topics(*pair):
+                yield Topic(f"stage {k}: {topic.title}", topic.cause, topic.changes)
+
+
+def _schedule(structure: Structure) -> str:
+    order = structure.schedule
+    each = f", {order.chunks} stages per rank" if order.chunks > 1 else ""
+    return f"{order.kind} of {order.microbatches} microbatches{each}"
+
+
+def _starts(structure: Structure) -> str:
+    return ", ".join(stage.start or "(first)" for stage in structure.stages)
+
+
+def _firsts(structure: Structure) -> str:
+    return ", ".join(str(stage.first_rank) for stage in structure.stages)

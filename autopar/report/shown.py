@@ -1,0 +1,35 @@
+"""The page of a plan: that of a pipeline, or of one stage that does all."""
+
+from __future__ import annotations
+
+from rich.console import RenderableType
+
+from autopar.errors import PlanError
+from autopar.plans.plan import Plan
+from autopar.report.pipeline import PipelineSummary, summarize_pipeline
+from autopar.report.printed import Printed
+from autopar.report.summary import Summary, summarize
+
+
+def shown(plan: Plan) -> Summary | PipelineSummary:
+    """What a person wants to know of a plan."""
+    return summarize_pipeline(plan) if plan.structure.stages else summarize(plan)
+
+
+def page_of(content: Printed) -> RenderableType:
+    """What is printed of it."""
+    return content.page()
+
+
+def stage_of(plan: Plan, stage: int | None) -> Plan:
+    """A stage of a pipeline as a plan of its own; without a number, a plan that is no pipeline.
+    PlanError, saying what there is, otherwise."""
+    count = len(plan.structure.stages)
+    if stage is None and not count:
+        return plan
+    if stage is None:
+        raise PlanError(f"the plan has {count} stages: say which (--stage 0 to {count - 1})")
+    if stage >= count:
+        what = f"{count} stages, 0 to {count - 1}" if count else "no stages"
+        raise PlanError(f"there is no stage {stage}: the plan has {what}")
+    return plan.stages[stage]

@@ -1,0 +1,187 @@
+"""Plans in stages: equal to eager, within memory, no slower than a split by layers, and told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import autopar
+from autopar.cluster.parsing import parse_cluster
+from autopar.cluster.parts import line_of, part_of
+from autopar.compile import best_on
+from autopar.driver.pipelining import search_stages
+from autopar.errors import ArgumentError, ClusterError, PlanMismatchError, StageError
+from autopar.ir.mesh import Mesh
+from autopar.ir.pipeline import Action
+from autopar.plans.fitting import Candidate
+from autopar.plans.options import make_options
+from autopar.plans.pipelines import play_pipeline
+from autopar.plans.plan import Plan
+from autopar.plans.request import ask
+from autopar.report.difference import compare
+from autopar.solver.search import silent
+from autopar.tracer import trace
+from tests.planned import hostless
+
+
+def llama(vocabulary: int = 64) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        num_hidden_layers=6, hidden_size=32, head_dim=8, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=48, vocab_size=vocabulary,
+        max_position_embeddings=32, use_cache=False,
+    )  # fmt: skip
+    ids = torch.randint(64, (8, 16))
+    return LlamaForCausalLM(config), {"input_ids": ids, "labels": ids}
+
+
+@cache
+def planned(**options: Any) -> Plan:
+    return autopar.plan(*llama(), cluster=hostless("4xH100"), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stages": 2, "microbatches": 4},
+        {"stages": 4, "microbatches": 8, "schedule": "gpipe"},
+        {"stages": 4, "microbatches": 4, "schedule": "interleaved:2"},
+        {"cuts": "model.layers.5", "microbatches": 2},
+        {"stages": 2, "microbatches": 1, "strategy": "fsdp"},
+    ],
+    ids=str,
+)
+def test_chosen_stages_are_eager(options: dict[str, Any], tmp_path: Path) -> None:
+    plan = planned(**options)
+    plan.save(tmp_path / "llama.plan.json")
+    stored = Plan.load(tmp_path / "llama.plan.json")
+    assert stored == plan and stored.world_size == 4
+    assert len(stored.stages) == options.get("stages", 2)
+    assert autopar.verify(stored, *llama()).differences
+
+
+def test_the_step_is_that_of_all_stages_together() -> None:
+    plan = planned(stages=2, microbatches=4)
+    estimates, table = plan.estimates, plan.structure.schedule.made(2)
+    played = play_pipeline(table, estimates.stages, estimates.delays)
+    assert played.step_ns == estimates.step_ns
+    first, second = (stage.estimates.turn for stage in plan.stages)
+    forth = next(d.time_ns for d in estimates.delays if d.phase == "forward")
+    start = played.spans[Action.parse("1F0")].start
+    assert start == first.forward_ns + forth > first.forward_ns
+    least = 3 * (second.forward_ns + second.backward_ns)
+    assert estimates.step_ns > start + least
+    assert 0 < estimates.bubble_ns < estimates.step_ns
+
+
+def test_an_uneven_model_is_cut_unevenly() -> None:
+    """A head that takes as long as many layers leaves its stage few of them."""
+    config = LlamaConfig(
+        num_hidden_layers=8, hidden_size=1024, num_attention_heads=8, num_key_value_heads=8,
+        intermediate_size=2048, vocab_size=128_000, use_cache=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+        ids = torch.zeros(16, 1024, dtype=torch.long)
+    given: dict[str, Any] = {"cluster": "2xH100", "microbatches": 8}
+    inputs = {"input_ids": ids, "labels": ids}
+    chosen = autopar.plan(model, inputs, stages=2, **given)
+    halves = autopar.plan(model, inputs, cuts="model.layers.4", **given)
+    start = chosen.structure.stages[1].start
+    assert start in ("model.layers.6", "model.layers.7", "model.norm", "lm_head")
+    assert chosen.estimates.step_ns < 0.8 * halves.estimates.step_ns
+    assert chosen.provenance.bound_ns <= chosen.provenance.objective_ns
+
+
+def whole(in_flight: int, limit: int | None = None) -> Candidate:
+    model, inputs = llama()
+    graph = trace(model, (), inputs).graph
+    options = make_options("1", "adamw", limit, None, False, backend="eager", microbatches=8)
+    asked = replace(ask(graph, hostless("1xH100"), options), in_flight=in_flight)
+    return best_on(asked.on(Mesh(())), silent)
+
+
+def test_what_is_in_flight_is_held_and_kept_within_the_limit() -> None:
+    one, three = whole(1).estimates.memory, whole(3).estimates.memory
+    # The count of a loss's targets is saved in all turns but the last.
+    assert three.saved == pytest.approx(3 * one.saved, rel=1e-3)
+    assert three.transient == one.transient
+    limit = (one.total + three.total) // 2
+    found = whole(3, limit)
+    assert found.is_tight and found.structure.again
+    assert found.estimates.memory.total <= limit
+
+
+def test_stages_that_differ_in_names_alone_are_planned_once() -> None:
+    said: list[str] = []
+    model, inputs = llama()
+    graph = trace(model, (), inputs).graph
+    options = make_options(
+        "auto", "adamw", None, None, False, backend="eager", microbatches=2, schedule="gpipe",
+        cuts=["model.layers.1", "model.layers.2", "model.layers.3"],
+    )  # fmt: skip
+    plan = search_stages(ask(graph, hostless("4xH100"), options), said.append)
+    assert sum(line.startswith("planning stage") for line in said) == 3
+    second, third = plan.structure.stages[1:3]
+    assert second.structure.ops == third.structure.ops
+    assert [n.replace("layers.1", "layers.2") for n in second.structure.params] == [
+        *third.structure.params
+    ]
+
+
+def test_what_differs_between_pipelines_is_told() -> None:
+    a, b = planned(stages=2, microbatches=4), planned(cuts="model.layers.5", microbatches=2)
+    assert not compare(a, a).differs
+    topics = {topic.title: topic for topic in compare(a, b).topics}
+    changed = {change.what for change in topics["pipeline"].changes}
+    assert changed == {"schedule", "stages begin with"}
+
+
+def test_parts_of_a_cluster() -> None:
+    cluster = parse_cluster("4x8xH100")
+    assert [level.size for level in part_of(cluster, 8).levels] == [8]
+    assert [level.size for level in part_of(cluster, 16).levels] == [2, 8]
+    assert [level.size for level in part_of(cluster, 2).levels] == [2]
+    assert part_of(cluster, 1).num_devices == 1
+    assert line_of(cluster, 4).crossed == cluster.levels[0].link
+    assert line_of(parse_cluster("8xH100"), 2).crossed == parse_cluster("8xH100").levels[0].link
+    with pytest.raises(ClusterError, match="no even parts of 12 devices"):
+        part_of(cluster, 12)
+
+
+def test_what_cannot_be_is_an_error() -> None:
+    with pytest.raises(StageError, match="4 devices are not shared evenly by 3 ranks"):
+        planned(stages=3, microbatches=2)
+    with pytest.raises(StageError, match=r"no stage begins at 'model\.layers\.9'"):
+        planned(cuts="model.layers.9", microbatches=2)
+    for schedule in ("1f2b", "zb-h1"):
+        with pytest.raises(ArgumentError, match=f"schedule='{schedule}': write"):
+            planned(stages=2, schedule=schedule)
+    with pytest.raises(PlanMismatchError, match="is a pipeline of 2 stages"):
+        autopar.compile(llama()[0], plan=planned(stages=2, microbatches=4))
+
+
+def test_as_many_stages_as_are_best() -> None:
+    """Where links are slow, weights are many and little is computed, stages beat sharding."""
+    config = LlamaConfig(
+        num_hidden_layers=4, hidden_size=1024, num_attention_heads=8, num_key_value_heads=8,
+        intermediate_size=4096, vocab_size=512, use_cache=False,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = LlamaForCausalLM(config)
+        ids = torch.zeros(16, 256, dtype=torch.long)
+    inputs = {"input_ids": ids, "labels": ids}
+    cluster = parse_cluster("2x1xRTX3090")
+    slow = replace(cluster.levels[0].link, bytes_per_s=1.25e9, curves=())
+    cluster = replace(cluster, levels=(replace(cluster.levels[0], link=slow), *cluster.levels[1:]))
+    auto = autopar.plan(model, inputs, cluster=cluster, stages="auto")
+    plain = autopar.plan(model, inputs, cluster=cluster)
+    assert auto.structure.stages and not plain.structure.stages
+    assert auto.estimates.step_ns < plain.estimates.step_ns
