@@ -1,7 +1,7 @@
 r"""Targets for `autopar plan`: Llama of 8 and of 405 billion parameters, and a small one.
 
 autopar plan examples/build_llama.py:build --cluster 8x8xH100 --global-batch 64 -o llama.json
-autopar plan examples/build_llama.py:build_405b --cluster 64x8xB200 --mesh 64x8 --global-batch 64 \
+autopar plan examples/build_llama.py:build_405b --cluster 64x8xB200 --mesh 64x8 --global-batch 512 \
     -o examples/llama-405b.plan.json
 autopar plan examples/build_llama.py:build_tiny --cluster 4xcpu --global-batch 8 -o tiny.json
 autopar verify tiny.json examples/build_llama.py:build_tiny --global-batch 8
