@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from autopar.cost_model.optimizer import find_optimizer
 from autopar.cost_model.played import PlayedStep
 from autopar.cost_model.turn_times import arrivals
-from autopar.ir.graph import Phase, Ref, Role
+from autopar.ir.graph import Graph, Phase, Ref, Role
 from autopar.ir.schedule import Compute, Event, Schedule
 from autopar.ir.segments import Segment
 from autopar.ir.stage_homes import assign
@@ -27,27 +27,30 @@ class SegmentCost:
 
 
 def segment_costs(
-    step: PlayedStep, segments: Sequence[Segment], options: Options
+    step: PlayedStep, plain: Graph, segments: Sequence[Segment], options: Options
 ) -> tuple[SegmentCost, ...]:
-    """That of each segment, under the decisions that `step` was played with. A device works on a
-    segment from its first op to that of the next."""
+    """That of each of the `segments` of `plain`, the graph of `step` without what backward makes
+    again, under the decisions that `step` was played with. A device works on a segment from its
+    first op to that of the next; what is made again belongs where it was made."""
     graph, layout = step.layout.graph, step.layout
-    homes = assign(graph, [segment.start for segment in segments[1:]])
+    homes = assign(plain, [segment.start for segment in segments[1:]])
+    home_of = {node.name: homes.home(node) for node in plain.nodes}
+    readers = {node.target: homes.readers[node.index] for node in plain.with_role(Role.PARAM)}
     times = {phase: [0] * len(segments) for phase in Phase}
     marks, here = arrivals(step.played), 0
     for k, (phase, event) in enumerate(_in_phases(step.scheduled)):
         if isinstance(event, Compute):
-            home = homes.home(graph.nodes[event.node])
+            home = home_of[graph.nodes[event.node].name]
             here = here if home is None else home
         times[phase][here] += marks[k + 1] - marks[k]
     copies = 2 + find_optimizer(options.optimizer).states
     static, saved = [0] * len(segments), [0] * len(segments)
     for node in graph.with_role(Role.PARAM):
-        ref, users = Ref(node.index), homes.readers[node.index]
+        ref, users = Ref(node.index), readers[node.target]
         if users and not layout.params[node.target].hosted:
             static[min(users)] += copies * layout.held_bytes(ref, layout.made(ref))
     for value in step.scheduled.saved:
-        home = homes.home(graph.nodes[value.ref.node])
+        home = home_of[graph.nodes[value.ref.node].name]
         if home is not None:
             saved[home] += step.prices.held(value)[1]
     columns = times[Phase.FORWARD], times[Phase.BACKWARD], static, saved

@@ -228,12 +228,12 @@ class _Pipeline:
             starts = [(module, cut_at(self.graph, module)) for module in self.asked.options.cuts]
             return starts, _Proof(str(whole.mesh))
         step = play_step(whole.request, whole.structure)
-        parts = segments(step.layout.graph)
+        parts = segments(self.graph)
         if len(parts) < len(self.ranks):
             raise StageError(
                 f"{len(self.ranks)} stages are more than the model has parts: {len(parts)}"
             )
-        costs = segment_costs(step, parts, self.asked.options)
+        costs = segment_costs(step, self.graph, parts, self.asked.options)
         sorts = [
             list(group)
             for _, group in groupby(
@@ -248,9 +248,9 @@ class _Pipeline:
             self.shape.microbatches,
             self.limit,
         )
-        found, here = divide(problem), segments(self.graph)
+        found = divide(problem)
         proof = _Proof(str(whole.mesh), round(found.step_ns(problem)), found.bound_ns)
-        return [(here[k].module, here[k].start) for k in found.starts], proof
+        return [(parts[k].module, parts[k].start) for k in found.starts], proof
 
     def _stages(self, graphs: Sequence[Graph], mesh: str) -> list[Candidate]:
         """The plan of each stage. Those that differ from another in nothing but the names of their

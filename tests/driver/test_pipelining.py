@@ -185,3 +185,28 @@ def test_as_many_stages_as_are_best() -> None:
     plain = autopar.plan(model, inputs, cluster=cluster)
     assert auto.structure.stages and not plain.structure.stages
     assert auto.estimates.step_ns < plain.estimates.step_ns
+
+
+class Gated(nn.Module):
+    """Layers under a gate that is computed before the first of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(16, 16)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        gate = x.sigmoid()
+        for layer in self.layers:
+            x = layer(x).tanh() * gate
+        return x.square().mean()
+
+
+def test_what_is_made_again_does_not_say_where_to_cut() -> None:
+    """On a GPU backward makes cheap ops again: copies, which belong where their originals do."""
+    inputs = (torch.randn(8, 16),)
+    plan = autopar.plan(Gated(), inputs, cluster="4xH100", stages=2, microbatches=2)
+    assert plan.structure.stages[1].start.startswith("layers.")
+    assert autopar.verify(plan, Gated(), inputs).differences
