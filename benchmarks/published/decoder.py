@@ -2,7 +2,7 @@
 
 FSDP and Megatron train in mixed precision: what is gathered, computed, saved and reduced has two
 bytes, what is stored and stepped on four. The model has bfloat16 parameters, so that its plan sends
-and computes what the run did; `predict` counts what is stored in four bytes.
+and computes what the run did; what is stored is counted in four bytes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.published.runs import Run
 
 DTYPE = torch.bfloat16
+
+STORED_PER_PLANNED = 2
+"""Parameters, gradients and the optimizer's states are stored in float32."""
 
 
 def _norm(run: Run) -> nn.Module:
@@ -46,7 +49,7 @@ class _Linear(nn.Linear):
 class _Attention(nn.Module):
     def __init__(self, run: Run) -> None:
         super().__init__()
-        self.width, self.writes_scores = run.hidden // run.heads, run.writes_scores
+        self.width, self.writes_scores = run.hidden // run.heads, run.is_megatron
         kv, bias = run.kv_heads * self.width, not run.gated
         self.q = _Linear(run.hidden, run.hidden, bias=bias)
         self.k = _Linear(run.hidden, kv, bias=bias)
@@ -89,6 +92,24 @@ class _FusedLoss(torch.autograd.Function):
         return logits * grads[0]
 
 
+class _UnfusedLoss(torch.autograd.Function):
+    """As much work as Megatron's cross entropy of float32 logits, an op of its own for each step
+    (megatron/mpu/cross_entropy.py, `output.float()` in pretrain_gpt.py), without what there is one
+    of for each token: the label's. Its value means nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        powers = (logits - logits.amax(-1, keepdim=True)).exp()
+        total = powers.sum(-1, keepdim=True)
+        ctx.save_for_backward(powers / total)
+        return total.log().sum()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (probabilities,) = ctx.saved_tensors
+        return probabilities * grads[0]
+
+
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
@@ -117,7 +138,8 @@ class Decoder(nn.Module):
 
     Llama's has gates, norms of the root mean square, rotary positions, a head of its own, and a
     loss of float32 logits. GPT's has biases, learned positions, the words' embedding as its head,
-    and a loss that reads bfloat16 logits, which for MPT is one kernel.
+    and a loss that reads bfloat16 logits, which for MPT is one kernel, and for Megatron many that
+    read float32.
     """
 
     def __init__(self, run: Run) -> None:
@@ -133,8 +155,8 @@ class Decoder(nn.Module):
         self.to(DTYPE)
 
     def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
-        """The loss of `tokens`, int64 `[batch, sequence]`, against `labels`, as many; of MPT a
-        number that takes as long."""
+        """The loss of `tokens`, int64 `[batch, sequence]`, against `labels`, as many; of MPT and of
+        Megatron's GPT a number that takes as long."""
         x, rotation = self.words(tokens), None
         if self.run.gated:
             rotation = self._rotation(tokens)
@@ -149,6 +171,8 @@ class Decoder(nn.Module):
         logits = self.head(x).float() if self.run.gated else F.linear(x, self.words.weight)
         if self.run.is_mpt:
             return _FusedLoss.apply(logits)
+        if self.run.is_megatron:
+            return _UnfusedLoss.apply(logits.float())
         return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
     def _rotation(self, tokens: Tensor) -> tuple[Tensor, Tensor]:

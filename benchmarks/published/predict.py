@@ -9,40 +9,62 @@ import msgspec
 import torch
 
 import autopar
-from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.cost_model.collectives import collective_s
 from autopar.ir.mesh import Cluster
 from autopar.plans.estimates import Estimates
-from benchmarks.published.decoder import Decoder
+from benchmarks.published.decoder import STORED_PER_PLANNED, Decoder
+from benchmarks.published.pipelined import Step, played_step, reduction_ns
 from benchmarks.published.runs import Run, arrangement
-from benchmarks.published.trainers import device_of, handling_ns, host_ns, wider_ns
+from benchmarks.published.trainers import device_of, handling_ns, wider_ns
 
 NO_LIMIT_BYTES = 2**44
 """The runs ran: what does not fit by autopar's count is a finding, not the end."""
 
-STORED_PER_PLANNED = 2
-"""Parameters, gradients and the optimizer's states are stored in float32, and planned in bfloat16
-(`decoder`)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Of a run's step: tokens per second and device, where the time goes, and memory per device,
-    `peak_bytes` of `memory_bytes` (None of a run that recomputes and does not say what it held)."""
+    """Of a run's step: tokens per second and device, where the time goes (of a pipeline
+    on its busiest rank), and memory per device,
+    `peak_bytes` of `memory_bytes` (None of a pipeline, and of a run that recomputes and does
+    not say what it held)."""
 
     tokens_s_gpu: float
     step_s: float
     compute_s: float
     exposed_communication_s: float
     host_s: float
+    bubble_s: float
     optimizer_s: float
     peak_bytes: int | None
     memory_bytes: int
 
 
 def predict(run: Run) -> Prediction:
-    """The prediction for a run that `runs.reasons` has nothing against.
+    """The prediction for a run that `runs.reasons` has nothing against. That of vTrain's is played
+    as one of stages, be there only one (`pipelined`)."""
+    found, cluster = _estimates(_what_is_planned(run)), cluster_of(run)
+    if run.pp > 1 or run.workload is not None:
+        inner = cluster_of(msgspec.structs.replace(run, gpus=run.gpus // run.pp, pp=1))
+        step = played_step(run, found, cluster, inner)
+    else:
+        step = _added_up(run, found, cluster)
+    step_s = step.total_ns / 1e9
+    tokens = run.microbatches * run.microbatch * run.dp * run.sequence
+    return Prediction(
+        tokens_s_gpu=tokens / step_s / run.gpus,
+        step_s=step_s,
+        compute_s=step.compute_ns / 1e9,
+        exposed_communication_s=step.exposed_ns / 1e9,
+        host_s=step.host_ns / 1e9,
+        bubble_s=step.bubble_ns / 1e9,
+        optimizer_s=step.optimizer_ns / 1e9,
+        peak_bytes=_peak_bytes(run),
+        memory_bytes=found.cluster.memory_bytes,
+    )
+
+
+def _added_up(run: Run, found: Estimates, cluster: Cluster) -> Step:
+    """The step of a run without stages.
 
     A trainer that recomputes does the whole forward of a block again, its last product and what is
     sent there too, of which a plan, whose memory is predicted, leaves out what nothing reads.
@@ -51,33 +73,22 @@ def predict(run: Run) -> Prediction:
     none where gradients are reduced once, of which nothing is hidden. What is recomputed takes as
     long as it took, and is sent again over the axis of tensor parallelism. The optimizer, whose
     time is that of its memory traffic, steps once, on float32. What the trainer did with gradients
-    before it sent them counts (`trainers`); adding them up does not. A trainer whose host is slower
-    than its device runs at the host's pace.
+    before it sent them counts (`trainers`); adding them up does not.
     """
-    found, times, cluster = _estimates(_what_is_planned(run)), run.microbatches, cluster_of(run)
+    times = run.microbatches
     again = _again(found) if run.recomputes else (0, 0)
-    compute_ns = times * (found.compute_ns + again[0] + handling_ns(run, found, cluster))
     once_ns = found.exposed_communication_ns + again[1] + wider_ns(run, found, cluster)
-    exposed_ns = times * once_ns + _reduction_ns(run, found)
-    optimizer_ns = STORED_PER_PLANNED * found.optimizer_ns
-    busy_ns = compute_ns + times * once_ns
-    waits_ns = max(times * found.exposed_host_ns, times * host_ns(run, found) - busy_ns)
-    step_s = (compute_ns + exposed_ns + waits_ns + optimizer_ns) / 1e9
-    tokens = times * run.microbatch * run.dp * run.sequence
-    return Prediction(
-        tokens_s_gpu=tokens / step_s / run.gpus,
-        step_s=step_s,
-        compute_s=compute_ns / 1e9,
-        exposed_communication_s=exposed_ns / 1e9,
-        host_s=waits_ns / 1e9,
-        optimizer_s=optimizer_ns / 1e9,
-        peak_bytes=_peak_bytes(run),
-        memory_bytes=found.cluster.memory_bytes,
+    return Step(
+        compute_ns=times * (found.compute_ns + again[0] + handling_ns(run, found, cluster)),
+        exposed_ns=times * once_ns + reduction_ns(run, found.memory.gradients, cluster),
+        host_ns=times * found.exposed_host_ns,
+        bubble_ns=0,
+        optimizer_ns=STORED_PER_PLANNED * found.optimizer_ns,
     )
 
 
 def _peak_bytes(run: Run) -> int | None:
-    if run.recomputes and run.peak_gib is None:
+    if run.pp > 1 or (run.recomputes and run.peak_gib is None):
         return None
     recompute = "full" if run.recomputes else "none"
     planned = msgspec.structs.replace(_what_is_planned(run), recompute=recompute)
@@ -97,23 +108,15 @@ def _again(found: Estimates) -> tuple[int, int]:
     )
 
 
-def _reduction_ns(run: Run, found: Estimates) -> int:
-    """Of all gradients of a rank, in the dtype of the plan."""
-    if not run.reduces_once:
-        return 0
-    axis = parse_mesh(arrangement(run).mesh, cluster_of(run))[0]
-    num_bytes = found.memory.gradients
-    return round(collective_s("all_reduce", num_bytes, num_bytes, axis) * 1e9)
-
-
 def _what_is_planned(run: Run) -> Run:
     """The run without what its plan does not depend on, so that equal ones are planned once: a
-    microbatch, on the ranks that share one where gradients are reduced elsewhere."""
-    if run.reduces_once:
+    microbatch through all stages, on the ranks that share one where gradients are reduced
+    elsewhere."""
+    if run.reduces_once or run.dp == 1:
         inner = min(run.tp, run.gpus_per_node)
-        run = msgspec.structs.replace(run, dp=1, gpus=run.tp, gpus_per_node=inner)
+        run = msgspec.structs.replace(run, dp=1, pp=1, gpus=run.tp, gpus_per_node=inner)
     return msgspec.structs.replace(
-        run, name="", tokens_s_gpu=0.0, step_s=None, peak_gib=None, reduced_in="",
+        run, name="", tokens_s_gpu=0.0, step_s=None, peak_gib=None, reduced_in="", chunks=None,
         accumulation=1, global_batch=run.dp * run.microbatch, recompute="none",
         compiled="1" if run.is_compiled else "",
     )  # fmt: skip

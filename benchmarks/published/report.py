@@ -29,7 +29,7 @@ LONG = 8192
 
 
 def _plain(run: Run) -> bool:
-    return run.workload is None and not run.recomputes
+    return run.workload is None and run.pp == 1 and not run.recomputes
 
 
 GROUPS: tuple[tuple[str, Callable[[Run], bool]], ...] = (
@@ -41,12 +41,19 @@ GROUPS: tuple[tuple[str, Callable[[Run], bool]], ...] = (
     (f"of them sequences from {LONG:,} on", lambda run: _plain(run) and run.sequence >= LONG),
     ("of them one node", lambda run: _plain(run) and run.gpus <= run.gpus_per_node),
     ("of them several nodes", lambda run: _plain(run) and run.gpus > run.gpus_per_node),
-    ("full recompute", lambda run: run.workload is None and run.recomputes),
+    ("full recompute", lambda run: run.workload is None and run.pp == 1 and run.recomputes),
     ("compiled, with or without", lambda run: run.is_compiled),
     ("vTrain, full recompute", lambda run: run.workload is not None),
+    ("of them one stage", lambda run: run.workload is not None and run.pp == 1),
+    ("of them two stages", lambda run: run.workload is not None and run.pp == 2),
+    ("of them four and more", lambda run: run.workload is not None and run.pp > 2),
+    ("pipelines of others", lambda run: run.workload is None and run.pp > 1),
 )
 MIN_RANKED = 4
 """Ranks of fewer runs say little."""
+
+MIN_CHOICES = 3
+"""Arrangements of a workload between which to pick."""
 
 Rows = list[list[str]]
 
@@ -57,7 +64,7 @@ def report(judged: Sequence[Judged], runs: Sequence[Run], *, as_markdown: bool) 
         (
             "Tokens per second and device; where the predicted step goes; memory, GiB per device",
             ("run", "apart", "batch", "measured", "predicted", "ratio", "constant's", "compute",
-             "exposed", "host", "optimizer", "memory", "of", "measured"),
+             "exposed", "host", "bubble", "optimizer", "memory", "of", "measured"),
             run_rows(judged),
         ),
         (
@@ -73,7 +80,8 @@ def report(judged: Sequence[Judged], runs: Sequence[Run], *, as_markdown: bool) 
         ),
         (
             "Arrangements of a workload: how much slower the one picked is than the best measured",
-            ("picked by", "workloads", "the best", "mean", "worst", "Spearman, median"),
+            ("picked by", "among", "workloads", "the best", "mean", "worst", "Spearman, median",
+             "mean"),
             choice_rows(judged),
         ),
         (
@@ -103,6 +111,7 @@ def run_rows(judged: Sequence[Judged]) -> Rows:
             predicted.compute_s,
             predicted.exposed_communication_s,
             predicted.host_s,
+            predicted.bubble_s,
             predicted.optimizer_s,
         )
         found.append([
@@ -160,27 +169,36 @@ def rank_rows(judged: Sequence[Judged]) -> Rows:
 
 
 def choice_rows(judged: Sequence[Judged]) -> Rows:
-    """A line for autopar, and one for the rule of thumb, of the workloads given and of those kept
-    apart; of each only arrangements that can be expressed, `MIN_RANKED` or more."""
+    """A line for autopar, and one for the rule of thumb, of the workloads given, of those kept
+    apart, and of both, where there are `MIN_CHOICES` arrangements or more that can be expressed;
+    first of all of them, then of those in stages alone."""
     found: Rows = []
-    workloads = grouped([e for e in judged if e.run.workload is not None], lambda e: e.run.workload)
-    large = [members for members in workloads.values() if len(members) >= MIN_RANKED]
-    for apart in (False, True):
-        shown = [members for members in large if members[0].run.kept_apart is apart]
-        if not shown:
-            continue
-        measured = [[e.run.tokens_s_gpu for e in members] for members in shown]
-        own = [[e.predicted.tokens_s_gpu for e in members] for members in shown]
-        thumb = [rule_of_thumb([e.run for e in members]) for members in shown]
-        where = "kept apart" if apart else "given"
-        for name, speeds in ((f"autopar, {where}", own), (f"rule of thumb, {where}", thumb)):
-            lost = [regret(*pair) for pair in zip(speeds, measured, strict=True)]
-            ranks = [spearman(*pair) for pair in zip(speeds, measured, strict=True)]
-            best = sum(each == 0 for each in lost)
-            found.append([
-                name, str(len(shown)), f"{best / len(lost):.0%}", f"{np.mean(lost):.1%}",
-                f"{max(lost):.1%}", f"{np.nanmedian(ranks):.2f}",
-            ])  # fmt: skip
+    ours = [each for each in judged if each.run.workload is not None]
+    staged = [each for each in ours if each.run.pp > 1]
+    for among, members in (("all", ours), ("stages", staged)):
+        workloads = grouped(members, lambda e: e.run.workload).values()
+        large = [each for each in workloads if len(each) >= MIN_CHOICES]
+        for where, sides in (("given", (False,)), ("kept apart", (True,)), ("both", (False, True))):
+            shown = [each for each in large if each[0].run.kept_apart in sides]
+            if shown:
+                found += _picks(shown, among, where)
+    return found
+
+
+def _picks(workloads: Sequence[Sequence[Judged]], among: str, where: str) -> Rows:
+    measured = [[e.run.tokens_s_gpu for e in members] for members in workloads]
+    own = [[e.predicted.tokens_s_gpu for e in members] for members in workloads]
+    thumb = [rule_of_thumb([e.run for e in members]) for members in workloads]
+    found: Rows = []
+    for name, speeds in (("autopar", own), ("rule of thumb", thumb)):
+        lost = [regret(*pair) for pair in zip(speeds, measured, strict=True)]
+        ranks = [spearman(*pair) for pair in zip(speeds, measured, strict=True)]
+        best = sum(each == 0 for each in lost)
+        found.append([
+            f"{name}, {where}", among, str(len(workloads)), f"{best / len(lost):.0%}",
+            f"{np.mean(lost):.1%}", f"{max(lost):.1%}", f"{np.nanmedian(ranks):.2f}",
+            f"{np.nanmean(ranks):.2f}",
+        ])  # fmt: skip
     return found
 
 

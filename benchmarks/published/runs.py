@@ -6,7 +6,8 @@ arrangements of each of 77 workloads. A blank cell is not stated by the source.
 
 Left out, by rule, is a run with
 
-- pipeline stages, context parallelism or float8, which no plan has yet;
+- context parallelism or float8, which no plan has yet;
+- stages of a pipeline that have not as many layers each, or whose ranks share out parameters;
 - a part of its activations recomputed in backward, or a source that does not say whether they were
   (large runs that do not say so hardly fit without);
 - devices that no preset describes, or sizes of the model that the source does not state;
@@ -17,9 +18,10 @@ times before the optimizer steps (where it is not stated, as often as the global
 FSDP gathers parameters and scatters gradients in every microbatch. HSDP shards within a node and
 replicates across nodes. DDP reduces gradients once, after the last microbatch. A network of so many
 Gbps per node is shared evenly by its devices; where none is stated it is the preset's. Full
-recompute does the forward of each block once more. Attention is one fused kernel, except in the GPT
-of Megatron and vTrain, which write its scores to memory. What kernels and what handling of
-gradients a trainer had beside that is in `trainers.py`.
+recompute does the forward of each block once more. Stages of a pipeline go forward and backward in
+turn (1F1B); where a rank has several (`chunks`), they are interleaved. Attention is one fused
+kernel, except in the GPT of Megatron and vTrain, which write its scores to memory. What kernels,
+what handling of gradients and what else on the host a trainer had is in `trainers.py`.
 
 A third of the runs is kept apart: those whose source and model have a digest divisible by three.
 """
@@ -60,6 +62,9 @@ GATED = ("Llama",)
 UNGATED = ("MPT", "GPT", "Megatron-GPT")
 """Models with Llama's block and with GPT's, by how their names begin."""
 
+MEGATRON = "arXiv 2205.05198"
+"""The source of runs of Megatron's own."""
+
 
 class Scheme(NamedTuple):
     """How parameters lie on the axis of data parallelism: as they are stored, and as they are kept
@@ -88,7 +93,8 @@ SCHEMES: Mapping[str, Scheme] = {
 class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A row of the table. `heads`, `kv_heads`, `ffn` and `vocab` count what their names say, `dp`,
     `tp`, `pp` and `cp` are degrees of parallelism, the measured figure is tokens per second and
-    device. `reduced_in` is the dtype in which gradients are sent. Text that is not stated is empty.
+    device. `reduced_in` is the dtype in which gradients are sent, `chunks` how many stages a rank
+    has. Text that is not stated is empty.
     """
 
     name: str
@@ -113,6 +119,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str
     ffn: int | None = None
     vocab: int | None = None
+    chunks: int | None = None
     accumulation: int | None = None
     network: str = ""
     reduced_in: str = ""
@@ -125,6 +132,11 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def microbatches(self) -> int:
         """How often a rank goes forward and backward in a step."""
         return self.accumulation or self.global_batch // (self.dp * self.microbatch)
+
+    @property
+    def stages(self) -> int:
+        """How many stages the layers are shared out to."""
+        return self.pp * (self.chunks or 1)
 
     @property
     def recomputes(self) -> bool:
@@ -150,10 +162,10 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.model, self.gpus, self.global_batch, self.sequence
 
     @property
-    def writes_scores(self) -> bool:
-        """Whether attention is two products with a softmax between them, as in Megatron's GPT
-        before FlashAttention and in the copy of it that vTrain ran."""
-        return self.model.startswith("Megatron-GPT") or self.workload is not None
+    def is_megatron(self) -> bool:
+        """Whether it is Megatron's GPT of 2022 and before, or the copy of it that vTrain ran:
+        attention is two products with a softmax between them, the loss is not fused."""
+        return self.source.startswith(MEGATRON) or self.workload is not None
 
     @property
     def is_mpt(self) -> bool:
@@ -164,7 +176,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def optimizer(self) -> str:
         """As autopar calls it: Megatron's is apex's `FusedAdam`."""
-        return "adamw-fused" if self.writes_scores else "adamw"
+        return "adamw-fused" if self.is_megatron else "adamw"
 
     @property
     def gated(self) -> bool:
@@ -219,7 +231,8 @@ def read(path: Path) -> tuple[Run, ...]:
 def reasons(run: Run) -> tuple[str, ...]:
     """Why a run is left out; nothing if it can be expressed."""
     asked = {
-        "pipeline stages": run.pp > 1,
+        "stages of unequal size": run.layers % run.stages > 0,
+        "stages with sharded parameters": run.pp > 1 and run.dp > 1 and not run.reduces_once,
         "context parallelism": run.cp > 1,
         "float8": run.float8 != "no",
         "a part is recomputed": run.recompute not in ("", "none", "full"),

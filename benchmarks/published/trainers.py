@@ -12,6 +12,11 @@
                  size 1,024, one or two sequences, up to four ranks of tensor parallelism): by least
                  squares 3.0 to 3.6 ms per layer and microbatch, for 65 ops and six collectives, or
                  none. No source says why it is six times what an eager op costs elsewhere
+    batch        Before each forward, of every stage, Megatron sends sizes and tokens to the device
+                 and to its tensor-parallel ranks, and makes masks and positions: twelve ops and two
+                 collectives (`get_batch` in pretrain_gpt.py, megatron/mpu/data.py,
+                 `get_ltor_masks_and_position_ids` in megatron/utils.py)
+    exchange     A stage sends and receives in one batch of two (`batch_isend_irecv`)
 
 The plan has attention as FlashAttention 2 does it, gradients that are sent in bfloat16 as they are
 made, and the host of `cluster.kernels`.
@@ -21,11 +26,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autopar.cluster.kernels import LAUNCHES_PER_COLLECTIVE
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.roofline import stream_s
 from autopar.ir.mesh import Cluster, Device
-from autopar.plans.estimates import Estimates
+from autopar.plans.estimates import CollectiveTotal, Estimates, OpTotal
 from benchmarks.published.runs import Run, arrangement
 
 _TRITON_FORWARD, _TRITON_BACKWARD = 1.4, 2.0
@@ -48,19 +54,29 @@ def device_of(run: Run, device: Device) -> Device:
     )
 
 
-def host_ns(run: Run, found: Estimates) -> int:
-    """In which the host launches a microbatch, with what is recomputed; 0 where it is the one that
-    the plan has."""
+def launch_ns(run: Run, each: OpTotal | CollectiveTotal) -> int:
+    """In which the host launches the ops, or collectives, of one key."""
     if run.workload is None:
-        return 0
-    launches = 0
-    for op in found.ops.values():
-        is_again = run.recomputes and op.phase == "forward" and op.module.startswith("blocks.")
-        launches += op.count * (1 + is_again)
-    for each in found.collectives:
-        is_again = run.recomputes and (each.axis, each.phase) == ("tp", "forward")
-        launches += each.count * (1 + is_again) * (each.kind != "slice")
-    return launches * _VTRAIN_LAUNCH_NS
+        return each.host_ns
+    is_local = isinstance(each, CollectiveTotal) and each.kind == "slice"
+    return 0 if is_local else each.count * _VTRAIN_LAUNCH_NS
+
+
+def batch_ns(run: Run, cluster: Cluster) -> float:
+    """In which the host makes a microbatch of what was read."""
+    return _host_ns(run, cluster, ops=12, collectives=2)
+
+
+def exchange_ns(run: Run, cluster: Cluster) -> float:
+    """In which the host sends what a pass has made, and asks for what the next one reads."""
+    return _host_ns(run, cluster, ops=0, collectives=2)
+
+
+def _host_ns(run: Run, cluster: Cluster, *, ops: int, collectives: int) -> float:
+    if run.workload is not None:
+        return (ops + collectives) * _VTRAIN_LAUNCH_NS
+    launches = ops + LAUNCHES_PER_COLLECTIVE * collectives
+    return launches * cluster.device.host_launch_s * 1e9
 
 
 def handling_ns(run: Run, found: Estimates, cluster: Cluster) -> int:
