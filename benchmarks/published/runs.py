@@ -230,16 +230,18 @@ def read(path: Path) -> tuple[Run, ...]:
 
 def reasons(run: Run) -> tuple[str, ...]:
     """Why a run is left out; nothing if it can be expressed."""
+    scheme = SCHEMES.get(run.data_parallel)
+    is_sharded = scheme is not None and scheme.stored != "R" and run.dp > 1
     asked = {
         "stages of unequal size": run.layers % run.stages > 0,
-        "stages with sharded parameters": run.pp > 1 and run.dp > 1 and not run.reduces_once,
+        "stages with sharded parameters": run.pp > 1 and is_sharded,
         "context parallelism": run.cp > 1,
         "float8": run.float8 != "no",
         "a part is recomputed": run.recompute not in ("", "none", "full"),
         "recompute is not stated": not run.recompute,
         f"no preset for {run.gpu}": run.preset is None,
         "sizes of the model are not stated": run.ffn is None or run.vocab is None,
-        f"no scheme for {run.data_parallel}": run.data_parallel not in SCHEMES,
+        f"no scheme for {run.data_parallel}": scheme is None,
         f"no model like {run.model}": not run.model.startswith((*GATED, *UNGATED)),
     }
     return tuple(reason for reason, holds in asked.items() if holds)
