@@ -14,10 +14,10 @@ from autopar.plans.estimates import Delay
 from autopar.plans.layout import Layout
 
 
-def delays(layouts: Sequence[Layout], line: Axis) -> tuple[Delay, ...]:
+def delays(layouts: Sequence[Layout], line: Axis | None) -> tuple[Delay, ...]:
     """Per pair of stages and phase: bytes of a device of the stage that sends, for a microbatch,
-    and nanoseconds. `layouts` are those of the stages, `line` what joins them; each tensor is a
-    message of its own, as a permutation along it."""
+    and nanoseconds. `layouts` are those of the stages, `line` what joins them, None where all are
+    on one rank; each tensor is a message of its own, as a permutation along it."""
     found: dict[tuple[int, int, str], list[int]] = defaultdict(lambda: [0, 0])
     for stage, layout in enumerate(layouts):
         graph = layout.graph
@@ -28,5 +28,6 @@ def delays(layouts: Sequence[Layout], line: Axis) -> tuple[Delay, ...]:
                 size = local_bytes(tensor, graph.atoms, state, layout.mesh.sizes)
                 total = found[link.source, link.target, link.phase.value]
                 total[0] += size
-                total[1] += to_ns(collective_s("permute", size, size, line))
+                if line is not None:
+                    total[1] += to_ns(collective_s("permute", size, size, line))
     return tuple(Delay(*hop, *total) for hop, total in sorted(found.items()))

@@ -26,7 +26,6 @@ from autopar.driver.session import Builder, Request
 from autopar.plans.compatibility import (
     check_cluster,
     check_params,
-    check_runs,
     check_world,
     planned_kind,
 )
@@ -67,9 +66,12 @@ def compile(
     pins: Pins = (),
     forbid: Forbidden = (),
     strategy: str | None = None,
-    microbatches: int | str = 1,
+    microbatches: int | str | None = None,
     residency: str = "cuda",
     checkpoint: str = "planned",
+    stages: int | str = 1,
+    cuts: str | Sequence[str] = (),
+    schedule: str = "auto",
     differentiable_outputs: str | Sequence[str] = (),
     verify: bool = False,
 ) -> CompiledModule:
@@ -99,6 +101,8 @@ def compile(
     where `residency` says: on the device ("cuda"), on its host ("cpu"), or where it is best if
     memory binds ("auto"; docs/residency.md). What the model wraps in `torch.utils.checkpoint` is
     free to be planned, or made again as it asks (`checkpoint="as written"`).
+    The model is cut into `stages` of a pipeline, before the modules `cuts`, whose microbatches
+    follow a `schedule`, as in `plan` (docs/pipeline.md): each rank has its stages' parameters.
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
     beside the losses: planned so from the start, where it would else be planned at the first
     backward that does. `backend`, which runs the graphs and decides what is priced, is "eager" or
@@ -120,9 +124,9 @@ def compile(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
+        stages, cuts, schedule,
     )  # fmt: skip
     if stored is not None:
-        check_runs(stored.structure)
         # For the calls that the stored plan is not for.
         options = replace(options, microbatches=stored.structure.schedule.microbatches)
     kind = described.device.kind if described else planned_kind(stored)

@@ -29,9 +29,10 @@ from autopar.errors import InfeasibleError, StageError
 from autopar.ir.cutting import CutProblem, Way
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Role
-from autopar.ir.microbatches import in_microbatches, trains
+from autopar.ir.microbatches import in_microbatches
 from autopar.ir.pipeline import ActionTable
 from autopar.ir.segments import Segment, segments
+from autopar.ir.sharding import Sharding
 from autopar.ir.stages import RECEIVE, SEND, cut_at, in_stages
 from autopar.ir.units import format_ns
 from autopar.ir.version import __version__
@@ -184,8 +185,6 @@ class _Pipeline:
     """One shape, planned."""
 
     def __init__(self, asked: Asked, shape: PipelineShape, say: Say) -> None:
-        if not trains(asked.graph):
-            raise StageError("a step without gradients is not cut into stages")
         self.asked, self.shape, self.say = asked, shape, say
         self.cluster = part_of(asked.cluster, asked.cluster.num_devices // shape.ranks)
         self.graph = in_microbatches(asked.graph, shape.microbatches)
@@ -205,7 +204,8 @@ class _Pipeline:
         layouts = [
             parse_layout(graph, each.structure) for graph, each in zip(graphs, found, strict=True)
         ]
-        sends = delays(layouts, line_of(self.asked.cluster, self.shape.ranks))
+        ranks = self.shape.ranks
+        sends = delays(layouts, line_of(self.asked.cluster, ranks) if ranks > 1 else None)
         estimates = add_up(self.table, [each.estimates for each in found], sends)
         return self._written(["", *(module for module, _ in starts)], found, estimates, proof)
 
@@ -219,7 +219,12 @@ class _Pipeline:
         )
         held = -(-self.table.held(0) // (self.table.num_stages // self.shape.ranks))
         asked = replace(self.asked, cluster=self.cluster, options=options, in_flight=held)
-        return survey(asked, self.say).best
+        try:
+            return survey(asked, self.say).best
+        except InfeasibleError as error:
+            raise InfeasibleError(
+                f"{self.shape}: with the memory of {self.shape.ranks} ranks together, {error}"
+            ) from error
 
     def _cuts(self, whole: Candidate) -> tuple[list[tuple[str, int]], _Proof]:
         """The module and the op with which each stage but the first begins, and how good that is
@@ -264,22 +269,27 @@ class _Pipeline:
             microbatches=self.shape.microbatches,
             memory_limit_bytes=self.limit * self.shape.ranks // self.table.num_stages,
         )
+        stored: dict[str, Sharding] = {}
         for stage, graph in enumerate(graphs):
             pins = tuple(sorted(_pins(graph, ends)))
+            tied = [node.target for node in graph.with_role(Role.PARAM) if node.target in stored]
+            alike = options.for_stored(mesh, {name: stored[name] for name in tied})
             asked = replace(
                 self.asked,
                 graph=graph,
                 cluster=self.cluster,
-                options=options,
+                options=options.joined(alike) if tied else options,
                 in_flight=self.in_flight[stage],
                 ends=pins,
             )
-            key = _signature(graph), self.in_flight[stage], pins
+            key = _signature(graph), self.in_flight[stage], pins, tuple(tied)
             if key not in known:
                 self.say(f"planning stage {stage} of {len(graphs)}")
                 known[key] = survey(asked, self.say).best
             found.append(_renamed(known[key], graph))
             ends |= _laid_out(graph, found[-1].structure)
+            params = found[-1].structure.params.items()
+            stored = {name: param.choice.storage for name, param in params} | stored
         return found
 
     def _written(

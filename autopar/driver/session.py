@@ -4,6 +4,7 @@ is made by all ranks together."""
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -13,35 +14,38 @@ import torch
 from torch import nn
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.codegen import bind
 from autopar.compile import Compiled, ModelCall, compile_call
 from autopar.driver.asking import answer, ask_for, check_outputs, planned_gradients
+from autopar.driver.binding import (
+    AllGroups,
+    bound_step,
+    check_homes,
+    make_all_groups,
+    stored_places,
+    taken_in_pieces,
+)
 from autopar.driver.comparing import check_call
 from autopar.driver.microbatching import dividing
 from autopar.driver.search import summary
 from autopar.errors import ConstraintError, InfeasibleError, NotImposedWarning
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
+from autopar.ir.input_sharding import with_handed
 from autopar.ir.mesh import Cluster
-from autopar.ir.sharding import Sharding
+from autopar.ir.sharding import Handed, Sharding
 from autopar.ir.version import __version__
 from autopar.plans.compatibility import check_fit
 from autopar.plans.options import Options
-from autopar.plans.plan import Plan
+from autopar.plans.plan import Plan, Structure
 from autopar.runtime.checkpoint.weights import Sources
 from autopar.runtime.module import params
 from autopar.runtime.module.runner import Executable, Signature
 from autopar.runtime.process.agreement import Agreement, make_agreement
 from autopar.runtime.process.digests import BATCH, digest_params, digest_values, modes
 from autopar.runtime.process.progress import StepProgress
-from autopar.runtime.process.world import Groups, World, make_groups, param_placements
-from autopar.runtime.program.binding import (
-    detached_places,
-    input_pieces,
-    make_step,
-    results,
-    row_results,
-)
+from autopar.runtime.process.stage_groups import StageGroups
+from autopar.runtime.process.world import ParamPlace, World
+from autopar.runtime.program.binding import results, row_results
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.random import DefaultRandom, SharedRandom, draws
@@ -89,11 +93,15 @@ class ModelFamily:
 
     models: list[ref[nn.Module]]
     is_first: bool = True
-    groups: Groups | None = None
+    groups: AllGroups | None = None
     storage: dict[str, Sharding] = field(default_factory=dict[str, Sharding])
+    """How the first program stores each parameter; the others must do the same."""
+    places: Mapping[str, ParamPlace] = field(default_factory=dict[str, ParamPlace])
+    """Where that is."""
     hosted: tuple[str, ...] = ()
     """The parameters that live on the host."""
-    """How the first program stores each parameter; the others must do the same."""
+    structure: Structure | None = None
+    """The decisions for the first program."""
     plans: dict[str, Plan] = field(default_factory=dict[str, Plan])
     """The plans made so far, by the graph they are for."""
 
@@ -123,7 +131,7 @@ class Builder:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         signature: Signature,
-        groups: Groups | None,
+        groups: AllGroups | None,
         differentiable: frozenset[str],
     ) -> Executable:
         groups = self.family.groups or groups
@@ -150,9 +158,9 @@ class Builder:
         try:
             compiled = compile_call(call, find, stage)
             agreement.agree(_TOPICS["rewrite"], {"plan": compiled.plan.digest})
-            random = self._random(agreement, compiled.program)
+            random = self._random(agreement, compiled.programs)
             with agreement.telling("the parameters as stored"):
-                executable = self._bind(compiled, groups, random)
+                executable = self._bind(compiled, signature, groups, random)
             agreement.agree("the parameters as stored", {})
             plan = compiled.plan
             self.family.is_first, self.family.groups = False, executable.groups
@@ -182,8 +190,14 @@ class Builder:
         def wanted(position: int, name: str) -> bool:
             return name in differentiable or planned(position, name)
 
-        handed = {str(i): each for i, each in enumerate(signature.handed) if each is not None}
+        handed = {} if self._is_staged else _handed(signature)
         return ModelCall(self.model, args, kwargs, self.request.options, wanted, handed)
+
+    @property
+    def _is_staged(self) -> bool:
+        """Whether programs are, or may be, pipelines, whose stages take inputs whole."""
+        first = self.family.structure or (self.request.plan and self.request.plan.structure)
+        return bool(first.stages) if first else self.request.options.is_staged
 
     def _stored(self, traced: Traced, mark: str) -> Plan | None:
         """The plan there is for this call: one made before, or that of the user, which must be for
@@ -199,7 +213,7 @@ class Builder:
         agreement: Agreement,
         call: ModelCall,
         traced: Traced,
-        groups: Groups | None,
+        groups: AllGroups | None,
         progress: StepProgress,
     ) -> Plan:
         cluster = self.request.cluster or parse_cluster(self.world.cluster)
@@ -209,6 +223,9 @@ class Builder:
             whole = Sharding.replicated(len(groups.mesh))
             stored = {n: whole if self.request.plain else self.family.storage[n] for n in names}
             least = asked.for_stored(groups.mesh.text, stored)
+            if self.family.structure is not None:
+                first = self.family.structure
+                asked, least = asked.in_stages_of(first), least.in_stages_of(first)
 
         def planned(options: Options) -> bytes:
             if not self.family.is_first:
@@ -231,62 +248,63 @@ class Builder:
     def _bind(
         self,
         compiled: Compiled,
-        groups: Groups | None,
+        signature: Signature,
+        groups: AllGroups | None,
         random: DefaultRandom | None,
     ) -> Executable:
         """The program for this rank; at the first call, the parameters are stored as it says."""
-        traced, plan, program = compiled.traced, compiled.plan, compiled.program
-        storage = {name: p.choice.storage for name, p in plan.structure.params.items()}
-        mesh, device = plan.structure.mesh, self.world.device
-        models = list[nn.Module]()
+        traced, plan, world = compiled.traced, compiled.plan, self.world
+        groups = groups or make_all_groups(plan.structure, world)
+        places = stored_places(plan.structure, groups)
         if self.family.is_first and not self.request.plain:
-            models = [found for model in self.family.models if (found := model()) is not None]
-            choices = {name: p.choice for name, p in plan.structure.params.items()}
-            self.family.hosted = tuple(n for n, choice in choices.items() if choice.hosted)
-        if self.world.size == 1:
-            program = bind(program, {}, mesh, (), device)
-            for model in models:
-                params.bring_to_host(model, self.family.hosted)
-        else:
-            groups = groups or make_groups(mesh, self.world)
-            program = bind(program, groups.names, mesh, groups.coordinate, device)
-            for model in models:
-                sources, hosted = self.request.sources, self.family.hosted
-                params.shard_parameters(model, groups, storage, sources, hosted)
-            if self.family.is_first and not self.request.plain:
-                self.family.storage = storage
+            self._store(plan.structure, places)
         if self.request.plain:
-            storage = {}
-        meter = Meter(device)
+            places = {}
+        else:
+            if isinstance(groups, StageGroups):
+                check_homes(compiled, groups)
+                places = self.family.places
+        meter = Meter(world.device)
         return Executable(
-            step=make_step(
-                program,
-                self.request.backend,
-                detached_places(traced.graph, program, groups),
-                (i for i, leaf in enumerate(traced.outputs) if leaf.is_cut),
-                meter,
-                self.world.meeting,
-            ),
+            step=bound_step(compiled, groups, world, self.request.backend, meter),
             plan=plan,
             backend=self.request.backend,
             meter=meter,
             groups=groups,
-            storage={name: param_placements(sharding) for name, sharding in storage.items()},
-            pieces=input_pieces(traced.graph, mesh),
+            places=places,
+            pieces=taken_in_pieces(traced.graph, plan.structure),
             results=results(traced.graph, ((leaf.item, leaf.value) for leaf in traced.outputs)),
             in_spec=traced.in_spec,
-            rows=row_results(traced.graph),
+            rows=row_results(with_handed(traced.graph, _handed(signature))),
             out_spec=traced.out_spec,
             names=tuple(leaf.name for leaf in traced.outputs),
             random=random,
             reads=traced.reads,
         )
 
-    def _random(self, agreement: Agreement, program: Program) -> DefaultRandom | None:
-        if not draws(program.forward):
+    def _store(self, structure: Structure, places: Mapping[str, ParamPlace]) -> None:
+        """The parameters of the model and its copies, as the first program has them."""
+        models = [found for model in self.family.models if (found := model()) is not None]
+        choices = {n: p.choice for part in structure.parts for n, p in part.params.items()}
+        self.family.hosted = tuple(n for n, choice in choices.items() if choice.hosted)
+        self.family.storage = {name: choice.storage for name, choice in choices.items()}
+        self.family.places, self.family.structure = places, structure
+        for model in models:
+            if self.world.size == 1:
+                params.bring_to_host(model, self.family.hosted)
+            else:
+                params.shard_parameters(model, places, self.request.sources, self.family.hosted)
+
+    def _random(self, agreement: Agreement, programs: Iterable[Program]) -> DefaultRandom | None:
+        if not any(draws(program.forward) for program in programs):
             return None
         if self.world.size == 1:
             return DefaultRandom(self.world.device)
         if not self.random.is_set:
             self.random.set(agreement.share("random state", self.random.default))
         return self.random
+
+
+def _handed(signature: Signature) -> dict[str, Handed]:
+    """What ranks are handed of inputs, by their positions."""
+    return {str(i): each for i, each in enumerate(signature.handed) if each is not None}

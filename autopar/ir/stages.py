@@ -88,8 +88,17 @@ class _Cutter:
         # Every rank is handed the model's inputs, whatever it reads of them.
         inputs = {node.index for node in self.graph.with_role(Role.INPUT)}
         self.kept = [set(inputs) for _ in range(self.count)]
+        # What nobody reads has to be somewhere.
+        read = {ref.node for node in self.graph.nodes for ref in node.inputs}
+        params = (node.index for node in self.graph.with_role(Role.PARAM))
+        self.kept[0] |= set(params) - read
         for node in self.graph.with_role(*OUTPUT_ROLES):
             for stage in self._leaves_from(node):
+                self.kept[stage].add(node.index)
+                self._need(node, stage)
+        # What draws random numbers draws them even if nobody reads what it makes.
+        for node in filter(lambda node: node.random, self.graph.nodes):
+            for stage in self.homes.of[node.index]:
                 self.kept[stage].add(node.index)
                 self._need(node, stage)
         while self.needs:

@@ -15,21 +15,9 @@ ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
 """Shape and dtype name of each parameter, by its name."""
 
 
-def check_runs(structure: Structure) -> None:
-    """PlanMismatchError for a plan of a pipeline, which can be verified, and not run."""
-    if structure.stages:
-        raise PlanMismatchError(
-            f"the plan is a pipeline of {len(structure.stages)} stages: `autopar verify` runs it "
-            "in one process, torchrun does not; plan without stages to train"
-        )
-
-
 def check_world(structure: Structure, world_size: int) -> None:
     """PlanMismatchError if the plan is for another number of devices."""
-    mesh = structure.mesh.text
-    wanted = 1
-    for axis in structure.mesh:
-        wanted *= axis.size
+    wanted, mesh = structure.num_devices, structure.mesh.text
     if wanted != world_size:
         raise PlanMismatchError(
             f"the plan is for {_count(wanted, 'device')} (mesh {mesh}), but "
@@ -64,7 +52,8 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
     differences = _param_differences(structure, params)
     differences += _input_differences(structure, graph)
     mine = {node.key: node.op for node in graph.with_role(Role.OP) if not node.view}
-    differences += _one_sided("ops", mine, structure.ops)
+    if not structure.stages:  # The ops of stages are not those of the model alone.
+        differences += _one_sided("ops", mine, structure.ops)
     if not differences:
         differences = [
             f"the same ops are joined otherwise (fingerprint {structure.fingerprint} in the plan, "
@@ -105,11 +94,12 @@ def describe_inputs(graph: Graph) -> tuple[str, ...]:
 
 
 def _param_differences(structure: Structure, params: ParamTypes) -> list[str]:
-    differences = _one_sided("parameters", params, structure.params)
+    planned = {name: param for part in structure.parts for name, param in part.params.items()}
+    differences = _one_sided("parameters", params, planned)
     changed = [
         f"{name} ({stored.dtype}{list(stored.shape)} in the plan, "
         f"{params[name][1]}{list(params[name][0])} in the model)"
-        for name, stored in sorted(structure.params.items())
+        for name, stored in sorted(planned.items())
         if name in params and (stored.shape, stored.dtype) != params[name]
     ]
     if changed:

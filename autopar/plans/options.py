@@ -24,6 +24,7 @@ from autopar.plans.constraints import (
 )
 from autopar.plans.matching import matches
 from autopar.plans.pipeline_orders import WHOLE_BACKWARD
+from autopar.plans.plan import Structure
 
 BACKENDS = ("eager", "inductor")
 """What runs a rank's graphs: op by op, or compiled."""
@@ -111,6 +112,16 @@ class Options:
         """`other`, with what is imposed here as well."""
         constraints = (*other.constraints, *self.constraints)
         return replace(other, constraints=constraints, strategy=self.strategy)
+
+    def in_stages_of(self, structure: Structure) -> Options:
+        """The same for another call of a model whose parameters lie as the stages of `structure`,
+        the plan of an earlier one, have them; in one stage if it has one."""
+        if not structure.stages:
+            return replace(self, stages=1, cuts=(), schedule="auto")
+        made = structure.schedule
+        schedule = made.kind + (f":{made.chunks}" if made.chunks > 1 else "")
+        cuts = tuple(stage.start for stage in structure.stages[1:])
+        return replace(self, stages=len(structure.stages), cuts=cuts, schedule=schedule)
 
     def for_stored(self, mesh: str, storage: Mapping[str, Sharding]) -> Options:
         """Nothing imposed but `mesh`, and parameters as they are stored already."""

@@ -58,7 +58,7 @@ class Asked:
             mesh,
             self.options,
             imposed,
-            microbatches=self.options.microbatches or 1 if trains(self.graph) else 1,
+            microbatches=self.options.microbatches or 1 if trains(self.graph) else self.graph.turns,
             in_flight=self.in_flight,
             ends=self.ends,
         ).as_asked()

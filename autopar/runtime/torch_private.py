@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import copy
 from datetime import timedelta
+from functools import wraps
 from typing import Any
 
 import torch
@@ -27,12 +28,16 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement
 from torch.fx.node import map_arg
+from torch.nn.utils import clip_grad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 __all__ = [
+    "TorchCall",
     "TorchDispatchMode",
     "TreeSpec",
+    "backend_of_two",
+    "cut_piece",
     "default_store",
     "differentiating",
     "dtensor_like",
@@ -41,6 +46,7 @@ __all__ = [
     "gloo_of_world",
     "hand_hooks",
     "inductor",
+    "is_of",
     "is_pointwise",
     "is_view",
     "keeps_graph",
@@ -49,9 +55,12 @@ __all__ = [
     "local_slices",
     "local_store",
     "map_tensors",
+    "mesh_of_others",
     "no_torch_function",
     "piece_of",
     "store_of_its_own",
+    "take_over_ops",
+    "take_over_whole_tensors",
     "timeout_of_world",
     "tree_map",
     "unflatten",
@@ -91,10 +100,26 @@ def timeout_of_world() -> timedelta:
     return group._get_backend(group._device_types[0]).options._timeout
 
 
+def backend_of_two(store: Store, place: int, device: torch.device) -> Any:
+    """What sends between two processes, of which this one is at `place`, with the timeout of the
+    world: gloo, or NCCL for CUDA. It is no process group of torch's: to make one, all processes
+    would have to meet."""
+    if device.type != "cuda":
+        return dist.ProcessGroupGloo(store, place, 2, timeout_of_world())
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout_of_world()
+    return dist.ProcessGroupNCCL(store, place, 2, options)
+
+
 def limit_waiting(group: dist.ProcessGroup) -> None:
     """Collectives of `group` may take as long as those of the default process group."""
     for device in group._device_types:
         group._get_backend(device)._set_default_timeout(timeout_of_world())
+
+
+def mesh_of_others(kind: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
+    """A mesh that this rank is no part of: without process groups."""
+    return DeviceMesh(kind, ranks, mesh_dim_names=names, _init_backend=False)
 
 
 def local_store() -> Store:
@@ -147,6 +172,119 @@ def local_slices(
     """Which rectangle of a tensor of `shape` this rank has of it as a DTensor, even or not."""
     sizes, offsets = compute_local_shape_and_global_offset(tuple(shape), mesh, placements)
     return tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+
+
+def is_of(mesh: DeviceMesh) -> bool:
+    """Whether this rank is one of the mesh's."""
+    return mesh.get_coordinate() is not None
+
+
+def cut_piece(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
+    """What this rank has of `whole` as a DTensor; nothing, in one dim, if it is not of the mesh, as
+    torch has it there."""
+    if not is_of(mesh):
+        return whole.new_empty(0)
+    return whole[local_slices(whole.shape, mesh, placements)]
+
+
+def take_over_whole_tensors(
+    whole: Callable[[Callable[[], Tensor], DTensor], DTensor],
+    norm: Callable[[Callable[..., Tensor], Sequence[Tensor], float], Tensor],
+    concerns: Callable[[Tensor], bool],
+) -> None:
+    """From now on a DTensor that `concerns` is true of is `whole` where it is to be replicated, as
+    in `full_tensor`, and `norm` is the norm of gradients among which there are some; both are given
+    what torch would make. Gradients on different meshes are clipped apart."""
+    plain, plain_norm = DTensor.redistribute, clip_grad._get_total_norm
+    module: Any = clip_grad
+    plain_groups = module._group_tensors_by_device_and_dtype
+
+    @wraps(plain)
+    def redistribute(
+        self: DTensor,
+        device_mesh: DeviceMesh | None = None,
+        placements: Sequence[Placement] | None = None,
+        **kwargs: Any,
+    ) -> DTensor:
+        same = device_mesh is None or device_mesh == self.device_mesh
+        replicated = placements is not None and all(p.is_replicate() for p in placements)
+        if same and replicated and concerns(self):
+            detached: Any = self.detach()
+            return whole(lambda: local_of(plain(detached, placements=placements)), self)
+        return plain(self, device_mesh, placements, **kwargs)
+
+    @wraps(plain_norm)
+    def total_norm(
+        tensors: Tensor | Iterable[Tensor],
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        if not any(map(concerns, given)):
+            return plain_norm(given, norm_type, error_if_nonfinite, foreach)
+        found = norm(plain_norm, given, float(norm_type))
+        if error_if_nonfinite and not found.isfinite():
+            raise RuntimeError(
+                f"The total norm of order {norm_type} for gradients from `parameters` is "
+                "non-finite, so it cannot be clipped. To disable this error and scale the "
+                "gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
+            )
+        return found
+
+    def groups(given: list[list[Tensor]], *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        """By device, and by dtype and mesh."""
+        if not any(map(concerns, given[0])):
+            return plain_groups(given, *args, **kwargs)
+        found: dict[Any, Any] = {}
+        by_mesh: dict[Any, list[Tensor]] = {}
+        for tensor in given[0]:
+            mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+            by_mesh.setdefault(mesh, []).append(tensor)
+        for mesh, tensors in by_mesh.items():
+            for (device, dtype), group in plain_groups([tensors], *args, **kwargs).items():
+                found[device, (dtype, mesh)] = group
+        return found
+
+    module._group_tensors_by_device_and_dtype = groups
+    DTensor.redistribute = redistribute
+    clip_grad._get_total_norm = nn.utils.get_total_norm = total_norm
+
+
+TorchCall = Callable[..., Any]
+"""What torch makes of an op's arguments."""
+
+
+Handler = Callable[[TorchCall, Sequence[Any], Mapping[str, Any]], Any]
+
+
+def take_over_ops(handlers: Mapping[str, Handler]) -> None:
+    """From now on ops on DTensors whose names ("aten::_foreach_add_") begin so are done by
+    `handlers`, which are told what torch would do, and with which arguments."""
+    table: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    for full_name in sorted(torch._C._dispatch_get_all_op_names()):
+        prefix = next((each for each in handlers if full_name.startswith(each)), None)
+        if prefix is None:
+            continue
+        name, _, overload = full_name.removeprefix("aten::").partition(".")
+        op = getattr(getattr(torch.ops.aten, name), overload or "default")
+        table[op] = _handled(table, op, table.get(op), handlers[prefix])
+
+
+def _handled(table: dict[Any, Any], op: Any, known: Any, handler: Any) -> Any:
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        if known is not None:
+            return known(op, args, kwargs)
+        del table[op]
+        try:
+            return op(*args, **kwargs)
+        finally:
+            table[op] = handle
+
+    def handle(_: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return handler(plain, args, kwargs)
+
+    return handle
 
 
 def hand_hooks(old: Tensor, new: Tensor) -> None:

@@ -20,6 +20,8 @@ class Scenario:
     per_node: int
     mbit_per_s: int
     text: str
+    stages: tuple[int, ...] = ()
+    """The numbers of stages that are tried beside the choice, which then may have any."""
 
     @property
     def ranks(self) -> int:
@@ -43,6 +45,8 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario("deep-6", 6, 1, 1000, "Llama, 6 layers of 192, 384 tokens"),
         Scenario("experts-8", 2, 4, 500, "Mixtral, 2 layers of 8 experts, 256 tokens"),
         Scenario("wide-8", 2, 4, 500, "GPT-2, 2 layers of 512, 256 tokens"),
+        Scenario("slow-4", 4, 1, 100, "GPT-2, 8 layers of 256, 1,024 tokens", (2, 4)),
+        Scenario("uneven-4", 4, 1, 100, "Llama, 8 layers of 128, 8,192 words, 512 tokens", (2, 4)),
     )
 }
 
@@ -83,6 +87,10 @@ def workload(name: str) -> Case:
             return llama(2, 512, width=128, inner=384, layers=2)
         case "vocabulary-4":
             return gpt2(8, 32, words=16_384, width=128, layers=1)
+        case "slow-4":
+            return gpt2(16, 64, layers=8)
+        case "uneven-4":
+            return llama(16, 32, words=8192, width=128, inner=384, layers=8)
         case "convolutions-6":
             return Case(
                 models.resnet_small,

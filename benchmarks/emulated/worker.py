@@ -12,7 +12,7 @@ import torch.distributed as dist
 from autopar.errors import AutoparError
 from autopar.plans.strategies import MAX_AXES
 from benchmarks import contenders
-from benchmarks.contenders import Contender
+from benchmarks.contenders import Case, Contender
 from benchmarks.emulated.outcome import CHOSEN, Entry, Outcome
 from benchmarks.emulated.scenarios import SCENARIOS, Scenario, workload
 from benchmarks.step_time import describe, loss_error, time_rounds
@@ -59,7 +59,14 @@ def measure(scenario: Scenario, cluster: str, rounds: int) -> Outcome:
 def ways(scenario: Scenario, cluster: str) -> Iterator[tuple[str, Callable[..., Contender]]]:
     """All ways to train, autopar's own choice first."""
     case = workload(scenario.name)
-    yield CHOSEN, contenders.planned(cluster=cluster)
+    yield CHOSEN, contenders.planned(cluster=cluster, stages="auto" if scenario.stages else 1)
+    for stages in scenario.stages:
+        yield f"{CHOSEN}, {stages} stages", contenders.planned(cluster=cluster, stages=stages)
+        cuts = evenly_cut(case, stages)
+        yield (
+            f"{CHOSEN}, {stages} stages of as many layers",
+            contenders.planned(cluster=cluster, cuts=cuts),
+        )
     for strategy in MAX_AXES:
         yield f"{CHOSEN}, {strategy}", contenders.planned(cluster=cluster, strategy=strategy)
     yield "DDP", contenders.data_parallel
@@ -67,6 +74,16 @@ def ways(scenario: Scenario, cluster: str) -> Iterator[tuple[str, Callable[..., 
     if scenario.nodes > 1 and scenario.per_node > 1:
         yield "HSDP", contenders.sharded(case.blocks, scenario.nodes)
     yield "tensor parallel by hand", contenders.by_hand(case.by_hand)
+
+
+def evenly_cut(case: Case, stages: int) -> list[str]:
+    """The blocks that stages begin with which have as many of them each."""
+    with torch.device("meta"):
+        model = case.build()
+    blocks = list(case.blocks(model))
+    starts = [blocks[k * len(blocks) // stages] for k in range(1, stages)]
+    names = {module: name for name, module in model.named_modules()}
+    return [names[module] for module in starts]
 
 
 def _say(text: str) -> None:

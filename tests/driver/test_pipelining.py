@@ -20,6 +20,7 @@ from autopar.driver.pipelining import search_stages
 from autopar.errors import ArgumentError, ClusterError, PlanMismatchError, StageError
 from autopar.ir.mesh import Mesh
 from autopar.ir.pipeline import Action
+from autopar.plans.compatibility import check_world
 from autopar.plans.fitting import Candidate
 from autopar.plans.options import make_options
 from autopar.plans.pipelines import play_pipeline
@@ -164,8 +165,9 @@ def test_what_cannot_be_is_an_error() -> None:
     for schedule in ("1f2b", "zb-h1"):
         with pytest.raises(ArgumentError, match=f"schedule='{schedule}': write"):
             planned(stages=2, schedule=schedule)
-    with pytest.raises(PlanMismatchError, match="is a pipeline of 2 stages"):
-        autopar.compile(llama()[0], plan=planned(stages=2, microbatches=4))
+    found = planned(stages=2, microbatches=4).structure
+    with pytest.raises(PlanMismatchError, match=r"\(mesh stage=2\), but 1 process"):
+        check_world(found, 1)
 
 
 def test_as_many_stages_as_are_best() -> None:

@@ -11,6 +11,7 @@ from tests.faults import (
     expert_faults,
     rule_faults,
     runtime_faults,
+    stage_faults,
     tracer_faults,
 )
 from tests.faults.table import FAULTS
@@ -23,6 +24,7 @@ FILES: tuple[ModuleType, ...] = (
     attention_faults,
     expert_faults,
     runtime_faults,
+    stage_faults,
 )
 
 HEAD = """# Faults that are noticed

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from typing import Any
 
+import msgspec
 import torch
 from hypothesis import reject
 from torch import nn
@@ -16,10 +18,12 @@ from torch import nn
 from autopar.codegen import generate
 from autopar.compile import Compiled, ModelCall
 from autopar.driver.comparing import compare_program, eager
-from autopar.errors import UnknownOpWarning
+from autopar.errors import StageError, UnknownOpWarning
+from autopar.ir.graph import Phase, Role
 from autopar.ir.input_sharding import with_handed
 from autopar.ir.sharding import Handed, Sharding
-from autopar.plans.plan import Plan
+from autopar.ir.stages import in_stages
+from autopar.plans.plan import PipelineSchedule, Plan, Stage
 from autopar.runtime.program.program import Program as Step
 from autopar.runtime.simulator.differences import differences
 from autopar.tracer import Traced, trace
@@ -43,6 +47,8 @@ def check(program: Program, places: Sequence[On]) -> Drawn:
     if not is_sound(model, args, traced):
         reject()
     plans = [check_plan(traced, model, args, place) for place in places]
+    if check_stages(traced, model, args, places[0]):
+        plans[0].add("in stages")
     # What is sent nowhere is what eager computes, whatever the compiler does.
     if not any(facts & SENT for facts in plans):
         reject()
@@ -66,6 +72,33 @@ def check_plan(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: O
     else:
         plan = random_plan(traced.graph, mesh(*place.sizes), place.seed)
     return facts_of_plan(traced.graph, plan, run(traced, model, args, plan), place)
+
+
+def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: On) -> bool:
+    """VerificationError if two stages, cut anywhere, under any plans, are not equal to eager; False
+    where no two can be made of the model."""
+    seed = place.seed or 0
+    ops = traced.graph.with_role(Role.OP)
+    starts = [n.index for n in ops if n.phase is Phase.FORWARD and not n.view][1:]
+    if not starts:
+        return False
+    try:
+        graphs = in_stages(traced.graph, [random.Random(seed).choice(starts)])
+    except StageError:
+        return False
+    plans = [random_plan(graph, mesh(*place.sizes), seed + k) for k, graph in enumerate(graphs)]
+    pairs = zip(plans, graphs, strict=True)
+    steps = tuple(generate(traced.gm, traced.graph, plan, graph) for plan, graph in pairs)
+    size = prod(place.sizes)
+    stages = tuple(Stage("", k * size, plan.structure) for k, plan in enumerate(plans))
+    structure = msgspec.structs.replace(
+        plans[0].structure, stages=stages, schedule=PipelineSchedule("1f1b")
+    )
+    whole = msgspec.structs.replace(plans[0], structure=structure)
+    compare_program(
+        Compiled(traced, whole, steps, graphs), ModelCall(model, args, {}), tolerance=TOLERANCE
+    ).check()
+    return True
 
 
 def run(traced: Traced, model: nn.Module, args: tuple[Any, ...], plan: Plan) -> Step:

@@ -49,6 +49,7 @@ OF_PLANS = {
     "partial sums passed on": 0.05,
     "any collective": 0.8,
     "plans chosen": 0.03,
+    "in stages": 0.1,
     "inputs in pieces": 0.05,
     **dict.fromkeys(sorted(SENT), 0.1),
 }

@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from autopar.errors import StageError
 from autopar.ir.graph import Graph, Node, Phase, Role
@@ -14,6 +16,7 @@ from autopar.ir.microbatches import in_microbatches
 from autopar.ir.segments import segments
 from autopar.ir.stage_homes import assign
 from autopar.ir.stages import RECEIVE, SEND, StageLink, cut_at, in_stages, links
+from autopar.tracer import trace
 from tests.codegen.models import case
 from tests.zoo.cases import trained
 
@@ -151,3 +154,22 @@ def test_a_link_is_the_same_from_both_ends() -> None:
     for a, b in ends.values():
         assert {a.op, b.op} == {SEND, RECEIVE}
         assert [f.name for f in a.factors] == [f.name for f in b.factors]
+
+
+class Unread(nn.Module):
+    """Draws numbers that nobody reads, before some that are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        nn.functional.dropout(h, 0.5)
+        return nn.functional.dropout(self.second(h), 0.5).sum()
+
+
+def test_numbers_that_nobody_reads_are_drawn() -> None:
+    graph = trace(Unread(), (torch.ones(2, 4),)).graph
+    for part in in_stages(graph, [cut_at(graph, "second")]):
+        assert sum(node.random for node in part.nodes) == 1

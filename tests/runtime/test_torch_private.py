@@ -10,8 +10,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import fx
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.nn.utils import clip_grad
 
 from autopar.codegen.torch_private import boxed_codegen
 from autopar.errors import AutoparError
@@ -192,3 +193,40 @@ def test_autograd_records_again_inside_the_kernel_of_an_op() -> None:
         return found
 
     assert slope(torch.tensor([3.0])).tolist() == [6.0]
+
+
+def test_what_dtensors_of_some_ranks_rely_on() -> None:
+    """What is taken over in torch is there, with the arguments it is called with."""
+    module: Any = clip_grad
+    norm = list(inspect.signature(module._get_total_norm).parameters)
+    assert norm == ["tensors", "norm_type", "error_if_nonfinite", "foreach"]
+    assert list(module._group_tensors_by_device_and_dtype([[torch.ones(2)]]))
+    given = list(inspect.signature(DTensor.redistribute).parameters)
+    assert given[:3] == ["self", "device_mesh", "placements"]
+    assert "redistribute(" in inspect.getsource(DTensor.full_tensor)
+    assert "_init_backend" in inspect.signature(DeviceMesh.__init__).parameters
+    names = {*torch._C._dispatch_get_all_op_names()}
+    assert names > {
+        "aten::_foreach_mul_.Scalar",
+        "aten::_fused_adamw_",
+        "aten::_local_scalar_dense",
+    }
+
+
+def test_ops_on_dtensors_are_taken_over_and_done_as_torch_does() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        x = distribute_tensor(torch.arange(4.0), init_device_mesh("cpu", (1,)), [Shard(0)])
+        seen: list[int] = []
+
+        def counted(plain: Any, args: Any, kwargs: Any) -> Any:
+            seen.append(len(args[0]))
+            return plain(*args, **kwargs)
+
+        torch_private.take_over_ops({"aten::_foreach_neg": counted})
+        for _ in range(2):
+            made: Any = torch._foreach_neg([x])
+            assert made[0].full_tensor().tolist() == [0, -1, -2, -3]
+        assert seen == [1, 1]
+    finally:
+        dist.destroy_process_group()

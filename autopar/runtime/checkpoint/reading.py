@@ -222,10 +222,9 @@ def _place(tensor: DTensor) -> tuple[slice, ...]:
 
 
 def _holders(tensor: DTensor) -> list[int]:
-    """The ranks that have the tensor between them, those nearest this one."""
+    """The ranks that have the tensor between them, those nearest this one if it is one of them."""
     mesh = tensor.device_mesh
-    here = mesh.get_coordinate()
-    assert here is not None
+    here = mesh.get_coordinate() or [0] * mesh.ndim
     index = tuple(
         slice(None) if placement.is_shard() else slice(at, at + 1)
         for at, placement in zip(here, tensor.placements, strict=True)

@@ -134,7 +134,7 @@ class _Rows(torch.autograd.Function):
 
 def _is_by_rows(value: ShardedOutput, world: World) -> bool:
     """Whether the piece that this rank has of it are its rows."""
-    mesh, placements = value.place
+    mesh, placements = value.device_mesh, value.placements
     in_order = mesh is not None and mesh.mesh.flatten().tolist() == list(range(world.size))
     return in_order and len(value) % world.size == 0 and all(p.is_shard(0) for p in placements)
 

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn, optim
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -31,7 +31,8 @@ from torch.optim.optimizer import (
 
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint import reading
-from autopar.runtime.torch_private import dtensor_of, local_slices, piece_of
+from autopar.runtime.process.part_tensors import is_of_some_ranks, piece_of_rank_0
+from autopar.runtime.torch_private import cut_piece, dtensor_of, piece_of
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
@@ -152,14 +153,12 @@ def _adopt(optimizer: Optimizer) -> None:
             if not isinstance(value, DTensor):
                 _check_values(optimizer, value)
                 whole = value.to(torch.device(mesh.device_type))
-                state[key] = _distributed(
-                    param, distribute_tensor(whole, mesh, placements).to_local()
-                )
+                state[key] = _distributed(param, piece_of_rank_0(whole, mesh, placements))
             elif value.device_mesh != mesh:
                 # Made before the parameter was sharded.
                 _check_values(optimizer, value)
-                place = local_slices(param.shape, mesh, placements)
-                state[key] = _distributed(param, value.full_tensor()[place].clone())
+                piece = cut_piece(value.full_tensor(), mesh, placements)
+                state[key] = _distributed(param, piece.clone())
 
 
 def _check_values(optimizer: Optimizer, state: Tensor) -> None:
@@ -217,8 +216,7 @@ class _Stepping:
             params[:] = before
         for param, plain in self.pairs:
             if self.whole:
-                place = local_slices(param.shape, param.device_mesh, param.placements)
-                param.to_local().copy_(plain[place])
+                param.to_local().copy_(cut_piece(plain, param.device_mesh, param.placements))
             if plain in self.optimizer.state:
                 state = self.optimizer.state[param] = self.optimizer.state.pop(plain)
                 # In place: LBFGS holds on to it while it calls the closure.
@@ -247,6 +245,9 @@ class _Stepping:
             return value.full_tensor()
         if value.placements == param.placements:
             local = piece_of(value)
+        elif is_of_some_ranks(param.device_mesh):
+            local = cut_piece(value.full_tensor(), param.device_mesh, param.placements)
+            value = _distributed(param, local)
         else:
             value = value.redistribute(placements=param.placements)
             local = value.to_local()
@@ -262,8 +263,7 @@ class _Stepping:
         if known is not None:
             return known
         if self.whole:
-            place = local_slices(param.shape, param.device_mesh, param.placements)
-            value = value[place].clone()
+            value = cut_piece(value, param.device_mesh, param.placements).clone()
         return _distributed(param, value)
 
 

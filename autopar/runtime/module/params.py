@@ -21,15 +21,15 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError
-from autopar.ir.sharding import Sharding
 from autopar.runtime.checkpoint.reading import moves
 from autopar.runtime.checkpoint.weights import Sources
 from autopar.runtime.module.identity import supersede
 from autopar.runtime.module.optimizers import mark
 from autopar.runtime.ops.host_copies import copy_on_host
-from autopar.runtime.process.world import Groups, World, param_placements
+from autopar.runtime.process.part_tensors import know_numbers
+from autopar.runtime.process.world import ParamPlace, World
 from autopar.runtime.program.guards import is_state
-from autopar.runtime.torch_private import dtensor_of, hand_hooks, local_slices
+from autopar.runtime.torch_private import cut_piece, dtensor_of, hand_hooks, is_of, local_slices
 
 
 def check_model(model: nn.Module) -> None:
@@ -52,6 +52,8 @@ def replicate(model: nn.Module, world: World, sources: Sources) -> None:
     equal to that of rank 0. With one, all have their values. A collective call.
     """
     mesh = world.device_mesh
+    if mesh is not None:
+        know_numbers()
     supersede(tuple(_ready(model, world, mesh, sources)))
     buffers: dict[int, Tensor] = {}
     for table, leaf, name, buffer in list(buffer_places(model)):
@@ -91,6 +93,8 @@ def _replicated(
             data = data.clone()
         dist.broadcast(data, src=0)
     new = _parameter(DTensor.from_local(data, mesh, [Replicate()], run_check=False), param)
+    # An optimizer's step may call the model for the first time.
+    mark(new)
     if param.grad is not None:
         new.grad = distribute_tensor(param.grad.to(world.device), mesh, [Replicate()])
     return new
@@ -98,13 +102,12 @@ def _replicated(
 
 def shard_parameters(
     model: nn.Module,
-    groups: Groups,
-    storage: Mapping[str, Sharding],
+    places: Mapping[str, ParamPlace],
     sources: Sources,
     hosted: Collection[str] = (),
 ) -> None:
-    """Store each replicated parameter as `storage` says of its name, keeping its identity; those
-    that are `hosted` in the memory of the device's host.
+    """Store each replicated parameter at its place, by name, keeping its identity; those that are
+    `hosted` in the memory of the device's host. A rank that is not of its mesh has nothing of it.
 
     Every rank cuts its piece from the copy it holds, or gets it from `sources`: nothing is sent.
     """
@@ -112,20 +115,22 @@ def shard_parameters(
     for name, param in model.named_parameters():
         if not isinstance(param, DTensor):
             raise AutoparError(f"parameter {name} was replaced after autopar.compile")
-        wanted = param_placements(storage[name])
-        place = local_slices(param.shape, groups.params, wanted)
+        place = places[name]
         whole = param.to_local().detach()
-        if whole.is_meta:
-            piece = sources.read(name, place).to(groups.params.device_type)
-        else:
+        if not whole.is_meta:
             # A copy, so that the whole can be freed.
-            piece = whole[place].clone(memory_format=torch.contiguous_format)
-        new = _parameter(_stored(name, piece, param, groups, wanted, hosted), param)
+            piece = cut_piece(whole, *place).clone(memory_format=torch.contiguous_format)
+        elif is_of(place.mesh):
+            slices = local_slices(param.shape, *place)
+            piece = sources.read(name, slices).to(place.mesh.device_type)
+        else:
+            piece = torch.empty(0, dtype=param.dtype, device=place.mesh.device_type)
+        new = _parameter(_stored(name, piece, param, place, hosted), param)
         if isinstance(param.grad, DTensor):
-            grad = param.grad.to_local()[place].clone(memory_format=torch.contiguous_format)
-            new.grad = _stored(name, grad, param, groups, wanted, hosted)
+            grad = cut_piece(param.grad.to_local(), *place)
+            grad = grad.clone(memory_format=torch.contiguous_format)
+            new.grad = _stored(name, grad, param, place, hosted)
         _swap(name, param, new)
-        mark(param)
     moves.end()
 
 
@@ -142,15 +147,14 @@ def _stored(
     name: str,
     piece: Tensor,
     like: Tensor,
-    groups: Groups,
-    wanted: Sequence[Placement],
+    place: ParamPlace,
     hosted: Collection[str],
 ) -> DTensor:
     """This rank's piece of a parameter, or of its gradient, as a DTensor."""
     if name not in hosted:
-        return _from_local(piece, like, groups.params, wanted)
+        return _from_local(piece, like, *place)
     # `from_local` would bring it to the device.
-    return dtensor_of(copy_on_host(piece), like, groups.params, wanted)
+    return dtensor_of(copy_on_host(piece), like, *place)
 
 
 def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,8 +172,8 @@ def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
                     data, param.device_mesh, param.placements, run_check=False
                 )
                 _swap(name, param, _parameter(whole, param))
-            place = local_slices(param.shape, param.device_mesh, param.placements)
-            piece = value[place].to(param.to_local().device)
+            piece = cut_piece(value, param.device_mesh, param.placements)
+            piece = piece.to(param.to_local().device)
             value = dtensor_of(piece, param, param.device_mesh, param.placements)
         found[name] = value
     return found

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError, GuardError, ManyProgramsWarning
 from autopar.ir.sharding import Handed
@@ -22,7 +21,8 @@ from autopar.runtime.module.accelerated import Terms, accept, rows_of_rank
 from autopar.runtime.process.digests import modes
 from autopar.runtime.process.inputs import Inputs, Piece, same_everywhere, take_inputs
 from autopar.runtime.process.meeting import NEW
-from autopar.runtime.process.world import Groups, World
+from autopar.runtime.process.stage_groups import StageGroups
+from autopar.runtime.process.world import Groups, ParamPlace, World
 from autopar.runtime.program.binding import Result
 from autopar.runtime.program.frozen import PLAIN, Freezer
 from autopar.runtime.program.function import RefrozenError, Step, local
@@ -62,8 +62,8 @@ class Signature(NamedTuple):
 class Executable:
     """A program bound to this rank.
 
-    `storage` has DTensor's placements of each parameter on `groups.params`, but for those that are
-    plain tensors, whole on every rank; `pieces` the inputs that the program takes in the pieces
+    `places` says where each parameter lies, but for those that are plain tensors, whole on every
+    rank; `pieces` the inputs that the program takes in the pieces
     that ranks are handed, by name ("input:0"); `rows` the results that have a row per row of the
     batch that ranks hold pieces of; `random` is what it draws random numbers from, if it draws any.
     `in_spec` is that of (args, kwargs), and `names` what users call the outputs, by position.
@@ -75,8 +75,8 @@ class Executable:
     plan: Plan
     backend: str
     meter: Meter
-    groups: Groups | None
-    storage: Mapping[str, tuple[Placement, ...]]
+    groups: Groups | StageGroups | None
+    places: Mapping[str, ParamPlace]
     pieces: frozenset[str]
     results: tuple[Result, ...]
     rows: frozenset[str]
@@ -116,7 +116,7 @@ class Build(Protocol):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         signature: Signature,
-        groups: Groups | None,
+        groups: Groups | StageGroups | None,
         differentiable: frozenset[str],
     ) -> Executable: ...
 
@@ -136,7 +136,7 @@ class Runner:
     terms: Terms | None = None
     made: dict[tuple[str, ...], list[_Made]] = field(default_factory=dict)
     """By the inputs' types, those that ran last first."""
-    groups: Groups | None = None
+    groups: Groups | StageGroups | None = None
     differentiable: frozenset[str] = frozenset()
     """The names of outputs that backwards have gone through."""
     with_values: bool = False
@@ -312,15 +312,16 @@ class Runner:
     def _param(self, executable: Executable, name: str) -> Tensor:
         """The parameter, as the program stores it."""
         param = self._tensor(name)
-        if executable.groups is None or name not in executable.storage:
+        if executable.groups is None or name not in executable.places:
             return param
         if not isinstance(param, DTensor):
             raise AutoparError(f"parameter {name} was replaced after autopar.compile")
-        wanted = executable.storage[name]
-        if param.placements != wanted:
+        wanted = executable.places[name]
+        if param.placements != wanted.placements or param.device_mesh != wanted.mesh:
             raise AutoparError(
-                f"parameter {name} is {param.placements} where its program needs {wanted}: it was "
-                "redistributed after autopar.compile"
+                f"parameter {name} is {param.placements} on {param.device_mesh} where its program "
+                f"needs {wanted.placements} on {wanted.mesh}: it was redistributed after "
+                "autopar.compile"
             )
         return param
 

@@ -23,7 +23,7 @@ from autopar.runtime.process.digests import digest_values
 from autopar.runtime.process.inputs import Inputs
 from autopar.runtime.process.world import World
 from autopar.runtime.program.random import SharedRandom
-from autopar.runtime.torch_private import flatten, local_slices, map_tensors
+from autopar.runtime.torch_private import cut_piece, flatten, map_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,16 +215,15 @@ def _take(
 ) -> None:
     """Store, on all ranks, the values that rank `source` has."""
     for held in (*params, *buffers):
-        stored, value = held.tensor, values.pop(held.name, None)
-        place: tuple[slice, ...] = ()
-        if isinstance(stored, DTensor):
-            place = local_slices(stored.shape, stored.device_mesh, stored.placements)
-            stored = stored.to_local()
+        tensor, value = held.tensor, values.pop(held.name, None)
+        stored = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if value is None:
-            value = torch.empty(held.tensor.shape, dtype=stored.dtype, device=stored.device)
+            value = torch.empty(tensor.shape, dtype=stored.dtype, device=stored.device)
         value = value.detach().contiguous()
         dist.broadcast(value, src=source)
-        stored.copy_(value[place])
+        if isinstance(tensor, DTensor):
+            value = cut_piece(value, tensor.device_mesh, tensor.placements)
+        stored.copy_(value)
 
 
 def _on_device(world: World, given: Any) -> Any:

@@ -51,7 +51,9 @@ class Piece:
     def describe(self) -> str:
         """`float32[8, 16]`, and what ranks are handed of it."""
         dtype = str(self.local.dtype).removeprefix("torch.")
-        return f"{dtype}{list(self.shape)} {self.handed or ''}".strip()
+        # One that is to have a gradient is refused as it is traced.
+        graded = "with gradient" if self.local.requires_grad and torch.is_grad_enabled() else ""
+        return " ".join(f"{dtype}{list(self.shape)} {self.handed or ''} {graded}".split())
 
 
 def check_inputs(inputs: Inputs, model: nn.Module) -> None:

@@ -15,8 +15,8 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -120,6 +120,19 @@ class Meeting:
                     raise self._lost(where, self.roll.call()) from error
 
         return run
+
+    @contextmanager
+    def awaiting(self, phase: str, what: str) -> Generator[None]:
+        """Inside, this rank is in `phase` of the call and waits for `what`: if a rank is lost, the
+        error says so, and where the others are."""
+        with self.roll.during(phase, waits_in=what):
+            try:
+                yield
+            except RuntimeError as error:
+                if not is_lost_peer(error):
+                    raise
+                where = f"the {phase} of call {self.roll.calls}, for {what}"
+                raise self._lost(where, self.roll.call()) from error
 
     def _wait(self, work: Any) -> None:
         stuck: list[RollPlace] = []

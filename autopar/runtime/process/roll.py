@@ -68,6 +68,7 @@ class Roll:
         self.calls = 0
         self.phase = ""
         self._gm: fx.GraphModule | None = None
+        self._waits_in = ""
         self._store, self._rank, self._size = store, rank, size
         self._keeps_store = keeps_store
         self._keys = [f"place/{other}" for other in range(size)]
@@ -79,14 +80,18 @@ class Roll:
         atexit.register(self.close)
 
     @contextmanager
-    def during(self, phase: str, gm: fx.GraphModule | None = None) -> Generator[None]:
-        """Inside, this rank is in `phase` of the call, and runs `gm`."""
-        before, self.phase, self._gm = self.phase, phase, gm
+    def during(
+        self, phase: str, gm: fx.GraphModule | None = None, waits_in: str = ""
+    ) -> Generator[None]:
+        """Inside, this rank is in `phase` of the call, and runs `gm`, or waits in what is no
+        collective."""
+        before = self.phase, self._gm, self._waits_in
+        self.phase, self._gm, self._waits_in = phase, gm, waits_in
         self._thread_id = threading.get_ident()
         try:
             yield
         finally:
-            self.phase, self._gm = before, None
+            self.phase, self._gm, self._waits_in = before
 
     def call(self) -> list[RollPlace] | None:
         """Where the other ranks are, by rank; None if there is no Store any more."""
@@ -108,7 +113,8 @@ class Roll:
     def here(self, roll: int) -> RollPlace:
         """Where this process is."""
         frames = of_stack(sys._current_frames().get(self._thread_id))
-        line, waits_in = script_line(iter(frames)), waiting_collective(frames, self._gm)
+        line, waits_in = script_line(iter(frames)), self._waits_in
+        waits_in = waits_in or waiting_collective(frames, self._gm)
         return RollPlace(self._rank, roll, self.calls, self.phase, line, waits_in)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import atexit
 import os
 import re
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -32,7 +33,9 @@ from autopar.runtime.process.roll import Roll, keeps_store
 from autopar.runtime.torch_private import (
     default_store,
     gloo_of_world,
+    is_of,
     limit_waiting,
+    mesh_of_others,
     store_of_its_own,
 )
 
@@ -146,23 +149,45 @@ class Groups:
         """Where this rank sits, in mesh order."""
         return tuple(self.others.get_local_rank(axis.name) for axis in self.mesh)
 
+    def stored(self, sharding: Sharding) -> ParamPlace:
+        """Where a parameter lies that is in `sharding`."""
+        # Of a mesh of one device, which has no axis, the DeviceMesh has one.
+        return ParamPlace(self.params, param_placements(sharding) or (placement_types.Replicate(),))
 
-def make_groups(mesh: Mesh, world: World) -> Groups:
-    """The process groups of a mesh over all ranks of `world`. A collective call.
+    @property
+    def is_here(self) -> bool:
+        """Whether this rank is one of the mesh's."""
+        return is_of(self.others)
+
+
+class ParamPlace(NamedTuple):
+    """Where a parameter lies: DTensor's placements on a mesh."""
+
+    mesh: DeviceMesh
+    placements: tuple[placement_types.Placement, ...]
+
+
+def make_groups(mesh: Mesh, world: World, first_rank: int = 0) -> Groups:
+    """The process groups of a mesh over the ranks of `world` from `first_rank` on. A collective
+    call of all ranks.
 
     DeviceMesh gives groups a timeout of their own: these take that of the world."""
-    names = mesh.names
-    ranks = torch.arange(world.size).reshape(mesh.sizes)
-    others = DeviceMesh(world.device.type, ranks, mesh_dim_names=names)
-    for name in names:
+    names, kind = mesh.names or ("device",), world.device.type
+    ranks = torch.arange(first_rank, first_rank + mesh.num_devices).reshape(mesh.sizes or (1,))
+    others = DeviceMesh(kind, ranks, mesh_dim_names=names)
+    is_here = is_of(others)
+    for name in names if is_here else ():
         limit_waiting(others.get_group(name))
     fastest_first = tuple(reversed(names))
     if len(names) == 1:
         return Groups(mesh, others, others)
+    reordered = ranks.permute(tuple(reversed(range(len(names))))).contiguous()
+    if not is_here:
+        return Groups(mesh, mesh_of_others(kind, reordered, fastest_first), others)
     params = DeviceMesh.from_group(
         [others.get_group(name) for name in fastest_first],
-        world.device.type,
-        mesh=ranks.permute(tuple(reversed(range(len(names))))).contiguous(),
+        kind,
+        mesh=reordered,
         mesh_dim_names=fastest_first,
     )
     return Groups(mesh, params, others)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,14 +16,14 @@ from autopar.ir.redistribute import nesting
 from autopar.ir.sharding import Sharding
 from autopar.runtime.ops.host_copies import RELOAD, wait_for_loads
 from autopar.runtime.process.meeting import Meeting
-from autopar.runtime.process.world import Groups, dtensor_placements, param_placements
+from autopar.runtime.process.world import Groups, dtensor_placements
 from autopar.runtime.program.backend import prepare
 from autopar.runtime.program.function import RunnableGraph as LocalGraph
 from autopar.runtime.program.function import Step
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.sharded import Place
-from autopar.runtime.program.turns import Turns
+from autopar.runtime.program.turns import Graphs, TurnNames, Turns, runs_turns
 
 
 class Result(NamedTuple):
@@ -33,18 +33,12 @@ class Result(NamedTuple):
     value: Any = None
 
 
-def make_step(
-    program: Program,
-    backend: str,
-    places: Mapping[str, Place],
-    cut: Iterable[int],
-    meter: Meter,
-    meeting: Meeting | None = None,
-) -> Step:
-    """A program that is bound, as `backend` runs it. `cut` are the positions of detached outputs
-    that have a gradient in eager. `meter` measures it. With a `meeting`, an error of a collective
-    says which it was and where the other ranks are."""
-
+def runnable(
+    program: Program, backend: str, meter: Meter, meeting: Meeting | None, where: str = ""
+) -> Graphs:
+    """The graphs of a program that is bound, as `backend` runs them; `where` says of which part of
+    the model they are. With a `meeting`, an error of a collective says which it was and where the
+    other ranks are."""
     found = program.graphs
     # Forward gets nothing from the host but parameters that live there.
     forward = program.forward.graph.nodes
@@ -54,24 +48,28 @@ def make_step(
         graph = prepare(gm, backend)
         if has_hosted:
             graph = _waiting(graph, meter.device)
-        return graph if meeting is None else meeting.told(phase, gm, graph)
+        return graph if meeting is None else meeting.told(phase + where, gm, graph)
 
     if backend == "eager":
         meter.count_waits(*found.values())
-    graphs = {where: made(where[1], gm) for where, gm in found.items()}
-    shown = frozenset(f"detached:{position}" for position in cut)
+    return {at: made(at[1], gm) for at, gm in found.items()}
+
+
+def make_step(program: Program, graphs: Graphs, meter: Meter, **shown: Any) -> Step:
+    """A program that is bound, whose `graphs` run; `meter` measures it, and `shown` is what `Step`
+    says of results."""
     if program.turns > 1:
-        turns = Turns(program, graphs, meter.device)
+        names, device = TurnNames.of(program), meter.device
+        turns = Turns(names, runs_turns(program, graphs, device), device)
         return Step(
             forward=meter.timed("forward", turns.forward),
             backward=meter.timed("backward", turns.backward),
             inference=meter.timed("forward", turns.inference),
-            forward_inputs=turns.forward_inputs,
-            forward_outputs=turns.results + turns.saved,
+            forward_inputs=names.inputs,
+            forward_outputs=names.results + turns.saved,
             backward_inputs=(*turns.saved, *turns.tangents),
             backward_outputs=program.backward_outputs,
-            places=places,
-            cut=shown,
+            **shown,
         )
     backward = graphs.get((True, "backward"))
     return Step(
@@ -81,8 +79,7 @@ def make_step(
         forward_outputs=program.forward_outputs,
         backward_inputs=program.backward_inputs,
         backward_outputs=program.backward_outputs,
-        places=places,
-        cut=shown,
+        **shown,
     )
 
 
@@ -107,8 +104,11 @@ def input_pieces(graph: Graph, mesh: Mesh) -> frozenset[str]:
     )
 
 
-def detached_places(graph: Graph, program: Program, groups: Groups | None) -> dict[str, Place]:
-    """Where the pieces of each detached output, by its name, are; nowhere with one device.
+def detached_places(
+    graph: Graph, program: Program, groups: Groups | None, *, of_stage: bool = False
+) -> dict[str, Place]:
+    """Where the pieces of each detached output of a program, or of that `of_stage`, by its name,
+    are; nowhere with one device.
 
     DTensor cuts a dim by the axes of its mesh from left to right: which of the two meshes of
     `groups` does that as the atoms of the output were cut, is taken.
@@ -117,17 +117,20 @@ def detached_places(graph: Graph, program: Program, groups: Groups | None) -> di
         return {}
     found: dict[str, Place] = {}
     for node in graph.with_role(Role.DETACHED):
+        if int(node.target) not in program.detached_shardings:
+            continue
         sharding = program.detached_shardings[int(node.target)]
         tensor = graph.type_of(node.inputs[0])
         dims = range(len(tensor.shape))
         orders = [_cut_order(tensor, graph.atoms, sharding, dim) for dim in dims]
         if all(list(order) == sorted(order, reverse=True) for order in orders):
-            place = Place(groups.params, param_placements(sharding))
+            place = Place(*groups.stored(sharding))
         elif all(list(order) == sorted(order) for order in orders):
             place = Place(groups.others, dtensor_placements(sharding))
         else:
             raise PlanError(f"output {node.target} in {sharding} is no DTensor; plan again")
-        found[f"detached:{node.target}"] = place
+        shape = tensor.shape if of_stage else None
+        found[f"detached:{node.target}"] = place._replace(shape=shape)
     return found
 
 

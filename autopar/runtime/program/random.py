@@ -42,6 +42,10 @@ class DefaultRandom:
         finally:
             self._put(before)
 
+    def go_on_from(self, state: torch.Tensor) -> None:
+        """The default generator goes on from `state`."""
+        self._put(state)
+
     def _get(self) -> torch.Tensor:
         if self._device.type == "cuda":
             return torch.cuda.get_rng_state(self._device)

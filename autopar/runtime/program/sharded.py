@@ -21,11 +21,13 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError
+from autopar.runtime.process.part_tensors import is_of_some_ranks
 from autopar.runtime.torch_private import (
+    cut_piece,
+    flatten,
     is_pointwise,
     is_view,
     local_of,
-    local_slices,
     map_tensors,
     no_torch_function,
     wrapper_of,
@@ -41,10 +43,12 @@ _NO_WRITE = (
 
 
 class Place(NamedTuple):
-    """Where the pieces of a tensor are: placements, as DTensor has them, on a mesh."""
+    """Where the pieces of a tensor are: placements, as DTensor has them, on a mesh. `shape` is that
+    of the whole where some ranks are not of the mesh, and have nothing that tells."""
 
     mesh: DeviceMesh | None
     placements: tuple[Placement, ...]
+    shape: tuple[int, ...] | None = None
 
 
 _NOWHERE = Place(None, ())
@@ -183,35 +187,45 @@ class _Whole(torch.autograd.Function):
 def output(piece: Tensor, place: Place | None) -> Tensor:
     """The output of which a rank holds `piece`, even as those of the others: a plain tensor where
     that is all of it."""
-    if place is None or all(p.is_replicate() for p in place.placements):
+    if place is None or (place.shape is None and all(p.is_replicate() for p in place.placements)):
         return piece
     assert place.mesh is not None
     shape = list(piece.shape)
     for size, placement in zip(place.mesh.shape, place.placements, strict=True):
-        if isinstance(placement, Shard):
+        if isinstance(placement, Shard) and place.shape is None:
             shape[placement.dim] *= size
+    shape = place.shape or shape
     return ShardedOutput(piece, place, torch.empty(shape, dtype=piece.dtype, device="meta"))
 
 
 def whole_of(tensor: Tensor) -> Tensor:
     """All of a tensor, plain. A collective call where ranks hold pieces."""
     if isinstance(tensor, ShardedOutput):
-        is_whole = all(p.is_replicate() for p in tensor.placements)
+        is_whole = all(p.is_replicate() for p in tensor.placements) and not _is_elsewhere(tensor)
         return tensor.piece if is_whole else _dtensor(tensor).full_tensor()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def _is_elsewhere(x: ShardedOutput) -> bool:
+    """Whether there are ranks that have nothing of it."""
+    mesh = x.place.mesh
+    return mesh is not None and is_of_some_ranks(mesh)
 
 
 def _dtensor(x: Tensor) -> Any:
     if not isinstance(x, ShardedOutput):
         return x
-    mesh, placements = x.place
     return DTensor.from_local(
-        x.piece, mesh, placements, run_check=False, shape=x.shape, stride=x.stride()
+        x.piece, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
     )
 
 
 def _on_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What `func` makes of the shards; NotImplemented where DTensor has no way."""
+    """What `func` makes of the shards; NotImplemented where DTensor has no way, or may have one on
+    ranks with shards alone: all are to go the same way."""
+    given = flatten((args, kwargs))[0]
+    if any(isinstance(x, ShardedOutput) and _is_elsewhere(x) for x in given):
+        return NotImplemented
     try:
         with torch.no_grad(), implicit_replication():
             made = func(*map_tensors(_dtensor, args), **map_tensors(_dtensor, kwargs))
@@ -292,5 +306,5 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _keep(x: ShardedOutput, whole: Tensor) -> None:
-    mesh, placements = x.place
-    x.piece.copy_(whole if mesh is None else whole[local_slices(x.shape, mesh, placements)])
+    mesh = x.device_mesh
+    x.piece.copy_(whole if mesh is None else cut_piece(whole, mesh, x.placements))

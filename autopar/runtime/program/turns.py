@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import MappingProxyType
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -25,8 +26,6 @@ from autopar.runtime.torch_private import keeps_graph
 
 _NO_STATE = torch.empty(0, dtype=torch.uint8)
 Around = Callable[[bool], AbstractContextManager[None]]
-
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 Graphs = Mapping[tuple[bool, str], Callable[[list[Any]], Sequence[Any]]]
 """What runs the graph of a phase, in the last turn (True) or one before."""
@@ -60,10 +59,17 @@ class TensorValues:
         return make(found.shape, dtype=dtype, device=self.device)
 
     def turn(self, number: int) -> Tensor:
-        return torch.tensor([number], device=self.device)
+        return _number(number, self.device)
 
     def put(self, rows: Tensor, turn: int, piece: Tensor) -> None:
         rows[:, turn] = piece.reshape(rows.shape[0], rows.shape[2])
+
+
+@cache
+def _number(number: int, device: torch.device) -> Tensor:
+    """Made once: a copy to a GPU would have the host wait."""
+    with torch.inference_mode(False):
+        return torch.tensor([number], device=device)
 
 
 class TurnRun:
@@ -91,27 +97,33 @@ class TurnRun:
         self.collected = {found.name for found in needed if found.is_collected}
         self.results: dict[str, Any] = {}
         self.gradients: dict[str, Any] = {}
-        self._saved: dict[int, dict[str, Any]] = {}
+        self.saved: dict[int, dict[str, Any]] = {}
         """What the turns have saved whose backward is to come."""
 
-    def forward(self, turn: int, received: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
-        """The forward of a turn, with what other stages have sent; what they are sent."""
-        self._saved[turn] = {}
-        return self._run("forward", turn, received)
-
-    def backward(self, turn: int, received: Mapping[str, Any] = _NOTHING) -> dict[str, Any]:
-        """The backward of a turn, likewise."""
-        sent = self._run("backward", turn, received)
-        del self._saved[turn]
+    def forward(self, turn: int, received: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The forward of a turn, with what other stages have sent, which is let go once it is read;
+        what they are sent."""
+        self.saved[turn] = {}
+        sent = self._run("forward", turn, received)
+        if not self.has_backward:
+            del self.saved[turn]
         return sent
 
-    def _run(self, phase: str, turn: int, received: Mapping[str, Any]) -> dict[str, Any]:
+    def backward(self, turn: int, received: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The backward of a turn, likewise."""
+        sent = self._run("backward", turn, received)
+        del self.saved[turn]
+        return sent
+
+    def _run(self, phase: str, turn: int, received: dict[str, Any] | None) -> dict[str, Any]:
         is_last = turn == self.program.turns - 1
         part = self.program if is_last else self.program.before
         assert part is not None
         names, outputs = part.names(phase)
-        here = {**self.given, **received, TURN_INPUT: self.values.turn(turn)}
-        saved = self._saved[turn]
+        here = {**self.given, **(received or {}), TURN_INPUT: self.values.turn(turn)}
+        if received:
+            received.clear()
+        saved = self.saved[turn]
         with self.around(is_last):
             found = self.graphs[is_last, phase]([self._take(name, here, saved) for name in names])
         sent: dict[str, Any] = {}
@@ -142,23 +154,64 @@ def run_turns(run: TurnRun) -> tuple[dict[str, Any], dict[str, Any]]:
     return run.results, run.gradients
 
 
-class Turns:
-    """The forward and backward of a program in microbatches, on one rank."""
+RunAll = Callable[
+    [Mapping[str, Any], Mapping[str, Any] | None], tuple[dict[str, Any], dict[str, Any]]
+]
+"""Runs all turns, of what is given by name and the gradients of the losses, if there are any: the
+results and the gradients of parameters by their names."""
 
-    def __init__(self, program: Program, graphs: Graphs, device: torch.device) -> None:
-        self.program, self.graphs, self.device = program, graphs, device
+
+@dataclass(frozen=True, slots=True)
+class TurnNames:
+    """What a step in turns takes and makes on one rank, by the names of `Program`: its inputs, its
+    results and gradients, and what backward is given. It `draws` random numbers or does not; its
+    gradients are known to be in proportion to the loss's, if it `is_proportional`."""
+
+    inputs: tuple[str, ...]
+    results: tuple[str, ...]
+    gradients: tuple[str, ...]
+    tangent_dtypes: Mapping[str, str]
+    is_proportional: bool
+    draws: bool
+
+    @staticmethod
+    def of(program: Program) -> TurnNames:
+        """Those of a program in microbatches."""
         names = (name for part in program.parts for name in part.forward_inputs)
         own = {TURN_INPUT, *(found.name for found in program.sums)}
-        self.forward_inputs = tuple(name for name in dict.fromkeys(names) if name not in own)
-        kinds = (name.partition(":")[0] for name in program.forward_outputs)
-        pairs = zip(program.forward_outputs, kinds, strict=True)
-        self.results = tuple(name for name, kind in pairs if kind != "saved")
-        self.tangents = tuple(program.tangent_dtypes)
-        self._scales = program.is_proportional and len(self.tangents) == 1
-        self._draws = draws(program.forward)
-        num_saved = len(program.backward_outputs)
+        return TurnNames(
+            tuple(name for name in dict.fromkeys(names) if name not in own),
+            tuple(n for n in program.forward_outputs if not n.startswith("saved:")),
+            program.backward_outputs,
+            program.tangent_dtypes,
+            program.is_proportional,
+            draws(program.forward),
+        )
+
+
+def runs_turns(program: Program, graphs: Graphs, device: torch.device) -> RunAll:
+    """What runs a program in microbatches on one rank."""
+    is_random = draws(program.forward)
+
+    def run(
+        given: Mapping[str, Any], tangents: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        around = replaying(DefaultRandom(device)) if is_random else at_once
+        return run_turns(TurnRun(program, graphs, TensorValues(device), given, tangents, around))
+
+    return run
+
+
+class Turns:
+    """The forward and backward of a step in microbatches, on one rank, which `run` runs."""
+
+    def __init__(self, names: TurnNames, run: RunAll, device: torch.device) -> None:
+        self.names, self.run, self.device = names, run, device
+        self.tangents = tuple(names.tangent_dtypes)
+        self._scales = names.is_proportional and len(self.tangents) == 1
+        num_saved = len(names.gradients)
         if not self._scales:
-            num_saved += len(self.tangents) + 1 + len(self.forward_inputs)
+            num_saved += len(self.tangents) + 1 + len(names.inputs)
         self.saved = tuple(f"saved:{k}" for k in range(num_saved))
         self._next: tuple[Tensor, ...] = ()
         """The gradients that the turns of the next call start from."""
@@ -167,8 +220,8 @@ class Turns:
         """The results alone."""
         given = list(inputs)
         inputs.clear()
-        results, _ = self._run(given, None, nullcontext())
-        return [results[name] for name in self.results]
+        results, _ = self._run(given, None)
+        return [results[name] for name in self.names.results]
 
     def forward(self, inputs: list[Any]) -> list[Tensor]:
         """The results, then what is `saved`: the gradients; and where they do not follow from those
@@ -177,15 +230,15 @@ class Turns:
         given = list(inputs)
         inputs.clear()
         tangents = self._next or self._first()
-        state = DefaultRandom(self.device).now() if self._draws else _NO_STATE
-        results, gradients = self._run(given, tangents, nullcontext())
-        grads = [gradients[name] for name in self.program.backward_outputs]
+        state = DefaultRandom(self.device).now() if self.names.draws else _NO_STATE
+        results, gradients = self._run(given, tangents)
+        grads = [gradients[name] for name in self.names.gradients]
         more = () if self._scales else (*tangents, state, *given)
-        return [*(results[name] for name in self.results), *grads, *more]
+        return [*(results[name] for name in self.names.results), *grads, *more]
 
     def backward(self, inputs: list[Any]) -> list[Tensor]:
         """The gradients, of what comes in behind what is saved."""
-        num_grads, num = len(self.program.backward_outputs), len(self.tangents)
+        num_grads, num = len(self.names.gradients), len(self.tangents)
         grads, more, given = inputs[:num_grads], inputs[num_grads:-num], inputs[-num:]
         inputs.clear()
         if self._scales:
@@ -195,32 +248,26 @@ class Turns:
             return [grad.clone() for grad in grads] if keeps_graph() else grads
         grads.clear()
         self._next = tuple(tangent.detach().clone() for tangent in given)
-        again = DefaultRandom(self.device).replayed(state) if self._draws else nullcontext()
-        _, found = self._run(values, self._next, again)
-        return [found[name] for name in self.program.backward_outputs]
+        draws = self.names.draws
+        with DefaultRandom(self.device).replayed(state) if draws else nullcontext():
+            _, found = self._run(values, self._next)
+        return [found[name] for name in self.names.gradients]
 
     def _first(self) -> tuple[Tensor, ...]:
         """One for the first loss, zero for others, which are mostly looked at alone."""
-        dtypes = (getattr(torch, name) for name in self.program.tangent_dtypes.values())
+        dtypes = (getattr(torch, name) for name in self.names.tangent_dtypes.values())
         return tuple(
             torch.full((), float(not k), dtype=dtype, device=self.device)
             for k, dtype in enumerate(dtypes)
         )
 
     def _run(
-        self,
-        inputs: Sequence[Any],
-        tangents: Sequence[Tensor] | None,
-        outside: AbstractContextManager[None],
+        self, inputs: Sequence[Any], tangents: Sequence[Tensor] | None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """All turns, inside `outside`."""
-        given = dict(zip(self.forward_inputs, inputs, strict=True))
-        arriving = None if tangents is None else dict(zip(self.tangents, tangents, strict=True))
-        values = TensorValues(self.device)
-        with outside:
-            around = replaying(DefaultRandom(self.device)) if self._draws else at_once
-            run = TurnRun(self.program, self.graphs, values, given, arriving, around)
-            return run_turns(run)
+        given = dict(zip(self.names.inputs, inputs, strict=True))
+        return self.run(
+            given, None if tangents is None else dict(zip(self.tangents, tangents, strict=True))
+        )
 
 
 def _scaled(grads: list[Tensor], given: Tensor) -> list[Tensor]:

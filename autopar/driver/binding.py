@@ -1,0 +1,83 @@
+"""From programs to the step of this rank, on the process groups of its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autopar.codegen import bind
+from autopar.compile import Compiled
+from autopar.driver.stage_binding import make_step_in_stages
+from autopar.errors import PlanMismatchError
+from autopar.ir.graph import Graph, Role
+from autopar.plans.plan import Structure
+from autopar.runtime.process.stage_groups import StageGroups, make_stage_groups
+from autopar.runtime.process.world import Groups, ParamPlace, World, make_groups
+from autopar.runtime.program.binding import detached_places, input_pieces, make_step, runnable
+from autopar.runtime.program.function import Step
+from autopar.runtime.program.meter import Meter
+
+AllGroups = Groups | StageGroups
+"""Those of a mesh, or of the meshes of a pipeline's stages."""
+
+
+def make_all_groups(structure: Structure, world: World) -> AllGroups | None:
+    """The process groups of a plan; None in a world of one. A collective call."""
+    if world.size == 1:
+        return None
+    if structure.stages:
+        return make_stage_groups(structure.stages, world)
+    return make_groups(structure.mesh, world)
+
+
+def stored_places(structure: Structure, groups: AllGroups | None) -> dict[str, ParamPlace]:
+    """Where each parameter lies, by its name; nowhere in a world of one, where they are plain."""
+    if groups is None:
+        return {}
+    if isinstance(groups, StageGroups):
+        return {name: groups.place(name) for name in groups.storage}
+    return {name: groups.stored(p.choice.storage) for name, p in structure.params.items()}
+
+
+def check_homes(compiled: Compiled, groups: StageGroups) -> None:
+    """PlanMismatchError if a stage of a later program reads a parameter that others have."""
+    pairs = zip(compiled.plan.structure.stages, compiled.graphs, strict=True)
+    for stage, graph in pairs:
+        for name in _read(graph):
+            holders, _ = groups.storage[name]
+            if stage.first_rank not in holders:
+                raise PlanMismatchError(
+                    f"this call of the model reads parameter {name} in the stage that begins with "
+                    f"{stage.start or 'the model'!r}, and it is stored on the ranks from "
+                    f"{holders[0]} on: cut the model (cuts=) where all its calls can be cut"
+                )
+
+
+def _read(graph: Graph) -> list[str]:
+    """The parameters that a graph reads."""
+    read = {ref.node for node in graph.nodes for ref in node.inputs}
+    return [node.target for node in graph.with_role(Role.PARAM) if node.index in read]
+
+
+def bound_step(
+    compiled: Compiled, groups: AllGroups | None, world: World, backend: str, meter: Meter
+) -> Step:
+    """The step of this rank, as `backend` runs it. A collective call."""
+    traced = compiled.traced
+    cut = frozenset(f"detached:{i}" for i, leaf in enumerate(traced.outputs) if leaf.is_cut)
+    if compiled.plan.structure.stages:
+        assert groups is None or isinstance(groups, StageGroups)
+        return make_step_in_stages(compiled, groups, world, backend, meter, cut)
+    assert groups is None or isinstance(groups, Groups)
+    mesh = compiled.plan.structure.mesh
+    names: Mapping[str, str] = {} if groups is None else groups.names
+    coordinate = () if groups is None else groups.coordinate
+    program = bind(compiled.program, names, mesh, coordinate, world.device)
+    graphs = runnable(program, backend, meter, world.meeting)
+    places = detached_places(traced.graph, program, groups)
+    return make_step(program, graphs, meter, places=places, cut=cut)
+
+
+def taken_in_pieces(graph: Graph, structure: Structure) -> frozenset[str]:
+    """The inputs that the step takes in the pieces that ranks are handed: none in a pipeline, whose
+    stages all look at whole ones."""
+    return frozenset() if structure.stages else input_pieces(graph, structure.mesh)

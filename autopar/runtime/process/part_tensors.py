@@ -1,0 +1,157 @@
+"""DTensors of some ranks, in a script that all ranks run: the parameters of a pipeline's stages.
+
+To torch, a rank that is not of a DTensor's mesh has nothing of it, and `full_tensor()` gives it
+nothing. A script would go on there with a norm of zero, or save an empty tensor. So what is on the
+mesh of a stage becomes replicated on all ranks, where a script or torch replicates it, and the norm
+of gradients on several meshes is that of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor.placement_types import Placement
+
+from autopar.runtime.torch_private import (
+    TorchCall,
+    cut_piece,
+    dtensor_of,
+    is_of,
+    piece_of,
+    take_over_ops,
+    take_over_whole_tensors,
+)
+
+_known: dict[DeviceMesh, DeviceMesh] = {}
+"""Meshes of some ranks, with that of all."""
+
+
+def know(meshes: Iterable[DeviceMesh], world: DeviceMesh) -> None:
+    """From now on DTensors on those of `meshes` that have some of all ranks, which are those of
+    `world`, behave as said above."""
+    if not _known:
+        take_over_whole_tensors(_replicated, _total_norm, _is_known)
+        take_over_ops({_FOUND_INF: _found_inf, **dict.fromkeys(_ON_LISTS, _by_mesh)})
+    _known.update((mesh, world) for mesh in meshes if mesh.size() < world.size())
+
+
+def is_of_some_ranks(mesh: DeviceMesh) -> bool:
+    """Whether it is one of those known, which have some of all ranks."""
+    return mesh in _known
+
+
+def _is_known(tensor: Tensor) -> bool:
+    return isinstance(tensor, DTensor) and is_of_some_ranks(tensor.device_mesh)
+
+
+_ON_LISTS = ("aten::_foreach_", "aten::_fused_ada", "aten::_fused_sgd")
+_FOUND_INF = "aten::_amp_foreach_non_finite_check_and_unscale_"
+_numbers_are_whole: list[bool] = []
+
+
+def know_numbers() -> None:
+    """From now on the number in a DTensor is that of the whole one, not of a rank's term of it."""
+    if not _numbers_are_whole:
+        take_over_ops({"aten::_local_scalar_dense": _number})
+        _numbers_are_whole.append(True)
+
+
+def _number(plain: TorchCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    (tensor,) = args
+    is_here = all(p.is_replicate() for p in tensor.placements) and not _is_known(tensor)
+    return plain(tensor) if is_here else tensor.full_tensor().item()
+
+
+def _mesh_of(tensor: Tensor) -> DeviceMesh | None:
+    return tensor.device_mesh if isinstance(tensor, DTensor) else None
+
+
+def _places_by_mesh(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Where in a list the tensors of each mesh are."""
+    found: dict[DeviceMesh | None, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        found.setdefault(_mesh_of(tensor), []).append(place)
+    return list(found.values())
+
+
+def _by_mesh(plain: TorchCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An op on lists of tensors, on those of each mesh: torch would look at the first one's."""
+    tensors: Sequence[Tensor] = args[0]
+    made: list[Any] = [None] * len(tensors)
+    for places in _places_by_mesh(tensors):
+        given = [
+            [each[k] for k in places]
+            if isinstance(each, (list, tuple)) and len(each) == len(tensors)
+            else each
+            for each in args
+        ]
+        for place, result in zip(places, plain(*given, **kwargs) or (), strict=False):
+            made[place] = result
+    return None if all(each is None for each in made) else made
+
+
+def _found_inf(plain: TorchCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """What scaled gradients of any mesh have is found on all."""
+    tensors, found, scale = args
+    for places in _places_by_mesh(tensors):
+        own = torch.zeros_like(found)
+        plain([tensors[k] for k in places], own, scale, **kwargs)
+        found.copy_(torch.maximum(found, own))
+
+
+def piece_of_rank_0(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
+    """What this rank has, as a DTensor, of `whole` as rank 0 has it. A collective call of all."""
+    if not is_of_some_ranks(mesh):
+        return distribute_tensor(whole, mesh, placements).to_local()
+    whole = whole.clone(memory_format=torch.contiguous_format)
+    dist.broadcast(whole, src=0)
+    return cut_piece(whole, mesh, placements).clone()
+
+
+def _replicated(gather: Callable[[], Tensor], tensor: DTensor) -> DTensor:
+    """All of a tensor on all ranks."""
+    mesh = _known[tensor.device_mesh]
+    whole = _Everywhere.apply(tensor, gather)
+    return DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+class _Everywhere(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: DTensor, gather: Callable[[], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.like = tensor
+        mesh, local = tensor.device_mesh, piece_of(tensor)
+        device = torch.device(mesh.device_type)
+        if is_of(mesh):
+            whole = gather().to(device).contiguous()
+            if whole.untyped_storage().data_ptr() == local.untyped_storage().data_ptr():
+                whole = whole.clone()
+        else:
+            whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        dist.broadcast(whole, src=int(mesh.mesh.flatten()[0]))
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        mesh, placements = ctx.like.device_mesh, ctx.like.placements
+        return dtensor_of(cut_piece(grad, mesh, placements), ctx.like, mesh, placements), None
+
+
+def _total_norm(norm: Callable[..., Tensor], tensors: Sequence[Tensor], norm_type: float) -> Tensor:
+    """The norm of what is on each mesh, put together; a plain tensor, equal on all ranks."""
+    groups: dict[DeviceMesh | None, list[Tensor]] = {}
+    for tensor in tensors:
+        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+        groups.setdefault(mesh, []).append(tensor)
+    found: list[Tensor] = []
+    for group in groups.values():
+        each = norm(group, norm_type)
+        found.append(each.full_tensor() if isinstance(each, DTensor) else each)
+    norms = torch.stack([each.to(found[0].device) for each in found])
+    # The "norm" of order 0 counts: what is counted on one mesh is a number already.
+    return torch.linalg.vector_norm(norms, norm_type) if norm_type else norms.sum()

@@ -1,0 +1,170 @@
+"""The process groups of a pipeline: of each stage's mesh, of the copies of tied weights, and of the
+pairs of ranks that send each other something."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.tensor import Replicate
+
+from autopar.errors import PlanError, RankError
+from autopar.ir.mesh import Mesh
+from autopar.ir.sharding import Sharding
+from autopar.plans.plan import Stage
+from autopar.runtime.process.part_tensors import know
+from autopar.runtime.process.world import Groups, ParamPlace, World, make_groups, param_placements
+from autopar.runtime.torch_private import backend_of_two, is_of, limit_waiting
+
+COPY_AXIS = "stage"
+"""The mesh axis along which a tied weight has copies."""
+
+
+_SERIAL = itertools.count()
+
+
+class PairChannels:
+    """Ways from one rank to another, one for each direction: what two ranks send each other at the
+    same time does not wait for each other. All pipelines of a process share them, one step after
+    the other."""
+
+    def __init__(self, world: World) -> None:
+        assert world.store is not None
+        self._rank, self._device = world.rank, world.device
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self._store = PrefixStore(f"autopar/channels/{attempt}/{next(_SERIAL)}", world.store)
+        self._ways: dict[tuple[int, int], Any] = {}
+        self._is_broken = False
+
+    def open(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Make what is not there yet of the ways from the first rank of each pair to the second,
+        this rank being one of them. A collective call of the two: all ranks open theirs."""
+        for source, target in sorted(set(pairs) - self._ways.keys()):
+            store = PrefixStore(f"{source}/{target}", self._store)
+            place = int(self._rank == target)
+            self._ways[source, target] = backend_of_two(store, place, self._device)
+            # A way connects at its first message, for which one rank waits for the other.
+            first = torch.zeros(1, device=self._device)
+            (self.receive(source, first) if place else self.send(target, first)).wait()
+
+    def send(self, target: int, tensor: Tensor) -> Any:
+        """Hand `tensor`, contiguous and left as it is until then, to a rank; to be waited for."""
+        self._check()
+        return self._ways[self._rank, target].send([tensor], 1, 0)
+
+    def receive(self, source: int, tensor: Tensor) -> Any:
+        """Have `tensor`, contiguous, filled by a rank; to be waited for."""
+        self._check()
+        return self._ways[source, self._rank].recv([tensor], 0, 0)
+
+    def break_off(self) -> None:
+        """A step has failed: what is under way is lost, and nothing can follow it."""
+        self._is_broken = True
+
+    def _check(self) -> None:
+        if self._is_broken:
+            raise RankError(
+                "a step of this pipeline failed half-way, and the messages between its ranks are "
+                "lost: start again from a checkpoint"
+            )
+
+
+_channels: WeakKeyDictionary[dist.ProcessGroup, PairChannels] = WeakKeyDictionary()
+"""By the default process group that they were made beside, with which they end: a way that is
+closed while others send may take the process down with it."""
+
+
+def channels_of(world: World) -> PairChannels:
+    """Those of the default process group."""
+    group = dist.group.WORLD
+    assert group is not None
+    if group not in _channels:
+        _channels[group] = PairChannels(world)
+    return _channels[group]
+
+
+@dataclass(frozen=True, slots=True)
+class StageGroups:
+    """Those of the stages, by number; stages on the same ranks have the same. `copies` has the mesh
+    of a parameter that several ranks of the pipeline hold, by their first ranks; `storage` says of
+    each parameter which they are, and how they store it."""
+
+    stages: tuple[Groups, ...]
+    first_ranks: tuple[int, ...]
+    storage: Mapping[str, tuple[tuple[int, ...], Sharding]]
+    copies: Mapping[tuple[int, ...], DeviceMesh]
+    channels: PairChannels = field(repr=False)
+
+    @property
+    def mesh(self) -> Mesh:
+        """That of every stage."""
+        return self.stages[0].mesh
+
+    def place(self, name: str) -> ParamPlace:
+        """Where a parameter lies."""
+        first_ranks, sharding = self.storage[name]
+        if len(first_ranks) == 1:
+            return self.stages[self.first_ranks.index(first_ranks[0])].stored(sharding)
+        return ParamPlace(self.copies[first_ranks], (*param_placements(sharding), Replicate()))
+
+
+def storage_in_stages(stages: Sequence[Stage]) -> dict[str, tuple[tuple[int, ...], Sharding]]:
+    """Of each parameter the first ranks of the stages that have it, and how they store it.
+    PlanError if they do so in several ways."""
+    ranks: dict[str, set[int]] = {}
+    found: dict[str, Sharding] = {}
+    for stage in stages:
+        for name, param in stage.structure.params.items():
+            ranks.setdefault(name, set()).add(stage.first_rank)
+            storage = param.choice.storage
+            if found.setdefault(name, storage) != storage:
+                raise PlanError(
+                    f"parameter {name} is tied across stages, which store it as {found[name]} and "
+                    f"as {storage}: its copies must be stored alike; plan again"
+                )
+    return {name: (tuple(sorted(ranks[name])), storage) for name, storage in found.items()}
+
+
+def make_stage_groups(stages: Sequence[Stage], world: World) -> StageGroups:
+    """The process groups of a pipeline over all ranks of `world`. A collective call."""
+    meshes = {stage.first_rank: stage.structure.mesh for stage in stages}
+    storage = storage_in_stages(stages)
+    groups = {first: make_groups(mesh, world, first) for first, mesh in sorted(meshes.items())}
+    several = sorted({ranks for ranks, _ in storage.values() if len(ranks) > 1})
+    copies = {ranks: _mesh_of_copies(ranks, meshes, world) for ranks in several}
+    firsts = tuple(stage.first_rank for stage in stages)
+    assert world.device_mesh is not None
+    meshes_of_stages = (m for g in groups.values() for m in (g.params, g.others))
+    know((*meshes_of_stages, *copies.values()), world.device_mesh)
+    at = tuple(groups[first] for first in firsts)
+    return StageGroups(at, firsts, storage, copies, channels_of(world))
+
+
+def _mesh_of_copies(
+    first_ranks: Sequence[int], meshes: Mapping[int, Mesh], world: World
+) -> DeviceMesh:
+    """The meshes that begin at `first_ranks`, side by side, in the order of `Groups.params` and
+    then from one to the next."""
+    mesh = meshes[first_ranks[0]]
+    if any(meshes[first].sizes != mesh.sizes for first in first_ranks):
+        raise PlanError("a weight is tied across stages on meshes that differ; plan again")
+    ranks = torch.stack([torch.arange(k, k + mesh.num_devices) for k in first_ranks])
+    shaped = ranks.reshape(-1, *mesh.sizes)
+    ordered = shaped.permute(tuple(reversed(range(shaped.dim())))).contiguous()
+    taken = set(mesh.names)
+    extra = next(name for k in range(len(taken) + 1) if (name := COPY_AXIS + "s" * k) not in taken)
+    names = (*reversed(mesh.names), extra)
+    made = DeviceMesh(world.device.type, ordered, mesh_dim_names=names)
+    if is_of(made):
+        for name in names:
+            limit_waiting(made.get_group(name))
+    return made

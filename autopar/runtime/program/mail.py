@@ -1,0 +1,231 @@
+"""What ranks of a pipeline send each other in a step: each tensor from the ranks that hold pieces
+of it to those of the stage that reads it, piece by piece.
+
+Messages from one rank to another come in the order in which the one sends them, which follows from
+its row of the table of actions. The other asks for them in that order, an action ahead of need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from autopar.ir.graph import Phase
+from autopar.ir.pipeline import Action, Pass
+from autopar.ir.stages import StageLink
+
+RANDOM = "the state of random numbers"
+"""What stands for a tensor's name where a stage hands on what the next one draws from, once."""
+
+Rows = tuple[tuple[Action, ...], ...]
+"""What each rank of a pipeline does, one after the other."""
+
+
+class Channels(Protocol):
+    """Ways between single ranks; `send` and `receive` return what is to be waited for."""
+
+    def break_off(self) -> None:
+        """A step has failed: what is under way is lost, and nothing can follow it."""
+        ...
+
+    def send(self, target: int, tensor: Tensor) -> Any: ...
+
+    def receive(self, source: int, tensor: Tensor) -> Any: ...
+
+
+class PeerPart(NamedTuple):
+    """What this rank exchanges with `peer`, maybe itself: `slices` of its piece of a tensor, with a
+    dim for each part."""
+
+    peer: int
+    slices: tuple[slice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """This rank's end of a link, of which it has a piece of `shape` in every microbatch; with a dim
+    for each part, that is `split`."""
+
+    link: StageLink
+    shape: tuple[int, ...]
+    split: tuple[int, ...]
+    dtype: torch.dtype
+    legs: tuple[PeerPart, ...]
+
+    def part(self, piece: Tensor, leg: PeerPart) -> Tensor:
+        """What goes one way, as a view of the piece where that is possible."""
+        return piece.reshape(self.split)[leg.slices]
+
+    def is_all(self, leg: PeerPart) -> bool:
+        """Whether the whole piece goes one way."""
+        lengths = (part.stop - part.start for part in leg.slices)
+        return prod(lengths) == prod(self.split)
+
+
+def action_of(link: StageLink, microbatch: int, *, sends: bool) -> Action:
+    """The action that sends what goes along a link, or the one that reads it."""
+    kind = Pass.FORWARD if link.phase is Phase.FORWARD else Pass.BACKWARD
+    return Action(link.source if sends else link.target, kind, microbatch)
+
+
+@dataclass(frozen=True)
+class RankLinks:
+    """The ends of all links on one rank, and which row of the table each rank is in."""
+
+    rank: int
+    row_of: Mapping[int, int]
+    outgoing: tuple[Passage, ...]
+    incoming: tuple[Passage, ...]
+
+    @property
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """Who sends whom, of this rank and another."""
+        for passages, is_out in ((self.outgoing, True), (self.incoming, False)):
+            for leg in (leg for passage in passages for leg in passage.legs):
+                if leg.peer != self.rank:
+                    yield (self.rank, leg.peer) if is_out else (leg.peer, self.rank)
+
+
+class _Message(NamedTuple):
+    link: StageLink
+    microbatch: int
+    peer: int
+
+
+@dataclass
+class Mail:
+    """The messages of one step, in which ranks do what `rows` say. `awaiting` is what is around a
+    wait of an action, for what comes along a link or else for its end, from or at a rank."""
+
+    route: RankLinks
+    channels: Channels | None
+    rows: Rows
+    device: torch.device
+    awaiting: Callable[[Action, StageLink | None, int], AbstractContextManager[None]]
+    _here: dict[tuple[StageLink, int], Tensor] = field(default_factory=dict, init=False)
+    """What this rank hands itself."""
+    _asked: dict[_Message, tuple[Any, Tensor]] = field(default_factory=dict, init=False)
+    _pieces: dict[tuple[StageLink, int], Tensor] = field(default_factory=dict, init=False)
+    _under_way: dict[int, list[tuple[int, Any, Tensor]]] = field(default_factory=dict, init=False)
+    """By whom it goes to, what is sent, with the action there that reads it."""
+
+    def __post_init__(self) -> None:
+        self._places = [{action: k for k, action in enumerate(row)} for row in self.rows]
+        passages = self.route.incoming
+        self._incoming = {(passage.link, leg.peer): (passage, leg) for passage in passages
+                          for leg in passage.legs}  # fmt: skip
+        self._orders = {
+            peer: list(self._order(peer))
+            for peer in sorted({peer for _, peer in self._incoming} - {self.route.rank})
+        }
+        self._asked_up_to = dict.fromkeys(self._orders, 0)
+
+    def _order(self, peer: int) -> Iterator[_Message]:
+        """What comes from a rank, one after the other."""
+        links = sorted(link for link, source in self._incoming if source == peer)
+        for action in self.rows[self.route.row_of[peer]]:
+            for link in links:
+                if _goes(link, action, sends=True):
+                    yield _Message(link, action.microbatch, peer)
+
+    def expect(self, action: Action) -> None:
+        """Ask for what an action needs, and what comes before it from the same ranks."""
+        for passage in _at(self.route.incoming, action, sends=False):
+            for leg in passage.legs:
+                if leg.peer != self.route.rank:
+                    self._ask(_Message(passage.link, action.microbatch, leg.peer))
+
+    def _ask(self, wanted: _Message) -> None:
+        order = self._orders[wanted.peer]
+        while wanted not in self._asked:
+            message = order[self._asked_up_to[wanted.peer]]
+            self._asked_up_to[wanted.peer] += 1
+            passage, leg = self._incoming[message.link, message.peer]
+            if passage.is_all(leg):
+                buffer = torch.empty(passage.shape, dtype=passage.dtype, device=self.device)
+            else:
+                lengths = [part.stop - part.start for part in leg.slices]
+                buffer = torch.empty(lengths, dtype=passage.dtype, device=self.device)
+            assert self.channels is not None
+            self._asked[message] = self.channels.receive(message.peer, buffer), buffer
+
+    def take(self, action: Action) -> dict[str, Tensor]:
+        """What an action needs of other stages, by name, once it has come."""
+        self.expect(action)
+        found: dict[str, Tensor] = {}
+        for passage in _at(self.route.incoming, action, sends=False):
+            piece: Tensor | None = None
+            for leg in passage.legs:
+                part = self._received(passage, leg, action.microbatch)
+                if passage.is_all(leg):
+                    piece = part.reshape(passage.shape)
+                    break
+                if piece is None:
+                    piece = torch.empty(passage.shape, dtype=passage.dtype, device=self.device)
+                piece.view(passage.split)[leg.slices] = part
+            assert piece is not None
+            found[passage.link.name] = piece
+        return found
+
+    def _received(self, passage: Passage, leg: PeerPart, microbatch: int) -> Tensor:
+        link = passage.link
+        if leg.peer == self.route.rank:
+            return self._here.pop((link, microbatch))
+        message = _Message(link, microbatch, leg.peer)
+        work, buffer = self._asked.pop(message)
+        with self.awaiting(action_of(link, microbatch, sends=False), link, leg.peer):
+            work.wait()
+        places = self._places[self.route.row_of[leg.peer]]
+        self._release(leg.peer, places[action_of(link, microbatch, sends=True)])
+        return buffer
+
+    def _release(self, peer: int, done: int) -> None:
+        """Let go of what a rank has read: all for its actions up to the one at `done`."""
+        rest: list[tuple[int, Any, Tensor]] = []
+        for read_at, work, tensor in self._under_way.pop(peer, []):
+            if read_at <= done:
+                work.wait()
+            else:
+                rest.append((read_at, work, tensor))
+        if rest:
+            self._under_way[peer] = rest
+
+    def give(self, action: Action, sent: Mapping[StageLink, Tensor]) -> None:
+        """Hand on what an action has made for other stages."""
+        for passage in _at(self.route.outgoing, action, sends=True):
+            for leg in passage.legs:
+                part = passage.part(sent[passage.link], leg).contiguous()
+                if leg.peer == self.route.rank:
+                    self._here[passage.link, action.microbatch] = part
+                    continue
+                read = action_of(passage.link, action.microbatch, sends=False)
+                read_at = self._places[self.route.row_of[leg.peer]][read]
+                assert self.channels is not None
+                work = self.channels.send(leg.peer, part)
+                known = self._under_way.get(leg.peer, [])
+                self._under_way[leg.peer] = [each for each in known if not each[1].is_completed()]
+                self._under_way.setdefault(leg.peer, []).append((read_at, work, part))
+
+    def finish(self) -> None:
+        """Wait until all that was sent has come."""
+        for peer, under_way in sorted(self._under_way.items()):
+            for read_at, work, _ in under_way:
+                with self.awaiting(self.rows[self.route.row_of[peer]][read_at], None, peer):
+                    work.wait()
+        self._under_way.clear()
+
+
+def _goes(link: StageLink, action: Action, *, sends: bool) -> bool:
+    """Whether an action sends, or reads, along a link."""
+    is_one = link.name != RANDOM or not action.microbatch
+    return is_one and action_of(link, action.microbatch, sends=sends) == action
+
+
+def _at(passages: Sequence[Passage], action: Action, *, sends: bool) -> list[Passage]:
+    return [passage for passage in passages if _goes(passage.link, action, sends=sends)]

@@ -1,0 +1,335 @@
+"""The step of a pipeline on one rank: its stages' turns in the order of its row of the table.
+
+What the stages make is shared in the end: the losses, and what else leaves the step whole, go from
+their stage to all ranks; a tied weight's copies add up what each has as its gradient. Of what stays
+where it is, outputs in shards and gradients, a rank of another stage has an empty tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autopar.ir.pipeline import Action, Pass
+from autopar.ir.stages import StageLink
+from autopar.runtime.process.meeting import Meeting
+from autopar.runtime.program.function import Step
+from autopar.runtime.program.mail import RANDOM, Channels, Mail, RankLinks, Rows
+from autopar.runtime.program.program import Program
+from autopar.runtime.program.random import DefaultRandom
+from autopar.runtime.program.turns import (
+    Around,
+    Graphs,
+    TensorValues,
+    TurnNames,
+    TurnRun,
+    Turns,
+    at_once,
+)
+
+
+class Leaving(NamedTuple):
+    """A result of the step or a gradient, by its name in `Program`. `source` is the rank that the
+    others have it from; where that is None, ranks without it have nothing of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    source: int | None = None
+
+    def empty(self) -> Tensor:
+        """What a rank has that has nothing of it."""
+        return torch.empty(0, dtype=self.dtype, device=self.device)
+
+    def blank(self) -> Tensor:
+        """Memory for all of it."""
+        return torch.empty(self.shape, dtype=self.dtype, device=self.device)
+
+
+class CopiedGradient(NamedTuple):
+    """The gradient of a tied weight, of which this rank has a piece of `shape`: each process of
+    `group` has the terms of its stages."""
+
+    group: dist.ProcessGroup
+    shape: tuple[int, ...]
+
+
+class RandomTurns(NamedTuple):
+    """Stages that draw random numbers, in their order, each with the link by which it hands on what
+    the next one draws from; `source` is the rank that all others have the last state from."""
+
+    stages: tuple[int, ...]
+    links: tuple[StageLink, ...]
+    source: int
+
+
+@dataclass(frozen=True)
+class RankOfLine:
+    """A pipeline as one rank knows it. `programs` and `graphs` are those of its stages, bound;
+    `inputs` are those of all stages; `copies` says of what gradients this rank has one of several
+    terms."""
+
+    rows: Rows
+    row: int
+    route: RankLinks
+    channels: Channels | None
+    programs: Mapping[int, Program]
+    graphs: Mapping[int, Graphs]
+    inputs: tuple[str, ...]
+    results: tuple[Leaving, ...]
+    gradients: tuple[Leaving, ...]
+    copies: Mapping[str, CopiedGradient]
+    random: RandomTurns | None
+    tangent_dtypes: Mapping[str, str]
+    is_proportional: bool
+    device: torch.device
+    meeting: Meeting | None = None
+
+    @property
+    def names(self) -> TurnNames:
+        """What a step takes and makes here."""
+        return TurnNames(
+            self.inputs,
+            tuple(each.name for each in self.results),
+            tuple(each.name for each in self.gradients),
+            self.tangent_dtypes,
+            self.is_proportional,
+            self.random is not None,
+        )
+
+
+class _Pass:
+    """One way through the table, or through its forwards, or its backwards alone."""
+
+    def __init__(
+        self, line: RankOfLine, given: Mapping[str, Any], tangents: Mapping[str, Any] | None
+    ) -> None:
+        self.line = line
+        self.random = DefaultRandom(line.device)
+        self.draws = True
+        """Whether graphs may draw random numbers: those of backward do not."""
+        self.states: dict[int, Tensor] = {}
+        """What each stage that draws starts from, and behind the last one what it ends with."""
+        if line.random is not None:
+            self.states[line.random.stages[0]] = self.random.now()
+        values = TensorValues(line.device)
+        self.runs = {
+            stage: TurnRun(
+                program, line.graphs[stage], values, given, tangents, self._around(stage)
+            )
+            for stage, program in line.programs.items()
+        }
+
+    def do(self, kinds: Sequence[Pass]) -> None:
+        """All actions of these kinds."""
+        line = self.line
+        self.draws = Pass.FORWARD in kinds
+        rows = tuple(tuple(a for a in row if a.kind in kinds) for row in line.rows)
+        mail = Mail(line.route, line.channels, rows, line.device, self._awaiting)
+        own = rows[line.row]
+        try:
+            for place, action in enumerate(own):
+                for each in own[place : place + 2]:
+                    mail.expect(each)
+                self._act(mail, action)
+            mail.finish()
+        except BaseException:
+            if line.channels is not None:
+                line.channels.break_off()
+            raise
+
+    def _act(self, mail: Mail, action: Action) -> None:
+        stage, kind, microbatch = action
+        run = self.runs[stage]
+        received = mail.take(action)
+        if RANDOM in received:
+            self.states[stage] = received.pop(RANDOM).cpu()
+        # In one place, where it is let go once it is read.
+        named = {f"received:{name}": received.pop(name) for name in list(received)}
+        does = {Pass.FORWARD: run.forward, Pass.BACKWARD: run.backward}[kind]
+        sent = does(microbatch, named) if kind is Pass.FORWARD or run.has_backward else {}
+        going = {p.link: p.link.name for p in mail.route.outgoing if p.link.source == stage}
+        pieces = {
+            link: sent[key] for link, name in going.items()
+            if (key := f"sent:{link.target}:{name}") in sent
+        }  # fmt: skip
+        for link in going:
+            if link.name == RANDOM and kind is Pass.FORWARD and not microbatch:
+                pieces[link] = self.states[link.target].to(self.line.device)
+        mail.give(action, pieces)
+
+    def _around(self, stage: int) -> Around:
+        """What is around the graphs of a stage: each turn draws what the whole batch would, from
+        where the stage before it was after a turn."""
+        random = self.line.random
+        if random is None or stage not in random.stages:
+            return at_once
+        behind = (*random.stages[1:], -1)[random.stages.index(stage)]
+
+        @contextmanager
+        def inside(_: bool) -> Generator[None]:
+            if not self.draws:
+                yield
+                return
+            with self.random.replayed(self.states[stage]):
+                yield
+                self.states.setdefault(behind, self.random.now())
+
+        return inside
+
+    def _awaiting(
+        self, action: Action, link: StageLink | None, peer: int
+    ) -> AbstractContextManager[None]:
+        meeting, words = self.line.meeting, {Pass.FORWARD: "forward", Pass.BACKWARD: "backward"}
+        if meeting is None:
+            return nullcontext()
+        phase = f"{words[action.kind]} of microbatch {action.microbatch} in stage {action.stage}"
+        if link is None:
+            return meeting.awaiting("end of the step", f"rank {peer} to read the {phase}")
+        return meeting.awaiting(phase, f"{link.name} of stage {link.source} from rank {peer}")
+
+    def results(self) -> dict[str, Any]:
+        """Those of all stages, and random numbers go on from where the last of them is. A
+        collective call."""
+        made = {name: x for run in self.runs.values() for name, x in run.results.items()}
+        with self._sharing():
+            found = {each.name: self._shared(each, made.get(each.name))
+                     for each in self.line.results}  # fmt: skip
+            if self.line.random is not None:
+                state = self.states.get(-1, self.random.now()).to(self.line.device)
+                self._broadcast(state, self.line.random.source)
+                self.random.go_on_from(state.cpu())
+        return found
+
+    def gradients(self) -> dict[str, Any]:
+        """Those of this rank's parameters. A collective call."""
+        found: dict[str, Tensor] = {}
+        for run in self.runs.values():
+            for name, gradient in run.gradients.items():
+                found[name] = found[name] + gradient if name in found else gradient
+        with self._sharing():
+            for each in self.line.gradients:
+                copied = self.line.copies.get(each.name)
+                if copied is not None:
+                    zeros = torch.zeros(copied.shape, dtype=each.dtype, device=each.device)
+                    own = found.setdefault(each.name, zeros)
+                    on_device = own.to(self.line.device)  # of a parameter that lives on the host
+                    dist.all_reduce(on_device, group=copied.group)
+                    own.copy_(on_device)
+        return {
+            each.name: found[each.name] if each.name in found else each.empty()
+            for each in self.line.gradients
+        }
+
+    def _sharing(self) -> AbstractContextManager[None]:
+        meeting = self.line.meeting
+        return (
+            meeting.awaiting("end of the step", "what all stages share")
+            if meeting
+            else (nullcontext())
+        )
+
+    def _shared(self, each: Leaving, made: Tensor | None) -> Tensor:
+        if each.source is None:
+            return each.empty() if made is None else made
+        value = each.blank() if made is None else made.contiguous()
+        self._broadcast(value, each.source)
+        return value
+
+    def _broadcast(self, value: Tensor, source: int) -> None:
+        if self.line.meeting is not None:
+            dist.broadcast(value, src=source)
+
+
+def make_pipelined_step(line: RankOfLine, timed: Callable[[str, Any], Any], **shown: Any) -> Step:
+    """The step of a pipeline, whose passes are `timed`; `shown` is what `Step` says of results."""
+    names = line.names
+    has_backward = bool(line.gradients)
+    microbatches = max(program.turns for program in line.programs.values())
+    if microbatches > 1 and has_backward:
+        turns = Turns(names, lambda given, tangents: run_line(line, given, tangents), line.device)
+        return Step(
+            forward=timed("forward", turns.forward),
+            backward=timed("backward", turns.backward),
+            inference=timed("forward", turns.inference),
+            forward_inputs=names.inputs,
+            forward_outputs=names.results + turns.saved,
+            backward_inputs=(*turns.saved, *turns.tangents),
+            backward_outputs=names.gradients,
+            **shown,
+        )
+    once = _Once(line)
+    return Step(
+        forward=timed("forward", once.forward),
+        backward=timed("backward", once.backward) if has_backward else None,
+        inference=timed("forward", once.inference),
+        forward_inputs=names.inputs,
+        forward_outputs=names.results + once.saved,
+        backward_inputs=(*once.saved, *line.tangent_dtypes),
+        backward_outputs=names.gradients,
+        **shown,
+    )
+
+
+def run_line(
+    line: RankOfLine, given: Mapping[str, Any], tangents: Mapping[str, Any] | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(results, gradients) of a step in microbatches."""
+    found = _Pass(line, given, tangents)
+    found.do([Pass.FORWARD] if tangents is None else [Pass.FORWARD, Pass.BACKWARD])
+    return found.results(), {} if tangents is None else found.gradients()
+
+
+class _Once:
+    """A step of one microbatch, whose backward waits for the gradients that it is given."""
+
+    def __init__(self, line: RankOfLine) -> None:
+        self.line = line
+        self._saved = [
+            (stage, name)
+            for stage, program in line.programs.items()
+            for name in program.forward_outputs
+            if name.startswith("saved:") and line.gradients
+        ]
+        self.saved = tuple(f"saved:{stage}:{name}" for stage, name in self._saved)
+
+    def inference(self, inputs: list[Any]) -> list[Tensor]:
+        """The results alone."""
+        given = dict(zip(self.line.inputs, inputs, strict=True))
+        inputs.clear()
+        results, _ = run_line(self.line, given, None)
+        return [results[each.name] for each in self.line.results]
+
+    def forward(self, inputs: list[Any]) -> list[Tensor]:
+        """The results, then what is `saved`."""
+        given = dict(zip(self.line.inputs, inputs, strict=True))
+        inputs.clear()
+        # Backward has gradients of its own: these say that there is to be one.
+        found = _Pass(self.line, given, {})
+        found.do([Pass.FORWARD])
+        results = found.results()
+        saved = [found.runs[stage].saved[0][name] for stage, name in self._saved]
+        return [*(results[each.name] for each in self.line.results), *saved]
+
+    def backward(self, inputs: list[Any]) -> list[Tensor]:
+        """The gradients, of what comes in behind what is saved."""
+        num = len(self._saved)
+        saved, given = inputs[:num], inputs[num:]
+        inputs.clear()
+        tangents = dict(zip(self.line.tangent_dtypes, given, strict=True))
+        found = _Pass(self.line, {}, tangents)
+        for run in found.runs.values():
+            run.saved[0] = {}
+        for (stage, name), value in zip(self._saved, saved, strict=True):
+            found.runs[stage].saved[0][name] = value
+        saved.clear()
+        found.do([Pass.BACKWARD])
+        gradients = found.gradients()
+        return [gradients[each.name] for each in self.line.gradients]

@@ -1,0 +1,110 @@
+"""What the processes of `test_stages.py` do with stages of any sizes under any plans."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+import autopar
+from autopar.ir.fingerprint import fingerprint
+from autopar.ir.graph import Role
+from autopar.ir.microbatches import in_microbatches
+from autopar.ir.segments import segments
+from autopar.ir.stages import cut_at, in_stages
+from autopar.plans.compatibility import describe_inputs
+from autopar.plans.plan import MeshAxis, PipelineSchedule, Plan, Stage, Structure
+from autopar.runtime.torch_private import flatten
+from autopar.tracer import trace
+from tests.codegen.meshes import mesh
+from tests.codegen.random_plans import random_plan
+from tests.runtime.workers import adamw, distance, gpt2, llama, slow_devices, train
+from tests.zoo.cases import build
+
+
+def stage_plan(
+    model: nn.Module, inputs: dict[str, Any], sizes: Sequence[int], turns: int, seed: int,
+    schedule: str = "1f1b",
+) -> Plan:  # fmt: skip
+    """Random decisions for as many stages as there are `sizes`, the devices of each, cut at
+    modules; a weight that is tied is stored alike."""
+    traced = trace(model, (), inputs)
+    graph = in_microbatches(traced.graph, turns)
+    parts = segments(graph)
+    step = max(1, len(parts) // len(sizes))
+    starts = [parts[k * step].module for k in range(1, len(sizes))]
+    stages: list[Stage] = []
+    stored: dict[str, str] = {}
+    graphs = in_stages(graph, [cut_at(graph, start) for start in starts])
+    firsts = [0, *accumulate(sizes)]
+    for k, (each, size) in enumerate(zip(graphs, sizes, strict=True)):
+        pins = {n.key: stored[n.target] for n in each.with_role(Role.PARAM) if n.target in stored}
+        found = random_plan(each, mesh(*[size][: size > 1]), seed + k, pins, turns).structure
+        stored |= {name: str(p.choice) for name, p in found.params.items()}
+        stages.append(Stage(["", *starts][k], firsts[k], found))
+    cluster = f"{sum(sizes)}xcpu"
+    whole = random_plan(traced.graph, mesh(), seed)
+    structure = Structure(
+        model=traced.graph.name, fingerprint=fingerprint(traced.graph), cluster=cluster,
+        axes=(MeshAxis("stage", len(sizes)),), optimizer="sgd",
+        inputs=describe_inputs(traced.graph),
+        params={}, ops={}, outputs={}, routes={}, stages=tuple(stages),
+        schedule=PipelineSchedule(schedule, turns),
+    )  # fmt: skip
+    none = whole.estimates
+    estimates = msgspec.structs.replace(none, stages=(none,) * len(stages))
+    return msgspec.structs.replace(whole, structure=structure, estimates=estimates)
+
+
+def any_plan(name: str, sizes: Sequence[int], turns: int, seed: int, schedule: str) -> float:
+    """How far a model of the zoo is from eager, in float64."""
+    model, inputs = build(name)
+    ours = copy.deepcopy(model)
+    plan = stage_plan(model, inputs, sizes, turns, seed, schedule)
+    ours = autopar.compile(ours, plan=plan)
+    worst = 0.0
+    for _ in range(2):
+        losses = []
+        for each in (ours, model):
+            leaves = [x for x in flatten(dict(each(**inputs)))[0] if isinstance(x, Tensor)]
+            losses.append(sum(x for x in leaves if not x.dim() and x.requires_grad))
+            losses[-1].backward()
+        worst = max(worst, distance(losses[0], losses[1].detach()))
+    for (_, a), (_, b) in zip(ours.named_buffers(), model.named_buffers(), strict=True):
+        worst = max(worst, float((a - b).abs().max()) if a.numel() else 0.0)
+    for p, q in zip(ours.parameters(), model.parameters(), strict=True):
+        if q.grad is not None:
+            scale = max(float(q.grad.abs().max()), 1e-6)
+            worst = max(worst, float((p.grad.full_tensor() - q.grad).abs().max()) / scale)
+    return worst
+
+
+def four() -> dict[str, Any]:
+    """Stages of two processes, four stages, and stages of any sizes under any plan."""
+    torch.set_num_threads(1)
+    how = {"cluster": slow_devices(4), "microbatches": 4}
+    return {
+        "gpt2": train(gpt2, adamw, 4, **how, stages=2, strategy="fsdp"),
+        "llama": train(lambda: llama(4), adamw, 4, **how, stages=4),
+        "llama by tensors": train(llama, adamw, 4, **how, stages=2, strategy="megatron"),
+        "any": {
+            f"{name} {sizes} {schedule} {turns}": any_plan(name, sizes, turns, seed, schedule)
+            for seed, (name, sizes, turns, schedule) in enumerate(ANY)
+        },
+    }
+
+
+ANY = (
+    ("llama", (1, 2, 1), 2, "1f1b"),
+    ("llama", (3, 1), 2, "gpipe"),
+    ("gpt2", (2, 2), 4, "1f1b"),
+    ("t5", (2, 2), 2, "gpipe"),
+    ("mixtral", (2, 2), 1, "1f1b"),
+    ("resnet", (2, 2), 1, "1f1b"),
+    ("gemma", (1, 1, 1, 1), 2, "1f1b"),
+)

@@ -1,0 +1,194 @@
+"""Ranks of a pipeline as threads, each with one stage or several: what they make of messages that
+come in the order of their senders."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from queue import Queue
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch import Tensor
+
+from autopar.codegen import generate
+from autopar.compile import Compiled
+from autopar.driver.stage_binding import StageBinder
+from autopar.ir.graph import Graph
+from autopar.ir.microbatches import in_microbatches
+from autopar.ir.segments import segments
+from autopar.ir.stages import in_stages
+from autopar.plans.plan import PipelineSchedule, Plan, Stage
+from autopar.runtime.process.world import World
+from autopar.runtime.program import mail, pipelined
+from autopar.runtime.program.meter import Meter
+from tests.codegen.meshes import mesh
+from tests.codegen.random_plans import random_plan
+from tests.zoo.cases import ZooCase, trained
+
+TOLERANCE = 1e-9
+
+
+class Sent:
+    """What a message waits for: that it has come."""
+
+    def __init__(self, wait: Any) -> None:
+        self.wait = wait
+
+    def is_completed(self) -> bool:
+        return False
+
+
+class Queues:
+    """Ways between threads; a message is copied when it is received, as late as may be."""
+
+    def __init__(self) -> None:
+        self.ways: dict[tuple[int, int], Queue[Tensor]] = {}
+        self.lock = threading.Lock()
+
+    def way(self, source: int, target: int) -> Queue[Tensor]:
+        with self.lock:
+            return self.ways.setdefault((source, target), Queue())
+
+    def of(self, rank: int) -> Any:
+        queues = self
+
+        class Ours:
+            def send(self, target: int, tensor: Tensor) -> Sent:
+                queues.way(rank, target).put(tensor)
+                return Sent(lambda: None)
+
+            def break_off(self) -> None: ...
+
+            def receive(self, source: int, tensor: Tensor) -> Sent:
+                # In the order of asking, as a backend has it.
+                mine = threading.Event()
+                pending = queues.pending.setdefault((source, rank), [])
+                pending.append((mine, tensor))
+
+                def wait() -> None:
+                    while not mine.is_set():
+                        event, into = pending.pop(0)
+                        got = queues.way(source, rank).get(timeout=20)
+                        into.view(-1).copy_(got.reshape(-1))
+                        event.set()
+
+                return Sent(wait)
+
+        return Ours()
+
+    pending: dict[tuple[int, int], list[tuple[threading.Event, Tensor]]]
+
+
+def compiled_in(
+    found: ZooCase, starts: Sequence[int], turns: int, schedule: str, chunks: int
+) -> Compiled:
+    traced = found.traced
+    graphs = in_stages(in_microbatches(traced.graph, turns), starts)
+    ranks = len(graphs) // chunks
+    plans = [random_plan(graph, mesh(), 0, microbatches=turns) for graph in graphs]
+    programs = tuple(
+        generate(traced.gm, traced.graph, plan, graph)
+        for plan, graph in zip(plans, graphs, strict=True)
+    )
+    stages = tuple(Stage("", k % ranks, plan.structure) for k, plan in enumerate(plans))
+    whole = plans[0]
+    structure = msgspec.structs.replace(
+        whole.structure, stages=stages, schedule=PipelineSchedule(schedule, turns, chunks)
+    )
+    plan: Plan = msgspec.structs.replace(whole, structure=structure)
+    return Compiled(traced, plan, programs, graphs)
+
+
+def run_threads(name: str, turns: int, schedule: str, count: int, chunks: int = 1) -> None:
+    """A model of the zoo in stages on threads computes what eager computes."""
+    found = trained(name)
+    graph: Graph = in_microbatches(found.traced.graph, turns)
+    parts = segments(graph)
+    starts = [parts[k * len(parts) // count].start for k in range(1, count)]
+    compiled = compiled_in(found, starts, turns, schedule, chunks)
+    queues = Queues()
+    queues.pending = {}
+    ranks = count // chunks
+    made: list[Any] = [None] * ranks
+
+    device = torch.device("cpu")
+    lines: list[pipelined.RankOfLine] = []
+    for rank in range(ranks):
+        world = World(rank, ranks, ranks, device)
+        line = StageBinder(compiled, None, world, "eager", Meter(device)).line()
+        lines.append(replace(line, channels=queues.of(rank)))
+
+    def work(rank: int) -> None:
+        line = lines[rank]
+        given = {n: found.tensors[n] for n in line.inputs}
+        tangents = {n: torch.ones((), dtype=torch.float64) for n in line.tangent_dtypes}
+        try:
+            with torch.no_grad():
+                made[rank] = pipelined.run_line(line, given, tangents)
+        except Exception as error:  # told by `check`
+            made[rank] = error
+
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    check(found, made)
+
+
+def check(found: ZooCase, made: Sequence[Any]) -> None:
+    gradients: dict[str, Tensor] = {}
+    losses: dict[str, Tensor] = {}
+    for each in made:
+        assert not isinstance(each, Exception) and each is not None, each
+        results, terms = each
+        losses |= {n: x for n, x in results.items() if n in found.outputs and n.startswith("loss")}
+        for name, term in terms.items():
+            if term.numel():
+                known = gradients.get(name.partition(":")[2])
+                gradients[name.partition(":")[2]] = term if known is None else known + term
+    assert losses
+    for name, expected in found.gradients.items():
+        close(gradients[name], expected, name)
+
+
+def close(ours: Tensor, theirs: Tensor, name: str) -> None:
+    scale = max(float(theirs.abs().max()), 1e-6)
+    assert float((ours - theirs).abs().max()) <= TOLERANCE * scale, name
+
+
+@pytest.mark.parametrize(
+    ("name", "turns", "schedule", "count", "chunks"),
+    [
+        ("llama", 4, "1f1b", 3, 1),
+        ("gpt2", 4, "gpipe", 2, 1),
+        ("t5", 4, "1f1b", 3, 1),
+        ("llama", 4, "interleaved", 4, 2),
+        ("resnet", 1, "1f1b", 3, 1),
+        ("unet", 2, "1f1b", 3, 1),
+    ],
+)
+def test_ranks_compute_together(
+    name: str, turns: int, schedule: str, count: int, chunks: int
+) -> None:
+    run_threads(name, turns, schedule, count, chunks)
+
+
+def test_sent_tensors_are_let_go_while_the_step_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 0
+    give = mail.Mail.give
+
+    def counted(self: mail.Mail, *given: Any) -> None:
+        nonlocal most
+        give(self, *given)
+        most = max(most, sum(map(len, self._under_way.values())))
+
+    monkeypatch.setattr(mail.Mail, "give", counted)
+    run_threads("llama", 4, "1f1b", 2)
+    one_f_one_b, most = most, 0
+    run_threads("llama", 4, "gpipe", 2)
+    assert one_f_one_b < most

@@ -1,0 +1,97 @@
+"""A script trains as ever while its model works in the stages of a pipeline, as eager does: what
+processes do with parameters of which each has those of its stages, and what they are told of a
+rank that is lost."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, cast
+
+import pytest
+
+from tests.runtime.spawn import spawn
+from tests.runtime.stage_failure_workers import TIMEOUT_S
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+TOLERANCE = 2e-5
+EXIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def two() -> list[Any]:
+    return spawn("tests.runtime.stage_workers.two", 2)
+
+
+@pytest.fixture(scope="module")
+def four() -> list[Any]:
+    return spawn("tests.runtime.stage_plan_workers.four", 4)
+
+
+def test_ten_steps_of_a_script(two: list[Any]) -> None:
+    for rank in two:
+        seen = {name: value for name, value in rank["script"].items() if name != "told"}
+        assert max(seen.values()) < TOLERANCE, seen
+    (told,) = two[0]["script"]["told"]  # Rank 0 plans.
+    assert "the gradient of output 1 comes from the script" in told
+
+
+def test_several_stages_on_each_rank(two: list[Any]) -> None:
+    check_training(two, "interleaved")
+
+
+@pytest.mark.parametrize(
+    "what",
+    ["dropout", "optimizers", "checkpoints", "files", "many at once", "frozen", "random"],
+)
+def test_what_scripts_do(two: list[Any], what: str) -> None:
+    for rank in two:
+        assert rank[what] and max(rank[what].values()) < TOLERANCE, rank[what]
+
+
+def test_parameters_gradients_and_outputs_in_a_script(two: list[Any]) -> None:
+    for rank in two:
+        seen = rank["scripts"]
+        assert seen.pop("not here") > 5
+        assert max(seen.values()) < TOLERANCE, seen
+
+
+def check_training(ranks: list[Any], case: str) -> None:
+    for rank in ranks:
+        seen = rank[case]
+        assert max(seen[name] for name in ("loss", "grad", "norm", "param")) < TOLERANCE, seen
+        assert seen["same objects"] and seen["same names"] and seen["tied"]
+
+
+@pytest.mark.parametrize("case", ["gpt2", "llama", "llama by tensors"])
+def test_stages_of_two_processes_and_four_stages(four: list[Any], case: str) -> None:
+    check_training(four, case)
+    assert case == "llama" or all(rank[case]["sharded"] > 5 for rank in four)
+
+
+def test_stages_of_any_sizes_under_any_plans(four: list[Any]) -> None:
+    for rank in four:
+        assert len(rank["any"]) == 7
+        assert max(rank["any"].values()) < 1e-6, rank["any"]
+
+
+WAITED = (
+    r"RankError: rank 0 waited in the backward of microbatch 1 in stage 0 of call 2, for \S+ of "
+    r"stage 1 from rank 1, and rank 1 "
+)
+HERE = r"stage_failure_workers\.py:\d+ in "
+
+
+@pytest.mark.parametrize(
+    ("case", "told"),
+    [
+        ("killed", "does not answer: it was killed, or cannot be reached"),
+        ("raising", rf"has ended with ValueError: no such file \(at {HERE}fail\)"),
+        ("asleep", rf"is at {HERE}<lambda>"),
+    ],
+)
+def test_a_rank_that_is_lost_is_named_with_its_stage(case: str, told: str) -> None:
+    found = spawn(f"tests.runtime.stage_failure_workers.{case}", 2, timeout_s=60, lost=(1,))[0]
+    text, seconds = cast("tuple[str, float]", found)
+    assert re.fullmatch(WAITED + told, text)
+    assert seconds < TIMEOUT_S + EXIT_S
