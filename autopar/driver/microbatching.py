@@ -59,7 +59,7 @@ def dividing(options: Options, graph: Graph) -> Options:
     """`options` for another call of a model that was planned with them: in as many microbatches as
     divide its batch, or as many as are best where it cannot be divided at all, which is told."""
     asked = options.microbatches
-    if asked is None or not trains(graph):
+    if asked is None or not (trains(graph) or options.is_staged):
         return options
     sizes = [graph.atoms[atom].size for atom in sorted(batch_atoms(graph))]
     count = next(n for n in range(asked, 0, -1) if all(size % n == 0 for size in sizes))

@@ -194,10 +194,8 @@ def take_over_whole_tensors(
 ) -> None:
     """From now on a DTensor that `concerns` is true of is `whole` where it is to be replicated, as
     in `full_tensor`, and `norm` is the norm of gradients among which there are some; both are given
-    what torch would make. Gradients on different meshes are clipped apart."""
+    what torch would make."""
     plain, plain_norm = DTensor.redistribute, clip_grad._get_total_norm
-    module: Any = clip_grad
-    plain_groups = module._group_tensors_by_device_and_dtype
 
     @wraps(plain)
     def redistribute(
@@ -224,29 +222,10 @@ def take_over_whole_tensors(
         if not any(map(concerns, given)):
             return plain_norm(given, norm_type, error_if_nonfinite, foreach)
         found = norm(plain_norm, given, float(norm_type))
-        if error_if_nonfinite and not found.isfinite():
-            raise RuntimeError(
-                f"The total norm of order {norm_type} for gradients from `parameters` is "
-                "non-finite, so it cannot be clipped. To disable this error and scale the "
-                "gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
-            )
+        if error_if_nonfinite:
+            plain_norm([found], norm_type, error_if_nonfinite)  # in torch's own words
         return found
 
-    def groups(given: list[list[Tensor]], *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        """By device, and by dtype and mesh."""
-        if not any(map(concerns, given[0])):
-            return plain_groups(given, *args, **kwargs)
-        found: dict[Any, Any] = {}
-        by_mesh: dict[Any, list[Tensor]] = {}
-        for tensor in given[0]:
-            mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
-            by_mesh.setdefault(mesh, []).append(tensor)
-        for mesh, tensors in by_mesh.items():
-            for (device, dtype), group in plain_groups([tensors], *args, **kwargs).items():
-                found[device, (dtype, mesh)] = group
-        return found
-
-    module._group_tensors_by_device_and_dtype = groups
     DTensor.redistribute = redistribute
     clip_grad._get_total_norm = nn.utils.get_total_norm = total_norm
 

@@ -169,6 +169,37 @@ def frozen_and_made_again() -> dict[str, float]:
     return found
 
 
+class Telling(nn.Module):
+    """Returns a number beside the loss, which has no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        h = self.layers[1](self.layers[0](x))
+        return {"loss": ((h - y) ** 2).mean(), "size": h.detach().abs().mean()}
+
+
+def other_calls() -> dict[str, float]:
+    """Evaluation of batches that microbatches do not divide, and a number from the last stage."""
+    plain = llama()
+    model = staged(copy.deepcopy(plain), microbatches=4)
+    model(**batch(0)).loss.backward()
+    found = {}
+    with torch.no_grad():
+        for size in (8, 5, 3):
+            given = {name: x[:size] for name, x in batch(1).items()}
+            found[f"loss of {size}"] = distance(model(**given).loss, plain(**given).loss)
+    telling = Telling()
+    made = staged(copy.deepcopy(telling), cuts="layers.1", microbatches=1)(*points())
+    expected = telling(*points())
+    assert made["size"].shape == ()
+    found["number"] = distance(whole_of(made["size"]), expected["size"])
+    return found | {"beside it": distance(made["loss"], expected["loss"])}
+
+
 class Skipping(nn.Module):
     """Dropout in every stage, and a tensor that skips two: the state of random numbers comes among
     others from the same rank."""
@@ -303,8 +334,9 @@ def two() -> dict[str, Any]:
         "optimizers": optimizers(),
         "checkpoints": checkpoints(),
         "files": from_files(),
-        "many at once": gradients_of_several_stages(),
+        "many_at_once": gradients_of_several_stages(),
         "frozen": frozen_and_made_again(),
         "random": random_numbers_among_others(),
+        "other_calls": other_calls(),
     }  # fmt: skip
     return found

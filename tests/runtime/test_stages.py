@@ -42,7 +42,16 @@ def test_several_stages_on_each_rank(two: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     "what",
-    ["dropout", "optimizers", "checkpoints", "files", "many at once", "frozen", "random"],
+    [
+        "dropout",
+        "optimizers",
+        "checkpoints",
+        "files",
+        "many at once",
+        "frozen",
+        "random",
+        "other calls",
+    ],
 )
 def test_what_scripts_do(two: list[Any], what: str) -> None:
     for rank in two:

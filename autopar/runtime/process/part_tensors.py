@@ -68,15 +68,12 @@ def _number(plain: TorchCall, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     return plain(tensor) if is_here else tensor.full_tensor().item()
 
 
-def _mesh_of(tensor: Tensor) -> DeviceMesh | None:
-    return tensor.device_mesh if isinstance(tensor, DTensor) else None
-
-
 def _places_by_mesh(tensors: Sequence[Tensor]) -> list[list[int]]:
     """Where in a list the tensors of each mesh are."""
     found: dict[DeviceMesh | None, list[int]] = {}
     for place, tensor in enumerate(tensors):
-        found.setdefault(_mesh_of(tensor), []).append(place)
+        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
+        found.setdefault(mesh, []).append(place)
     return list(found.values())
 
 
@@ -144,13 +141,9 @@ class _Everywhere(torch.autograd.Function):
 
 def _total_norm(norm: Callable[..., Tensor], tensors: Sequence[Tensor], norm_type: float) -> Tensor:
     """The norm of what is on each mesh, put together; a plain tensor, equal on all ranks."""
-    groups: dict[DeviceMesh | None, list[Tensor]] = {}
-    for tensor in tensors:
-        mesh = tensor.device_mesh if isinstance(tensor, DTensor) else None
-        groups.setdefault(mesh, []).append(tensor)
     found: list[Tensor] = []
-    for group in groups.values():
-        each = norm(group, norm_type)
+    for places in _places_by_mesh(tensors):
+        each = norm([tensors[k] for k in places], norm_type)
         found.append(each.full_tensor() if isinstance(each, DTensor) else each)
     norms = torch.stack([each.to(found[0].device) for each in found])
     # The "norm" of order 0 counts: what is counted on one mesh is a number already.

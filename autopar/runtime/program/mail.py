@@ -111,7 +111,6 @@ class Mail:
     _here: dict[tuple[StageLink, int], Tensor] = field(default_factory=dict, init=False)
     """What this rank hands itself."""
     _asked: dict[_Message, tuple[Any, Tensor]] = field(default_factory=dict, init=False)
-    _pieces: dict[tuple[StageLink, int], Tensor] = field(default_factory=dict, init=False)
     _under_way: dict[int, list[tuple[int, Any, Tensor]]] = field(default_factory=dict, init=False)
     """By whom it goes to, what is sent, with the action there that reads it."""
 
@@ -156,8 +155,7 @@ class Mail:
             self._asked[message] = self.channels.receive(message.peer, buffer), buffer
 
     def take(self, action: Action) -> dict[str, Tensor]:
-        """What an action needs of other stages, by name, once it has come."""
-        self.expect(action)
+        """What an action needs of other stages, which is expected, by name, once it has come."""
         found: dict[str, Tensor] = {}
         for passage in _at(self.route.incoming, action, sends=False):
             piece: Tensor | None = None

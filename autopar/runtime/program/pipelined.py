@@ -230,11 +230,9 @@ class _Pass:
 
     def _sharing(self) -> AbstractContextManager[None]:
         meeting = self.line.meeting
-        return (
-            meeting.awaiting("end of the step", "what all stages share")
-            if meeting
-            else (nullcontext())
-        )
+        if meeting is None:
+            return nullcontext()
+        return meeting.awaiting("end of the step", "what all stages share")
 
     def _shared(self, each: Leaving, made: Tensor | None) -> Tensor:
         if each.source is None:

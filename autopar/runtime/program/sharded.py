@@ -24,6 +24,7 @@ from autopar.errors import AutoparError
 from autopar.runtime.process.part_tensors import is_of_some_ranks
 from autopar.runtime.torch_private import (
     cut_piece,
+    dtensor_of,
     flatten,
     is_pointwise,
     is_view,
@@ -190,11 +191,10 @@ def output(piece: Tensor, place: Place | None) -> Tensor:
     if place is None or (place.shape is None and all(p.is_replicate() for p in place.placements)):
         return piece
     assert place.mesh is not None
-    shape = list(piece.shape)
+    shape = list(piece.shape if place.shape is None else place.shape)
     for size, placement in zip(place.mesh.shape, place.placements, strict=True):
         if isinstance(placement, Shard) and place.shape is None:
             shape[placement.dim] *= size
-    shape = place.shape or shape
     return ShardedOutput(piece, place, torch.empty(shape, dtype=piece.dtype, device="meta"))
 
 
@@ -215,6 +215,9 @@ def _is_elsewhere(x: ShardedOutput) -> bool:
 def _dtensor(x: Tensor) -> Any:
     if not isinstance(x, ShardedOutput):
         return x
+    if x.place.mesh is not None and not x.dim():
+        # `from_local` takes a shape of no dims for none, and that of the piece instead.
+        return dtensor_of(x.piece, x, x.place.mesh, x.placements)
     return DTensor.from_local(
         x.piece, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride()
     )
