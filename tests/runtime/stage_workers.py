@@ -334,9 +334,9 @@ def two() -> dict[str, Any]:
         "optimizers": optimizers(),
         "checkpoints": checkpoints(),
         "files": from_files(),
-        "many_at_once": gradients_of_several_stages(),
+        "many at once": gradients_of_several_stages(),
         "frozen": frozen_and_made_again(),
         "random": random_numbers_among_others(),
-        "other_calls": other_calls(),
+        "other calls": other_calls(),
     }  # fmt: skip
     return found
