@@ -122,7 +122,7 @@ def best_on(
     all, or of those of `stated`, a part of the problem. InfeasibleError if there is none; Beaten if
     it is known that none takes less than `cutoff` nanoseconds."""
     rows: Mapping[Moment, int] = {}
-    bound = 0
+    bound, basis = 0, None
     if stated is None:
         # Where chains of ops are fused, making one again may cost less than to write and read it.
         request, opened = request.as_asked(), request.as_asked().opened()
@@ -136,8 +136,8 @@ def best_on(
             return replace(found, problem=replace(found.problem, usage_limit=stated.usage_limit))
         say(f"{request.mesh}: memory binds; deciding what to make again or offload as well")
         stated = stated if opened == request else price(opened)
-        request, rows, bound = opened, free.rows, free.bound
-    fitting = replace(_fitting(request, stated, say), rows=rows, bound=bound)
+        request, rows, bound, basis = opened, free.rows, free.bound, free.basis
+    fitting = replace(_fitting(request, stated, say), rows=rows, bound=bound, basis=basis)
     found = _within(fitting, cutoff)
     assert found is not None
     if request.hosted is None and lacks_host_memory(found):
@@ -172,7 +172,10 @@ def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
     limit_s = request.options.time_limit_s
     for _ in range(MAX_ROUNDS):
         problem = fitting.problem()
-        solution = solve(problem, time_limit_s=limit_s, progress=say, cutoff=cutoff)
+        solution = solve(
+            problem, time_limit_s=limit_s, progress=say, cutoff=cutoff, start=fitting.basis
+        )
+        fitting.basis = solution.basis or fitting.basis
         if fitting.rules_out(solution):
             continue
         settled, plain, found = _settle(request, problem, solution)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.cost_model.flows import saved_by
-from autopar.cost_model.host_link import MAX_OPEN_AXES, copy_ns
+from autopar.cost_model.host_link import copy_ns, is_open
 from autopar.cost_model.moves import to_ns
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
@@ -61,7 +61,7 @@ class Offloads:
             for each in offloaded(self.graph, self.mesh, request.offloaded):
                 found.setdefault(root_key(self.graph, each.root), []).append(each)
             self.away = found
-        elif request.cluster.device.kind != "cpu" and len(self.mesh) <= MAX_OPEN_AXES:
+        elif is_open(request):
             self.away = {
                 key: away
                 for key, away in offloadable(self.graph, self.mesh).items()

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from autopar.cost_model.host_link import MAX_OPEN_AXES, copy_ns
+from autopar.cost_model.host_link import copy_ns, is_open
 from autopar.cost_model.moves import to_ns
 from autopar.cost_model.optimizer import find_optimizer
 from autopar.cost_model.space import NodeClass
@@ -42,8 +42,7 @@ def hosted_counts(request: PlanRequest) -> Mapping[str, tuple[int, ...]]:
         wrong = f"cluster {request.cluster.name} does not say host.memory_bytes_per_s"
     known = can_be_hosted(request.step)
     if request.hosted is None:
-        has_host = request.cluster.device.kind != "cpu" and len(request.mesh) <= MAX_OPEN_AXES
-        is_offered = has_host and not wrong
+        is_offered = is_open(request) and not wrong
         return {key: _counts(len(members)) for key, members in known.items() if is_offered}
     if request.hosted and wrong:
         raise AutoparError(f"parameters cannot live on the host: {wrong}")

@@ -160,13 +160,26 @@ class Conflict:
     largest: tuple[tuple[str, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Basis:
+    """Where the simplex method ended on the relaxation of a problem: names of columns and rows, and
+    the status of each, in the solver's own numbers. A problem that differs in its limits alone is
+    solved from there in few steps."""
+
+    column_names: IntArray
+    columns: IntArray
+    row_names: IntArray
+    rows: IntArray
+
+
 @dataclass(frozen=True, slots=True)
 class Solution:
     """A choice per node, with what is known of it.
 
     `objective` is the cost of `choice`, computed again from the problem (not the solver's word);
     `bound` is a proven lower bound on every solution's cost. `arcs[f]` lists the arcs of flow `f`
-    that are used, in ascending order. `choice` is empty when the status has no solution.
+    that are used, in ascending order. `choice` is empty when the status has no solution. `basis` is
+    where the relaxation ended, if one was solved.
     """
 
     status: Status
@@ -177,6 +190,7 @@ class Solution:
     solver: str = ""
     statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
     conflict: Conflict | None = None
+    basis: Basis | None = field(default=None, repr=False, compare=False)
 
     @property
     def gap(self) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from autopar.errors import InfeasibleError, SolverError
 from autopar.ir.mesh import Mesh
 from autopar.ir.moments import Moment
-from autopar.ir.problem import Problem, Solution, Status
+from autopar.ir.problem import Basis, Problem, Solution, Status
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.decisions import describe_conflict
 from autopar.plans.estimates import Estimates
@@ -66,7 +66,7 @@ class Fitting:
     """What is known on the way to a plan that fits, of those of the problem as it was `stated`.
 
     `restate` makes it one that counts what is held at moments, so many bytes set aside at each:
-    `rows`. Plans that fit take `bound` nanoseconds or more; `estimates` are those of the last one.
+    `rows`. Plans that fit take `bound` nanoseconds or more; `estimates` and `basis` are the last.
     """
 
     request: PlanRequest
@@ -75,6 +75,7 @@ class Fitting:
     say: Callable[[str], None]
     rows: Mapping[Moment, int] = field(default_factory=dict[Moment, int])
     bound: int = 0
+    basis: Basis | None = None
     estimates: Estimates | None = None
     is_leanest: bool = False
     """Whether no more is set aside than some plan leaves."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import ceil, inf, isfinite
 
 import highspy
 import numpy as np
 
 from autopar.errors import SolverError
-from autopar.ir.problem import Conflict, Problem, Solution, Status
+from autopar.ir.problem import Basis, Conflict, Problem, Solution, Status
 from autopar.solver.evaluate import Evaluator, evaluate
 from autopar.solver.exact import Aim, find_exactly
 from autopar.solver.infeasible import explain_conflict
@@ -33,6 +34,7 @@ def solve(
     progress: Progress | None = None,
     cutoff: int | None = None,
     max_iterations: int | None = None,
+    start: Basis | None = None,
 ) -> Solution:
     """The cheapest plan of `problem`, with what is proven about it.
 
@@ -44,6 +46,9 @@ def solve(
 
     With `max_iterations`, steps of the simplex method in each linear program, the work is limited
     without a clock, on problems of one integer program; the answer is then as with a time limit.
+
+    `start` is the basis of the solution of a problem that differs in its limits at most, from which
+    a relaxation goes on; of any other, it is of no use.
 
     Where no plan costs less than `cutoff`, the answer may be `BEATEN`, with a bound that says so.
 
@@ -59,7 +64,8 @@ def solve(
     if is_large(problem):
         return _solve_large(problem, clock, progress or silent)
     reduced, lift = reduce(problem)
-    state = _search(reduced, clock, progress or silent, cutoff, max_iterations)
+    aim = Aim(max_iterations=max_iterations, start=start)
+    state = _search(reduced, clock, progress or silent, cutoff, aim)
     if state.infeasible:
         return _infeasible(state.statistics, *explain_conflict(problem, clock))
     if state.beaten:
@@ -78,11 +84,11 @@ def _search(
     clock: Clock,
     progress: Progress,
     cutoff: int | None,
-    max_iterations: int | None,
+    aim: Aim,
 ) -> Search:
     is_small = sum(map(len, problem.costs)) <= MAX_CHOICES
     if is_small and cutoff is None:
-        return find_exactly(problem, clock, progress, Aim(max_iterations=max_iterations))
+        return find_exactly(problem, clock, progress, aim)
     # numba takes a moment to import, and a single problem on one or two axes does not need it.
     from autopar.solver.column_generation.path import generate_columns, quick_bound
 
@@ -92,7 +98,7 @@ def _search(
     bound = quick_bound(problem, clock)
     if bound >= cutoff:
         return Search(problem, Evaluator(problem), clock, progress, bound, cutoff=cutoff)
-    return find_exactly(problem, clock, progress, Aim(cutoff=cutoff, max_iterations=max_iterations))
+    return find_exactly(problem, clock, progress, replace(aim, cutoff=cutoff))
 
 
 def is_large(problem: Problem) -> bool:
@@ -136,6 +142,7 @@ def _finish(problem: Problem, state: Search, choice: tuple[int, ...]) -> Solutio
         bound=bound,
         solver=SOLVER,
         statistics=state.statistics,
+        basis=state.basis,
     )
 
 

@@ -20,8 +20,9 @@ from time import process_time
 import numpy as np
 
 from autopar.errors import SolverError
-from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, Basis, FloatArray, IntArray, Problem
 from autopar.solver.adapter import Answer, Highs, Outcome
+from autopar.solver.bases import as_basis, as_start
 from autopar.solver.bounds import DualBound, dual_bound, least_cost
 from autopar.solver.dive import dive, num_fractional, rounded
 from autopar.solver.evaluate import Evaluation, Evaluator
@@ -50,8 +51,9 @@ find, in a tenth of the time."""
 
 _MAX_WINDOWED = 8_000
 """Columns that plans of a program with windows may use which are better than the one in hand, that
-branch and bound takes where that is within the first of `_NEAR`: where there are more, it is kept,
-with its gap."""
+branch and bound takes where that is `_CLOSE` to the bound, a part of it: where there are more, it
+is kept, with its gap."""
+_CLOSE = 1 / 200
 
 _PATIENCE = 4
 """Rows per step of the simplex method after which another method goes on, with windows: where a
@@ -68,13 +70,14 @@ class Aim:
     `tolerance` when the best plan's gap is at most that part of its cost, whatever its weight. With
     `max_iterations`, no linear program takes more steps of the simplex method than that, and branch
     and bound no more than `_FEW_NODES` nodes. With windows, plans come of `dives` if so wished, and
-    there is no integer program where it is large."""
+    there is no integer program where it is large. Relaxations go on from `start` where it fits."""
 
     ways: Ways = any_way
     cutoff: float = float("inf")
     tolerance: float = 0.0
     max_iterations: int | None = None
     dives: bool = False
+    start: Basis | None = None
 
 
 EXACT = Aim()
@@ -92,30 +95,34 @@ def find_exactly(problem: Problem, clock: Clock, progress: Progress, aim: Aim = 
         if state.evaluation is not None:
             problem = forbid_above(problem, state.evaluation.objective)
         largest = largest_cost(problem)
-        _solve(state, problem, aim)
-        if state.evaluation is None or state.settled or clock.expired or largest <= _LARGEST_COST:
+        is_over = _solve(state, problem, aim) or clock.expired or largest <= _LARGEST_COST
+        if is_over or state.evaluation is None:
             return state
         if largest_cost(forbid_above(problem, state.evaluation.objective)) == largest:
             return state
 
 
-def _solve(state: Search, problem: Problem, aim: Aim) -> None:
-    """All steps, on a `problem` that may forbid more than the one of `state`."""
+def _solve(state: Search, problem: Problem, aim: Aim) -> bool:
+    """All steps, on a `problem` that may forbid more than the one of `state`. Whether nothing is
+    left to look for that is worth its time."""
     started = process_time()
     model = build_model(problem, ways=aim.ways)
     state.raise_bound(least_cost(model))
     if any((columns < 0).all() for columns in model.choices):
         state.infeasible = True
-        return
+        return True
     highs, answer = _relax(state, model, started, aim)
     duals = _read_relaxation(state, model, highs, answer, aim)
     if state.infeasible:
-        return
-    is_open = not state.settled and answer.outcome is Outcome.OPTIMAL
-    if is_open and not (model.windows and duals and _narrow(state, model, highs, duals, aim)):
-        _solve_integer(state, model, highs, duals)
+        return True
+    is_enough = False
+    if not state.settled and answer.outcome is Outcome.OPTIMAL:
+        is_enough = bool(model.windows and duals and _narrow(state, model, highs, duals, aim))
+        if not is_enough:
+            _solve_integer(state, model, highs, duals)
     if state.proven and not aim.tolerance and duals is not None and not state.clock.expired:
         break_ties(state, model, highs, duals)
+    return is_enough or state.settled
 
 
 def _descend(state: Search, start: tuple[int, ...] | None) -> None:
@@ -148,7 +155,11 @@ def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs
     )
     highs.limit_time(state.clock.left_s())
     built = process_time()
-    answer = highs.relax(program, patience=model.num_rows // _PATIENCE if model.windows else None)
+    patience = model.num_rows // _PATIENCE if model.windows else None
+    start = None if aim.start is None else as_start(model, aim.start)
+    answer = highs.relax(program, patience, start)
+    if answer.outcome is Outcome.OPTIMAL:
+        state.basis = as_basis(model, highs.basis())
     state.statistics |= {
         "variables": model.num_columns,
         "integer_variables": int(model.integer.sum()),
@@ -203,12 +214,17 @@ def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound, aim: Ai
         if _room(state, duals) > room:
             _solve_integer(state, model, highs, duals, room)
             highs.free()
-        if state.settled or state.clock.expired or _room(state, duals) <= room:
+        if _is_enough(state, duals, aim) or state.clock.expired or _room(state, duals) <= room:
             break
+    return _is_enough(state, duals, aim)
+
+
+def _is_enough(state: Search, duals: DualBound, aim: Aim) -> bool:
+    if state.settled or state.evaluation is None:
+        return state.settled
     open_columns = np.abs(duals.reduced_costs) <= _room(state, duals)
     is_slow = int(open_columns.sum()) > _MAX_WINDOWED
-    is_near = aim.dives or state.gap <= near[0]
-    return state.settled or (is_slow and is_near and state.evaluation is not None)
+    return is_slow and (aim.dives or state.gap <= _CLOSE * duals.value)
 
 
 def _room(state: Search, duals: DualBound) -> float:

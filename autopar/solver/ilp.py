@@ -23,7 +23,7 @@ caller compares each flow's cost with the exact one and asks for integer `y` whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -37,8 +37,10 @@ from autopar.ir.problem import (
     Problem,
     Window,
 )
+from autopar.solver.builder import Builder, Kind, places_of
 from autopar.solver.distances import all_distances
 from autopar.solver.memory import live_sets
+from autopar.solver.ties import tie_weights
 from autopar.solver.ways import Ways, any_way
 from autopar.solver.windows import Shares, most_hidden, normalised
 
@@ -75,7 +77,8 @@ class Model:
     are the columns of flow `f` that bear a cost, `shared[f]` those of them that must be integer for
     the flow to be exact, `balances[f][k][p]` the row of commodity `k` (in the order of
     `distinct_sinks`) at state `p` (-1: there is none). `windows[w]` are the rows of the savings of
-    window `w`, nanoseconds times `window_scales[w]`.
+    window `w`, nanoseconds times `window_scales[w]`. Names are rows of four numbers, the same for
+    what is the same in problems that differ in their limits, and so in what reductions leave.
     """
 
     cost: IntArray
@@ -92,6 +95,8 @@ class Model:
     limits: tuple[Limit, ...]
     windows: tuple[IntArray, ...]
     window_scales: tuple[float, ...]
+    column_names: IntArray
+    row_names: IntArray
 
     @property
     def cost_scale(self) -> float:
@@ -115,55 +120,24 @@ class Model:
         return len(self.row_lower)
 
 
-@dataclass(slots=True)
-class _Builder:
-    """Columns and rows as they are added; entries are collected as (row, column, value) arrays."""
-
-    costs: list[IntArray] = field(default_factory=list[IntArray])
-    num_columns: int = 0
-    entries: list[tuple[IntArray, IntArray, FloatArray]] = field(
-        default_factory=list[tuple[IntArray, IntArray, FloatArray]]
-    )
-    lower: list[FloatArray] = field(default_factory=list[FloatArray])
-    upper: list[FloatArray] = field(default_factory=list[FloatArray])
-    num_rows: int = 0
-
-    def add_columns(self, costs: IntArray) -> IntArray:
-        """New columns with these costs; returns their indices."""
-        first = self.num_columns
-        self.costs.append(costs)
-        self.num_columns += len(costs)
-        return np.arange(first, self.num_columns)
-
-    def add_rows(self, count: int, lower: float, upper: float) -> IntArray:
-        """New rows, all with the same limits; returns their indices."""
-        first = self.num_rows
-        self.lower.append(np.full(count, lower))
-        self.upper.append(np.full(count, upper))
-        self.num_rows += count
-        return np.arange(first, self.num_rows)
-
-    def add_entries(self, rows: IntArray, columns: IntArray, value: float | FloatArray) -> None:
-        """Coefficients; those at the same place add up."""
-        self.entries.append((rows, columns, np.broadcast_to(np.float64(value), rows.shape)))
-
-
 def build_model(problem: Problem, *, excess: bool = False, ways: Ways = any_way) -> Model:
     """The model of `problem`, with rows for memory when it has a limit; flows take `ways`.
 
     With `excess`, the objective is how far the worst memory row is broken and nothing else; what
     the nodes cost is left out.
     """
-    builder = _Builder()
+    builder = Builder()
     choices = _add_choices(builder, problem)
-    for edge in problem.edges:
-        _add_edge(builder, edge, choices)
+    for number, edge in enumerate(problem.edges):
+        _add_edge(builder, number, edge, choices)
+    distances = all_distances(problem.flows)
     flows = [
-        _add_flow(builder, flow, distance, choices, ways)
-        for flow, distance in zip(problem.flows, all_distances(problem.flows), strict=True)
+        _add_flow(builder, number, flow, distance, choices, ways)
+        for number, (flow, distance) in enumerate(zip(problem.flows, distances, strict=True))
     ]
     limits: list[Limit] = []
-    windows = [] if excess else [_add_window(builder, w, choices, flows) for w in problem.windows]
+    stated = () if excess else problem.windows
+    windows = [_add_window(builder, k, w, choices, flows) for k, w in enumerate(stated)]
     if problem.usage_limit is not None:
         limits = _add_memory(builder, problem, choices, problem.usage_limit, excess)
     if excess:
@@ -171,36 +145,38 @@ def build_model(problem: Problem, *, excess: bool = False, ways: Ways = any_way)
     return _finish(builder, choices, flows, limits, windows)
 
 
-def _add_choices(builder: _Builder, problem: Problem) -> tuple[IntArray, ...]:
+def _add_choices(builder: Builder, problem: Problem) -> tuple[IntArray, ...]:
     choices: list[IntArray] = []
-    for costs in problem.costs:
+    weights = tie_weights(problem)
+    for node, costs in enumerate(problem.costs):
         allowed = costs < FORBIDDEN
         columns = np.full(len(costs), -1, dtype=np.int64)
-        columns[allowed] = builder.add_columns(costs[allowed])
-        row = builder.add_rows(1, 1.0, 1.0)
+        name = (Kind.CHOICE, node, weights[node][allowed])
+        columns[allowed] = builder.add_columns(costs[allowed], *name)
+        row = builder.add_rows(1, 1.0, 1.0, Kind.CHOICE, node)
         builder.add_entries(np.repeat(row, allowed.sum()), columns[allowed], 1.0)
         choices.append(columns)
     return tuple(choices)
 
 
-def _add_edge(builder: _Builder, edge: Edge, choices: Sequence[IntArray]) -> None:
+def _add_edge(builder: Builder, number: int, edge: Edge, choices: Sequence[IntArray]) -> None:
     cost, source_class = np.unique(edge.cost, axis=0, return_inverse=True)
     cost, target_class = np.unique(cost, axis=1, return_inverse=True)
     if cost.shape == (1, 1) and cost[0, 0] == 0:
         return
     p, q = np.nonzero(cost < FORBIDDEN)
-    columns = builder.add_columns(cost[p, q])
+    columns = builder.add_columns(cost[p, q], Kind.EDGE, number, p, q)
     for side, count, classes, node in (
         (p, cost.shape[0], source_class.ravel(), edge.source),
         (q, cost.shape[1], target_class.ravel(), edge.target),
     ):
-        rows = builder.add_rows(count, 0.0, 0.0)
+        rows = builder.add_rows(count, 0.0, 0.0, Kind.EDGE, number, node, places_of(count))
         builder.add_entries(rows[side], columns, 1.0)
         _add_choice_entries(builder, rows, classes, choices[node], -1.0)
 
 
 def _add_choice_entries(
-    builder: _Builder, rows: IntArray, place: IntArray, columns: IntArray, value: float
+    builder: Builder, rows: IntArray, place: IntArray, columns: IntArray, value: float
 ) -> None:
     """Puts the column of every choice `c` into row `rows[place[c]]`; a negative place has none."""
     there = (place >= 0) & (columns >= 0)
@@ -208,7 +184,8 @@ def _add_choice_entries(
 
 
 def _add_flow(
-    builder: _Builder,
+    builder: Builder,
+    number: int,
     flow: Flow,
     distance: IntArray,
     choices: Sequence[IntArray],
@@ -222,27 +199,31 @@ def _add_flow(
     for arcs in usable:
         users[arcs] += 1
     shared_arcs = np.flatnonzero(users > 1)
-    shared = builder.add_columns(flow.costs[shared_arcs])
+    shared = builder.add_columns(flow.costs[shared_arcs], Kind.ARC, number, -1, shared_arcs)
     bearing = np.zeros(len(flow.costs), dtype=np.int64)
     bearing[shared_arcs] = shared
     priced, priced_arcs = [shared], [shared_arcs]
     of_states: list[IntArray] = []
-    for (node, state), arcs in zip(sinks, usable, strict=True):
+    for k, ((node, state), arcs) in enumerate(zip(sinks, usable, strict=True)):
         is_shared = users[arcs] > 1
-        moves = builder.add_columns(np.where(is_shared, 0, flow.costs[arcs]))
+        own_costs = np.where(is_shared, 0, flow.costs[arcs])
+        moves = builder.add_columns(own_costs, Kind.ARC, number, k, arcs)
         priced.append(moves[~is_shared])
         priced_arcs.append(arcs[~is_shared])
-        links = builder.add_rows(int(is_shared.sum()), 0.0, np.inf)
+        name = (Kind.ARC, number, k, arcs[is_shared])
+        links = builder.add_rows(int(is_shared.sum()), 0.0, np.inf, *name)
         builder.add_entries(links, bearing[arcs[is_shared]], 1.0)
         builder.add_entries(links, moves[is_shared], -1.0)
-        rows = builder.add_rows(len(flow.states), 0.0, 0.0)
+        places = places_of(len(flow.states))
+        rows = builder.add_rows(len(places), 0.0, 0.0, Kind.STATE, number, k, places)
         of_states.append(rows)
         builder.add_entries(rows[flow.tails[arcs]], moves, 1.0)
         builder.add_entries(rows[flow.heads[arcs]], moves, -1.0)
         _add_choice_entries(builder, rows, flow.source_state, choices[flow.source], -1.0)
         _add_choice_entries(builder, rows, state, choices[node], 1.0)
         if (state[choices[node] >= 0] < 0).any():
-            dumps = builder.add_columns(np.zeros(len(source_states), dtype=np.int64))
+            free = np.zeros(len(source_states), dtype=np.int64)
+            dumps = builder.add_columns(free, Kind.STATE, number, k, source_states)
             builder.add_entries(rows[source_states], dumps, 1.0)
     return _FlowParts(np.concatenate(priced), np.concatenate(priced_arcs), shared, tuple(of_states))
 
@@ -260,7 +241,7 @@ def _states(states: IntArray, columns: IntArray) -> IntArray:
 
 
 def _add_memory(
-    builder: _Builder, problem: Problem, choices: Sequence[IntArray], limit: int, excess: bool
+    builder: Builder, problem: Problem, choices: Sequence[IntArray], limit: int, excess: bool
 ) -> list[Limit]:
     binding: list[tuple[int, int, int, list[tuple[int, IntArray]]]] = []
     for time, usages in live_sets(problem):
@@ -270,11 +251,12 @@ def _add_memory(
         if excess_bytes > 0:
             binding.append((time, room, excess_bytes, above))
     most = max((excess_bytes for _, _, excess_bytes, _ in binding), default=1)
-    excess_column = builder.add_columns(np.ones(1, dtype=np.int64)) if excess else None
+    worst = np.ones(1, dtype=np.int64)
+    excess_column = builder.add_columns(worst, Kind.EXCESS) if excess else None
     found: list[Limit] = []
     for time, room, _, above in binding:
         scale = 2.0 ** -max(int(more.max()) for _, more in above).bit_length()
-        row = builder.add_rows(1, -np.inf, room * scale)
+        row = builder.add_rows(1, -np.inf, room * scale, Kind.LIMIT, time)
         found.append(Limit(time, int(row[0]), scale))
         for i, more in above:
             there = (more > 0) & (choices[i] >= 0)
@@ -287,13 +269,18 @@ def _add_memory(
 
 
 def _add_window(
-    builder: _Builder, window: Window, choices: Sequence[IntArray], flows: Sequence[_FlowParts]
+    builder: Builder,
+    number: int,
+    window: Window,
+    choices: Sequence[IntArray],
+    flows: Sequence[_FlowParts],
 ) -> tuple[IntArray, float]:
     """The column of what is hidden in a window; its rows, and the scale of their values."""
     most = most_hidden(window)
     scale = 2.0 ** -max(1, most).bit_length()
-    hidden = builder.add_columns(np.array([-most], np.int64))
-    rows = builder.add_rows(len(window.savings), 0.0, np.inf)
+    hidden = builder.add_columns(np.array([-most], np.int64), Kind.WINDOW, number)
+    places = places_of(len(window.savings))
+    rows = builder.add_rows(len(places), 0.0, np.inf, Kind.WINDOW, number, places)
     for row, saving in zip(rows, window.savings, strict=True):
         builder.add_entries(np.array([row]), hidden, -most * scale)
         for node, saved in saving.nodes.items():
@@ -309,7 +296,7 @@ def _add_window(
 
 
 def _finish(
-    builder: _Builder,
+    builder: Builder,
     choices: tuple[IntArray, ...],
     flows: Sequence[_FlowParts],
     limits: Sequence[Limit],
@@ -348,4 +335,6 @@ def _finish(
         limits=tuple(replace(limit, row=int(place[limit.row])) for limit in limits),
         windows=tuple(place[rows] for rows, _ in windows),
         window_scales=tuple(scale for _, scale in windows),
+        column_names=np.concatenate(builder.column_names),
+        row_names=np.concatenate(builder.row_names)[used],
     )

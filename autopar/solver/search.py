@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
-from autopar.ir.problem import FloatArray, Problem
+from autopar.ir.problem import Basis, FloatArray, Problem
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.ilp import Model
 from autopar.solver.windows import Shares
@@ -45,8 +45,8 @@ class Clock:
 class Search:
     """`bound` is below every plan's cost; `choice` is empty until there is a feasible plan.
     `relaxation` is the model that was relaxed last, with its row duals in units of the cost, and
-    `shares` what these say of the windows. Plans
-    that cost `cutoff` or more are of no interest, nor is a gap of `tolerance` times the cost."""
+    `shares` what these say of the windows; it ended at `basis`. Plans that cost `cutoff` or more
+    are of no interest, nor is a gap of `tolerance` times the cost."""
 
     problem: Problem
     evaluator: Evaluator
@@ -58,6 +58,7 @@ class Search:
     infeasible: bool = False
     relaxation: tuple[Model, FloatArray] | None = None
     shares: Shares | None = None
+    basis: Basis | None = None
     cutoff: float = float("inf")
     tolerance: float = 0.0
     statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])

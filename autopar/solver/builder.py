@@ -1,0 +1,75 @@
+"""Columns, rows and entries of a linear program, as they are added, each with a name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+from autopar.ir.problem import FloatArray, IntArray
+
+_NAME_SIZE = 4
+
+
+class Kind(IntEnum):
+    """The first number of a name: of what it is a column or row."""
+
+    CHOICE = 0
+    EDGE = 1
+    ARC = 2
+    STATE = 3
+    WINDOW = 4
+    LIMIT = 5
+    EXCESS = 6
+
+
+@dataclass(slots=True)
+class Builder:
+    """Columns and rows as they are added; entries are collected as (row, column, value) arrays."""
+
+    costs: list[IntArray] = field(default_factory=list[IntArray])
+    column_names: list[IntArray] = field(default_factory=list[IntArray])
+    row_names: list[IntArray] = field(default_factory=list[IntArray])
+    num_columns: int = 0
+    entries: list[tuple[IntArray, IntArray, FloatArray]] = field(
+        default_factory=list[tuple[IntArray, IntArray, FloatArray]]
+    )
+    lower: list[FloatArray] = field(default_factory=list[FloatArray])
+    upper: list[FloatArray] = field(default_factory=list[FloatArray])
+    num_rows: int = 0
+
+    def add_columns(self, costs: IntArray, *name: int | IntArray) -> IntArray:
+        """New columns with these costs; returns their indices. Of the numbers of their names, those
+        that differ are given per column."""
+        first = self.num_columns
+        self.costs.append(costs)
+        self.column_names.append(_names(len(costs), name))
+        self.num_columns += len(costs)
+        return np.arange(first, self.num_columns)
+
+    def add_rows(self, count: int, lower: float, upper: float, *name: int | IntArray) -> IntArray:
+        """New rows, all with the same limits; returns their indices. Names are as for columns."""
+        first = self.num_rows
+        self.row_names.append(_names(count, name))
+        self.lower.append(np.full(count, lower))
+        self.upper.append(np.full(count, upper))
+        self.num_rows += count
+        return np.arange(first, self.num_rows)
+
+    def add_entries(self, rows: IntArray, columns: IntArray, value: float | FloatArray) -> None:
+        """Coefficients; those at the same place add up."""
+        self.entries.append((rows, columns, np.broadcast_to(np.float64(value), rows.shape)))
+
+
+def _names(count: int, parts: Sequence[int | IntArray]) -> IntArray:
+    found = np.zeros((count, _NAME_SIZE), dtype=np.int64)
+    for place, part in enumerate(parts):
+        found[:, place] = part
+    return found
+
+
+def places_of(count: int) -> IntArray:
+    """0, 1, ... for each of `count`, as parts of names."""
+    return np.arange(count, dtype=np.int64)

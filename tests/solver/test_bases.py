@@ -1,0 +1,57 @@
+"""A relaxation that starts where another ended, whose limits were others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autopar.ir.problem import Basis, Problem
+from autopar.solver import solve
+from autopar.solver.adapter import Answer, Highs, Outcome
+from autopar.solver.bases import as_basis, as_start
+from autopar.solver.evaluate import peak_usage
+from autopar.solver.express import express
+from autopar.solver.ilp import Model, build_model
+from autopar.solver.reductions import reduce
+from tests.solver.random_problems import problems
+from tests.solver.synthetic import transformer
+from tests.solver.test_exact import SETTINGS
+
+
+@SETTINGS
+@given(problems(), problems(), st.integers(0, 40))
+def test_answers_do_not_depend_on_the_start(problem: Problem, other: Problem, limit: int) -> None:
+    """That of the same problem within another limit, or of any other."""
+    expected = solve(problem)
+    for known in (replace(problem, usage_limit=limit), replace(problem, usage_limit=None), other):
+        found = solve(problem, start=solve(known).basis)
+        assert found.status is expected.status
+        assert found.objective == expected.objective
+        assert found.choice == expected.choice
+
+
+def test_another_limit_takes_few_steps() -> None:
+    free = transformer(1, (2, 4))
+    peak, _ = peak_usage(free, solve(free).choice)
+    _, basis = _relaxed(_stated(free))
+    tight = _stated(replace(free, usage_limit=peak * 9 // 10))
+    few = tight.num_rows // 20
+    assert len(tight.limits) == 1
+    assert _relaxed(tight, most=few)[0].outcome is Outcome.LIMIT
+    cold, warm = _relaxed(tight)[0], _relaxed(tight, basis, most=few)[0]
+    assert warm.outcome is cold.outcome is Outcome.OPTIMAL
+    assert abs(warm.objective - cold.objective) <= 1e-6 * abs(cold.objective)
+
+
+def _stated(problem: Problem) -> Model:
+    return build_model(reduce(problem)[0])
+
+
+def _relaxed(
+    model: Model, basis: Basis | None = None, most: int | None = None
+) -> tuple[Answer, Basis]:
+    highs = Highs({} if most is None else {"simplex_iteration_limit": most})
+    answer = highs.relax(express(model), start=as_start(model, basis) if basis else None)
+    return answer, as_basis(model, highs.basis())
