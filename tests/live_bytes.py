@@ -28,10 +28,11 @@ DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float32, torch.float6
 class PhaseRun(fx.Interpreter):
     """Runs a graph of rank 0. `peak` is the most bytes held at a time beside `given` tensors, which
     someone else holds; a collective's input is held until it has come. What lies `on_host` takes
-    none."""
+    none. An allocator hands memory out in multiples of `granule` bytes."""
 
-    def __init__(self, gm: fx.GraphModule, given: Sequence[Tensor]) -> None:
+    def __init__(self, gm: fx.GraphModule, given: Sequence[Tensor], granule: int = 1) -> None:
         super().__init__(gm, garbage_collect_values=True)
+        self.granule = granule
         self.given = {storage_of(x) for x in given}
         self.on_host: list[Tensor] = []
         self.sent: dict[fx.Node, Tensor] = {}
@@ -48,7 +49,7 @@ class PhaseRun(fx.Interpreter):
         elif n.target in (ARRIVED, LANDED):
             self.sent.pop(n.all_input_nodes[0], None)
         live = {
-            storage_of(x): x.untyped_storage().nbytes()
+            storage_of(x): rounded(x.untyped_storage().nbytes(), self.granule)
             for x in tensors_in((result, *self.env.values(), *self.sent.values()))
             if storage_of(x) not in self.given
         }
@@ -88,21 +89,27 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
+def rounded(num_bytes: int, granule: int) -> int:
+    return -(-num_bytes // granule) * granule
+
+
 def storage_of(x: Tensor) -> int:
     return x.untyped_storage()._cdata
 
 
-def measured(program: Program, graph: Graph, plan: Plan) -> tuple[int, int]:
+def measured(program: Program, graph: Graph, plan: Plan, granule: int = 1) -> tuple[int, int]:
     """The most bytes that forward and backward hold on rank 0, beside parameters, buffers, inputs
     and tangents; backward with what forward returned to the script. In microbatches, of the last
     turn and of those before, with all that is summed up."""
     parts = [part for part in (program.before, program) if part is not None]
-    peaks = [_measured(part, graph, plan, program.sums) for part in parts]
+    peaks = [_measured(part, graph, plan, program.sums, granule) for part in parts]
     forward, backward = (max(each) for each in zip(*peaks, strict=True))
     return forward, backward
 
 
-def _measured(program: Program, graph: Graph, plan: Plan, sums: Sequence[Sum]) -> tuple[int, int]:
+def _measured(
+    program: Program, graph: Graph, plan: Plan, sums: Sequence[Sum], granule: int
+) -> tuple[int, int]:
     layout = parse_layout(graph, plan.structure)
     mesh = plan.structure.mesh
     names = {name: name for name in mesh.names}
@@ -112,10 +119,12 @@ def _measured(program: Program, graph: Graph, plan: Plan, sums: Sequence[Sum]) -
     made = {s.name: torch.empty(s.shape, dtype=DTYPES[s.dtype], device=META) for s in sums}
     given |= made
     kinds = {s.name: s.phase for s in sums}
-    waiting = sum(made[name].nbytes for name, phase in kinds.items() if phase == "backward")
+    waiting = sum(
+        rounded(made[name].nbytes, granule) for name, phase in kinds.items() if phase == "backward"
+    )
     values = [given[name] for name in bound.forward_inputs]
     theirs = [x for n, x in given.items() if n not in made and n in bound.forward_inputs]
-    forward = PhaseRun(reduce_in_place(bound.forward), theirs)
+    forward = PhaseRun(reduce_in_place(bound.forward), theirs, granule)
     results: Mapping[str, Tensor] = dict(
         zip(bound.forward_outputs, forward.run(*values), strict=True)
     )
@@ -127,7 +136,7 @@ def _measured(program: Program, graph: Graph, plan: Plan, sums: Sequence[Sum]) -
     ]
     tangents = [x for name, x in given.items() if name.startswith("tangent:")]
     lent = [*theirs, *tangents, *forward.on_host]
-    backward = PhaseRun(reduce_in_place(bound.backward), lent)
+    backward = PhaseRun(reduce_in_place(bound.backward), lent, granule)
     # What forward returned stays with the script.
     kept = {storage_of(x): x for n, x in results.items() if not n.startswith("saved:")}
     backward.sent |= {
@@ -139,18 +148,18 @@ def _measured(program: Program, graph: Graph, plan: Plan, sums: Sequence[Sum]) -
     return forward.peak + waiting, backward.peak
 
 
-def peak_bytes(traced: Traced, plan: Plan) -> int:
+def peak_bytes(traced: Traced, plan: Plan, granule: int = 1) -> int:
     """What rank 0 holds at the fullest moment of a step: what is there all the time, as a loop that
     accumulates has it, and what the graphs hold beside that while they run."""
     graph, memory = traced.graph, plan.estimates.memory
     layout = parse_layout(graph, plan.structure)
     given = sum(
-        layout.held_bytes(Ref(node.index), layout.made(Ref(node.index)))
+        rounded(layout.held_bytes(Ref(node.index), layout.made(Ref(node.index))), granule)
         for node in graph.with_role(Role.INPUT, Role.BUFFER)
     )
     program = generate(traced.gm, graph, plan)
     steady = memory.params + memory.gradients + memory.optimizer
-    return steady + given + max(measured(program, graph, plan))
+    return steady + given + max(measured(program, graph, plan, granule))
 
 
 def _given(graph: Graph, layout: Any) -> dict[str, Tensor]:

@@ -27,6 +27,10 @@ from autopar.cluster.kernels import (
 )
 from autopar.ir.mesh import Device, Kernels
 
+GRANULE_BYTES = 512
+"""torch's allocator rounds each request up to multiples of it (CUDACachingAllocator.cpp,
+kMinBlockSize)."""
+
 _A100_FIT = "products fitted within 5 and 18 %, attention 4 and 17 % above 200 us"
 _H100_FIT = (
     "products fitted within 6 and 14 %, and 0.9 of that sustained; attention: 287 to 363 TFLOP/s "
@@ -56,6 +60,7 @@ def _gpu(
         launch_s=LAUNCH_S,
         source=f"{source}; launch: measured on hosts of other GPUs; kernels: {fit}",
         kernels=kernels,
+        granule_bytes=GRANULE_BYTES,
     )
 
 

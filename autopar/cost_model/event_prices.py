@@ -46,7 +46,7 @@ class EventPrices:
     """`timeline.Prices`: `compute` has the time of each op, `launched` that in which the host
     launches it, `inside` what each sends while it runs, `steps` those of each group by its key,
     `updates` the optimizer's time for each parameter; `contention` is as `hardware.Hardware` has
-    it."""
+    it. Memory is held in multiples of `granule_bytes`."""
 
     def __init__(
         self,
@@ -58,8 +58,9 @@ class EventPrices:
         steps: Mapping[str, Sequence[PricedStep]],
         updates: Mapping[int, int],
         contention: Sequence[int],
+        granule_bytes: int,
     ) -> None:
-        self.contention = contention
+        self.contention, self.granule_bytes = contention, granule_bytes
         self.layout, self.graph = layout, layout.graph
         self.compute, self.steps, self.updates = compute, steps, updates
         self.launched = launched
@@ -123,16 +124,21 @@ class EventPrices:
             root = self.graph.nodes[value.ref.node]
             is_param = root.role is Role.PARAM or root.index in casts_of(self.graph).copies
             holder = "kept" if is_param else "saved"
-        return holder, 0 if value.on_host else self.layout.held_bytes(value.ref, value.state)
+        held = 0 if value.on_host else self.layout.held_bytes(value.ref, value.state)
+        return holder, self.rounded(held)
+
+    def rounded(self, num_bytes: int) -> int:
+        """What an allocator hands out for a tensor of so many bytes."""
+        return -(-num_bytes // self.granule_bytes) * self.granule_bytes
 
     def carried(self, message: Message) -> Carried:
         buffers = [(each.copies.sent, *self._bytes(each)) for each in message.transfers]
-        copied = sum(given for is_copied, given, _ in buffers if is_copied)
-        brought = sum(got for _, _, got in buffers)
+        copied = sum(self.rounded(given) for is_copied, given, _ in buffers if is_copied)
+        brought = sum(self.rounded(got) for _, _, got in buffers)
         if len(buffers) == 1:
             return Carried(0, copied, brought)
         joined = 0 if message.kind == "all_reduce" else sum(given for _, given, _ in buffers)
-        return Carried(copied, joined, brought)
+        return Carried(copied, self.rounded(joined), brought)
 
     def is_copied(self, transfer: Transfer, message: Message) -> bool:
         joined = len(message.transfers) > 1 and message.kind == "all_gather"
@@ -142,7 +148,8 @@ class EventPrices:
         done = self.graph.nodes[node]
         if done.key not in self._scratch:
             choice, sizes = self.layout.choice(done), self.layout.mesh.sizes
-            self._scratch[done.key] = scratch_bytes(self.graph, done, choice, sizes)
+            held = scratch_bytes(self.graph, done, choice, sizes)
+            self._scratch[done.key] = self.rounded(held)
         return self._scratch[done.key] + self._copied_views(node)
 
     def _copied_views(self, node: int) -> int:
@@ -153,7 +160,7 @@ class EventPrices:
             views = [record_of(self.graph.nodes[view].op).reshapes for view in use.chain]
             is_copied = any(views) and not all(views[: views.index(True) + 1])
             if is_copied and state != self.layout.made(group.root):
-                held += self.layout.held_bytes(group.root, state)
+                held += self.rounded(self.layout.held_bytes(group.root, state))
         return held
 
     def _bytes(self, transfer: Transfer) -> tuple[int, int]:

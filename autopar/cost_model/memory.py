@@ -57,11 +57,11 @@ def peak_memory(
         if layout.params[node.target].hosted:
             continue
         ref = Ref(node.index)
-        local = layout.held_bytes(ref, layout.made(ref))
+        local = prices.rounded(layout.held_bytes(ref, layout.made(ref)))
         params += local
         optimizer += find_optimizer(options.optimizer).states * local
     accumulated = sum(
-        layout.held_bytes(ref, layout.made(ref))
+        prices.rounded(layout.held_bytes(ref, layout.made(ref)))
         for node in filter(is_result, layout.graph.nodes)
         for ref in (Ref(node.index),)
     )

@@ -70,8 +70,9 @@ def play_step(request: PlanRequest, structure: Structure) -> PlayedStep:
     scheduled = schedule(layout)
     hiding = Hiding.of(mesh, cluster.device, host_contention(cluster) if copied else ())
     ways = {**steps, **copied}
+    contention, granule = hiding.contention, cluster.device.granule_bytes
     prices = EventPrices(
-        layout, scheduled, compute, launched, inside, ways, updates, hiding.contention
+        layout, scheduled, compute, launched, inside, ways, updates, contention, granule
     )
     played = play(scheduled.events, prices.given(), prices)
     return PlayedStep(

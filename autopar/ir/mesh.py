@@ -81,7 +81,8 @@ class Device:
 
     `flops_per_s` maps a dtype's name ("bfloat16") to dense peak FLOP/s; a dtype that is absent
     runs at the rate of "float32". `launch_s` is the host's time to launch a kernel. `source` names
-    where the figures come from. `measured` goes before what its rates and `kernels` say.
+    where the figures come from. `measured` goes before what its rates and `kernels` say. Memory is
+    handed out in multiples of `granule_bytes`.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Device:
     source: str
     kernels: Kernels = Kernels()
     measured: Measured = Measured()
+    granule_bytes: int = 1
 
     def floor_s(self, start_s: float) -> float:
         """What a kernel takes however little it does, if that is `start_s` where others launch it:

@@ -42,8 +42,9 @@ def step(name: str) -> Traced:
     return trace(model.train(), (), inputs)
 
 
-def request(name: str, mesh: str, residency: str = "cuda") -> PlanRequest:
+def request(name: str, mesh: str, residency: str = "cuda", granule: int = 1) -> PlanRequest:
     cluster = parse_cluster(f"{prod(map(int, mesh.split('x')))}xH100")
+    cluster = replace(cluster, device=replace(cluster.device, granule_bytes=granule))
     options = Options(
         mesh=mesh, memory_limit_bytes=BOUNDLESS_BYTES, backend="eager", residency=residency
     )
@@ -63,10 +64,10 @@ def halfway(wanted: PlanRequest) -> Candidate:
     return best_on(wanted, silent, None, replace(stated, usage_limit=(least + most) // 2))
 
 
-def check(name: str, found: Candidate) -> None:
+def check(name: str, found: Candidate, granule: int = 1) -> None:
     unknown = Provenance("", "", "", "feasible", 0, 0, 0)
     plan = Plan(SCHEMA_VERSION, found.structure, found.estimates, unknown)
-    held = peak_bytes(step(name), plan)
+    held = peak_bytes(step(name), plan, granule)
     assert held <= plan.estimates.memory.total <= MOST.get(name, 1.03) * held
 
 
@@ -96,3 +97,12 @@ def test_what_is_predicted_is_held(name: str, mesh: str) -> None:
 @pytest.mark.parametrize("name", ["bert", "opt", "vit"])
 def test_on_two_axes(name: str) -> None:
     check(name, leanest(request(name, "2x2"), silent))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_an_allocator_rounds_up(name: str) -> None:
+    granule = parse_cluster("H100").device.granule_bytes
+    assert granule == 512
+    found = best_on(request(name, "2", granule=granule), silent)
+    check(name, found, granule)
+    assert found.estimates.memory.total > best_on(request(name, "2"), silent).estimates.memory.total
