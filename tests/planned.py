@@ -30,8 +30,8 @@ LIMIT = 80 << 30
 
 
 def hostless(text: str) -> Cluster:
-    """A cluster of presets whose hosts take no time, and whose memory is handed out by the byte: the
-    tensors of tests are tiny."""
+    """A cluster of presets whose hosts take no time, and whose memory is handed out by the byte:
+    the tensors of tests are tiny."""
     cluster = parse_cluster(text)
     return replace(cluster, device=replace(cluster.device, launch_s=0.0, granule_bytes=1))
 

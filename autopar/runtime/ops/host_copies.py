@@ -6,8 +6,8 @@ On a GPU both run on streams of their own beside the one that computes. A copy s
 stream comes to where it was begun, as it must: what it reads was made before, and the memory it is
 brought into was used before. Both tensors are held here until `arrived`, or the copy is over. The
 host's memory is pinned, and is torch's to reuse once the last tensor in it is gone: a step takes
-what the step before it took. Elsewhere the host's memory is the device's, and copies are made at
-once.
+what the step before it took, pinned on the NUMA node of the device (`numa.near`). Elsewhere the
+host's memory is the device's, and copies are made at once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from autopar.runtime.ops.numa import near
 
 _streams: dict[tuple[int, str], torch.cuda.Stream] = {}
 _under_way: dict[int, tuple[Any, Tensor, Tensor]] = {}
@@ -93,7 +95,10 @@ def wait_for_loads(device: torch.device) -> None:
 def copy_on_host(x: Tensor) -> Tensor:
     """A copy of `x` in the host's memory, from which the device can be sent to; `x` itself where
     that is the device's."""
-    return x.to("cpu").pin_memory() if x.is_cuda else x
+    if not x.is_cuda:
+        return x
+    with near(x.device):
+        return x.to("cpu").pin_memory()
 
 
 def _begun(copy: Tensor, x: Tensor, device: torch.device, direction: str) -> Tensor:
