@@ -14,10 +14,15 @@ from torch.distributed.tensor import DTensor, Shard
 
 import autopar
 from autopar.errors import ArgumentError, PlanMismatchError
+from autopar.ir.fingerprint import fingerprint
+from autopar.plans.compatibility import describe_inputs
 from autopar.runtime.module import optimizers
 from autopar.runtime.program import binding, turns
 from autopar.runtime.torch_private import dtensor_of
+from autopar.tracer import trace
 from autopar.tracer.torch_private import FakeTensorMode
+from tests.codegen.test_offload import ROWS, WIDTH, Stack, in_blocks
+from tests.codegen.test_residency import planned
 from tests.runtime.microbatch_workers import batch, trained
 from tests.runtime.spawn import spawn
 from tests.runtime.test_microbatches import TOLERANCE, check, with_dropout
@@ -150,6 +155,48 @@ def test_two_processes_in_shards() -> None:
     for seen in spawn("tests.runtime.test_residency.two", 2):
         assert isinstance(seen, dict)
         check(seen)
+
+
+def four() -> list[float]:
+    """Steps under plans drawn at random, on 2 x 2 devices: how far from eager."""
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+    far: list[float] = []
+    for seed, part in ((4, 0.5), (8, 1.0)):
+        torch.manual_seed(seed)
+        model = Stack().train()
+        plain = copy.deepcopy(model)
+        graph = trace(copy.deepcopy(model), (), {"x": x}).graph
+        plan = planned(graph, in_blocks(2, 2), seed, part, turns=1)
+        structure = replace(
+            plan.structure, inputs=describe_inputs(graph), fingerprint=fingerprint(graph)
+        )
+        assert structure.again and structure.offloaded
+        assert any(param.residency == "host" for param in structure.params.values())
+        compiled = autopar.compile(model, plan=replace(plan, structure=structure))
+        both = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (compiled, plain)]
+        for step in range(3):
+            losses: list[Tensor] = []
+            for m in (compiled, plain):
+                torch.manual_seed(step)
+                losses.append(m(x=x))
+                losses[-1].backward()
+            far.append(distance(*losses))
+            pairs = zip(compiled.parameters(), plain.parameters(), strict=True)
+            far += [distance(p.grad.full_tensor(), q.grad) for p, q in pairs]
+            for optimizer in both:
+                optimizer.step()
+                optimizer.zero_grad()
+        buffers = zip(compiled.buffers(), plain.buffers(), strict=True)
+        far += [distance(a.double(), b.double()) for a, b in buffers]
+    return far
+
+
+@pytest.mark.processes
+def test_four_processes_with_all_that_saves_memory() -> None:
+    """Dropout and batch norm among what is kept, made again, offloaded and on the host."""
+    for far in spawn("tests.runtime.test_residency.four", 4):
+        assert isinstance(far, list)
+        assert max(far) <= TOLERANCE
 
 
 def test_it_is_read_before_anything_is_done() -> None:
