@@ -17,15 +17,28 @@ from transformers import (
 
 from benchmarks.resnet import ResNet
 
+LLAMAS = {
+    "8b": (4096, 14_336, 32, 32),
+    "70b": (8192, 28_672, 80, 64),
+    "405b": (16_384, 53_248, 126, 128),
+}
+"""Hidden and intermediate size, layers and heads of Llama 3."""
+
 
 def llama_8b(layers: int) -> nn.Module:
     """Llama-8B with `layers` layers instead of 32, in bfloat16."""
+    return llama("8b", layers)
+
+
+def llama(size: str, layers: int | None = None) -> nn.Module:
+    """One of `LLAMAS` in bfloat16, with `layers` layers instead of its own."""
+    hidden, intermediate, its_layers, heads = LLAMAS[size]
     config = LlamaConfig(
         vocab_size=128_256,
-        hidden_size=4096,
-        intermediate_size=14_336,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers or its_layers,
+        num_attention_heads=heads,
         num_key_value_heads=8,
         max_position_embeddings=8192,
         tie_word_embeddings=False,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import depth, plan_time
+from benchmarks import depth, memory_choices, plan_time
 from benchmarks.plan_time import PHASES, Phases, Result, main, row
 
 
@@ -104,3 +104,23 @@ def test_a_case_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPa
 
 def test_no_such_cluster_is_a_failure() -> None:
     assert plan_time.in_own_process("0x8", 1) is None
+
+
+@pytest.mark.nightly
+def test_memory_choices_of_a_small_case() -> None:
+    result = CliRunner().invoke(
+        memory_choices.main, ["--case", "8b:2xH100:2:1:64", "--markdown"], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    *_, line = result.output.strip().splitlines()
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[:3] == ["8B on 2xH100", "2", "1 x 64"]
+    without, found, ratio = map(float, cells[3:6])
+    assert ratio == pytest.approx(found / without, rel=0.02)
+
+
+def test_memory_choices_are_beside_none() -> None:
+    without, found = (memory_choices.Planned(cpu_s, 1.25, 80 << 30, 2500) for cpu_s in (10.0, 14.0))
+    assert memory_choices.row("8b:8xH100:8:64:2048", without, found) == [
+        "8B on 8xH100", "8", "64 x 2048", "10.0", "14.0", "1.40", "1.25", "80.0", "0.25 %"
+    ]  # fmt: skip
