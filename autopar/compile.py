@@ -116,13 +116,18 @@ def plan_call(
 
 
 def best_on(
-    request: PlanRequest, say: Say, cutoff: int | None = None, stated: Problem | None = None
+    request: PlanRequest,
+    say: Say,
+    cutoff: int | None = None,
+    stated: Problem | None = None,
+    after: Candidate | None = None,
 ) -> Candidate:
     """The best plan on one mesh whose peak, temporaries included, is within the memory limit: of
-    all, or of those of `stated`, a part of the problem. InfeasibleError if there is none; Beaten if
-    it is known that none takes less than `cutoff` nanoseconds."""
-    rows: Mapping[Moment, int] = {}
-    bound, basis = 0, None
+    all, or of those of `stated`, a part of the problem; found from the one `after` which it comes,
+    which is within another limit. InfeasibleError if there is none; Beaten if it is known that none
+    takes less than `cutoff` nanoseconds."""
+    rows: Mapping[Moment, int] = dict.fromkeys(after.moments, 0) if after else {}
+    bound, basis = 0, after.solution.basis if after else None
     if stated is None:
         # Where chains of ops are fused, making one again may cost less than to write and read it.
         request, opened = request.as_asked(), request.as_asked().opened()
@@ -185,7 +190,8 @@ def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
             if request.is_open:
                 plain = with_moments(settled, plain, fitting.rows)
             found = bounded(found, fitting.bound)
-            return Candidate(settled, plain, structure, bill.estimates, found)
+            moments = tuple(fitting.rows)
+            return Candidate(settled, plain, structure, bill.estimates, found, moments=moments)
         if problem.usage_limit is None:
             return None
     raise fitting.failure()

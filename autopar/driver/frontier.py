@@ -171,7 +171,8 @@ class _OnMesh:
         self, limit: int, allowance: int | None, say: Say, cutoff: int | None = None
     ) -> Candidate:
         request = self.request.opened().within(limit)
-        return best_on(request, say, cutoff, replace(self._stated(), usage_limit=allowance))
+        stated = replace(self._stated(), usage_limit=allowance)
+        return best_on(request, say, cutoff, stated, after=self.found[-1] if self.found else None)
 
     def _stated(self) -> Problem:
         """The problem that is open about what is made again."""

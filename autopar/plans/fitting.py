@@ -45,6 +45,8 @@ class Candidate:
     solution: Solution
     is_tight: bool = False
     """Whether memory decides: without a limit another plan would be better."""
+    moments: tuple[Moment, ...] = ()
+    """Those that count."""
 
     @property
     def mesh(self) -> Mesh:
