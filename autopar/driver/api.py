@@ -72,6 +72,7 @@ def compile(
     stages: int | str = 1,
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
+    loss_chunks: int | str = "auto",
     differentiable_outputs: str | Sequence[str] = (),
     verify: bool = False,
 ) -> CompiledModule:
@@ -101,6 +102,8 @@ def compile(
     where `residency` says: on the device ("cuda"), on its host ("cpu"), or where it is best if
     memory binds ("auto"; docs/residency.md). What the model wraps in `torch.utils.checkpoint` is
     free to be planned, or made again as it asks (`checkpoint="as written"`).
+    The loss of a head with many classes is worked on in `loss_chunks` of a rank's rows; "auto" does
+    so where memory binds and that is better (docs/loss-chunks.md).
     The model is cut into `stages` of a pipeline, before the modules `cuts`, whose microbatches
     follow a `schedule`, as in `plan` (docs/pipeline.md): each rank has its stages' parameters.
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
@@ -124,11 +127,14 @@ def compile(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
-        stages, cuts, schedule,
+        stages, cuts, schedule, loss_chunks,
     )  # fmt: skip
     if stored is not None:
         # For the calls that the stored plan is not for.
-        options = replace(options, microbatches=stored.structure.schedule.microbatches)
+        made = stored.structure.schedule
+        options = replace(
+            options, microbatches=made.microbatches, loss_chunks=made.loss_chunks
+        )
     kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)
@@ -173,6 +179,7 @@ def plan(
     stages: int | str = 1,
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
+    loss_chunks: int | str = "auto",
     differentiable_outputs: str | Sequence[str] = (),
     margin: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -194,7 +201,7 @@ def plan(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
-        stages, cuts, schedule,
+        stages, cuts, schedule, loss_chunks,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin
@@ -221,6 +228,7 @@ def frontier(
     microbatches: int | str = 1,
     residency: str = "cuda",
     checkpoint: str = "planned",
+    loss_chunks: int | str = "auto",
     differentiable_outputs: str | Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Frontier:
@@ -237,6 +245,7 @@ def frontier(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
+        loss_chunks=loss_chunks,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say,

@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autopar.compile import Say, best_on
+from autopar.compile import Say
+from autopar.driver.loss_chunking import best_in_chunks
 from autopar.errors import InfeasibleError, MicrobatchError, NotImposedWarning
 from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import Graph
@@ -17,7 +18,7 @@ from autopar.plans.request import PlanRequest
 
 
 def best_in_turns(request: PlanRequest, say: Say, cutoff: int | None = None) -> Candidate:
-    """`compile.best_on`, over all numbers of microbatches that are asked for: powers of two, where
+    """`best_in_chunks`, over all numbers of microbatches that are asked for: powers of two, where
     that is open, for as long as memory binds and each is better than the one before. More of them
     take less memory and never less time."""
     best: Candidate | None = None
@@ -28,7 +29,7 @@ def best_in_turns(request: PlanRequest, say: Say, cutoff: int | None = None) -> 
         if count > 1:
             say(f"{request.mesh}: in {count} microbatches")
         try:
-            found = best_on(here, say, cutoff if best is None else best.solution.objective)
+            found = best_in_chunks(here, say, cutoff if best is None else best.solution.objective)
         except InfeasibleError as error:
             failure = failure or error
             continue

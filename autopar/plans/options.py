@@ -61,7 +61,9 @@ class Options:
     on the plan; the rest is planned around it. `differentiable_outputs` names the outputs, as the
     model's user does or by their position, that have a gradient beside the losses; "*" stands for
     any text. `backend`, one of `BACKENDS` or "" for the device's own, decides what is priced.
-    The batch is worked on in `microbatches`, None for as many as are best where memory binds.
+    The batch is worked on in `microbatches`, None for as many as are best where memory binds, and
+    losses in `loss_chunks` of a rank's rows, None for 1, or more where that is better and memory
+    binds.
     Parameters, with what belongs to them, live where `residency`, one of `RESIDENCIES`, says;
     those that are `hosted` do already, if that is not None, and only they. What backward makes
     again is `planned`, or what the model wraps in checkpoints ("as written").
@@ -81,6 +83,7 @@ class Options:
     differentiable_outputs: tuple[str, ...] = ()
     backend: str = ""
     microbatches: int | None = 1
+    loss_chunks: int | None = None
     residency: str = "cuda"
     hosted: tuple[str, ...] | None = None
     checkpoint: str = "planned"
@@ -150,12 +153,13 @@ def make_options(
     stages: int | str = 1,
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
+    loss_chunks: int | str = "auto",
 ) -> Options:
     """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` in bytes, or
     as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
     `constraints` reads them; `microbatches` as a number or "auto", None for "auto" in stages and
     for 1 elsewhere; `residency` one of `RESIDENCIES`, `checkpoint` one of `CHECKPOINTS`; `stages`
-    as a number or "auto", `cuts` as a module or several. AutoparError on what cannot be read."""
+    as a number or "auto", `cuts` as a module or several; `loss_chunks` as a number or "auto". AutoparError on what cannot be read."""
     usual = "auto" if stages != 1 or cuts else 1
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
     if not isinstance(strict, bool):
@@ -180,6 +184,7 @@ def make_options(
         stages=_count("stages", stages),
         cuts=(cuts,) if isinstance(cuts, str) else tuple(cuts),
         schedule=check_schedule(schedule),
+        loss_chunks=_count("loss_chunks", loss_chunks),
     )
 
 

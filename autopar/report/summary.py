@@ -92,6 +92,7 @@ class Summary(Printed):
     meshes_tried: tuple[str, ...]
     imposed: tuple[str, ...]
     microbatches: int
+    loss_chunks: int
     again: tuple[str, ...]
     again_ns: int
     offloaded: tuple[str, ...]
@@ -161,6 +162,7 @@ def summarize(plan: Plan) -> Summary:
         meshes_tried=provenance.meshes_tried,
         imposed=provenance.imposed,
         microbatches=structure.schedule.microbatches,
+        loss_chunks=structure.schedule.loss_chunks,
         again=structure.again,
         again_ns=again_ns(estimates),
         offloaded=structure.offloaded,
@@ -246,6 +248,8 @@ def _head(summary: Summary) -> RenderableType:
         tokens = f"{summary.tokens_per_s:,} tokens/s, " if summary.tokens_per_s else ""
         grid.add_row("speed", tokens + speed)
     grid.add_row("memory", format_bytes_of(peak, limit))
+    if summary.loss_chunks > 1:
+        grid.add_row("loss", f"in {summary.loss_chunks} chunks of a device's rows, one at a time")
     if summary.microbatches > 1:
         grid.add_row("batch", f"in {summary.microbatches} microbatches, one after the other")
     if summary.again:
