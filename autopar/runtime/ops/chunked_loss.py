@@ -87,11 +87,11 @@ class _Head:
         taken = scale.masked_fill(absent.unsqueeze(1), 0.0)
         own = parts.gather(1, places).mul_(scale).sub_(taken).to(scores.dtype)
         if parts.dtype == scores.dtype:
-            found = parts.mul_(scale)
-        elif parts.device.type == "cpu":
-            found = parts.mul_(scale).to(scores.dtype)
+            return parts.mul_(scale).scatter_(1, places, own)
+        found = scores if self.is_fresh else torch.empty_like(scores)
+        if parts.device.type == "cpu":
+            found.copy_(parts.mul_(scale))
         else:
-            found = scores if self.is_fresh else torch.empty_like(scores)
             torch.mul(parts, scale, out=found)
         return found.scatter_(1, places, own)
 
