@@ -115,6 +115,14 @@ from autopar.cli.terminal import (
     help="A backward goes through it beside the losses, as in logits; may be given several times.",
 )
 @click.option(
+    "--unread-output",
+    "unread_outputs",
+    multiple=True,
+    metavar="NAME",
+    help="Nobody looks at it in training, as in logits: it is None there; may be given several "
+    "times.",
+)
+@click.option(
     "--margin/--no-margin",
     default=None,
     help="Find the best plan of another structure too, which takes about a third longer; default: "

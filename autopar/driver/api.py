@@ -74,6 +74,7 @@ def compile(
     schedule: str = "auto",
     loss_chunks: int | str = "auto",
     differentiable_outputs: str | Sequence[str] = (),
+    unread_outputs: str | Sequence[str] = (),
     verify: bool = False,
 ) -> CompiledModule:
     """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
@@ -108,7 +109,8 @@ def compile(
     follow a `schedule`, as in `plan` (docs/pipeline.md): each rank has its stages' parameters.
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
     beside the losses: planned so from the start, where it would else be planned at the first
-    backward that does. `backend`, which runs the graphs and decides what is priced, is "eager" or
+    backward that does. `unread_outputs` names in the same way those that no script looks at
+    while the model is in training mode: they are None then, and need not be made. `backend`, which runs the graphs and decides what is priced, is "eager" or
     "inductor"; the default is inductor on CUDA devices, eager on the CPU. With `verify`, each
     program is compared with eager on the batch it is made for, before it is used: rank 0 runs all
     ranks and eager on its CPU, and needs memory for a few whole models and steps there.
@@ -127,7 +129,7 @@ def compile(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
-        stages, cuts, schedule, loss_chunks,
+        stages, cuts, schedule, loss_chunks, unread_outputs,
     )  # fmt: skip
     if stored is not None:
         # For the calls that the stored plan is not for.
@@ -181,6 +183,7 @@ def plan(
     schedule: str = "auto",
     loss_chunks: int | str = "auto",
     differentiable_outputs: str | Sequence[str] = (),
+    unread_outputs: str | Sequence[str] = (),
     margin: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
@@ -201,7 +204,7 @@ def plan(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
-        stages, cuts, schedule, loss_chunks,
+        stages, cuts, schedule, loss_chunks, unread_outputs,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin
@@ -230,6 +233,7 @@ def frontier(
     checkpoint: str = "planned",
     loss_chunks: int | str = "auto",
     differentiable_outputs: str | Sequence[str] = (),
+    unread_outputs: str | Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Frontier:
     """Time against memory: the best plan within each of `limits` ("80,40,24GiB", or bytes and
@@ -245,7 +249,7 @@ def frontier(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
-        loss_chunks=loss_chunks,
+        loss_chunks=loss_chunks, unread_outputs=unread_outputs,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say,

@@ -44,6 +44,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     cuts: list[str] = []
     schedule: str = "auto"
     loss_chunks: int | str = "auto"
+    unread_outputs: list[str] = []
     pins: dict[str, str] | list[str] = []
     forbid: dict[str, str | list[str]] | list[str] = []
     profile: str | None = None
@@ -112,6 +113,7 @@ def read_recipe(path: Path) -> Recipe:
             microbatches=table.microbatches, residency=table.residency,
             checkpoint=table.checkpoint, stages=table.stages, cuts=table.cuts,
             schedule=table.schedule, loss_chunks=table.loss_chunks,
+            unread_outputs=table.unread_outputs,
         )  # fmt: skip
     except AutoparError as error:
         raise RecipeError(f"{path}: {error}") from None

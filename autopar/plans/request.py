@@ -146,7 +146,7 @@ class PlanRequest:
 
     def describe_imposed(self) -> tuple[str, ...]:
         """What the user asked for, as a plan records it: a strategy with what it came to, and the
-        backend, residency and checkpoints that are not the usual ones."""
+        backend, residency, checkpoints and outputs that are not the usual ones."""
         written = {constraint.origin for constraint in self.options.constraints}
         strategy = (i.constraint for i in self.imposed if i.constraint.origin not in written)
         options = self.options
@@ -154,6 +154,7 @@ class PlanRequest:
             ("backend", options.backend, ""),
             ("residency", options.residency, "cuda"),
             ("checkpoint", options.checkpoint, "planned"),
+            ("without outputs", ", ".join(options.unread_outputs), ""),
         )
         lines = (f"{each.origin}: {each}" for each in strategy)
         more = (f"{name} {value}" for name, value, usual in others if value != usual)
