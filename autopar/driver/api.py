@@ -110,8 +110,9 @@ def compile(
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
     beside the losses: planned so from the start, where it would else be planned at the first
     backward that does. `unread_outputs` names in the same way those that no script looks at
-    while the model is in training mode: they are None then, and need not be made. `backend`, which runs the graphs and decides what is priced, is "eager" or
-    "inductor"; the default is inductor on CUDA devices, eager on the CPU. With `verify`, each
+    while the model is in training mode: they are None then, and need not be made. `backend`, which
+    runs the graphs and decides what is priced, is "eager" or "inductor"; the default is inductor on
+    CUDA devices, eager on the CPU. With `verify`, each
     program is compared with eager on the batch it is made for, before it is used: rank 0 runs all
     ranks and eager on its CPU, and needs memory for a few whole models and steps there.
 
@@ -134,9 +135,7 @@ def compile(
     if stored is not None:
         # For the calls that the stored plan is not for.
         made = stored.structure.schedule
-        options = replace(
-            options, microbatches=made.microbatches, loss_chunks=made.loss_chunks
-        )
+        options = replace(options, microbatches=made.microbatches, loss_chunks=made.loss_chunks)
     kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)

@@ -16,9 +16,9 @@ import msgspec
 
 from autopar.compile import Say, best_on
 from autopar.cost_model.price import price
+from autopar.driver.chunk_counts import chunk_count
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.leanest import leanest
-from autopar.driver.loss_chunking import chunk_count
 from autopar.driver.microbatching import possible_counts
 from autopar.driver.search import Tried, planned, survey
 from autopar.errors import InfeasibleError
@@ -124,8 +124,8 @@ def _ladder(meshes: Sequence[_OnMesh], own: int, say: Say) -> dict[int, int]:
 
 @dataclass(slots=True)
 class _OnMesh:
-    """What is known of one mesh, number of microbatches and of chunks of the loss: plans `found` on it, the `latest` that
-    a search within a limit came to, and that none within that takes less than `bound` nanoseconds
+    """What is known of one mesh, number of microbatches and of chunks of the loss: plans `found` on
+    it, the `latest` that a search within a limit came to, and that none within that takes less than `bound` nanoseconds
     as modelled. It `is_exhausted` once a limit was too small for any plan."""
 
     request: PlanRequest

@@ -210,7 +210,7 @@ class _Pipeline:
         return self._written(["", *(module for module, _ in starts)], found, estimates, proof)
 
     def _whole(self) -> Candidate:
-        """The whole model, its loss too, on one part of the cluster with the memory of all ranks."""
+        """The model, its loss whole, on one part of the cluster with the memory of all ranks."""
         options = replace(
             self.asked.options,
             microbatches=self.shape.microbatches,

@@ -27,7 +27,6 @@ from autopar.ir.loss_chunks import CHUNKED
 from autopar.ir.stages import RECEIVE, SEND
 from autopar.ir.uses import root_of
 
-
 _ONCE = frozenset({SEND, RECEIVE}) | CHUNKED
 
 
@@ -65,7 +64,8 @@ def _copied(_: Graph) -> dict[tuple[frozenset[str], str], Graph]:
 def _candidates(graph: Graph) -> frozenset[str]:
     """The keys of ops of the forward phase that can be made again, all of them. Casts of parameters
     are none: they are made where they are read as it is. Nor is what another stage sends, a loss
-    worked on in chunks, which makes scores again itself, or what reads a buffer or parameter that forward changes: backward would find the new value."""
+    worked on in chunks, which makes scores again itself, or what reads a buffer or parameter that
+    forward changes: backward would find the new value."""
     copies, nodes = casts_of(graph).copies, graph.nodes
     changed = {node.target for node in graph.with_role(Role.MUTATION, Role.UPDATE)}
     found, ruled_out = set[str](), set[str]()

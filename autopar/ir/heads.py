@@ -90,7 +90,13 @@ class _Finder:
         self._check_types(product, softmax, w)
         backward, of_softmax = self._backward(softmax)
         of_x, of_w = self._gradients(Ref(of_softmax.index), x, w)
-        ends = loss, softmax, backward, of_softmax, *(self.graph.nodes[r.node] for r in (of_x, *of_w))
+        ends = (
+            loss,
+            softmax,
+            backward,
+            of_softmax,
+            *(self.graph.nodes[r.node] for r in (of_x, *of_w)),
+        )
         needed = {ref.node for ref in (x, w, loss.inputs[1], backward.inputs[0])}
         return Head(x, w, product, loss, backward, of_x, of_w, self._unread(ends, needed))
 
@@ -182,7 +188,9 @@ class _Finder:
         results are `needed`."""
         found = {node.index for node in ends}
         for node in reversed(self.graph.nodes):
-            users = [u for k in range(len(node.outputs)) for u in self.users.get(Ref(node.index, k), ())]
+            users = [
+                u for k in range(len(node.outputs)) for u in self.users.get(Ref(node.index, k), ())
+            ]
             is_free = node.role is Role.OP and not node.random and node.index not in needed
             if is_free and users and all(user.index in found for user in users):
                 found.add(node.index)

@@ -66,8 +66,8 @@ def _made(_: Graph) -> dict[int, Graph]:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """An op: the letters of its inputs and outputs, a word each (`_` for a scalar), and the types of
-    what is sharded otherwise than its outputs say."""
+    """An op: the letters of its inputs and outputs, a word each (`_` for a scalar), and the types
+    of what is sharded otherwise than its outputs say."""
 
     op: str
     inputs: str

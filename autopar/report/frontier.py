@@ -113,7 +113,8 @@ def _planned(point: FrontierPoint, unlimited_ns: int) -> Rung:
         ratio=estimates.step_ns / unlimited_ns if unlimited_ns else 1.0,
         num_again=len(structure.again),
         again_ns=again_ns(point.plan.estimates),
-        mesh=structure.mesh.text + (f", {count} microbatches" if count > 1 else "")
+        mesh=structure.mesh.text
+        + (f", {count} microbatches" if count > 1 else "")
         + (f", loss in {chunks} chunks" if chunks > 1 else ""),
         gap=point.plan.provenance.gap_ppm / 1e6,
         digest=point.plan.digest,

@@ -124,9 +124,7 @@ class _Draw:
             outputs={e.key: self.choice[e.key] for e in entries if e.node.role is Role.DETACHED},
             routes=self._routes(),
             saved={key: str(state) for key, state in self.saved.items()},
-            schedule=PipelineSchedule(
-                microbatches=self.graph.turns, loss_chunks=loss_chunks
-            ),
+            schedule=PipelineSchedule(microbatches=self.graph.turns, loss_chunks=loss_chunks),
         )
         return as_plan(structure)
 
