@@ -125,8 +125,8 @@ def _ladder(meshes: Sequence[_OnMesh], own: int, say: Say) -> dict[int, int]:
 @dataclass(slots=True)
 class _OnMesh:
     """What is known of one mesh, number of microbatches and of chunks of the loss: plans `found` on
-    it, the `latest` that a search within a limit came to, and that none within that takes less than `bound` nanoseconds
-    as modelled. It `is_exhausted` once a limit was too small for any plan."""
+    it, the `latest` that a search within a limit came to, and that none within that takes less than
+    `bound` nanoseconds as modelled. It `is_exhausted` once a limit was too small for any plan."""
 
     request: PlanRequest
     tried: InitVar[Tried]

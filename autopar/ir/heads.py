@@ -97,7 +97,9 @@ class _Finder:
             of_softmax,
             *(self.graph.nodes[r.node] for r in (of_x, *of_w)),
         )
-        needed = {ref.node for ref in (x, w, loss.inputs[1], backward.inputs[0])}
+        needed = {
+            ref.node for ref in (x, w, loss.inputs[1], backward.inputs[0], backward.inputs[2])
+        }
         return Head(x, w, product, loss, backward, of_x, of_w, self._unread(ends, needed))
 
     def _maker(self, ref: Ref, op: str, between: set[str]) -> Node:
@@ -151,9 +153,18 @@ class _Finder:
             _check(known.setdefault((reader.op, position), reader) is reader)
         _check(set(known) == {(_LOSS, 0), (_LOSS_BACKWARD, 1), (_SOFTMAX_BACKWARD, 1)})
         backward, of_softmax = known[_LOSS_BACKWARD, 1], known[_SOFTMAX_BACKWARD, 1]
-        _check(backward.args[2:6] == self.loss.args[1:])
+        _check(backward.args[3:6] == self.loss.args[2:])
+        _check(self._is_same(backward.inputs[2], self.loss.inputs[1]))
         _check([*self._readers(Ref(backward.index), _SAME)] == [(of_softmax, 0)])
         return backward, of_softmax
+
+    def _is_same(self, one: Ref, other: Ref) -> bool:
+        """Whether two tensors are one, or made of the same in the same way: phases may cut what a
+        turn works on each for itself."""
+        first, second = self.graph.nodes[one.node], self.graph.nodes[other.node]
+        alike = (first.op, first.args, first.kwargs) == (second.op, second.args, second.kwargs)
+        made = first.role is Role.OP and not first.random and one.output == other.output
+        return one == other or (alike and made)
 
     def _gradients(self, of_scores: Ref, x: Ref, w: Ref) -> tuple[Ref, tuple[Ref, ...]]:
         """The gradients of x and of w. Nothing else is made of that of the scores."""

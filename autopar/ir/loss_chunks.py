@@ -89,6 +89,8 @@ class _Writer:
         self.losses = {head.loss.index: head for head in heads}
         self.backwards = {head.backward.index: head for head in heads}
         self.gone = frozenset[int]().union(*(head.unread for head in heads))
+        kept = (node for node in graph.nodes if node.index not in self.gone)
+        self.read = {ref for node in kept for ref in node.inputs}
         self.nodes: list[Node] = []
         self.place: dict[Ref, Ref] = {}
         self.keys: dict[str, int] = {}
@@ -114,8 +116,9 @@ class _Writer:
 
     def _put_loss(self, head: Head) -> None:
         loss, scores = head.loss, head.product.outputs[0]
-        count = transplanted(count_of(loss), len(self.nodes), self.place.__getitem__)
-        self.place[Ref(loss.index, 1)] = Ref(self._put(count))
+        if Ref(loss.index, 1) in self.read:
+            count = transplanted(count_of(loss), len(self.nodes), self.place.__getitem__)
+            self.place[Ref(loss.index, 1)] = Ref(self._put(count))
         rows = TensorType(loss.outputs[0].dtype, scores.shape[:1], scores.parts[:1])
         read = (Ref(head.product.index),) if head.is_read else (head.x, head.w)
         here = self._write(
@@ -129,7 +132,7 @@ class _Writer:
     def _put_backward(self, head: Head) -> None:
         backward, product = head.backward, Ref(head.product.index)
         read = (product,) if head.is_read else ()
-        given = *read, head.x, head.w, head.loss.inputs[1], replace(product, output=1)
+        given = *read, head.x, head.w, backward.inputs[2], replace(product, output=1)
         here = self._write(
             _SCORES_BACKWARD if head.is_read else _LINEAR_BACKWARD, backward, head,
             [*map(self.place.__getitem__, (*given, backward.inputs[0]))],

@@ -178,7 +178,8 @@ def stage_graphs(graph: Graph, structure: Structure) -> tuple[Graph, ...]:
 def parse_layout(graph: Graph, structure: Structure) -> Layout:
     """The decisions of `structure` for `graph`, its losses in chunks, in microbatches, with what
     backward makes again. LossChunksError where no loss can be in chunks; ValueError on text that
-    says none, or where something cannot be made again, or not be offloaded; PlanMismatchError where a parameter cannot live on the host."""
+    says none, or where something cannot be made again, or not be offloaded; PlanMismatchError where
+    a parameter cannot live on the host."""
     chunked = in_loss_chunks(graph, structure.schedule.loss_chunks)
     turns = in_microbatches(chunked, structure.schedule.microbatches)
     step, mesh = with_again(turns, structure.again), structure.mesh

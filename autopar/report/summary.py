@@ -259,15 +259,9 @@ def _head(summary: Summary) -> RenderableType:
     if summary.num_hosted:
         grid.add_row("host", name(_hosted(summary)))
     proof = name(summary.status, "green" if summary.gap <= PROVEN else "yellow")
-    grid.add_row(
-        "proof",
-        proof.append(
-            f": {format_ns(summary.objective_ns)} as modelled, "
-            f"proven bound {format_ns(summary.bound_ns)}, "
-            f"gap {format_percent(summary.gap)}",
-            style="default",
-        ),
-    )
+    bound = f"proven bound {format_ns(summary.bound_ns)}, gap {format_percent(summary.gap)}"
+    found = f": {format_ns(summary.objective_ns)} as modelled, {bound}"
+    grid.add_row("proof", proof.append(found, style="default"))
     if summary.margin:
         grid.add_row("margin", Text(escape(summary.margin[:MAX_SENTENCE])))
     if len(summary.meshes_tried) > 1:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import autopar
 from autopar.codegen import generate
 from autopar.compile import ModelCall, plan_call
 from autopar.driver.chunk_counts import chunk_count
@@ -24,7 +25,7 @@ from autopar.plans.request import PlanRequest, ask
 from autopar.runtime.simulator.spmd import train_step
 from autopar.solver.search import silent
 from autopar.tracer import Traced
-from tests.codegen.models import case
+from tests.codegen.models import MODELS, case
 from tests.codegen.test_random_plans import difference
 from tests.planned import hostless, on_h100
 
@@ -163,3 +164,13 @@ def test_strategies_are_eager(cluster: str, mesh: str, strategy: str, backend: s
     worst = {n: difference(g, found.gradients[n]) for n, g in step.gradients.items()}
     assert step.gradients.keys() == found.gradients.keys() and max(worst.values()) <= 1e-5
     assert difference(step.outputs["loss:0"], found.loss) <= 1e-5
+
+
+def test_the_last_stage_of_a_pipeline_has_it() -> None:
+    ids = torch.randint(0, 48, (4, 8))
+    inputs = {"input_ids": ids, "labels": ids}
+    model, _ = MODELS["llama"]()
+    plan = autopar.plan(model, inputs, cluster="2xcpu", stages=2, microbatches=2, loss_chunks=3)
+    parts = [part.schedule.loss_chunks for part in plan.structure.parts]
+    assert parts == [1, 3]
+    autopar.verify(plan, model, inputs)
