@@ -73,8 +73,10 @@ class ModelCall:
     wanted: Wanted = only_losses
     handed: Mapping[str, Handed] = field(default_factory=dict[str, Handed])
 
-    def wants(self, position: int, name: str) -> bool:
-        """Whether an output is to have a gradient."""
+    def wants(self, position: int, name: str) -> bool | None:
+        """Whether an output is to have a gradient; None if it is left out, where a model trains."""
+        if self.model.training and self.options.leaves_out(position, name):
+            return None
         return self.options.wants_gradient(position, name) or self.wanted(position, name)
 
 

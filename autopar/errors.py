@@ -50,6 +50,10 @@ class MicrobatchError(AutoparError):
     """A step cannot be taken in microbatches, or not in so many."""
 
 
+class LossChunksError(AutoparError):
+    """A step has no loss that can be worked on in chunks."""
+
+
 class StageError(AutoparError):
     """A step cannot be cut into stages, or not there."""
 

@@ -81,6 +81,14 @@ from autopar.cli.terminal import (
     metavar="NAME",
     help="How stages work on microbatches: gpipe, 1f1b, interleaved:2.",
 )
+@click.option(
+    "--loss-chunks",
+    default="auto",
+    show_default=True,
+    metavar="N|auto",
+    help="Work on the loss of a large vocabulary in N chunks of a device's tokens; auto: where "
+    "memory binds and that is better.",
+)
 @click.option("--optimizer", default="adamw", show_default=True, help="Whose states count.")
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS")
 @click.option("--strict", is_flag=True, help="An op without a sharding rule is an error.")
@@ -105,6 +113,14 @@ from autopar.cli.terminal import (
     multiple=True,
     metavar="NAME",
     help="A backward goes through it beside the losses, as in logits; may be given several times.",
+)
+@click.option(
+    "--unread-output",
+    "unread_outputs",
+    multiple=True,
+    metavar="NAME",
+    help="Nobody looks at it in training, as in logits: it is None there; may be given several "
+    "times.",
 )
 @click.option(
     "--margin/--no-margin",

@@ -23,6 +23,13 @@ from autopar.cli.terminal import (
     show_default=True,
     help="Cast the model first; float64 leaves least room for rounding.",
 )
+@click.option(
+    "--unread-output",
+    "unread_outputs",
+    multiple=True,
+    metavar="NAME",
+    help="As it was planned with; may be given several times.",
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of weights and inputs.")
 @page_options
 def verify(
@@ -31,6 +38,7 @@ def verify(
     global_batch: int | None,
     dtype: str,
     seed: int,
+    unread_outputs: tuple[str, ...],
     how: Output,
 ) -> None:
     """Run all ranks of the plan in FILE in this process, and compare with the model of TARGET.
@@ -54,6 +62,7 @@ def verify(
             built.inputs,
             dtype=None if dtype == "own" else dtype,
             seed=seed,
+            unread_outputs=unread_outputs,
             progress=progress,
         )
 

@@ -22,6 +22,7 @@ from autopar.codegen.messages import Messages
 from autopar.codegen.ops.peers import Peers
 from autopar.codegen.ops.table import emit
 from autopar.codegen.passes import apply_passes
+from autopar.codegen.sources import sources, whole_types
 from autopar.codegen.torch_private import unwritten
 from autopar.codegen.turns import OWN_OPS, OwnOps, inputs_of, sent_name, sum_name
 from autopar.errors import PlanMismatchError
@@ -120,11 +121,11 @@ class _Generator:
     ) -> None:
         self.gm, self.layout, self.schedule, self.is_last = gm, layout, scheduled, is_last
         self.graph = graph = self.layout.graph
-        self.traced = {node.name: (traced.input_types(node), node.outputs) for node in traced.nodes}
+        self.types = whole_types(traced, graph)
         self.routes = Routes(self.layout)
         self.mesh, self.sizes = self.layout.mesh, self.layout.mesh.sizes
         self.local = {phase: LocalGraph(self.layout, self._spoken) for phase in Phase}
-        self.fx_nodes = {node.name: node for node in gm.graph.nodes}
+        self.fx_nodes = sources(gm, graph)
         found = groups(graph)
         self.read = {group.root for group in found}
         self.use_of = {(use.node, use.arg): (group, use) for group in found for use in group.uses}
@@ -314,7 +315,7 @@ class _Generator:
         """Nodes of one key have equal shapes."""
         known = node.key, inputs, outputs
         if known not in self.shapes:
-            types, (given, made) = self.graph.input_types(node), self.traced[node.name]
+            types, (given, made) = self.graph.input_types(node), self.types[node.name]
             self.shapes[known] = Shapes(
                 tuple(t.shape for t in given),
                 tuple(t.shape for t in made),
@@ -337,7 +338,7 @@ class _Generator:
         if not node.mean:
             return 1
         reduced = {f.name for f in node.factors if f.outputs[output] is None}
-        given, made = self.traced[node.name]
+        given, made = self.types[node.name]
         now = self.graph.input_types(node)[0].num_bytes, node.outputs[output].num_bytes
         turns = given[0].num_bytes // now[0] * now[1] // made[output].num_bytes
         return turns * self.layout.choice(node).ways(reduced, self.sizes)

@@ -16,10 +16,11 @@ import torch
 from torch import fx
 
 from autopar.ir.graph import Graph, Node, Slot
-from autopar.ir.microbatches import ACCUMULATE, COLLECT, COUNT, SHARE, TURN
+from autopar.ir.microbatches import ACCUMULATE, COLLECT, SHARE, TURN
 from autopar.ir.redistribute import local_part_sizes
 from autopar.ir.sharding import Sharding
 from autopar.ir.stages import RECEIVE, SEND
+from autopar.ir.target_counts import COUNT
 from autopar.runtime.program.program import TURN_INPUT, Sum
 
 aten = torch.ops.aten

@@ -113,7 +113,12 @@ def _contraction_s(
     as one of all their sums."""
     dtype = graph.type_of(node.inputs[0]).dtype if node.inputs else "float32"
     moved *= done.passes
-    if done.scores is not None:
+    if done.products is not None:
+        found_s = sum(
+            each.count * product_s(each.out, each.depth, each.num_bytes, dtype, device)
+            for each in done.products
+        )
+    elif done.scores is not None:
         found_s = attention_s(done.flops, done.scores, moved, dtype, device)
     else:
         found_s = product_s(made, done.flops / (2 * max(1, made)), moved, dtype, device)

@@ -39,4 +39,5 @@ def _kernels(graph: Graph, node: Node, done: Traffic, choice: Choice, sizes: Seq
     if is_fusible(node):
         return int(any(done.writes))
     work = busiest_work(graph, node, choice, sizes)
-    return work.passes + work.merges * work.merge_launches
+    passes = work.passes if work.products is None else sum(p.count for p in work.products)
+    return passes + work.merges * work.merge_launches

@@ -72,7 +72,9 @@ def compile(
     stages: int | str = 1,
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
+    loss_chunks: int | str = "auto",
     differentiable_outputs: str | Sequence[str] = (),
+    unread_outputs: str | Sequence[str] = (),
     verify: bool = False,
 ) -> CompiledModule:
     """The model, to be trained by all processes of a torchrun (or by this one, if it is alone).
@@ -101,12 +103,16 @@ def compile(
     where `residency` says: on the device ("cuda"), on its host ("cpu"), or where it is best if
     memory binds ("auto"; docs/residency.md). What the model wraps in `torch.utils.checkpoint` is
     free to be planned, or made again as it asks (`checkpoint="as written"`).
+    The loss of a head with many classes is worked on in `loss_chunks` of a rank's rows; "auto" does
+    so where memory binds and that is better (docs/loss-chunks.md).
     The model is cut into `stages` of a pipeline, before the modules `cuts`, whose microbatches
     follow a `schedule`, as in `plan` (docs/pipeline.md): each rank has its stages' parameters.
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
     beside the losses: planned so from the start, where it would else be planned at the first
-    backward that does. `backend`, which runs the graphs and decides what is priced, is "eager" or
-    "inductor"; the default is inductor on CUDA devices, eager on the CPU. With `verify`, each
+    backward that does. `unread_outputs` names in the same way those that no script looks at
+    while the model is in training mode: they are None then, and need not be made. `backend`, which
+    runs the graphs and decides what is priced, is "eager" or "inductor"; the default is inductor on
+    CUDA devices, eager on the CPU. With `verify`, each
     program is compared with eager on the batch it is made for, before it is used: rank 0 runs all
     ranks and eager on its CPU, and needs memory for a few whole models and steps there.
 
@@ -124,11 +130,12 @@ def compile(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
-        stages, cuts, schedule,
+        stages, cuts, schedule, loss_chunks, unread_outputs,
     )  # fmt: skip
     if stored is not None:
         # For the calls that the stored plan is not for.
-        options = replace(options, microbatches=stored.structure.schedule.microbatches)
+        made = stored.structure.schedule
+        options = replace(options, microbatches=made.microbatches, loss_chunks=made.loss_chunks)
     kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)
@@ -173,7 +180,9 @@ def plan(
     stages: int | str = 1,
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
+    loss_chunks: int | str = "auto",
     differentiable_outputs: str | Sequence[str] = (),
+    unread_outputs: str | Sequence[str] = (),
     margin: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Plan:
@@ -194,7 +203,7 @@ def plan(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
-        stages, cuts, schedule,
+        stages, cuts, schedule, loss_chunks, unread_outputs,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin
@@ -221,7 +230,9 @@ def frontier(
     microbatches: int | str = 1,
     residency: str = "cuda",
     checkpoint: str = "planned",
+    loss_chunks: int | str = "auto",
     differentiable_outputs: str | Sequence[str] = (),
+    unread_outputs: str | Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Frontier:
     """Time against memory: the best plan within each of `limits` ("80,40,24GiB", or bytes and
@@ -237,6 +248,7 @@ def frontier(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
+        loss_chunks=loss_chunks, unread_outputs=unread_outputs,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say,

@@ -75,11 +75,14 @@ def check_outputs(traced: Traced, options: Options) -> None:
     """ConstraintError, naming what comes close, if an output is asked for that there is not."""
     names = [leaf.name for leaf in traced.outputs if leaf.item is not None]
     positions = [str(i) for i, leaf in enumerate(traced.outputs) if leaf.item is not None]
-    for pattern in options.differentiable_outputs:
-        if not any(matches(pattern, name) for name in (*names, *positions)):
-            raise ConstraintError(
-                f"differentiable_outputs: {unmatched(traced.graph.name, pattern, names)}"
-            )
+    left_out = [(leaf.name, str(i)) for i, leaf in enumerate(traced.outputs) if leaf.is_left_out]
+    known = [*names, *positions]
+    asked = [("differentiable_outputs", p, known) for p in options.differentiable_outputs]
+    known = [*known, *(name for pair in left_out for name in pair)]
+    asked += [("unread_outputs", p, known) for p in options.unread_outputs]
+    for option, pattern, there in asked:
+        if not any(matches(pattern, name) for name in there):
+            raise ConstraintError(f"{option}: {unmatched(traced.graph.name, pattern, names)}")
 
 
 def describe_cluster(

@@ -109,7 +109,9 @@ def eager(
         directions = {k: in_dtype(x, dtype) for k, x in directions.items()}
     form = traced.out_spec, len(traced.outputs)
     with untouched(model.modules()), own_values(model, dtype), computing_in(dtype), seeded(seed):
-        return eager_step(model, args, kwargs, form, directions)
+        found = eager_step(model, args, kwargs, form, directions)
+    left_out = {str(k) for k, leaf in enumerate(traced.outputs) if leaf.is_left_out}
+    return replace(found, outputs={k: x for k, x in found.outputs.items() if k not in left_out})
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import msgspec
 
 from autopar.compile import Say, best_on
 from autopar.cost_model.price import price
+from autopar.driver.chunk_counts import chunk_count
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.leanest import leanest
 from autopar.driver.microbatching import possible_counts
@@ -51,6 +52,12 @@ def find_frontier(asked: Asked, limits: Sequence[int], say: Say) -> Frontier:
             _OnMesh(replace(mesh.request, microbatches=count), Tried(mesh.request.mesh, 0, None))
             for mesh in meshes
             for count in counts
+        ]
+    if asked.options.loss_chunks is None:
+        meshes += [
+            _OnMesh(replace(mesh.request, loss_chunks=count), Tried(mesh.request.mesh, 0, None))
+            for mesh in meshes
+            if (count := chunk_count(mesh.request.within(own))) > 1
         ]
     top = _search(meshes, BOUNDLESS_BYTES, _counted(say, "without a limit"))
     bounds = _given(meshes, limits, say) if limits else _ladder(meshes, own, say)
@@ -117,9 +124,9 @@ def _ladder(meshes: Sequence[_OnMesh], own: int, say: Say) -> dict[int, int]:
 
 @dataclass(slots=True)
 class _OnMesh:
-    """What is known of one mesh, and number of microbatches: plans `found` on it, the `latest` that
-    a search within a limit came to, and that none within that takes less than `bound` nanoseconds
-    as modelled. It `is_exhausted` once a limit was too small for any plan."""
+    """What is known of one mesh, number of microbatches and of chunks of the loss: plans `found` on
+    it, the `latest` that a search within a limit came to, and that none within that takes less than
+    `bound` nanoseconds as modelled. It `is_exhausted` once a limit was too small for any plan."""
 
     request: PlanRequest
     tried: InitVar[Tried]
@@ -138,7 +145,9 @@ class _OnMesh:
     @property
     def name(self) -> str:
         mesh, count = f"mesh {self.request.mesh or 'of one device'}", self.request.microbatches
-        return f"{mesh} in {count} microbatches" if count > 1 else mesh
+        chunks = self.request.loss_chunks
+        turns = f" in {count} microbatches" if count > 1 else ""
+        return mesh + turns + (f", the loss in {chunks} chunks" if chunks > 1 else "")
 
     def find_leanest(self, say: Say) -> None:
         """Finds the best of the plans that hold least when forward ends."""

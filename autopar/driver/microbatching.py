@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.compile import Say, best_on
+from autopar.driver.chunk_counts import in_chunks
 from autopar.errors import InfeasibleError, MicrobatchError, NotImposedWarning
 from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import Graph
@@ -16,15 +17,23 @@ from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest
 
 
-def best_in_turns(request: PlanRequest, say: Say, cutoff: int | None = None) -> Candidate:
+def best_in_turns(
+    request: PlanRequest, say: Say, cutoff: int | None = None, *, chunked: bool = False
+) -> Candidate:
     """`compile.best_on`, over all numbers of microbatches that are asked for: powers of two, where
     that is open, for as long as memory binds and each is better than the one before. More of them
-    take less memory and never less time."""
+    take less memory and never less time. If `chunked`, the loss is in chunks, for as long as that
+    saves memory."""
     best: Candidate | None = None
     bounds: list[int] = []
     failure: InfeasibleError | None = None
+    is_tight = False
     for count in _counts(request):
         here = replace(request, microbatches=count)
+        if chunked:
+            here = in_chunks(here)
+            if here.loss_chunks == 1:
+                break
         if count > 1:
             say(f"{request.mesh}: in {count} microbatches")
         try:
@@ -34,6 +43,7 @@ def best_in_turns(request: PlanRequest, say: Say, cutoff: int | None = None) -> 
             continue
         except Beaten as beaten:
             bounds.append(beaten.bound)
+            is_tight = beaten.is_tight
             if best is not None or not beaten.is_tight:
                 break
             continue
@@ -45,7 +55,7 @@ def best_in_turns(request: PlanRequest, say: Say, cutoff: int | None = None) -> 
     if best is not None:
         return replace(best, solution=bounded(best.solution, min(bounds)))
     if bounds:
-        raise Beaten(request.mesh, min(bounds))
+        raise Beaten(request.mesh, min(bounds), is_tight=is_tight)
     assert failure is not None
     raise failure
 

@@ -210,11 +210,11 @@ class _Pipeline:
         return self._written(["", *(module for module, _ in starts)], found, estimates, proof)
 
     def _whole(self) -> Candidate:
-        """The whole model on one part of the cluster, with as much memory as all ranks have, of
-        which it takes what the first of them would."""
+        """The model, its loss whole, on one part of the cluster with the memory of all ranks."""
         options = replace(
             self.asked.options,
             microbatches=self.shape.microbatches,
+            loss_chunks=1,
             memory_limit_bytes=self.shape.ranks * self.limit,
         )
         held = -(-self.table.held(0) // (self.table.num_stages // self.shape.ranks))

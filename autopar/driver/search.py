@@ -14,7 +14,7 @@ from autopar.cost_model.account import account
 from autopar.cost_model.bucket_sizes import with_buckets
 from autopar.cost_model.price import limited_classes
 from autopar.driver.infeasible_subset import explain_infeasible, suited
-from autopar.driver.microbatching import best_in_turns
+from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.shortage import explain_shortage
 from autopar.errors import ClusterError, InfeasibleError
 from autopar.ir.mesh import Cluster, Mesh
@@ -77,7 +77,7 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
         least = None if best is None else best.solution.objective + (place < best_place)
         cutoff = None if least is None else least + int(least * margin)
         try:
-            found = best_in_turns(request, say, cutoff)
+            found = best_in_chunks(request, say, cutoff)
         except InfeasibleError as error:
             failures[place] = error
             continue
@@ -127,7 +127,7 @@ def _failure(say: Say, request: PlanRequest, *, solves: bool) -> InfeasibleError
     leaves something without any choice is told."""
     try:
         if solves:
-            best_in_turns(request, say)
+            best_in_chunks(request, say)
         else:
             limited_classes(request, groups(request.step))
     except InfeasibleError as error:

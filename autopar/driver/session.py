@@ -187,7 +187,7 @@ class Builder:
             planned_gradients(plan.structure) if plan and self.family.is_first else only_losses
         )
 
-        def wanted(position: int, name: str) -> bool:
+        def wanted(position: int, name: str) -> bool | None:
             return name in differentiable or planned(position, name)
 
         handed = {} if self._is_staged else _handed(signature)

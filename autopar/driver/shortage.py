@@ -14,6 +14,7 @@ from math import ceil, log2, prod
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import Say
 from autopar.cost_model.bucket_sizes import with_buckets
+from autopar.driver.chunk_counts import in_chunks
 from autopar.driver.leanest import leanest
 from autopar.driver.microbatching import possible_counts
 from autopar.errors import AutoparError, InfeasibleError
@@ -58,7 +59,7 @@ def explain_shortage(asked: Asked, request: PlanRequest, why: InfeasibleError, s
 def _leanest(request: PlanRequest, say: Say) -> Candidate | None:
     """None where there is no plan on the mesh at all, or none is found in time."""
     try:
-        return leanest(request, say)
+        return leanest(in_chunks(request), say)
     except AutoparError:
         return None
 

@@ -6,7 +6,7 @@ devices nor the processes of the plan are needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,18 +28,22 @@ def verify(
     *,
     seed: int = 0,
     tolerance: float | None = None,
+    unread_outputs: Sequence[str] = (),
 ) -> Report:
     """Run `plan` on all its ranks in this process, and compare with `model` run by PyTorch alone.
 
     Compared are the outputs, the buffers that change, and the gradient of every parameter that has
-    one, for the weights that the model has and the whole batch `inputs` (as for `autopar.plan`).
+    one, for the weights that the model has and the whole batch `inputs` (as for `autopar.plan`,
+    as are `unread_outputs`).
     `tolerance` is relative; by default it is what rounding in the least precise dtype of the step
     explains. What differs by more, but not in float64, is equal.
 
     VerificationError names the tensors that differ; PlanMismatchError says how plan and model do
     not fit. The model is left as it was.
     """
-    report = compare_with_eager(plan, model, inputs, seed=seed, tolerance=tolerance)
+    report = compare_with_eager(
+        plan, model, inputs, seed=seed, tolerance=tolerance, unread_outputs=unread_outputs
+    )
     report.check()
     return report
 
@@ -52,12 +56,14 @@ def compare_with_eager(
     dtype: str | None = None,
     seed: int = 0,
     tolerance: float | None = None,
+    unread_outputs: Sequence[str] = (),
     progress: Callable[[str], None] = lambda _: None,
 ) -> Report:
     """What `verify` finds, whether equal or not. With `dtype` ("float64"), every op computes in
     that dtype on both sides, so that rounding hides less."""
     progress("tracing the model")
-    call = call_on(model, inputs, Options(), planned_gradients(plan.structure))
+    options = Options(unread_outputs=tuple(unread_outputs))
+    call = call_on(model, inputs, options, planned_gradients(plan.structure))
     compiled = compile_call(call, partial(checked_plan, plan))
     return compare_program(
         compiled, call, dtype=dtype, seed=seed, tolerance=tolerance, progress=progress

@@ -20,6 +20,7 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import best_on
 from autopar.cost_model.account import account
 from autopar.cost_model.bucket_sizes import with_buckets
+from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.search import peak
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.choices import Choice, ParamChoice, shardings
@@ -239,7 +240,7 @@ def make_explainer(asked: Asked) -> Explainer:
     InfeasibleError if no plan fits; ClusterError if the mesh does not fit the cluster.
     """
     mesh = with_buckets(parse_mesh(asked.options.mesh, asked.cluster), asked.cluster.device)
-    best = best_on(asked.on(mesh), silent)
+    best = best_in_chunks(asked.on(mesh), silent)
     is_small = sum(map(len, best.problem.costs)) <= MAX_CHOICES
     variations = Sensitivity(best.problem) if is_small else None
     return Explainer(best, variations)

@@ -23,8 +23,11 @@ from autopar.ir.blocks import place_of
 from autopar.ir.casts import casts_of
 from autopar.ir.copies import COPY, OPTION, with_word
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, per_graph, transplanted
+from autopar.ir.loss_chunks import CHUNKED
 from autopar.ir.stages import RECEIVE, SEND
 from autopar.ir.uses import root_of
+
+_ONCE = frozenset({SEND, RECEIVE}) | CHUNKED
 
 
 def with_again(graph: Graph, keys: Collection[str]) -> Graph:
@@ -60,15 +63,16 @@ def _copied(_: Graph) -> dict[tuple[frozenset[str], str], Graph]:
 @per_graph
 def _candidates(graph: Graph) -> frozenset[str]:
     """The keys of ops of the forward phase that can be made again, all of them. Casts of parameters
-    are none: they are made where they are read as it is. Nor is what another stage sends, or what
-    reads a buffer or parameter that forward changes: backward would find the new value."""
+    are none: they are made where they are read as it is. Nor is what another stage sends, a loss
+    worked on in chunks, which makes scores again itself, or what reads a buffer or parameter that
+    forward changes: backward would find the new value."""
     copies, nodes = casts_of(graph).copies, graph.nodes
     changed = {node.target for node in graph.with_role(Role.MUTATION, Role.UPDATE)}
     found, ruled_out = set[str](), set[str]()
     for node in graph.with_role(Role.OP):
         if node.view or f":{Phase.FORWARD.value}:" not in node.key:
             continue
-        is_made_once = node.random or node.op in (SEND, RECEIVE) or node.index in copies
+        is_made_once = node.random or node.op in _ONCE or node.index in copies
         (ruled_out if is_made_once else found).add(node.key)
         for ref in node.inputs:
             maker = nodes[root_of(graph, ref)[0].node]

@@ -24,7 +24,6 @@ from autopar.ir.graph import (
     OUTPUT_ROLES,
     Atom,
     Factor,
-    FactorType,
     Graph,
     Node,
     Phase,
@@ -36,15 +35,12 @@ from autopar.ir.graph import (
     transplanted,
 )
 from autopar.ir.sharding import P, Placement, R
+from autopar.ir.target_counts import count_of
 from autopar.ir.turn_states import TurnStates
 from autopar.ir.uses import Group
 
 TURN, SHARE = "autopar.turn.default", "autopar.share.default"
 ACCUMULATE, COLLECT = "autopar.accumulate.default", "autopar.collect.default"
-COUNT = "autopar.count_targets.default"
-"""How many targets a loss counts, or the sum of their weights: the last output of the loss itself,
-of the targets alone. Its arguments are the targets, the weights of classes and what is ignored."""
-
 _LOSSES = {"aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default"}
 
 
@@ -88,7 +84,7 @@ def _with_counts(graph: Graph) -> Graph:
     place: dict[Ref, Ref] = {}
     for node in graph.nodes:
         if node.op in _LOSSES:
-            count = transplanted(_count(node), len(nodes), lambda ref: place.get(ref, ref))
+            count = transplanted(count_of(node), len(nodes), lambda ref: place.get(ref, ref))
             nodes.append(count)
         index = len(nodes)
         nodes.append(transplanted(node, index, lambda ref: place.get(ref, ref)))
@@ -97,29 +93,6 @@ def _with_counts(graph: Graph) -> Graph:
         if node.op in _LOSSES:
             place[Ref(node.index, 1)] = Ref(index - 1)
     return replace(graph, nodes=tuple(nodes))
-
-
-def _count(loss: Node) -> Node:
-    """What counts the targets of a loss; it reads what the loss reads."""
-    _, target, weight, _, ignored = loss.args
-    read = [ref for ref in loss.inputs[1:] if ref in (target, weight)]
-    factors = (
-        replace(factor, type=FactorType.REDUCTION, inputs=factor.inputs[1:], outputs=(None,))
-        for factor in loss.factors
-        if factor.inputs[1] is not None
-    )
-    return replace(
-        loss,
-        op=COUNT,
-        args=(target, weight, ignored),
-        kwargs=(),
-        inputs=tuple(read),
-        outputs=loss.outputs[1:],
-        key=f"{loss.key}.count",
-        factors=tuple(replace(f, inputs=f.inputs[: len(read)]) for f in factors),
-        partial=(),
-        mean=False,
-    )
 
 
 class _Splitter:

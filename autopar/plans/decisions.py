@@ -50,7 +50,9 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
         replicated_unknown_ops=tuple(
             sorted({n.op for n in graph.with_role(Role.OP) if not n.has_rule})
         ),
-        schedule=PipelineSchedule(microbatches=request.microbatches),
+        schedule=PipelineSchedule(
+            microbatches=request.microbatches, loss_chunks=request.loss_chunks
+        ),
     )
 
 

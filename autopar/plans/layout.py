@@ -11,6 +11,7 @@ from autopar.ir.again import with_again
 from autopar.ir.choices import Choice, ParamChoice, pull_back, shardings
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.ir.input_sharding import input_state
+from autopar.ir.loss_chunks import in_loss_chunks
 from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.offloading import Away, offloaded
@@ -175,10 +176,12 @@ def stage_graphs(graph: Graph, structure: Structure) -> tuple[Graph, ...]:
 
 
 def parse_layout(graph: Graph, structure: Structure) -> Layout:
-    """The decisions of `structure` for `graph` in microbatches, with what backward makes again.
-    ValueError on text that says none, or where something cannot be made again, or not be
-    offloaded; PlanMismatchError where a parameter cannot live on the host."""
-    turns = in_microbatches(graph, structure.schedule.microbatches)
+    """The decisions of `structure` for `graph`, its losses in chunks, in microbatches, with what
+    backward makes again. LossChunksError where no loss can be in chunks; ValueError on text that
+    says none, or where something cannot be made again, or not be offloaded; PlanMismatchError where
+    a parameter cannot live on the host."""
+    chunked = in_loss_chunks(graph, structure.schedule.loss_chunks)
+    turns = in_microbatches(chunked, structure.schedule.microbatches)
     step, mesh = with_again(turns, structure.again), structure.mesh
     params = {name: param.choice for name, param in structure.params.items()}
     nodes = step.with_role(Role.PARAM)

@@ -60,8 +60,11 @@ class Options:
     without a rule into an error. `constraints` and `strategy` ("" for none) are what is imposed
     on the plan; the rest is planned around it. `differentiable_outputs` names the outputs, as the
     model's user does or by their position, that have a gradient beside the losses; "*" stands for
-    any text. `backend`, one of `BACKENDS` or "" for the device's own, decides what is priced.
-    The batch is worked on in `microbatches`, None for as many as are best where memory binds.
+    any text; `unread_outputs` in the same way those that are None while the model trains.
+    `backend`, one of `BACKENDS` or "" for the device's own, decides what is priced.
+    The batch is worked on in `microbatches`, None for as many as are best where memory binds, and
+    losses in `loss_chunks` of a rank's rows, None for 1, or more where that is better and memory
+    binds.
     Parameters, with what belongs to them, live where `residency`, one of `RESIDENCIES`, says;
     those that are `hosted` do already, if that is not None, and only they. What backward makes
     again is `planned`, or what the model wraps in checkpoints ("as written").
@@ -81,12 +84,14 @@ class Options:
     differentiable_outputs: tuple[str, ...] = ()
     backend: str = ""
     microbatches: int | None = 1
+    loss_chunks: int | None = None
     residency: str = "cuda"
     hosted: tuple[str, ...] | None = None
     checkpoint: str = "planned"
     stages: int | None = 1
     cuts: tuple[str, ...] = ()
     schedule: str = "auto"
+    unread_outputs: tuple[str, ...] = ()
 
     @property
     def is_staged(self) -> bool:
@@ -99,8 +104,11 @@ class Options:
 
     def wants_gradient(self, position: int, name: str) -> bool:
         """Whether an output is among the `differentiable_outputs`."""
-        asked = self.differentiable_outputs
-        return any(matches(p, name) or matches(p, str(position)) for p in asked)
+        return _is_named(self.differentiable_outputs, position, name)
+
+    def leaves_out(self, position: int, name: str) -> bool:
+        """Whether an output is among the `unread_outputs`."""
+        return _is_named(self.unread_outputs, position, name)
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -133,6 +141,10 @@ class Options:
         return replace(self, mesh=mesh, constraints=constraints, strategy="")
 
 
+def _is_named(patterns: Sequence[str], position: int, name: str) -> bool:
+    return any(matches(p, name) or matches(p, str(position)) for p in patterns)
+
+
 def make_options(
     mesh: MeshLike,
     optimizer: str,
@@ -150,12 +162,15 @@ def make_options(
     stages: int | str = 1,
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
+    loss_chunks: int | str = "auto",
+    unread_outputs: str | Sequence[str] = (),
 ) -> Options:
     """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` in bytes, or
     as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
     `constraints` reads them; `microbatches` as a number or "auto", None for "auto" in stages and
     for 1 elsewhere; `residency` one of `RESIDENCIES`, `checkpoint` one of `CHECKPOINTS`; `stages`
-    as a number or "auto", `cuts` as a module or several. AutoparError on what cannot be read."""
+    as a number or "auto", `cuts` as a module or several; `loss_chunks` as a number or
+    "auto"; `unread_outputs` as a name or several. AutoparError on what cannot be read."""
     usual = "auto" if stages != 1 or cuts else 1
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
     if not isinstance(strict, bool):
@@ -168,19 +183,21 @@ def make_options(
         strict=strict,
         constraints=(*parse_pins(pins), *parse_forbidden(forbid)),
         strategy=check_strategy(strategy),
-        differentiable_outputs=(
-            (differentiable_outputs,)
-            if isinstance(differentiable_outputs, str)
-            else tuple(differentiable_outputs)
-        ),
+        differentiable_outputs=_several(differentiable_outputs),
         backend=check_backend(backend),
         microbatches=_count("microbatches", usual if microbatches is None else microbatches),
         residency=_one_of("residency", residency, RESIDENCIES),
         checkpoint=_one_of("checkpoint", checkpoint, CHECKPOINTS),
         stages=_count("stages", stages),
-        cuts=(cuts,) if isinstance(cuts, str) else tuple(cuts),
+        cuts=_several(cuts),
         schedule=check_schedule(schedule),
+        loss_chunks=_count("loss_chunks", loss_chunks),
+        unread_outputs=_several(unread_outputs),
     )
+
+
+def _several(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _one_of(name: str, given: str, known: Sequence[str]) -> str:

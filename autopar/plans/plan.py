@@ -78,12 +78,14 @@ class Param(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PipelineSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """In which order the ranks of a pipeline work on the microbatches of a step: by the name of a
     schedule (`pipeline_orders`) with its stages per rank, or as the rows of a `table`; `none`
-    where there is one stage."""
+    where there is one stage. Losses are worked on in `loss_chunks` of a rank's rows
+    (`ir.loss_chunks`)."""
 
     kind: str = "none"
     microbatches: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     chunks: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
     table: tuple[str, ...] = ()
+    loss_chunks: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
 
     def made(self, ranks: int) -> ActionTable:
         """What each of so many ranks of a pipeline does. ValueError if there is no such table."""

@@ -43,6 +43,8 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     stages: int | str = 1
     cuts: list[str] = []
     schedule: str = "auto"
+    loss_chunks: int | str = "auto"
+    unread_outputs: list[str] = []
     pins: dict[str, str] | list[str] = []
     forbid: dict[str, str | list[str]] | list[str] = []
     profile: str | None = None
@@ -110,7 +112,8 @@ def read_recipe(path: Path) -> Recipe:
             table.pins, table.forbid, table.strategy, backend=table.backend,
             microbatches=table.microbatches, residency=table.residency,
             checkpoint=table.checkpoint, stages=table.stages, cuts=table.cuts,
-            schedule=table.schedule,
+            schedule=table.schedule, loss_chunks=table.loss_chunks,
+            unread_outputs=table.unread_outputs,
         )  # fmt: skip
     except AutoparError as error:
         raise RecipeError(f"{path}: {error}") from None

@@ -12,10 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
 
-from autopar.errors import NotImposedWarning
+from autopar.errors import LossChunksError, NotImposedWarning
 from autopar.ir.again import as_written, with_again, with_options
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.heads import heads_of
+from autopar.ir.loss_chunks import in_loss_chunks
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.microbatches import in_microbatches, trains
 from autopar.ir.residency import can_be_hosted
@@ -59,6 +61,7 @@ class Asked:
             self.options,
             imposed,
             microbatches=self.options.microbatches or 1 if trains(self.graph) else self.graph.turns,
+            loss_chunks=self.options.loss_chunks or 1 if heads_of(self.graph) else 1,
             in_flight=self.in_flight,
             ends=self.ends,
         ).as_asked()
@@ -95,6 +98,7 @@ class PlanRequest:
     offloaded: tuple[str, ...] = ()
     """The keys of activations that are offloaded."""
     microbatches: int = 1
+    loss_chunks: int = 1
     hosted: frozenset[str] | None = frozenset()
     """The parameters that live on the host; None where that is to be decided."""
     in_flight: int = 1
@@ -122,8 +126,9 @@ class PlanRequest:
 
     @property
     def step(self) -> Graph:
-        """`graph` in microbatches, with what backward makes again, or may."""
-        graph = in_microbatches(self.graph, self.microbatches)
+        """`graph` with its losses in chunks, in microbatches, with what backward makes again, or
+        may."""
+        graph = in_microbatches(in_loss_chunks(self.graph, self.loss_chunks), self.microbatches)
         return with_options(graph) if self.again is None else with_again(graph, self.again)
 
     @property
@@ -141,7 +146,7 @@ class PlanRequest:
 
     def describe_imposed(self) -> tuple[str, ...]:
         """What the user asked for, as a plan records it: a strategy with what it came to, and the
-        backend, residency and checkpoints that are not the usual ones."""
+        backend, residency, checkpoints and outputs that are not the usual ones."""
         written = {constraint.origin for constraint in self.options.constraints}
         strategy = (i.constraint for i in self.imposed if i.constraint.origin not in written)
         options = self.options
@@ -149,6 +154,7 @@ class PlanRequest:
             ("backend", options.backend, ""),
             ("residency", options.residency, "cuda"),
             ("checkpoint", options.checkpoint, "planned"),
+            ("without outputs", ", ".join(options.unread_outputs), ""),
         )
         lines = (f"{each.origin}: {each}" for each in strategy)
         more = (f"{name} {value}" for name, value, usual in others if value != usual)
@@ -182,7 +188,17 @@ def ask(
     constraints = settle(graph, options.constraints, aliases)
     if options.checkpoint == "as written":
         _check_regions(graph)
+    _check_loss(graph, options)
     return Asked(graph, cluster, options, constraints, margin)
+
+
+def _check_loss(graph: Graph, options: Options) -> None:
+    """Warns of a loss that is not worked on in chunks though that is asked for."""
+    if trains(graph) and options.loss_chunks is not None:
+        try:
+            in_loss_chunks(graph, options.loss_chunks)
+        except LossChunksError as error:
+            warnings.warn(NotImposedWarning(f"{error}"), stacklevel=3)
 
 
 def _check_regions(graph: Graph) -> None:

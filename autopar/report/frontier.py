@@ -106,14 +106,16 @@ def _planned(point: FrontierPoint, unlimited_ns: int) -> Rung:
     if point.plan is None:
         return Rung(point.limit_bytes, None)
     structure, estimates = point.plan.structure, point.plan.estimates
-    count = structure.schedule.microbatches
+    count, chunks = structure.schedule.microbatches, structure.schedule.loss_chunks
     planned = Planned(
         peak_bytes=estimates.memory.total,
         step_ns=estimates.step_ns,
         ratio=estimates.step_ns / unlimited_ns if unlimited_ns else 1.0,
         num_again=len(structure.again),
         again_ns=again_ns(point.plan.estimates),
-        mesh=structure.mesh.text + (f", {count} microbatches" if count > 1 else ""),
+        mesh=structure.mesh.text
+        + (f", {count} microbatches" if count > 1 else "")
+        + (f", loss in {chunks} chunks" if chunks > 1 else ""),
         gap=point.plan.provenance.gap_ppm / 1e6,
         digest=point.plan.digest,
     )

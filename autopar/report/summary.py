@@ -92,6 +92,7 @@ class Summary(Printed):
     meshes_tried: tuple[str, ...]
     imposed: tuple[str, ...]
     microbatches: int
+    loss_chunks: int
     again: tuple[str, ...]
     again_ns: int
     offloaded: tuple[str, ...]
@@ -161,6 +162,7 @@ def summarize(plan: Plan) -> Summary:
         meshes_tried=provenance.meshes_tried,
         imposed=provenance.imposed,
         microbatches=structure.schedule.microbatches,
+        loss_chunks=structure.schedule.loss_chunks,
         again=structure.again,
         again_ns=again_ns(estimates),
         offloaded=structure.offloaded,
@@ -246,6 +248,8 @@ def _head(summary: Summary) -> RenderableType:
         tokens = f"{summary.tokens_per_s:,} tokens/s, " if summary.tokens_per_s else ""
         grid.add_row("speed", tokens + speed)
     grid.add_row("memory", format_bytes_of(peak, limit))
+    if summary.loss_chunks > 1:
+        grid.add_row("loss", f"in {summary.loss_chunks} chunks of a device's rows, one at a time")
     if summary.microbatches > 1:
         grid.add_row("batch", f"in {summary.microbatches} microbatches, one after the other")
     if summary.again:
@@ -255,15 +259,9 @@ def _head(summary: Summary) -> RenderableType:
     if summary.num_hosted:
         grid.add_row("host", name(_hosted(summary)))
     proof = name(summary.status, "green" if summary.gap <= PROVEN else "yellow")
-    grid.add_row(
-        "proof",
-        proof.append(
-            f": {format_ns(summary.objective_ns)} as modelled, "
-            f"proven bound {format_ns(summary.bound_ns)}, "
-            f"gap {format_percent(summary.gap)}",
-            style="default",
-        ),
-    )
+    bound = f"proven bound {format_ns(summary.bound_ns)}, gap {format_percent(summary.gap)}"
+    found = f": {format_ns(summary.objective_ns)} as modelled, {bound}"
+    grid.add_row("proof", proof.append(found, style="default"))
     if summary.margin:
         grid.add_row("margin", Text(escape(summary.margin[:MAX_SENTENCE])))
     if len(summary.meshes_tried) > 1:

@@ -80,15 +80,16 @@ def _joint_calls(
 
 def _row_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) -> int:
     """Bytes of one value per row."""
-    tensor = graph.type_of(node.inputs[0])
-    local = local_shape(tensor, graph.atoms, shardings(node, choice)[0][0], sizes)
-    dims = exchanged_dims(node)
-    return row_itemsize(tensor.dtype) * prod(n for dim, n in enumerate(local) if dim not in dims)
+    at = OPS[node.op].rows_of
+    tensor, dtype = graph.type_of(node.inputs[at]), graph.type_of(node.inputs[0]).dtype
+    local = local_shape(tensor, graph.atoms, shardings(node, choice)[0][at], sizes)
+    dims = exchanged_dims(node, at)
+    return row_itemsize(dtype) * prod(n for dim, n in enumerate(local) if dim not in dims)
 
 
-def exchanged_dims(node: Node) -> frozenset[int]:
-    """The dims of the first input that exchanged factors stand in."""
-    slots = (f.inputs[0] for f in node.factors if f.exchanged and not f.members)
+def exchanged_dims(node: Node, at: int = 0) -> frozenset[int]:
+    """The dims of input `at` that exchanged factors stand in."""
+    slots = (f.inputs[at] for f in node.factors if f.exchanged and not f.members)
     return frozenset(slot[0] for slot in slots if slot is not None)
 
 

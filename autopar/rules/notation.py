@@ -3,10 +3,10 @@
 `"m k, k n -> m n"` names the dims of the tensor inputs and of the outputs. A letter that all
 outputs have passes through; one that some output lacks is reduced: sharding it leaves that output
 partial. `d!` needs replication. The ranks that share `d@` pass data among themselves while they
-compute (a permutation, see `intra_op`); those that share `v#` must know which part of it they have.
-`(b s)` is one dim made of two, outermost first. `1` is a dim of size one that stands
-for nothing. `_` on its own is a tensor of no dims (a scalar). A rule speaks of one mesh axis;
-`choices` makes the product over axes.
+compute (a permutation, see `intra_op`); those that share `v#` must know which part of it they have;
+a letter may be both, `v@#`. `(b s)` is one dim made of two, outermost first. `1` is a dim of size
+one that stands for nothing. `_` on its own is a tensor of no dims (a scalar). A rule speaks of one
+mesh axis; `choices` makes the product over axes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Dim = tuple[str, ...]
 Dims = tuple[Dim, ...]
 """The dims of a tensor."""
 
-_TOKEN = re.compile(r"\(|\)|[A-Za-z][A-Za-z0-9_]*[!@#]?|1|_")
+_TOKEN = re.compile(r"\(|\)|[A-Za-z][A-Za-z0-9_]*(?:[!@]?#?)|1|_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Rule:
 
     def _mark(self, letter: str) -> str:
         marked = {"!": self.whole, "@": self.permuted, "#": self.positional}
-        return next((mark for mark, letters in marked.items() if letter in letters), "")
+        return "".join(mark for mark, letters in marked.items() if letter in letters)
 
     @property
     def exchanged(self) -> frozenset[str]:
@@ -119,8 +119,8 @@ def _parse_dims(tensor: str, marked: dict[str, set[str]], text: str) -> Dims:
             dims.append(())
         elif token != "_":
             letter = token.rstrip("!@#")
-            if token != letter:
-                marked[token[-1]].add(letter)
+            for mark in token.removeprefix(letter):
+                marked[mark].add(letter)
             if group is None:
                 dims.append((letter,))
             else:

@@ -103,10 +103,21 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
+class Product:
+    """`count` products of matrices, each of which makes `out` elements, sums of `depth` products,
+    and moves `num_bytes`."""
+
+    count: int
+    out: int
+    depth: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
-    """What an op computes on the rank that has most of it: `flops`, in `passes` over its tensors;
-    then `merges` of what one more kernel gives, each of `merge_launches` and of `merged_bytes`.
-    `scores` are those of attention."""
+    """What an op computes on the rank that has most of it: `flops`, in `passes` over its tensors,
+    or in the `products` that it is made of; then `merges` of what one more kernel gives, each of
+    `merge_launches` and of `merged_bytes`. `scores` are those of attention."""
 
     flops: float
     passes: int = 1
@@ -114,6 +125,7 @@ class Work:
     merge_launches: int = 0
     merged_bytes: int = 0
     scores: Scores | None = None
+    products: tuple[Product, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +147,8 @@ class Op:
     table, wherever they lie. `work` is there where ranks have unequal shares. `inner_bytes` are
     those that it makes on the way, on one rank, and reads again.
 
-    An op with exchanged factors reduces one value per row by each of `row_reductions`, in order.
+    An op with exchanged factors reduces one value per row by each of `row_reductions`, in order;
+    a row is what its input `rows_of` has along other dims.
     While it does, it holds `row_copies` times its first input in the dtype of sums beside inputs
     and outputs: the first figure where that is the input's dtype, the second where the input has
     half of it. `joint` says what it sends under each joint factor, by name.
@@ -155,6 +168,7 @@ class Op:
     work: Callable[[Graph, Node, Choice, Sequence[int]], Work] | None = None
     inner_bytes: Callable[[Graph, Node, Choice, Sequence[int]], int] | None = None
     row_reductions: tuple[str, ...] = ()
+    rows_of: int = 0
     row_copies: tuple[float, float] = (0.0, 0.0)
     joint: Mapping[str, Joint] = field(default_factory=dict[str, Joint])
     local_args: Callable[[LocalCall], Changes] | None = None

@@ -13,6 +13,7 @@ from math import prod
 from autopar.rules.algebra import ALGEBRA
 from autopar.rules.attention import ATTENTION
 from autopar.rules.call import Call, all_whole
+from autopar.rules.chunked_loss import CHUNKED_LOSS
 from autopar.rules.creation import CREATION
 from autopar.rules.experts import EXPERTS
 from autopar.rules.images import IMAGES
@@ -31,8 +32,8 @@ from autopar.rules.shape import SHAPE
 from autopar.rules.softmax import SOFTMAX
 
 FAMILIES: tuple[Family, ...] = (
-    ALGEBRA, ATTENTION, CREATION, EXPERTS, IMAGES, INDEX, LOOKUP, LOSS, NORM, PIECES, POINTWISE,
-    PRODUCTS, RECURRENT, REDUCTIONS, SHAPE, SOFTMAX,
+    ALGEBRA, ATTENTION, CHUNKED_LOSS, CREATION, EXPERTS, IMAGES, INDEX, LOOKUP, LOSS, NORM, PIECES,
+    POINTWISE, PRODUCTS, RECURRENT, REDUCTIONS, SHAPE, SOFTMAX,
 )  # fmt: skip
 
 

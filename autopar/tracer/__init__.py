@@ -35,12 +35,13 @@ __all__ = ["InputLeaf", "OutputLeaf", "Traced", "Wanted", "only_losses", "trace"
 class OutputLeaf:
     """A leaf of the model's output: item `item` of the graph's output, or the constant `value`.
     `name` is the way to it ("logits"); `is_cut` says that it has a gradient in eager, and none
-    here."""
+    here, `is_left_out` that it is a tensor in eager and None here."""
 
     item: int | None = None
     value: Any = None
     name: str = ""
     is_cut: bool = False
+    is_left_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def trace(
 ) -> Traced:
     """The joint forward and backward graph of `model(*args, **kwargs)`, without computing anything.
 
-    Beside a loss, other outputs have gradients where they are `wanted`.
+    Beside a loss, other outputs have gradients where they are `wanted`, or are left out.
 
     Forward only where gradients are off or no parameter requires one. TraceError where the model
     cannot be captured, and with `strict` for an op without a rule, which is otherwise an
@@ -106,7 +107,7 @@ def trace(
         input_leaves=found.inputs,
         out_spec=found.out_spec,
         outputs=tuple(
-            OutputLeaf(None, leaf.value, leaf.name)
+            OutputLeaf(None, leaf.value, leaf.name, is_left_out=leaf.is_left_out)
             if leaf.role is None
             else OutputLeaf(
                 items[str(i)], None, leaf.name, leaf.has_grad and leaf.role is Role.DETACHED

@@ -49,9 +49,9 @@ class InputLeaf:
         return self.shape is not None
 
 
-Wanted = Callable[[int, str], bool]
+Wanted = Callable[[int, str], bool | None]
 """Whether an output, by its position and its name ("logits"), is to be differentiable even if
-another one is a loss."""
+another one is a loss; None if it is not to be returned, unless it is a loss."""
 
 
 def only_losses(_position: int, _name: str) -> bool:
@@ -62,12 +62,14 @@ def only_losses(_position: int, _name: str) -> bool:
 @dataclass(frozen=True)
 class CapturedLeaf:
     """A leaf of the model's output: a tensor of `role`, or the constant `value`. `name` is the way
-    to it ("logits"), and `has_grad` says whether it has a gradient in eager."""
+    to it ("logits"), and `has_grad` says whether it has a gradient in eager. It `is_left_out` if it
+    is a tensor that nobody wants."""
 
     role: Role | None = None
     value: Any = None
     name: str = ""
     has_grad: bool = False
+    is_left_out: bool = False
 
 
 @dataclass
@@ -138,7 +140,7 @@ class _Step(nn.Module):
         names = _names(found, result)
         roles = output_roles(found, [self.wanted(i, name) for i, name in enumerate(names)])
         self.outputs = tuple(
-            CapturedLeaf(role, None, name, x.requires_grad)
+            CapturedLeaf(role, None, name, x.requires_grad, role is None)
             if isinstance(x, Tensor)
             else CapturedLeaf(role, x, name)
             for x, role, name in zip(found, roles, names, strict=True)
@@ -170,8 +172,8 @@ def _ways(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from _ways(inner, f"{path}.{key}" if path else str(key))
 
 
-def output_roles(leaves: list[Any], wanted: list[bool]) -> list[Role | None]:
-    """The role of each leaf of a model's output; None for what is no tensor.
+def output_roles(leaves: list[Any], wanted: list[bool | None]) -> list[Role | None]:
+    """The role of each leaf of a model's output; None for what is no tensor, or not returned.
 
     Scalars that can be differentiated are losses, and then of the others only what is `wanted` has
     a gradient; without one, every tensor that can be differentiated has one. Where gradients are
@@ -188,7 +190,8 @@ def output_roles(leaves: list[Any], wanted: list[bool]) -> list[Role | None]:
     for x, is_loss, want in zip(leaves, losses, wanted, strict=True):
         if isinstance(x, Tensor):
             is_value = differentiable(x) and (want or not any(losses))
-            found.append(Role.LOSS if is_loss else Role.VALUE if is_value else Role.DETACHED)
+            role = Role.LOSS if is_loss else Role.VALUE if is_value else Role.DETACHED
+            found.append(None if want is None and not is_loss else role)
         elif isinstance(x, _PLAIN):
             found.append(None)
         else:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.space import NodeClass, classes
 from autopar.ir.graph import Graph, Phase, Role, TensorType
+from autopar.ir.loss_chunks import in_loss_chunks
 from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.redistribute import is_legal, placements, step
@@ -42,14 +43,16 @@ def random_plan(
     pins: Mapping[str, str] | None = None,
     microbatches: int = 1,
     hosted: Collection[str] = (),
+    loss_chunks: int = 1,
 ) -> Plan:
     """A plan for `graph` on `mesh`: every choice drawn at random, the same for the same seed. Nodes
     whose key matches a pattern of `pins` have its choice instead. The parameters `hosted` live on
     the host."""
-    draw = _Draw(in_microbatches(graph, microbatches), mesh, seed, frozenset(hosted))
+    chunked = in_loss_chunks(graph, loss_chunks)
+    draw = _Draw(in_microbatches(chunked, microbatches), mesh, seed, frozenset(hosted))
     for pattern, label in (pins or {}).items():
         draw.pin(pattern, label)
-    return draw.plan()
+    return draw.plan(loss_chunks)
 
 
 SAVED_ELSEWHERE = 0.5
@@ -97,7 +100,7 @@ class _Draw:
             assert label in _labels(entry), f"{entry.key} has no {label}: {_labels(entry)}"
             self.choice[entry.key] = label
 
-    def plan(self) -> Plan:
+    def plan(self, loss_chunks: int) -> Plan:
         self._repair()
         self._draw_saved()
         entries = self.classes.values()
@@ -121,7 +124,7 @@ class _Draw:
             outputs={e.key: self.choice[e.key] for e in entries if e.node.role is Role.DETACHED},
             routes=self._routes(),
             saved={key: str(state) for key, state in self.saved.items()},
-            schedule=PipelineSchedule(microbatches=self.graph.turns),
+            schedule=PipelineSchedule(microbatches=self.graph.turns, loss_chunks=loss_chunks),
         )
         return as_plan(structure)
 

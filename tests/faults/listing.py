@@ -9,6 +9,7 @@ from tests.faults import (
     codegen_faults,
     collective_faults,
     expert_faults,
+    loss_chunk_faults,
     rule_faults,
     runtime_faults,
     stage_faults,
@@ -23,6 +24,7 @@ FILES: tuple[ModuleType, ...] = (
     collective_faults,
     attention_faults,
     expert_faults,
+    loss_chunk_faults,
     runtime_faults,
     stage_faults,
 )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import autopar.runtime.ops.attention
+import autopar.runtime.ops.chunked_loss
 import autopar.runtime.ops.experts
 import autopar.runtime.ops.recurrent  # noqa: F401 - all register ops
 from autopar.codegen.localize import localize

@@ -7,6 +7,7 @@ import torch
 
 from tests.rules import (  # noqa: F401 - more samples
     samples_algebra,
+    samples_chunked_loss,
     samples_experts,
     samples_images,
     samples_recurrent,

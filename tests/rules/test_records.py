@@ -26,6 +26,8 @@ _OP = re.compile(r"(aten|autopar|transformers)\.\w+\.(default|[A-Za-z]\w*)( \w+)
 NAMED_ELSEWHERE = {
     "codegen/bias.py": "the addition that a matmul takes in again",
     "codegen/tidy.py": "pairs of ops that cancel",
+    "ir/heads.py": "the ops that a head and its loss are made of",
+    "ir/loss_chunks.py": "the ops that take their place",
     "ir/microbatches.py": "losses, of which what they count is told apart",
     "ir/stage_homes.py": "sums of gradients, whose terms stages may add up apart",
     "ir/turn_states.py": "zeros, which are a term of any sum, and what reads no values",

@@ -13,7 +13,11 @@ aten = torch.ops.aten
 def _log_normalizer(p: Peers, x: fx.Node, dims: list[int]) -> fx.Node:
     """The log of the sum of exponentials along `dims` of all ranks, kept as dims of size 1. Each
     rank's own sum is taken first, so that the ranks exchange one value per row twice."""
-    own = p(aten.logsumexp.default, x, dims, True)
+    return shared_normalizer(p, p(aten.logsumexp.default, x, dims, True))
+
+
+def shared_normalizer(p: Peers, own: fx.Node) -> fx.Node:
+    """That of all ranks, of each rank's `own`."""
     largest = p.reduced(own, "max")
     # All of a row may be -inf, on one rank or on all.
     base = p(aten.masked_fill.Scalar, largest, p(aten.eq.Scalar, largest, float("-inf")), 0.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from torch import fx
 
 from autopar.codegen.ops.attention import ATTENTION_EMITTERS
+from autopar.codegen.ops.chunked_loss import CHUNKED_LOSS_EMITTERS
 from autopar.codegen.ops.experts import EXPERTS_EMITTERS
 from autopar.codegen.ops.lookup import LOOKUP_EMITTERS
 from autopar.codegen.ops.loss import LOSS_EMITTERS
@@ -19,6 +20,7 @@ from autopar.rules.intra_op import joint_factors
 
 EMITTERS: Emitters = {
     **ATTENTION_EMITTERS,
+    **CHUNKED_LOSS_EMITTERS,
     **EXPERTS_EMITTERS,
     **LOOKUP_EMITTERS,
     **LOSS_EMITTERS,

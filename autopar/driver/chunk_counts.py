@@ -1,0 +1,44 @@
+"""In how many chunks a loss is worked on, where that is open and may pay."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from autopar.ir.graph import itemsize
+from autopar.ir.heads import Head, heads_of
+from autopar.plans.request import PlanRequest
+
+_WORTH = 32
+"""Chunks are worth a try where scores, and what is made of them, are this part of a device's memory
+or more."""
+_CHUNK = 64
+"""A chunk is no smaller than this part of the memory, nor has it fewer than `_ROWS` rows: products
+of fewer take longer."""
+_ROWS = 256
+
+
+def chunk_count(request: PlanRequest) -> int:
+    """A power of two; 1 where that saves little."""
+    heads, limit = heads_of(request.graph), request.memory_limit_bytes
+    parts = request.cluster.num_devices * request.microbatches
+    made = [_made_bytes(head) // parts for head in heads]
+    if sum(made) * _WORTH < limit or not heads:
+        return 1
+    rows = max(head.product.outputs[0].shape[0] for head in heads) // parts
+    count = 2
+    while max(made) * _CHUNK > limit * count and rows // count > _ROWS:
+        count *= 2
+    return count
+
+
+def in_chunks(request: PlanRequest) -> PlanRequest:
+    """The same with the loss in chunks, where that is open and saves memory."""
+    is_open = request.options.loss_chunks is None
+    return replace(request, loss_chunks=chunk_count(request)) if is_open else request
+
+
+def _made_bytes(head: Head) -> int:
+    """Bytes of the scores, and of what the loss makes of them."""
+    scores, loss = head.product.outputs[0], head.loss.outputs[0]
+    return prod(scores.shape) * (itemsize(scores.dtype) + itemsize(loss.dtype))

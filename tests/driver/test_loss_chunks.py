@@ -1,0 +1,176 @@
+"""Losses in chunks where memory binds, and nowhere else, as it was priced."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import autopar
+from autopar.codegen import generate
+from autopar.compile import ModelCall, plan_call
+from autopar.driver.chunk_counts import chunk_count
+from autopar.driver.loss_chunking import best_in_chunks
+from autopar.driver.search import planned, survey
+from autopar.errors import InfeasibleError, NotImposedWarning
+from autopar.ir.loss_chunks import LINEAR, SCORES
+from autopar.plans.fitting import Candidate
+from autopar.plans.options import Options, make_options
+from autopar.plans.plan import Plan
+from autopar.plans.request import PlanRequest, ask
+from autopar.runtime.simulator.spmd import train_step
+from autopar.solver.search import silent
+from autopar.tracer import Traced
+from tests.codegen.models import MODELS, case
+from tests.codegen.test_random_plans import difference
+from tests.planned import hostless, on_h100
+
+BATCH, LENGTH, VOCAB = 8, 32, 2048
+
+
+def language() -> nn.Module:
+    """A model whose scores are most of what it holds."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        num_hidden_layers=2, hidden_size=16, intermediate_size=32, num_attention_heads=2,
+        num_key_value_heads=2, vocab_size=VOCAB, max_position_embeddings=LENGTH, use_cache=False,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+@cache
+def traced(*unread: str) -> Traced:
+    ids = torch.randint(0, VOCAB, (BATCH, LENGTH))
+    options = Options(unread_outputs=unread)
+    call = ModelCall(language(), (), {"input_ids": ids, "labels": ids}, options)
+    return plan_call(call, lambda _: None)[0]
+
+
+def request(limit: int | None, chunks: int | str, *unread: str) -> PlanRequest:
+    options = make_options(
+        "2", "sgd", limit, None, False, backend="eager", loss_chunks=chunks, unread_outputs=unread
+    )
+    cluster, mesh = on_h100("2")
+    return ask(traced(*unread).graph, cluster, options).on(mesh)
+
+
+def best(limit: int | None, chunks: int | str, *unread: str) -> Candidate:
+    return best_in_chunks(request(limit, chunks, *unread), silent)
+
+
+def chunks_of(found: Candidate) -> int:
+    return found.structure.schedule.loss_chunks
+
+
+def test_only_where_memory_binds() -> None:
+    free = best(None, "auto", "logits")
+    assert chunks_of(free) == 1 == chunks_of(best(free.estimates.memory.total, "auto", "logits"))
+    lean = best(None, 16, "logits").estimates.memory.total
+    assert lean < free.estimates.memory.total / 3
+    limit = lean * 11 // 10
+    with pytest.raises(InfeasibleError):
+        best(limit, 1, "logits")
+    found = best(limit, "auto", "logits")
+    assert chunks_of(found) == chunk_count(request(limit, "auto", "logits")) > 1
+    assert found.estimates.memory.total <= limit
+    with pytest.raises(InfeasibleError, match="the leanest plan"):
+        best(lean // 3, "auto", "logits")
+
+
+def test_what_is_priced_is_what_is_played() -> None:
+    for chunks in (2, 16):
+        found = best(None, chunks)
+        assert found.solution.objective == found.estimates.modelled_ns
+        assert abs(found.estimates.step_ns / found.estimates.modelled_ns - 1) < 0.1
+
+
+def test_scores_that_nobody_reads_take_less() -> None:
+    held = {unread: best(None, 16, *unread).estimates for unread in ((), ("logits",))}
+    ops = {unread: best(None, 16, *unread).request.step for unread in held}
+    assert any(node.op == SCORES for node in ops[()].nodes)
+    assert any(node.op == LINEAR for node in ops[("logits",)].nodes)
+    scores = 4 * BATCH * LENGTH * VOCAB // 2
+    saved = held[()].memory.total - held[("logits",)].memory.total
+    assert 0.9 * scores < saved
+    # They are made once more.
+    assert held[()].compute_ns < held[("logits",)].compute_ns
+
+
+def test_more_chunks_hold_less_and_take_no_less_time() -> None:
+    found = [best(None, chunks, "logits").estimates for chunks in (2, 4, 8, 16)]
+    held = [each.memory.total for each in found]
+    assert held == sorted(held, reverse=True) and held[-1] < held[0]
+    times = [each.modelled_ns for each in found]
+    assert times == sorted(times)
+
+
+def test_where_there_is_little_to_save_it_is_not_tried() -> None:
+    small = request(80 << 30, "auto")
+    assert chunk_count(small) == 1
+    said: list[str] = []
+    best_in_chunks(small, said.append)
+    assert not any("chunks" in text for text in said)
+    assert chunk_count(replace(small, graph=case("mlp").traced.graph).within(1000)) == 1
+
+
+def test_a_step_without_a_head_says_so() -> None:
+    options = make_options("2", "sgd", None, None, False, backend="eager", loss_chunks=4)
+    with pytest.warns(NotImposedWarning, match="loss_chunks=4: the step has no loss"):
+        asked = ask(case("mlp").traced.graph, hostless("2xH100"), options)
+    assert chunks_of(survey(asked, silent).best) == 1
+
+
+def test_a_plan_file_says_it_only_where_it_is_so() -> None:
+    whole, chunked = (planned(survey_of(chunks)) for chunks in (1, 4))
+    assert b"loss_chunks" not in whole.to_bytes()
+    assert b'"loss_chunks": 4' in chunked.to_bytes()
+    for plan in (whole, chunked):
+        assert Plan.from_bytes(plan.to_bytes()) == plan
+
+
+def survey_of(chunks: int) -> object:
+    options = make_options("2", "sgd", None, None, False, backend="eager", loss_chunks=chunks)
+    return survey(ask(traced().graph, hostless("2xH100"), options), silent)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "mesh", "strategy"),
+    [
+        ("2xH100", "2", "ddp"),
+        ("2xH100", "2", "fsdp"),
+        ("4xH100", "4", "megatron"),
+        ("2x2xH100", "2x2", "2d"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_strategies_are_eager(cluster: str, mesh: str, strategy: str, backend: str) -> None:
+    found = case("llama")
+    options = make_options(
+        mesh, "adamw", None, None, False, strategy=strategy, backend=backend, loss_chunks=3
+    )
+    plan = planned(survey(ask(found.traced.graph, hostless(cluster), options), silent))
+    assert plan.structure.schedule.loss_chunks == 3
+    assert abs(plan.estimates.step_ns / plan.estimates.modelled_ns - 1) < 0.1
+    assert "lm_head:forward:scores_nll.0" in plan.structure.ops
+    program = generate(found.traced.gm, found.traced.graph, plan)
+    step = train_step(
+        program, plan.structure.mesh, found.traced.graph, plan.structure, found.tensors,
+        tolerance=1e-5,
+    )  # fmt: skip
+    worst = {n: difference(g, found.gradients[n]) for n, g in step.gradients.items()}
+    assert step.gradients.keys() == found.gradients.keys() and max(worst.values()) <= 1e-5
+    assert difference(step.outputs["loss:0"], found.loss) <= 1e-5
+
+
+def test_the_last_stage_of_a_pipeline_has_it() -> None:
+    ids = torch.randint(0, 48, (4, 8))
+    inputs = {"input_ids": ids, "labels": ids}
+    model, _ = MODELS["llama"]()
+    plan = autopar.plan(model, inputs, cluster="2xcpu", stages=2, microbatches=2, loss_chunks=3)
+    parts = [part.schedule.loss_chunks for part in plan.structure.parts]
+    assert parts == [1, 3]
+    autopar.verify(plan, model, inputs)

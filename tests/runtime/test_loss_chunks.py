@@ -1,0 +1,60 @@
+"""A script trains as ever while its model works on its loss in chunks; it gets the logits, or says
+beforehand that it does not want them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import autopar
+from autopar.errors import ConstraintError
+from tests.runtime.loss_chunk_workers import without_logits
+from tests.runtime.microbatch_workers import batch, trained
+from tests.runtime.spawn import spawn
+from tests.runtime.workers import llama
+
+TOLERANCE = 2e-5
+WHY = (
+    "no loss that can be worked on in chunks",
+    "no microbatches: the gradient of output 1 comes from the script",
+)
+
+
+def check(seen: dict[str, Any]) -> None:
+    told = [text for key, texts in seen.items() if key.endswith("told") for text in texts]
+    numbers = {k: v for k, v in seen.items() if not k.endswith(("told", "chunks"))}
+    assert not {k: v for k, v in numbers.items() if not v <= TOLERANCE}
+    assert all(n == 3 for k, n in seen.items() if k.endswith("chunks"))
+    # A backward that goes through the logits needs gradients of all of them.
+    assert all(any(why in text for why in WHY) for text in told)
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_ten_steps_of_a_script(microbatches: int) -> None:
+    check(trained(llama(), loss_chunks=3, microbatches=microbatches))
+
+
+def test_logits_that_nobody_reads_are_not_there() -> None:
+    check(without_logits(loss_chunks=3))
+    check(without_logits(loss_chunks=3, verify=True))
+
+
+@pytest.mark.processes
+def test_two_processes() -> None:
+    for seen in spawn("tests.runtime.loss_chunk_workers.two", 2):
+        assert isinstance(seen, dict)
+        check(seen)
+
+
+@pytest.mark.processes
+def test_two_processes_without_logits() -> None:
+    for seen in spawn("tests.runtime.loss_chunk_workers.two_without_logits", 2):
+        assert isinstance(seen, dict)
+        check(seen)
+
+
+def test_an_output_that_there_is_not() -> None:
+    compiled = autopar.compile(llama(), unread_outputs="logit")
+    with pytest.raises(ConstraintError, match=r"unread_outputs: .*logits"):
+        compiled(**batch(0, 8))
