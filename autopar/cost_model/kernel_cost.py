@@ -3,7 +3,7 @@
 Pointwise ops and reductions that feed one another are one kernel where a compiler makes it: a
 fusible op reads what no fusible op of its phase made, and writes what anyone but a fusible op of
 its phase needs. Matmuls, attention and lookups read and write all of theirs, and so does every op
-that runs eagerly.
+that runs eagerly. States of generators are the host's, and take nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from autopar.cost_model.roofline import attention_s, pointwise_s, product_s, stream_s
 from autopar.ir.choices import Choice
+from autopar.ir.draws import STATE
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize
 from autopar.ir.mesh import Device
 from autopar.ir.redistribute import local_bytes
@@ -40,7 +41,10 @@ def traffic(graph: Graph, groups: Sequence[Group], *, fused: bool) -> Mapping[in
     ops = [node for node in graph.with_role(Role.OP) if not node.view]
     if not fused:
         return {
-            node.index: Traffic((True,) * len(node.inputs), (True,) * len(node.outputs))
+            node.index: Traffic(
+                tuple(_maker(graph, ref).op != STATE for ref in node.inputs),
+                (node.op != STATE,) * len(node.outputs),
+            )
             for node in ops
         }
     users: dict[Ref, set[tuple[int, Phase]]] = {}
@@ -59,11 +63,19 @@ def traffic(graph: Graph, groups: Sequence[Group], *, fused: bool) -> Mapping[in
 
 
 def _reads(graph: Graph, node: Node, ref: Ref) -> bool:
-    maker = graph.nodes[root_of(graph, ref)[0].node]
+    maker = _maker(graph, ref)
+    if maker.op == STATE:
+        return False
     return not (is_fusible(node) and is_fusible(maker) and maker.phase is node.phase)
 
 
+def _maker(graph: Graph, ref: Ref) -> Node:
+    return graph.nodes[root_of(graph, ref)[0].node]
+
+
 def _writes(graph: Graph, node: Node, users: set[int]) -> bool:
+    if node.op == STATE:
+        return False
     if not is_fusible(node):
         return True
     others = (graph.nodes[index] for index in users)
