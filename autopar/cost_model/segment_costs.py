@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autopar.cost_model.optimizer import find_optimizer
 from autopar.cost_model.played import PlayedStep
 from autopar.cost_model.turn_times import arrivals
+from autopar.ir.draws import belonging_to
 from autopar.ir.graph import Graph, Phase, Ref, Role
 from autopar.ir.schedule import Compute, Event, Schedule
 from autopar.ir.segments import Segment
@@ -40,7 +41,7 @@ def segment_costs(
     marks, here = arrivals(step.played), 0
     for k, (phase, event) in enumerate(_in_phases(step.scheduled)):
         if isinstance(event, Compute):
-            home = home_of[graph.nodes[event.node].name]
+            home = home_of[belonging_to(graph, event.node).name]
             here = here if home is None else home
         times[phase][here] += marks[k + 1] - marks[k]
     copies = 2 + find_optimizer(options.optimizer).states
@@ -50,7 +51,7 @@ def segment_costs(
         if users and not layout.params[node.target].hosted:
             static[min(users)] += copies * layout.held_bytes(ref, layout.made(ref))
     for value in step.scheduled.saved:
-        home = home_of[graph.nodes[value.ref.node].name]
+        home = home_of[belonging_to(graph, value.ref.node).name]
         if home is not None:
             saved[home] += step.prices.held(value)[1]
     columns = times[Phase.FORWARD], times[Phase.BACKWARD], static, saved
