@@ -9,10 +9,9 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.fx.node import map_arg
 
 from autopar.codegen.bias import BIAS, adds_bias

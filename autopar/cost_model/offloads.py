@@ -96,14 +96,19 @@ class Offloads:
         table: Mapping[str, NodeClass],
         saves: Mapping[str, Sequence[Decision]],
     ) -> Iterator[HandedOver]:
-        """All that forward hands to backward, or may."""
+        """All that forward hands to backward, or may: of the outputs of an op that may be made
+        again, those that anyone reads there."""
+        nodes = self.graph.nodes
+        read = {(nodes[group.root.node].key, group.root.output) for group in all_groups}
         for entry in table.values():
             if is_optional(entry.node):
                 node = table[original_key(entry.key)].node
                 flags = tuple(isinstance(c, Saved) and c.offloaded for c in entry.choices)
                 for output in range(len(node.outputs)):
                     root, states = Ref(node.index, output), saved_by(entry, output)
-                    yield HandedOver(entry.key, root, entry.count, states, self._known(root, flags))
+                    known = self._known(root, flags)
+                    if (entry.key, output) in read:
+                        yield HandedOver(entry.key, root, entry.count, states, known)
         crossing = [group.root for group in all_groups if is_saved(self.graph, group)]
         counts = Counter(root_key(self.graph, root) for root in crossing)
         for key, root in {root_key(self.graph, root): root for root in crossing}.items():

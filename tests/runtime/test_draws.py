@@ -16,7 +16,6 @@ from autopar.ir.draws import STATE_BYTES
 from autopar.rules.creation import CREATION
 from autopar.rules.table import records
 from autopar.runtime.ops.draws import drawing, redrawing
-from autopar.runtime.program.random import is_random
 from autopar.tracer.torch_private import FakeTensorMode
 from tests.rules.execution import resolve
 from tests.rules.making import make
