@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from autopar.cost_model.drawn_again import add_drawn_again
 from autopar.cost_model.flows import Space, stated_flows
 from autopar.cost_model.host_link import host_contention
 from autopar.cost_model.imposed import impose
@@ -154,6 +155,7 @@ def _compute(
                 windows.add_node(place, number[key], [count * saved for saved in waited])
     if options.fuses(cluster.device):
         add_saved_traffic(graph, mesh, cluster.device, all_groups, table, work, costs, windows)
+        add_drawn_again(graph, mesh, cluster.device, table, work, costs, windows)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     members: dict[str, list[str]] = {}
     for node in graph.with_role(Role.PARAM):

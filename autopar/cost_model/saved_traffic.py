@@ -8,7 +8,7 @@ it in backward do. Readers that are optional copies themselves are not counted: 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,8 @@ from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.choices import Saved
 from autopar.ir.copies import is_optional, original_key
-from autopar.ir.graph import Graph, Node, Phase, Role
+from autopar.ir.draws import DRAW
+from autopar.ir.graph import Graph, Node, Phase, Ref, Role
 from autopar.ir.mesh import Device, Mesh
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import local_bytes
@@ -52,8 +53,9 @@ def add_saved_traffic(
 ) -> None:
     """Adds to the `costs` of saving what optional copies would make again, and to `windows`."""
     number = {key: i for i, key in enumerate(table)}
+    read = {group.root for group in all_groups}
     found = Counter(
-        (*_writers(graph, mesh, device, work), *_readers(graph, mesh, device, all_groups))
+        (*_writers(graph, mesh, device, work, read), *_readers(graph, mesh, device, all_groups))
     )
     for kernel, count in found.items():
         ns = _kernel_ns(graph, mesh, device, table[kernel.key], kernel)
@@ -67,20 +69,21 @@ def add_saved_traffic(
 
 
 def _writers(
-    graph: Graph, mesh: Mesh, device: Device, work: Mapping[int, Traffic]
+    graph: Graph, mesh: Mesh, device: Device, work: Mapping[int, Traffic], read: Collection[Ref]
 ) -> Iterator[_Kernel]:
-    """The originals that nothing but their own kernel reads, for each of their copies."""
+    """The originals that nothing but their own kernel reads, for each of their copies that anyone
+    does."""
     known = blocks_of(graph, mesh)
     originals = {
         (node.key, node.module): node
         for node in graph.with_role(Role.OP)
         if node.phase is Phase.FORWARD
     }
-    for copy in filter(_is_fused_copy, graph.nodes):
+    for copy in filter(_is_copy_of_fused, graph.nodes):
         original = originals[original_key(copy.key), copy.module]
         writes = work[original.index].writes
         for output, written in enumerate(writes):
-            if not written:
+            if not written and Ref(copy.index, output) in read:
                 place = known.window_of(original)
                 part = bandwidth_part(original, device)
                 yield _Kernel(copy.key, output, place, part, starts=not any(writes))
@@ -99,6 +102,12 @@ def _readers(
                 if is_fusible(reader) and not is_optional(reader):
                     place, part = known.window_of(reader), bandwidth_part(reader, device)
                     yield _Kernel(copy.key, group.root.output, place, part)
+
+
+def _is_copy_of_fused(node: Node) -> bool:
+    """Whether an op may be left out whose original is in a kernel with others: a draw is apart from
+    them only where it is drawn again."""
+    return _is_fused_copy(node) or (is_optional(node) and node.op == DRAW)
 
 
 def _is_fused_copy(node: Node) -> bool:
