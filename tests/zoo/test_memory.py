@@ -6,9 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from math import prod
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
@@ -35,10 +38,20 @@ EXPERTS = ("mixtral", "grouped")
 """Hold most inside their kernel, where nothing is counted."""
 
 
+def dropped() -> tuple[nn.Module, dict[str, Any]]:
+    """GPT-2 as it is trained: what it draws is saved, or drawn again."""
+    config = GPT2Config(
+        n_layer=3, n_embd=64, n_head=4, vocab_size=96, n_positions=64, use_cache=False,
+        bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
+    )  # fmt: skip
+    ids = torch.randint(0, 96, (8, 64))
+    return GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids}
+
+
 @cache
 def step(name: str) -> Traced:
     torch.manual_seed(0)
-    model, inputs = ZOO[name]()
+    model, inputs = {**ZOO, "dropped": dropped}[name]()
     return trace(model.train(), (), inputs)
 
 
@@ -90,6 +103,14 @@ def test_what_is_predicted_is_held(name: str, mesh: str) -> None:
     hosted = best_on(request(name, mesh, "cpu"), silent)
     check(name, hosted)
     assert hosted.estimates.memory.params == 0 < hosted.estimates.host_bytes
+
+
+@pytest.mark.parametrize("mesh", ["1", "2"])
+def test_masks_that_are_drawn_again_are_not_held(mesh: str) -> None:
+    for found in (halfway(request("dropped", mesh)), leanest(request("dropped", mesh), silent)):
+        check("dropped", found)
+        assert any("native_dropout" in key for key in found.structure.again)
+        assert any("random_state" in key for key in found.structure.ops)
 
 
 @pytest.mark.nightly
