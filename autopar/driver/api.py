@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from autopar.cluster.mesh_shapes import MeshLike
@@ -72,6 +73,7 @@ def compile(
     stages: int | str = 1,
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
+    saved_dtype: torch.dtype | str | None = None,
     differentiable_outputs: str | Sequence[str] = (),
     verify: bool = False,
 ) -> CompiledModule:
@@ -100,7 +102,8 @@ def compile(
     binds (docs/microbatches.md). Parameters live, with their gradients and the optimizer's states,
     where `residency` says: on the device ("cuda"), on its host ("cpu"), or where it is best if
     memory binds ("auto"; docs/residency.md). What the model wraps in `torch.utils.checkpoint` is
-    free to be planned, or made again as it asks (`checkpoint="as written"`).
+    free to be planned, or made again as it asks (`checkpoint="as written"`). Activations of float32
+    are saved for backward in `saved_dtype` ("bfloat16" or "float16"), which rounds gradients.
     The model is cut into `stages` of a pipeline, before the modules `cuts`, whose microbatches
     follow a `schedule`, as in `plan` (docs/pipeline.md): each rank has its stages' parameters.
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
@@ -124,11 +127,16 @@ def compile(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
-        stages, cuts, schedule,
+        stages, cuts, schedule, saved_dtype,
     )  # fmt: skip
     if stored is not None:
         # For the calls that the stored plan is not for.
-        options = replace(options, microbatches=stored.structure.schedule.microbatches)
+        first = stored.structure.parts[0]
+        options = replace(
+            options,
+            microbatches=stored.structure.schedule.microbatches,
+            saved_dtype=first.saved_dtype,
+        )
     kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)
@@ -173,6 +181,7 @@ def plan(
     stages: int | str = 1,
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
+    saved_dtype: torch.dtype | str | None = None,
     differentiable_outputs: str | Sequence[str] = (),
     margin: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -194,7 +203,7 @@ def plan(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
-        stages, cuts, schedule,
+        stages, cuts, schedule, saved_dtype,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin
@@ -221,6 +230,7 @@ def frontier(
     microbatches: int | str = 1,
     residency: str = "cuda",
     checkpoint: str = "planned",
+    saved_dtype: torch.dtype | str | None = None,
     differentiable_outputs: str | Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Frontier:
@@ -237,6 +247,7 @@ def frontier(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
+        saved_dtype=saved_dtype,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say,

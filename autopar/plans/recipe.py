@@ -43,6 +43,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     stages: int | str = 1
     cuts: list[str] = []
     schedule: str = "auto"
+    saved_dtype: str = ""
     pins: dict[str, str] | list[str] = []
     forbid: dict[str, str | list[str]] | list[str] = []
     profile: str | None = None
@@ -110,7 +111,7 @@ def read_recipe(path: Path) -> Recipe:
             table.pins, table.forbid, table.strategy, backend=table.backend,
             microbatches=table.microbatches, residency=table.residency,
             checkpoint=table.checkpoint, stages=table.stages, cuts=table.cuts,
-            schedule=table.schedule,
+            schedule=table.schedule, saved_dtype=table.saved_dtype,
         )  # fmt: skip
     except AutoparError as error:
         raise RecipeError(f"{path}: {error}") from None

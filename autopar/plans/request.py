@@ -24,6 +24,7 @@ from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
 from autopar.plans.matching import settle
 from autopar.plans.options import Options
+from autopar.plans.rounded import rounded
 from autopar.plans.strategies import expand_strategy
 
 _DIGEST_BYTES = 20
@@ -122,9 +123,11 @@ class PlanRequest:
 
     @property
     def step(self) -> Graph:
-        """`graph` in microbatches, with what backward makes again, or may."""
+        """`graph` in microbatches, with what backward makes again, or may, and with what is
+        rounded for it."""
         graph = in_microbatches(self.graph, self.microbatches)
-        return with_options(graph) if self.again is None else with_again(graph, self.again)
+        found = with_options(graph) if self.again is None else with_again(graph, self.again)
+        return rounded(found, self.options.saved_dtype)
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -141,7 +144,7 @@ class PlanRequest:
 
     def describe_imposed(self) -> tuple[str, ...]:
         """What the user asked for, as a plan records it: a strategy with what it came to, and the
-        backend, residency and checkpoints that are not the usual ones."""
+        backend, residency, checkpoints and dtype of what is saved that are not the usual ones."""
         written = {constraint.origin for constraint in self.options.constraints}
         strategy = (i.constraint for i in self.imposed if i.constraint.origin not in written)
         options = self.options
@@ -149,6 +152,7 @@ class PlanRequest:
             ("backend", options.backend, ""),
             ("residency", options.residency, "cuda"),
             ("checkpoint", options.checkpoint, "planned"),
+            ("saved dtype", options.saved_dtype, ""),
         )
         lines = (f"{each.origin}: {each}" for each in strategy)
         more = (f"{name} {value}" for name, value, usual in others if value != usual)
