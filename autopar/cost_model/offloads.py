@@ -17,6 +17,7 @@ import numpy as np
 from autopar.cost_model.flows import saved_by
 from autopar.cost_model.host_link import MAX_OPEN_AXES, copy_ns
 from autopar.cost_model.moves import to_ns
+from autopar.cost_model.rounding import Rounding
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import blocks_of
@@ -52,6 +53,7 @@ class Offloads:
 
     def __init__(self, request: PlanRequest) -> None:
         self.graph, self.mesh = request.step, request.mesh
+        self.rounding = Rounding(self.graph, request.options.saved_dtype)
         self.host = request.cluster.host
         self.launch_ns = to_ns(request.cluster.device.host_launch_s)
         self.is_open = request.again is None
@@ -158,8 +160,8 @@ class Offloads:
                         windows.add_node(place, number[handed.holder], saved)
 
     def _bytes(self, handed: HandedOver) -> IntArray:
-        tensor, atoms, sizes = self.graph.type_of(handed.root), self.graph.atoms, self.mesh.sizes
-        states = handed.states
+        tensor, atoms = self.rounding.saved_type(handed.root), self.graph.atoms
+        states, sizes = handed.states, self.mesh.sizes
         return np.array(
             [0 if s is None else local_bytes(tensor, atoms, s, sizes) for s in states], np.int64
         )

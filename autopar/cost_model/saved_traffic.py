@@ -16,6 +16,7 @@ import numpy as np
 from autopar.cost_model.kernel_cost import Traffic, bandwidth_part, is_fusible
 from autopar.cost_model.moves import to_ns
 from autopar.cost_model.roofline import pointwise_s
+from autopar.cost_model.rounding import Rounding
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import WindowPlace, blocks_of
@@ -42,7 +43,7 @@ class _Kernel:
 
 
 def add_saved_traffic(
-    graph: Graph,
+    rounding: Rounding,
     mesh: Mesh,
     device: Device,
     all_groups: Sequence[Group],
@@ -51,11 +52,14 @@ def add_saved_traffic(
     costs: Mapping[str, IntArray],
     windows: Windows,
 ) -> None:
-    """Adds to the `costs` of saving what optional copies would make again, and to `windows`."""
+    """Adds to the `costs` of saving what optional copies would make again, and to `windows`. What
+    is rounded is written and read as it was rounded alone, which is priced there (`rounding`)."""
+    graph = rounding.graph
     number = {key: i for i, key in enumerate(table)}
-    read = {group.root for group in all_groups}
+    plain = [group for group in all_groups if not rounding.rounds(group.root)]
+    read = {group.root for group in plain}
     found = Counter(
-        (*_writers(graph, mesh, device, work, read), *_readers(graph, mesh, device, all_groups))
+        (*_writers(graph, mesh, device, work, read), *_readers(graph, mesh, device, plain))
     )
     for kernel, count in found.items():
         ns = _kernel_ns(graph, mesh, device, table[kernel.key], kernel)

@@ -12,7 +12,18 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import replace
 
-from autopar.ir.graph import OUTPUT_ROLES, Factor, Graph, Node, Phase, Ref, Role, transplanted
+from autopar.ir.copies import is_optional
+from autopar.ir.graph import (
+    OUTPUT_ROLES,
+    Factor,
+    Graph,
+    Node,
+    Phase,
+    Ref,
+    Role,
+    per_graph,
+    transplanted,
+)
 from autopar.ir.uses import groups, root_of
 
 ROUND, RESTORE = "autopar.round.default", "autopar.restore.default"
@@ -24,6 +35,7 @@ def is_rounded(graph: Graph, root: Ref, refs: Collection[Ref]) -> bool:
     return root in refs and root not in _leaving(graph)
 
 
+@per_graph
 def _leaving(graph: Graph) -> frozenset[Ref]:
     return frozenset(
         root_of(graph, ref)[0] for node in graph.with_role(*OUTPUT_ROLES) for ref in node.inputs
@@ -37,13 +49,15 @@ def with_rounding(graph: Graph, refs: Collection[Ref], dtype: str) -> Graph:
         group.root
         for group in groups(graph)
         if group.phase is Phase.BACKWARD and group.root in refs and group.root not in leaving
+        # What is read by nothing else than ops that may not be there is settled with them.
+        if not all(is_optional(graph.nodes[use.node]) for use in group.uses)
     }
     return _Rounder(graph, wanted, dtype).run() if wanted else graph
 
 
-def round_node(graph: Graph, root: Ref, read: Ref, index: int, dtype: str) -> Node:
-    """What rounds `root`, which is at `read` of the graph that the node becomes part of. A sum is
-    rounded when it is complete."""
+def _round_node(graph: Graph, root: Ref, read: Ref, index: int, dtype: str, module: str) -> Node:
+    """What rounds `root`, which is at `read` of the graph that the node becomes part of, with the
+    ops of `module`. A sum is rounded when it is complete."""
     maker, tensor = graph.nodes[root.node], graph.type_of(root)
     return Node(
         index,
@@ -54,18 +68,18 @@ def round_node(graph: Graph, root: Ref, read: Ref, index: int, dtype: str) -> No
         args=(read, dtype),
         inputs=(read,),
         outputs=(replace(tensor, dtype=dtype),),
-        module=maker.module,
+        module=module,
         key=round_key(maker.key),
         factors=_factors(graph, root),
         source_line=maker.source_line,
     )
 
 
-def restore_node(graph: Graph, root: Ref, read: Ref, index: int) -> Node:
+def _restore_node(graph: Graph, root: Ref, read: Ref, index: int, module: str) -> Node:
     """What brings `root` back, which is at `read` as it was rounded."""
     maker, tensor = graph.nodes[root.node], graph.type_of(root)
     return replace(
-        round_node(graph, root, read, index, tensor.dtype),
+        _round_node(graph, root, read, index, tensor.dtype, module),
         name=f"{maker.name}_restore",
         op=RESTORE,
         phase=Phase.BACKWARD,
@@ -100,7 +114,9 @@ def rounded_key(key: str) -> str | None:
 
 def _factors(graph: Graph, root: Ref) -> tuple[Factor, ...]:
     slots = graph.type_of(root).slots()
-    return tuple(Factor(_LETTERS[k], atom, (slot,), (slot,)) for k, (slot, atom) in enumerate(slots))
+    return tuple(
+        Factor(_LETTERS[k], atom, (slot,), (slot,)) for k, (slot, atom) in enumerate(slots)
+    )
 
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -136,13 +152,17 @@ class _Rounder:
 
     def run(self) -> Graph:
         for node in self.graph.nodes:
-            place = self._in_backward if node.phase is Phase.BACKWARD else self._placed
-            refs = {ref: place(ref) for ref in node.inputs}
+            is_backward = node.phase is Phase.BACKWARD
+            refs = {
+                ref: self._in_backward(ref, node.module) if is_backward else self._placed(ref)
+                for ref in node.inputs
+            }
             self.place[node.index] = self._put(node, refs)
             for root in self.behind.get(node.index, ()):
                 index = len(self.nodes)
                 read = self._placed(root)
-                self.nodes.append(round_node(self.graph, root, read, index, self.dtype))
+                made = _round_node(self.graph, root, read, index, self.dtype, node.module)
+                self.nodes.append(made)
                 self.rounded[root] = Ref(index)
         return replace(self.graph, nodes=tuple(self.nodes))
 
@@ -154,9 +174,9 @@ class _Rounder:
     def _placed(self, ref: Ref) -> Ref:
         return Ref(self.place[ref.node], ref.output)
 
-    def _in_backward(self, ref: Ref) -> Ref:
-        """What backward reads as `ref`: of what is rounded that which is brought back, and views
-        of that."""
+    def _in_backward(self, ref: Ref, module: str) -> Ref:
+        """What backward reads as `ref`: of what is rounded that which is brought back, for an op of
+        `module`, and views of that."""
         node = self.graph.nodes[ref.node]
         root, _ = root_of(self.graph, ref)
         if root not in self.wanted or node.phase is Phase.BACKWARD:
@@ -164,11 +184,11 @@ class _Rounder:
         if ref not in self.restored:
             if ref == root:
                 index = len(self.nodes)
-                made = restore_node(self.graph, root, self.rounded[root], index)
+                made = _restore_node(self.graph, root, self.rounded[root], index, module)
                 self.nodes.append(made)
             else:
                 (source,) = node.inputs
-                read = {source: self._in_backward(source)}
+                read = {source: self._in_backward(source, module)}
                 index = self._put(replace(node, phase=Phase.BACKWARD), read)
             for output in range(len(node.outputs)):
                 self.restored[Ref(ref.node, output)] = Ref(index, output)

@@ -30,13 +30,15 @@ class Imposed:
 
 
 def read_imposed(lines: Sequence[str]) -> Imposed:
-    """What `Provenance.imposed` lists, but for the backend and the dtype of what is saved. ConstraintError on a line that no user
-    can have asked for."""
+    """What `Provenance.imposed` lists, but for the backend and the dtype of what is saved.
+    ConstraintError on a line that no user can have asked for."""
     pins: list[str] = []
     forbid: list[str] = []
     strategy = ""
     for line in lines:
-        if line.startswith((_BACKEND, _SAVED)) or (strategy and line.startswith(f"{_STRATEGY}{strategy}: ")):
+        if line.startswith((_BACKEND, _SAVED)) or (
+            strategy and line.startswith(f"{_STRATEGY}{strategy}: ")
+        ):
             continue
         if line.startswith(_PIN):
             pins.append(line.removeprefix(_PIN))
