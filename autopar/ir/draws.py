@@ -78,11 +78,6 @@ def _state(node: Node, index: int, kind: TensorType) -> Node:
     )
 
 
-def belonging_to(graph: Graph, index: int) -> Node:
-    """The op that there is without states too: of a `STATE` the one that draws from it."""
-    return graph.nodes[index + (graph.nodes[index].op == STATE)]
-
-
 def state_key(key: str) -> str:
     """The key of the states of draws that have `key`.
 
