@@ -20,6 +20,7 @@ from autopar.ir.again import with_options
 from autopar.ir.copies import is_copy, is_optional, original_key
 from autopar.ir.problem import Problem, Status
 from autopar.plans.options import Options
+from autopar.plans.plan import SavedDtype
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request
 from autopar.solver import evaluate, solve
@@ -91,11 +92,12 @@ def held(problem: Problem, choice: Sequence[int]) -> int:
 
 @pytest.mark.parametrize("part", [0.5, 0.2])
 @pytest.mark.parametrize("mesh", ["1", "2"])
-@pytest.mark.parametrize("block", [Block, Masked])
+@pytest.mark.parametrize(("block", "dtype"), [(Block, ""), (Masked, ""), (Masked, "bfloat16")])
 def test_equal_to_the_best_of_all_that_can_be_made_again(
-    block: type[nn.Module], mesh: str, part: float
+    block: type[nn.Module], dtype: SavedDtype, mesh: str, part: float
 ) -> None:
     asked = request(mesh=mesh, block=block)
+    asked = replace(asked, options=replace(asked.options, saved_dtype=dtype))
     wanted = replace(asked, again=None)
     open_problem = price(wanted)
     plain = price(asked)

@@ -76,5 +76,17 @@ def microbatches() -> dict[str, Any]:
     return compared(strategy="ddp", microbatches=2, cluster=slow_devices(2))
 
 
+def rounded() -> dict[str, Any]:
+    """What two processes save in bfloat16, beside eager."""
+    plain = dropped()
+    model: Any = autopar.compile(
+        copy.deepcopy(plain), saved_dtype="bfloat16", strategy="fsdp", cluster=slow_devices(2)
+    )
+    ours, theirs = script(model, interrupts=True), script(plain, interrupts=False)
+    losses = max(distance(a, b) for (a, _), (b, _) in zip(ours, theirs, strict=True))
+    pairs = [p for (_, a), (_, b) in zip(ours, theirs, strict=True) for p in zip(a, b, strict=True)]
+    return {"loss": losses, "grad": max(distance(a, b) for a, b in pairs)}
+
+
 def stages() -> dict[str, Any]:
     return compared(stages=2, microbatches=4, cluster=slow_devices(2))

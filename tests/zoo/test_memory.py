@@ -22,7 +22,7 @@ from autopar.driver.leanest import leanest
 from autopar.ir.mesh import Mesh
 from autopar.plans.fitting import Candidate
 from autopar.plans.options import Options
-from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance, SavedDtype
 from autopar.plans.request import PlanRequest, ask
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent
@@ -55,11 +55,14 @@ def step(name: str) -> Traced:
     return trace(model.train(), (), inputs)
 
 
-def request(name: str, mesh: str, residency: str = "cuda") -> PlanRequest:
+def request(
+    name: str, mesh: str, residency: str = "cuda", saved_dtype: SavedDtype = ""
+) -> PlanRequest:
     cluster = parse_cluster(f"{prod(map(int, mesh.split('x')))}xH100")
     options = Options(
-        mesh=mesh, memory_limit_bytes=BOUNDLESS_BYTES, backend="eager", residency=residency
-    )
+        mesh=mesh, memory_limit_bytes=BOUNDLESS_BYTES, backend="eager", residency=residency,
+        saved_dtype=saved_dtype,
+    )  # fmt: skip
     laid = parse_mesh(mesh, cluster)
     # So that each module of a list is a block.
     small = Mesh(tuple(replace(axis, bucket_bytes=1) for axis in laid))
@@ -111,6 +114,17 @@ def test_masks_that_are_drawn_again_are_not_held(mesh: str) -> None:
     assert any("native_dropout" in key for key in found.structure.again)
     for each in (found, halfway(request("dropped", mesh))):
         check("dropped", each)
+
+
+@pytest.mark.parametrize("mesh", ["1", "2"])
+@pytest.mark.parametrize("name", ["dropped", "llama"])
+def test_what_is_rounded_is_held_so(name: str, mesh: str) -> None:
+    plain, wanted = request(name, mesh), request(name, mesh, "cuda", "bfloat16")
+    found = best_on(wanted, silent)
+    check(name, found)
+    assert found.estimates.memory.saved < 0.6 * best_on(plain, silent).estimates.memory.saved
+    for each in (halfway(wanted), leanest(wanted, silent)):
+        check(name, each)
 
 
 @pytest.mark.nightly
