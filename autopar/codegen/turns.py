@@ -131,8 +131,8 @@ def _turn_slot(whole: Sequence[Sequence[int]], cut: Sequence[Sequence[int]]) -> 
 
 
 def _cast(graph: fx.Graph, node: Node, x: fx.Node) -> fx.Node:
-    """`x` in the dtype of what `node` makes. What is beyond the range of float16 becomes its largest
-    number, and not infinity: gradients stay finite."""
+    """`x` in the dtype of what `node` makes. What is beyond the range of float16 becomes the
+    largest number in it, and not infinity: gradients stay finite."""
     dtype = getattr(torch, node.outputs[0].dtype)
     made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
     if dtype is torch.float16:

@@ -33,8 +33,8 @@ def segment_costs(
     step: PlayedStep, plain: Graph, segments: Sequence[Segment], options: Options
 ) -> tuple[SegmentCost, ...]:
     """That of each of the `segments` of `plain`, the graph of `step` without what backward makes
-    again or rounds, under the decisions that `step` was played with. A device works on a segment from its
-    first op to that of the next; what is made again belongs where it was made."""
+    again or rounds, under the decisions that `step` was played with. A device works on a segment
+    from its first op to that of the next; what is made again belongs where it was made."""
     graph, layout = step.layout.graph, step.layout
     homes = assign(plain, [segment.start for segment in segments[1:]])
     home_of = {node.name: homes.home(node) for node in plain.nodes}

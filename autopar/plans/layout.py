@@ -20,7 +20,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.stages import cut_at, in_stages
 from autopar.ir.uses import Group, Use, root_key
 from autopar.plans.plan import Structure
-from autopar.plans.rounded import rounded
+from autopar.plans.rounded import with_saved_dtype
 
 Pair = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """The shardings of a node's inputs and of its outputs."""
@@ -181,7 +181,7 @@ def parse_layout(graph: Graph, structure: Structure) -> Layout:
     ValueError on text that says none, or where something cannot be made again, or not be
     offloaded; PlanMismatchError where a parameter cannot live on the host."""
     turns = in_microbatches(graph, structure.schedule.microbatches)
-    step = rounded(with_again(turns, structure.again), structure.saved_dtype)
+    step = with_saved_dtype(with_again(turns, structure.again), structure.saved_dtype)
     mesh = structure.mesh
     params = {name: param.choice for name, param in structure.params.items()}
     nodes = step.with_role(Role.PARAM)

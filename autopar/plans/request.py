@@ -24,7 +24,7 @@ from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
 from autopar.plans.matching import settle
 from autopar.plans.options import Options
-from autopar.plans.rounded import rounded
+from autopar.plans.rounded import with_saved_dtype
 from autopar.plans.strategies import expand_strategy
 
 _DIGEST_BYTES = 20
@@ -127,7 +127,7 @@ class PlanRequest:
         rounded for it."""
         graph = in_microbatches(self.graph, self.microbatches)
         found = with_options(graph) if self.again is None else with_again(graph, self.again)
-        return rounded(found, self.options.saved_dtype)
+        return with_saved_dtype(found, self.options.saved_dtype)
 
     @property
     def memory_limit_bytes(self) -> int:

@@ -7,7 +7,7 @@ from autopar.ir.rounding import with_rounding
 from autopar.rules.rounding import roundable
 
 
-def rounded(step: Graph, dtype: str) -> Graph:
+def with_saved_dtype(step: Graph, dtype: str) -> Graph:
     """`step`, in which activations of float32 are saved in `dtype`; itself if that is ""."""
     if not dtype:
         return step

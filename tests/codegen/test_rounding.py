@@ -18,7 +18,7 @@ from autopar.ir.offloading import offloadable
 from autopar.ir.rounding import RESTORE, ROUND, rounded_key
 from autopar.ir.uses import groups, is_saved, root_of
 from autopar.plans.plan import Plan
-from autopar.plans.rounded import rounded
+from autopar.plans.rounded import with_saved_dtype
 from autopar.runtime.simulator.spmd import StepResult, train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.models import Case, case, make_case
@@ -38,7 +38,7 @@ def planned(
     """A random plan, with a part of what can be made again, or offloaded."""
     draw, on = random.Random(seed), in_blocks(*sizes) if sizes else mesh()
     again = [key for key in candidates(graph) if draw.random() < part]
-    step = rounded(with_again(in_microbatches(graph, turns), again), dtype)
+    step = with_saved_dtype(with_again(in_microbatches(graph, turns), again), dtype)
     step.check()
     away = [key for key in offloadable(step, on) if turns == 1 and draw.random() < part]
     plan = random_plan(step, on, seed, microbatches=turns)
@@ -82,7 +82,7 @@ def test_forward_is_what_it_was_to_the_last_bit() -> None:
 def test_nothing_changes_unless_it_is_asked_for() -> None:
     graph = case("gpt2").traced.graph
     plan = planned(graph, (2,), "")
-    assert rounded(graph, "") is graph
+    assert with_saved_dtype(graph, "") is graph
     assert b"saved_dtype" not in plan.to_bytes()
     asked = planned(graph, (2,), "bfloat16").to_bytes()
     assert b'"saved_dtype": "bfloat16"' in asked and Plan.from_bytes(asked).to_bytes() == asked
@@ -90,7 +90,7 @@ def test_nothing_changes_unless_it_is_asked_for() -> None:
 
 def handed_over(graph: Graph, dtype: str) -> list[Node]:
     """The ops whose results backward finds."""
-    step = rounded(graph, dtype)
+    step = with_saved_dtype(graph, dtype)
     return [step.nodes[g.root.node] for g in groups(step) if is_saved(step, g)]
 
 
@@ -107,7 +107,7 @@ def test_what_is_rounded(name: str) -> None:
     assert all(any(word in str(key) for key in of) for word in activations[name])
     assert any("sdpa.0" in str(key) for key in of)
     assert any("sdpa.0" in key for key in wide), "the logarithms of sums"
-    step = rounded(graph, "bfloat16")
+    step = with_saved_dtype(graph, "bfloat16")
     leaving = {root_of(step, n.inputs[0])[0].node for n in step.with_role(*OUTPUT_ROLES)}
     for node in step.nodes:
         if node.op == ROUND:
@@ -120,7 +120,7 @@ def test_what_is_rounded(name: str) -> None:
 def test_masks_and_noise_stay_as_they_are() -> None:
     """They are in float64 there, which is not rounded at all."""
     graph = drawing().traced.graph
-    assert rounded(graph, "bfloat16") is graph
+    assert with_saved_dtype(graph, "bfloat16") is graph
 
 
 def test_half_of_what_is_saved() -> None:

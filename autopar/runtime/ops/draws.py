@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from autopar.ir.draws import STATE_BYTES
-from autopar.runtime.ops.generators import replayed, state_of
+from autopar.runtime.ops.generators import generator_state, replayed
 from autopar.runtime.torch_private import signature_of
 
 _LIBRARY = torch.library.Library("autopar", "FRAGMENT")
@@ -32,7 +32,7 @@ def drawing(op: Any) -> Any:
     result."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        state = state_of(_device(args, kwargs))
+        state = generator_state(_device(args, kwargs))
         return (*_several(op(*args, **kwargs)), state)
 
     def fake(*args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-def state_of(device: torch.device) -> Tensor:
+def generator_state(device: torch.device) -> Tensor:
     """A copy of the state that the default generator of `device` is in, in the host's memory."""
     if device.type == "cuda":
         return torch.cuda.get_rng_state(device)
@@ -28,7 +28,7 @@ def go_on_from(state: Tensor, device: torch.device) -> None:
 def replayed(state: Tensor, device: torch.device) -> Generator[None, None, None]:
     """Inside, the default generator of `device` starts from `state`; outside, it is as if nothing
     was drawn."""
-    before = state_of(device)
+    before = generator_state(device)
     go_on_from(state, device)
     try:
         yield

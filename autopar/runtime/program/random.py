@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from autopar.runtime.ops.generators import go_on_from, replayed, state_of
+from autopar.runtime.ops.generators import generator_state, go_on_from, replayed
 
 
 class DefaultRandom:
@@ -45,7 +45,7 @@ class DefaultRandom:
         self._put(state)
 
     def _get(self) -> torch.Tensor:
-        return state_of(self._device)
+        return generator_state(self._device)
 
     def _put(self, state: torch.Tensor) -> None:
         go_on_from(state, self._device)
