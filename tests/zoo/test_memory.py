@@ -116,8 +116,7 @@ def test_masks_that_are_drawn_again_are_not_held(mesh: str) -> None:
         check("dropped", each)
 
 
-@pytest.mark.parametrize("mesh", ["1", "2"])
-@pytest.mark.parametrize("name", ["dropped", "llama"])
+@pytest.mark.parametrize(("name", "mesh"), [("dropped", "1"), ("llama", "2")])
 def test_what_is_rounded_is_held_so(name: str, mesh: str) -> None:
     plain, wanted = request(name, mesh), request(name, mesh, "cuda", "bfloat16")
     found = best_on(wanted, silent)
