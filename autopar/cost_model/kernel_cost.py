@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from autopar.cost_model.roofline import attention_s, pointwise_s, product_s, stream_s
 from autopar.ir.choices import Choice
@@ -21,6 +22,10 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, root_of
 from autopar.rules.op import Work
 from autopar.rules.work import busiest_work, fuses, inner_bytes, is_contraction, reduces
+
+DRAWN_ON_CPU_S = 6.6e-9
+"""Seconds per element of a mask: the generator of a CPU makes one number after the other, on one
+thread whatever there are (measured: torch 2.13, EPYC; of uniform numbers half)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,27 @@ def node_s(
     device: Device,
 ) -> float:
     """Seconds of `node` on one rank under `choice`, whose input and output `shardings` are given.
-    A fusible op that touches no memory of its own is part of another kernel and costs nothing."""
+    A fusible op that touches no memory of its own is part of another kernel and costs nothing but
+    what it draws."""
+    return _kernel_s(graph, node, work, choice, shardings, sizes, device) + _drawn_s(node, device)
+
+
+def _drawn_s(node: Node, device: Device) -> float:
+    """What random numbers take beside memory. Every rank draws all of them."""
+    if not node.random or device.kind != "cpu":
+        return 0.0
+    return DRAWN_ON_CPU_S * prod(node.outputs[0].shape)
+
+
+def _kernel_s(
+    graph: Graph,
+    node: Node,
+    work: Traffic,
+    choice: Choice,
+    shardings: tuple[tuple[Sharding, ...], tuple[Sharding, ...]],
+    sizes: Sequence[int],
+    device: Device,
+) -> float:
     moved = sum(
         local_bytes(tensor, graph.atoms, sharding, sizes)
         for touched, tensor, sharding in zip(
