@@ -33,13 +33,14 @@ from autopar.ir.uses import Group
 @dataclass(frozen=True, slots=True)
 class _Kernel:
     """A kernel that writes an output, or reads it, where it is saved. It is one that there would
-    not be else if it `starts`."""
+    not be else if it `starts`. What is drawn is written `whole`, whatever is saved of it."""
 
     key: str
     output: int
     place: WindowPlace | None
     part: float
     starts: bool = False
+    whole: bool = False
 
 
 def add_saved_traffic(
@@ -90,7 +91,8 @@ def _writers(
             if not written and Ref(copy.index, output) in read:
                 place = known.window_of(original)
                 part = bandwidth_part(original, device)
-                yield _Kernel(copy.key, output, place, part, starts=not any(writes))
+                starts, whole = not any(writes), copy.op == DRAW
+                yield _Kernel(copy.key, output, place, part, starts, whole)
 
 
 def _readers(
@@ -126,6 +128,8 @@ def _kernel_ns(
     found = np.zeros(len(entry.choices), np.int64)
     for c, choice in enumerate(entry.choices):
         if isinstance(choice, Saved) and choice.states:
-            moved = local_bytes(tensor, graph.atoms, choice.states[kernel.output], mesh.sizes)
+            state = choice.states[kernel.output]
+            moved = local_bytes(tensor, graph.atoms, state, mesh.sizes)
+            moved = tensor.num_bytes if kernel.whole else moved
             found[c] = to_ns(pointwise_s(moved, device, kernel.part, starts=kernel.starts))
     return found
