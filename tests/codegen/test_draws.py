@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from autopar.ir.draws import DRAW, MAYBE_DRAW, STATE, STATE_BYTES, redrawable
 from autopar.ir.graph import Graph, Phase
 from autopar.ir.microbatches import in_microbatches
 from autopar.plans.plan import Plan
+from autopar.plans.prefetching import work
 from autopar.runtime.simulator.spmd import train_step
 from tests.codegen.meshes import mesh
 from tests.codegen.models import Case, make_case
@@ -183,3 +185,11 @@ def _saved_bytes(gm: fx.GraphModule, names: Sequence[str], found: Case) -> int:
 def _named(name: str, given: dict[str, Tensor]) -> str:
     plain = name.rpartition("__")[0]
     return next(n for n in given if "".join(c if c.isalnum() else "_" for c in n) == plain)
+
+
+def test_a_draw_is_work_for_what_it_makes() -> None:
+    """What hides behind it, as a copy from the host, would else come too late."""
+    graph = drawing().traced.graph
+    for node in graph.nodes:
+        if node.random:
+            assert work(graph, node) == sum(prod(tensor.shape) for tensor in node.outputs)
