@@ -76,8 +76,8 @@ def add_saved_traffic(
 def _writers(
     graph: Graph, mesh: Mesh, device: Device, work: Mapping[int, Traffic], read: Collection[Ref]
 ) -> Iterator[_Kernel]:
-    """The originals that nothing but their own kernel reads, for each of their copies that anyone
-    does."""
+    """The originals that nothing but their own kernel reads, for each of their copies. Of a draw's
+    outputs only those count that anyone does: dropout has one that is never read."""
     known = blocks_of(graph, mesh)
     originals = {
         (node.key, node.module): node
@@ -88,7 +88,7 @@ def _writers(
         original = originals[original_key(copy.key), copy.module]
         writes = work[original.index].writes
         for output, written in enumerate(writes):
-            if not written and Ref(copy.index, output) in read:
+            if not written and (copy.op != DRAW or Ref(copy.index, output) in read):
                 place = known.window_of(original)
                 part = bandwidth_part(original, device)
                 starts, whole = not any(writes), copy.op == DRAW
