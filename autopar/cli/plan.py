@@ -61,6 +61,12 @@ from autopar.cli.terminal import (
     "made again as it asks.",
 )
 @click.option(
+    "--saved-dtype",
+    metavar="bfloat16|float16",
+    help="Save activations of float32 for backward in this dtype, which rounds gradients. Default: "
+    "as they are.",
+)
+@click.option(
     "--stages",
     default="1",
     show_default=True,

@@ -9,14 +9,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 from torch.fx.node import map_arg
 
 from autopar.codegen.bias import BIAS, adds_bias
 from autopar.codegen.collectives import sending
+from autopar.codegen.draws import drawn, positions, read_before, state_left
 from autopar.codegen.localize import localize
 from autopar.codegen.messages import Messages
 from autopar.codegen.ops.peers import Peers
@@ -26,6 +26,7 @@ from autopar.codegen.sources import sources, whole_types
 from autopar.codegen.torch_private import unwritten
 from autopar.codegen.turns import OWN_OPS, OwnOps, inputs_of, sent_name, sum_name
 from autopar.errors import PlanMismatchError
+from autopar.ir.draws import STATE
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import OUTPUT_ROLES, STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.ir.microbatches import is_result
@@ -250,7 +251,9 @@ class _Generator:
 
     def _op(self, local: LocalGraph, event: Compute) -> None:
         node, graph = self.graph.nodes[event.node], local.graph
-        arguments = [self._argument(node, arg) for arg in range(len(node.inputs))]
+        if node.op == STATE:
+            return
+        arguments = [self._argument(node, arg) for arg in read_before(node)]
         if node.op in OWN_OPS:
             made = self.own.write(graph, node, arguments, local.inputs, self.layout.pair(node))
             if node.op == SEND:
@@ -259,6 +262,7 @@ class _Generator:
             return
         source = self.fx_nodes[node.name]
         results = self._results(graph, node, source, arguments)
+        local.values |= state_left(graph, node, results, self.layout.pair(node)[0])
         for output, value in enumerate(event.makes):
             if value.ref not in self.read:
                 continue
@@ -284,10 +288,11 @@ class _Generator:
             with sending(graph, f"{node.name} in {node.module}" if node.module else node.name):
                 return emit(peers)
         value = self._call(graph, node, source, arguments, inputs, outputs)
-        positions = _tensor_positions(source)
-        if positions is None:
+        drawn(node, value, arguments)
+        places = positions(node, source)
+        if places is None:
             return (value,)
-        return [graph.call_function(operator.getitem, (value, at)) for at in positions]
+        return [graph.call_function(operator.getitem, (value, at)) for at in places]
 
     def _call(
         self,
@@ -389,11 +394,3 @@ class _Generator:
                 return value
             return graph.call_function(operator.getitem, (value, source.args[1]))
         return self._call(graph, node, source, (value,), (before,), (after,) * len(node.outputs))
-
-
-def _tensor_positions(source: fx.Node) -> list[int] | None:
-    """Where the tensors stand in the tuple that a node returns; None if it returns one tensor."""
-    value: Any = source.meta["val"]
-    if isinstance(value, Tensor):
-        return None
-    return [i for i, item in enumerate(value) if isinstance(item, Tensor)]

@@ -1,5 +1,5 @@
-"""What microbatches and stages add to a graph (`ir.microbatches`, `ir.stages`), written in ops of
-torch.
+"""What microbatches, stages and rounding add to a graph (`ir.microbatches`, `ir.stages`,
+`ir.rounding`), written in ops of torch.
 
 The turn is an input of the graph, as are the sums so far: the graph of a turn is the same in every
 one. What turns put together leaves a turn that is not the last as it is; `runtime.program.turns`
@@ -18,6 +18,7 @@ from torch import fx
 from autopar.ir.graph import Graph, Node, Slot
 from autopar.ir.microbatches import ACCUMULATE, COLLECT, SHARE, TURN
 from autopar.ir.redistribute import local_part_sizes
+from autopar.ir.rounding import RESTORE, ROUND
 from autopar.ir.sharding import Sharding
 from autopar.ir.stages import RECEIVE, SEND
 from autopar.ir.target_counts import COUNT
@@ -25,7 +26,7 @@ from autopar.runtime.program.program import TURN_INPUT, Sum
 
 aten = torch.ops.aten
 
-OWN_OPS = frozenset({TURN, SHARE, ACCUMULATE, COLLECT, COUNT, SEND, RECEIVE})
+OWN_OPS = frozenset({TURN, SHARE, ACCUMULATE, COLLECT, COUNT, SEND, RECEIVE, ROUND, RESTORE})
 
 
 def sum_name(node: Node) -> str:
@@ -79,6 +80,8 @@ class OwnOps:
             return graph.call_function(aten.div.Scalar, (x[0], self.graph.turns))
         if node.op == COUNT:
             return _count(graph, node, x)
+        if node.op in (ROUND, RESTORE):
+            return _cast(graph, node, x[0])
         if node.op == COLLECT and not self.is_last:
             return x[0]
         (state, *_), (made_state,) = states
@@ -126,6 +129,17 @@ def _turn_slot(whole: Sequence[Sequence[int]], cut: Sequence[Sequence[int]]) -> 
             pairs = enumerate(zip(parts, left, strict=False))
             return dim, next((k for k, (a, b) in pairs if a != b), len(left))
     raise AssertionError("a tensor of the whole batch has a part more")
+
+
+def _cast(graph: fx.Graph, node: Node, x: fx.Node) -> fx.Node:
+    """`x` in the dtype of what `node` makes. What is beyond the range of float16 becomes the
+    largest number in it, and not infinity: gradients stay finite."""
+    dtype = getattr(torch, node.outputs[0].dtype)
+    made = graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
+    if dtype is torch.float16:
+        largest = torch.finfo(dtype).max
+        made = graph.call_function(aten.clamp_.default, (made, -largest, largest))
+    return made
 
 
 def _count(graph: fx.Graph, node: Node, x: Sequence[fx.Node]) -> fx.Node:

@@ -3,16 +3,18 @@
 Pointwise ops and reductions that feed one another are one kernel where a compiler makes it: a
 fusible op reads what no fusible op of its phase made, and writes what anyone but a fusible op of
 its phase needs. Matmuls, attention and lookups read and write all of theirs, and so does every op
-that runs eagerly.
+that runs eagerly. States of generators are the host's, and take nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from autopar.cost_model.roofline import attention_s, pointwise_s, product_s, stream_s
 from autopar.ir.choices import Choice
+from autopar.ir.draws import STATE
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize
 from autopar.ir.mesh import Device
 from autopar.ir.redistribute import local_bytes
@@ -20,6 +22,10 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, root_of
 from autopar.rules.op import Work
 from autopar.rules.work import busiest_work, fuses, inner_bytes, is_contraction, reduces
+
+DRAWN_ON_CPU_S = 6.6e-9
+"""Seconds per element of a mask: the generator of a CPU makes one number after the other, on one
+thread whatever there are (measured: torch 2.13, EPYC; of uniform numbers half)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,10 @@ def traffic(graph: Graph, groups: Sequence[Group], *, fused: bool) -> Mapping[in
     ops = [node for node in graph.with_role(Role.OP) if not node.view]
     if not fused:
         return {
-            node.index: Traffic((True,) * len(node.inputs), (True,) * len(node.outputs))
+            node.index: Traffic(
+                tuple(_maker(graph, ref).op != STATE for ref in node.inputs),
+                (node.op != STATE,) * len(node.outputs),
+            )
             for node in ops
         }
     users: dict[Ref, set[tuple[int, Phase]]] = {}
@@ -59,11 +68,19 @@ def traffic(graph: Graph, groups: Sequence[Group], *, fused: bool) -> Mapping[in
 
 
 def _reads(graph: Graph, node: Node, ref: Ref) -> bool:
-    maker = graph.nodes[root_of(graph, ref)[0].node]
+    maker = _maker(graph, ref)
+    if maker.op == STATE:
+        return False
     return not (is_fusible(node) and is_fusible(maker) and maker.phase is node.phase)
 
 
+def _maker(graph: Graph, ref: Ref) -> Node:
+    return graph.nodes[root_of(graph, ref)[0].node]
+
+
 def _writes(graph: Graph, node: Node, users: set[int]) -> bool:
+    if node.op == STATE:
+        return False
     if not is_fusible(node):
         return True
     others = (graph.nodes[index] for index in users)
@@ -80,7 +97,27 @@ def node_s(
     device: Device,
 ) -> float:
     """Seconds of `node` on one rank under `choice`, whose input and output `shardings` are given.
-    A fusible op that touches no memory of its own is part of another kernel and costs nothing."""
+    A fusible op that touches no memory of its own is part of another kernel and costs nothing but
+    what it draws."""
+    return _kernel_s(graph, node, work, choice, shardings, sizes, device) + _drawn_s(node, device)
+
+
+def _drawn_s(node: Node, device: Device) -> float:
+    """What random numbers take beside memory. Every rank draws all of them."""
+    if not node.random or device.kind != "cpu":
+        return 0.0
+    return DRAWN_ON_CPU_S * prod(node.outputs[0].shape)
+
+
+def _kernel_s(
+    graph: Graph,
+    node: Node,
+    work: Traffic,
+    choice: Choice,
+    shardings: tuple[tuple[Sharding, ...], tuple[Sharding, ...]],
+    sizes: Sequence[int],
+    device: Device,
+) -> float:
     moved = sum(
         local_bytes(tensor, graph.atoms, sharding, sizes)
         for touched, tensor, sharding in zip(

@@ -26,6 +26,7 @@ import numpy as np
 
 from autopar.cost_model.optimizer import find_optimizer
 from autopar.cost_model.residency import HostedParams
+from autopar.cost_model.rounding import Rounding
 from autopar.cost_model.saved import decision_key
 from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
@@ -35,6 +36,7 @@ from autopar.ir.microbatches import is_result
 from autopar.ir.moments import Moment, node_at
 from autopar.ir.problem import IntArray, Label, Problem, Usage
 from autopar.ir.redistribute import local_bytes
+from autopar.ir.rounding import RESTORE
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED, Group, Use, groups, requirement, root_key, root_of
 from autopar.plans.request import PlanRequest
@@ -146,6 +148,7 @@ class _Rows:
         self.number = {key: i for i, key in enumerate(problem.keys)}
         self.casts = casts_of(self.graph).copies
         self.offloaded = frozenset(request.offloaded)
+        self.rounding = Rounding(self.graph, request.options.saved_dtype)
         self.residency = HostedParams(request)
         self.lives = _lives(self.graph)
         nodes = self.graph.nodes
@@ -266,6 +269,9 @@ class _Rows:
         assert life.made is not None
         if root.index in self.casts or node.index <= life.made:
             return
+        if root.op == RESTORE and node.index < life.certain:
+            # It is brought back for the first op that is there: maybe later than here.
+            return
         if node.index < life.first:
             self._add(root, self._waiting(root, life.group.root.output))
         elif node.index < life.last:
@@ -325,7 +331,7 @@ class _Rows:
         def size(label: Label) -> int:
             if not isinstance(label, Saved) or not label.states or label.offloaded:
                 return 0
-            return self._local(ref, label.states[output])
+            return self._kept_bytes(ref, label.states[output])
 
         return self._per_label(copy, ("saved", output), size)
 
@@ -382,9 +388,13 @@ class _Rows:
         """Bytes of a tensor in each of the states `labels`."""
         known = SAVED, root_key(self.graph, ref)
         if known not in self._known:
-            found = [self._local(ref, x) if isinstance(x, Sharding) else 0 for x in labels]
+            found = [self._kept_bytes(ref, x) if isinstance(x, Sharding) else 0 for x in labels]
             self._known[known] = np.array(found, np.int64)
         return self._known[known]
+
+    def _kept_bytes(self, ref: Ref, state: Sharding) -> int:
+        """Bytes of a tensor as it is saved."""
+        return local_bytes(self.rounding.saved_type(ref), self.graph.atoms, state, self.sizes)
 
     def _local(self, ref: Ref, state: Sharding) -> int:
         return local_bytes(self.graph.type_of(ref), self.graph.atoms, state, self.sizes)

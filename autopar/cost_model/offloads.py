@@ -17,6 +17,7 @@ import numpy as np
 from autopar.cost_model.flows import saved_by
 from autopar.cost_model.host_link import copy_ns, is_open
 from autopar.cost_model.moves import to_ns
+from autopar.cost_model.rounding import Rounding
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import blocks_of
@@ -52,6 +53,7 @@ class Offloads:
 
     def __init__(self, request: PlanRequest) -> None:
         self.graph, self.mesh = request.step, request.mesh
+        self.rounding = Rounding(self.graph, request.options.saved_dtype)
         self.host = request.cluster.host
         self.launch_ns = to_ns(request.cluster.device.host_launch_s)
         self.is_open = request.again is None
@@ -96,14 +98,19 @@ class Offloads:
         table: Mapping[str, NodeClass],
         saves: Mapping[str, Sequence[Decision]],
     ) -> Iterator[HandedOver]:
-        """All that forward hands to backward, or may."""
+        """All that forward hands to backward, or may: of the outputs of an op that may be made
+        again, those that anyone reads there."""
+        nodes = self.graph.nodes
+        read = {(nodes[group.root.node].key, group.root.output) for group in all_groups}
         for entry in table.values():
             if is_optional(entry.node):
                 node = table[original_key(entry.key)].node
                 flags = tuple(isinstance(c, Saved) and c.offloaded for c in entry.choices)
                 for output in range(len(node.outputs)):
                     root, states = Ref(node.index, output), saved_by(entry, output)
-                    yield HandedOver(entry.key, root, entry.count, states, self._known(root, flags))
+                    known = self._known(root, flags)
+                    if (entry.key, output) in read:
+                        yield HandedOver(entry.key, root, entry.count, states, known)
         crossing = [group.root for group in all_groups if is_saved(self.graph, group)]
         counts = Counter(root_key(self.graph, root) for root in crossing)
         for key, root in {root_key(self.graph, root): root for root in crossing}.items():
@@ -153,8 +160,8 @@ class Offloads:
                         windows.add_node(place, number[handed.holder], saved)
 
     def _bytes(self, handed: HandedOver) -> IntArray:
-        tensor, atoms, sizes = self.graph.type_of(handed.root), self.graph.atoms, self.mesh.sizes
-        states = handed.states
+        tensor, atoms = self.rounding.saved_type(handed.root), self.graph.atoms
+        states, sizes = handed.states, self.mesh.sizes
         return np.array(
             [0 if s is None else local_bytes(tensor, atoms, s, sizes) for s in states], np.int64
         )

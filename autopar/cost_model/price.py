@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from autopar.cost_model.drawn_again import add_drawn_again
 from autopar.cost_model.flows import Space, stated_flows
 from autopar.cost_model.host_link import host_contention
 from autopar.cost_model.imposed import impose
@@ -27,6 +28,7 @@ from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.offloads import Offloads, optional_ops, state_of
 from autopar.cost_model.optimizer import find_optimizer, host_update_s, update_s
 from autopar.cost_model.residency import HostedParams, Streams, hosted_counts
+from autopar.cost_model.rounding import Rounding, add_rounding
 from autopar.cost_model.saved import decision_key, saved_states, with_savings
 from autopar.cost_model.saved_traffic import add_saved_traffic
 from autopar.cost_model.space import NodeClass, classes
@@ -152,8 +154,12 @@ def _compute(
             for axis in np.flatnonzero(talk.any(axis=1)).tolist():
                 waited = hiding.waited(axis, talk[axis])
                 windows.add_node(place, number[key], [count * saved for saved in waited])
-    if options.fuses(cluster.device):
-        add_saved_traffic(graph, mesh, cluster.device, all_groups, table, work, costs, windows)
+    fused, rounding = options.fuses(cluster.device), Rounding(graph, options.saved_dtype)
+    where = rounding, mesh, cluster.device, all_groups, table
+    add_rounding(*where, costs, windows, fused=fused)
+    if fused:
+        add_saved_traffic(*where, work, costs, windows)
+        add_drawn_again(graph, mesh, cluster.device, table, work, costs, windows)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     members: dict[str, list[str]] = {}
     for node in graph.with_role(Role.PARAM):

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from autopar.cost_model.optimizer import find_optimizer
 from autopar.cost_model.played import PlayedStep
 from autopar.cost_model.turn_times import arrivals
+from autopar.ir.draws import STATE
 from autopar.ir.graph import Graph, Phase, Ref, Role
+from autopar.ir.rounding import RESTORE, ROUND
 from autopar.ir.schedule import Compute, Event, Schedule
 from autopar.ir.segments import Segment
 from autopar.ir.stage_homes import assign
+from autopar.ir.uses import root_of
 from autopar.plans.options import Options
 
 
@@ -30,8 +33,8 @@ def segment_costs(
     step: PlayedStep, plain: Graph, segments: Sequence[Segment], options: Options
 ) -> tuple[SegmentCost, ...]:
     """That of each of the `segments` of `plain`, the graph of `step` without what backward makes
-    again, under the decisions that `step` was played with. A device works on a segment from its
-    first op to that of the next; what is made again belongs where it was made."""
+    again or rounds, under the decisions that `step` was played with. A device works on a segment
+    from its first op to that of the next; what is made again belongs where it was made."""
     graph, layout = step.layout.graph, step.layout
     homes = assign(plain, [segment.start for segment in segments[1:]])
     home_of = {node.name: homes.home(node) for node in plain.nodes}
@@ -40,7 +43,7 @@ def segment_costs(
     marks, here = arrivals(step.played), 0
     for k, (phase, event) in enumerate(_in_phases(step.scheduled)):
         if isinstance(event, Compute):
-            home = home_of[graph.nodes[event.node].name]
+            home = home_of[_name_in_plain(graph, event.node)]
             here = here if home is None else home
         times[phase][here] += marks[k + 1] - marks[k]
     copies = 2 + find_optimizer(options.optimizer).states
@@ -50,7 +53,7 @@ def segment_costs(
         if users and not layout.params[node.target].hosted:
             static[min(users)] += copies * layout.held_bytes(ref, layout.made(ref))
     for value in step.scheduled.saved:
-        home = home_of[graph.nodes[value.ref.node].name]
+        home = home_of[_name_in_plain(graph, value.ref.node)]
         if home is not None:
             saved[home] += step.prices.held(value)[1]
     columns = times[Phase.FORWARD], times[Phase.BACKWARD], static, saved
@@ -58,6 +61,14 @@ def segment_costs(
         SegmentCost(forward // graph.turns, backward // graph.turns, *held)
         for forward, backward, *held in zip(*columns, strict=True)
     )
+
+
+def _name_in_plain(graph: Graph, index: int) -> str:
+    """The op of the plain graph that one of the step is a copy of, or goes with."""
+    node = graph.nodes[index + (graph.nodes[index].op == STATE)]
+    while node.op in (ROUND, RESTORE):
+        node = graph.nodes[root_of(graph, node.inputs[0])[0].node]
+    return node.name
 
 
 def _in_phases(scheduled: Schedule) -> Iterator[tuple[Phase, Event]]:

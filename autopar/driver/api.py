@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from autopar.cluster.mesh_shapes import MeshLike
@@ -73,6 +74,7 @@ def compile(
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
     loss_chunks: int | str = "auto",
+    saved_dtype: torch.dtype | str | None = None,
     differentiable_outputs: str | Sequence[str] = (),
     unread_outputs: str | Sequence[str] = (),
     verify: bool = False,
@@ -104,7 +106,8 @@ def compile(
     memory binds ("auto"; docs/residency.md). What the model wraps in `torch.utils.checkpoint` is
     free to be planned, or made again as it asks (`checkpoint="as written"`).
     The loss of a head with many classes is worked on in `loss_chunks` of a rank's rows; "auto" does
-    so where memory binds and that is better (docs/loss-chunks.md).
+    so where memory binds and that is better (docs/loss-chunks.md). Activations of float32 are saved
+    for backward in `saved_dtype` ("bfloat16" or "float16"), which rounds gradients.
     The model is cut into `stages` of a pipeline, before the modules `cuts`, whose microbatches
     follow a `schedule`, as in `plan` (docs/pipeline.md): each rank has its stages' parameters.
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
@@ -130,12 +133,17 @@ def compile(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
-        stages, cuts, schedule, loss_chunks, unread_outputs,
+        stages, cuts, schedule, loss_chunks, unread_outputs, saved_dtype,
     )  # fmt: skip
     if stored is not None:
         # For the calls that the stored plan is not for.
         made = stored.structure.schedule
-        options = replace(options, microbatches=made.microbatches, loss_chunks=made.loss_chunks)
+        options = replace(
+            options,
+            microbatches=made.microbatches,
+            loss_chunks=made.loss_chunks,
+            saved_dtype=stored.structure.parts[0].saved_dtype,
+        )
     kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)
@@ -181,6 +189,7 @@ def plan(
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
     loss_chunks: int | str = "auto",
+    saved_dtype: torch.dtype | str | None = None,
     differentiable_outputs: str | Sequence[str] = (),
     unread_outputs: str | Sequence[str] = (),
     margin: bool = False,
@@ -203,7 +212,7 @@ def plan(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
-        stages, cuts, schedule, loss_chunks, unread_outputs,
+        stages, cuts, schedule, loss_chunks, unread_outputs, saved_dtype,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin
@@ -231,6 +240,7 @@ def frontier(
     residency: str = "cuda",
     checkpoint: str = "planned",
     loss_chunks: int | str = "auto",
+    saved_dtype: torch.dtype | str | None = None,
     differentiable_outputs: str | Sequence[str] = (),
     unread_outputs: str | Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
@@ -248,7 +258,7 @@ def frontier(
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
-        loss_chunks=loss_chunks, unread_outputs=unread_outputs,
+        loss_chunks=loss_chunks, unread_outputs=unread_outputs, saved_dtype=saved_dtype,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say,

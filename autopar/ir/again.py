@@ -9,9 +9,10 @@ computed under another sharding than their originals.
 Whether something is made again is a choice of the problem that decides all else. It is stated of a
 graph in which everything that can be made again has an *optional* copy (`with_options`).
 
-Random numbers are not drawn again: what an op makes of them is saved, and so is what it makes of a
-buffer that forward changes. What one block hands to the next is saved too: made again, it would
-need all blocks before it, which would be held together.
+Random numbers are drawn again from the state of the generator that they were drawn from, which is
+saved (`draws`), so that they are the same; those that depend on tensors of the step are saved. So
+is what an op makes of a buffer that forward changes. What one block hands to the next is saved too:
+made again, it would need all blocks before it, which would be held together.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import replace
 from autopar.ir.blocks import place_of
 from autopar.ir.casts import casts_of
 from autopar.ir.copies import COPY, OPTION, with_word
+from autopar.ir.draws import DRAW, MAYBE_DRAW, redrawable, with_states
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, per_graph, transplanted
 from autopar.ir.loss_chunks import CHUNKED
 from autopar.ir.stages import RECEIVE, SEND
@@ -50,7 +52,8 @@ def _known(graph: Graph, keys: frozenset[str], word: str) -> Graph:
         return graph
     known = _copied(graph)
     if (keys, word) not in known:
-        known[keys, word] = _Copier(graph, keys, word).run()
+        drawn = with_states(graph, keys, DRAW if word == COPY else MAYBE_DRAW)
+        known[keys, word] = _Copier(drawn, keys, word).run()
     return known[keys, word]
 
 
@@ -65,14 +68,16 @@ def _candidates(graph: Graph) -> frozenset[str]:
     """The keys of ops of the forward phase that can be made again, all of them. Casts of parameters
     are none: they are made where they are read as it is. Nor is what another stage sends, a loss
     worked on in chunks, which makes scores again itself, or what reads a buffer or parameter that
-    forward changes: backward would find the new value."""
+    forward changes: backward would find the new value. Nor random numbers that might come out
+    otherwise (`draws.redrawable`)."""
     copies, nodes = casts_of(graph).copies, graph.nodes
     changed = {node.target for node in graph.with_role(Role.MUTATION, Role.UPDATE)}
     found, ruled_out = set[str](), set[str]()
     for node in graph.with_role(Role.OP):
         if node.view or f":{Phase.FORWARD.value}:" not in node.key:
             continue
-        is_made_once = node.random or node.op in _ONCE or node.index in copies
+        is_drawn_once = node.random and node.index not in redrawable(graph)
+        is_made_once = is_drawn_once or node.op in _ONCE or node.index in copies
         (ruled_out if is_made_once else found).add(node.key)
         for ref in node.inputs:
             maker = nodes[root_of(graph, ref)[0].node]
@@ -129,7 +134,8 @@ class _Copier:
         for index in sorted(found):
             node = self.graph.nodes[index]
             key = with_word(node.key, self.word)
-            copy = replace(node, phase=Phase.BACKWARD, key=key)
+            op = DRAW if node.op == MAYBE_DRAW else node.op
+            copy = replace(node, op=op, phase=Phase.BACKWARD, key=key)
             self.copied[index] = self._put(copy, self.copied)
 
     def _put(self, node: Node, copied: dict[int, int]) -> int:

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from autopar.ir.casts import casts_of
 from autopar.ir.copies import is_copy
+from autopar.ir.draws import STATE
 from autopar.ir.graph import Graph, Role, per_graph
+from autopar.ir.rounding import RESTORE, ROUND
 
 
 class Moment(NamedTuple):
@@ -20,9 +22,11 @@ class Moment(NamedTuple):
 
 def is_moment(graph: Graph, index: int) -> bool:
     """Whether an op is computed in its place, whatever is decided. A copy is made in front of the
-    first op that reads it; casts of parameters and of gradients are done with what moves them."""
+    first op that reads it; casts of parameters and of gradients are done with what moves them. Nor
+    are there states of generators, or casts of what is saved, but where decisions want them."""
     casts = casts_of(graph)
     moved = index in casts.copies or index in casts.gradients
+    moved = moved or graph.nodes[index].op in (STATE, ROUND, RESTORE)
     return not moved and not is_copy(graph.nodes[index])
 
 

@@ -4,7 +4,7 @@ A tensor that is offloaded is copied to the host after its last use in forward, 
 first in backward. A copy hides behind what other blocks compute. So what is last used in one of the
 last blocks of forward, or needed in one of the first of backward, stays on the device, though its
 class is offloaded: no more than `AHEAD` blocks' tensors are on their way in either direction. What
-leaves the graph stays too: it is held anyway.
+leaves the graph stays too: it is held anyway. So do states of generators, which are small.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.casts import casts_of
 from autopar.ir.copies import is_optional
+from autopar.ir.draws import STATE
 from autopar.ir.graph import OUTPUT_ROLES, Graph, Phase, Ref, Role
 from autopar.ir.mesh import Mesh
 from autopar.ir.uses import groups, is_saved, root_key
@@ -48,7 +49,7 @@ def offloadable(graph: Graph, mesh: Mesh) -> Mapping[str, tuple[Away, ...]]:
         root, maker = group.root, graph.nodes[group.root.node]
         if is_optional(maker):
             root = Ref(made[maker.name], root.output)
-        elif not is_saved(graph, group) or root.node in copies:
+        elif not is_saved(graph, group) or root.node in copies or maker.op == STATE:
             continue
         used = forward[root].uses if root in forward else ()
         users = [use.node for use in (*used, *group.uses)]

@@ -44,6 +44,7 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
         again=request.again or (),
         offloaded=request.offloaded,
         reload_pace=pace(request.cluster) if request.offloaded else 0,
+        saved_dtype=request.options.saved_dtype,
         saved={
             key.removeprefix(SAVED): text for key, text in texts.items() if key.startswith(SAVED)
         },

@@ -21,6 +21,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.stages import cut_at, in_stages
 from autopar.ir.uses import Group, Use, root_key
 from autopar.plans.plan import Structure
+from autopar.plans.rounded import with_saved_dtype
 
 Pair = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """The shardings of a node's inputs and of its outputs."""
@@ -177,12 +178,13 @@ def stage_graphs(graph: Graph, structure: Structure) -> tuple[Graph, ...]:
 
 def parse_layout(graph: Graph, structure: Structure) -> Layout:
     """The decisions of `structure` for `graph`, its losses in chunks, in microbatches, with what
-    backward makes again. LossChunksError where no loss can be in chunks; ValueError on text that
-    says none, or where something cannot be made again, or not be offloaded; PlanMismatchError where
-    a parameter cannot live on the host."""
+    backward makes again and what is rounded for it. LossChunksError where no loss can be in chunks;
+    ValueError on text that says none, or where something cannot be made again, or not be offloaded;
+    PlanMismatchError where a parameter cannot live on the host."""
     chunked = in_loss_chunks(graph, structure.schedule.loss_chunks)
     turns = in_microbatches(chunked, structure.schedule.microbatches)
-    step, mesh = with_again(turns, structure.again), structure.mesh
+    step = with_saved_dtype(with_again(turns, structure.again), structure.saved_dtype)
+    mesh = structure.mesh
     params = {name: param.choice for name, param in structure.params.items()}
     nodes = step.with_role(Role.PARAM)
     hosted = [n.target for n in nodes if n.target in params and params[n.target].hosted]

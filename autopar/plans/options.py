@@ -24,7 +24,7 @@ from autopar.plans.constraints import (
 )
 from autopar.plans.matching import matches
 from autopar.plans.pipeline_orders import WHOLE_BACKWARD
-from autopar.plans.plan import Structure
+from autopar.plans.plan import SavedDtype, Structure
 
 BACKENDS = ("eager", "inductor")
 """What runs a rank's graphs: op by op, or compiled."""
@@ -37,6 +37,9 @@ binds."""
 CHECKPOINTS = ("planned", "as written")
 """What becomes of regions that a model wraps in `torch.utils.checkpoint`: what is saved of them is
 free to be planned, or nothing is."""
+
+SAVED_DTYPES: tuple[SavedDtype, ...] = ("", "bfloat16", "float16")
+"""What activations of float32 may be saved in."""
 
 
 def check_backend(backend: str | None) -> str:
@@ -67,7 +70,8 @@ class Options:
     binds.
     Parameters, with what belongs to them, live where `residency`, one of `RESIDENCIES`, says;
     those that are `hosted` do already, if that is not None, and only they. What backward makes
-    again is `planned`, or what the model wraps in checkpoints ("as written").
+    again is `planned`, or what the model wraps in checkpoints ("as written"). What is saved of
+    float32 is rounded to `saved_dtype`, one of `SAVED_DTYPES`.
     The model is cut into `stages`, None for as many as are best, before the modules `cuts` if those
     are given; they work on microbatches as `schedule` says: one of
     `pipeline_orders.WHOLE_BACKWARD`, with a colon and its stages per rank where it is interleaved,
@@ -92,6 +96,7 @@ class Options:
     cuts: tuple[str, ...] = ()
     schedule: str = "auto"
     unread_outputs: tuple[str, ...] = ()
+    saved_dtype: SavedDtype = ""
 
     @property
     def is_staged(self) -> bool:
@@ -164,13 +169,15 @@ def make_options(
     schedule: str = "auto",
     loss_chunks: int | str = "auto",
     unread_outputs: str | Sequence[str] = (),
+    saved_dtype: object = None,
 ) -> Options:
     """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` in bytes, or
     as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
     `constraints` reads them; `microbatches` as a number or "auto", None for "auto" in stages and
     for 1 elsewhere; `residency` one of `RESIDENCIES`, `checkpoint` one of `CHECKPOINTS`; `stages`
-    as a number or "auto", `cuts` as a module or several; `loss_chunks` as a number or
-    "auto"; `unread_outputs` as a name or several. AutoparError on what cannot be read."""
+    as a number or "auto", `cuts` as a module or several; `loss_chunks` as a number or "auto";
+    `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that of what is
+    saved. AutoparError on what cannot be read."""
     usual = "auto" if stages != 1 or cuts else 1
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
     if not isinstance(strict, bool):
@@ -193,11 +200,23 @@ def make_options(
         schedule=check_schedule(schedule),
         loss_chunks=_count("loss_chunks", loss_chunks),
         unread_outputs=_several(unread_outputs),
+        saved_dtype=check_saved_dtype(saved_dtype),
     )
 
 
 def _several(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def check_saved_dtype(given: object) -> SavedDtype:
+    """`given`, which may be one of torch's dtypes, "" for None. ArgumentError unless it is one of
+    `SAVED_DTYPES`."""
+    name = "" if given is None else str(given).removeprefix("torch.")
+    for known in SAVED_DTYPES:
+        if name == known:
+            return known
+    words = " or ".join(filter(None, SAVED_DTYPES))
+    raise ArgumentError(f"saved_dtype={given!r}: write {words}, or nothing")
 
 
 def _one_of(name: str, given: str, known: Sequence[str]) -> str:

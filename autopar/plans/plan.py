@@ -106,6 +106,10 @@ class Stage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     structure: Structure
 
 
+SavedDtype = Literal["", "bfloat16", "float16"]
+"""What activations of float32 are saved in for backward, "" for what they are."""
+
+
 class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The decisions. `ops` maps a node's key to its choice (`choices`), `outputs` the key of a
     detached output to its sharding, `routes` a group's key (`uses`) to the steps
@@ -113,7 +117,8 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     (`uses.root_key`) to the sharding it is kept in for backward, where that is chosen. `again` are
     the keys of ops that backward makes again (`ir.again`), whose copies are among `ops`;
     `offloaded` those of activations (`uses.root_key`) that forward hands over in the host's memory
-    (`ir.offloading`). `reload_pace` says how fast they come back (`host_copies.pace`).
+    (`ir.offloading`). `reload_pace` says how fast they come back (`host_copies.pace`). What is
+    saved is rounded to `saved_dtype` (`ir.rounding`).
 
     In a pipeline the decisions are those of the `stages`, and the mesh is the line they form."""
 
@@ -131,6 +136,7 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     again: tuple[str, ...] = ()
     offloaded: tuple[str, ...] = ()
     reload_pace: Count = 0
+    saved_dtype: SavedDtype = ""
     replicated_unknown_ops: tuple[str, ...] = ()
     stages: tuple[Stage, ...] = ()
     schedule: PipelineSchedule = PipelineSchedule()

@@ -62,9 +62,12 @@ def _intervals(
 
 
 def work(graph: Graph, node: Node) -> float:
-    """How many elements are read and written in the time that an op takes on one device."""
-    sizes = (graph.atoms[atom].size for atom in {factor.atom for factor in node.factors})
+    """How many elements are read and written in the time that an op takes on one device. The dims
+    that a draw is given have nothing to do with those it makes: it takes no products of them."""
     made = sum(prod(tensor.shape) for tensor in node.outputs)
+    if node.random:
+        return made
+    sizes = (graph.atoms[atom].size for atom in {factor.atom for factor in node.factors})
     return made + prod(sizes) / _PRODUCTS_PER_ELEMENT
 
 

@@ -45,6 +45,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     schedule: str = "auto"
     loss_chunks: int | str = "auto"
     unread_outputs: list[str] = []
+    saved_dtype: str = ""
     pins: dict[str, str] | list[str] = []
     forbid: dict[str, str | list[str]] | list[str] = []
     profile: str | None = None
@@ -113,7 +114,7 @@ def read_recipe(path: Path) -> Recipe:
             microbatches=table.microbatches, residency=table.residency,
             checkpoint=table.checkpoint, stages=table.stages, cuts=table.cuts,
             schedule=table.schedule, loss_chunks=table.loss_chunks,
-            unread_outputs=table.unread_outputs,
+            unread_outputs=table.unread_outputs, saved_dtype=table.saved_dtype,
         )  # fmt: skip
     except AutoparError as error:
         raise RecipeError(f"{path}: {error}") from None

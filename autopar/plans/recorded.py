@@ -12,6 +12,7 @@ from autopar.plans.options import Options, make_options
 from autopar.plans.plan import Plan
 
 _PIN, _FORBID, _STRATEGY, _BACKEND = "pin ", "forbid ", "strategy ", "backend "
+_SAVED = "saved dtype "
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +30,15 @@ class Imposed:
 
 
 def read_imposed(lines: Sequence[str]) -> Imposed:
-    """What `Provenance.imposed` lists, but for the backend. ConstraintError on a line that no user
-    can have asked for."""
+    """What `Provenance.imposed` lists, but for the backend and the dtype of what is saved.
+    ConstraintError on a line that no user can have asked for."""
     pins: list[str] = []
     forbid: list[str] = []
     strategy = ""
     for line in lines:
-        if line.startswith(_BACKEND) or (strategy and line.startswith(f"{_STRATEGY}{strategy}: ")):
+        if line.startswith((_BACKEND, _SAVED)) or (
+            strategy and line.startswith(f"{_STRATEGY}{strategy}: ")
+        ):
             continue
         if line.startswith(_PIN):
             pins.append(line.removeprefix(_PIN))
@@ -66,6 +69,7 @@ def options_of(plan: Plan, imposed: Imposed | None = None) -> Options:
         asked.forbid,
         asked.strategy,
         backend=next(backends, "").removeprefix(_BACKEND),
+        saved_dtype=plan.structure.saved_dtype,
     )
 
 

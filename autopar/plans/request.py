@@ -26,6 +26,7 @@ from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
 from autopar.plans.matching import settle
 from autopar.plans.options import Options
+from autopar.plans.rounded import with_saved_dtype
 from autopar.plans.strategies import expand_strategy
 
 _DIGEST_BYTES = 20
@@ -127,9 +128,10 @@ class PlanRequest:
     @property
     def step(self) -> Graph:
         """`graph` with its losses in chunks, in microbatches, with what backward makes again, or
-        may."""
+        may, and with what is rounded for it."""
         graph = in_microbatches(in_loss_chunks(self.graph, self.loss_chunks), self.microbatches)
-        return with_options(graph) if self.again is None else with_again(graph, self.again)
+        found = with_options(graph) if self.again is None else with_again(graph, self.again)
+        return with_saved_dtype(found, self.options.saved_dtype)
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -146,7 +148,8 @@ class PlanRequest:
 
     def describe_imposed(self) -> tuple[str, ...]:
         """What the user asked for, as a plan records it: a strategy with what it came to, and the
-        backend, residency, checkpoints and outputs that are not the usual ones."""
+        backend, residency, checkpoints, outputs and dtype of what is saved that are not the usual
+        ones."""
         written = {constraint.origin for constraint in self.options.constraints}
         strategy = (i.constraint for i in self.imposed if i.constraint.origin not in written)
         options = self.options
@@ -155,6 +158,7 @@ class PlanRequest:
             ("residency", options.residency, "cuda"),
             ("checkpoint", options.checkpoint, "planned"),
             ("without outputs", ", ".join(options.unread_outputs), ""),
+            ("saved dtype", options.saved_dtype, ""),
         )
         lines = (f"{each.origin}: {each}" for each in strategy)
         more = (f"{name} {value}" for name, value, usual in others if value != usual)

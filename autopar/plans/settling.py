@@ -3,7 +3,7 @@ plan of the step with just those copies."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from autopar.errors import SolverError
@@ -13,6 +13,8 @@ from autopar.ir.graph import Graph, Node, Role
 from autopar.ir.offloading import offloadable
 from autopar.ir.problem import Label, Problem, Solution
 from autopar.ir.residency import can_be_hosted, evenly
+from autopar.ir.rounding import rounded_key
+from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED
 from autopar.plans.request import PlanRequest
 
@@ -31,7 +33,7 @@ def settled_request(request: PlanRequest, problem: Problem, solution: Solution) 
     offloaded = (
         key
         for key, maker in made_by.items()
-        for label in [chosen.get(SAVED + key) or chosen.get(SAVED + maker)]
+        for label in [chosen.get(SAVED + key) or _saved(maker, chosen)]
         if isinstance(label, Saved) and label.offloaded
     )
     return replace(settled, offloaded=tuple(sorted(offloaded)))
@@ -60,6 +62,8 @@ def same_choice(
     found: list[int] = []
     for key, labels in zip(stated.keys, stated.labels, strict=True):
         wanted = _wanted(key, chosen)
+        if isinstance(wanted, Sharding) and rounded_key(key) and wanted not in labels:
+            wanted = _leaving_in(wanted, ops[key], labels)
         if wanted not in labels and key.startswith(SAVED):
             wanted = _made(key.removeprefix(SAVED), ops, chosen)
         if wanted not in labels:
@@ -86,11 +90,31 @@ def _made(key: str, ops: Mapping[str, Node], chosen: Mapping[str, Label]) -> Lab
     return shardings(ops[maker], choice)[1][output]
 
 
+def _leaving_in(state: Sharding, node: Node, labels: Sequence[Label]) -> Label:
+    """What an op that rounds something, or brings it back, chooses so as to leave it in `state`."""
+    return next(
+        label
+        for label in labels
+        if isinstance(label, Choice) and shardings(node, label)[1][0] == state
+    )
+
+
+def _saved(key: str, chosen: Mapping[str, Label]) -> Label | None:
+    """The decision how what ops with `key` make is saved: of what rounds something, on that."""
+    of = rounded_key(key) or key
+    return chosen.get(SAVED + of) or chosen.get(f"{SAVED}{of}.0")
+
+
 def _wanted(key: str, chosen: Mapping[str, Label]) -> Label:
     """The decision on a class of the settled step: on a copy, or the state that one of the outputs
-    of an op is saved in, it is part of the decision on what was open."""
+    of an op is saved in, it is part of the decision on what was open. Of what rounds something, or
+    brings it back, all that is decided is that state."""
     if key in chosen and not isinstance(chosen[key], Saved):
         return chosen[key]
+    if key not in chosen and rounded_key(key.removeprefix(SAVED)):
+        label = _saved(key.removeprefix(SAVED), chosen)
+        assert label is not None
+        return label.states[0] if isinstance(label, Saved) else label
     original = original_key(key)
     if original != key:
         return chosen[SAVED + original]

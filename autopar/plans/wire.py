@@ -28,7 +28,11 @@ def unpack(plan: Any) -> Table:
 
 def _packed_structure(structure: Table) -> Table:
     stages = [s | {"structure": _packed_structure(s["structure"])} for s in structure["stages"]]
-    return structure | {"params": _packed(structure["params"]), "stages": stages}
+    found = structure | {"params": _packed(structure["params"]), "stages": stages}
+    if not found["saved_dtype"]:
+        # What is seldom asked for is left out.
+        del found["saved_dtype"]
+    return found
 
 
 def _unpacked_structure(structure: Table, depth: int = 0) -> Table:

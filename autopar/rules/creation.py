@@ -46,12 +46,15 @@ CREATION: Family = (
         """arange arange.start arange.start_step empty.memory_format eye full linspace ones
         scalar_tensor zeros""",
     ),
+    # Every rank draws all of what one device draws.
     (
-        # Every rank draws all of what one device draws.
         Op(all_whole),
-        """bernoulli bernoulli.Tensor bernoulli.p cauchy exponential geometric log_normal
-        multinomial native_dropout normal.Tensor_Tensor normal.Tensor_float normal.float_Tensor
-        normal_functional poisson rand rand_like randint randint.low randint_like
-        randint_like.low_dtype randn randn_like random random.from random.to randperm uniform""",
+        """bernoulli bernoulli.Tensor multinomial native_dropout normal.Tensor_Tensor
+        normal.Tensor_float normal.float_Tensor poisson rand randint randint.low randn randperm""",
+    ),
+    (
+        Op(all_whole, fills=True),
+        """bernoulli.p cauchy exponential geometric log_normal normal_functional rand_like
+        randint_like randint_like.low_dtype randn_like random random.from random.to uniform""",
     ),
 )

@@ -157,7 +157,8 @@ class Op:
     counts is the local shape of its output. One that needs `one_layout` takes tensors without gaps,
     all in one layout: eager sees to that before it calls the kernel, but local tensors may be laid
     out otherwise than the whole ones, and where a dim is cut down to size 1, layouts that look
-    alike are not.
+    alike are not. One that `fills` reads no element of its first input, but makes a tensor like it.
+    Of one with an `exponent` backward takes the exponential of the result.
 
     `dim_names` are what people call the dims of its inputs.
     """
@@ -174,6 +175,8 @@ class Op:
     local_args: Callable[[LocalCall], Changes] | None = None
     reshapes: bool = False
     one_layout: bool = False
+    fills: bool = False
+    exponent: bool = False
     dim_names: tuple[DimName, ...] = ()
 
 

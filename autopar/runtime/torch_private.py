@@ -58,6 +58,7 @@ __all__ = [
     "mesh_of_others",
     "no_torch_function",
     "piece_of",
+    "signature_of",
     "store_of_its_own",
     "take_over_ops",
     "take_over_whole_tensors",
@@ -326,6 +327,14 @@ def written_by(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Itera
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[index] if index < len(args) else kwargs.get(argument.name)
             yield from (x for x in tree_flatten(given)[0] if isinstance(x, Tensor))
+
+
+def signature_of(op: Any) -> tuple[str, list[str]]:
+    """The arguments of an op and the types of its results, as schemas write them:
+    ("Tensor input, float p, bool? train", ["Tensor", "Tensor"])."""
+    text = str(op._schema)
+    given, _, _ = text.partition("(")[2].rpartition(") -> ")
+    return given, [str(result.type) for result in op._schema.returns]
 
 
 def inductor(

@@ -13,7 +13,7 @@ from autopar.ir.problem import FloatArray, IntArray
 _NAME_SIZE = 4
 
 
-class Kind(IntEnum):
+class NameKind(IntEnum):
     """The first number of a name: of what it is a column or row."""
 
     CHOICE = 0
@@ -26,7 +26,7 @@ class Kind(IntEnum):
 
 
 @dataclass(slots=True)
-class Builder:
+class ProgramBuilder:
     """Columns and rows as they are added; entries are collected as (row, column, value) arrays."""
 
     costs: list[IntArray] = field(default_factory=list[IntArray])

@@ -37,7 +37,7 @@ from autopar.ir.problem import (
     Problem,
     Window,
 )
-from autopar.solver.builder import Builder, Kind, places_of
+from autopar.solver.builder import NameKind, ProgramBuilder, places_of
 from autopar.solver.distances import all_distances
 from autopar.solver.memory import live_sets
 from autopar.solver.ties import tie_weights
@@ -126,7 +126,7 @@ def build_model(problem: Problem, *, excess: bool = False, ways: Ways = any_way)
     With `excess`, the objective is how far the worst memory row is broken and nothing else; what
     the nodes cost is left out.
     """
-    builder = Builder()
+    builder = ProgramBuilder()
     choices = _add_choices(builder, problem)
     for number, edge in enumerate(problem.edges):
         _add_edge(builder, number, edge, choices)
@@ -145,38 +145,40 @@ def build_model(problem: Problem, *, excess: bool = False, ways: Ways = any_way)
     return _finish(builder, choices, flows, limits, windows)
 
 
-def _add_choices(builder: Builder, problem: Problem) -> tuple[IntArray, ...]:
+def _add_choices(builder: ProgramBuilder, problem: Problem) -> tuple[IntArray, ...]:
     choices: list[IntArray] = []
     weights = tie_weights(problem)
     for node, costs in enumerate(problem.costs):
         allowed = costs < FORBIDDEN
         columns = np.full(len(costs), -1, dtype=np.int64)
-        name = (Kind.CHOICE, node, weights[node][allowed])
+        name = (NameKind.CHOICE, node, weights[node][allowed])
         columns[allowed] = builder.add_columns(costs[allowed], *name)
-        row = builder.add_rows(1, 1.0, 1.0, Kind.CHOICE, node)
+        row = builder.add_rows(1, 1.0, 1.0, NameKind.CHOICE, node)
         builder.add_entries(np.repeat(row, allowed.sum()), columns[allowed], 1.0)
         choices.append(columns)
     return tuple(choices)
 
 
-def _add_edge(builder: Builder, number: int, edge: Edge, choices: Sequence[IntArray]) -> None:
+def _add_edge(
+    builder: ProgramBuilder, number: int, edge: Edge, choices: Sequence[IntArray]
+) -> None:
     cost, source_class = np.unique(edge.cost, axis=0, return_inverse=True)
     cost, target_class = np.unique(cost, axis=1, return_inverse=True)
     if cost.shape == (1, 1) and cost[0, 0] == 0:
         return
     p, q = np.nonzero(cost < FORBIDDEN)
-    columns = builder.add_columns(cost[p, q], Kind.EDGE, number, p, q)
+    columns = builder.add_columns(cost[p, q], NameKind.EDGE, number, p, q)
     for side, count, classes, node in (
         (p, cost.shape[0], source_class.ravel(), edge.source),
         (q, cost.shape[1], target_class.ravel(), edge.target),
     ):
-        rows = builder.add_rows(count, 0.0, 0.0, Kind.EDGE, number, node, places_of(count))
+        rows = builder.add_rows(count, 0.0, 0.0, NameKind.EDGE, number, node, places_of(count))
         builder.add_entries(rows[side], columns, 1.0)
         _add_choice_entries(builder, rows, classes, choices[node], -1.0)
 
 
 def _add_choice_entries(
-    builder: Builder, rows: IntArray, place: IntArray, columns: IntArray, value: float
+    builder: ProgramBuilder, rows: IntArray, place: IntArray, columns: IntArray, value: float
 ) -> None:
     """Puts the column of every choice `c` into row `rows[place[c]]`; a negative place has none."""
     there = (place >= 0) & (columns >= 0)
@@ -184,7 +186,7 @@ def _add_choice_entries(
 
 
 def _add_flow(
-    builder: Builder,
+    builder: ProgramBuilder,
     number: int,
     flow: Flow,
     distance: IntArray,
@@ -199,7 +201,7 @@ def _add_flow(
     for arcs in usable:
         users[arcs] += 1
     shared_arcs = np.flatnonzero(users > 1)
-    shared = builder.add_columns(flow.costs[shared_arcs], Kind.ARC, number, -1, shared_arcs)
+    shared = builder.add_columns(flow.costs[shared_arcs], NameKind.ARC, number, -1, shared_arcs)
     bearing = np.zeros(len(flow.costs), dtype=np.int64)
     bearing[shared_arcs] = shared
     priced, priced_arcs = [shared], [shared_arcs]
@@ -207,15 +209,15 @@ def _add_flow(
     for k, ((node, state), arcs) in enumerate(zip(sinks, usable, strict=True)):
         is_shared = users[arcs] > 1
         own_costs = np.where(is_shared, 0, flow.costs[arcs])
-        moves = builder.add_columns(own_costs, Kind.ARC, number, k, arcs)
+        moves = builder.add_columns(own_costs, NameKind.ARC, number, k, arcs)
         priced.append(moves[~is_shared])
         priced_arcs.append(arcs[~is_shared])
-        name = (Kind.ARC, number, k, arcs[is_shared])
+        name = (NameKind.ARC, number, k, arcs[is_shared])
         links = builder.add_rows(int(is_shared.sum()), 0.0, np.inf, *name)
         builder.add_entries(links, bearing[arcs[is_shared]], 1.0)
         builder.add_entries(links, moves[is_shared], -1.0)
         places = places_of(len(flow.states))
-        rows = builder.add_rows(len(places), 0.0, 0.0, Kind.STATE, number, k, places)
+        rows = builder.add_rows(len(places), 0.0, 0.0, NameKind.STATE, number, k, places)
         of_states.append(rows)
         builder.add_entries(rows[flow.tails[arcs]], moves, 1.0)
         builder.add_entries(rows[flow.heads[arcs]], moves, -1.0)
@@ -223,7 +225,7 @@ def _add_flow(
         _add_choice_entries(builder, rows, state, choices[node], 1.0)
         if (state[choices[node] >= 0] < 0).any():
             free = np.zeros(len(source_states), dtype=np.int64)
-            dumps = builder.add_columns(free, Kind.STATE, number, k, source_states)
+            dumps = builder.add_columns(free, NameKind.STATE, number, k, source_states)
             builder.add_entries(rows[source_states], dumps, 1.0)
     return _FlowParts(np.concatenate(priced), np.concatenate(priced_arcs), shared, tuple(of_states))
 
@@ -241,7 +243,7 @@ def _states(states: IntArray, columns: IntArray) -> IntArray:
 
 
 def _add_memory(
-    builder: Builder, problem: Problem, choices: Sequence[IntArray], limit: int, excess: bool
+    builder: ProgramBuilder, problem: Problem, choices: Sequence[IntArray], limit: int, excess: bool
 ) -> list[Limit]:
     binding: list[tuple[int, int, int, list[tuple[int, IntArray]]]] = []
     for time, usages in live_sets(problem):
@@ -252,11 +254,11 @@ def _add_memory(
             binding.append((time, room, excess_bytes, above))
     most = max((excess_bytes for _, _, excess_bytes, _ in binding), default=1)
     worst = np.ones(1, dtype=np.int64)
-    excess_column = builder.add_columns(worst, Kind.EXCESS) if excess else None
+    excess_column = builder.add_columns(worst, NameKind.EXCESS) if excess else None
     found: list[Limit] = []
     for time, room, _, above in binding:
         scale = 2.0 ** -max(int(more.max()) for _, more in above).bit_length()
-        row = builder.add_rows(1, -np.inf, room * scale, Kind.LIMIT, time)
+        row = builder.add_rows(1, -np.inf, room * scale, NameKind.LIMIT, time)
         found.append(Limit(time, int(row[0]), scale))
         for i, more in above:
             there = (more > 0) & (choices[i] >= 0)
@@ -269,7 +271,7 @@ def _add_memory(
 
 
 def _add_window(
-    builder: Builder,
+    builder: ProgramBuilder,
     number: int,
     window: Window,
     choices: Sequence[IntArray],
@@ -278,9 +280,9 @@ def _add_window(
     """The column of what is hidden in a window; its rows, and the scale of their values."""
     most = most_hidden(window)
     scale = 2.0 ** -max(1, most).bit_length()
-    hidden = builder.add_columns(np.array([-most], np.int64), Kind.WINDOW, number)
+    hidden = builder.add_columns(np.array([-most], np.int64), NameKind.WINDOW, number)
     places = places_of(len(window.savings))
-    rows = builder.add_rows(len(places), 0.0, np.inf, Kind.WINDOW, number, places)
+    rows = builder.add_rows(len(places), 0.0, np.inf, NameKind.WINDOW, number, places)
     for row, saving in zip(rows, window.savings, strict=True):
         builder.add_entries(np.array([row]), hidden, -most * scale)
         for node, saved in saving.nodes.items():
@@ -296,7 +298,7 @@ def _add_window(
 
 
 def _finish(
-    builder: Builder,
+    builder: ProgramBuilder,
     choices: tuple[IntArray, ...],
     flows: Sequence[_FlowParts],
     limits: Sequence[Limit],

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from autopar.rules.table import record_of
+
 aten = torch.ops.aten
 _NONE, _MEAN = 0, 1  # at::Reduction
 META = ("custom", "partitioner_tag", "seq_nr", "stack_trace")
@@ -55,6 +57,29 @@ def split_dropouts(gm: fx.GraphModule) -> fx.GraphModule:
         masked = _before(node, aten.mul.Tensor, (x, kept), result)
         scaled = _before(node, aten.mul.Tensor, (masked, 1 / (1 - p)), result)
         _replace_outputs(node, scaled, kept)
+    return gm
+
+
+def draw_from_nothing(gm: fx.GraphModule) -> fx.GraphModule:
+    """What is drawn for a tensor like another one (`Op.fills`) as drawn for an empty one, whose
+    dims lie in memory as those of the result do: what is drawn then depends on nothing, and is the
+    same wherever it is drawn."""
+    for node in list(gm.graph.nodes):
+        if node.op != "call_function" or not record_of(str(node.target)).fills:
+            continue
+        x, *others = node.args
+        made = node.meta["val"]
+        order = sorted(range(made.dim()), key=lambda dim: -made.stride(dim))
+        shaped = x.meta["val"].permute(order)
+        empty = _before(node, aten.empty.memory_format, (list(shaped.shape),), shaped)
+        empty.kwargs = {"dtype": shaped.dtype, "device": shaped.device}
+        drawn = _before(node, node.target, (empty, *others), made.permute(order))
+        drawn.kwargs = {k: v for k, v in node.kwargs.items() if k != "memory_format"}
+        if order != sorted(order):
+            back = [order.index(dim) for dim in range(made.dim())]
+            drawn = _before(node, aten.permute.default, (drawn, back), made)
+        node.replace_all_uses_with(drawn)
+        gm.graph.erase_node(node)
     return gm
 
 

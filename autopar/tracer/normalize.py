@@ -16,6 +16,7 @@ from autopar.runtime.program.random import is_random
 from autopar.tracer import torch_private
 from autopar.tracer.capture import MODULE_KEY, PREFIX
 from autopar.tracer.decompose import (
+    draw_from_nothing,
     split_biased_matmuls,
     split_dropouts,
     split_squared_errors,
@@ -43,6 +44,7 @@ def passes(tied: dict[str, str]) -> tuple[_Pass, ...]:
         split_mean_losses,
         split_biased_matmuls,
         split_dropouts,
+        draw_from_nothing,
         split_squared_errors,
         split_into_pieces,
         merge_constants,

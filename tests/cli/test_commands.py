@@ -234,6 +234,7 @@ def test_plan_asks_for_what_was_said(
         "microbatches": None,
         "residency": "cuda",
         "checkpoint": "planned",
+        "saved_dtype": None,
         "stages": "1",
         "cuts": (),
         "schedule": "auto",

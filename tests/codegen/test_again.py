@@ -73,16 +73,6 @@ def test_blocks_hand_on_what_is_saved() -> None:
             assert all(r.phase is Phase.FORWARD or is_optional(r) for r in readers)
 
 
-class Dropped(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.drop = nn.Dropout(0.5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.drop(self.a(x).relu()).tanh()).square().mean()
-
-
 class Counted(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -99,11 +89,3 @@ def test_what_reads_a_buffer_that_changes_is_not_made_again() -> None:
     readers = {n.key for n in graph.nodes if buffers & {ref.node for ref in n.inputs}}
     assert readers and not readers & set(candidates(graph))
     assert any(":sin." in key for key in candidates(graph))
-
-
-def test_random_numbers_are_not_drawn_again() -> None:
-    graph = make_case(Dropped().train(), {"x": torch.randn(4, 8)}).traced.graph
-    drawn = {node.key for node in graph.nodes if node.random}
-    assert drawn and not drawn & set(candidates(graph))
-    with pytest.raises(ValueError, match="cannot be made again"):
-        with_again(graph, drawn)

@@ -20,6 +20,7 @@ from autopar.ir.again import with_options
 from autopar.ir.copies import is_copy, is_optional, original_key
 from autopar.ir.problem import Problem, Status
 from autopar.plans.options import Options
+from autopar.plans.plan import SavedDtype
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request
 from autopar.solver import evaluate, solve
@@ -41,9 +42,9 @@ class Block(nn.Module):
 
 
 class Blocks(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, block: type[nn.Module]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.layers = nn.ModuleList(block() for _ in range(LAYERS))
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:
@@ -51,26 +52,37 @@ class Blocks(nn.Module):
         return x.square().mean()
 
 
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + nn.functional.dropout(self.linear(x).sin(), 0.1)
+
+
 @cache
-def traced() -> Traced:
-    return trace(Blocks(), (torch.randn(512, 64),), {})
+def traced(block: type[nn.Module] = Block) -> Traced:
+    return trace(Blocks(block), (torch.randn(512, 64),), {})
 
 
-def request(limit: int | None = None, mesh: str = "2", name: str = "") -> PlanRequest:
+def request(
+    limit: int | None = None, mesh: str = "2", name: str = "", block: type[nn.Module] = Block
+) -> PlanRequest:
     cluster = parse_cluster(f"{mesh}xH100")
     # Op by op: what is fused depends on what is made again.
     options = Options(mesh=mesh, memory_limit_bytes=limit, backend="eager")
-    graph = (case(name).traced if name else traced()).graph
+    graph = (case(name).traced if name else traced(block)).graph
     return ask(graph, cluster, options).on(parse_mesh(mesh, cluster))
 
 
-def candidates() -> list[str]:
-    nodes = with_options(traced().graph).nodes
+def candidates(block: type[nn.Module]) -> list[str]:
+    nodes = with_options(traced(block).graph).nodes
     return sorted({original_key(node.key) for node in nodes if is_optional(node) and not node.view})
 
 
-def subsets() -> list[tuple[str, ...]]:
-    known = candidates()
+def subsets(block: type[nn.Module]) -> list[tuple[str, ...]]:
+    known = candidates(block)
     return [keys for n in range(len(known) + 1) for keys in combinations(known, n)]
 
 
@@ -80,16 +92,21 @@ def held(problem: Problem, choice: Sequence[int]) -> int:
 
 @pytest.mark.parametrize("part", [0.5, 0.2])
 @pytest.mark.parametrize("mesh", ["1", "2"])
-def test_equal_to_the_best_of_all_that_can_be_made_again(mesh: str, part: float) -> None:
-    wanted = replace(request(mesh=mesh), again=None)
+@pytest.mark.parametrize(("block", "dtype"), [(Block, ""), (Masked, ""), (Masked, "bfloat16")])
+def test_equal_to_the_best_of_all_that_can_be_made_again(
+    block: type[nn.Module], dtype: SavedDtype, mesh: str, part: float
+) -> None:
+    asked = request(mesh=mesh, block=block)
+    asked = replace(asked, options=replace(asked.options, saved_dtype=dtype))
+    wanted = replace(asked, again=None)
     open_problem = price(wanted)
-    roomy = solve(replace(price(request(mesh=mesh)), usage_limit=None))
-    plain = price(request(mesh=mesh))
+    plain = price(asked)
+    roomy = solve(replace(plain, usage_limit=None))
     static = sum(int(usage.amounts.min()) for (usage,) in plain.usages)
     limit = static + int(part * (held(plain, roomy.choice) - static))
     costs: list[int] = []
-    for keys in subsets():
-        some = replace(price(replace(request(mesh=mesh), again=keys)), usage_limit=limit)
+    for keys in subsets(block):
+        some = replace(price(replace(asked, again=keys)), usage_limit=limit)
         solution = solve(some)
         if solution.choice:
             assert solution.status is Status.OPTIMAL

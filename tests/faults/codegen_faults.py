@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from autopar.codegen import emit, passes
+from autopar.codegen import emit, passes, turns
 from autopar.codegen.emit import LocalGraph, _Generator
 from autopar.codegen.messages import Messages
 from autopar.codegen.ops import loss, norm, peers
@@ -24,6 +24,7 @@ from autopar.rules.table import OPS
 from autopar.runtime.program.program import Program
 from tests.codegen.test_events import test_events_are_in_order
 from tests.codegen.test_passes import test_what_is_sent_and_awaited_stays_where_it_is
+from tests.codegen.test_rounding import test_what_float16_does_not_have_gives_no_infinity
 from tests.faults.table import by_test, exchanged, fault, verified
 
 aten, c10d = torch.ops.aten, torch.ops._c10d_functional
@@ -276,3 +277,12 @@ def route_without_its_reductions(patch: Patch) -> None:
         return (kept[0]._replace(source=source), *kept[1:]) if kept else kept
 
     patch.setattr(Routes, "path", shortened)
+
+
+@fault(by_test(test_what_float16_does_not_have_gives_no_infinity))
+def what_float16_does_not_have_saved_as_infinity(patch: Patch) -> None:
+    def cast(graph: fx.Graph, node: Node, x: fx.Node) -> fx.Node:
+        dtype = getattr(torch, node.outputs[0].dtype)
+        return graph.call_function(aten._to_copy.default, (x,), {"dtype": dtype})
+
+    patch.setattr(turns, "_cast", cast)

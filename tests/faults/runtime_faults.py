@@ -13,11 +13,16 @@ import torch
 from autopar.cost_model import played
 from autopar.ir import uneven
 from autopar.runtime.checkpoint import initialise
+from autopar.runtime.ops import draws, generators
 from autopar.runtime.process import digests, world
 from autopar.runtime.program import function, random, symbols
 from tests.codegen.test_chunks import test_every_step
+from tests.codegen.test_draws import test_equal_to_eager
 from tests.cost_model.test_price import test_the_bill_of_any_plan_is_what_the_problem_says
 from tests.faults.table import by_test, fault, verified
+from tests.runtime.test_draws import (
+    test_the_very_same_is_drawn_and_the_generator_left_as_it_was,
+)
 from tests.runtime.test_gradients import test_gradients_through_any_output_are_those_of_eager
 from tests.runtime.test_helpers import test_random_numbers_have_a_state_of_their_own
 from tests.runtime.test_meeting import (
@@ -58,6 +63,23 @@ def gradients_through_an_output_beside_the_loss_dropped(patch: Patch) -> None:
 @fault(by_test(test_gradients_through_any_output_are_those_of_eager, "both", ()))
 def forward_done_again_with_other_random_numbers(patch: Patch) -> None:
     patch.setattr(random.DefaultRandom, "replayed", lambda *_: nullcontext())
+
+
+@fault(by_test(test_equal_to_eager, (2,), 1, 1.0, 1))
+def masks_drawn_again_from_wherever_the_generator_is(patch: Patch) -> None:
+    patch.setattr(draws, "replayed", lambda *_: nullcontext())
+
+
+@fault(by_test(test_the_very_same_is_drawn_and_the_generator_left_as_it_was, "aten.bernoulli.p"))
+def generator_left_behind_what_was_drawn_again(patch: Patch) -> None:
+    """What the script or the next step draws is not what it would be."""
+
+    @contextmanager
+    def started(state: torch.Tensor, device: torch.device) -> Generator[None, None, None]:
+        generators.go_on_from(state, device)
+        yield
+
+    patch.setattr(draws, "replayed", started)
 
 
 @fault(by_test(test_a_seed_decides_by_name_alone))

@@ -51,7 +51,7 @@ def test_a_thread_is_near_and_comes_back(system: Path) -> None:
     before = os.sched_getaffinity(0)
     last = max(before)
     has(system, 1, f"{last},{last + 1000}")
-    with pytest.raises(RuntimeError), numa.near(DEVICE):
+    with pytest.raises(RuntimeError), numa.near_device(DEVICE):
         assert os.sched_getaffinity(0) == {last}
         raise RuntimeError
     assert os.sched_getaffinity(0) == before
@@ -61,7 +61,7 @@ def test_a_thread_is_near_and_comes_back(system: Path) -> None:
 def test_a_thread_stays_where_it_may_be(system: Path, cpus: str) -> None:
     before = os.sched_getaffinity(0)
     has(system, 1, cpus)
-    with numa.near(DEVICE):
+    with numa.near_device(DEVICE):
         assert os.sched_getaffinity(0) == before
 
 

@@ -6,9 +6,12 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 from math import prod
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
@@ -19,7 +22,7 @@ from autopar.driver.leanest import leanest
 from autopar.ir.mesh import Mesh
 from autopar.plans.fitting import Candidate
 from autopar.plans.options import Options
-from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance, SavedDtype
 from autopar.plans.request import PlanRequest, ask
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.search import silent
@@ -35,19 +38,32 @@ EXPERTS = ("mixtral", "grouped")
 """Hold most inside their kernel, where nothing is counted."""
 
 
+def dropped() -> tuple[nn.Module, dict[str, Any]]:
+    """GPT-2 as it is trained: what it draws is saved, or drawn again."""
+    config = GPT2Config(
+        n_layer=3, n_embd=64, n_head=4, vocab_size=96, n_positions=64, use_cache=False,
+        bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM",
+    )  # fmt: skip
+    ids = torch.randint(0, 96, (8, 64))
+    return GPT2LMHeadModel(config), {"input_ids": ids, "labels": ids}
+
+
 @cache
 def step(name: str) -> Traced:
     torch.manual_seed(0)
-    model, inputs = ZOO[name]()
+    model, inputs = {**ZOO, "dropped": dropped}[name]()
     return trace(model.train(), (), inputs)
 
 
-def request(name: str, mesh: str, residency: str = "cuda", granule: int = 1) -> PlanRequest:
+def request(
+    name: str, mesh: str, residency: str = "cuda", saved_dtype: SavedDtype = "", granule: int = 1
+) -> PlanRequest:
     cluster = parse_cluster(f"{prod(map(int, mesh.split('x')))}xH100")
     cluster = replace(cluster, device=replace(cluster.device, granule_bytes=granule))
     options = Options(
-        mesh=mesh, memory_limit_bytes=BOUNDLESS_BYTES, backend="eager", residency=residency
-    )
+        mesh=mesh, memory_limit_bytes=BOUNDLESS_BYTES, backend="eager", residency=residency,
+        saved_dtype=saved_dtype,
+    )  # fmt: skip
     laid = parse_mesh(mesh, cluster)
     # So that each module of a list is a block.
     small = Mesh(tuple(replace(axis, bucket_bytes=1) for axis in laid))
@@ -91,6 +107,24 @@ def test_what_is_predicted_is_held(name: str, mesh: str) -> None:
     hosted = best_on(request(name, mesh, "cpu"), silent)
     check(name, hosted)
     assert hosted.estimates.memory.params == 0 < hosted.estimates.host_bytes
+
+
+@pytest.mark.parametrize("mesh", ["1", "2"])
+def test_masks_that_are_drawn_again_are_not_held(mesh: str) -> None:
+    found = leanest(request("dropped", mesh), silent)
+    assert any("native_dropout" in key for key in found.structure.again)
+    for each in (found, halfway(request("dropped", mesh))):
+        check("dropped", each)
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("dropped", "1"), ("llama", "2")])
+def test_what_is_rounded_is_held_so(name: str, mesh: str) -> None:
+    plain, wanted = request(name, mesh), request(name, mesh, "cuda", "bfloat16")
+    found = best_on(wanted, silent)
+    check(name, found)
+    assert found.estimates.memory.saved < 0.6 * best_on(plain, silent).estimates.memory.saved
+    for each in (halfway(wanted), leanest(wanted, silent)):
+        check(name, each)
 
 
 @pytest.mark.nightly

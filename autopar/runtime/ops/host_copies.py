@@ -6,7 +6,7 @@ On a GPU both run on streams of their own beside the one that computes. A copy s
 stream comes to where it was begun, as it must: what it reads was made before, and the memory it is
 brought into was used before. Both tensors are held here until `arrived`, or the copy is over. The
 host's memory is pinned, and is torch's to reuse once the last tensor in it is gone: a step takes
-what the step before it took, pinned on the NUMA node of the device (`numa.near`). Elsewhere the
+what the step before it took, pinned on the NUMA node of the device (`numa.near_device`). Elsewhere the
 host's memory is the device's, and copies are made at once.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autopar.runtime.ops.numa import near
+from autopar.runtime.ops.numa import near_device
 
 _streams: dict[tuple[int, str], torch.cuda.Stream] = {}
 _under_way: dict[int, tuple[Any, Tensor, Tensor]] = {}
@@ -97,7 +97,7 @@ def copy_on_host(x: Tensor) -> Tensor:
     that is the device's."""
     if not x.is_cuda:
         return x
-    with near(x.device):
+    with near_device(x.device):
         return x.to("cpu").pin_memory()
 
 

@@ -19,7 +19,7 @@ SYSTEM = Path("/sys")
 
 
 @contextmanager
-def near(device: torch.device) -> Generator[None, None, None]:
+def near_device(device: torch.device) -> Generator[None, None, None]:
     """Inside, this thread runs on processors of the node that a CUDA `device` is on, as far as it
     may; where nothing is known of nodes, where it did."""
     before = os.sched_getaffinity(0) if device.type == "cuda" else frozenset[int]()

@@ -15,7 +15,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import nesting
 from autopar.ir.sharding import Sharding
 from autopar.runtime.ops.host_copies import OFFLOAD, RELOAD, wait_for_loads
-from autopar.runtime.ops.numa import near
+from autopar.runtime.ops.numa import near_device
 from autopar.runtime.process.meeting import Meeting
 from autopar.runtime.process.world import Groups, dtensor_placements
 from autopar.runtime.program.backend import prepare
@@ -103,7 +103,7 @@ def _settling(graph: LocalGraph, device: torch.device) -> LocalGraph:
         if not left:
             return graph(inputs)
         left -= 1
-        with near(device):
+        with near_device(device):
             return graph(inputs)
 
     return run

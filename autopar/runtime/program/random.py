@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
+from autopar.runtime.ops.generators import generator_state, go_on_from, replayed
+
 
 class DefaultRandom:
     """The default generator of `device`, which a program of one process draws from."""
@@ -35,27 +37,18 @@ class DefaultRandom:
     def replayed(self, state: torch.Tensor) -> Generator[None, None, None]:
         """Inside, the default generator starts from `state`; outside, it is as if nothing was
         drawn."""
-        before = self._get()
-        self._put(state)
-        try:
+        with replayed(state, self._device):
             yield
-        finally:
-            self._put(before)
 
     def go_on_from(self, state: torch.Tensor) -> None:
         """The default generator goes on from `state`."""
         self._put(state)
 
     def _get(self) -> torch.Tensor:
-        if self._device.type == "cuda":
-            return torch.cuda.get_rng_state(self._device)
-        return torch.get_rng_state()
+        return generator_state(self._device)
 
     def _put(self, state: torch.Tensor) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state, self._device)
-        else:
-            torch.set_rng_state(state)
+        go_on_from(state, self._device)
 
 
 class RandomOfRank0(DefaultRandom):

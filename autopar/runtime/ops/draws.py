@@ -1,0 +1,99 @@
+"""Ops that draw random numbers, with the states of the generator that they draw from.
+
+Of each op of torch that draws from the default generator there may be two more, which are made when
+a graph needs them. `autopar::draw_native_dropout` draws as `native_dropout` does, and returns one
+tensor more: the state that it started from. `autopar::redraw_native_dropout` takes such a state
+before all else, draws from it, by the same kernel, the very same numbers, and leaves the generator
+as it found it.
+
+To draw and to read the state is one op, so that no compiler puts another draw between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autopar.ir.draws import STATE_BYTES
+from autopar.runtime.ops.generators import generator_state, replayed
+from autopar.runtime.torch_private import signature_of
+
+_LIBRARY = torch.library.Library("autopar", "FRAGMENT")
+_GPU_STATE_BYTES = 16
+
+
+@cache
+def drawing(op: Any) -> Any:
+    """The op that does what `op` does, and returns the state that it started from as its last
+    result."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        state = generator_state(_device(args, kwargs))
+        return (*_several(op(*args, **kwargs)), state)
+
+    def fake(*args: Any, **kwargs: Any) -> Any:
+        return (*_several(op(*args, **kwargs)), _fake_state(_device(args, kwargs)))
+
+    given, made = signature_of(op)
+    schema = f"({given}) -> ({', '.join([*made, 'Tensor'])})"
+    return _defined(f"draw_{_name(op)}", schema, run, fake, (torch.Tag.nondeterministic_seeded,))
+
+
+@cache
+def redrawing(op: Any) -> Any:
+    """The op that takes a state, and then all that `op` takes, and does what `op` does there."""
+
+    def run(state: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with replayed(state, _device(args, kwargs)):
+            return op(*args, **kwargs)
+
+    def fake(_: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return op(*args, **kwargs)
+
+    given, made = signature_of(op)
+    returns = made[0] if len(made) == 1 else f"({', '.join(made)})"
+    schema = f"({', '.join(filter(None, ('Tensor state', given)))}) -> {returns}"
+    return _defined(f"redraw_{_name(op)}", schema, run, fake, ())
+
+
+def _defined(
+    name: str,
+    schema: str,
+    run: Callable[..., Any],
+    fake: Callable[..., Any],
+    tags: tuple[torch.Tag, ...],
+) -> Any:
+    """The op `autopar::name`. What is drawn has no gradient, and no kernel is told apart by where
+    its tensors are: a GPU's state is on the host."""
+    _LIBRARY.define(f"{name}{schema}", tags=tags)
+    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"autopar::{name}", fake, lib=_LIBRARY)
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.autopar, packet), overload or "default")
+
+
+def _name(op: Any) -> str:
+    """Of `aten.bernoulli.p`, "bernoulli.p"; of `aten.rand.default`, "rand"."""
+    return str(op).partition(".")[2].removesuffix(".default")
+
+
+def _several(made: Any) -> tuple[Any, ...]:
+    return tuple(made) if isinstance(made, tuple | list) else (made,)
+
+
+def _device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
+    """Where an op draws: where its tensors are, or where it is told to."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            return value.device
+    return torch.device(kwargs.get("device") or "cpu")
+
+
+def _fake_state(device: torch.device) -> Tensor:
+    size = _GPU_STATE_BYTES if device.type == "cuda" else STATE_BYTES
+    where = "meta" if device.type == "meta" else "cpu"
+    return torch.empty(size, dtype=torch.uint8, device=where)
