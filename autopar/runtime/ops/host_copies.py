@@ -6,8 +6,8 @@ On a GPU both run on streams of their own beside the one that computes. A copy s
 stream comes to where it was begun, as it must: what it reads was made before, and the memory it is
 brought into was used before. Both tensors are held here until `arrived`, or the copy is over. The
 host's memory is pinned, and is torch's to reuse once the last tensor in it is gone: a step takes
-what the step before it took, pinned on the NUMA node of the device (`numa.near_device`). Elsewhere the
-host's memory is the device's, and copies are made at once.
+what the step before it took, pinned on the NUMA node of the device (`numa.near_device`). Elsewhere
+the host's memory is the device's, and copies are made at once.
 """
 
 from __future__ import annotations
