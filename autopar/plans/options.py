@@ -178,7 +178,8 @@ def make_options(
     as a number or "auto", `cuts` as a module or several; `loss_chunks` as a number or "auto";
     `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that of what is
     saved. AutoparError on what cannot be read."""
-    usual = "auto" if stages != 1 or cuts else 1
+    num_stages = _count("stages", stages)
+    usual = "auto" if num_stages != 1 or cuts else 1
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
     if not isinstance(strict, bool):
         raise ArgumentError(f"strict={strict!r}: write True or False")
@@ -195,7 +196,7 @@ def make_options(
         microbatches=_count("microbatches", usual if microbatches is None else microbatches),
         residency=_one_of("residency", residency, RESIDENCIES),
         checkpoint=_one_of("checkpoint", checkpoint, CHECKPOINTS),
-        stages=_count("stages", stages),
+        stages=num_stages,
         cuts=_several(cuts),
         schedule=check_schedule(schedule),
         loss_chunks=_count("loss_chunks", loss_chunks),

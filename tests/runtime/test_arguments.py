@@ -100,6 +100,20 @@ def test_all_of_it_in_a_plan() -> None:
 
 
 @pytest.mark.parametrize(
+    ("stages", "cuts", "microbatches"),
+    [("1", (), 1), (1, (), 1), ("2", (), None), ("auto", (), None), ("1", ("layers.1",), None)],
+)
+def test_microbatches_are_open_in_stages_alone(
+    stages: int | str, cuts: tuple[str, ...], microbatches: int | None
+) -> None:
+    """A command line has numbers as text."""
+    options = make_options(
+        None, "adamw", None, None, False, microbatches=None, stages=stages, cuts=cuts
+    )
+    assert options.microbatches == microbatches
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"mesh": 2.5}, r"mesh=2.5 is no mesh: write sizes, slowest axis first, as \(2, 4\)"),
