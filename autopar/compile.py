@@ -45,6 +45,7 @@ from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.request import PlanRequest
 from autopar.plans.settling import same_choice, settled_request
+from autopar.runtime.program.guards import Read
 from autopar.runtime.program.program import Program
 from autopar.solver import evaluate, solve
 from autopar.tracer import Traced, Wanted, only_losses, trace
@@ -114,6 +115,9 @@ def plan_call(
     with stage("trace"), _recording(call.model):
         traced = trace(call.model, call.args, call.kwargs, strict=strict, wanted=call.wants)
         traced = replace(traced, graph=with_handed(traced.graph, call.handed))
+        if call.options.unread_outputs:
+            mode = Read(call.model, "training", "the model's training mode")
+            traced = replace(traced, reads=(*traced.reads, mode))
     return traced, find(traced)
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 import autopar
 from autopar.errors import ConstraintError
@@ -58,3 +60,24 @@ def test_an_output_that_there_is_not() -> None:
     compiled = autopar.compile(llama(), unread_outputs="logit")
     with pytest.raises(ConstraintError, match=r"unread_outputs: .*logits"):
         compiled(**batch(0, 8))
+
+
+class Scored(nn.Module):
+    """Never asks in which mode it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 32, bias=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        logits = self.head(x)
+        return {"loss": nn.functional.cross_entropy(logits, y), "logits": logits}
+
+
+def test_an_output_is_left_out_while_the_model_trains_alone() -> None:
+    compiled = autopar.compile(Scored(), unread_outputs="logits")
+    x, y = torch.randn(4, 8), torch.arange(4)
+    for training in (True, False, True, False):
+        compiled.train(training)
+        assert (compiled(x=x, y=y)["logits"] is None) == training
+    assert len(compiled.plans) == 2

@@ -10,11 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx
 
-from autopar.runtime.ops import numa
-from autopar.runtime.ops.host_copies import OFFLOAD
-from autopar.runtime.program import binding
+from autopar.runtime.ops import host_copies, numa
 
 DEVICE = torch.device("cuda", 1)
 
@@ -65,23 +62,17 @@ def test_a_thread_stays_where_it_may_be(system: Path, cpus: str) -> None:
         assert os.sched_getaffinity(0) == before
 
 
-def test_first_runs_of_a_graph_that_offloads_are_near(
-    system: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_room_for_a_copy_is_near(system: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = os.sched_getaffinity(0)
     last = max(before)
     has(system, 1, f"{last}")
-    monkeypatch.setattr(binding, "prepare", lambda gm, backend: lambda _: [os.sched_getaffinity(0)])
-    graphs = {True: fx.Graph(), False: fx.Graph()}
-    for offloads, graph in graphs.items():
-        x = graph.placeholder("x")
-        graph.output(graph.call_function(OFFLOAD, (x,)) if offloads else x)
-    forward, backward = (fx.GraphModule(torch.nn.Module(), graphs[at]) for at in (True, False))
-    program: Any = SimpleNamespace(
-        forward=forward, graphs={(True, "forward"): forward, (True, "backward"): backward}
-    )
-    meter: Any = SimpleNamespace(device=DEVICE)
-    made = binding.runnable(program, "inductor", meter, None)
-    runs = [made[True, "forward"]([])[0] for _ in range(binding.SETTLING + 1)]
-    assert runs == [{last}] * binding.SETTLING + [before]
-    assert made[True, "backward"]([]) == [before]
+    asked: list[tuple[set[int], dict[str, Any]]] = []
+
+    def empty_like(_: Any, **how: Any) -> None:
+        asked.append((os.sched_getaffinity(0), how))
+
+    monkeypatch.setattr(torch, "empty_like", empty_like)
+    x: Any = SimpleNamespace(device=DEVICE)
+    host_copies.room_for(x)
+    assert asked == [({last}, {"device": "cpu", "pin_memory": True})]
+    assert os.sched_getaffinity(0) == before

@@ -6,8 +6,8 @@ On a GPU both run on streams of their own beside the one that computes. A copy s
 stream comes to where it was begun, as it must: what it reads was made before, and the memory it is
 brought into was used before. Both tensors are held here until `arrived`, or the copy is over. The
 host's memory is pinned, and is torch's to reuse once the last tensor in it is gone: a step takes
-what the step before it took, pinned on the NUMA node of the device (`numa.near_device`). Elsewhere
-the host's memory is the device's, and copies are made at once.
+what the step before it took. Elsewhere the host's memory is the device's, and copies are made at
+once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def offload(x: Tensor) -> Tensor:
     `arrived`."""
     if not x.is_cuda:
         return x.clone()
-    return _begun(torch.empty_like(x, device="cpu", pin_memory=True), x, x.device, "offload")
+    return _begun(room_for(x), x, x.device, "offload")
 
 
 @offload.register_fake
@@ -95,10 +95,13 @@ def wait_for_loads(device: torch.device) -> None:
 def copy_on_host(x: Tensor) -> Tensor:
     """A copy of `x` in the host's memory, from which the device can be sent to; `x` itself where
     that is the device's."""
-    if not x.is_cuda:
-        return x
+    return room_for(x).copy_(x) if x.is_cuda else x
+
+
+def room_for(x: Tensor) -> Tensor:
+    """Pinned memory of the host for a copy of a GPU's tensor, on the GPU's NUMA node."""
     with near_device(x.device):
-        return x.to("cpu").pin_memory()
+        return torch.empty_like(x, device="cpu", pin_memory=True)
 
 
 def _begun(copy: Tensor, x: Tensor, device: torch.device, direction: str) -> Tensor:

@@ -14,8 +14,7 @@ from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import nesting
 from autopar.ir.sharding import Sharding
-from autopar.runtime.ops.host_copies import OFFLOAD, RELOAD, wait_for_loads
-from autopar.runtime.ops.numa import near_device
+from autopar.runtime.ops.host_copies import RELOAD, wait_for_loads
 from autopar.runtime.process.meeting import Meeting
 from autopar.runtime.process.world import Groups, dtensor_placements
 from autopar.runtime.program.backend import prepare
@@ -25,10 +24,6 @@ from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.sharded import Place
 from autopar.runtime.program.turns import Graphs, TurnNames, Turns, runs_turns
-
-SETTLING = 3
-"""Runs of a graph until the pool of pinned memory has what it needs: where the copies of one step
-are not over when the next one starts, that takes memory of its own."""
 
 
 class Result(NamedTuple):
@@ -46,12 +41,11 @@ def runnable(
     other ranks are."""
     found = program.graphs
     # Forward gets nothing from the host but parameters that live there.
-    has_hosted = _has(program.forward, RELOAD)
+    forward = program.forward.graph.nodes
+    has_hosted = any(node.target is RELOAD for node in forward)
 
     def made(phase: str, gm: fx.GraphModule) -> LocalGraph:
         graph = prepare(gm, backend)
-        if _has(gm, OFFLOAD):
-            graph = _settling(graph, meter.device)
         if has_hosted:
             graph = _waiting(graph, meter.device)
         return graph if meeting is None else meeting.told(phase + where, gm, graph)
@@ -87,26 +81,6 @@ def make_step(program: Program, graphs: Graphs, meter: Meter, **shown: Any) -> S
         backward_outputs=program.backward_outputs,
         **shown,
     )
-
-
-def _has(gm: fx.GraphModule, op: Any) -> bool:
-    return any(node.target is op for node in gm.graph.nodes)
-
-
-def _settling(graph: LocalGraph, device: torch.device) -> LocalGraph:
-    """`graph`, which takes what it copies to from memory that is pinned in its first runs, on
-    processors near the device: later ones find it there."""
-    left = SETTLING
-
-    def run(inputs: list[Any]) -> Sequence[Any]:
-        nonlocal left
-        if not left:
-            return graph(inputs)
-        left -= 1
-        with near_device(device):
-            return graph(inputs)
-
-    return run
 
 
 def _waiting(graph: LocalGraph, device: torch.device) -> LocalGraph:
