@@ -234,6 +234,8 @@ def test_plan_asks_for_what_was_said(
         "microbatches": None,
         "residency": "cuda",
         "checkpoint": "planned",
+        "loss_chunks": "auto",
+        "unread_outputs": (),
         "saved_dtype": None,
         "stages": "1",
         "cuts": (),

@@ -22,7 +22,7 @@ from autopar.plans.options import Options
 from autopar.plans.request import Asked, PlanRequest, ask
 from autopar.solver.search import silent
 from autopar.tracer import trace
-from tests.driver.test_again import Blocks, request
+from tests.driver.test_again import Block, Blocks, request
 from tests.report.plans import MIB
 
 BATCH = 4096
@@ -30,7 +30,7 @@ BATCH = 4096
 
 @cache
 def graph(batch: int = BATCH) -> Graph:
-    return trace(Blocks(), (torch.randn(batch, 64),), {}).graph
+    return trace(Blocks(Block), (torch.randn(batch, 64),), {}).graph
 
 
 def asked(limit: int | str, devices: int = 2, batch: int = BATCH) -> Asked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -257,13 +258,13 @@ def message_waited_for_where_it_starts(patch: Patch) -> None:
 @fault(verified("states"), silent=False)
 def output_of_an_op_taken_for_another(patch: Patch) -> None:
     """Of what an op returns, always the first tensor is taken."""
-    original = emit._tensor_positions
+    original = emit.positions
 
-    def first(source: fx.Node) -> list[int] | None:
-        found = original(source)
+    def first(node: Node, source: fx.Node) -> Sequence[int] | None:
+        found = original(node, source)
         return found if found is None else [0] * len(found)
 
-    patch.setattr(emit, "_tensor_positions", first)
+    patch.setattr(emit, "positions", first)
 
 
 @fault(verified("attention"))

@@ -44,7 +44,7 @@ step     31 ms: compute 21 ms, exposed communication 6 ms, optimizer 4 ms, hidde
 memory   40 MiB of 50 MiB (80 %)
 proof    feasible: 34 ms as modelled, proven bound 33 ms, gap 2.94 %
 search   best of meshes dp=8; dp=2,tp=4
-plan     c818d83cce2cedceb75bc3f50e4007b2 (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
+plan     691a53e1ae4dfdfd5565d3d1a3381eeb (autopar 0.1.0, torch 2.13.0, HiGHS 1.15.1)
 
 Blocks: time, hidden communication too, and saved memory of all of them together
   module          count  forward  backward  communication  optimizer   saved
