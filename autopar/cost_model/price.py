@@ -68,7 +68,7 @@ def price(request: PlanRequest) -> Problem:
     streams = Streams(request)
     copied = host_contention(cluster) if offloads.away or streams.hosts.members else ()
     windows = Windows.of(mesh, cluster.device, copied, graph.turns)
-    costs = _compute(graph, cluster, mesh, options, all_groups, table, windows, streams.hosts)
+    costs = _compute(request, all_groups, table, windows, streams.hosts)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
     usages = _held(request, table, saves)
     for handed in offloads.handed(all_groups, table, saves):
@@ -119,10 +119,7 @@ def limited_classes(
 
 
 def _compute(
-    graph: Graph,
-    cluster: Cluster,
-    mesh: Mesh,
-    options: Options,
+    request: PlanRequest,
     all_groups: Sequence[Group],
     table: Mapping[str, NodeClass],
     windows: Windows,
@@ -130,6 +127,7 @@ def _compute(
 ) -> dict[str, IntArray]:
     """Compute time of every choice of every class, and of what its op sends, summed over the nodes
     of the class; the optimizer's time of parameters that are trained."""
+    graph, cluster, mesh, options = request.step, request.cluster, request.mesh, request.options
     work, known = (
         traffic(graph, all_groups, fused=options.fuses(cluster.device)),
         blocks_of(graph, mesh),
@@ -154,7 +152,7 @@ def _compute(
             for axis in np.flatnonzero(talk.any(axis=1)).tolist():
                 waited = hiding.waited(axis, talk[axis])
                 windows.add_node(place, number[key], [count * saved for saved in waited])
-    fused, rounding = options.fuses(cluster.device), Rounding(graph, options.saved_dtype)
+    fused, rounding = options.fuses(cluster.device), Rounding(request)
     where = rounding, mesh, cluster.device, all_groups, table
     add_rounding(*where, costs, windows, fused=fused)
     if fused:
