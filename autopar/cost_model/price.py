@@ -38,12 +38,11 @@ from autopar.ir.blocks import blocks_of
 from autopar.ir.choices import Choice, Decision, ParamChoice, Saved
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Role
-from autopar.ir.mesh import Cluster, Device, Mesh
+from autopar.ir.mesh import Device, Mesh
 from autopar.ir.microbatches import is_result
 from autopar.ir.problem import IntArray, Problem, Usage
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.uses import SAVED, Group, groups
-from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest
 
 
@@ -52,7 +51,7 @@ def price(request: PlanRequest) -> Problem:
     """The problem of finding the plan that is wanted. Costs in nanoseconds per step, usages in
     bytes per device, which may add up to the memory limit. InfeasibleError if an op has no choice
     at all."""
-    graph, cluster, mesh, options = request.step, request.cluster, request.mesh, request.options
+    graph, cluster, mesh = request.step, request.cluster, request.mesh
     all_groups = groups(graph)
     table, limits = limited_classes(request, all_groups)
     owners = {node.target: node.key for node in graph.with_role(Role.PARAM)}

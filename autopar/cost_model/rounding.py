@@ -20,7 +20,7 @@ from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import blocks_of
 from autopar.ir.choices import Saved
 from autopar.ir.copies import is_optional, original_key
-from autopar.ir.graph import Graph, Node, Phase, Ref, Role, TensorType
+from autopar.ir.graph import Node, Phase, Ref, Role, TensorType
 from autopar.ir.mesh import Device, Mesh
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import local_bytes

@@ -20,7 +20,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.stages import cut_at, in_stages
 from autopar.ir.uses import Group, Use, root_key
 from autopar.plans.plan import Structure
-from autopar.plans.rounded import step_of
+from autopar.plans.rounded import step_with
 
 Pair = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """The shardings of a node's inputs and of its outputs."""
@@ -182,7 +182,7 @@ def parse_layout(graph: Graph, structure: Structure) -> Layout:
     PlanMismatchError where a parameter cannot live on the host."""
     chunked = in_loss_chunks(graph, structure.schedule.loss_chunks)
     turns = in_microbatches(chunked, structure.schedule.microbatches)
-    step = step_of(turns, structure.again, structure.saved_dtype)
+    step = step_with(turns, structure.again, structure.saved_dtype)
     mesh = structure.mesh
     params = {name: param.choice for name, param in structure.params.items()}
     nodes = step.with_role(Role.PARAM)

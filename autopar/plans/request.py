@@ -26,7 +26,7 @@ from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
 from autopar.plans.matching import settle
 from autopar.plans.options import Options
-from autopar.plans.rounded import kept_exact, step_of
+from autopar.plans.rounded import kept_exact, step_with
 from autopar.plans.strategies import expand_strategy
 
 _DIGEST_BYTES = 20
@@ -129,7 +129,7 @@ class PlanRequest:
     def step(self) -> Graph:
         """`graph` with its losses in chunks, in microbatches, with what backward makes again, or
         may, and with what is rounded for it."""
-        return step_of(self._turns, self.again, self.options.saved_dtype)
+        return step_with(self._turns, self.again, self.options.saved_dtype)
 
     @property
     def kept_exact(self) -> frozenset[str]:

@@ -10,7 +10,7 @@ from autopar.ir.rounding import with_rounding
 from autopar.rules.rounding import exact_keys, roundable
 
 
-def step_of(graph: Graph, again: Collection[str] | None, dtype: str) -> Graph:
+def step_with(graph: Graph, again: Collection[str] | None, dtype: str) -> Graph:
     """`graph`, in which backward makes `again` what ops with these keys make, or may make all that
     can be if that is None, and activations of float32 are saved in `dtype` unless that is "".
     ValueError if something cannot be made again."""
