@@ -148,7 +148,7 @@ class _Rows:
         self.number = {key: i for i, key in enumerate(problem.keys)}
         self.casts = casts_of(self.graph).copies
         self.offloaded = frozenset(request.offloaded)
-        self.rounding = Rounding(self.graph, request.options.saved_dtype)
+        self.rounding = Rounding(request)
         self.residency = HostedParams(request)
         self.lives = _lives(self.graph)
         nodes = self.graph.nodes

@@ -53,7 +53,7 @@ class Offloads:
 
     def __init__(self, request: PlanRequest) -> None:
         self.graph, self.mesh = request.step, request.mesh
-        self.rounding = Rounding(self.graph, request.options.saved_dtype)
+        self.rounding = Rounding(request)
         self.host = request.cluster.host
         self.launch_ns = to_ns(request.cluster.device.host_launch_s)
         self.is_open = request.again is None

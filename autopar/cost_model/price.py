@@ -38,12 +38,11 @@ from autopar.ir.blocks import blocks_of
 from autopar.ir.choices import Choice, Decision, ParamChoice, Saved
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Role
-from autopar.ir.mesh import Cluster, Device, Mesh
+from autopar.ir.mesh import Device, Mesh
 from autopar.ir.microbatches import is_result
 from autopar.ir.problem import IntArray, Problem, Usage
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.uses import SAVED, Group, groups
-from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest
 
 
@@ -52,7 +51,7 @@ def price(request: PlanRequest) -> Problem:
     """The problem of finding the plan that is wanted. Costs in nanoseconds per step, usages in
     bytes per device, which may add up to the memory limit. InfeasibleError if an op has no choice
     at all."""
-    graph, cluster, mesh, options = request.step, request.cluster, request.mesh, request.options
+    graph, cluster, mesh = request.step, request.cluster, request.mesh
     all_groups = groups(graph)
     table, limits = limited_classes(request, all_groups)
     owners = {node.target: node.key for node in graph.with_role(Role.PARAM)}
@@ -68,7 +67,7 @@ def price(request: PlanRequest) -> Problem:
     streams = Streams(request)
     copied = host_contention(cluster) if offloads.away or streams.hosts.members else ()
     windows = Windows.of(mesh, cluster.device, copied, graph.turns)
-    costs = _compute(graph, cluster, mesh, options, all_groups, table, windows, streams.hosts)
+    costs = _compute(request, all_groups, table, windows, streams.hosts)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
     usages = _held(request, table, saves)
     for handed in offloads.handed(all_groups, table, saves):
@@ -119,10 +118,7 @@ def limited_classes(
 
 
 def _compute(
-    graph: Graph,
-    cluster: Cluster,
-    mesh: Mesh,
-    options: Options,
+    request: PlanRequest,
     all_groups: Sequence[Group],
     table: Mapping[str, NodeClass],
     windows: Windows,
@@ -130,6 +126,7 @@ def _compute(
 ) -> dict[str, IntArray]:
     """Compute time of every choice of every class, and of what its op sends, summed over the nodes
     of the class; the optimizer's time of parameters that are trained."""
+    graph, cluster, mesh, options = request.step, request.cluster, request.mesh, request.options
     work, known = (
         traffic(graph, all_groups, fused=options.fuses(cluster.device)),
         blocks_of(graph, mesh),
@@ -154,7 +151,7 @@ def _compute(
             for axis in np.flatnonzero(talk.any(axis=1)).tolist():
                 waited = hiding.waited(axis, talk[axis])
                 windows.add_node(place, number[key], [count * saved for saved in waited])
-    fused, rounding = options.fuses(cluster.device), Rounding(graph, options.saved_dtype)
+    fused, rounding = options.fuses(cluster.device), Rounding(request)
     where = rounding, mesh, cluster.device, all_groups, table
     add_rounding(*where, costs, windows, fused=fused)
     if fused:

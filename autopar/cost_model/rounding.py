@@ -20,22 +20,24 @@ from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import blocks_of
 from autopar.ir.choices import Saved
 from autopar.ir.copies import is_optional, original_key
-from autopar.ir.graph import Graph, Node, Phase, Ref, Role, TensorType
+from autopar.ir.graph import Node, Phase, Ref, Role, TensorType
 from autopar.ir.mesh import Device, Mesh
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.rounding import is_rounded
 from autopar.ir.uses import Group
+from autopar.plans.request import PlanRequest
 from autopar.rules.rounding import roundable
 
 
 class Rounding:
-    """What is rounded to `dtype` of what a step with optional copies saves; nothing if that is
-    ""."""
+    """What is rounded to `dtype` of what the step of a request with optional copies saves; nothing
+    if that is ""."""
 
-    def __init__(self, graph: Graph, dtype: str) -> None:
-        self.graph, self.dtype = graph, dtype
-        self.refs = roundable(graph) if dtype else frozenset[Ref]()
+    def __init__(self, request: PlanRequest) -> None:
+        self.graph, self.dtype = request.step, request.options.saved_dtype
+        graph, dtype = self.graph, self.dtype
+        self.refs = roundable(graph, request.kept_exact) if dtype else frozenset[Ref]()
         made = (n for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD and not n.view)
         self._originals = {(node.key, node.module): node for node in made} if dtype else {}
 

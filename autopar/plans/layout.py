@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from autopar.errors import PlanMismatchError
-from autopar.ir.again import with_again
 from autopar.ir.choices import Choice, ParamChoice, pull_back, shardings
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.ir.input_sharding import input_state
@@ -21,7 +20,7 @@ from autopar.ir.sharding import Sharding
 from autopar.ir.stages import cut_at, in_stages
 from autopar.ir.uses import Group, Use, root_key
 from autopar.plans.plan import Structure
-from autopar.plans.rounded import with_saved_dtype
+from autopar.plans.rounded import step_with
 
 Pair = tuple[tuple[Sharding, ...], tuple[Sharding, ...]]
 """The shardings of a node's inputs and of its outputs."""
@@ -183,7 +182,7 @@ def parse_layout(graph: Graph, structure: Structure) -> Layout:
     PlanMismatchError where a parameter cannot live on the host."""
     chunked = in_loss_chunks(graph, structure.schedule.loss_chunks)
     turns = in_microbatches(chunked, structure.schedule.microbatches)
-    step = with_saved_dtype(with_again(turns, structure.again), structure.saved_dtype)
+    step = step_with(turns, structure.again, structure.saved_dtype)
     mesh = structure.mesh
     params = {name: param.choice for name, param in structure.params.items()}
     nodes = step.with_role(Role.PARAM)

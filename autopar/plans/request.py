@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from autopar.errors import LossChunksError, NotImposedWarning
-from autopar.ir.again import as_written, with_again, with_options
+from autopar.ir.again import as_written
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.heads import heads_of
@@ -26,7 +26,7 @@ from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
 from autopar.plans.matching import settle
 from autopar.plans.options import Options
-from autopar.plans.rounded import with_saved_dtype
+from autopar.plans.rounded import kept_exact, step_with
 from autopar.plans.strategies import expand_strategy
 
 _DIGEST_BYTES = 20
@@ -129,9 +129,16 @@ class PlanRequest:
     def step(self) -> Graph:
         """`graph` with its losses in chunks, in microbatches, with what backward makes again, or
         may, and with what is rounded for it."""
-        graph = in_microbatches(in_loss_chunks(self.graph, self.loss_chunks), self.microbatches)
-        found = with_options(graph) if self.again is None else with_again(graph, self.again)
-        return with_saved_dtype(found, self.options.saved_dtype)
+        return step_with(self._turns, self.again, self.options.saved_dtype)
+
+    @property
+    def kept_exact(self) -> frozenset[str]:
+        """The keys of ops whose results are not rounded (`rounded.kept_exact`)."""
+        return kept_exact(self._turns) if self.options.saved_dtype else frozenset()
+
+    @property
+    def _turns(self) -> Graph:
+        return in_microbatches(in_loss_chunks(self.graph, self.loss_chunks), self.microbatches)
 
     @property
     def memory_limit_bytes(self) -> int:

@@ -149,9 +149,19 @@ CHUNKED_LOSS: Family = (
         ),
         SCORES,
     ),
-    (Op(linear_loss, _flops, work=_work, inner_bytes=_inner_bytes), LINEAR_BACKWARD),
     (
-        Op(loss_of_scores, _flops, work=_work, inner_bytes=_inner_bytes, dim_names=_CLASSES),
+        Op(linear_loss, _flops, work=_work, inner_bytes=_inner_bytes, exact=(0, 1)),
+        LINEAR_BACKWARD,
+    ),
+    (
+        Op(
+            loss_of_scores,
+            _flops,
+            work=_work,
+            inner_bytes=_inner_bytes,
+            exact=(0,),
+            dim_names=_CLASSES,
+        ),
         SCORES_BACKWARD,
     ),
 )

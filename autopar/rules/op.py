@@ -158,7 +158,9 @@ class Op:
     all in one layout: eager sees to that before it calls the kernel, but local tensors may be laid
     out otherwise than the whole ones, and where a dim is cut down to size 1, layouts that look
     alike are not. One that `fills` reads no element of its first input, but makes a tensor like it.
-    Of one with an `exponent` backward takes the exponential of the result.
+    `exact` are the inputs, by position among its tensors, that it must have in backward as forward
+    had them, to the last bit: those that stand in an exponent, those whose differences are small
+    beside them, and those by which it decides; all if True (`rules/rounding.py`).
 
     `dim_names` are what people call the dims of its inputs.
     """
@@ -176,7 +178,7 @@ class Op:
     reshapes: bool = False
     one_layout: bool = False
     fills: bool = False
-    exponent: bool = False
+    exact: tuple[int, ...] | bool = ()
     dim_names: tuple[DimName, ...] = ()
 
 

@@ -2,15 +2,19 @@
 
 Those that the model computes in float32 of its inputs and its parameters. Not statistics, of which
 there is one for many elements, whose error would be that of all of them: what an op sums up, what
-it gives beside its first output, and what is computed of such alone. Not what stands in an
-exponent in backward. Nor masks, noise and tables, which know nothing of inputs and parameters, nor
-what is computed of parameters alone.
+it gives beside its first output, and what is computed of such alone. Nor masks, noise and tables,
+which know nothing of inputs and parameters, nor what is computed of parameters alone.
+
+Nor what backward must have as forward had it (`exact_keys`): what stands in an exponent there,
+beside a statistic that is exact, and that by which an op decides, as it did in forward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import prod
 
+from autopar.ir.copies import original_key
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, per_graph
 from autopar.ir.stages import RECEIVE
 from autopar.rules.table import record_of
@@ -19,9 +23,52 @@ from autopar.rules.work import is_contraction
 DTYPE = "float32"
 
 
+def roundable(graph: Graph, exact: Collection[str]) -> frozenset[Ref]:
+    """Those of `graph`, each the first output of an op of forward that has none of the keys that
+    are `exact`."""
+    nodes = graph.nodes
+    return frozenset(ref for ref in _activations(graph) if nodes[ref.node].key not in exact)
+
+
 @per_graph
-def roundable(graph: Graph) -> frozenset[Ref]:
-    """Those of `graph`, each the first output of an op of forward."""
+def exact_keys(graph: Graph) -> frozenset[str]:
+    """The keys of ops of forward some of whose results backward must have as they are: an op that
+    is `exact` reads them there, through views and all that backward computes on the way, or makes
+    again, or may."""
+    wanted, found = set[int](), set[str]()
+    for node in reversed(graph.nodes):
+        if node.role is not Role.OP:
+            continue
+        if node.index in wanted and not node.view:
+            # An optional copy stands for its original, which is saved where there is no copy.
+            found.add(original_key(node.key))
+        if node.phase is Phase.BACKWARD:
+            passed = node.inputs if node.index in wanted else _exact_inputs(graph, node)
+            wanted.update(ref.node for ref in passed)
+        elif node.index in wanted and node.view:
+            wanted.update(ref.node for ref in node.inputs)
+    return frozenset(found)
+
+
+def _exact_inputs(graph: Graph, node: Node) -> tuple[Ref, ...]:
+    """What its record says; all inputs of an op that makes integers or truth values of numbers."""
+    exact = record_of(node.op).exact
+    if exact is True or (not node.view and _decides(graph, node)):
+        return node.inputs
+    return tuple(node.inputs[at] for at in exact or () if at < len(node.inputs))
+
+
+def _decides(graph: Graph, node: Node) -> bool:
+    def is_real(dtype: str) -> bool:
+        return dtype.startswith(("float", "bfloat", "complex"))
+
+    reads_real = any(is_real(graph.type_of(ref).dtype) for ref in node.inputs)
+    return reads_real and not all(is_real(each.dtype) for each in node.outputs)
+
+
+@per_graph
+def _activations(graph: Graph) -> frozenset[Ref]:
+    """The first outputs of ops of forward that are activations."""
     given, trained, statistics = set[int](), set[int](), set[int]()
     found = set[Ref]()
     for node in graph.nodes:
@@ -43,7 +90,7 @@ def _is_activation(node: Node) -> bool:
     """Whether an op makes a tensor of which each element is one of many."""
     is_made_here = not (node.view or node.random or node.op == RECEIVE)
     tensor = node.outputs[0] if node.outputs else None
-    if not is_made_here or tensor is None or record_of(node.op).exponent:
+    if not is_made_here or tensor is None:
         return False
     return tensor.dtype == DTYPE and prod(tensor.shape) > 1
 

@@ -61,6 +61,18 @@ class Masked(nn.Module):
         return x + nn.functional.dropout(self.linear(x).sin(), 0.1)
 
 
+class Decided(nn.Module):
+    """What decides is not rounded, whether it is made again or not; what comes of it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return x + torch.where(y > 0.1, y, 0.5 * y).sin()
+
+
 @cache
 def traced(block: type[nn.Module] = Block) -> Traced:
     return trace(Blocks(block), (torch.randn(512, 64),), {})
@@ -92,7 +104,9 @@ def held(problem: Problem, choice: Sequence[int]) -> int:
 
 @pytest.mark.parametrize("part", [0.5, 0.2])
 @pytest.mark.parametrize("mesh", ["1", "2"])
-@pytest.mark.parametrize(("block", "dtype"), [(Block, ""), (Masked, ""), (Masked, "bfloat16")])
+@pytest.mark.parametrize(
+    ("block", "dtype"), [(Block, ""), (Masked, ""), (Masked, "bfloat16"), (Decided, "bfloat16")]
+)
 def test_equal_to_the_best_of_all_that_can_be_made_again(
     block: type[nn.Module], dtype: SavedDtype, mesh: str, part: float
 ) -> None:
