@@ -50,7 +50,8 @@ def in_loss_chunks(graph: Graph, chunks: int) -> Graph:
         raise LossChunksError(
             f"loss_chunks={chunks}: the step has no loss that can be worked on in chunks: a "
             "cross-entropy, its mean or sum, of what a head without bias makes whose weight is "
-            "trained, in float32 or float64, where nothing else has gradients of the scores"
+            "trained, in float32 (of float64 in float64), where nothing else has gradients of the "
+            "scores"
         )
     known = _made(graph)
     if chunks not in known:
