@@ -13,7 +13,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import autopar
 from autopar.codegen import generate
 from autopar.compile import ModelCall, plan_call
-from autopar.driver.chunk_counts import chunk_count
+from autopar.driver.chunk_counts import chunk_count, chunk_ladder
+from autopar.driver.frontier import find_frontier
 from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.search import planned, survey
 from autopar.errors import InfeasibleError, NotImposedWarning
@@ -115,6 +116,41 @@ def test_where_there_is_little_to_save_it_is_not_tried() -> None:
     best_in_chunks(small, said.append)
     assert not any("chunks" in text for text in said)
     assert chunk_count(replace(small, graph=case("mlp").traced.graph).within(1000)) == 1
+
+
+def test_no_count_that_is_tried_is_better_than_what_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Few chunks take less time: only where they do not fit are there more."""
+    monkeypatch.setattr("autopar.driver.chunk_counts._ROWS", 2)
+    limit = best(None, 16, "logits").estimates.memory.total * 51 // 50
+    asked = request(limit, "auto", "logits")
+    ladder = chunk_ladder(asked)
+    assert 1 < len(ladder) <= 3 and ladder[-1] == chunk_count(asked) > 16
+    found = best(limit, "auto", "logits")
+    assert 1 < chunks_of(found) < ladder[-1]
+    for count in ladder:
+        try:
+            alone = best(limit, count, "logits")
+        except InfeasibleError:
+            continue
+        assert found.solution.objective <= alone.solution.objective
+        assert found.solution.bound <= alone.solution.objective
+
+
+def test_a_frontier_has_a_plan_where_there_is_one_within_the_limit() -> None:
+    """The memory of the device would not have the loss in chunks at all."""
+    lean = best(None, 16, "logits").estimates.memory.total
+    limits = (lean * 2, lean * 11 // 10)
+    asked = request(None, "auto", "logits")
+    assert chunk_count(asked) == 1
+    frontier = find_frontier(ask(asked.graph, asked.cluster, asked.options), limits, silent)
+    for point in frontier.points:
+        alone = best(point.limit_bytes, "auto", "logits")
+        assert point.plan is not None
+        assert point.plan.estimates.memory.total <= point.limit_bytes
+        assert point.plan.provenance.bound_ns <= alone.solution.objective
+        assert point.plan.estimates.modelled_ns <= alone.estimates.modelled_ns
 
 
 def test_a_step_without_a_head_says_so() -> None:
