@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from autopar.driver.frontier import find_frontier
 from autopar.driver.reporting import report_at_exit
 from autopar.driver.session import Builder, Request
 from autopar.plans.compatibility import (
+    as_stored,
     check_cluster,
     check_params,
     check_world,
@@ -137,13 +137,7 @@ def compile(
     )  # fmt: skip
     if stored is not None:
         # For the calls that the stored plan is not for.
-        made = stored.structure.schedule
-        options = replace(
-            options,
-            microbatches=made.microbatches,
-            loss_chunks=made.loss_chunks,
-            saved_dtype=stored.structure.parts[0].saved_dtype,
-        )
+        options = as_stored(options, stored.structure)
     kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)

@@ -14,11 +14,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.ir.graph import Graph, Node, Ref, Role, per_graph
+from autopar.ir.graph import Graph, Node, Phase, Ref, Role, per_graph
 
 _SUM = 2  # at::Reduction
 _PRODUCT, _SOFTMAX = "aten.mm.default", "aten._log_softmax.default"
 _LOSS, _LOSS_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
+_LOSSES = {_LOSS, "aten.nll_loss2d_forward.default"}
 _SOFTMAX_BACKWARD = "aten._log_softmax_backward_data.default"
 
 _SAME = {f"aten.{word}.default" for word in ("view", "_unsafe_view", "reshape", "detach", "alias")}
@@ -66,6 +67,13 @@ def heads_of(graph: Graph) -> tuple[Head, ...]:
             except _Differs:
                 continue
     return tuple(found)
+
+
+def other_losses(graph: Graph) -> tuple[Node, ...]:
+    """The losses over classes that have no head."""
+    known = {head.loss.index for head in heads_of(graph)}
+    found = (node for node in graph.with_role(Role.OP) if node.op in _LOSSES)
+    return tuple(node for node in found if node.index not in known and node.phase is Phase.FORWARD)
 
 
 class _Differs(Exception):

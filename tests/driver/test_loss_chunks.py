@@ -8,6 +8,7 @@ from functools import cache
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import autopar
@@ -17,7 +18,7 @@ from autopar.driver.chunk_counts import chunk_count, chunk_ladder
 from autopar.driver.frontier import find_frontier
 from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.search import planned, survey
-from autopar.errors import InfeasibleError, NotImposedWarning
+from autopar.errors import ArgumentError, InfeasibleError, NotImposedWarning
 from autopar.ir.loss_chunks import LINEAR, SCORES
 from autopar.plans.fitting import Candidate
 from autopar.plans.options import Options, make_options
@@ -158,6 +159,37 @@ def test_a_step_without_a_head_says_so() -> None:
     with pytest.warns(NotImposedWarning, match="loss_chunks=4: the step has no loss"):
         asked = ask(case("mlp").traced.graph, hostless("2xH100"), options)
     assert chunks_of(survey(asked, silent).best) == 1
+
+
+class TwoHeads(nn.Module):
+    """The loss of the second head is smoothed, which leaves it whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+        self.heads = nn.ModuleList(nn.Linear(8, 16, bias=False) for _ in range(2))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        one, other = (head(self.table(ids)) for head in self.heads)
+        return functional.cross_entropy(one, ids) + functional.cross_entropy(
+            other, ids, label_smoothing=0.1
+        )
+
+
+def test_the_one_of_two_losses_that_stays_whole_is_told() -> None:
+    ids = torch.randint(0, 16, (24,))
+    with pytest.warns(NotImposedWarning, match="loss_chunks=4: nll_loss.* stays whole") as told:
+        plan = autopar.plan(TwoHeads(), ids, cluster="1xcpu", loss_chunks=4)
+    assert len(told) == 1 and plan.structure.schedule.loss_chunks == 4
+
+
+@pytest.mark.parametrize("name", ["logits", "1", "log*"])
+def test_an_output_is_not_left_out_and_differentiable(name: str) -> None:
+    ids = torch.randint(0, 48, (4, 8))
+    how = {"unread_outputs": "logits", "differentiable_outputs": name}
+    model, _ = MODELS["llama"]()
+    with pytest.raises(ArgumentError, match="output logits is among the unread_outputs"):
+        autopar.plan(model, {"input_ids": ids, "labels": ids}, cluster="1xcpu", **how)
 
 
 def test_a_plan_file_says_it_only_where_it_is_so() -> None:
