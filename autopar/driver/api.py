@@ -24,11 +24,11 @@ from autopar.driver.frontier import find_frontier
 from autopar.driver.reporting import report_at_exit
 from autopar.driver.session import Builder, Request
 from autopar.plans.compatibility import (
-    as_stored,
     check_cluster,
     check_params,
     check_world,
     planned_kind,
+    stored_options,
 )
 from autopar.plans.constraints import Forbidden, Pins
 from autopar.plans.frontier import Frontier, read_limits
@@ -137,7 +137,7 @@ def compile(
     )  # fmt: skip
     if stored is not None:
         # For the calls that the stored plan is not for.
-        options = as_stored(options, stored.structure)
+        options = stored_options(options, stored.structure)
     kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)

@@ -38,7 +38,7 @@ def check_cluster(cluster: Cluster, world_size: int) -> None:
         )
 
 
-def as_stored(options: Options, structure: Structure) -> Options:
+def stored_options(options: Options, structure: Structure) -> Options:
     """`options` for the calls of a model that its stored plan is not for: they are as it has them.
     ArgumentError if another dtype of what is saved, or number of chunks, is asked for."""
     chunks = max(part.schedule.loss_chunks for part in structure.parts)

@@ -186,10 +186,16 @@ def test_the_one_of_two_losses_that_stays_whole_is_told() -> None:
 @pytest.mark.parametrize("name", ["logits", "1", "log*"])
 def test_an_output_is_not_left_out_and_differentiable(name: str) -> None:
     ids = torch.randint(0, 48, (4, 8))
-    how = {"unread_outputs": "logits", "differentiable_outputs": name}
     model, _ = MODELS["llama"]()
+    inputs = {"input_ids": ids, "labels": ids}
     with pytest.raises(ArgumentError, match="output logits is among the unread_outputs"):
-        autopar.plan(model, {"input_ids": ids, "labels": ids}, cluster="1xcpu", **how)
+        autopar.plan(
+            model,
+            inputs,
+            cluster="1xcpu",
+            unread_outputs="logits",
+            differentiable_outputs=name,
+        )
 
 
 def test_a_plan_file_says_it_only_where_it_is_so() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import autopar
 from autopar.errors import ArgumentError, ConstraintError, PlanMismatchError
-from autopar.plans.compatibility import as_stored
+from autopar.plans.compatibility import stored_options
 from autopar.plans.options import Options
 from tests.runtime.loss_chunk_workers import without_logits
 from tests.runtime.microbatch_workers import batch, trained
@@ -62,10 +62,15 @@ def test_a_stored_plan_decides(how: dict[str, Any]) -> None:
     """Later calls have as many chunks, and what says otherwise is refused."""
     cluster = f"{how.get('stages', 1)}xcpu"
     plan = autopar.plan(llama(), batch(0, 8), cluster=cluster, loss_chunks=3, **how)
-    asked = as_stored(Options(), plan.structure)
+    asked = stored_options(Options(), plan.structure)
     assert (asked.loss_chunks, asked.microbatches) == (3, how.get("microbatches", 1))
-    assert as_stored(replace(asked, microbatches=1), plan.structure) == asked
-    for other in ({"loss_chunks": 4}, {"loss_chunks": 1}, {"saved_dtype": "bfloat16"}):
+    assert stored_options(replace(asked, microbatches=1), plan.structure) == asked
+    others: list[dict[str, Any]] = [
+        {"loss_chunks": 4},
+        {"loss_chunks": 1},
+        {"saved_dtype": "bfloat16"},
+    ]
+    for other in others:
         with pytest.raises(ArgumentError, match=r"the plan has .* is applied as it is"):
             autopar.compile(llama(), plan=plan, **other)
 
@@ -80,7 +85,7 @@ def test_later_calls_of_a_stored_plan() -> None:
 
 def test_a_stored_plan_whose_outputs_are_others() -> None:
     """It is for another graph, either way."""
-    for made, asked in ((["logits"], []), ([], ["logits"])):
+    for made, asked in (("logits", ()), ((), "logits")):
         plan = autopar.plan(llama(), batch(0, 8), cluster="1xcpu", unread_outputs=made)
         compiled = autopar.compile(llama(), plan=plan, unread_outputs=asked)
         with pytest.raises(PlanMismatchError):
