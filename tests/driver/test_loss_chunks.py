@@ -17,7 +17,7 @@ from autopar.compile import ModelCall, plan_call
 from autopar.driver.chunk_counts import chunk_count, chunk_ladder
 from autopar.driver.frontier import find_frontier
 from autopar.driver.loss_chunking import best_in_chunks
-from autopar.driver.search import planned, survey
+from autopar.driver.search import Survey, planned, survey
 from autopar.errors import ArgumentError, InfeasibleError, NotImposedWarning
 from autopar.ir.loss_chunks import LINEAR, SCORES
 from autopar.plans.fitting import Candidate
@@ -206,7 +206,7 @@ def test_a_plan_file_says_it_only_where_it_is_so() -> None:
         assert Plan.from_bytes(plan.to_bytes()) == plan
 
 
-def survey_of(chunks: int) -> object:
+def survey_of(chunks: int) -> Survey:
     options = make_options("2", "sgd", None, None, False, backend="eager", loss_chunks=chunks)
     return survey(ask(traced().graph, hostless("2xH100"), options), silent)
 
