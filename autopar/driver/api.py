@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from autopar.plans.compatibility import (
     check_params,
     check_world,
     planned_kind,
+    stored_options,
 )
 from autopar.plans.constraints import Forbidden, Pins
 from autopar.plans.frontier import Frontier, read_limits
@@ -137,13 +137,7 @@ def compile(
     )  # fmt: skip
     if stored is not None:
         # For the calls that the stored plan is not for.
-        made = stored.structure.schedule
-        options = replace(
-            options,
-            microbatches=made.microbatches,
-            loss_chunks=made.loss_chunks,
-            saved_dtype=stored.structure.parts[0].saved_dtype,
-        )
+        options = stored_options(options, stored.structure)
     kind = described.device.kind if described else planned_kind(stored)
     world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)

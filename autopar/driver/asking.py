@@ -14,7 +14,7 @@ from autopar.compile import ModelCall, Say
 from autopar.driver.margin import search_with_margin
 from autopar.driver.pipelining import search_stages
 from autopar.driver.search import search
-from autopar.errors import ConstraintError, InfeasibleError
+from autopar.errors import ArgumentError, ConstraintError, InfeasibleError
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.mesh import Cluster
 from autopar.plans.compatibility import check_fit, undivided_batch
@@ -72,7 +72,14 @@ def checked_plan(plan: Plan, traced: Traced) -> Plan:
 
 
 def check_outputs(traced: Traced, options: Options) -> None:
-    """ConstraintError, naming what comes close, if an output is asked for that there is not."""
+    """ConstraintError, naming what comes close, if an output is asked for that there is not;
+    ArgumentError if one is to have a gradient and to be left out."""
+    for i, leaf in enumerate(traced.outputs):
+        if options.wants_gradient(i, leaf.name) and options.leaves_out(i, leaf.name):
+            raise ArgumentError(
+                f"output {leaf.name} is among the unread_outputs, which are None, and among the "
+                "differentiable_outputs, which backward goes through: name it in one of them"
+            )
     names = [leaf.name for leaf in traced.outputs if leaf.item is not None]
     positions = [str(i) for i, leaf in enumerate(traced.outputs) if leaf.item is not None]
     left_out = [(leaf.name, str(i)) for i, leaf in enumerate(traced.outputs) if leaf.is_left_out]

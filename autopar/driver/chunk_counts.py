@@ -1,4 +1,8 @@
-"""In how many chunks a loss is worked on, where that is open and may pay."""
+"""In how many chunks a loss is worked on, where that is open and may pay.
+
+More chunks hold less, and take longer: each launches kernels of its own, and adds up the weight's
+gradient once more. So few are tried first.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,14 @@ _CHUNK = 64
 of fewer take longer."""
 _ROWS = 256
 
+_STEP, _WIDE_STEP, _MANY = 4, 8, 64
+"""Of counts that are tried, each is so many times the one before; the second, if the last is more
+than `_MANY`."""
+_TRIES = 3
+
 
 def chunk_count(request: PlanRequest) -> int:
-    """A power of two; 1 where that saves little."""
+    """The most that are of use, a power of two; 1 where that saves little."""
     heads, limit = heads_of(request.graph), request.memory_limit_bytes
     parts = request.cluster.num_devices * request.microbatches
     made = [_made_bytes(head) // parts for head in heads]
@@ -32,8 +41,20 @@ def chunk_count(request: PlanRequest) -> int:
     return count
 
 
+def chunk_ladder(request: PlanRequest) -> tuple[int, ...]:
+    """The counts to try, at most three, the last of which is the `chunk_count`; none where that
+    saves little."""
+    count = chunk_count(request)
+    if count == 1:
+        return ()
+    step = _STEP if count <= _MANY else _WIDE_STEP
+    found = (count // step**k for k in reversed(range(_TRIES)))
+    return tuple(each for each in found if each > 1)
+
+
 def in_chunks(request: PlanRequest) -> PlanRequest:
-    """The same with the loss in chunks, where that is open and saves memory."""
+    """The same with the loss in as many chunks as are of use, where that is open and saves
+    memory: no other plan holds less."""
     is_open = request.options.loss_chunks is None
     return replace(request, loss_chunks=chunk_count(request)) if is_open else request
 

@@ -16,7 +16,7 @@ import msgspec
 
 from autopar.compile import Say, best_on
 from autopar.cost_model.price import price
-from autopar.driver.chunk_counts import chunk_count
+from autopar.driver.chunk_counts import chunk_count, chunk_ladder
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.leanest import leanest
 from autopar.driver.microbatching import possible_counts
@@ -54,10 +54,11 @@ def find_frontier(asked: Asked, limits: Sequence[int], say: Say) -> Frontier:
             for count in counts
         ]
     if asked.options.loss_chunks is None:
+        least = min(limits) if limits else min(own, _peak(first.best))
         meshes += [
             _OnMesh(replace(mesh.request, loss_chunks=count), Tried(mesh.request.mesh, 0, None))
             for mesh in meshes
-            if (count := chunk_count(mesh.request.within(own))) > 1
+            for count in _chunk_counts(mesh.request, own, least)
         ]
     top = _search(meshes, BOUNDLESS_BYTES, _counted(say, "without a limit"))
     bounds = _given(meshes, limits, say) if limits else _ladder(meshes, own, say)
@@ -79,6 +80,12 @@ def find_frontier(asked: Asked, limits: Sequence[int], say: Say) -> Frontier:
         alike = [_digest(a) == _digest(b) and a.limit_bytes != own for a, b in pairwise(points)]
         points = [p for p, again in zip(points, [*alike, False], strict=True) if not again]
     return Frontier(own, unlimited, min(map(_peak, found)), tuple(points))
+
+
+def _chunk_counts(request: PlanRequest, own: int, least: int) -> list[int]:
+    """Of the loss, those that are tried within the `least` limit, and the most of the `own`."""
+    found = {*chunk_ladder(request.within(least)), chunk_count(request.within(own))}
+    return sorted(found - {1})
 
 
 def _digest(point: FrontierPoint) -> str:

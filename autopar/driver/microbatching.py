@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.compile import Say, best_on
-from autopar.driver.chunk_counts import in_chunks
+from autopar.driver.chunk_counts import chunk_ladder
 from autopar.errors import InfeasibleError, MicrobatchError, NotImposedWarning
 from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import Graph
@@ -22,22 +22,21 @@ def best_in_turns(
 ) -> Candidate:
     """`compile.best_on`, over all numbers of microbatches that are asked for: powers of two, where
     that is open, for as long as memory binds and each is better than the one before. More of them
-    take less memory and never less time. If `chunked`, the loss is in chunks, for as long as that
-    saves memory."""
+    take less memory and never less time. If `chunked`, the loss is in chunks, as many as are best
+    of a ladder (`chunk_counts`), for as long as that saves memory."""
     best: Candidate | None = None
     bounds: list[int] = []
     failure: InfeasibleError | None = None
     is_tight = False
     for count in _counts(request):
         here = replace(request, microbatches=count)
-        if chunked:
-            here = in_chunks(here)
-            if here.loss_chunks == 1:
-                break
+        ladder = chunk_ladder(here) if chunked else (here.loss_chunks,)
+        if not ladder:
+            break
         if count > 1:
             say(f"{request.mesh}: in {count} microbatches")
         try:
-            found = best_on(here, say, cutoff if best is None else best.solution.objective)
+            found = _best_of(here, ladder, say, cutoff if best is None else best.solution.objective)
         except InfeasibleError as error:
             failure = failure or error
             continue
@@ -51,6 +50,45 @@ def best_in_turns(
         if best is None or found.solution.objective < best.solution.objective:
             best = found
         if best is not found or not found.is_tight:
+            break
+    if best is not None:
+        return replace(best, solution=bounded(best.solution, min(bounds)))
+    if bounds:
+        raise Beaten(request.mesh, min(bounds), is_tight=is_tight)
+    assert failure is not None
+    raise failure
+
+
+def _best_of(
+    request: PlanRequest, ladder: Sequence[int], say: Say, cutoff: int | None
+) -> Candidate:
+    """`compile.best_on` over a `ladder` of numbers of chunks, few first, for as long as memory
+    binds and each is better than the one before. What it proves is of those that were tried."""
+    if len(ladder) == 1:
+        return best_on(replace(request, loss_chunks=ladder[0]), say, cutoff)
+    best: Candidate | None = None
+    bounds: list[int] = []
+    failure: InfeasibleError | None = None
+    is_tight = False
+    for chunks in ladder:
+        say(f"{request.mesh}: in {chunks} chunks")
+        least = cutoff if best is None else best.solution.objective
+        try:
+            found = best_on(replace(request, loss_chunks=chunks), say, least)
+        except InfeasibleError as error:
+            failure = error
+            continue
+        except Beaten as beaten:
+            bounds.append(beaten.bound)
+            is_tight = beaten.is_tight
+            if best is not None or not is_tight:
+                break
+            continue
+        bounds.append(found.solution.bound)
+        if best is not None and found.solution.objective >= best.solution.objective:
+            break
+        best = found
+        if not found.is_tight:
             break
     if best is not None:
         return replace(best, solution=bounded(best.solution, min(bounds)))

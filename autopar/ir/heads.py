@@ -4,7 +4,8 @@
     nll_loss_backward -> log_softmax's -> views, casts -> the products with x and with w
 
 A head is this and no more: where anything else stands between, or has gradients of the scores, it
-is none.
+is none. Nor is it one where a cast changes numbers otherwise than the ops in chunks do: there are
+the product's dtype and the one that rows are summed in, float32 or, of float64, float64.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from autopar.ir.graph import Graph, Node, Ref, Role, per_graph
+from autopar.ir.graph import Graph, Node, Phase, Ref, Role, per_graph
 
 _SUM = 2  # at::Reduction
 _PRODUCT, _SOFTMAX = "aten.mm.default", "aten._log_softmax.default"
 _LOSS, _LOSS_BACKWARD = "aten.nll_loss_forward.default", "aten.nll_loss_backward.default"
+_LOSSES = {_LOSS, "aten.nll_loss2d_forward.default"}
 _SOFTMAX_BACKWARD = "aten._log_softmax_backward_data.default"
 
 _SAME = {f"aten.{word}.default" for word in ("view", "_unsafe_view", "reshape", "detach", "alias")}
@@ -67,6 +69,13 @@ def heads_of(graph: Graph) -> tuple[Head, ...]:
     return tuple(found)
 
 
+def other_losses(graph: Graph) -> tuple[Node, ...]:
+    """The losses over classes that have no head."""
+    known = {head.loss.index for head in heads_of(graph)}
+    found = (node for node in graph.with_role(Role.OP) if node.op in _LOSSES)
+    return tuple(node for node in found if node.index not in known and node.phase is Phase.FORWARD)
+
+
 class _Differs(Exception):
     """What is there is no head."""
 
@@ -79,12 +88,17 @@ def _check(holds: bool) -> None:
 class _Finder:
     def __init__(self, graph: Graph, users: _Users, loss: Node) -> None:
         self.graph, self.users, self.loss = graph, users, loss
+        self.dtypes = frozenset[str]()
 
     def head(self) -> Head:
         """The head of the loss; _Differs if it has none."""
         loss = self.loss
         softmax = self._maker(loss.inputs[0], _SOFTMAX, _SAME)
         product = self._maker(softmax.inputs[0], _PRODUCT, _SAME | _CAST)
+        scores, sums = product.outputs[0].dtype, softmax.outputs[0].dtype
+        _check(sums == ("float64" if scores == "float64" else "float32"))
+        self.dtypes = frozenset({scores, sums})
+        self._maker(softmax.inputs[0], _PRODUCT, _SAME | _CAST, self.dtypes)
         x, (w, is_turned) = product.inputs[0], self._matrix(product.inputs[1])
         _check(is_turned and loss.args[2:4] == (None, _SUM) and softmax.args[1] in (1, -1))
         self._check_types(product, softmax, w)
@@ -102,10 +116,13 @@ class _Finder:
         }
         return Head(x, w, product, loss, backward, of_x, of_w, self._unread(ends, needed))
 
-    def _maker(self, ref: Ref, op: str, between: set[str]) -> Node:
-        """The op that made a tensor, but for what stands `between`."""
+    def _maker(
+        self, ref: Ref, op: str, between: set[str], dtypes: frozenset[str] | None = None
+    ) -> Node:
+        """The op that made a tensor, but for what stands `between`, all of it in `dtypes`."""
         node = self.graph.nodes[ref.node]
         while node.op in between:
+            _check(dtypes is None or node.outputs[0].dtype in dtypes)
             node = self.graph.nodes[node.inputs[0].node]
         _check(node.op == op)
         return node
@@ -132,7 +149,7 @@ class _Finder:
         """The dims of all tensors are made of the same atoms; classes are not told apart."""
         x, scores, logs = product.inputs[0], product.outputs[0], softmax.outputs[0]
         left, right, target = map(self.graph.type_of, (x, w, self.loss.inputs[1]))
-        _check(logs.shape == scores.shape and logs.dtype in ("float32", "float64"))
+        _check(logs.shape == scores.shape and target.dtype == "int64")
         _check(scores.parts == (left.parts[0], right.parts[0]) and left.dtype == right.dtype)
         _check(left.parts[1] == right.parts[1] and target.parts == left.parts[:1])
         _check(len(right.parts[0]) == 1)
@@ -141,6 +158,7 @@ class _Finder:
         """All that reads a tensor, and as which input, but for what stands `between`."""
         for user in self.users.get(ref, ()):
             if user.op in between:
+                _check(user.outputs[0].dtype in self.dtypes)
                 yield from self._readers(Ref(user.index), between)
             else:
                 yield from ((user, k) for k, read in enumerate(user.inputs) if read == ref)

@@ -36,6 +36,13 @@ SCORES, SCORES_BACKWARD = "autopar.scores_nll.default", "autopar.scores_nll_back
 CHUNKED = frozenset({LINEAR, LINEAR_BACKWARD, SCORES, SCORES_BACKWARD})
 
 
+SUITED = (
+    "a cross-entropy, its mean or sum, of what a head without bias makes whose weight is trained, "
+    "in float32 (of float64 in float64), where nothing else has gradients of the scores"
+)
+"""Which losses can be."""
+
+
 def chunk_rows(rows: int, chunks: int) -> int:
     """How many rows the largest of `chunks` chunks has."""
     return max(1, -(-rows // chunks))
@@ -48,9 +55,7 @@ def in_loss_chunks(graph: Graph, chunks: int) -> Graph:
         return graph
     if not heads_of(graph):
         raise LossChunksError(
-            f"loss_chunks={chunks}: the step has no loss that can be worked on in chunks: a "
-            "cross-entropy, its mean or sum, of what a head without bias makes whose weight is "
-            "trained, in float32 or float64, where nothing else has gradients of the scores"
+            f"loss_chunks={chunks}: the step has no loss that can be worked on in chunks: {SUITED}"
         )
     known = _made(graph)
     if chunks not in known:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import gcd
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.errors import ClusterError, PlanMismatchError, listed
+from autopar.errors import ArgumentError, ClusterError, PlanMismatchError, listed
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster
+from autopar.plans.options import Options
 from autopar.plans.plan import Plan, Structure
 
 ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
@@ -33,6 +35,25 @@ def check_cluster(cluster: Cluster, world_size: int) -> None:
             f"cluster {cluster.name} has {_count(cluster.num_devices, 'device')}, but "
             f"{_count(world_size, 'process')} run: start one process per device with torchrun, or "
             "leave out cluster= to use what is there"
+        )
+
+
+def stored_options(options: Options, structure: Structure) -> Options:
+    """`options` for the calls of a model that its stored plan is not for: they are as it has them.
+    ArgumentError if another dtype of what is saved, or number of chunks, is asked for."""
+    chunks = max(part.schedule.loss_chunks for part in structure.parts)
+    dtype = structure.parts[0].saved_dtype
+    _check_same("loss_chunks", options.loss_chunks, chunks)
+    _check_same("saved_dtype", options.saved_dtype, dtype)
+    count = structure.schedule.microbatches
+    return replace(options, microbatches=count, loss_chunks=chunks, saved_dtype=dtype)
+
+
+def _check_same(name: str, asked: int | str | None, stored: int | str) -> None:
+    if asked and asked != stored:
+        raise ArgumentError(
+            f"{name}={asked!r}: the plan has {stored or 'none'}, and is applied as it is: leave "
+            f"{name} out, or plan again with it"
         )
 
 

@@ -12,7 +12,7 @@ from autopar.plans.options import Options, make_options
 from autopar.plans.plan import Plan
 
 _PIN, _FORBID, _STRATEGY, _BACKEND = "pin ", "forbid ", "strategy ", "backend "
-_SAVED = "saved dtype "
+_SAVED, _WITHOUT = "saved dtype ", "without outputs "
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class Imposed:
 
 
 def read_imposed(lines: Sequence[str]) -> Imposed:
-    """What `Provenance.imposed` lists, but for the backend and the dtype of what is saved.
-    ConstraintError on a line that no user can have asked for."""
+    """What `Provenance.imposed` lists, but for the backend, the dtype of what is saved and outputs
+    that are left out. ConstraintError on a line that no user can have asked for."""
     pins: list[str] = []
     forbid: list[str] = []
     strategy = ""
     for line in lines:
-        if line.startswith((_BACKEND, _SAVED)) or (
+        if line.startswith((_BACKEND, _SAVED, _WITHOUT)) or (
             strategy and line.startswith(f"{_STRATEGY}{strategy}: ")
         ):
             continue
@@ -58,7 +58,7 @@ def options_of(plan: Plan, imposed: Imposed | None = None) -> Options:
     """The options that lead to `plan` again, on its own mesh; `imposed` in the place of what the
     plan says that was. ConstraintError if that cannot be read."""
     asked = imposed or read_imposed(plan.provenance.imposed)
-    backends = (x for x in plan.provenance.imposed if x.startswith(_BACKEND))
+    backend, without = _recorded(plan, _BACKEND), _recorded(plan, _WITHOUT)
     return make_options(
         plan.structure.mesh.text,
         plan.structure.optimizer,
@@ -68,9 +68,17 @@ def options_of(plan: Plan, imposed: Imposed | None = None) -> Options:
         asked.pins,
         asked.forbid,
         asked.strategy,
-        backend=next(backends, "").removeprefix(_BACKEND),
+        backend=backend,
+        loss_chunks=plan.structure.schedule.loss_chunks,
+        unread_outputs=without.split(", ") if without else (),
         saved_dtype=plan.structure.saved_dtype,
     )
+
+
+def _recorded(plan: Plan, what: str) -> str:
+    """What a plan was made with, of one kind; "" for nothing unusual."""
+    lines = (x.removeprefix(what) for x in plan.provenance.imposed if x.startswith(what))
+    return next(lines, "")
 
 
 def cluster_of(plan: Plan) -> Cluster:

@@ -16,8 +16,8 @@ from autopar.errors import LossChunksError, NotImposedWarning
 from autopar.ir.again import as_written
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Phase, Role
-from autopar.ir.heads import heads_of
-from autopar.ir.loss_chunks import in_loss_chunks
+from autopar.ir.heads import heads_of, other_losses
+from autopar.ir.loss_chunks import SUITED, in_loss_chunks
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.microbatches import in_microbatches, trains
 from autopar.ir.residency import can_be_hosted
@@ -204,12 +204,19 @@ def ask(
 
 
 def _check_loss(graph: Graph, options: Options) -> None:
-    """Warns of a loss that is not worked on in chunks though that is asked for."""
-    if trains(graph) and options.loss_chunks is not None:
-        try:
-            in_loss_chunks(graph, options.loss_chunks)
-        except LossChunksError as error:
-            warnings.warn(NotImposedWarning(f"{error}"), stacklevel=3)
+    """Warns of losses that are not worked on in chunks though that is asked for."""
+    chunks = options.loss_chunks
+    if chunks is None or chunks == 1 or not trains(graph):
+        return
+    try:
+        in_loss_chunks(graph, chunks)
+    except LossChunksError as error:
+        warnings.warn(NotImposedWarning(f"{error}"), stacklevel=3)
+        return
+    whole = [f"{n.name} of {n.module}" if n.module else n.name for n in other_losses(graph)]
+    if whole:
+        text = f"loss_chunks={chunks}: {', '.join(whole)} stays whole: in chunks can be {SUITED}"
+        warnings.warn(NotImposedWarning(text), stacklevel=3)
 
 
 def _check_regions(graph: Graph) -> None:

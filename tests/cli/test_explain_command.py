@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -171,8 +172,43 @@ def test_options_of_a_plan_are_those_it_was_made_with() -> None:
     )  # fmt: skip
     pinned = Constraint.parse("param:a.0 = S(0) on tp", "strategy megatron")
     plan = imposed(*given.asked, f"{pinned.origin}: {pinned}", "backend eager")
-    assert options_of(plan) == given
+    assert options_of(plan) == replace(given, loss_chunks=1)
     assert options_of(plan, Imposed(strategy="ddp")).backend == "eager"
+
+
+HEAD = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(256, 64)
+        self.head = nn.Linear(64, 256, bias=False)
+
+    def forward(self, ids):
+        logits = self.head(self.table(ids)).flatten(0, -2)
+        return {"loss": functional.cross_entropy(logits, ids.flatten()), "logits": logits}
+
+def build():
+    return Head(), (torch.zeros(8, 32, dtype=torch.long),)
+"""
+
+
+def test_a_loss_in_chunks_without_logits(tmp_path: Path) -> None:
+    """It is solved as it was: in as many chunks, and without what nobody reads."""
+    target = tmp_path / "explained_head.py"
+    target.write_text(HEAD)
+    path, built = str(tmp_path / "plan.json"), f"{target}:build"
+    asked = "--cluster", "2xH100", "--loss-chunks", "4", "--unread-output", "logits"
+    result = run("plan", built, *asked, "-o", path)
+    assert result.exit_code == 0, result.stderr
+    options = options_of(Plan.load(path))
+    assert (options.loss_chunks, options.unread_outputs) == (4, ("logits",))
+    result = run("explain", path, "head.weight", built)
+    # Were it another problem, a warning would say that it has another best step.
+    assert (result.exit_code, result.stderr) == (0, "")
 
 
 def test_what_cannot_be_asked_for_again_is_refused() -> None:

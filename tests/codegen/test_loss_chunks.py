@@ -28,7 +28,7 @@ from autopar.ir.loss_chunks import (
 )
 from autopar.rules.call import Call, TensorShape
 from autopar.rules.table import rule_for
-from autopar.runtime.ops.chunked_loss import ELSEWHERE, scores_nll_rows
+from autopar.runtime.ops.chunked_loss import ELSEWHERE, linear_nll, scores_nll, scores_nll_rows
 from autopar.runtime.simulator.spmd import train_step
 from autopar.tracer import trace
 from tests.codegen.meshes import mesh
@@ -243,6 +243,42 @@ def test_a_head_without_a_gradient_stays_whole(frozen: str) -> None:
     assert not heads_of(trace(model, (ids, targets), {}).graph)
 
 
+def cast(*dtypes: torch.dtype) -> Callable[..., Tensor]:
+    """The loss of scores that are cast before it."""
+
+    def loss(scores: Tensor, targets: Tensor, x: Tensor) -> Tensor:
+        for dtype in dtypes:
+            scores = scores.to(dtype)
+        return mean(scores, targets, x)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("of", "dtypes", "is_head"),
+    [
+        (torch.float32, (), True),
+        (torch.float64, (), True),
+        (torch.float16, (torch.float32,), True),
+        (torch.bfloat16, (torch.float32,), True),
+        (torch.float32, (torch.float64,), False),
+        (torch.float64, (torch.float32,), False),
+        (torch.bfloat16, (torch.float64,), False),
+        (torch.bfloat16, (), False),
+        (torch.float32, (torch.bfloat16, torch.float32), False),
+        (torch.float64, (torch.float32, torch.float64), False),
+        (torch.bfloat16, (torch.float16, torch.float32), False),
+    ],
+    ids=str,
+)
+def test_a_cast_that_changes_numbers_is_kept(
+    of: torch.dtype, dtypes: Sequence[torch.dtype], is_head: bool
+) -> None:
+    ids, targets = (torch.randint(0, CLASSES, (TOKENS,)) for _ in range(2))
+    graph = trace(Language(cast(*dtypes)).to(of), (ids, targets), {}).graph
+    assert bool(heads_of(graph)) is is_head
+
+
 class Turned(Language):
     """Multiplies by a table that is turned by hand."""
 
@@ -283,3 +319,13 @@ def test_a_rank_may_have_none_but_classes_that_are_minus_infinity() -> None:
     rows, own = scores_nll_rows(scores, torch.tensor([0, 1, ELSEWHERE, -7]), -7, 2)
     assert rows.tolist() == [float("-inf")] * 4
     assert own.tolist() == [float("-inf")] * 2 + [0.0] * 2
+
+
+def test_a_target_that_there_is_not_is_an_error() -> None:
+    """It is no target of another rank, whatever number stands for those."""
+    x, w, targets = torch.rand(4, 3), torch.rand(5, 3), torch.tensor([0, 1, -1, 2])
+    with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+        linear_nll(x, w, targets, -100, 2)
+    with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+        scores_nll(x @ w.t(), targets, -100, 2)
+    linear_nll(x, w, targets, -1, 2)

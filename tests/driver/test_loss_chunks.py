@@ -8,15 +8,17 @@ from functools import cache
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import autopar
 from autopar.codegen import generate
 from autopar.compile import ModelCall, plan_call
-from autopar.driver.chunk_counts import chunk_count
+from autopar.driver.chunk_counts import chunk_count, chunk_ladder
+from autopar.driver.frontier import find_frontier
 from autopar.driver.loss_chunking import best_in_chunks
-from autopar.driver.search import planned, survey
-from autopar.errors import InfeasibleError, NotImposedWarning
+from autopar.driver.search import Survey, planned, survey
+from autopar.errors import ArgumentError, InfeasibleError, NotImposedWarning
 from autopar.ir.loss_chunks import LINEAR, SCORES
 from autopar.plans.fitting import Candidate
 from autopar.plans.options import Options, make_options
@@ -117,11 +119,83 @@ def test_where_there_is_little_to_save_it_is_not_tried() -> None:
     assert chunk_count(replace(small, graph=case("mlp").traced.graph).within(1000)) == 1
 
 
+def test_no_count_that_is_tried_is_better_than_what_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Few chunks take less time: only where they do not fit are there more."""
+    monkeypatch.setattr("autopar.driver.chunk_counts._ROWS", 2)
+    limit = best(None, 16, "logits").estimates.memory.total * 51 // 50
+    asked = request(limit, "auto", "logits")
+    ladder = chunk_ladder(asked)
+    assert 1 < len(ladder) <= 3 and ladder[-1] == chunk_count(asked) > 16
+    found = best(limit, "auto", "logits")
+    assert 1 < chunks_of(found) < ladder[-1]
+    for count in ladder:
+        try:
+            alone = best(limit, count, "logits")
+        except InfeasibleError:
+            continue
+        assert found.solution.objective <= alone.solution.objective
+        assert found.solution.bound <= alone.solution.objective
+
+
+def test_a_frontier_has_a_plan_where_there_is_one_within_the_limit() -> None:
+    """The memory of the device would not have the loss in chunks at all."""
+    lean = best(None, 16, "logits").estimates.memory.total
+    limits = (lean * 2, lean * 11 // 10)
+    asked = request(None, "auto", "logits")
+    assert chunk_count(asked) == 1
+    frontier = find_frontier(ask(asked.graph, asked.cluster, asked.options), limits, silent)
+    for point in frontier.points:
+        alone = best(point.limit_bytes, "auto", "logits")
+        assert point.plan is not None
+        assert point.plan.estimates.memory.total <= point.limit_bytes
+        assert point.plan.provenance.bound_ns <= alone.solution.objective
+        assert point.plan.estimates.modelled_ns <= alone.estimates.modelled_ns
+
+
 def test_a_step_without_a_head_says_so() -> None:
     options = make_options("2", "sgd", None, None, False, backend="eager", loss_chunks=4)
     with pytest.warns(NotImposedWarning, match="loss_chunks=4: the step has no loss"):
         asked = ask(case("mlp").traced.graph, hostless("2xH100"), options)
     assert chunks_of(survey(asked, silent).best) == 1
+
+
+class TwoHeads(nn.Module):
+    """The loss of the second head is smoothed, which leaves it whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8)
+        self.heads = nn.ModuleList(nn.Linear(8, 16, bias=False) for _ in range(2))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        one, other = (head(self.table(ids)) for head in self.heads)
+        return functional.cross_entropy(one, ids) + functional.cross_entropy(
+            other, ids, label_smoothing=0.1
+        )
+
+
+def test_the_one_of_two_losses_that_stays_whole_is_told() -> None:
+    ids = torch.randint(0, 16, (24,))
+    with pytest.warns(NotImposedWarning, match="loss_chunks=4: nll_loss.* stays whole") as told:
+        plan = autopar.plan(TwoHeads(), ids, cluster="1xcpu", loss_chunks=4)
+    assert len(told) == 1 and plan.structure.schedule.loss_chunks == 4
+
+
+@pytest.mark.parametrize("name", ["logits", "1", "log*"])
+def test_an_output_is_not_left_out_and_differentiable(name: str) -> None:
+    ids = torch.randint(0, 48, (4, 8))
+    model, _ = MODELS["llama"]()
+    inputs = {"input_ids": ids, "labels": ids}
+    with pytest.raises(ArgumentError, match="output logits is among the unread_outputs"):
+        autopar.plan(
+            model,
+            inputs,
+            cluster="1xcpu",
+            unread_outputs="logits",
+            differentiable_outputs=name,
+        )
 
 
 def test_a_plan_file_says_it_only_where_it_is_so() -> None:
@@ -132,7 +206,7 @@ def test_a_plan_file_says_it_only_where_it_is_so() -> None:
         assert Plan.from_bytes(plan.to_bytes()) == plan
 
 
-def survey_of(chunks: int) -> object:
+def survey_of(chunks: int) -> Survey:
     options = make_options("2", "sgd", None, None, False, backend="eager", loss_chunks=chunks)
     return survey(ask(traced().graph, hostless("2xH100"), options), silent)
 

@@ -3,6 +3,7 @@ beforehand that it does not want them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.errors import ConstraintError
+from autopar.errors import ArgumentError, ConstraintError, PlanMismatchError
+from autopar.plans.compatibility import stored_options
+from autopar.plans.options import Options
 from tests.runtime.loss_chunk_workers import without_logits
 from tests.runtime.microbatch_workers import batch, trained
 from tests.runtime.spawn import spawn
@@ -54,6 +57,41 @@ def test_two_processes_without_logits() -> None:
     for seen in spawn("tests.runtime.loss_chunk_workers.two_without_logits", 2):
         assert isinstance(seen, dict)
         check(seen)
+
+
+@pytest.mark.parametrize("how", [{}, {"stages": 2, "microbatches": 2}], ids=["one", "staged"])
+def test_a_stored_plan_decides(how: dict[str, Any]) -> None:
+    """Later calls have as many chunks, and what says otherwise is refused."""
+    cluster = f"{how.get('stages', 1)}xcpu"
+    plan = autopar.plan(llama(), batch(0, 8), cluster=cluster, loss_chunks=3, **how)
+    asked = stored_options(Options(), plan.structure)
+    assert (asked.loss_chunks, asked.microbatches) == (3, how.get("microbatches", 1))
+    assert stored_options(replace(asked, microbatches=1), plan.structure) == asked
+    others: list[dict[str, Any]] = [
+        {"loss_chunks": 4},
+        {"loss_chunks": 1},
+        {"saved_dtype": "bfloat16"},
+    ]
+    for other in others:
+        with pytest.raises(ArgumentError, match=r"the plan has .* is applied as it is"):
+            autopar.compile(llama(), plan=plan, **other)
+
+
+def test_later_calls_of_a_stored_plan() -> None:
+    plan = autopar.plan(llama(), batch(0, 8), cluster="1xcpu", loss_chunks=3)
+    compiled = autopar.compile(llama(), plan=plan)
+    for size in (8, 4):
+        compiled(**batch(0, size)).loss.backward()
+    assert [each.structure.schedule.loss_chunks for each in compiled.plans] == [3, 3]
+
+
+def test_a_stored_plan_whose_outputs_are_others() -> None:
+    """It is for another graph, either way."""
+    for made, asked in (("logits", ()), ((), "logits")):
+        plan = autopar.plan(llama(), batch(0, 8), cluster="1xcpu", unread_outputs=made)
+        compiled = autopar.compile(llama(), plan=plan, unread_outputs=asked)
+        with pytest.raises(PlanMismatchError):
+            compiled(**batch(0, 8))
 
 
 def test_an_output_that_there_is_not() -> None:

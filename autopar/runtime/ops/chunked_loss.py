@@ -25,7 +25,8 @@ from torch import Tensor
 
 from autopar.ir.loss_chunks import chunk_rows
 
-ELSEWHERE = -1
+ELSEWHERE = -(2**63) + 1
+"""No target of a script: -1, say, is out of bounds here as it is for torch."""
 
 
 def _spans(rows: int, chunks: int) -> Iterator[slice]:
