@@ -15,7 +15,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import is_result
 from autopar.ir.moments import Moment, is_moment, moment_of
 from autopar.ir.schedule import Compute, Schedule, Update, Value
-from autopar.ir.timeline import HOLDERS, Occupant, Timeline, held_at
+from autopar.ir.timeline import HOLDERS, Occupant, Timeline, held_at_peak
 from autopar.plans.estimates import Held, Memory, MemoryCurve
 from autopar.plans.layout import Layout
 from autopar.plans.options import Options
@@ -75,7 +75,7 @@ def peak_memory(
         transient=transient,
         accumulated=accumulated,
     )
-    return memory, _holders(held_at(played.events, prices.given(), prices, played.peak), layout)
+    return memory, _holders(held_at_peak(played, prices.given(), prices), layout)
 
 
 def host_bytes(layout: Layout, options: Options) -> int:

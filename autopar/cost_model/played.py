@@ -74,7 +74,8 @@ def play_step(request: PlanRequest, structure: Structure) -> PlayedStep:
     prices = EventPrices(
         layout, scheduled, compute, launched, inside, ways, updates, contention, granule
     )
-    played = play(scheduled.events, prices.given(), prices)
+    before = len(scheduled.turn_before), scheduled.turns - 1
+    played = play(scheduled.events, prices.given(), prices, *before)
     return PlayedStep(
         layout, scheduled, played, prices, hiding,
         compute, launched, inside, updates, steps, copied,

@@ -51,6 +51,18 @@ class Sending(NamedTuple):
     behind: int | None
 
 
+class Mark(NamedTuple):
+    """Where a device is when nothing is under way to it: how much of its time has passed, was
+    worked and was spent waiting for its host, which is `ahead` of it by so much, and what it has
+    communicated itself, per axis."""
+
+    now: float
+    worked_ns: int
+    waited: float
+    ahead: float
+    own: Mapping[int, int]
+
+
 class AxisTime(NamedTuple):
     """What communication on a mesh axis takes alone, and how much of that is exposed."""
 
@@ -164,12 +176,39 @@ class Hardware:
         self._acts.append(Act(span, awaited=number))
         return span
 
-    def finish(self) -> Record:
-        """All that was done. Messages that nothing waited for end after the device does."""
-        now = self._now
-        while any(self._queues.values()):
+    def mark(self) -> Mark | None:
+        """Where the device is now; None if messages are under way."""
+        if any(self._queues.values()):
+            return None
+        ahead = self._now - self._launches[-1].end_ns if self._launches else 0.0
+        return Mark(self._now, self.worked_ns, self._waited_for_host, ahead, dict(self._own))
+
+    def repeat(self, since: Mark, until: Mark, times: int) -> float:
+        """The time between two marks passes so many `times` more. It is not recorded what is done.
+        Returns the nanoseconds of one of them."""
+        passed = until.now - since.now
+        self._now += times * passed
+        self.worked_ns += times * (until.worked_ns - since.worked_ns)
+        self._waited_for_host += times * (until.waited - since.waited)
+        for axis, ns in until.own.items():
+            self._own[axis] += times * (ns - since.own.get(axis, 0))
+        if self._launches:
+            end_ns = round(self._now - until.ahead)
+            self._launches.append(Span(end_ns, end_ns))
+        return passed
+
+    def span_of(self, number: int) -> Span:
+        """When a message was sent. One that nothing waited for may end after the device does."""
+        sent, now = self._sent[number], self._now
+        while sent.span is None:
             self._step(inf, {})
         self._now = now
+        return sent.span
+
+    def finish(self) -> Record:
+        """All that was done."""
+        for number in range(len(self._sent)):
+            self.span_of(number)
         exposed_ns = apportion(
             self.exposed_ns - sum(self._own.values()), [each.exposed for each in self._sent]
         )

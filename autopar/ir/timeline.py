@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from autopar.ir.hardware import Hardware, Span
+from autopar.ir.hardware import Hardware, Mark, Span
 from autopar.ir.schedule import (
     Compute,
     Event,
@@ -106,6 +106,8 @@ class Timeline:
     exposed_ns: int
     exposed_host_ns: int
     end_ns: int
+    repeated: range = range(0)
+    """The events of turns that passed as the one before them, which were not played one by one."""
 
     @property
     def peak(self) -> int:
@@ -114,35 +116,86 @@ class Timeline:
         return sums.index(max(sums)) if sums else 0
 
 
-def play(events: Sequence[Event], given: Sequence[Value], prices: Prices) -> Timeline:
-    """`events` in order, where the tensors `given` are there from the start."""
-    time, memory = _Time(prices), _Memory(prices, given)
-    happened: list[Span | int] = []
-    live: list[tuple[int, int, int]] = []
-    for event in events:
-        happened.append(time.do(event))
-        live.append(memory.do(event))
-    hardware = time.hardware
-    sent = hardware.finish().sendings
-    spans = (each if isinstance(each, Span) else sent[each].span for each in happened)
-    return Timeline(
-        tuple(events),
-        tuple(spans),
-        tuple(live),
-        hardware.exposed_ns,
-        hardware.exposed_host_ns,
-        hardware.now_ns,
-    )
+def play(
+    events: Sequence[Event], given: Sequence[Value], prices: Prices, turn: int = 0, turns: int = 0
+) -> Timeline:
+    """`events` in order, where the tensors `given` are there from the start. They may begin with so
+    many `turns` of the same `turn` events: once one passes as the one before it, so do all."""
+    player = _Player(events, given, prices)
+    if turn:
+        player.repeat(turn, turns)
+    player.go_on(len(events))
+    return player.timeline()
 
 
-def held_at(
-    events: Sequence[Event], given: Sequence[Value], prices: Prices, place: int
-) -> tuple[Occupant, ...]:
-    """What is held at event `place`."""
-    memory = _Memory(prices, given)
-    for event in events[:place]:
-        memory.do(event)
-    return memory.during(events[place]) if events else ()
+class _Player:
+    """What has happened of `events`: spans, and the numbers of the messages that were started."""
+
+    def __init__(self, events: Sequence[Event], given: Sequence[Value], prices: Prices) -> None:
+        self.events = events
+        self.time, self.memory = _Time(prices), _Memory(prices, given)
+        self.happened: list[Span | int] = []
+        self.live: list[tuple[int, int, int]] = []
+        self.repeated = range(0)
+
+    def go_on(self, end: int) -> None:
+        """All events up to number `end`."""
+        for event in self.events[len(self.happened) : end]:
+            self.happened.append(self.time.do(event))
+            self.live.append(self.memory.do(event))
+
+    def repeat(self, turn: int, turns: int) -> None:
+        """So many `turns` of so many events."""
+        hardware, before = self.time.hardware, None
+        for left in range(turns - 1, -1, -1):
+            start = len(self.happened)
+            self.go_on(start + turn)
+            now = hardware.mark()
+            if left and before and now and self._is_steady(before, now, turn):
+                self._shift(start, hardware.repeat(before, now, left), left)
+                return
+            before = now
+
+    def _is_steady(self, before: Mark, now: Mark, turn: int) -> bool:
+        """Whether a turn that begins `now` passes as the one did that began `before`."""
+        # A device that did not wait for its host in a whole turn has only gained on it.
+        is_host_alike = now.waited == before.waited or now.ahead == before.ahead
+        return is_host_alike and self.live[-turn:] == self.live[-2 * turn : -turn]
+
+    def _shift(self, start: int, passed: float, times: int) -> None:
+        """What has happened since event `start` happens so many `times` more."""
+        happened, live = [*map(self._span, self.happened[start:])], self.live[start:]
+        for k in range(1, times + 1):
+            by = round(k * passed)
+            self.happened += [Span(first + by, last + by) for first, last in happened]
+            self.live += live
+        self.repeated = range(len(self.happened) - times * len(live), len(self.happened))
+
+    def timeline(self) -> Timeline:
+        """Once all has happened."""
+        hardware = self.time.hardware
+        exposed_ns, end_ns = hardware.exposed_ns, hardware.now_ns
+        return Timeline(
+            tuple(self.events),
+            tuple(map(self._span, self.happened)),
+            tuple(self.live),
+            exposed_ns,
+            hardware.exposed_host_ns,
+            end_ns,
+            self.repeated,
+        )
+
+    def _span(self, what: Span | int) -> Span:
+        return what if isinstance(what, Span) else self.time.hardware.span_of(what)
+
+
+def held_at_peak(played: Timeline, given: Sequence[Value], prices: Prices) -> tuple[Occupant, ...]:
+    """What is held at the fullest moment of what was played with these prices."""
+    memory, place = _Memory(prices, given), played.peak
+    for number in range(place):
+        if number not in played.repeated:
+            memory.do(played.events[number])
+    return memory.during(played.events[place]) if played.events else ()
 
 
 class _Time:

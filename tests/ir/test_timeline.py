@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
 
 from autopar.ir.graph import Phase, Ref
 from autopar.ir.redistribute import Collective, Copies
@@ -20,7 +23,7 @@ from autopar.ir.schedule import (
     Wait,
 )
 from autopar.ir.sharding import R, S, Sharding
-from autopar.ir.timeline import Carried, held_at, play
+from autopar.ir.timeline import Carried, held_at_peak, play
 
 WHOLE, PIECE = Sharding((R,)), Sharding((S(0),))
 
@@ -184,7 +187,7 @@ def test_what_travels_together_is_copied_in_and_cut_out() -> None:
 def test_what_is_held_at_the_peak_is_told_one_by_one() -> None:
     made = value(1)
     events = (Compute(99, (), (made,)), Free((made,)))
-    found = held_at(events, (), Figures(), 0)
+    found = held_at_peak(play(events, (), Figures()), (), Figures())
     assert [(each.what, each.num_bytes) for each in found] == [(made, 100), (events[0], 7)]
 
 
@@ -216,3 +219,40 @@ def test_what_is_away_is_held_until_it_is_gone_and_from_when_it_is_sent_for() ->
         Free((home, there.target)), Compute(7, (back.target,), ()), Free((back.target,)),
     )  # fmt: skip
     assert [sum(each) for each in found] == [100] * 4 + [0] * 2 + [100] * 5 + [0]
+
+
+@pytest.mark.parametrize("launch_ns", [0, 5, 25])
+def test_turns_that_pass_alike_are_played_once(launch_ns: int) -> None:
+    """As if they were played one by one: under contention, and whether the host is ahead, behind or
+    falls behind."""
+    figures = Figures()
+    figures.launch_ns, figures.contention = launch_ns, (300,)
+    one, long = Message((moved(1),)), Message(tuple(moved(k) for k in range(4)))
+    made = value(60)
+    turn = (
+        Start(one), Compute(1, (), (made,)), Wait(one), Start(long), Compute(5, (), ()),
+        Wait(long), Free((made, one, long)),
+    )  # fmt: skip
+    events = (*9 * turn, Compute(99, (), (made,)), Update((0,)))
+    whole, found = play(events, (), figures), play(events, (), figures, len(turn), 9)
+    assert len(found.repeated) >= 4 * len(turn) and not whole.repeated
+    assert replace(found, spans=whole.spans, repeated=range(0)) == whole
+    # Within the nanosecond to which each is rounded.
+    for one_span, other in zip(found.spans, whole.spans, strict=True):
+        assert one_span == pytest.approx(other, abs=1)
+    assert held_at_peak(found, (), figures) == held_at_peak(whole, (), figures)
+
+
+def test_turns_with_a_message_under_way_are_played_one_by_one() -> None:
+    """What a turn starts the next one waits for: it may take longer and longer."""
+    away = Message(4 * copied(50)[0].transfers)
+    turn = (Compute(1, (), ()), Start(away))
+    events = (*6 * turn, Compute(2, (), ()))
+    assert play(events, (), Figures(), 2, 6) == play(events, (), Figures())
+
+
+def test_turns_that_hold_more_and_more_are_played_one_by_one() -> None:
+    turn = (Compute(1, (), (value(60),)), Take(moved(2), None))
+    found = play(5 * turn, (), Figures(), 2, 5)
+    assert found == play(5 * turn, (), Figures())
+    assert sum(found.live[-1]) > sum(found.live[-3])
