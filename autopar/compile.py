@@ -29,7 +29,7 @@ from autopar.errors import InfeasibleError
 from autopar.ir.graph import Graph
 from autopar.ir.input_sharding import with_handed
 from autopar.ir.moments import Moment
-from autopar.ir.problem import Problem, Solution
+from autopar.ir.problem import Basis, Problem, Solution
 from autopar.ir.sharding import Handed
 from autopar.plans.decisions import make_structure
 from autopar.plans.fitting import (
@@ -157,6 +157,23 @@ def best_on(
     return replace(found, is_tight=found.problem.usage_limit is not None)
 
 
+def best_as_stated(
+    request: PlanRequest,
+    stated: Problem,
+    say: Say,
+    cutoff: int | None = None,
+    start: Basis | None = None,
+) -> Candidate:
+    """The best plan of a problem as it is `stated`, though more may be held for a moment than that
+    says. Errors are those of `best_on`."""
+    solution = _solve(request, stated, say, cutoff, start)
+    _fitting(request, stated, say).rules_out(solution)
+    settled, plain, found = _settle(request, stated, solution)
+    structure = make_structure(settled, plain, found)
+    bill = account(settled, structure)
+    return Candidate(settled, plain, structure, bill.estimates, found)
+
+
 def _without_host(
     request: PlanRequest, say: Say, cutoff: int | None, found: Candidate
 ) -> Candidate:
@@ -180,12 +197,9 @@ def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
     """The best plan that is within the memory limit; if that is not stated, None where the best of
     all is not."""
     request, say = fitting.request, fitting.say
-    limit_s = request.options.time_limit_s
     for _ in range(MAX_ROUNDS):
         problem = fitting.problem()
-        solution = solve(
-            problem, time_limit_s=limit_s, progress=say, cutoff=cutoff, start=fitting.basis
-        )
+        solution = _solve(request, problem, say, cutoff, fitting.basis)
         fitting.basis = solution.basis or fitting.basis
         if fitting.rules_out(solution):
             continue
@@ -201,6 +215,15 @@ def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
         if problem.usage_limit is None:
             return None
     raise fitting.failure()
+
+
+def _solve(
+    request: PlanRequest, problem: Problem, say: Say, cutoff: int | None, start: Basis | None
+) -> Solution:
+    limit_s, tolerance = request.options.time_limit_s, request.tolerance
+    return solve(
+        problem, time_limit_s=limit_s, progress=say, cutoff=cutoff, start=start, tolerance=tolerance
+    )
 
 
 def _settle(

@@ -100,9 +100,9 @@ def limited_classes(
     graph, mesh = request.step, request.mesh
     limits = impose(graph, mesh, all_groups, request.imposed)
     table = classes(graph, mesh, all_groups, limits, hosted_counts(request))
-    for key, label in request.ends:
+    for key, labels in request.pins:
         if key in table:
-            table[key] = table[key].only(label)
+            table[key] = table[key].only(labels)
     for entry in table.values():
         if not entry.choices:
             if entry.node.role is Role.PARAM:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -33,9 +33,9 @@ class NodeClass:
     inputs: tuple[tuple[Sharding, ...], ...]
     outputs: tuple[tuple[Sharding, ...], ...]
 
-    def only(self, label: str) -> NodeClass:
-        """The class with the one choice that is written so, or none."""
-        kept = [c for c, choice in enumerate(self.choices) if str(choice) == label]
+    def only(self, labels: Collection[str]) -> NodeClass:
+        """The class with the choices that are written so, if it has any."""
+        kept = [c for c, choice in enumerate(self.choices) if str(choice) in labels]
         return replace(
             self,
             choices=tuple(self.choices[c] for c in kept),

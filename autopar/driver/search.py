@@ -67,11 +67,11 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
     equally good meshes the first that is listed wins. InfeasibleError, saying what is missing on
     the first mesh, if none has a plan within the memory limit.
     """
-    requests = suited(asked, _meshes(asked.cluster, asked.options))
+    requests = suited(asked, meshes_of(asked.cluster, asked.options))
     best: Candidate | None = None
     best_place, tried = 0, dict[int, Tried]()
     failures: dict[int, InfeasibleError] = {}
-    for place in _promising(requests):
+    for place in promising(requests):
         request = requests[place]
         say(f"solving for mesh {request.mesh or 'of one device'}")
         least = None if best is None else best.solution.objective + (place < best_place)
@@ -101,8 +101,9 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
     return Survey(best, tuple(request.mesh for request in requests), known)
 
 
-def _promising(requests: Sequence[PlanRequest]) -> list[int]:
-    """The places of `requests` in the order they are tried."""
+def promising(requests: Sequence[PlanRequest]) -> list[int]:
+    """The places of `requests`, of the same cluster, in the order they are tried: on meshes along
+    its levels first."""
 
     def is_other(place: int) -> bool:
         levels = tuple(level.size for level in requests[place].cluster.levels if level.size > 1)
@@ -111,7 +112,9 @@ def _promising(requests: Sequence[PlanRequest]) -> list[int]:
     return sorted(range(len(requests)), key=lambda place: (is_other(place), place))
 
 
-def _meshes(cluster: Cluster, options: Options) -> Sequence[Mesh]:
+def meshes_of(cluster: Cluster, options: Options) -> Sequence[Mesh]:
+    """Those that `options` admit on `cluster`, in the order in which they are preferred.
+    ClusterError if they name one that it does not have."""
     word, colon, number = options.mesh.partition(":")
     if word != "auto":
         return (with_buckets(parse_mesh(options.mesh, cluster), cluster.device),)

@@ -1,24 +1,29 @@
 """Where to cut a chain of segments into stages: figures, and what is to be made least of.
 
 A step of a pipeline takes about as long as one microbatch through all stages, and the busiest rank
-with all others: `(m - 1/v) T + S/v`, of m microbatches and v stages per rank, where T is what the
-busiest rank takes for a microbatch and S what all stages take together. That is exact of GPipe,
-1F1B and interleaved 1F1B where stages are equal and sends take no time.
+with all others, and what a rank does once: `(m - 1/v) T + S/v + O`, of m microbatches and v stages
+per rank, where T is what the busiest rank takes for a microbatch, S what all stages take together,
+and O the most that a rank takes for what is done once. That is exact of GPipe, 1F1B and interleaved
+1F1B where stages are equal and sends take no time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
     """One way to do a segment: nanoseconds of a microbatch, forward and backward; bytes that are
-    there all the time; and bytes that a microbatch holds between its forward and its backward."""
+    there all the time; bytes that a microbatch holds between its forward and its backward; and
+    nanoseconds of what is done once in a step, beyond that."""
 
     time_ns: int
     static_bytes: int
     saved_bytes: int
+    once_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,18 @@ class CutProblem:
         """How many stages a rank has at most."""
         return max(self.ranks.count(rank) for rank in self.ranks)
 
+    def sizes(self, starts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+        """How many segments of each sort each stage has whose segments begin with these, but for
+        the first stage."""
+        ends = [*accumulate(self.counts)]
+        first = [end - count for end, count in zip(ends, self.counts, strict=True)]
+        return tuple(
+            tuple(
+                max(0, min(stop, end) - max(start, at)) for at, end in zip(first, ends, strict=True)
+            )
+            for start, stop in pairwise((0, *starts, ends[-1]))
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Division:
@@ -56,16 +73,12 @@ class Division:
 
     def step_ns(self, problem: CutProblem) -> float:
         """What is made least of."""
-        stage_ns = [
-            sum(
-                number * way.time_ns
-                for numbers, ways in zip(stage, problem.ways, strict=True)
-                for number, way in zip(numbers, ways, strict=True)
-            )
-            for stage in self.taken
-        ]
-        busy: dict[int, float] = {}
-        for rank, taken in zip(problem.ranks, stage_ns, strict=True):
-            busy[rank] = busy.get(rank, 0) + taken
+        busy, once = dict.fromkeys(problem.ranks, 0.0), dict.fromkeys(problem.ranks, 0.0)
+        for rank, stage in zip(problem.ranks, self.taken, strict=True):
+            for numbers, ways in zip(stage, problem.ways, strict=True):
+                for number, way in zip(numbers, ways, strict=True):
+                    busy[rank] += number * way.time_ns
+                    once[rank] += number * way.once_ns
         often = problem.microbatches - 1 / problem.chunks
-        return often * max(busy.values()) + sum(stage_ns) / problem.chunks
+        in_turn = often * max(busy.values()) + sum(busy.values()) / problem.chunks
+        return in_turn + max(once.values())

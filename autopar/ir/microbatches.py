@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from math import prod
 
 from autopar.errors import MicrobatchError, listed
 from autopar.ir.contractions import batch_atoms
@@ -59,6 +61,29 @@ def in_microbatches(graph: Graph, turns: int) -> Graph:
 def _made(_: Graph) -> dict[int, Graph]:
     """The graphs in microbatches that were made of a graph."""
     return {}
+
+
+def in_other_microbatches(graph: Graph, whole: Graph, turns: int) -> Graph:
+    """A `graph` in microbatches of the step `whole`, or a stage of one, in another number of them,
+    above one, which divides the batch: as it would have been made, but for its extents."""
+    batch, turn_atom = batch_atoms(whole), len(whole.atoms)
+    sizes = {atom: whole.atoms[atom].size // turns for atom in batch} | {turn_atom: turns}
+    atoms = tuple(
+        replace(atom, size=sizes.get(number, atom.size)) for number, atom in enumerate(graph.atoms)
+    )
+
+    @cache
+    def resized(tensor: TensorType) -> TensorType:
+        shape = tuple(
+            extent
+            * prod(atoms[part].size for part in parts)
+            // prod(graph.atoms[part].size for part in parts)
+            for extent, parts in zip(tensor.shape, tensor.parts, strict=True)
+        )
+        return replace(tensor, shape=shape)
+
+    nodes = tuple(replace(node, outputs=tuple(map(resized, node.outputs))) for node in graph.nodes)
+    return replace(graph, nodes=nodes, atoms=atoms, turns=turns)
 
 
 def trains(graph: Graph) -> bool:
@@ -156,18 +181,14 @@ class _Splitter:
             for ref, want in zip(node.inputs, wants, strict=True)
         }
         made = transplanted(node, len(self.nodes), lambda ref: read[ref])
-        types = self.graph.input_types(node)
         states = [self.states[Ref(node.index, output)] for output in range(len(node.outputs))]
         outputs = [*zip(node.outputs, states, strict=True)]
         if node.role not in OUTPUT_ROLES:
-            made = replace(
-                made,
-                outputs=tuple(self._typed(tensor, state) for tensor, state in outputs),
-                factors=tuple(
-                    self._refitted(factor, [*zip(types, wants, strict=True)], outputs)
-                    for factor in node.factors
-                ),
-            )
+            inputs = [*zip(self.graph.input_types(node), wants, strict=True)]
+            made = replace(made, outputs=tuple(self._typed(*output) for output in outputs))
+            if any(self._has_whole(*each) for each in (*inputs, *outputs)):
+                refitted = (self._refitted(factor, inputs, outputs) for factor in node.factors)
+                made = replace(made, factors=tuple(refitted))
         self.nodes.append(made)
         for output in range(len(node.outputs)):
             self.place[Ref(node.index, output)] = Ref(made.index, output)
@@ -196,6 +217,10 @@ class _Splitter:
         before = tensor.parts[dim][:part]
         inserted = sum(self._is_whole(atom, state, (dim, k)) for k, atom in enumerate(before))
         return dim, part + inserted
+
+    def _has_whole(self, tensor: TensorType, state: Placement) -> bool:
+        """Whether any part of a tensor is."""
+        return any(self._is_whole(atom, state, slot) for slot, atom in tensor.slots())
 
     def _is_whole(self, atom: int, state: Placement, slot: Slot) -> bool:
         """Whether a part of a tensor is that of the whole batch."""

@@ -43,9 +43,14 @@ class StageLink:
     name: str
 
 
+def is_end(node: Node) -> bool:
+    """Whether an op hands something to another stage, or is handed it."""
+    return node.op in (SEND, RECEIVE)
+
+
 def links(graph: Graph, stage: int) -> tuple[StageLink, ...]:
     """What the graph of a stage sends and is sent, in the order of its nodes."""
-    ends = (node for node in graph.with_role(Role.OP) if node.op in (SEND, RECEIVE))
+    ends = filter(is_end, graph.with_role(Role.OP))
     return tuple(link_of(node, stage) for node in ends)
 
 

@@ -29,6 +29,9 @@ from autopar.plans.options import Options
 from autopar.plans.rounded import kept_exact, step_with
 from autopar.plans.strategies import expand_strategy
 
+Pins = tuple[tuple[str, tuple[str, ...]], ...]
+"""The labels that the choices of an op may have, by its key."""
+
 _DIGEST_BYTES = 20
 _PACKAGES = ("torch", "highspy", "pulp", "numpy", "numba", "networkx", "msgspec")
 """What a plan passes through, beside autopar."""
@@ -47,8 +50,10 @@ class Asked:
     """Whether the plan is to say how far the best one of another structure is behind."""
     in_flight: int = 1
     """Of how many microbatches a device holds what they have saved, at most at once."""
-    ends: tuple[tuple[str, str], ...] = ()
-    """How what stages send each other is laid out, by key of the op, where that is settled."""
+    pins: Pins = ()
+    """As far as that is settled beside what is asked for."""
+    tolerance: float = 0.0
+    """By which part a plan may take longer than another."""
 
     def on(self, mesh: Mesh) -> PlanRequest:
         """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no
@@ -64,7 +69,8 @@ class Asked:
             microbatches=self.options.microbatches or 1 if trains(self.graph) else self.graph.turns,
             loss_chunks=self.options.loss_chunks or 1 if heads_of(self.graph) else 1,
             in_flight=self.in_flight,
-            ends=self.ends,
+            pins=self.pins,
+            tolerance=self.tolerance,
         ).as_asked()
 
     def digest(self) -> str:
@@ -103,8 +109,9 @@ class PlanRequest:
     hosted: frozenset[str] | None = frozenset()
     """The parameters that live on the host; None where that is to be decided."""
     in_flight: int = 1
-    ends: tuple[tuple[str, str], ...] = ()
-    """As `Asked` has both."""
+    pins: Pins = ()
+    tolerance: float = 0.0
+    """As `Asked` has these."""
 
     def as_asked(self) -> PlanRequest:
         """The same where nothing is decided that saves memory, but for what is asked for."""

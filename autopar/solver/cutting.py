@@ -1,7 +1,8 @@
 """The stages of a pipeline, as an integer linear program.
 
 Columns are how many segments of each sort each stage has (integer), and how many of them it does in
-each way; which sorts are all done once a stage is (binary); and what the busiest rank takes. A sort
+each way; which sorts are all done once a stage is (binary); what the busiest rank takes; and the
+most that a rank takes for what is done once. A sort
 is begun only once the one before it is done. Depth costs nothing: equal segments are counted. At
 first a segment may be done partly in one way, partly in another, which bounds what is possible.
 Then, with the sizes of stages given, each is done in one.
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from math import floor
-from typing import Any
+from typing import Any, Literal
 
 import pulp
 
@@ -27,12 +28,17 @@ from autopar.solver.adapter import Highs, Outcome
 _GAP = 1e-3
 """Of the objective: what a stage takes is not known that well."""
 
+_Time = Literal["time_ns", "once_ns"]
+
 _Sizes = Sequence[Sequence[int]]
 """How many segments of each sort each stage has."""
 
 
-def divide(problem: CutProblem) -> Division:
-    """The stages with the least step. InfeasibleError if none fit in memory."""
+def divide(problem: CutProblem, sizes: _Sizes | None = None) -> Division:
+    """The stages with the least step, or those with `sizes`. InfeasibleError if none fit in
+    memory."""
+    if sizes is not None:
+        return _Program(problem, sizes).solve()
     first = _Program(problem, None).solve()
     sizes = [[round(sum(ways)) for ways in stage] for stage in first.taken]
     try:
@@ -56,6 +62,7 @@ class _Program:
         self.program = pulp.LpProblem("stages", pulp.LpMinimize)
         self.taken = [[self._ways(s, k) for k in self.sorts] for s in self.stages]
         self.busiest = self.program.add_variable("t", 0)
+        self.once = self.program.add_variable("o", 0)
 
     def _ways(self, stage: int, sort: int) -> list[Any]:
         kind = pulp.LpInteger if self.is_whole else pulp.LpContinuous
@@ -68,9 +75,9 @@ class _Program:
     def solve(self) -> Division:
         """The best choice there is, with its bound."""
         problem, chunks = self.problem, self.problem.chunks
-        total = pulp.lpSum(self._time(s) for s in self.stages)
+        total = pulp.lpSum(self._time(s, "time_ns") for s in self.stages)
         often = problem.microbatches - 1 / chunks
-        self.program.setObjective(often * self.busiest + total / chunks)
+        self.program.setObjective(often * self.busiest + total / chunks + self.once)
         if self.sizes is None:
             self._in_order()
         else:
@@ -92,10 +99,10 @@ class _Program:
             taken = tuple(tuple(tuple(map(round, ways)) for ways in stage) for stage in taken)
         return Division(taken, floor(answer.bound * self.unit_ns * (1 + 1e-9)))
 
-    def _time(self, stage: int) -> pulp.LpAffineExpression:
-        """What a microbatch takes in a stage."""
+    def _time(self, stage: int, what: Literal["time_ns", "once_ns"]) -> pulp.LpAffineExpression:
+        """What a microbatch takes in a stage, or what is done once."""
         return pulp.lpSum(
-            column * (way.time_ns / self.unit_ns)
+            column * (getattr(way, what) / self.unit_ns)
             for columns, ways in zip(self.taken[stage], self.problem.ways, strict=True)
             for column, way in zip(columns, ways, strict=True)
         )
@@ -132,7 +139,9 @@ class _Program:
         problem, limit = self.problem, float(self.problem.limit_bytes)
         for rank in sorted(set(problem.ranks)):
             own = [s for s in self.stages if problem.ranks[s] == rank]
-            self.program.addConstraint(self.busiest >= pulp.lpSum(map(self._time, own)))
+            times: tuple[tuple[Any, _Time], ...] = (self.busiest, "time_ns"), (self.once, "once_ns")
+            for most, what in times:
+                self.program.addConstraint(most >= pulp.lpSum(self._time(s, what) for s in own))
             held = [
                 column * ((way.static_bytes + problem.in_flight[s] * way.saved_bytes) / limit)
                 for s in own

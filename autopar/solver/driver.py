@@ -35,6 +35,7 @@ def solve(
     cutoff: int | None = None,
     max_iterations: int | None = None,
     start: Basis | None = None,
+    tolerance: float = 0.0,
 ) -> Solution:
     """The cheapest plan of `problem`, with what is proven about it.
 
@@ -50,6 +51,9 @@ def solve(
     `start` is the basis of the solution of a problem that differs in its limits at most, from which
     a relaxation goes on; of any other, it is of no use.
 
+    With a `tolerance` the answer is the first plan that is known to cost no more than another by
+    more than such a part.
+
     Where no plan costs less than `cutoff`, the answer may be `BEATEN`, with a bound that says so.
 
     `statistics` holds the size of the program as HiGHS got it, CPU seconds by phase, branch and
@@ -64,7 +68,7 @@ def solve(
     if is_large(problem):
         return _solve_large(problem, clock, progress or silent)
     reduced, lift = reduce(problem)
-    aim = Aim(max_iterations=max_iterations, start=start)
+    aim = Aim(max_iterations=max_iterations, start=start, tolerance=tolerance)
     state = _search(reduced, clock, progress or silent, cutoff, aim)
     if state.infeasible:
         return _infeasible(state.statistics, *explain_conflict(problem, clock))

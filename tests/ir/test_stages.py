@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from autopar.errors import StageError
 from autopar.ir.graph import Graph, Node, Phase, Role
-from autopar.ir.microbatches import in_microbatches
+from autopar.ir.microbatches import in_microbatches, in_other_microbatches
 from autopar.ir.segments import segments
 from autopar.ir.stage_homes import assign
 from autopar.ir.stages import RECEIVE, SEND, StageLink, cut_at, in_stages, links
@@ -173,3 +173,15 @@ def test_numbers_that_nobody_reads_are_drawn() -> None:
     graph = trace(Unread(), (torch.ones(2, 4),)).graph
     for part in in_stages(graph, [cut_at(graph, "second")]):
         assert sum(node.random for node in part.nodes) == 1
+
+
+@pytest.mark.parametrize("name", ["llama", "t5", "gpt2"])
+def test_in_another_number_of_microbatches_only_extents_differ(name: str) -> None:
+    """Of a whole step, and of its stages."""
+    whole = trained(name).traced.graph
+    two, four = in_microbatches(whole, 2), in_microbatches(whole, 4)
+    assert in_other_microbatches(two, whole, 4) == four
+    start = segments(two)[1].start
+    stages = [in_stages(found, [start]) for found in (two, four)]
+    for a, b in zip(*stages, strict=True):
+        assert a != b and in_other_microbatches(a, whole, 4) == b

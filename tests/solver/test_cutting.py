@@ -11,6 +11,8 @@ from autopar.errors import InfeasibleError
 from autopar.ir.cutting import CutProblem, Division, Way
 from autopar.solver.cutting import divide
 
+_WAY = ((1, 100), (0, 10), (0, 10), (0, 60))
+
 
 def drawn(seed: int) -> CutProblem | None:
     """A small problem; None if it has more stages than segments."""
@@ -24,7 +26,7 @@ def drawn(seed: int) -> CutProblem | None:
         counts,
         tuple(
             tuple(
-                Way(draw.randint(1, 100), draw.randint(0, 10), draw.randint(0, 10))
+                Way(*(draw.randint(least, most) for least, most in _WAY))
                 for _ in range(draw.randint(1, 2))
             )
             for _ in counts
@@ -71,6 +73,19 @@ def test_no_cuts_are_better(seed: int) -> None:
     if all(len(ways) == 1 for ways in problem.ways):
         # Then nothing is left to choose once the sizes are.
         assert found.step_ns(problem) <= 1.001 * best
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_given_sizes_are_kept(seed: int) -> None:
+    problem = drawn(seed)
+    if problem is None or best_of_all(problem) is None:
+        return
+    best = divide(problem)
+    sizes = problem.sizes(best.starts)
+    assert [sum(stage) for stage in sizes] == [sum(map(sum, stage)) for stage in best.taken]
+    again = divide(problem, sizes)
+    assert again.starts == best.starts
+    assert again.step_ns(problem) <= best.step_ns(problem) * 1.001
 
 
 def deep(limit: int) -> CutProblem:

@@ -1,0 +1,106 @@
+"""The segments of a step, by sort, with a few of each as a stage of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, groupby
+
+from autopar.ir.graph import Graph, Node, Phase, Role
+from autopar.ir.segments import segments
+from autopar.ir.stage_homes import belongs_nowhere
+from autopar.ir.stages import in_stages
+from autopar.plans.matching import general
+from autopar.rules.work import flops
+
+_MEMBERS = 3
+"""How many segments of a sort make a stage, so that most of what is between two of them is seen."""
+
+_STAGES = 24
+"""How many stages there are at most: the segments of models of more sorts are taken some sorts at a
+time, and what that takes is shared by their work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sort:
+    """`count` equal segments that follow one another; each takes `share` of what stage number
+    `stage` takes."""
+
+    count: int
+    stage: int
+    share: float
+
+
+class SampledStep:
+    """A step in microbatches: its `parts`, the `sorts` of them in order, and a few of each sort as
+    `stages`. StageError if it cannot be cut so."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph, self.parts = graph, segments(graph)
+        runs = [len([*run]) for _, run in groupby(self._kinds())]
+        ends = accumulate(runs)
+        groups = [range(end - count, end) for end, count in zip(ends, runs, strict=True)]
+        self.sorts, planned = self._sorts(groups)
+        starts = {at for part in planned for at in (part.start, part.stop)}
+        cuts = sorted(starts - {0, len(self.parts)})
+        stages = in_stages(graph, [self.parts[at].start for at in cuts])
+        self.stages = [stages[[0, *cuts].index(part.start)] for part in planned]
+
+    def _kinds(self) -> Iterator[object]:
+        """What equal segments have in common."""
+        ops: list[list[object]] = [[] for _ in self.parts]
+        for at, node in self._own_ops():
+            ops[at].append((node.op, node.outputs))
+        for part, done in zip(self.parts, ops, strict=True):
+            yield general(part.module), tuple(done)
+
+    def _own_ops(self) -> Iterator[tuple[int, Node]]:
+        """The ops of forward that belong to a segment, with its number."""
+        at = 0
+        for node in self.graph.with_role(Role.OP):
+            while at + 1 < len(self.parts) and node.index >= self.parts[at + 1].start:
+                at += 1
+            is_forward = node.phase is Phase.FORWARD and not node.view
+            if is_forward and not belongs_nowhere(self.graph, node):
+                yield at, node
+
+    @cached_property
+    def work(self) -> list[float]:
+        """Floating-point operations of each segment, forward, of a microbatch."""
+        found = [0.0] * len(self.parts)
+        for at, node in self._own_ops():
+            found[at] += flops(node, self.graph)
+        return found
+
+    def _sorts(self, groups: Sequence[range]) -> tuple[tuple[Sort, ...], list[range]]:
+        """The sorts, and the segments that are planned as stages."""
+        if len(groups) <= _STAGES:
+            planned = [group[:_MEMBERS] for group in groups]
+            pairs = zip(groups, planned, strict=True)
+            return tuple(Sort(len(g), k, 1 / len(p)) for k, (g, p) in enumerate(pairs)), planned
+        total, so_far = sum(self.work), 0.0
+        bundles: dict[int, list[range]] = {}
+        for group in groups:
+            bundles.setdefault(int(so_far / total * _STAGES), []).append(group)
+            so_far += sum(self.work[k] for k in group)
+        planned = [range(found[0].start, found[-1].stop) for found in bundles.values()]
+        done = [sum(self.work[k] for k in part) for part in planned]
+        return tuple(
+            Sort(len(g), k, self.work[g.start] / done[k])
+            for k, found in enumerate(bundles.values())
+            for g in found
+        ), planned
+
+    @cached_property
+    def busiest(self) -> int:
+        """The stage whose sorts do most of the work."""
+        done, first = [0.0] * len(self.stages), 0
+        for sort in self.sorts:
+            done[sort.stage] += sum(self.work[first : first + sort.count])
+            first += sort.count
+        return done.index(max(done))
+
+    def often(self, stage: int) -> float:
+        """How often what a stage takes is taken by all segments of its sorts."""
+        return sum(sort.count * sort.share for sort in self.sorts if sort.stage == stage)

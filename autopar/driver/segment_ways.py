@@ -1,0 +1,257 @@
+"""What the segments of a model take in a pipeline, and how long its stages take then.
+
+Equal segments that follow one another are a sort. A few of each sort are planned as if they were a
+stage, on the meshes of a part of the cluster: without a limit of memory, and within some where that
+is needed. From what they take the cuts follow (`solver.cutting`), in a fraction of the time in
+which a model is planned, however deep it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+
+from autopar.cluster.parts import line_of, part_of
+from autopar.compile import Say, best_as_stated
+from autopar.cost_model.price import price
+from autopar.cost_model.sends import delays
+from autopar.driver.infeasible_subset import BOUNDLESS_BYTES, suited
+from autopar.driver.search import meshes_of, promising
+from autopar.driver.segment_sorts import SampledStep
+from autopar.errors import InfeasibleError, StageError
+from autopar.ir.cutting import CutProblem, Division, Way
+from autopar.ir.graph import Graph, Role
+from autopar.ir.mesh import Mesh
+from autopar.ir.microbatches import in_microbatches, in_other_microbatches
+from autopar.ir.pipeline import ActionTable
+from autopar.ir.problem import Problem
+from autopar.ir.stages import cut_at, is_end
+from autopar.plans.fitting import Beaten, Candidate
+from autopar.plans.layout import parse_layout
+from autopar.plans.request import Asked, Pins, PlanRequest
+from autopar.solver.cutting import divide
+
+_PARTS = (0.85, 0.5)
+"""Within which parts of a device's memory segments are planned where memory binds, if it were
+shared by segments alone."""
+
+_TOLERANCE = 0.03
+"""Of what segments take within a limit: each stage is planned again within its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """Stages on `mesh`, as they are thought to be best: the first op of each but the first, and the
+    module it is of. `pins` are the labels of the choices that plans of their segments have, by the
+    key of the op. Nothing is proven where `bound_ns` is 0."""
+
+    mesh: Mesh
+    starts: tuple[tuple[str, int], ...]
+    step_ns: int
+    objective_ns: int
+    bound_ns: int
+    pins: Pins
+
+    @property
+    def gap_ppm(self) -> int:
+        """By which part of the step other stages may be better, in millionths."""
+        if not self.objective_ns:
+            return 1_000_000
+        return max(0, round((1 - self.bound_ns / self.objective_ns) * 1e6))
+
+
+class SegmentWays:
+    """The segments of what is asked for, in any number of microbatches."""
+
+    def __init__(self, asked: Asked, say: Say) -> None:
+        self.asked, self.say = asked, say
+        self._sampled: dict[bool, SampledStep] = {}
+
+    def graph(self, microbatches: int) -> Graph:
+        """The whole step, in so many microbatches."""
+        return self._in(self._sample(microbatches).graph, microbatches)
+
+    def _sample(self, microbatches: int) -> SampledStep:
+        # In more than one they are alike but for their extents.
+        is_whole = microbatches == 1
+        if is_whole not in self._sampled:
+            graph = in_microbatches(self.asked.graph, microbatches)
+            self._sampled[is_whole] = SampledStep(graph)
+        return self._sampled[is_whole]
+
+    def _in(self, graph: Graph, microbatches: int) -> Graph:
+        if graph.turns == microbatches:
+            return graph
+        return in_other_microbatches(graph, self.asked.graph, microbatches)
+
+    def divided(self, table: ActionTable, known_ns: int | None = None) -> Divided | None:
+        """The best stages for `table` on any mesh of their part of the cluster; None if all are
+        thought to take `known_ns` or more. InfeasibleError if none fit in memory, StageError if the
+        model cannot be cut so."""
+        sample, ranks = self._sample(table.microbatches), len(table.rows)
+        if len(sample.parts) < table.num_stages:
+            raise StageError(
+                f"{table.num_stages} stages are more than the model has parts: {len(sample.parts)}"
+            )
+        graphs = [self._in(graph, table.microbatches) for graph in sample.stages]
+        options = replace(self.asked.options, microbatches=table.microbatches, loss_chunks=1)
+        cluster = part_of(self.asked.cluster, self.asked.cluster.num_devices // ranks)
+        held = -(-max(map(table.held, range(ranks))) // (table.num_stages // ranks))
+        asked = replace(
+            self.asked,
+            graph=graphs[sample.busiest],
+            cluster=cluster,
+            options=options,
+            in_flight=held,
+        )
+        best: Divided | None = None
+        failure: InfeasibleError | None = None
+        requests = suited(asked, meshes_of(cluster, options))
+        for request in (requests[place] for place in promising(requests)):
+            known = (known_ns, best.step_ns if best else None)
+            here = _OnMesh(self.asked, sample, table, request, graphs, self.say)
+            try:
+                found = here.divided(min((n for n in known if n is not None), default=None))
+            except InfeasibleError as error:
+                failure = failure or error
+            except Beaten as beaten:
+                self.say(f"{beaten}")
+            else:
+                best = found if best is None or found.step_ns < best.step_ns else best
+        if best is None and failure is not None and known_ns is None:
+            raise failure
+        return best
+
+
+class _OnMesh:
+    """The segments on one mesh, and the plans found of the stages that stand for them, each list in
+    the order of the memory that they are within."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        sample: SampledStep,
+        table: ActionTable,
+        request: PlanRequest,
+        graphs: Sequence[Graph],
+        say: Say,
+    ) -> None:
+        self.asked, self.sample, self.table, self.say = asked, sample, table, say
+        self.requests = [replace(request, graph=graph).opened() for graph in graphs]
+        self.stated: dict[int, Problem] = {}
+        self.plans: list[list[Candidate]] = [[] for _ in graphs]
+        self.limit = asked.options.memory_limit_bytes or asked.cluster.device.memory_bytes
+        ranks = len(table.rows)
+        self.line = line_of(asked.cluster, ranks) if ranks > 1 else None
+        self.each = [max(1.0, sample.often(k) / ranks) for k in range(len(graphs))]
+        """How often a rank takes what each of the stages takes."""
+
+    def divided(self, known_ns: int | None) -> Divided:
+        """The best stages. Beaten if all are thought to take `known_ns` or more; InfeasibleError if
+        nothing can be computed there."""
+        busiest, mesh = self.sample.busiest, self.requests[0].mesh
+        cutoff = None if known_ns is None else int(known_ns / self._least_often(busiest))
+        self.say(f"{mesh}: what segments take")
+        for stage in (busiest, *(k for k in range(len(self.plans)) if k != busiest)):
+            request = self.requests[stage]
+            self.stated[stage] = stated = replace(price(request), usage_limit=None)
+            least = cutoff if stage == busiest else None
+            self.plans[stage].append(best_as_stated(request, stated, self.say, least))
+        for part in (None, *_PARTS):
+            if part is not None:
+                self._plan_within(part)
+            try:
+                return self._found(self._divide(self._problem()))
+            except InfeasibleError as error:
+                self.say(f"{mesh}: {error}")
+        # Stages may fit that are planned for themselves: more is made again, of more ops.
+        return self._found(self._divide(replace(self._problem(), limit_bytes=BOUNDLESS_BYTES)))
+
+    def _least_often(self, stage: int) -> float:
+        """How many times as long as `stage` takes for all microbatches a step takes at least, if
+        what it does once is little beside that: what all its segments take, shared evenly."""
+        table = self.table
+        ranks, chunks = len(table.rows), table.num_stages // len(table.rows)
+        turns = table.microbatches
+        return self.sample.often(stage) * ((1 - 1 / turns / chunks) / ranks + 1 / turns / chunks)
+
+    def _plan_within(self, part: float) -> None:
+        """Plans within such a part of a device's memory, where those that there are are not."""
+        for stage, plans in enumerate(self.plans):
+            limit, last = int(self.limit * part / self.each[stage]), plans[-1]
+            if last.estimates.memory.total <= limit:
+                continue
+            request = replace(self.requests[stage].within(limit), tolerance=_TOLERANCE)
+            stated = replace(self.stated[stage], usage_limit=limit)
+            try:
+                found = best_as_stated(request, stated, self.say, None, last.solution.basis)
+                plans.append(found)
+            except InfeasibleError as error:
+                self.say(f"{error}")
+
+    def _problem(self) -> CutProblem:
+        stages = range(self.table.num_stages)
+        return CutProblem(
+            tuple(sort.count for sort in self.sample.sorts),
+            tuple(
+                tuple(_way(plan, sort.share) for plan in self.plans[sort.stage])
+                for sort in self.sample.sorts
+            ),
+            tuple(self.table.ranks[stage] for stage in stages),
+            tuple(self.table.in_flight(stage) for stage in stages),
+            self.table.microbatches,
+            self.limit,
+        )
+
+    def _divide(self, problem: CutProblem) -> Division:
+        cuts = self.asked.options.cuts
+        if not cuts:
+            return divide(problem)
+        graph, starts = self.sample.graph, [part.start for part in self.sample.parts]
+        ops = (cut_at(graph, module) for module in cuts)
+        numbers = [sum(start <= op for start in starts[1:]) for op in ops]
+        return divide(problem, problem.sizes(numbers))
+
+    def _found(self, division: Division) -> Divided:
+        parts, cuts = self.sample.parts, self.asked.options.cuts
+        objective_ns = round(division.step_ns(self._problem()))
+        starts = [(parts[k].module, parts[k].start) for k in division.starts if not cuts]
+        hop_ns = self._hop_ns(self.plans[self.sample.busiest][0])
+        return Divided(
+            self.requests[0].mesh,
+            tuple(starts) or tuple((m, cut_at(self.sample.graph, m)) for m in cuts),
+            objective_ns + (self.table.num_stages - 1) * hop_ns,
+            0 if cuts else objective_ns,
+            0 if cuts else division.bound_ns,
+            tuple(self._pins()),
+        )
+
+    def _hop_ns(self, plan: Candidate) -> int:
+        """What a microbatch takes from stage to stage, there and back."""
+        layout = parse_layout(plan.request.graph, plan.structure)
+        return sum(each.time_ns for each in delays([layout], self.line))
+
+    def _pins(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+        labels: dict[str, dict[str, None]] = {}
+        for plan in (plan for plans in self.plans for plan in plans):
+            # What is made again has to be settled for each stage.
+            own = {n.key for n in plan.request.graph.with_role(Role.OP) if not is_end(n)}
+            for key, label in plan.structure.ops.items():
+                if key in own:
+                    labels.setdefault(key, {})[label] = None
+        yield from ((key, tuple(sorted(found))) for key, found in sorted(labels.items()))
+
+
+def _way(plan: Candidate, share: float) -> Way:
+    """What a segment takes that has such a share of what is planned."""
+    estimates, turn = plan.estimates, plan.estimates.turn
+    memory, time_ns = estimates.memory, turn.forward_ns + turn.backward_ns
+    last_ns = turn.last_forward_ns + turn.last_backward_ns
+    static = memory.params + memory.gradients + memory.optimizer + memory.accumulated
+    return Way(
+        ceil(share * time_ns),
+        ceil(share * static),
+        ceil(share * (memory.kept + memory.saved) / plan.request.in_flight),
+        ceil(share * (max(0, last_ns - time_ns) + turn.update_ns)),
+    )

@@ -1,0 +1,128 @@
+"""The plan of each stage of a pipeline, one after the other: what it is sent lies as the one that
+sends it has it, and a tied weight as the first of its stages has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from autopar.compile import Say
+from autopar.cost_model.account import account
+from autopar.driver.loss_chunking import best_in_chunks
+from autopar.driver.search import meshes_of, survey
+from autopar.errors import InfeasibleError
+from autopar.ir.fingerprint import fingerprint
+from autopar.ir.graph import Graph, Role
+from autopar.ir.sharding import Sharding
+from autopar.ir.stages import RECEIVE, SEND, is_end
+from autopar.plans.fitting import Candidate
+from autopar.plans.matching import general
+from autopar.plans.plan import Structure
+from autopar.plans.request import Asked, Pins
+
+_LEVELS = 4
+"""For how many numbers of microbatches in flight stages are planned that are equal but for that:
+for the next larger one that is a multiple of such a part of the largest."""
+
+_TOLERANCE = 1e-2
+"""By which part a stage may take longer than it need: the step is known no better."""
+
+
+def plan_stages(
+    asked: Asked, graphs: Sequence[Graph], in_flight: Sequence[int], pins: Pins, say: Say
+) -> list[Candidate]:
+    """The plan of each of `graphs`, a part of what is `asked`, of which a device holds so many
+    microbatches; where possible with choices that are among `pins`. Those that differ from another
+    in nothing but the names of their parameters are planned as that one. InfeasibleError if one
+    does not fit in memory."""
+    ends: dict[tuple[str, str], str] = {}
+    found: list[Candidate] = []
+    known: dict[object, Candidate] = {}
+    unit = -(-max(in_flight) // _LEVELS)
+    stored: dict[str, Sharding] = {}
+    for stage, graph in enumerate(graphs):
+        settled = tuple(sorted(_settled(graph, ends)))
+        tied = [node.target for node in graph.with_role(Role.PARAM) if node.target in stored]
+        alike = asked.options.for_stored(asked.options.mesh, {name: stored[name] for name in tied})
+        here = replace(
+            asked,
+            graph=graph,
+            options=asked.options.joined(alike) if tied else asked.options,
+            in_flight=-(-in_flight[stage] // unit) * unit,
+            tolerance=_TOLERANCE,
+        )
+        key = _signature(graph), here.in_flight, settled, tuple(tied)
+        if key not in known:
+            say(f"planning stage {stage} of {len(graphs)}")
+            known[key] = _best(here, settled, pins, say)
+        found.append(_with(in_flight[stage], _renamed(known[key], graph)))
+        ends |= _laid_out(graph, found[-1].structure)
+        params = found[-1].structure.params.items()
+        stored = {name: param.choice.storage for name, param in params} | stored
+    return found
+
+
+def _with(in_flight: int, found: Candidate) -> Candidate:
+    """The same plan with so many microbatches in flight."""
+    if found.request.in_flight == in_flight:
+        return found
+    request = replace(found.request, in_flight=in_flight)
+    return replace(found, request=request, estimates=account(request, found.structure).estimates)
+
+
+def _best(asked: Asked, settled: Pins, pins: Pins, say: Say) -> Candidate:
+    """The best plan of a stage, with choices that are among `pins` if there is one."""
+    if not asked.options.asked:
+        (mesh,) = meshes_of(asked.cluster, asked.options)
+        try:
+            return best_in_chunks(replace(asked, pins=(*settled, *pins)).on(mesh), say)
+        except InfeasibleError as error:
+            say(f"{error}; with other choices")
+    return survey(replace(asked, pins=settled), say).best
+
+
+def _settled(
+    graph: Graph, ends: dict[tuple[str, str], str]
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """How what a stage sends and is sent is laid out, by key, as far as other stages have settled
+    it."""
+    for node in graph.nodes:
+        other = {SEND: RECEIVE, RECEIVE: SEND}.get(node.op)
+        if other is not None and (other, node.target) in ends:
+            yield node.key, (ends[other, node.target],)
+
+
+def _laid_out(graph: Graph, structure: Structure) -> dict[tuple[str, str], str]:
+    """How what a stage sends and is sent is laid out, by op and tensor."""
+    ends = filter(is_end, graph.nodes)
+    return {(node.op, node.target): structure.ops[node.key] for node in ends}
+
+
+def _signature(graph: Graph) -> object:
+    """What stages have in common that are planned alike."""
+    return tuple(
+        (
+            *(node.key, node.role, node.phase, node.inputs, node.outputs),
+            # Of an op it names a tensor of the whole step.
+            "" if node.role is Role.OP else general(node.target),
+        )
+        for node in graph.nodes
+    )
+
+
+def _renamed(found: Candidate, graph: Graph) -> Candidate:
+    """The plan of another stage, for the parameters of this one, whose `_signature` is the same."""
+    own = found.request.graph
+    if own is graph:
+        return found
+    names = {
+        a.target: b.target
+        for a, b in zip(own.with_role(Role.PARAM), graph.with_role(Role.PARAM), strict=True)
+    }
+    params = {names[name]: param for name, param in found.structure.params.items()}
+    structure = msgspec.structs.replace(
+        found.structure, params=params, fingerprint=fingerprint(graph)
+    )
+    return replace(found, request=replace(found.request, graph=graph), structure=structure)

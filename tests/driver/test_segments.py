@@ -1,0 +1,128 @@
+"""Segments of a step: which are equal, and what they are thought to take in stages."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from autopar.driver.pipelining import search_stages
+from autopar.driver.segment_sorts import SampledStep
+from autopar.driver.segment_ways import Divided, SegmentWays
+from autopar.ir.graph import Graph, Role
+from autopar.ir.microbatches import in_microbatches
+from autopar.ir.stages import is_end
+from autopar.plans.options import make_options
+from autopar.plans.pipeline_orders import make_table
+from autopar.plans.request import Asked, ask
+from autopar.solver.search import silent
+from autopar.tracer import trace
+from tests.codegen.models import case
+from tests.planned import hostless
+from tests.zoo.cases import trained
+
+
+class Chain(nn.Module):
+    """Layers of these widths, one after the other."""
+
+    def __init__(self, widths: list[int]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean()
+
+
+def chain(*widths: int) -> Graph:
+    return trace(Chain([*widths]), (torch.randn(8, widths[0]),), {}).graph
+
+
+def asked(graph: Graph, devices: int, **options: Any) -> Asked:
+    made = make_options(
+        "auto", "adamw", options.pop("memory_limit", None), None, False,
+        backend="eager", **options,
+    )  # fmt: skip
+    return ask(graph, hostless(f"{devices}xH100"), made)
+
+
+def test_equal_segments_are_planned_once() -> None:
+    """Embedding, layers, norm and head of Llama; blocks of a ResNet that differ are not equal."""
+    sample = SampledStep(in_microbatches(case("llama").traced.graph, 2))
+    assert [(s.count, s.stage) for s in sample.sorts] == [(1, 0), (2, 1), (1, 2), (1, 3)]
+    assert sample.sorts[1].share == 1 / 2 and sample.busiest == 1
+    resnet = SampledStep(trained("resnet").traced.graph)
+    assert sum(sort.count for sort in resnet.sorts) == len(resnet.parts)
+    assert len(resnet.sorts) > 3
+
+
+def test_of_many_equal_segments_few_are_planned() -> None:
+    sample = SampledStep(in_microbatches(chain(*[16] * 9), 2))
+    sort, last = sample.sorts  # with the loss
+    stage, _ = sample.stages
+    assert (sort.count, sort.share) == (7, 1 / 3) and last.count == 1
+    assert len({n.target for n in stage.with_role(Role.PARAM)}) == 2 * 3
+    assert sample.often(0) == pytest.approx(7 / 3)
+    assert sum(map(is_end, stage.nodes)) == 2  # the first of them is sent nothing
+
+
+def test_of_many_sorts_some_are_planned_together() -> None:
+    """And share what that takes by their work."""
+    sample = SampledStep(in_microbatches(chain(*range(16, 16 + 41)), 2))
+    assert len(sample.sorts) == 40 and 12 < len(sample.stages) <= 24
+    for stage in range(len(sample.stages)):
+        assert sum(s.share for s in sample.sorts if s.stage == stage) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_steps_are_thought_to_take_about_what_they_take(count: int) -> None:
+    """Within a tenth on devices that compute most of the time."""
+    wanted = asked(chain(*[4096] * 9), 2, stages=2, microbatches=count)
+    divided = SegmentWays(wanted, silent).divided(make_table("1f1b", 2, count))
+    assert divided is not None and 0 < divided.bound_ns <= divided.objective_ns
+    plan = search_stages(wanted, silent)
+    assert divided.step_ns == pytest.approx(plan.estimates.step_ns, rel=0.1)
+    assert [start for start, _ in divided.starts] == [plan.structure.stages[1].start]
+
+
+def test_stages_that_take_longer_than_what_is_known_are_left_out() -> None:
+    wanted = asked(chain(*[256] * 9), 4, stages=2, microbatches=4)
+    ways, table = SegmentWays(wanted, silent), make_table("1f1b", 2, 4)
+    found = ways.divided(table)
+    assert found is not None
+    assert ways.divided(table, found.step_ns // 2) is None
+    again = ways.divided(table, found.step_ns * 3)
+    assert again is not None and again.step_ns == found.step_ns
+
+
+def test_within_less_memory_segments_take_longer() -> None:
+    """What backward makes again is known before there are stages."""
+    graph = trace(Chain([64] * 9), (torch.randn(1 << 16, 64),), {}).graph
+    table = make_table("1f1b", 2, 4)
+
+    def divided(limit: int | None) -> Divided:
+        wanted = asked(graph, 2, stages=2, microbatches=4, memory_limit=limit)
+        found = SegmentWays(wanted, silent).divided(table)
+        assert found is not None
+        return found
+
+    free = divided(None)
+    peak = search_stages(asked(graph, 2, stages=2, microbatches=4), silent).estimates.memory.total
+    assert divided(2 * peak) == free
+    tight = divided(peak // 4)
+    assert tight.objective_ns > free.objective_ns and tight.pins != free.pins
+    # No way of a segment is within that, but a stage may be.
+    assert divided(peak // 1000).starts
+
+
+def test_the_plan_of_fewer_in_flight_is_told_with_what_those_hold() -> None:
+    """Stages are planned for a few numbers of microbatches in flight, and told with their own."""
+    wanted = asked(chain(*[64] * 17), 8, stages=8, microbatches=8)
+    plan = search_stages(wanted, silent)
+    saved = [stage.estimates.memory.saved for stage in plan.stages[1:-1]]
+    assert saved == sorted(saved, reverse=True) and len({*saved}) == len(saved)
