@@ -28,7 +28,10 @@ def report(
 
     if output is None and trace_file is None:
         raise click.UsageError("say what to write: -o PAGE, --trace TRACE, or both")
-    plan = stage_of(Plan.load(file), stage)
+    plan = Plan.load(file)
+    if stage is not None or trace_file is not None:
+        # A trace is of one stage.
+        plan = stage_of(plan, stage)
     if output is not None:
         from autopar.report.html.page import html
 
