@@ -120,11 +120,12 @@ def compile(
     program is compared with eager on the batch it is made for, before it is used: rank 0 runs all
     ranks and eager on its CPU, and needs memory for a few whole models and steps there.
 
-    ArgumentError on what is of a kind that says nothing, or contradicts `plan`; PlanMismatchError if the processes are not
-    as many as the plan or cluster has devices, if the plan is for other parameters, or if ranks
-    disagree; ClusterError if the device is unknown; WeightsError, before anything is changed, if
-    `weights` do not fit the model, or a parameter on the meta device gets no values. With `verify`
-    the first call raises VerificationError if its program is not equal to eager.
+    ArgumentError on what is of a kind that says nothing, or contradicts `plan`; PlanMismatchError
+    if the processes are not as many as the plan or cluster has devices, if the plan is for other
+    parameters, or if ranks disagree; ClusterError if the device is unknown; WeightsError, before
+    anything is changed, if `weights` do not fit the model, or a parameter on the meta device gets
+    no values. With `verify` the first call raises VerificationError if its program is not equal to
+    eager.
     """
     model = read_model(model)
     params.check_model(model)

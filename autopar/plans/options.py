@@ -175,9 +175,9 @@ def make_options(
     as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
     `constraints` reads them; `microbatches` as a number or "auto", None for "auto" in stages and
     for 1 elsewhere; `residency` one of `RESIDENCIES`, `checkpoint` one of `CHECKPOINTS`; `stages`
-    as a number or "auto", None for 1, `cuts` as a module or several; `loss_chunks` as a number or "auto";
-    `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that of what is
-    saved. AutoparError on what cannot be read."""
+    as a number or "auto", None for 1, `cuts` as a module or several; `loss_chunks` as a number or
+    "auto"; `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that of
+    what is saved. AutoparError on what cannot be read."""
     num_stages = _count("stages", 1 if stages is None else stages)
     usual = "auto" if num_stages != 1 or cuts else 1
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")

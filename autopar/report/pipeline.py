@@ -175,9 +175,7 @@ def played_plan(plan: Plan) -> tuple[ActionTable, PlayedPipeline]:
     return table, play_pipeline(table, plan.estimates.stages, plan.estimates.delays)
 
 
-def stage_rows(
-    plan: Plan, table: ActionTable, ranks: Sequence[PlayedRank]
-) -> tuple[StageRow, ...]:
+def stage_rows(plan: Plan, table: ActionTable, ranks: Sequence[PlayedRank]) -> tuple[StageRow, ...]:
     """The stages of a plan, in order."""
     step_ns = max(1, plan.estimates.step_ns)
     pairs = zip(plan.structure.stages, plan.estimates.stages, strict=True)

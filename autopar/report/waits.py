@@ -86,4 +86,3 @@ def exposed_ns(ranks: tuple[PlayedRank, ...]) -> Mapping[Hop, int]:
             if each.hop is not None:
                 found[each.hop] += each.sent_ns
     return found
-

@@ -48,8 +48,8 @@ def gantt(panel: Panel, colours: Mapping[Track | Turn, str]) -> Markup:
     return picture(WIDTH, height, f"{panel.title}: when each track is busy", children)
 
 
-def _x(ns: float, end_ns: int, left: float = _LEFT) -> float:
-    return left + (WIDTH - left - _RIGHT) * ns / end_ns
+def _x(at: float, end: float, left: float = _LEFT) -> float:
+    return left + (WIDTH - left - _RIGHT) * at / end
 
 
 def _time_ticks(end_ns: int, left: float, height: float) -> Iterator[Markup]:
@@ -76,7 +76,9 @@ def _span(panel: Panel, span: DrawnBar, height: float) -> Markup:
     )
 
 
-def _row(panel: Panel, row: TrackRow, y: float, colours: Mapping[Track | Turn, str]) -> Iterator[Markup]:
+def _row(
+    panel: Panel, row: TrackRow, y: float, colours: Mapping[Track | Turn, str]
+) -> Iterator[Markup]:
     label = cut(row.title, _SIZE, _LEFT - 14)
     yield text(_LEFT - 10, y + _ROW / 2 + 4, label, "", "end")
     yield line(_LEFT, y + _ROW, WIDTH - _RIGHT, y + _ROW, "base")

@@ -119,7 +119,9 @@ def _pictures(page: Page) -> Pictures:
 
 
 def _track_colours(axes: Mapping[str, str]) -> dict[Track | Turn, str]:
-    networks: dict[Track | Turn, str] = {Track("network", axis): class_ for axis, class_ in axes.items()}
+    networks: dict[Track | Turn, str] = {
+        Track("network", axis): class_ for axis, class_ in axes.items()
+    }
     return networks | {Track("compute"): "compute", Track("optimizer"): "optimizer"}
 
 

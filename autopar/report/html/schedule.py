@@ -41,9 +41,9 @@ class Turn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrawnBar:
-    """A bar of a panel, in the colour of `track`. `busy` is the share of its time in which `track` does something, drawn
-    above the share `base`; `count` the bars it is made of. The first of `labels` that has room is
-    written on it."""
+    """A bar of a panel. `busy` is the share of its time in which `track`, which has a colour, does
+    something, drawn above the share `base`; `count` the bars it is made of. The first of `labels`
+    that has room is written on it."""
 
     track: Track | Turn
     start_ns: int

@@ -68,6 +68,11 @@ class StagesPart:
     num_left_out: int
     memory: tuple[StageMemory, ...]
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks have several stages."""
+        return len(self.summary.ranks) < len(self.summary.stages)
+
 
 def stages_part(plan: Plan) -> StagesPart:
     """The content for a plan in stages."""
@@ -207,5 +212,7 @@ def _tip(each: PlayedAction) -> str:
     ]
     if each.after is not None:
         sent = f", {format_ns(each.sent_ns)} of it while that is under way" if each.sent_ns else ""
-        lines.append(f"its rank waits {format_ns(each.waited_ns)} for what {each.after} sends{sent}")
+        lines.append(
+            f"its rank waits {format_ns(each.waited_ns)} for what {each.after} sends{sent}"
+        )
     return "\n".join(lines)
