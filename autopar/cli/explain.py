@@ -67,8 +67,8 @@ def explain(
     from autopar.report.shown import page_of
 
     plan = Plan.load(file)
-    is_target = bool(name) and target is None and _TARGET.fullmatch(name) is not None
-    if is_target and not any(knows(each, name) for each in plan.stages or (plan,)):
+    is_target = target is None and _TARGET.fullmatch(name or "") is not None
+    if is_target and not any(knows(each, name or "") for each in plan.stages or (plan,)):
         name, target = None, name
     if target is not None:
         check_one_stage(plan)

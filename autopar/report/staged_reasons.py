@@ -31,7 +31,7 @@ from autopar.report.waits import played_ranks
 _SHARE = 0.005
 """Modules that take less of their stage are told together with nothing."""
 
-MAX_ROWS = 40
+_MAX_ROWS = 40
 """Rows that are printed; a last line counts the rest."""
 
 MAX_BATCH = 4
@@ -179,7 +179,8 @@ def _moved_cuts(plan: Plan, rows: Sequence[StageRow]) -> Iterator[MovedCut]:
         ):
             own = plan.structure.stages[loses].structure.params
             is_all = all(name.startswith(f"{module}.") for name in own)
-            if _has(plan, loses, module) and not is_all:
+            is_there = module in _listed(plan, loses, module) and _has(plan, loses, module)
+            if is_there and not is_all:
                 yield _moved(plan, rows, loses, gains, module)
 
 
@@ -280,7 +281,7 @@ def _larger_batches(plan: Plan) -> Iterator[LargerBatch]:
 def _parts(reasons: PipelineReasons) -> RenderableType:
     table = new_table(("stage", "module"), ("number", "forward", "backward", "each", "share"))
     before = -1
-    for part in reasons.parts[:MAX_ROWS]:
+    for part in reasons.parts[:_MAX_ROWS]:
         table.add_row(
             str(part.stage) if part.stage != before else "",
             name_text(part.module),
@@ -291,7 +292,7 @@ def _parts(reasons: PipelineReasons) -> RenderableType:
             format_percent(part.share),
         )
         before = part.stage
-    return with_rest(table, len(reasons.parts), MAX_ROWS)
+    return with_rest(table, len(reasons.parts), _MAX_ROWS)
 
 
 def _more(ns: int, of_ns: int) -> str:
@@ -306,7 +307,7 @@ def _cuts(reasons: PipelineReasons) -> RenderableType:
     if not reasons.moved:
         return Text(f"{even}; of other cuts the plan says nothing")
     table = new_table(("moved", "from", "to"), ("step, about", "", "memory there, about"))
-    for each in reasons.moved[:MAX_ROWS]:
+    for each in reasons.moved[:_MAX_ROWS]:
         over = each.memory_bytes > each.memory_limit_bytes
         table.add_row(
             name_text(each.module),
@@ -319,7 +320,7 @@ def _cuts(reasons: PipelineReasons) -> RenderableType:
     note = Text(
         "with the times that such modules have in these stages, which a search would plan anew"
     )
-    return Group(Text(even), with_rest(table, len(reasons.moved), MAX_ROWS), note)
+    return Group(Text(even), with_rest(table, len(reasons.moved), _MAX_ROWS), note)
 
 
 def _waiting(reasons: PipelineReasons) -> RenderableType:

@@ -221,6 +221,10 @@ def staged_plan(schedule: PipelineSchedule | None = None, ranks: int = 2) -> Pla
     replace = msgspec.structs.replace
     order = schedule or PipelineSchedule("1f1b", 2)
     one, table = stepped_plan(), order.made(ranks)
+    ops = {
+        key: replace(op, count=order.microbatches * op.count)
+        for key, op in one.estimates.ops.items()
+    }
     stages: list[Stage] = []
     each: list[Estimates] = []
     for k in range(table.num_stages):
@@ -237,12 +241,17 @@ def staged_plan(schedule: PipelineSchedule | None = None, ranks: int = 2) -> Pla
         stages.append(Stage(start, 8 * table.ranks[k], structure))
         ns = 10 * MS * (1 + k % 2)
         turn = TurnTimes(ns, 2 * ns, ns, 2 * ns, 5 * MS)
-        own = {"step_ns": 6 * ns + 5 * MS, "memory": replace(one.estimates.memory, transient=(3 + k) * MIB)}
-        each.append(replace(one.estimates, turn=turn, **own))
+        own = {
+            "step_ns": 6 * ns + 5 * MS,
+            "memory": replace(one.estimates.memory, transient=(3 + k) * MIB),
+        }
+        each.append(replace(one.estimates, turn=turn, ops=ops, **own))
     hops = [(k, k + 1, "forward") for k in range(len(stages) - 1)]
     hops += [(b, a, "backward") for a, b, _ in hops]
     bare = {"ops": {}, "sends": {}, "order": (), "collectives": (), "peak_holders": ()}
-    busy_ns = max(sum(each[s].step_ns for s in table.ranks if table.ranks[s] == r) for r in range(ranks))
+    busy_ns = max(
+        sum(each[s].step_ns for s in table.ranks if table.ranks[s] == r) for r in range(ranks)
+    )
     delays = tuple(Delay(*hop, MIB, 5 * MS if ranks > 1 else 0) for hop in sorted(hops))
     step_ns = play_pipeline(table, each, delays).step_ns
     estimates = replace(

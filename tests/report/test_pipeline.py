@@ -83,7 +83,9 @@ def test_who_waits_for_whom() -> None:
         125 * MS, 15 * MS, 0, 25 * MS
     )  # fmt: skip
     # Stage 1 is over with microbatch 0 after 75 ms, and with microbatch 1 after 135.
-    waits = [(str(a.action), str(a.after), a.waited_ns, a.sent_ns) for a in first.actions if a.after]
+    waits = [
+        (str(a.action), str(a.after), a.waited_ns, a.sent_ns) for a in first.actions if a.after
+    ]
     assert waits == [("0B0", "1B0", 60 * MS, 5 * MS), ("0B1", "1B1", 40 * MS, 5 * MS)]
     assert exposed_ns(ranks) == {
         (1, 0, Phase.BACKWARD): 10 * MS, (0, 1, Phase.FORWARD): 5 * MS

@@ -13,7 +13,7 @@ from autopar.ir.pipeline import Pass
 from autopar.plans.plan import PipelineSchedule, Plan
 from autopar.report.html.page import MAX_STAGES, html
 from autopar.report.html.schedule import Turn
-from autopar.report.html.stages import MAX_BARS, stages_part
+from autopar.report.html.stages import MAX_ACTION_BARS, stages_part
 from autopar.report.pipeline import MAX_RANKS
 from autopar.report.timeline import UPDATE
 from tests.report.plans import MIB, MS, renamed, staged_plan, stepped_plan
@@ -86,7 +86,7 @@ def test_thin_bars_are_drawn_together() -> None:
     """As high as their shares, which are all there is; what is far apart stays apart."""
     part = stages_part(staged_plan(PipelineSchedule("1f1b", 400), ranks=4))
     bars = [bar for row in part.panel.rows for bar in row.blocks]
-    assert len(bars) < 1.5 * MAX_BARS and max(bar.count for bar in bars) > 1
+    assert len(bars) < 1.5 * MAX_ACTION_BARS and max(bar.count for bar in bars) > 1
     for rank, row in zip(part.summary.ranks, part.panel.rows, strict=True):
         drawn = sum(bar.busy * bar.ns for bar in row.blocks)
         assert drawn == pytest.approx(rank.busy_ns, rel=1e-9)

@@ -36,11 +36,11 @@ from autopar.report.pipeline import (
 from autopar.report.timeline import UPDATE
 from autopar.report.waits import PlayedAction, PlayedRank, played_ranks
 
-MAX_BARS = 4000
+MAX_ACTION_BARS = 4000
 """Bars of the picture, about, and of a row of it."""
 MAX_BARS_OF_ROW = 250
 
-PASSES = {
+PASS_WORDS = {
     Pass.FORWARD: "forward",
     Pass.BACKWARD: "backward",
     Pass.WEIGHTS: "gradients of parameters",
@@ -143,7 +143,7 @@ def _proof(plan: Plan) -> Card:
 
 def _rows(ranks: Sequence[PlayedRank], step_ns: int) -> Iterator[TrackRow]:
     shown = ranks[:MAX_RANKS]
-    of_row = min(MAX_BARS_OF_ROW, max(20, MAX_BARS // max(1, len(shown))))
+    of_row = min(MAX_BARS_OF_ROW, max(20, MAX_ACTION_BARS // max(1, len(shown))))
     for k, rank in enumerate(shown):
         bars = [_drawn(group, rank) for group in _groups(rank.actions, step_ns / of_row)]
         title = stages_text(rank.stages)
@@ -199,7 +199,7 @@ def _drawn(group: Sequence[PlayedAction], rank: PlayedRank) -> Iterator[DrawnBar
     base = 0.0
     for turn in sorted(busy, key=lambda turn: (order[turn.kind], turn.chunk)):
         share = busy[turn] / whole_ns
-        tip = "\n".join((*words, f"{PASSES[turn.kind]} {format_percent(share)}"))
+        tip = "\n".join((*words, f"{PASS_WORDS[turn.kind]} {format_percent(share)}"))
         yield DrawnBar(turn, first.start_ns, last.end_ns, share, (), tip, len(group), base)
         base += share
 
@@ -207,7 +207,7 @@ def _drawn(group: Sequence[PlayedAction], rank: PlayedRank) -> Iterator[DrawnBar
 def _tip(each: PlayedAction) -> str:
     stage, kind, microbatch = each.action
     lines = [
-        f"{each.action}: {PASSES[kind]}, microbatch {microbatch}, stage {stage}",
+        f"{each.action}: {PASS_WORDS[kind]}, microbatch {microbatch}, stage {stage}",
         f"from {format_ns(each.start_ns)}, for {format_ns(each.end_ns - each.start_ns)}",
     ]
     if each.after is not None:
