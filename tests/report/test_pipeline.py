@@ -100,11 +100,13 @@ def test_what_a_rank_does_is_all_there_is() -> None:
     """Work and waiting of every rank are the step."""
     for schedule, ranks in (
         (PipelineSchedule("gpipe", 3), 3), (PipelineSchedule("1f1b", 5), 4), (INTERLEAVED, 2),
+        (INTERLEAVED, 1),
     ):  # fmt: skip
         table, played = played_plan(staged_plan(schedule, ranks))
         for rank in played_ranks(table, played):
             assert rank.busy_ns + rank.waits_ns == played.step_ns
             assert sum(each.waited_ns for each in rank.actions) == rank.before_ns + rank.between_ns
+            assert all((each.after is None) == (each.waited_ns == 0) for each in rank.actions)
 
 
 def test_two_stages_on_each_rank() -> None:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 from autopar.cli.main import main
 from autopar.ir.pipeline import Pass
+from autopar.plans.estimates import TurnTimes
 from autopar.plans.plan import PipelineSchedule, Plan
 from autopar.report.html.page import MAX_STAGES, html
 from autopar.report.html.schedule import Turn
@@ -97,6 +98,17 @@ def test_thin_bars_are_drawn_together() -> None:
         assert max(tops.values()) <= 1 + 1e-9
     widest = max((bar for bar in bars if bar.count > 1), key=lambda bar: bar.ns)
     assert widest.ns < part.panel.ns / 60
+
+
+def test_thin_bars_that_are_far_apart_stay_apart() -> None:
+    plan = staged_plan(PipelineSchedule("1f1b", 8))
+    first, second = plan.estimates.stages
+    thin = replace(first, turn=TurnTimes(1000, 1000, 1000, 1000, 1000))
+    plan = replace(plan, estimates=replace(plan.estimates, stages=(thin, second)))
+    part = stages_part(plan)
+    row = part.panel.rows[0]
+    assert all(bar.ns < part.panel.ns / 100 for bar in row.blocks)
+    assert len({bar.start_ns for bar in row.blocks if isinstance(bar.track, Turn)}) == 9
 
 
 def test_memory_is_drawn_against_the_limit() -> None:
