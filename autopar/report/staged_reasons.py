@@ -14,7 +14,6 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from autopar.errors import StageError
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
 from autopar.plans.estimates import TurnTimes
 from autopar.plans.matching import general
@@ -223,19 +222,13 @@ def _with_block(plan: Plan, stage: int, source: int, module: str, sign: int) -> 
     block, turn = found[general(module)], plan.estimates.stages[source].turn
     forward = block.forward_ns / number / (sum(b.forward_ns for b in found.values()) or 1)
     backward = block.backward_ns / number / (sum(b.backward_ns for b in found.values()) or 1)
-    more = TurnTimes(
-        round(turn.forward_ns * forward),
-        round(turn.backward_ns * backward),
-        round(turn.last_forward_ns * forward),
-        round(turn.last_backward_ns * backward),
-    )
     own = plan.estimates.stages[stage].turn
-    return TurnTimes(
-        *(
-            max(0, getattr(own, name) + sign * getattr(more, name))
-            for name in TurnTimes.__struct_fields__
-        )
-    )
+
+    def with_one(name: str) -> int:
+        share = 0 if name == "update_ns" else forward if "forward" in name else backward
+        return max(0, getattr(own, name) + sign * round(getattr(turn, name) * share))
+
+    return TurnTimes(**{name: with_one(name) for name in TurnTimes.__struct_fields__})
 
 
 def _held_by_one(plan: Plan, stage: int, module: str, in_flight: int) -> int:
@@ -263,7 +256,7 @@ def _larger_batches(plan: Plan) -> Iterator[LargerBatch]:
         more = msgspec.structs.replace(order, microbatches=times * order.microbatches)
         try:
             table = more.made(structure.num_ranks)
-        except (StageError, ValueError):
+        except ValueError:
             return
         played = play_pipeline(table, estimates.stages, estimates.delays)
         busy_ns = max(rank.busy_ns for rank in played_ranks(table, played))
