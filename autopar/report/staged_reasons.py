@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from autopar.ir.pipeline import ActionTable
 from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
 from autopar.plans.estimates import TurnTimes
 from autopar.plans.matching import general
@@ -127,7 +128,7 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons:
         stages=rows,
         parts=tuple(_stage_parts(plan)),
         even_ns=play_pipeline(table, even, plan.estimates.delays).step_ns,
-        moved=tuple(_moved_cuts(plan, rows)),
+        moved=tuple(_moved_cuts(plan, table, rows)),
         batches=tuple(_larger_batches(plan)),
     )
 
@@ -164,7 +165,7 @@ def _stage_parts(plan: Plan) -> Iterator[StagePart]:
                 )
 
 
-def _moved_cuts(plan: Plan, rows: Sequence[StageRow]) -> Iterator[MovedCut]:
+def _moved_cuts(plan: Plan, table: ActionTable, rows: Sequence[StageRow]) -> Iterator[MovedCut]:
     """Cuts within a list of modules that have parameters, moved by one of them either way."""
     for row in rows[1:]:
         before = row.stage - 1
@@ -180,7 +181,7 @@ def _moved_cuts(plan: Plan, rows: Sequence[StageRow]) -> Iterator[MovedCut]:
             is_all = all(name.startswith(f"{module}.") for name in own)
             is_there = module in _listed(plan, loses, module) and _has(plan, loses, module)
             if is_there and not is_all:
-                yield _moved(plan, rows, loses, gains, module)
+                yield _moved(plan, table, rows[gains], loses, module)
 
 
 def _has(plan: Plan, stage: int, module: str) -> bool:
@@ -196,15 +197,15 @@ def _listed(plan: Plan, stage: int, module: str) -> tuple[str, ...]:
     return tuple(each for each in found if general(each) == pattern)
 
 
-def _moved(plan: Plan, rows: Sequence[StageRow], loses: int, gains: int, module: str) -> MovedCut:
+def _moved(plan: Plan, table: ActionTable, row: StageRow, loses: int, module: str) -> MovedCut:
+    """The cut that gives `module` to the stage of `row`."""
+    gains = row.stage
     # As it is done where there are such modules already, if there are.
     at = gains if _has(plan, gains, module) else loses
     stages = list(plan.estimates.stages)
     for stage, source, sign in ((loses, loses, -1), (gains, at, 1)):
         turn = _with_block(plan, stage, source, module, sign)
         stages[stage] = msgspec.structs.replace(stages[stage], turn=turn)
-    table, _ = played_plan(plan)
-    row = rows[gains]
     return MovedCut(
         module,
         loses,
