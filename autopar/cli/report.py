@@ -22,7 +22,7 @@ def report(
     file: str, output: str | None, trace_file: str | None, stage: int | None, debug: bool
 ) -> None:
     """Write the plan in FILE as one HTML page that needs no network, as a timeline of the predicted
-    step, or as both."""
+    step, or as both. Of a plan in stages, the page has all of them, and a timeline is of one."""
     from autopar.plans.plan import Plan
     from autopar.report.shown import stage_of
 
