@@ -52,10 +52,10 @@ def test_what_the_pipeline_decides() -> None:
     assert found(with_schedule(PipelineSchedule("gpipe", 4))) == [
         ("pipeline", "schedule", "1f1b of 2 microbatches", "gpipe of 4 microbatches")
     ]
-    row = "0F0 0F1 0B0 0B1 / 1F0 1F1 1B0 1B1"
-    assert found(with_schedule(PipelineSchedule("table", 2, table=tuple(row.split(" / "))))) == [
-        ("pipeline", "schedule", "1f1b of 2 microbatches", f"table of 2 microbatches: {row}")
-    ]
+    rows = "0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"
+    tables = rows, ("0F0 0B0 0F1 0B1", rows[1])
+    old, new = (with_schedule(PipelineSchedule("table", 2, table=each)) for each in tables)
+    assert found(new, old) == [("pipeline", "actions of rank 0", rows[0], "0F0 0B0 0F1 0B1")]
 
 
 def test_what_a_stage_decides() -> None:
