@@ -54,23 +54,26 @@ def explain(
     """Say why the plan in FILE is as it is: all of it, or NAME.
 
     NAME is a parameter (model.layers.*.mlp.down_proj.weight, or that of one layer), a module, or
-    the key of an op: what was chosen, what it costs, part by part, and which limit binds.
+    the key of an op: what was chosen, what it costs, part by part, and which limit binds. Of a plan
+    in stages, where it is cut and why, what waiting costs, and what is held in flight.
 
     With TARGET, the function that the model was planned from (train.py:build), the plan's problem
     is solved again: what each alternative would take if all else adapted, and what more memory or
     faster links would buy.
     """
     from autopar.plans.plan import Plan
-    from autopar.report.reasons import Reasons, knows, reasons
-    from autopar.report.shown import stage_of
+    from autopar.report.explained import check_one_stage, explained
+    from autopar.report.reasons import knows
+    from autopar.report.shown import page_of
 
-    plan = stage_of(Plan.load(file), stage)
-    if name and target is None and _TARGET.fullmatch(name) and not knows(plan, name):
+    plan = Plan.load(file)
+    is_target = target is None and _TARGET.fullmatch(name or "") is not None
+    if is_target and not any(knows(each, name or "") for each in plan.stages or (plan,)):
         name, target = None, name
-    if target is None:
-        found = reasons(plan, name or "")
-    else:
-        reasons(plan, name or "")
+    if target is not None:
+        check_one_stage(plan)
+    found = explained(plan, name or "", stage)
+    if target is not None:
         from autopar.plans.recorded import Imposed
 
         given = Imposed(pins, forbid, strategy)
@@ -78,7 +81,7 @@ def explain(
         found = _alternatives(
             plan, name or "", target, global_batch, cluster, profile_file, imposed
         )
-    print_content(found, Reasons.page, how)
+    print_content(found, page_of, how)
 
 
 def _alternatives(

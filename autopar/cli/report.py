@@ -22,13 +22,16 @@ def report(
     file: str, output: str | None, trace_file: str | None, stage: int | None, debug: bool
 ) -> None:
     """Write the plan in FILE as one HTML page that needs no network, as a timeline of the predicted
-    step, or as both."""
+    step, or as both. Of a plan in stages, the page has all of them, and a timeline is of one."""
     from autopar.plans.plan import Plan
     from autopar.report.shown import stage_of
 
     if output is None and trace_file is None:
         raise click.UsageError("say what to write: -o PAGE, --trace TRACE, or both")
-    plan = stage_of(Plan.load(file), stage)
+    plan = Plan.load(file)
+    if stage is not None or trace_file is not None:
+        # A trace is of one stage.
+        plan = stage_of(plan, stage)
     if output is not None:
         from autopar.report.html.page import html
 

@@ -31,6 +31,7 @@ from autopar.plans.explanation import Benefit, Explanation
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.recorded import Imposed, cluster_of, options_of
+from autopar.report.explained import check_one_stage
 from autopar.report.reasons import Reasons, reasons
 from autopar.runtime.module.building import Built
 from autopar.solver.search import Progress, silent
@@ -53,11 +54,12 @@ def explain_plan(
     all else adapted, and what 1 GiB more memory, or twice the bandwidth of each mesh axis, would
     buy. `built` is the model that was planned, and its inputs.
 
-    PlanMismatchError if the plan is for another model; ClusterError if the cluster must be given;
-    ConstraintError if what was imposed must be. An `OtherStepWarning` says what differs where the
-    problem as it is stated now has another best step than the plan.
+    PlanError if the plan is in stages; PlanMismatchError if it is for another model; ClusterError
+    if the cluster must be given; ConstraintError if what was imposed must be. An `OtherStepWarning`
+    says what differs where the problem as it is stated now has another best step than the plan.
     """
     said = progress or silent
+    check_one_stage(plan)
     found = reasons(plan, name)
     described = describe_cluster(cluster_of(plan) if cluster is None else cluster, profile)
     explainer = _explainer(plan, built, described, options_of(plan, imposed), said)

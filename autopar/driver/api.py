@@ -70,7 +70,7 @@ def compile(
     microbatches: int | str | None = None,
     residency: str = "cuda",
     checkpoint: str = "planned",
-    stages: int | str = 1,
+    stages: int | str | None = None,
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
     loss_chunks: int | str = "auto",
@@ -83,7 +83,8 @@ def compile(
 
     Every rank is to call it. Parameters become DTensors under their names, with the values of rank
     0; with one process they stay as they are. The first call of the result plans; with `plan`, a
-    Plan or the path of one, it applies that instead.
+    Plan or the path of one, it applies that instead: what else is asked for of stages, microbatches
+    or chunks must be as the plan has it.
 
     With `inputs="global"` every rank passes the same global batch; with "local" each passes its
     piece of it along dim 0, in order of rank. A mapping says which of them for each argument. The
@@ -119,17 +120,22 @@ def compile(
     program is compared with eager on the batch it is made for, before it is used: rank 0 runs all
     ranks and eager on its CPU, and needs memory for a few whole models and steps there.
 
-    ArgumentError on what is of a kind that says nothing; PlanMismatchError if the processes are not
-    as many as the plan or cluster has devices, if the plan is for other parameters, or if ranks
-    disagree; ClusterError if the device is unknown; WeightsError, before anything is changed, if
-    `weights` do not fit the model, or a parameter on the meta device gets no values. With `verify`
-    the first call raises VerificationError if its program is not equal to eager.
+    ArgumentError on what is of a kind that says nothing, or contradicts `plan`; PlanMismatchError
+    if the processes are not as many as the plan or cluster has devices, if the plan is for other
+    parameters, or if ranks disagree; ClusterError if the device is unknown; WeightsError, before
+    anything is changed, if `weights` do not fit the model, or a parameter on the meta device gets
+    no values. With `verify` the first call raises VerificationError if its program is not equal to
+    eager.
     """
     model = read_model(model)
     params.check_model(model)
     check_inputs(inputs or "global", model)
     stored = plan if plan is None or isinstance(plan, Plan) else Plan.load(plan)
     described = read_cluster(cluster, model)
+    if stored is not None:
+        # What is not said is as the plan has it.
+        microbatches = "auto" if microbatches is None else microbatches
+        stages = "auto" if stages is None else stages
     options = make_options(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
@@ -179,7 +185,7 @@ def plan(
     microbatches: int | str | None = None,
     residency: str = "cuda",
     checkpoint: str = "planned",
-    stages: int | str = 1,
+    stages: int | str | None = None,
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
     loss_chunks: int | str = "auto",

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from autopar.report.difference import compare
+from autopar.report.explained import explained
 from autopar.report.frontier import FrontierSummary, summarize_frontier
-from autopar.report.reasons import Reasons, reasons
+from autopar.report.reasons import Reasons
 from autopar.report.shown import shown as summarize
+from autopar.report.staged_reasons import PipelineReasons
 from autopar.report.summary import Summary
 from autopar.report.verdict import Verdict, judge, parse_bounds
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FrontierSummary",
+    "PipelineReasons",
     "Reasons",
     "Summary",
     "Verdict",
@@ -40,10 +43,10 @@ def explain(
     cluster: Cluster | str | None,
     profile: Profile | str | os.PathLike[str] | None,
     progress: Callable[[str], None] | None,
-) -> Reasons:
+) -> Reasons | PipelineReasons:
     """`display.Shown.explain`."""
     if model is None:
-        return reasons(plan, name)
+        return explained(plan, name)
     from autopar.driver.alternatives import explain_plan
     from autopar.runtime.module.building import Built
 

@@ -10,7 +10,7 @@ any `W` in the table, `B` is all of backward. `I`, as torch writes the first par
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -151,6 +151,31 @@ class ActionSpan(NamedTuple):
     end: int
 
 
+Incoming = Mapping[tuple[int, Phase], Sequence[Hop]]
+"""By stage and phase, along what it is sent something."""
+
+
+def incoming(hops: Collection[Hop]) -> Incoming:
+    """Hops by where they lead."""
+    found: dict[tuple[int, Phase], list[Hop]] = {}
+    for hop in sorted(hops):
+        found.setdefault((hop[1], hop[2]), []).append(hop)
+    return found
+
+
+def needs(action: Action, sources: Incoming) -> Iterator[tuple[Action, Hop | None]]:
+    """What has to be over before an action, and along what it comes from other stages."""
+    stage, kind, microbatch = action
+    if kind is Pass.WEIGHTS:
+        yield Action(stage, Pass.BACKWARD, microbatch), None
+        return
+    if kind is Pass.BACKWARD:
+        yield Action(stage, Pass.FORWARD, microbatch), None
+    phase = Phase.FORWARD if kind is Pass.FORWARD else Phase.BACKWARD
+    for hop in sources.get((stage, phase), ()):
+        yield Action(hop[0], kind, microbatch), hop
+
+
 def play_table(
     table: ActionTable,
     length: Callable[[Action], int],
@@ -160,27 +185,17 @@ def play_table(
     """When each action of a table starts and ends, in the unit of their `length`. What is sent
     along one of `hops` comes `delay` after the action is over. StageError if ranks wait for each
     other for ever."""
-    known = hops_in_line(table.num_stages) if hops is None else hops
-    sources: dict[tuple[int, Phase], list[Hop]] = {}
-    for hop in sorted(known):
-        sources.setdefault((hop[1], hop[2]), []).append(hop)
+    sources = incoming(hops_in_line(table.num_stages) if hops is None else hops)
     found: dict[Action, ActionSpan] = {}
     free, done = [0] * len(table.rows), [0] * len(table.rows)
 
     def ready(action: Action) -> int | None:
         """When all that an action waits for has come; None if that is not known yet."""
-        stage, kind, microbatch = action
-        before = {
-            Pass.BACKWARD: [(Action(stage, Pass.FORWARD, microbatch), 0)],
-            Pass.WEIGHTS: [(Action(stage, Pass.BACKWARD, microbatch), 0)],
-        }.get(kind, [])
-        if kind is not Pass.WEIGHTS:
-            phase = Phase.FORWARD if kind is Pass.FORWARD else Phase.BACKWARD
-            for hop in sources.get((stage, phase), ()):
-                before.append((Action(hop[0], kind, microbatch), delay(hop)))
+        before = list(needs(action, sources))
         if any(each not in found for each, _ in before):
             return None
-        return max((found[each].end + late for each, late in before), default=0)
+        ends = (found[each].end + (0 if hop is None else delay(hop)) for each, hop in before)
+        return max(ends, default=0)
 
     moved = True
     while moved:

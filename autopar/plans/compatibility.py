@@ -40,13 +40,24 @@ def check_cluster(cluster: Cluster, world_size: int) -> None:
 
 def stored_options(options: Options, structure: Structure) -> Options:
     """`options` for the calls of a model that its stored plan is not for: they are as it has them.
-    ArgumentError if another dtype of what is saved, or number of chunks, is asked for."""
+    What `options` leave open, the plan decides; ArgumentError, with both, if they ask for another
+    number of stages, microbatches or chunks, other cuts, another schedule, or another dtype of what
+    is saved."""
+    first, order = structure.parts[0], structure.schedule
     chunks = max(part.schedule.loss_chunks for part in structure.parts)
-    dtype = structure.parts[0].saved_dtype
+    stored = replace(options.in_stages_of(structure), microbatches=order.microbatches)
+    _check_same("stages", options.stages, len(structure.parts))
+    _check_same("cuts", ", ".join(options.cuts), ", ".join(stored.cuts))
+    order_asked = {"auto": "", "interleaved": "interleaved:2"}.get(options.schedule)
+    _check_same(
+        "schedule",
+        options.schedule if order_asked is None else order_asked,
+        stored.schedule if structure.stages else "",
+    )
+    _check_same("microbatches", options.microbatches, order.microbatches)
     _check_same("loss_chunks", options.loss_chunks, chunks)
-    _check_same("saved_dtype", options.saved_dtype, dtype)
-    count = structure.schedule.microbatches
-    return replace(options, microbatches=count, loss_chunks=chunks, saved_dtype=dtype)
+    _check_same("saved_dtype", options.saved_dtype, first.saved_dtype)
+    return replace(stored, loss_chunks=chunks, saved_dtype=first.saved_dtype)
 
 
 def _check_same(name: str, asked: int | str | None, stored: int | str) -> None:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from autopar.plans.frontier import Frontier
     from autopar.plans.plan import Plan
     from autopar.report.frontier import FrontierSummary
+    from autopar.report.pipeline import PipelineSummary
     from autopar.report.reasons import Reasons
+    from autopar.report.staged_reasons import PipelineReasons
     from autopar.report.summary import Summary
     from autopar.report.verdict import Verdict
 
@@ -35,7 +37,7 @@ class Shown:
 
     __slots__ = ()
 
-    def summary(self) -> Summary:
+    def summary(self) -> Summary | PipelineSummary:
         """What the plan decided and what it costs, as values; printed, it is the page of `autopar
         show`."""
         return _pages().summarize(_plan(self))
@@ -49,7 +51,7 @@ class Shown:
         cluster: Any = None,
         profile: Any = None,
         progress: Callable[[str], None] | None = None,
-    ) -> Reasons:
+    ) -> Reasons | PipelineReasons:
         """Why a parameter, a module or an op (by its key) is as it is, or all of the plan; printed,
         it is the page of `autopar explain`.
 

@@ -132,7 +132,7 @@ class Options:
         if not structure.stages:
             return replace(self, stages=1, cuts=(), schedule="auto")
         made = structure.schedule
-        schedule = made.kind + (f":{made.chunks}" if made.chunks > 1 else "")
+        schedule = made.kind + (f":{made.chunks}" if made.kind == "interleaved" else "")
         cuts = tuple(stage.start for stage in structure.stages[1:])
         return replace(self, stages=len(structure.stages), cuts=cuts, schedule=schedule)
 
@@ -164,7 +164,7 @@ def make_options(
     microbatches: int | str | None = 1,
     residency: str = "cuda",
     checkpoint: str = "planned",
-    stages: int | str = 1,
+    stages: int | str | None = 1,
     cuts: str | Sequence[str] = (),
     schedule: str = "auto",
     loss_chunks: int | str = "auto",
@@ -175,10 +175,10 @@ def make_options(
     as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
     `constraints` reads them; `microbatches` as a number or "auto", None for "auto" in stages and
     for 1 elsewhere; `residency` one of `RESIDENCIES`, `checkpoint` one of `CHECKPOINTS`; `stages`
-    as a number or "auto", `cuts` as a module or several; `loss_chunks` as a number or "auto";
-    `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that of what is
-    saved. AutoparError on what cannot be read."""
-    num_stages = _count("stages", stages)
+    as a number or "auto", None for 1, `cuts` as a module or several; `loss_chunks` as a number or
+    "auto"; `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that of
+    what is saved. AutoparError on what cannot be read."""
+    num_stages = _count("stages", 1 if stages is None else stages)
     usual = "auto" if num_stages != 1 or cuts else 1
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
     if not isinstance(strict, bool):

@@ -13,10 +13,12 @@ from autopar.plans.estimates import Delay, Estimates
 
 @dataclass(frozen=True, slots=True)
 class PlayedPipeline:
-    """When each action starts and ends, and when each rank is done with the optimizer's step."""
+    """When each action starts and ends, when each rank is done with the optimizer's step, and what
+    is sent along each hop takes."""
 
     spans: Mapping[Action, ActionSpan]
     ends_ns: tuple[int, ...]
+    delays_ns: Mapping[Hop, int]
 
     @property
     def step_ns(self) -> int:
@@ -44,4 +46,4 @@ def play_pipeline(
         + sum(stages[s].turn.update_ns for s, at in table.ranks.items() if at == rank)
         for rank, row in enumerate(table.rows)
     ]
-    return PlayedPipeline(spans, tuple(ends))
+    return PlayedPipeline(spans, tuple(ends), late)

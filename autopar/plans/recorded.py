@@ -69,6 +69,7 @@ def options_of(plan: Plan, imposed: Imposed | None = None) -> Options:
         asked.forbid,
         asked.strategy,
         backend=backend,
+        microbatches=plan.structure.schedule.microbatches,
         loss_chunks=plan.structure.schedule.loss_chunks,
         unread_outputs=without.split(", ") if without else (),
         saved_dtype=plan.structure.saved_dtype,

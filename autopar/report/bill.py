@@ -19,6 +19,7 @@ MEMORY = "memory per device at the peak"
 AXES = "communication by axis"
 BLOCKS = "blocks"
 RATES = "rates"
+STAGES = "stages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def bill(old: Plan, new: Plan) -> tuple[Figure, ...]:
     """The figures of both plans, those of a section together, in order of the step and of names."""
     before, after = dict(_entries(old.estimates)), dict(_entries(new.estimates))
     measures = {"ns": old.estimates.step_ns, "bytes": old.estimates.memory.total}
-    is_measured = (TIME, MEMORY, AXES, BLOCKS)
+    is_measured = (TIME, MEMORY, AXES, BLOCKS, STAGES)
     found: list[Figure] = []
     for place in sorted({**before, **after}, key=lambda p: (_SECTIONS.index(p[0]), p[1])):
         section, _, name, unit = place
@@ -56,10 +57,10 @@ def bill(old: Plan, new: Plan) -> tuple[Figure, ...]:
     return tuple(found)
 
 
-OWN_WORDS = (TIME, MEMORY, RATES)
+OWN_WORDS = (TIME, MEMORY, STAGES, RATES)
 """Sections whose figures have names of autopar's; those of the others come from the plans."""
 
-_SECTIONS = (TIME, MEMORY, AXES, BLOCKS, RATES)
+_SECTIONS = (TIME, MEMORY, STAGES, AXES, BLOCKS, RATES)
 
 _Place = tuple[str, tuple[int, str], str, Unit]
 """Section, order within it, name and unit."""
@@ -75,12 +76,19 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
         "hidden communication": estimates.hidden_communication_ns,
         "optimizer": estimates.optimizer_ns,
         "waiting for the host": estimates.exposed_host_ns,
+        "waiting for other stages": estimates.bubble_ns,
     }
     holders = {"peak": memory.total, **held_by(memory)}
     for k, (name, ns) in enumerate(times.items()):
         yield (TIME, (k, ""), name, "ns"), ns
     for k, (name, num_bytes) in enumerate(holders.items()):
         yield (MEMORY, (k, ""), name, "bytes"), num_bytes
+    for k, each in enumerate(estimates.stages):
+        place = (k, "")
+        yield (STAGES, place, f"stage {k}, all microbatches", "ns"), each.step_ns
+        yield (STAGES, place, f"stage {k}, forward of one", "ns"), each.turn.forward_ns
+        yield (STAGES, place, f"stage {k}, backward of one", "ns"), each.turn.backward_ns
+        yield (STAGES, place, f"stage {k}, peak", "bytes"), each.memory.total
     for (axis, kind), ns in _by_axis(estimates).items():
         name = f"{kind} on {axis}"
         yield (AXES, (0, f"{axis} {kind}"), name, "ns"), ns

@@ -17,6 +17,17 @@ LARGE_SHARE = 0.01
 
 def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
     """Warnings, the gravest first."""
+    yield from cautions_of_decisions(plan, params)
+    if not plan.provenance.is_proven:
+        yield (
+            "not proven optimal: as modelled, a plan up to "
+            f"{format_percent(plan.provenance.gap_ppm / 1e6)} faster may exist"
+        )
+    yield from _fragile(plan)
+
+
+def cautions_of_decisions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
+    """Those that are not of how good the plan is."""
     unknown = plan.structure.replicated_unknown_ops
     if unknown:
         yield (
@@ -25,12 +36,6 @@ def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
         )
     if plan.world_size > 1 and plan.estimates.memory_limit:
         yield from _whole(plan, params)
-    if not plan.provenance.is_proven:
-        yield (
-            "not proven optimal: as modelled, a plan up to "
-            f"{format_percent(plan.provenance.gap_ppm / 1e6)} faster may exist"
-        )
-    yield from _fragile(plan)
 
 
 def _whole(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autopar.ir.units import format_percent
 from autopar.plans.plan import FRAGILE, Plan
-from autopar.report.bill import MEMORY, TIME, Figure, bill
+from autopar.report.bill import MEMORY, STAGES, TIME, Figure, bill
 from autopar.report.changes import Cause, Topic
 from autopar.report.decided import decision_topics
 from autopar.report.remodelled import FINGERPRINT, model_topics
@@ -50,14 +50,15 @@ class Difference:
         return bool(self.topics) or any(figure.is_changed for figure in self.bill)
 
     def bill_rows(self) -> list[Figure]:
-        """The figures worth a row: times and memory if any figure changed, others that changed."""
+        """The figures worth a row: times and memory, of stages too, if any figure changed, others
+        that changed."""
         if not any(figure.is_changed for figure in self.bill):
             return []
         return [
             figure
             for figure in self.bill
             if figure.is_changed
-            or (figure.section in (TIME, MEMORY) and (figure.before or figure.after))
+            or (figure.section in (TIME, MEMORY, STAGES) and (figure.before or figure.after))
         ]
 
     def with_cause(self, cause: Cause) -> tuple[Topic, ...]:
@@ -74,7 +75,7 @@ def compare(old: Plan, new: Plan) -> Difference:
         new=_side(new),
         topics=topics,
         bill=bill(old, new),
-        notes=(*_unseen(topics), *_notes(old, new)),
+        notes=(*_unseen(old, new, topics), *_notes(old, new)),
     )
 
 
@@ -92,8 +93,10 @@ def _side(plan: Plan) -> Side:
     )
 
 
-def _unseen(topics: Sequence[Topic]) -> Iterator[str]:
+def _unseen(old: Plan, new: Plan, topics: Sequence[Topic]) -> Iterator[str]:
     """What to think of a graph that is another one, where nothing else of the model differs."""
+    if old.structure.stages or new.structure.stages:
+        return  # The ops of stages are not those of the model alone.
     if [t.title for t in topics if t.cause == "model"] == [FINGERPRINT]:
         yield (
             "the graph is another one, though its ops and parameters are the same: an argument of "

@@ -3,21 +3,24 @@ for whom."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from rich.console import Group, RenderableType
 from rich.table import Table as Grid
 from rich.text import Text
 
+from autopar.ir.graph import Phase
 from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Pass
-from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent
-from autopar.plans.estimates import Delay
-from autopar.plans.pipelines import play_pipeline
+from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent, format_share
+from autopar.plans.pipelines import PlayedPipeline, play_pipeline
 from autopar.plans.plan import Plan
+from autopar.report.cautions import cautions_of_decisions
+from autopar.report.limits import SHORT
+from autopar.report.placed import param_groups
 from autopar.report.printed import Printed, name, section
 from autopar.report.printed import table as new_table
+from autopar.report.waits import PlayedRank, exposed_ns, played_ranks
 
 COLUMNS = 72
 """Columns of the picture of a step."""
@@ -31,25 +34,64 @@ _MARKS = {Pass.FORWARD: "0123456789", Pass.BACKWARD: "abcdefghij", Pass.WEIGHTS:
 
 _STAGES = "Stages: forward and backward of one microbatch"
 _STEP = "Step: microbatches forward (digits) and backward (letters) through each rank"
-_SENDS = "Between stages, for each microbatch: bytes of a device, and how long they are under way"
+_SPLIT = ", gradients of parameters in capitals"
+_SENDS = (
+    "Between stages, for each microbatch: bytes of a device, and how long they are under way; "
+    "exposed is what receivers stand still for of that, in a step"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
-    """A stage on its devices. `in_flight` microbatches are held at most at once; of the step the
-    rank of the stage is `idle`, a fraction."""
+    """A stage on its devices. `in_flight` microbatches are held at most at once, with `saved_bytes`
+    of activations together; of the step the rank of the stage is `idle`, a fraction."""
 
     stage: int
     start: str
     rank: int
     first_device: int
+    num_devices: int
     mesh: str
     forward_ns: int
     backward_ns: int
     idle: float
     in_flight: int
+    saved_bytes: int
     memory_bytes: int
+    memory_limit_bytes: int
     num_params: int
+
+    @property
+    def devices(self) -> str:
+        """`4-7`, or `4`."""
+        last = self.first_device + self.num_devices - 1
+        return f"{self.first_device}" + (f"-{last}" if self.num_devices > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """How long a rank, which has these stages, works in a step, and how long it stands still before
+    its first action, between them, and behind its optimizer's step."""
+
+    rank: int
+    stages: tuple[int, ...]
+    busy_ns: int
+    before_ns: int
+    between_ns: int
+    behind_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendRow:
+    """What stage `source` sends `target` for each microbatch in one phase; in a step the receiver
+    stands still for `exposed_ns` while it is under way."""
+
+    source: int
+    target: int
+    phase: str
+    num_bytes: int
+    time_ns: int
+    exposed_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,48 +112,34 @@ class PipelineSummary(Printed):
     memory_bytes: int
     memory_limit_bytes: int
     stages: tuple[StageRow, ...]
-    sends: tuple[Delay, ...]
+    ranks: tuple[RankRow, ...]
+    sends: tuple[SendRow, ...]
+    binds: tuple[str, ...]
     picture: tuple[str, ...]
+    is_split: bool
     imposed: tuple[str, ...]
+    warnings: tuple[str, ...]
     digest: str
 
     def page(self) -> RenderableType:
         sections: list[RenderableType] = [_head(self)]
         for title, content in (
             (_STAGES, _stages(self)),
-            (_STEP, Group(*map(_drawn, self.picture))),
+            (_STEP + _SPLIT * self.is_split, Group(*map(_drawn, self.picture))),
             (_SENDS, _sends(self.sends)),
         ):
             sections += section(title, content)
+        sections += [Text("")] * bool(self.warnings)
+        sections += [Text("warning: ", "yellow").append_text(name(w)) for w in self.warnings]
         return Group(*sections)
 
 
 def summarize_pipeline(plan: Plan) -> PipelineSummary:
     """The summary of a plan in stages."""
     structure, estimates, provenance = plan.structure, plan.estimates, plan.provenance
-    table = structure.schedule.made(structure.num_ranks)
-    played = play_pipeline(table, estimates.stages, estimates.delays)
-    step_ns = max(1, estimates.step_ns)
-    busy = [
-        sum(played.spans[action].end - played.spans[action].start for action in row)
-        for row in table.rows
-    ]
-    rows = tuple(
-        StageRow(
-            stage,
-            each.start,
-            table.ranks[stage],
-            each.first_rank,
-            each.structure.mesh.text,
-            own.turn.forward_ns,
-            own.turn.backward_ns,
-            1 - busy[table.ranks[stage]] / step_ns,
-            table.in_flight(stage),
-            own.memory.total,
-            len(each.structure.params),
-        )
-        for stage, (each, own) in enumerate(zip(structure.stages, estimates.stages, strict=True))
-    )
+    table, played = played_plan(plan)
+    ranks = played_ranks(table, played)
+    rows = stage_rows(plan, table, ranks)
     return PipelineSummary(
         model=structure.model,
         cluster=structure.cluster,
@@ -121,17 +149,116 @@ def summarize_pipeline(plan: Plan) -> PipelineSummary:
         schedule=structure.schedule.kind,
         microbatches=structure.schedule.microbatches,
         step_ns=estimates.step_ns,
-        bubble=estimates.bubble_ns / step_ns,
+        bubble=estimates.bubble_ns / max(1, estimates.step_ns),
         tokens_per_s=estimates.tokens_per_s,
         utilisation=estimates.mfu_ppm / 1e6,
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,
         stages=rows,
-        sends=estimates.delays,
+        ranks=tuple(
+            RankRow(k, r.stages, r.busy_ns, r.before_ns, r.between_ns, r.behind_ns)
+            for k, r in enumerate(ranks)
+        ),
+        sends=_send_rows(plan, ranks),
+        binds=(busiest_text(ranks, played.step_ns), _fullest_text(rows)),
         picture=draw(table, played.spans),
+        is_split=table.is_split,
         imposed=provenance.imposed,
+        warnings=tuple(_warnings(plan)),
         digest=plan.digest,
     )
+
+
+def played_plan(plan: Plan) -> tuple[ActionTable, PlayedPipeline]:
+    """The table of a plan in stages, and how it is played."""
+    table = plan.structure.schedule.made(plan.structure.num_ranks)
+    return table, play_pipeline(table, plan.estimates.stages, plan.estimates.delays)
+
+
+def stage_rows(plan: Plan, table: ActionTable, ranks: Sequence[PlayedRank]) -> tuple[StageRow, ...]:
+    """The stages of a plan, in order."""
+    step_ns = max(1, plan.estimates.step_ns)
+    pairs = zip(plan.structure.stages, plan.estimates.stages, strict=True)
+    return tuple(
+        StageRow(
+            stage,
+            each.start,
+            table.ranks[stage],
+            each.first_rank,
+            each.structure.num_devices,
+            each.structure.mesh.text,
+            own.turn.forward_ns,
+            own.turn.backward_ns,
+            1 - ranks[table.ranks[stage]].busy_ns / step_ns,
+            table.in_flight(stage),
+            own.memory.saved,
+            own.memory.total,
+            own.memory_limit,
+            len(each.structure.params),
+        )
+        for stage, (each, own) in enumerate(pairs)
+    )
+
+
+def _send_rows(plan: Plan, ranks: tuple[PlayedRank, ...]) -> tuple[SendRow, ...]:
+    exposed = exposed_ns(ranks)
+    return tuple(
+        SendRow(
+            d.source,
+            d.target,
+            d.phase,
+            d.num_bytes,
+            d.time_ns,
+            exposed.get((d.source, d.target, Phase(d.phase)), 0),
+        )
+        for d in plan.estimates.delays
+    )
+
+
+def busiest(ranks: Sequence[PlayedRank]) -> int:
+    """The rank that works longest; of several, the first."""
+    return max(range(len(ranks)), key=lambda k: (ranks[k].busy_ns, -k))
+
+
+def stages_text(stages: Sequence[int]) -> str:
+    """`stage 1`; `stages 0, 2`."""
+    return f"stage{'s' * (len(stages) > 1)} {', '.join(map(str, stages))}"
+
+
+def busiest_text(ranks: Sequence[PlayedRank], step_ns: int) -> str:
+    """A sentence on the rank that works longest, and on what it waits for."""
+    rank = ranks[busiest(ranks)]
+    waits = (
+        (rank.before_ns, "until the first microbatch comes"),
+        (rank.between_ns, "between its actions"),
+        (rank.behind_ns, "for the others at the end"),
+    )
+    text = (
+        f"the busiest rank, that of {stages_text(rank.stages)}, works for "
+        f"{format_ns(rank.busy_ns)} of the step ({format_share(rank.busy_ns, step_ns)})"
+    )
+    if not rank.waits_ns:
+        return f"{text} and waits for nobody"
+    words = ", ".join(f"{format_ns(ns)} {what}" for ns, what in waits if ns)
+    return f"{text} and waits for {format_ns(rank.waits_ns)}: {words}"
+
+
+def _fullest_text(rows: Sequence[StageRow]) -> str:
+    row = max(rows, key=lambda each: (each.memory_bytes, -each.stage))
+    short = "short" if row.memory_bytes >= SHORT * row.memory_limit_bytes else "not short"
+    held = format_bytes_of(row.memory_bytes, row.memory_limit_bytes)
+    return f"memory is {short}: stage {row.stage} holds most, at the peak {held}"
+
+
+def _warnings(plan: Plan) -> Iterator[str]:
+    """Those of the stages, each once with the stages it is of."""
+    found: dict[str, list[int]] = {}
+    for stage, each in enumerate(plan.stages):
+        groups = param_groups(each.structure.params, each.structure.mesh)
+        for text in cautions_of_decisions(each, groups):
+            found.setdefault(text, []).append(stage)
+    for text, stages in found.items():
+        yield f"{stages_text(stages)}: {text}"
 
 
 def draw(
@@ -184,6 +311,7 @@ def _head(summary: PipelineSummary) -> RenderableType:
         tokens = f"{summary.tokens_per_s:,} tokens/s, " if summary.tokens_per_s else ""
         grid.add_row("speed", tokens + speed)
     grid.add_row("memory", format_bytes_of(summary.memory_bytes, summary.memory_limit_bytes))
+    grid.add_row("binds", summary.binds[0])
     grid.add_row("plan", name(summary.digest, "dim"))
     return grid
 
@@ -191,13 +319,11 @@ def _head(summary: PipelineSummary) -> RenderableType:
 def _stages(summary: PipelineSummary) -> RenderableType:
     columns = ("params", "forward", "backward", "idle", "in flight", "memory")
     table = new_table(("stage", "begins with", "devices", "mesh"), columns)
-    firsts = sorted({row.first_device for row in summary.stages})
-    ends = dict(pairwise([*firsts, summary.world_size]))
     for row in summary.stages:
         table.add_row(
             str(row.stage),
             name(row.start or "(first)"),
-            f"{row.first_device}-{ends[row.first_device] - 1}",
+            row.devices,
             name(row.mesh),
             str(row.num_params),
             format_ns(row.forward_ns),
@@ -209,10 +335,10 @@ def _stages(summary: PipelineSummary) -> RenderableType:
     return table
 
 
-def _sends(sends: tuple[Delay, ...]) -> RenderableType:
+def _sends(sends: tuple[SendRow, ...]) -> RenderableType:
     if not sends:
         return Text("none")
-    table = new_table(("from", "to", "phase"), ("bytes", "time"))
+    table = new_table(("from", "to", "phase"), ("bytes", "time", "exposed"))
     for each in sends:
         table.add_row(
             str(each.source),
@@ -220,5 +346,6 @@ def _sends(sends: tuple[Delay, ...]) -> RenderableType:
             each.phase,
             format_bytes(each.num_bytes),
             format_ns(each.time_ns),
+            format_ns(each.exposed_ns),
         )
     return table

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from autopar.ir.copies import original_key
 from autopar.plans.estimates import OpTotal
-from autopar.plans.plan import Param, Plan
+from autopar.plans.plan import Param, Plan, Structure
 from autopar.report.changes import Change, ChangeItem, Topic, folded, gathered, single
 from autopar.report.names import WHOLE_MODEL, op_place
 
@@ -14,22 +14,33 @@ FINGERPRINT = "fingerprint"
 
 
 def model_topics(old: Plan, new: Plan) -> tuple[Topic, ...]:
-    """Topics whose cause is the model; some may be empty."""
+    """Topics whose cause is the model; some may be empty. Of plans in stages, whose ops are not
+    those of the model alone, none is on ops but for those without a rule."""
     a, b = old.structure, new.structure
+    staged = bool(a.stages or b.stages)
+    params = _params(a), _params(b)
     graph = single("class", a.model, b.model)
     graph += single("fingerprint of the graph", a.fingerprint, b.fingerprint)
     return tuple(
         Topic(title, "model", changes)
         for title, changes in (
             (FINGERPRINT, graph),
-            ("parameters that are new or gone", folded(_unshared_params(a.params, b.params))),
-            ("parameters of another shape or type", folded(_reshaped(a.params, b.params))),
-            ("ops that are new or gone", gathered(_unshared_ops(old, new))),
-            ("ops done more or less often", _recounted(old, new)),
-            ("ops that make tensors of another shape or type", gathered(_retyped(old, new))),
+            ("parameters that are new or gone", folded(_unshared_params(*params))),
+            ("parameters of another shape or type", folded(_reshaped(*params))),
+            ("ops that are new or gone", () if staged else gathered(_unshared_ops(old, new))),
+            ("ops done more or less often", () if staged else _recounted(old, new)),
+            (
+                "ops that make tensors of another shape or type",
+                () if staged else gathered(_retyped(old, new)),
+            ),
             ("ops without a sharding rule", _unknown(old, new)),
         )
     )
+
+
+def _params(structure: Structure) -> Mapping[str, Param]:
+    """Those of all stages."""
+    return {name: param for part in structure.parts for name, param in part.params.items()}
 
 
 def _unshared_params(old: Mapping[str, Param], new: Mapping[str, Param]) -> Iterator[ChangeItem]:
@@ -95,7 +106,10 @@ def _times(total: OpTotal) -> str:
 
 
 def _unknown(old: Plan, new: Plan) -> tuple[Change, ...]:
-    a, b = old.structure.replicated_unknown_ops, new.structure.replicated_unknown_ops
+    a, b = (
+        {op for part in plan.structure.parts for op in part.replicated_unknown_ops}
+        for plan in (old, new)
+    )
     runs = "no rule: whole on every device"
-    gone = tuple(Change(op, 1, runs, "") for op in sorted(set(a) - set(b)))
-    return gone + tuple(Change(op, 1, "", runs) for op in sorted(set(b) - set(a)))
+    gone = tuple(Change(op, 1, runs, "") for op in sorted(a - b))
+    return gone + tuple(Change(op, 1, "", runs) for op in sorted(b - a))

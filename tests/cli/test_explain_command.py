@@ -211,6 +211,19 @@ def test_a_loss_in_chunks_without_logits(tmp_path: Path) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
 
 
+def test_as_many_microbatches_as_were_planned(stored: str, target: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.json")
+    assert run("plan", target, *ON, "--microbatches", "4", "-o", path).exit_code == 0
+    assert (
+        options_of(Plan.load(stored)).microbatches,
+        options_of(Plan.load(path)).microbatches,
+    ) == (1, 4)
+    result = run("explain", path, "up.weight", target, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    (found,) = json.loads(result.stdout)["alternatives"]
+    assert found["modelled_ns"] == Plan.load(path).estimates.modelled_ns
+
+
 def test_what_cannot_be_asked_for_again_is_refused() -> None:
     plan = imposed("parameters as they are stored")
     with pytest.raises(ConstraintError, match="say what is to be imposed"):

@@ -10,20 +10,25 @@ from hypothesis import strategies as st
 from autopar.plans.cluster_rates import ClusterRates, CollectiveRates, LinkRates
 from autopar.plans.estimates import (
     CollectiveTotal,
+    Delay,
     Estimates,
     Held,
     Memory,
     MemoryCurve,
     OpTotal,
+    TurnTimes,
 )
 from autopar.plans.order import OPTIMIZER, Run
+from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import (
     SCHEMA_VERSION,
     Margin,
     MeshAxis,
     Param,
+    PipelineSchedule,
     Plan,
     Provenance,
+    Stage,
     Structure,
 )
 
@@ -207,6 +212,60 @@ def half_hidden_plan() -> Plan:
         order=(forward, head, Run(4, (back, start)), Run(4, (wait,)), update),
     )
     return msgspec.structs.replace(plan, estimates=estimates)
+
+
+def staged_plan(schedule: PipelineSchedule | None = None, ranks: int = 2) -> Plan:
+    """Stages of four layers on eight devices each, of which every second takes twice as long; as
+    many as the schedule, 1F1B of two microbatches, has. Messages take 5 ms. In two stages a step is
+    165 ms, of which the second rank works for 125."""
+    replace = msgspec.structs.replace
+    order = schedule or PipelineSchedule("1f1b", 2)
+    one, table = stepped_plan(), order.made(ranks)
+    ops = {
+        key: replace(op, count=order.microbatches * op.count)
+        for key, op in one.estimates.ops.items()
+    }
+    stages: list[Stage] = []
+    each: list[Estimates] = []
+    for k in range(table.num_stages):
+        params = {
+            name.replace(f".{i}.", f".{i + 4 * k}."): param
+            for name, param in one.structure.params.items()
+            for i in range(4)
+            if f".{i}." in name
+        }
+        if k == table.num_stages - 1:
+            params["lm_head.weight"] = one.structure.params["lm_head.weight"]
+        structure = replace(one.structure, params=params)
+        start = f"model.layers.{4 * k}" if k else ""
+        stages.append(Stage(start, 8 * table.ranks[k], structure))
+        ns = 10 * MS * (1 + k % 2)
+        turn = TurnTimes(ns, 2 * ns, ns, 2 * ns, 5 * MS)
+        own = {
+            "step_ns": 6 * ns + 5 * MS,
+            "memory": replace(one.estimates.memory, transient=(3 + k) * MIB),
+        }
+        each.append(replace(one.estimates, turn=turn, ops=ops, **own))
+    hops = [(k, k + 1, "forward") for k in range(len(stages) - 1)]
+    hops += [(b, a, "backward") for a, b, _ in hops]
+    bare = {"ops": {}, "sends": {}, "order": (), "collectives": (), "peak_holders": ()}
+    busy_ns = max(
+        sum(each[s].step_ns for s in table.ranks if table.ranks[s] == r) for r in range(ranks)
+    )
+    delays = tuple(Delay(*hop, MIB, 5 * MS if ranks > 1 else 0) for hop in sorted(hops))
+    step_ns = play_pipeline(table, each, delays).step_ns
+    estimates = replace(
+        one.estimates, stages=tuple(each), delays=delays, memory_curve=MemoryCurve(),
+        step_ns=step_ns, bubble_ns=step_ns - busy_ns, memory=each[-1].memory, **bare,
+    )  # fmt: skip
+    structure = replace(
+        one.structure,
+        stages=tuple(stages),
+        schedule=order,
+        axes=(MeshAxis("stage", ranks),) if ranks > 1 else (),
+        params={}, ops={}, routes={}, replicated_unknown_ops=(),
+    )  # fmt: skip
+    return replace(one, structure=structure, estimates=estimates)
 
 
 def sent(key: str) -> tuple[str, str]:

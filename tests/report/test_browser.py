@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from autopar.plans.plan import Plan
+from autopar.plans.plan import PipelineSchedule, Plan
 from autopar.report.html.page import html
 from autopar.report.timeline import timeline
 from autopar.report.trace import chrome_trace
 from tests.conftest import NO_BROWSER
-from tests.report.plans import renamed, stepped_plan, two_axis_plan
+from tests.report.plans import renamed, staged_plan, stepped_plan, two_axis_plan
 from tools.browser import chromium, installed, look, perfetto, requests, show_tracks, wait
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(not installed(), reason=NO_BROWSER)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama-405b.plan.json"
 SECTIONS = ("summary", "schedule", "memory", "communication", "blocks", "decisions")
+STAGES_SECTIONS = ("summary", "stages", "schedule", "sends", "memory", "each")
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +106,49 @@ return [document.querySelectorAll("svg text").length, spilt];
 """
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [600, 1280])
+def test_page_of_all_stages(driver: Chrome, width: int, dark: bool, tmp_path: Path) -> None:
+    look(driver, width, dark=dark)
+    address = show(driver, staged_plan(PipelineSchedule("interleaved", 2, 2)), tmp_path)
+    assert [url for url in requests(driver) if url != "data:,"] == [address]
+    assert driver.get_log("browser") == []
+    boxes = driver.execute_script(
+        "return [...document.querySelectorAll('main > section')].map(s => "
+        "[s.id, s.offsetWidth, s.offsetHeight, s.checkVisibility()])"
+    )
+    assert tuple(name for name, *_ in boxes) == STAGES_SECTIONS
+    assert all(w > width * 0.75 and h > 150 and visible for _, w, h, visible in boxes)
+    assert driver.execute_script("return document.documentElement.scrollWidth") <= width
+    fills = driver.execute_script(
+        "return ['forward:not(.later)', 'forward.later', 'backward:not(.later)', 'backward.later']"
+        ".map(name => getComputedStyle(document.querySelector(`#schedule figure .${name}`)).fill)"
+    )
+    assert len(set(fills)) == 4 and "rgb(0, 0, 0)" not in fills
+
+
+def test_each_stage_unfolds_and_filters_its_own_rows(driver: Chrome, tmp_path: Path) -> None:
+    look(driver, 1280)
+    show(driver, staged_plan(), tmp_path)
+    folded = driver.find_element("css selector", "#stage1 > summary")
+    assert not driver.find_element("id", "stage1-decisions").is_displayed()
+    folded.click()
+    assert driver.find_element("id", "stage1-decisions").is_displayed()
+    assert not driver.find_element("id", "stage0-decisions").is_displayed()
+    rows = "return [...document.querySelectorAll('#stage{}-decisions tbody tr')].map(r => r.hidden)"
+    driver.find_element("css selector", "#stage1 input[type=search]").send_keys("lm_head")
+    assert driver.execute_script(rows.format(1)).count(False) == 1
+    assert not any(driver.execute_script(rows.format(0)))
+
+
 @pytest.mark.parametrize(
-    "plan", [Plan.load(EXAMPLE), renamed(stepped_plan(), "Ẅ" * 300)], ids=["405B", "long names"]
+    "plan",
+    [
+        Plan.load(EXAMPLE),
+        renamed(stepped_plan(), "Ẅ" * 300),
+        staged_plan(PipelineSchedule("interleaved", 4, 2), ranks=4),
+    ],
+    ids=["405B", "long names", "stages"],
 )
 def test_texts_of_pictures_stay_inside(driver: Chrome, plan: Plan, tmp_path: Path) -> None:
     look(driver, 1280)

@@ -7,49 +7,144 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner
+from expecttest import assert_expected_inline
 
 from autopar.cli.main import main
 from autopar.errors import PlanError
+from autopar.ir.graph import Phase
 from autopar.ir.pipeline import Action, ActionSpan, ActionTable
-from autopar.plans.estimates import Delay, TurnTimes
-from autopar.plans.plan import PipelineSchedule, Plan, Stage
-from autopar.report.pipeline import PipelineSummary, draw, summarize_pipeline
+from autopar.plans.plan import PipelineSchedule, Plan
+from autopar.report.pipeline import (
+    PipelineSummary,
+    busiest_text,
+    draw,
+    played_plan,
+    summarize_pipeline,
+)
+from autopar.report.printed import plain
 from autopar.report.shown import shown, stage_of
-from tests.report.plans import two_axis_plan
+from autopar.report.waits import exposed_ns, played_ranks
+from tests.report.plans import MS, staged_plan, two_axis_plan
 
 replace = msgspec.structs.replace
+INTERLEAVED = PipelineSchedule("interleaved", 2, 2)
 
 
-def pipeline(schedule: PipelineSchedule | None = None) -> Plan:
-    """Two stages on eight devices each, of which the second takes twice as long."""
-    one = two_axis_plan()
-    stages = (Stage("", 0, one.structure), Stage("layers.4", 8, one.structure))
-    turns = (TurnTimes(10, 20, 10, 20, 5), TurnTimes(20, 40, 20, 40, 5))
-    each = tuple(replace(one.estimates, turn=turn) for turn in turns)
-    order = schedule or PipelineSchedule("1f1b", 2)
-    structure = replace(
-        one.structure, stages=stages, schedule=order, axes=(), params={}, ops={}, routes={}
-    )
-    delays = (Delay(0, 1, "forward", 1024, 5), Delay(1, 0, "backward", 1024, 5))
-    bare = {"ops": {}, "sends": {}, "order": (), "step_ns": 150}
-    return replace(
-        one,
-        structure=structure,
-        estimates=replace(one.estimates, stages=each, delays=delays, **bare),
+def test_page() -> None:
+    found = shown(staged_plan())
+    assert isinstance(found, PipelineSummary) and found == summarize_pipeline(staged_plan())
+    assert_expected_inline(
+        plain(found.page(), 96),
+        """\
+model     Toy, trained with adamw
+input     input_ids: int64[8, 128]
+cluster   2x4xA100, 16 devices
+pipeline  2 stages, 1f1b of 2 microbatches
+step      165 ms, of which the busiest rank waits 24.2 %
+speed     30,117 tokens/s, 31.2 % of the devices' peak FLOP/s
+memory    41 MiB of 50 MiB (82 %)
+binds     the busiest rank, that of stage 1, works for 125 ms of the step (75.8 %) and waits for
+          40 ms: 15 ms until the first microbatch comes, 25 ms for the others at the end
+plan      4644960191885f103e6d6b65ce257875
+
+Stages: forward and backward of one microbatch
+  stage  begins with    devices  mesh       params  forward  backward    idle  in flight  memory
+  0      (first)        0-7      dp=2,tp=4       8    10 ms     20 ms  60.6 %          2  40 MiB
+  1      model.layers.  8-15     dp=2,tp=4       9    20 ms     40 ms  24.2 %          1  41 MiB
+         4
+
+Step: microbatches forward (digits) and backward (letters) through each rank
+  000011111                           aaaaaaaaa                  bbbbbbbbb
+         000000000aaaaaaaaaaaaaaaaaa111111111bbbbbbbbbbbbbbbbbb
+
+Between stages, for each microbatch: bytes of a device, and how long they are under way; exposed
+is what receivers stand still for of that, in a step
+  from  to  phase     bytes  time  exposed
+  0     1   forward   1 MiB  5 ms     5 ms
+  1     0   backward  1 MiB  5 ms    10 ms
+
+warning: stages 0, 1: mylib.twist.default: no sharding rule, so every device computes all of it;
+a record in autopar/rules describes an op
+warning: stage 0: every device holds 512 KiB of parameters whole, model.layers.0.mlp.down.weight
+the largest (512 KiB)
+warning: stage 1: every device holds 512 KiB of parameters whole, model.layers.4.mlp.down.weight
+the largest (512 KiB)""",
     )
 
 
 def test_who_waits_for_whom() -> None:
-    found = shown(pipeline())
-    assert isinstance(found, PipelineSummary) and found == summarize_pipeline(pipeline())
-    assert [(row.rank, row.first_device, row.in_flight) for row in found.stages] == [
-        (0, 0, 2), (1, 8, 1)
+    """Rank 0 has 30 ms of each microbatch, rank 1 60; messages take 5."""
+    table, played = played_plan(staged_plan())
+    first, second = ranks = played_ranks(table, played)
+    assert (first.busy_ns, first.before_ns, first.between_ns, first.behind_ns) == (
+        65 * MS, 0, 100 * MS, 0
+    )  # fmt: skip
+    assert (second.busy_ns, second.before_ns, second.between_ns, second.behind_ns) == (
+        125 * MS, 15 * MS, 0, 25 * MS
+    )  # fmt: skip
+    # Stage 1 is over with microbatch 0 after 75 ms, and with microbatch 1 after 135.
+    waits = [
+        (str(a.action), str(a.after), a.waited_ns, a.sent_ns) for a in first.actions if a.after
+    ]
+    assert waits == [("0B0", "1B0", 60 * MS, 5 * MS), ("0B1", "1B1", 40 * MS, 5 * MS)]
+    assert exposed_ns(ranks) == {
+        (1, 0, Phase.BACKWARD): 10 * MS, (0, 1, Phase.FORWARD): 5 * MS
+    }  # fmt: skip
+    assert busiest_text(ranks, played.step_ns) == (
+        "the busiest rank, that of stage 1, works for 125 ms of the step (75.8 %) and waits for "
+        "40 ms: 15 ms until the first microbatch comes, 25 ms for the others at the end"
+    )
+
+
+def test_what_a_rank_does_is_all_there_is() -> None:
+    """Work and waiting of every rank are the step."""
+    for schedule, ranks in (
+        (PipelineSchedule("gpipe", 3), 3), (PipelineSchedule("1f1b", 5), 4), (INTERLEAVED, 2),
+        (INTERLEAVED, 1),
+    ):  # fmt: skip
+        table, played = played_plan(staged_plan(schedule, ranks))
+        for rank in played_ranks(table, played):
+            assert rank.busy_ns + rank.waits_ns == played.step_ns
+            assert sum(each.waited_ns for each in rank.actions) == rank.before_ns + rank.between_ns
+            assert all((each.after is None) == (each.waited_ns == 0) for each in rank.actions)
+
+
+def test_two_stages_on_each_rank() -> None:
+    found = summarize_pipeline(staged_plan(INTERLEAVED))
+    assert [(row.stage, row.rank, row.devices) for row in found.stages] == [
+        (0, 0, "0-7"), (1, 1, "8-15"), (2, 0, "0-7"), (3, 1, "8-15")
     ]  # fmt: skip
-    # 60 of 150 ns, and 120.
-    assert [round(row.idle, 3) for row in found.stages] == [0.6, 0.2]
-    text = str(found)
-    assert "layers.4" in text and "8-15" in text and "0-7" in text
-    assert "2 stages, 1f1b of 2 microbatches" in text
+    assert [rank.stages for rank in found.ranks] == [(0, 2), (1, 3)]
+    assert found.world_size == 16
+    assert "that of stages 1, 3, works" in found.binds[0]
+
+
+def test_all_stages_on_one_rank() -> None:
+    """Nobody waits, and nothing is under way."""
+    plan = staged_plan(INTERLEAVED, ranks=1)
+    assert plan.world_size == 8
+    found = summarize_pipeline(plan)
+    assert (found.bubble, [row.idle for row in found.stages]) == (0, [0, 0])
+    assert found.binds[0].endswith("of the step (100 %) and waits for nobody")
+    assert all(row.exposed_ns == 0 for row in found.sends)
+    assert "0-7" in str(found)
+
+
+def test_one_device_each() -> None:
+    plan = staged_plan()
+    stages = tuple(
+        replace(stage, first_rank=k, structure=replace(stage.structure, axes=(), params={}))
+        for k, stage in enumerate(plan.structure.stages)
+    )
+    plan = replace(plan, structure=replace(plan.structure, stages=stages))
+    assert [row.devices for row in summarize_pipeline(plan).stages] == ["0", "1"]
+
+
+def test_warnings_of_stages_are_told_once() -> None:
+    found = summarize_pipeline(staged_plan()).warnings
+    assert sum("mylib.twist.default: no sharding rule" in text for text in found) == 1
+    assert any(text.startswith("stages 0, 1: ") for text in found)
+    assert "warning: stages 0, 1: " in str(summarize_pipeline(staged_plan()))
 
 
 def test_the_picture_has_each_action_where_it_is() -> None:
@@ -65,11 +160,18 @@ def test_the_picture_has_each_action_where_it_is() -> None:
     assert draw(table, spans, 12) == ("0011  aa  bb", "  00aa11bb  ")
 
 
+def test_gradients_of_parameters_have_marks_of_their_own() -> None:
+    found = summarize_pipeline(staged_plan(PipelineSchedule("zb-h1", 2)))
+    assert found.is_split and {*"".join(found.picture)} == {*" 01abAB"}
+    assert "gradients of parameters in capitals" in plain(found.page(), 200)
+
+
 def test_a_stage_is_a_plan(tmp_path: Path) -> None:
-    plan = pipeline()
-    plan.save(tmp_path / "p.json")
-    assert Plan.load(tmp_path / "p.json") == plan and plan.world_size == 16
-    assert stage_of(plan, 1).structure == two_axis_plan().structure
+    plan = staged_plan()
+    file = str(tmp_path / "p.json")
+    plan.save(file)
+    assert Plan.load(file) == plan and plan.world_size == 16
+    assert stage_of(plan, 1).structure == plan.structure.stages[1].structure
     with pytest.raises(PlanError, match=r"has 2 stages: say which \(--stage 0 to 1\)"):
         stage_of(plan, None)
     with pytest.raises(PlanError, match="no stage 2: the plan has 2 stages, 0 to 1"):
@@ -77,12 +179,22 @@ def test_a_stage_is_a_plan(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="no stage 0: the plan has no stages"):
         stage_of(two_axis_plan(), 0)
     run = CliRunner().invoke
-    whole = run(main, ["show", str(tmp_path / "p.json")])
+    whole = run(main, ["show", file])
     assert whole.exit_code == 0 and "Between stages" in whole.stdout
-    one = run(main, ["show", str(tmp_path / "p.json"), "--stage", "0"])
+    one = run(main, ["show", file, "--stage", "0"])
     assert one.exit_code == 0 and "Between stages" not in one.stdout
-    report = run(main, ["report", str(tmp_path / "p.json"), "-o", str(tmp_path / "p.html")])
-    assert report.exit_code == 1 and "say which" in report.stderr
+
+
+@pytest.mark.parametrize("command", ["show", "explain", "report"])
+def test_no_such_stage(command: str, tmp_path: Path) -> None:
+    staged_plan().save(tmp_path / "p.json")
+    page = tmp_path / "p.html"
+    more = ["-o", str(page)] if command == "report" else []
+    for stage, words in (("2", "no stage 2: the plan has 2 stages"), ("-1", "'--stage'")):
+        arguments = [command, str(tmp_path / "p.json"), "--stage", stage, *more]
+        run = CliRunner().invoke(main, arguments)
+        assert (run.exit_code, run.stdout) == (1, "") and words in run.stderr
+    assert not page.exists()
 
 
 @pytest.mark.parametrize(
@@ -96,7 +208,8 @@ def test_a_stage_is_a_plan(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_schedule_is_no_plan(schedule: PipelineSchedule, words: str) -> None:
-    plan = pipeline(schedule)
+    plan = staged_plan()
+    plan = replace(plan, structure=replace(plan.structure, schedule=schedule))
     if schedule.microbatches == 1_000_000:
         plan = replace(plan, structure=replace(plan.structure, stages=3 * plan.structure.stages))
     with pytest.raises(ValueError, match=words):

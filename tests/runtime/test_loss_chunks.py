@@ -3,7 +3,6 @@ beforehand that it does not want them."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,12 +63,16 @@ def test_a_stored_plan_decides(how: dict[str, Any]) -> None:
     """Later calls have as many chunks, and what says otherwise is refused."""
     cluster = f"{how.get('stages', 1)}xcpu"
     plan = autopar.plan(llama(), batch(0, 8), cluster=cluster, loss_chunks=3, **how)
-    asked = stored_options(Options(), plan.structure)
+    open_ = Options(microbatches=None, stages=None)
+    asked = stored_options(open_, plan.structure)
     assert (asked.loss_chunks, asked.microbatches) == (3, how.get("microbatches", 1))
-    assert stored_options(replace(asked, microbatches=1), plan.structure) == asked
+    assert asked.stages == how.get("stages", 1)
+    assert stored_options(asked, plan.structure) == asked
     others: list[dict[str, Any]] = [
         {"loss_chunks": 4},
         {"loss_chunks": 1},
+        {"microbatches": 4},
+        {"stages": 3},
         {"saved_dtype": "bfloat16"},
     ]
     for other in others:

@@ -3,14 +3,25 @@ the limit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from markupsafe import Markup
 
 from autopar.ir.units import format_bytes, format_ns
 from autopar.report.html.memory import MemoryUse
-from autopar.report.html.schedule import DrawnBar, Panel, TrackRow
-from autopar.report.html.svg import cut, fitting, line, picture, points, rect, svg_path, text, ticks
+from autopar.report.html.schedule import DrawnBar, Panel, TrackRow, Turn
+from autopar.report.html.svg import (
+    cut,
+    fitting,
+    line,
+    picture,
+    points,
+    rect,
+    svg_path,
+    text,
+    text_width,
+    ticks,
+)
 from autopar.report.timeline import Track
 
 WIDTH = 1080
@@ -22,7 +33,7 @@ _SIZE = 11.5
 _BOLD = 1.1
 
 
-def gantt(panel: Panel, colours: Mapping[Track, str]) -> Markup:
+def gantt(panel: Panel, colours: Mapping[Track | Turn, str]) -> Markup:
     """The picture; `colours` has the class of each track."""
     top = (_SPAN + _GAP) if panel.spans else 0
     height = top + len(panel.rows) * (_ROW + _GAP) + _AXIS
@@ -37,8 +48,8 @@ def gantt(panel: Panel, colours: Mapping[Track, str]) -> Markup:
     return picture(WIDTH, height, f"{panel.title}: when each track is busy", children)
 
 
-def _x(ns: float, end_ns: int, left: float = _LEFT) -> float:
-    return left + (WIDTH - left - _RIGHT) * ns / end_ns
+def _x(at: float, end: float, left: float = _LEFT) -> float:
+    return left + (WIDTH - left - _RIGHT) * at / end
 
 
 def _time_ticks(end_ns: int, left: float, height: float) -> Iterator[Markup]:
@@ -65,7 +76,9 @@ def _span(panel: Panel, span: DrawnBar, height: float) -> Markup:
     )
 
 
-def _row(panel: Panel, row: TrackRow, y: float, colours: Mapping[Track, str]) -> Iterator[Markup]:
+def _row(
+    panel: Panel, row: TrackRow, y: float, colours: Mapping[Track | Turn, str]
+) -> Iterator[Markup]:
     label = cut(row.title, _SIZE, _LEFT - 14)
     yield text(_LEFT - 10, y + _ROW / 2 + 4, label, "", "end")
     yield line(_LEFT, y + _ROW, WIDTH - _RIGHT, y + _ROW, "base")
@@ -94,6 +107,41 @@ def areas(use: MemoryUse) -> Markup:
         *_peak(use, end_ns, most),
     ]
     return picture(WIDTH, _HEIGHT, "Memory of each device over the step, by holder", children)
+
+
+def memory_bars(uses: Sequence[tuple[str, MemoryUse]]) -> Markup:
+    """A bar for each title: what is held at the peak by whom, against its limit."""
+    most = max(1, *(max(use.limit, use.peak) for _, use in uses)) * 1.04
+    height = len(uses) * (_ROW + _GAP) + _AXIS
+    unit = _unit(most)
+    children: list[Markup] = []
+    for at in ticks(most / unit, 8):
+        x = _x(at * unit, most)
+        children += [
+            line(x, 0, x, height - _AXIS, "grid"),
+            text(x, height - 8, format_bytes(round(at * unit)), "mute", "middle"),
+        ]
+    for k, (title, use) in enumerate(uses):
+        children += _bar(title, use, k * (_ROW + _GAP), most)
+    return picture(WIDTH, height, "Memory of each stage at the peak, by holder", children)
+
+
+def _bar(title: str, use: MemoryUse, y: float, most: float) -> Iterator[Markup]:
+    yield text(_LEFT - 10, y + _ROW / 2 + 4, cut(title, _SIZE, _LEFT - 14), "", "end")
+    held = 0
+    for holder in use.holders:
+        x, end = _x(held, most), _x(held + holder.num_bytes, most)
+        if holder.num_bytes:
+            tip = f"{holder.title}\n{format_bytes(holder.num_bytes)}"
+            yield rect(x, y + 3, end - x, _ROW - 6, f"area {holder.name}", tip, 0)
+        held += holder.num_bytes
+    label, end = format_bytes(use.peak), _x(held, most)
+    room = WIDTH - _RIGHT - end - 6 > text_width(label, _BOLD * _SIZE)
+    anchor = "start" if room else "end"
+    yield text(end + (6 if room else -6), y + _ROW / 2 + 4, label, "strong halo", anchor)
+    if use.limit:
+        x = _x(use.limit, most)
+        yield line(x, y, x, y + _ROW, "limit")
 
 
 def _y(num_bytes: float, most: float) -> float:

@@ -13,6 +13,7 @@ from autopar.ir.units import (
     format_share,
 )
 from autopar.plans.cluster_rates import ClusterRates
+from autopar.plans.estimates import Estimates
 from autopar.plans.plan import Plan
 from autopar.report.cautions import cautions
 from autopar.report.limits import Bottlenecks, margin_text
@@ -66,24 +67,35 @@ class Headline:
 def headline(plan: Plan, limits: Bottlenecks) -> Headline:
     """The headline of a plan that has these limits."""
     structure = plan.structure
-    devices = f"{plan.world_size} device" + ("s" if plan.world_size != 1 else "")
     return Headline(
-        model=structure.model or "(unnamed model)",
-        subtitle=f"{structure.cluster}, {devices}: {structure.mesh.text}",
+        model=model_title(plan),
+        subtitle=f"{devices_text(plan)}: {structure.mesh.text}",
         cards=tuple(_cards(plan, limits)),
-        shares=tuple(_shares(plan)),
-        facts=tuple(_facts(plan, limits)),
+        shares=tuple(shares(plan.estimates)),
+        facts=_facts(plan, limits),
         warnings=tuple(cautions(plan, param_groups(structure.params, structure.mesh))),
     )
 
 
-def _shares(plan: Plan) -> Iterator[Share]:
-    estimates = plan.estimates
+def model_title(plan: Plan) -> str:
+    """The name of the model."""
+    return plan.structure.model or "(unnamed model)"
+
+
+def devices_text(plan: Plan) -> str:
+    """`2x4xA100, 8 devices`."""
+    devices = f"{plan.world_size} device" + ("s" if plan.world_size != 1 else "")
+    return f"{plan.structure.cluster}, {devices}"
+
+
+def shares(estimates: Estimates) -> Iterator[Share]:
+    """The parts of a step; of a pipeline's, those of the busiest rank."""
     parts = (
         ("compute", estimates.compute_ns, "compute"),
         ("exposed communication", estimates.exposed_communication_ns, "network"),
         ("optimizer", estimates.optimizer_ns, "optimizer"),
         ("waiting for the host", estimates.exposed_host_ns, "other"),
+        ("waiting for other stages", estimates.bubble_ns, "bubble"),
     )
     whole, done = sum(ns for _, ns, _ in parts), 0
     for title, ns, class_ in parts:
@@ -95,24 +107,9 @@ def _shares(plan: Plan) -> Iterator[Share]:
 def _cards(plan: Plan, limits: Bottlenecks) -> list[Card]:
     estimates, provenance = plan.estimates, plan.provenance
     exposed, hidden = estimates.exposed_communication_ns, estimates.hidden_communication_ns
-    peak, limit = estimates.memory.total, estimates.memory_limit
-    tokens = (
-        (f"{estimates.tokens_per_s:,}", f"{estimates.tokens:,} tokens a step")
-        if estimates.tokens
-        else (UNKNOWN, "the inputs are no batch of tokens")
-    )
-    mfu = (
-        (
-            format_percent(estimates.mfu_ppm / 1e6),
-            f"{_flop(estimates.flops)} a step on all devices",
-        )
-        if estimates.mfu_ppm
-        else (UNKNOWN, "the plan does not have the peak rates of its devices")
-    )
     return [
         Card("Step", format_ns(estimates.step_ns), ("predicted, of each device",)),
-        Card("Tokens per second", tokens[0], tokens[1:]),
-        Card("Model FLOPs utilisation", mfu[0], mfu[1:]),
+        *speed_cards(estimates),
         Card(
             "Exposed communication",
             format_ns(exposed),
@@ -121,12 +118,7 @@ def _cards(plan: Plan, limits: Bottlenecks) -> list[Card]:
                 f"{format_ns(hidden)} more behind compute",
             ),
         ),
-        Card(
-            "Memory at the peak",
-            format_bytes(peak),
-            (f"of {format_bytes(limit)} ({format_share(peak, limit)})",),
-            "bad" if peak > limit else "",
-        ),
+        memory_card(estimates),
         Card(
             "Proof",
             provenance.status,
@@ -141,6 +133,38 @@ def _cards(plan: Plan, limits: Bottlenecks) -> list[Card]:
     ]
 
 
+def speed_cards(estimates: Estimates) -> tuple[Card, Card]:
+    """Tokens per second, and the share of the devices' peak rate."""
+    tokens = (
+        (f"{estimates.tokens_per_s:,}", f"{estimates.tokens:,} tokens a step")
+        if estimates.tokens
+        else (UNKNOWN, "the inputs are no batch of tokens")
+    )
+    mfu = (
+        (
+            format_percent(estimates.mfu_ppm / 1e6),
+            f"{_flop(estimates.flops)} a step on all devices",
+        )
+        if estimates.mfu_ppm
+        else (UNKNOWN, "the plan does not have the peak rates of its devices")
+    )
+    return (
+        Card("Tokens per second", tokens[0], tokens[1:]),
+        Card("Model FLOPs utilisation", mfu[0], mfu[1:]),
+    )
+
+
+def memory_card(estimates: Estimates, *notes: str) -> Card:
+    """The peak, against the limit."""
+    peak, limit = estimates.memory.total, estimates.memory_limit
+    return Card(
+        "Memory at the peak",
+        format_bytes(peak),
+        (f"of {format_bytes(limit)} ({format_share(peak, limit)})", *notes),
+        "bad" if peak > limit else "",
+    )
+
+
 def _margin(plan: Plan, limits: Bottlenecks) -> Card:
     margin, fragile = plan.provenance.margin, plan.provenance.is_fragile
     words = margin_text(limits)
@@ -152,20 +176,25 @@ def _margin(plan: Plan, limits: Bottlenecks) -> Card:
     return Card("Margin", format_share(nearest - objective_ns, objective_ns), (words,), tone)
 
 
-def _facts(plan: Plan, limits: Bottlenecks) -> list[Fact]:
+def _facts(plan: Plan, limits: Bottlenecks) -> tuple[Fact, ...]:
+    meshes = plan.provenance.meshes_tried
+    return facts(plan, limits.binds, Fact("Best of the meshes", meshes if len(meshes) > 1 else ()))
+
+
+def facts(plan: Plan, binds: tuple[str, ...], *more: Fact) -> tuple[Fact, ...]:
+    """What a plan is for and was made with, what `binds` it, and `more`; none of them empty."""
     structure, provenance = plan.structure, plan.provenance
-    meshes = provenance.meshes_tried
-    found = [
+    found = (
         Fact("Inputs", structure.inputs),
         Fact("Trained with", (structure.optimizer,)),
         Fact("Cluster", _cluster(structure.cluster, plan.estimates.cluster)),
-        Fact("What binds", limits.binds),
+        Fact("What binds", binds),
         Fact("Imposed", provenance.imposed),
-        Fact("Best of the meshes", meshes if len(meshes) > 1 else ()),
+        *more,
         Fact("Plan", (plan.digest,)),
         Fact("Made by", (made_by(provenance),)),
-    ]
-    return [fact for fact in found if fact.words]
+    )
+    return tuple(fact for fact in found if fact.words)
 
 
 def _cluster(name: str, rates: ClusterRates) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
-(() => {
-  const table = document.querySelector("#decisions table");
-  const tools = document.querySelector("#tools");
-  if (!table || !tools) return;
+for (const decisions of document.querySelectorAll(".decisions")) {
+  const table = decisions.querySelector("table");
+  const tools = decisions.querySelector(".tools");
   const search = tools.querySelector("input[type=search]");
   const kinds = [...tools.querySelectorAll("input[type=checkbox]")];
   const count = tools.querySelector("output");
@@ -24,4 +23,4 @@
   search.addEventListener("input", filter);
   tools.hidden = false;
   filter();
-})();
+}

@@ -8,23 +8,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from autopar.ir.mesh import Mesh
 from autopar.plans.estimates import CollectiveTotal
 from autopar.plans.plan import Plan
 from autopar.report.critical_parts import CriticalPart, critical_parts
 from autopar.report.html.block_graph import BlockGraph, block_graphs
 from autopar.report.html.block_picture import block_picture
-from autopar.report.html.charts import areas, gantt
+from autopar.report.html.charts import areas, gantt, memory_bars
 from autopar.report.html.decisions import ROW_KINDS, Decisions, decisions
 from autopar.report.html.headline import Headline, headline
 from autopar.report.html.memory import MemoryUse, memory_use
-from autopar.report.html.schedule import DrawnSchedule, drawn_schedule
+from autopar.report.html.schedule import DrawnSchedule, Panel, Turn, drawn_schedule
+from autopar.report.html.stages import PASS_WORDS, stages_part
 from autopar.report.html.templates import rendered
 from autopar.report.limits import AxisShare, find_limits
-from autopar.report.timeline import Track, timeline
+from autopar.report.timeline import UPDATE, Track, timeline
 
 NUM_COLOURS = 6
 """Colours of mesh axes in the style sheet; further axes begin again."""
+
+MAX_STAGES = 8
+"""Stages whose own content is on the page of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,7 @@ class Page:
 
     mesh: Mesh
     headline: Headline
+    binds: tuple[str, ...]
     schedule: DrawnSchedule
     critical: tuple[CriticalPart, ...]
     memory: MemoryUse
@@ -48,6 +55,7 @@ def content(plan: Plan) -> Page:
     return Page(
         mesh=plan.structure.mesh,
         headline=headline(plan, limits),
+        binds=limits.binds,
         schedule=drawn_schedule(plan, step),
         critical=critical_parts(plan, step),
         memory=memory_use(plan),
@@ -57,29 +65,63 @@ def content(plan: Plan) -> Page:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Pictures:
+    """What is drawn of a page; `axes` has the colours of mesh axes."""
+
+    axes: Mapping[str, str]
+    panels: tuple[tuple[Panel, Markup], ...]
+    areas: Markup | None
+    graphs: tuple[tuple[BlockGraph, Markup], ...]
+
+
 def html(plan: Plan) -> bytes:
-    """The page of a plan."""
-    return render(content(plan)).encode("utf-8", "backslashreplace")
+    """The page of a plan; of one in stages, with what each of them has as a page of its own."""
+    text = _stages_page(plan) if plan.structure.stages else render(content(plan))
+    return text.encode("utf-8", "backslashreplace")
 
 
 def render(page: Page) -> str:
     """The text of a page."""
-    axes = {axis.name: f"axis{k % NUM_COLOURS}" for k, axis in enumerate(page.mesh)}
-    colours = _track_colours(axes)
+    return rendered("page.html.j2", "page.js", page=page, drawn=_pictures(page), kinds=ROW_KINDS)
+
+
+def _stages_page(plan: Plan) -> str:
+    part = stages_part(plan)
+    pages = [content(each) for each in plan.stages[:MAX_STAGES]]
+    rows = part.summary.stages[:MAX_STAGES]
+    turns = {
+        Turn(kind, chunk): kind.name.lower() + (" later" if chunk % 2 else "")
+        for kind in part.passes
+        for chunk in range(max(len(rank.stages) for rank in part.summary.ranks))
+    }
     return rendered(
-        "page.html.j2",
+        "stages.html.j2",
         "page.js",
-        page=page,
+        part=part,
+        picture=gantt(part.panel, {UPDATE: "optimizer", **turns}),
+        memory=memory_bars([(each.title, each.use) for each in part.memory]),
+        passes=[(kind.name.lower(), PASS_WORDS[kind]) for kind in part.passes],
+        pages=[(row, page, _pictures(page)) for row, page in zip(rows, pages, strict=True)],
         kinds=ROW_KINDS,
-        axes=axes,
-        panels=[(panel, gantt(panel, colours)) for panel in page.schedule.panels],
-        areas=areas(page.memory) if page.memory.columns else None,
-        graphs=[(graph, block_picture(graph, page.mesh)) for graph in page.graphs],
     )
 
 
-def _track_colours(axes: Mapping[str, str]) -> dict[Track, str]:
-    networks = {Track("network", axis): class_ for axis, class_ in axes.items()}
+def _pictures(page: Page) -> Pictures:
+    axes = {axis.name: f"axis{k % NUM_COLOURS}" for k, axis in enumerate(page.mesh)}
+    colours = _track_colours(axes)
+    return Pictures(
+        axes=axes,
+        panels=tuple((panel, gantt(panel, colours)) for panel in page.schedule.panels),
+        areas=areas(page.memory) if page.memory.columns else None,
+        graphs=tuple((graph, block_picture(graph, page.mesh)) for graph in page.graphs),
+    )
+
+
+def _track_colours(axes: Mapping[str, str]) -> dict[Track | Turn, str]:
+    networks: dict[Track | Turn, str] = {
+        Track("network", axis): class_ for axis, class_ in axes.items()
+    }
     return networks | {Track("compute"): "compute", Track("optimizer"): "optimizer"}
 
 

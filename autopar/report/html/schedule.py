@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from string import ascii_uppercase
+from typing import NamedTuple
 
+from autopar.ir.pipeline import Pass
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.plan import Plan
 from autopar.report.names import short_op
@@ -30,13 +32,20 @@ MAX_LETTERS = 12
 """Runs that are drawn from within; the longest."""
 
 
+class Turn(NamedTuple):
+    """What a rank of a pipeline does for its first, second, ... stage."""
+
+    kind: Pass
+    chunk: int
+
+
 @dataclass(frozen=True, slots=True)
 class DrawnBar:
-    """A bar of a panel. `busy` is the share of its time in which `track` does something, drawn
-    above the share `base`; `count` the bars it is made of. The first of `labels` that has room is
-    written on it."""
+    """A bar of a panel. `busy` is the share of its time in which `track`, which has a colour, does
+    something, drawn above the share `base`; `count` the bars it is made of. The first of `labels`
+    that has room is written on it."""
 
-    track: Track
+    track: Track | Turn
     start_ns: int
     end_ns: int
     busy: float

@@ -12,7 +12,7 @@ from hashlib import sha256
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from autopar.ir.units import format_bytes, format_ns, format_percent
@@ -28,7 +28,7 @@ def rendered(template: str, script_file: str, **content: Any) -> str:
     style, script = _text("page.css"), _text(script_file) if script_file else ""
     return (
         _environment()
-        .from_string(_text(template))
+        .get_template(template)
         .render(
             **content,
             script=Markup(script),
@@ -50,6 +50,7 @@ def _hash(text: str) -> str:
 
 def _environment() -> Environment:
     environment = Environment(
+        loader=FunctionLoader(_text),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -1,0 +1,33 @@
+"""What a plan says of itself, or of a name in it."""
+
+from __future__ import annotations
+
+from autopar.errors import PlanError
+from autopar.plans.plan import Plan
+from autopar.report.pipeline import stages_text
+from autopar.report.reasons import Reasons, knows, reasons
+from autopar.report.shown import stage_of
+from autopar.report.staged_reasons import PipelineReasons, pipeline_reasons
+
+
+def explained(plan: Plan, name: str = "", stage: int | None = None) -> Reasons | PipelineReasons:
+    """`reasons.reasons` of `name`, in the stage that has it; of all stages together if there is
+    neither name nor stage. PlanError if several stages have it, or there is no such stage;
+    AutoparError, with what comes close, if nothing has the name."""
+    if not plan.structure.stages or stage is not None:
+        return reasons(stage_of(plan, stage), name)
+    if not name:
+        return pipeline_reasons(plan)
+    having = [k for k, each in enumerate(plan.stages) if knows(each, name)]
+    if len(having) > 1:
+        raise PlanError(f"{name} is in {stages_text(having)}: say which (--stage {having[0]})")
+    return reasons(plan.stages[having[0] if having else 0], name)
+
+
+def check_one_stage(plan: Plan) -> None:
+    """PlanError if what a plan could be otherwise is not told of it."""
+    if plan.structure.stages:
+        raise PlanError(
+            "what else it could be is told of plans in one stage: this one has "
+            f"{len(plan.structure.stages)}; leave out the model"
+        )

@@ -1,0 +1,218 @@
+"""A pipeline as a picture and figures: the content of what its page says of all stages together.
+
+A row of the picture is a rank, a bar what it does of a microbatch. Bars that are too thin to be
+seen are drawn together with their neighbours, one above the other, each as high as its share.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.ir.pipeline import Pass
+from autopar.ir.units import format_ns, format_percent, format_share
+from autopar.plans.plan import Plan
+from autopar.report.html.headline import (
+    Card,
+    Fact,
+    Headline,
+    devices_text,
+    facts,
+    memory_card,
+    model_title,
+    shares,
+    speed_cards,
+)
+from autopar.report.html.memory import MemoryUse, memory_use
+from autopar.report.html.schedule import DrawnBar, Panel, TrackRow, Turn
+from autopar.report.pipeline import (
+    MAX_RANKS,
+    PipelineSummary,
+    played_plan,
+    stages_text,
+    summarize_pipeline,
+)
+from autopar.report.timeline import UPDATE
+from autopar.report.waits import PlayedAction, PlayedRank, played_ranks
+
+MAX_ACTION_BARS = 4000
+"""Bars of the picture, about, and of a row of it."""
+MAX_BARS_OF_ROW = 250
+
+PASS_WORDS = {
+    Pass.FORWARD: "forward",
+    Pass.BACKWARD: "backward",
+    Pass.WEIGHTS: "gradients of parameters",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StageMemory:
+    """What the devices of a stage hold, of which what `in_flight` microbatches saved is a part."""
+
+    title: str
+    in_flight: int
+    use: MemoryUse
+
+
+@dataclass(frozen=True, slots=True)
+class StagesPart:
+    """What the page of a pipeline says of all stages. `passes` are those of its picture, which has
+    no room for `num_left_out` ranks."""
+
+    headline: Headline
+    summary: PipelineSummary
+    panel: Panel
+    passes: tuple[Pass, ...]
+    num_left_out: int
+    memory: tuple[StageMemory, ...]
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether ranks have several stages."""
+        return len(self.summary.ranks) < len(self.summary.stages)
+
+
+def stages_part(plan: Plan) -> StagesPart:
+    """The content for a plan in stages."""
+    table, played = played_plan(plan)
+    ranks = played_ranks(table, played)
+    summary = summarize_pipeline(plan)
+    kinds = {action.kind for row in table.rows for action in row}
+    return StagesPart(
+        headline=_headline(plan, summary),
+        summary=summary,
+        panel=Panel("", "The step", played.step_ns, (), tuple(_rows(ranks, played.step_ns))),
+        passes=tuple(kind for kind in Pass if kind in kinds),
+        num_left_out=max(0, len(ranks) - MAX_RANKS),
+        memory=tuple(
+            StageMemory(f"stage {row.stage}", row.in_flight, memory_use(each))
+            for row, each in zip(summary.stages, plan.stages, strict=True)
+        ),
+    )
+
+
+def _headline(plan: Plan, summary: PipelineSummary) -> Headline:
+    estimates = plan.estimates
+    ranks = f"{len(summary.ranks)} rank" + "s" * (len(summary.ranks) > 1)
+    fullest = max(summary.stages, key=lambda row: (row.memory_bytes, -row.stage))
+    cards = (
+        Card("Step", format_ns(estimates.step_ns), ("predicted, of all stages together",)),
+        *speed_cards(estimates),
+        Card(
+            "Schedule",
+            summary.schedule,
+            (f"{len(summary.stages)} stages on {ranks}", f"{summary.microbatches} microbatches"),
+        ),
+        Card(
+            "Bubble of the busiest rank",
+            format_percent(summary.bubble),
+            (f"{format_ns(estimates.bubble_ns)} of the step",),
+        ),
+        memory_card(estimates, f"stage {fullest.stage}, the fullest"),
+        _proof(plan),
+    )
+    return Headline(
+        model=model_title(plan),
+        subtitle=f"{devices_text(plan)}: {len(summary.stages)} stages",
+        cards=cards,
+        shares=tuple(shares(estimates)),
+        facts=facts(plan, summary.binds, Fact("Mesh of a stage", _meshes(summary))),
+        warnings=summary.warnings,
+    )
+
+
+def _meshes(summary: PipelineSummary) -> tuple[str, ...]:
+    found: dict[str, list[int]] = {}
+    for row in summary.stages:
+        found.setdefault(row.mesh or "one device", []).append(row.stage)
+    return tuple(f"{mesh}: {stages_text(stages)}" for mesh, stages in found.items())
+
+
+def _proof(plan: Plan) -> Card:
+    """How good the cuts are known to be."""
+    provenance = plan.provenance
+    if not provenance.bound_ns:
+        return Card("Cuts", "as given", ("others were not looked at",))
+    gap = format_percent(provenance.gap_ppm / 1e6)
+    notes = (f"gap {gap}, of the times of segments under one plan of the whole model",)
+    tone = "good" if provenance.is_proven else "bad"
+    return Card("Cuts", "proven" if provenance.is_proven else "not proven", notes, tone)
+
+
+def _rows(ranks: Sequence[PlayedRank], step_ns: int) -> Iterator[TrackRow]:
+    shown = ranks[:MAX_RANKS]
+    of_row = min(MAX_BARS_OF_ROW, max(20, MAX_ACTION_BARS // max(1, len(shown))))
+    for k, rank in enumerate(shown):
+        bars = [_drawn(group, rank) for group in _groups(rank.actions, step_ns / of_row)]
+        title = stages_text(rank.stages)
+        if len(rank.stages) > 1:
+            title = f"rank {k}: {', '.join(map(str, rank.stages))}"
+        found = [bar for group in bars for bar in group]
+        if rank.update_ns:
+            start_ns = rank.actions[-1].end_ns
+            tip = f"optimizer\nfrom {format_ns(start_ns)}, for {format_ns(rank.update_ns)}"
+            found.append(
+                DrawnBar(UPDATE, start_ns, start_ns + rank.update_ns, 1.0, ("optimizer",), tip)
+            )
+        yield TrackRow(title, tuple(found))
+
+
+def _groups(actions: Iterable[PlayedAction], thin_ns: float) -> Iterator[list[PlayedAction]]:
+    """Actions that are drawn as one: thin ones that nearly touch, as many as it takes for what can
+    be seen."""
+    group: list[PlayedAction] = []
+    for each in actions:
+        is_apart = bool(group) and each.start_ns - group[-1].end_ns >= thin_ns
+        if group and (is_apart or each.end_ns - each.start_ns >= thin_ns):
+            yield group
+            group = []
+        group.append(each)
+        if each.end_ns - group[0].start_ns >= thin_ns:
+            yield group
+            group = []
+    if group:
+        yield group
+
+
+def _drawn(group: Sequence[PlayedAction], rank: PlayedRank) -> Iterator[DrawnBar]:
+    first, last = group[0], group[-1]
+    if len(group) == 1:
+        stage, kind, microbatch = first.action
+        labels = (f"{stage}{kind.value}{microbatch}",) * (len(rank.stages) > 1)
+        labels = (*labels, str(microbatch))
+        turn = Turn(kind, rank.stages.index(stage))
+        yield DrawnBar(turn, first.start_ns, first.end_ns, 1.0, labels, _tip(first))
+        return
+    busy: Counter[Turn] = Counter()
+    for each in group:
+        turn = Turn(each.action.kind, rank.stages.index(each.action.stage))
+        busy[turn] += each.end_ns - each.start_ns
+    whole_ns = max(1, last.end_ns - first.start_ns)
+    order = {kind: place for place, kind in enumerate(Pass)}
+    words = [
+        f"{len(group)} actions, {first.action} to {last.action}",
+        f"from {format_ns(first.start_ns)}, for {format_ns(whole_ns)}",
+        f"waiting {format_share(whole_ns - busy.total(), whole_ns)}",
+    ]
+    base = 0.0
+    for turn in sorted(busy, key=lambda turn: (order[turn.kind], turn.chunk)):
+        share = busy[turn] / whole_ns
+        tip = "\n".join((*words, f"{PASS_WORDS[turn.kind]} {format_percent(share)}"))
+        yield DrawnBar(turn, first.start_ns, last.end_ns, share, (), tip, len(group), base)
+        base += share
+
+
+def _tip(each: PlayedAction) -> str:
+    stage, kind, microbatch = each.action
+    lines = [
+        f"{each.action}: {PASS_WORDS[kind]}, microbatch {microbatch}, stage {stage}",
+        f"from {format_ns(each.start_ns)}, for {format_ns(each.end_ns - each.start_ns)}",
+    ]
+    if each.after is not None:
+        sent = f", {format_ns(each.sent_ns)} of it while that is under way" if each.sent_ns else ""
+        lines.append(
+            f"its rank waits {format_ns(each.waited_ns)} for what {each.after} sends{sent}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,356 @@
+"""Why a plan in stages is as it is, as far as the plan itself says: what each stage has, what its
+step would be with a cut moved, what waiting costs, and what is held of the microbatches in flight.
+
+What is not the plan's own is played: the same table, or that of more microbatches of the same size,
+with the times that the stages have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from autopar.ir.pipeline import ActionTable
+from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
+from autopar.plans.estimates import TurnTimes
+from autopar.plans.matching import general
+from autopar.plans.pipelines import play_pipeline
+from autopar.plans.plan import Plan
+from autopar.report.names import WHOLE_MODEL
+from autopar.report.pipeline import StageRow, busiest, busiest_text, played_plan, stage_rows
+from autopar.report.printed import Printed, section, with_rest
+from autopar.report.printed import name as name_text
+from autopar.report.printed import table as new_table
+from autopar.report.summary import Block, blocks
+from autopar.report.waits import played_ranks
+
+_SHARE = 0.005
+"""Modules that take less of their stage are told together with nothing."""
+
+_MAX_ROWS = 40
+"""Rows that are printed; a last line counts the rest."""
+
+MAX_BATCH = 4
+"""How many times the batch is looked at, by doubling."""
+
+
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """`count` modules of a pattern in a stage: what one microbatch takes in all of them with
+    nothing sent, and the fraction `share` of what the stage computes that is."""
+
+    stage: int
+    module: str
+    count: int
+    forward_ns: int
+    backward_ns: int
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class MovedCut:
+    """About what the step would be if stage `gains` had the module `module` instead of its
+    neighbour, with the times of such modules in these stages, and what it would hold."""
+
+    module: str
+    loses: int
+    gains: int
+    step_ns: int
+    memory_bytes: int
+    memory_limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LargerBatch:
+    """The step with more microbatches of the same size, and how many of them stages hold then."""
+
+    microbatches: int
+    step_ns: int
+    bubble: float
+    tokens_per_s: int
+    in_flight: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineReasons(Printed):
+    """What a plan in stages says of itself. `even_ns` is the step if all stages took equally long;
+    `batches` is empty where the schedule has no name."""
+
+    model: str
+    step_ns: int
+    schedule: str
+    microbatches: int
+    binds: tuple[str, ...]
+    stages: tuple[StageRow, ...]
+    parts: tuple[StagePart, ...]
+    even_ns: int
+    moved: tuple[MovedCut, ...]
+    batches: tuple[LargerBatch, ...]
+
+    def page(self) -> RenderableType:
+        """What limits the step, why it is cut so, what waiting costs, and what is held."""
+        title = f"{self.model or '(unnamed)'}: the whole plan, {len(self.stages)} stages"
+        sections: list[RenderableType] = [name_text(title, "bold")]
+        for heading, content in (
+            ("What limits the step", Text("\n".join(self.binds))),
+            ("What each stage has: compute of one microbatch, with nothing sent", _parts(self)),
+            ("Why it is cut so", _cuts(self)),
+            ("What waiting costs", _waiting(self)),
+            ("What is held in flight", _held(self.stages)),
+        ):
+            sections += section(heading, content)
+        return Group(*sections)
+
+
+def pipeline_reasons(plan: Plan) -> PipelineReasons:
+    """What a plan in stages says of itself."""
+    table, played = played_plan(plan)
+    ranks = played_ranks(table, played)
+    rows = stage_rows(plan, table, ranks)
+    rank = ranks[busiest(ranks)]
+    sent_ns = sum(each.sent_ns for each in rank.actions)
+    binds = [busiest_text(ranks, played.step_ns)]
+    if sent_ns:
+        binds.append(f"of that, messages are under way to it for {format_ns(sent_ns)}")
+    own = plan.estimates.stages
+    even = tuple(msgspec.structs.replace(e, turn=_mean([e.turn for e in own])) for e in own)
+    structure = plan.structure
+    return PipelineReasons(
+        model=structure.model,
+        step_ns=played.step_ns,
+        schedule=structure.schedule.kind,
+        microbatches=structure.schedule.microbatches,
+        binds=tuple(binds),
+        stages=rows,
+        parts=tuple(_stage_parts(plan)),
+        even_ns=play_pipeline(table, even, plan.estimates.delays).step_ns,
+        moved=tuple(_moved_cuts(plan, table, rows)),
+        batches=tuple(_larger_batches(plan)),
+    )
+
+
+def _mean(turns: Sequence[TurnTimes]) -> TurnTimes:
+    return TurnTimes(
+        *(
+            sum(getattr(t, name) for t in turns) // len(turns)
+            for name in TurnTimes.__struct_fields__
+        )
+    )
+
+
+def _blocks_of(plan: Plan, stage: int) -> Mapping[str, Block]:
+    ops = tuple(plan.estimates.stages[stage].ops.values())
+    return {block.module: block for block in blocks(ops)}
+
+
+def _stage_parts(plan: Plan) -> Iterator[StagePart]:
+    turns = plan.structure.schedule.microbatches
+    for stage in range(len(plan.structure.stages)):
+        found = _blocks_of(plan, stage)
+        whole_ns = sum(b.forward_ns + b.backward_ns for b in found.values()) or 1
+        for block in found.values():
+            share = (block.forward_ns + block.backward_ns) / whole_ns
+            if share >= _SHARE:
+                yield StagePart(
+                    stage,
+                    block.module or WHOLE_MODEL,
+                    max(1, block.count // turns),
+                    block.forward_ns // turns,
+                    block.backward_ns // turns,
+                    share,
+                )
+
+
+def _moved_cuts(plan: Plan, table: ActionTable, rows: Sequence[StageRow]) -> Iterator[MovedCut]:
+    """Cuts within a list of modules that have parameters, moved by one of them either way."""
+    for row in rows[1:]:
+        before = row.stage - 1
+        listed, _, digits = row.start.rpartition(".")
+        number = int(digits) if digits.isdecimal() and len(digits) < 10 else None
+        if number is None:
+            continue
+        for loses, gains, module in (
+            (row.stage, before, row.start),
+            (before, row.stage, f"{listed}.{number - 1}"),
+        ):
+            own = plan.structure.stages[loses].structure.params
+            is_all = all(name.startswith(f"{module}.") for name in own)
+            is_there = module in _listed(plan, loses, module) and _has(plan, loses, module)
+            if is_there and not is_all:
+                yield _moved(plan, table, rows[gains], loses, module)
+
+
+def _has(plan: Plan, stage: int, module: str) -> bool:
+    """Whether a stage has modules like `module`, and the plan says what they take."""
+    return bool(_listed(plan, stage, module)) and general(module) in _blocks_of(plan, stage)
+
+
+def _listed(plan: Plan, stage: int, module: str) -> tuple[str, ...]:
+    """The modules like `module` that a stage has parameters of."""
+    pattern, depth = general(module), module.count(".") + 1
+    params = plan.structure.stages[stage].structure.params
+    found = dict.fromkeys(".".join(name.split(".")[:depth]) for name in params)
+    return tuple(each for each in found if general(each) == pattern)
+
+
+def _moved(plan: Plan, table: ActionTable, row: StageRow, loses: int, module: str) -> MovedCut:
+    """The cut that gives `module` to the stage of `row`."""
+    gains = row.stage
+    # As it is done where there are such modules already, if there are.
+    at = gains if _has(plan, gains, module) else loses
+    stages = list(plan.estimates.stages)
+    for stage, source, sign in ((loses, loses, -1), (gains, at, 1)):
+        turn = _with_block(plan, stage, source, module, sign)
+        stages[stage] = msgspec.structs.replace(stages[stage], turn=turn)
+    return MovedCut(
+        module,
+        loses,
+        gains,
+        play_pipeline(table, stages, plan.estimates.delays).step_ns,
+        row.memory_bytes + _held_by_one(plan, at, module, row.in_flight),
+        row.memory_limit_bytes,
+    )
+
+
+def _with_block(plan: Plan, stage: int, source: int, module: str, sign: int) -> TurnTimes:
+    """What `stage` takes with one module like `module` more, or less, which takes the part of the
+    time of stage `source` that it has of what that computes."""
+    found, number = _blocks_of(plan, source), len(_listed(plan, source, module))
+    block, turn = found[general(module)], plan.estimates.stages[source].turn
+    forward = block.forward_ns / number / (sum(b.forward_ns for b in found.values()) or 1)
+    backward = block.backward_ns / number / (sum(b.backward_ns for b in found.values()) or 1)
+    own = plan.estimates.stages[stage].turn
+
+    def with_one(name: str) -> int:
+        share = 0 if name == "update_ns" else forward if "forward" in name else backward
+        return max(0, getattr(own, name) + sign * round(getattr(turn, name) * share))
+
+    return TurnTimes(**{name: with_one(name) for name in TurnTimes.__struct_fields__})
+
+
+def _held_by_one(plan: Plan, stage: int, module: str, in_flight: int) -> int:
+    """Bytes of a device that one module like `module` takes, as stage `stage` has them: its share
+    of what belongs to parameters, and what it saves for each microbatch in flight."""
+    own, params = plan.estimates.stages[stage], plan.structure.stages[stage].structure.params
+    modules = _listed(plan, stage, module)
+    inside = sum(
+        p.num_bytes for n, p in params.items() if n.startswith(tuple(f"{m}." for m in modules))
+    )
+    everything = sum(p.num_bytes for p in params.values()) or 1
+    memory = own.memory
+    always = memory.params + memory.gradients + memory.optimizer + memory.accumulated
+    saved = _blocks_of(plan, stage)[general(module)].saved_bytes
+    return always * inside // (everything * len(modules)) + saved * in_flight // len(modules)
+
+
+def _larger_batches(plan: Plan) -> Iterator[LargerBatch]:
+    structure, estimates = plan.structure, plan.estimates
+    order = structure.schedule
+    if order.table:
+        return
+    times = 2
+    while times <= MAX_BATCH:
+        more = msgspec.structs.replace(order, microbatches=times * order.microbatches)
+        try:
+            table = more.made(structure.num_ranks)
+        except ValueError:
+            return
+        played = play_pipeline(table, estimates.stages, estimates.delays)
+        busy_ns = max(rank.busy_ns for rank in played_ranks(table, played))
+        step_ns = max(1, played.step_ns)
+        yield LargerBatch(
+            more.microbatches,
+            step_ns,
+            1 - busy_ns / step_ns,
+            times * estimates.tokens * 10**9 // step_ns,
+            tuple(table.in_flight(stage) for stage in range(table.num_stages)),
+        )
+        times *= 2
+
+
+def _parts(reasons: PipelineReasons) -> RenderableType:
+    table = new_table(("stage", "module"), ("number", "forward", "backward", "each", "share"))
+    before = -1
+    for part in reasons.parts[:_MAX_ROWS]:
+        table.add_row(
+            str(part.stage) if part.stage != before else "",
+            name_text(part.module),
+            str(part.count),
+            format_ns(part.forward_ns),
+            format_ns(part.backward_ns),
+            format_ns((part.forward_ns + part.backward_ns) / part.count),
+            format_percent(part.share),
+        )
+        before = part.stage
+    return with_rest(table, len(reasons.parts), _MAX_ROWS)
+
+
+def _more(ns: int, of_ns: int) -> str:
+    return f"{100 * (ns - of_ns) / max(1, of_ns):+.3g} %"
+
+
+def _cuts(reasons: PipelineReasons) -> RenderableType:
+    even = (
+        "with the same work shared evenly among the stages, the step would take "
+        f"{format_ns(reasons.even_ns)} ({_more(reasons.even_ns, reasons.step_ns)})"
+    )
+    if not reasons.moved:
+        return Text(f"{even}; of other cuts the plan says nothing")
+    table = new_table(("moved", "from", "to"), ("step, about", "", "memory there, about"))
+    for each in reasons.moved[:_MAX_ROWS]:
+        over = each.memory_bytes > each.memory_limit_bytes
+        table.add_row(
+            name_text(each.module),
+            f"stage {each.loses}",
+            f"stage {each.gains}",
+            format_ns(each.step_ns),
+            _more(each.step_ns, reasons.step_ns),
+            f"{format_bytes(each.memory_bytes)}{', too much' if over else ''}",
+        )
+    note = Text(
+        "with the times that such modules have in these stages, which a search would plan anew"
+    )
+    return Group(Text(even), with_rest(table, len(reasons.moved), _MAX_ROWS), note)
+
+
+def _waiting(reasons: PipelineReasons) -> RenderableType:
+    smaller = Text(
+        "the same batch in more, smaller microbatches is another plan (--microbatches): what a "
+        "part of the rows takes does not follow from this one"
+    )
+    if not reasons.batches:
+        return smaller
+    table = new_table(
+        (f"microbatches ({reasons.microbatches} now), all of the same size",),
+        ("step", "bubble", "tokens/s", "most in flight"),
+    )
+    for each in reasons.batches:
+        table.add_row(
+            f"{each.microbatches}, {each.microbatches // reasons.microbatches} times the batch",
+            format_ns(each.step_ns),
+            format_percent(each.bubble),
+            f"{each.tokens_per_s:,}" if each.tokens_per_s else "",
+            str(max(each.in_flight)),
+        )
+    return Group(table, smaller)
+
+
+def _held(stages: Sequence[StageRow]) -> RenderableType:
+    table = new_table(
+        ("stage",), ("in flight", "saved for each", "for all", "memory", "limit", "of the limit")
+    )
+    for row in stages:
+        table.add_row(
+            str(row.stage),
+            str(row.in_flight),
+            format_bytes(row.saved_bytes // max(1, row.in_flight)),
+            format_bytes(row.saved_bytes),
+            format_bytes(row.memory_bytes),
+            format_bytes(row.memory_limit_bytes),
+            format_share(row.memory_bytes, row.memory_limit_bytes),
+        )
+    return table

@@ -1,0 +1,88 @@
+"""Who waits for whom in a pipeline: what each rank does when, and why it begins no earlier."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopar.ir.pipeline import Action, ActionTable, Hop, incoming, needs
+from autopar.plans.pipelines import PlayedPipeline
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedAction:
+    """An action from `start_ns` to `end_ns`. Its rank stands still for `waited_ns` before it, until
+    what the action `after` sends has come; for `sent_ns` of that it is under way, along `hop`."""
+
+    action: Action
+    start_ns: int
+    end_ns: int
+    waited_ns: int = 0
+    sent_ns: int = 0
+    after: Action | None = None
+    hop: Hop | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedRank:
+    """What a rank does, one action after the other, then the optimizer's step for `update_ns`, all
+    of which takes `busy_ns`. It stands still for `before_ns` until its first action, for
+    `between_ns` until it is done, and for `behind_ns` until the last rank is."""
+
+    stages: tuple[int, ...]
+    actions: tuple[PlayedAction, ...]
+    update_ns: int
+    busy_ns: int
+    before_ns: int
+    between_ns: int
+    behind_ns: int
+
+    @property
+    def waits_ns(self) -> int:
+        """How long it stands still."""
+        return self.before_ns + self.between_ns + self.behind_ns
+
+
+def played_ranks(table: ActionTable, played: PlayedPipeline) -> tuple[PlayedRank, ...]:
+    """The ranks of a table that is played."""
+    sources = incoming(played.delays_ns)
+
+    def found(action: Action, free_ns: int) -> PlayedAction:
+        start_ns, end_ns = played.spans[action]
+        for source, hop in needs(action, sources):
+            late_ns = 0 if hop is None else played.delays_ns[hop]
+            if start_ns > free_ns and played.spans[source].end + late_ns == start_ns:
+                waited_ns = start_ns - free_ns
+                sent_ns = min(waited_ns, late_ns)
+                return PlayedAction(action, start_ns, end_ns, waited_ns, sent_ns, source, hop)
+        return PlayedAction(action, start_ns, end_ns)
+
+    def rank(k: int) -> PlayedRank:
+        row = table.rows[k]
+        free = [0, *(played.spans[action].end for action in row)]
+        actions = tuple(map(found, row, free))
+        update_ns = played.ends_ns[k] - free[-1]
+        worked_ns = sum(each.end_ns - each.start_ns for each in actions)
+        return PlayedRank(
+            tuple(sorted({action.stage for action in row})),
+            actions,
+            update_ns,
+            worked_ns + update_ns,
+            actions[0].start_ns,
+            free[-1] - actions[0].start_ns - worked_ns,
+            played.step_ns - played.ends_ns[k],
+        )
+
+    return tuple(map(rank, range(len(table.rows))))
+
+
+def exposed_ns(ranks: tuple[PlayedRank, ...]) -> Mapping[Hop, int]:
+    """How long, in a step, the ranks that are sent something stand still while that is under way,
+    by what it is sent along."""
+    found: Counter[Hop] = Counter()
+    for rank in ranks:
+        for each in rank.actions:
+            if each.hop is not None:
+                found[each.hop] += each.sent_ns
+    return found

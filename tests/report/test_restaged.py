@@ -1,0 +1,150 @@
+"""What `diff` tells of plans in stages, and of microbatches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from autopar.plans.estimates import Memory
+from autopar.plans.plan import MeshAxis, PipelineSchedule, Plan, Stage
+from autopar.report.difference import compare
+from autopar.report.printed import plain
+from autopar.report.verdict import DIFFERENT, SAME, judge
+from tests.report.plans import MIB, MS, staged_plan, stepped_plan, two_axis_plan
+
+replace = msgspec.structs.replace
+OLD = staged_plan()
+
+
+def found(new: Plan, old: Plan = OLD) -> list[tuple[str, str, str, str]]:
+    return [
+        (topic.title, change.what, change.before, change.after)
+        for topic in compare(old, new).topics
+        for change in topic.changes
+    ]
+
+
+def with_stage(number: int, **fields: Any) -> Plan:
+    """Fields of the stage, or of its structure."""
+    stages = list(OLD.structure.stages)
+    own = {name: value for name, value in fields.items() if name in Stage.__struct_fields__}
+    inner = {name: value for name, value in fields.items() if name not in own}
+    structure = replace(stages[number].structure, **inner)
+    stages[number] = replace(stages[number], structure=structure, **own)
+    return replace(OLD, structure=replace(OLD.structure, stages=tuple(stages)))
+
+
+def with_schedule(schedule: PipelineSchedule, plan: Plan = OLD) -> Plan:
+    return replace(plan, structure=replace(plan.structure, schedule=schedule))
+
+
+def test_the_same() -> None:
+    assert judge(compare(OLD, OLD)).status == SAME and found(OLD) == []
+
+
+def test_what_the_pipeline_decides() -> None:
+    assert found(with_stage(1, start="model.layers.5")) == [
+        ("pipeline", "stages begin with", "(first), model.layers.4", "(first), model.layers.5")
+    ]
+    assert found(with_stage(1, first_rank=4)) == [("pipeline", "first devices", "0, 8", "0, 4")]
+    assert found(with_schedule(PipelineSchedule("gpipe", 4))) == [
+        ("pipeline", "schedule", "1f1b of 2 microbatches", "gpipe of 4 microbatches")
+    ]
+    rows = "0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"
+    tables = rows, ("0F0 0B0 0F1 0B1", rows[1])
+    old, new = (with_schedule(PipelineSchedule("table", 2, table=each)) for each in tables)
+    assert found(new, old) == [("pipeline", "actions of rank 0", rows[0], "0F0 0B0 0F1 0B1")]
+
+
+def test_what_a_stage_decides() -> None:
+    new = with_stage(0, axes=(MeshAxis("dp", 4), MeshAxis("tp", 2)))
+    assert found(new) == [("stage 0: mesh", "mesh", "dp=2,tp=4", "dp=4,tp=2")]
+    assert judge(compare(OLD, new)).status == DIFFERENT
+
+
+def test_another_number_of_stages() -> None:
+    new = staged_plan(PipelineSchedule("interleaved", 2, 2))
+    changes = {(topic, what): (before, after) for topic, what, before, after in found(new)}
+    assert changes["pipeline", "meshes of stages"] == (
+        "dp=2,tp=4, dp=2,tp=4", ", ".join(["dp=2,tp=4"] * 4)
+    )  # fmt: skip
+    assert changes["pipeline", "schedule"][1].endswith(
+        "interleaved of 2 microbatches, 2 stages per rank"
+    )
+    shown = plain(judge(compare(OLD, new)).page(), 120)
+    assert "stage 3, peak" in shown and "stage 0, forward of one" in shown
+
+
+def test_parameters_of_all_stages_are_the_model() -> None:
+    params = dict(OLD.structure.stages[1].structure.params)
+    del params["lm_head.weight"]
+    assert (
+        "parameters that are new or gone",
+        "lm_head.weight",
+        "bfloat16[256, 4097]",
+        "",
+    ) in found(with_stage(1, params=params))
+    # A parameter that another stage has now is where it was, as to the model.
+    moved = with_stage(0, params={**OLD.structure.stages[0].structure.params, **params})
+    assert not any("new or gone" in title for title, *_ in found(moved))
+
+
+def test_one_stage_against_several() -> None:
+    """Ops of stages are not those of the model: they are not said to be gone."""
+    topics = {title for title, *_ in found(OLD, stepped_plan())}
+    assert "ops that are new or gone" not in topics and {"pipeline", "mesh"} <= topics
+
+
+def test_another_graph_of_stages() -> None:
+    """Nothing is said of ops, which are not compared."""
+    new = replace(OLD, structure=replace(OLD.structure, fingerprint="e" * 32))
+    difference = compare(OLD, new)
+    assert [topic.title for topic in difference.topics] == ["fingerprint"]
+    assert not any("its ops and parameters are the same" in note for note in difference.notes)
+    plain_plan = two_axis_plan()
+    other = replace(plain_plan, structure=replace(plain_plan.structure, fingerprint="e" * 32))
+    notes = compare(plain_plan, other).notes
+    assert any("its ops and parameters are the same" in note for note in notes)
+
+
+def test_the_bill_has_the_stages() -> None:
+    first, second = OLD.estimates.stages
+    longer = replace(
+        second, step_ns=131 * MS, turn=replace(second.turn, backward_ns=43 * MS),
+        memory=replace(second.memory, transient=9 * MIB),
+    )  # fmt: skip
+    estimates = replace(
+        OLD.estimates, stages=(first, longer), step_ns=171 * MS, bubble_ns=46 * MS,
+        memory=longer.memory,
+    )  # fmt: skip
+    difference = compare(OLD, replace(OLD, estimates=estimates))
+    figures = {figure.name: (figure.before, figure.after) for figure in difference.bill}
+    assert figures["waiting for other stages"] == (40 * MS, 46 * MS)
+    assert figures["stage 1, all microbatches"] == (125 * MS, 131 * MS)
+    assert figures["stage 1, backward of one"] == (40 * MS, 43 * MS)
+    assert figures["stage 0, peak"] == (40 * MIB, 40 * MIB)
+    verdict = judge(difference)
+    assert verdict.status == DIFFERENT and "stage 1, all microbatches" in verdict.reasons[0]
+    order = [figure.name for figure in difference.bill if figure.section == "stages"]
+    assert [name.split(",")[0] for name in order] == ["stage 0"] * 4 + ["stage 1"] * 4
+    rows = [line.split() for line in plain(verdict.page()).splitlines() if "stage 1, peak" in line]
+    assert rows == [["stage", "1,", "peak", "41", "MiB", "46", "MiB", "+12.2", "%"]]
+
+
+def test_a_plan_of_one_stage_has_no_bill_of_stages() -> None:
+    old = stepped_plan()
+    memory = Memory(1, 1, 1, 1, 1, 1)
+    new = replace(old, estimates=replace(old.estimates, memory=memory))
+    assert {figure.section for figure in compare(old, new).bill}.isdisjoint({"stages"})
+    assert "waiting for other stages" not in plain(judge(compare(old, new)).page())
+
+
+@pytest.mark.parametrize(
+    ("field", "what"), [("microbatches", "microbatches"), ("loss_chunks", "chunks of losses")]
+)
+def test_microbatches_of_one_stage(field: str, what: str) -> None:
+    old = two_axis_plan()
+    new = with_schedule(PipelineSchedule(**{field: 4}), old)
+    assert found(new, old) == [("microbatches", what, "1", "4")]
