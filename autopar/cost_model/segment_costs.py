@@ -76,4 +76,4 @@ def _in_phases(scheduled: Schedule) -> Iterator[tuple[Phase, Event]]:
     for turn in (*(scheduled.turns - 1) * (scheduled.before,), scheduled):
         assert turn is not None
         yield from ((Phase.FORWARD, event) for event in turn.forward)
-        yield from ((Phase.BACKWARD, event) for event in turn.backward)
+        yield from ((Phase.BACKWARD, event) for event in turn.backward + turn.weights)
