@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 
 import msgspec
@@ -23,14 +24,20 @@ from autopar.cost_model.pipeline import add_up
 from autopar.cost_model.played import play_step
 from autopar.cost_model.segment_costs import SegmentCost, segment_costs
 from autopar.cost_model.sends import delays
-from autopar.driver.microbatching import possible_counts
+from autopar.driver.pipeline_shapes import (
+    PipelineShape,
+    imposed_on,
+    numbers_of_microbatches,
+    numbers_of_ranks,
+    other_orders,
+    shaped,
+)
 from autopar.driver.search import search, survey
 from autopar.errors import InfeasibleError, StageError
 from autopar.ir.cutting import CutProblem, Way
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Role
 from autopar.ir.microbatches import in_microbatches
-from autopar.ir.pipeline import ActionTable
 from autopar.ir.segments import Segment, segments
 from autopar.ir.sharding import Sharding
 from autopar.ir.stages import RECEIVE, SEND, cut_at, in_stages
@@ -41,12 +48,9 @@ from autopar.plans.estimates import Estimates
 from autopar.plans.fitting import Candidate
 from autopar.plans.layout import parse_layout
 from autopar.plans.matching import general
-from autopar.plans.options import Options
-from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import (
     SCHEMA_VERSION,
     MeshAxis,
-    PipelineSchedule,
     Plan,
     Provenance,
     Stage,
@@ -54,26 +58,6 @@ from autopar.plans.plan import (
 )
 from autopar.plans.request import Asked
 from autopar.solver.cutting import divide
-
-
-@dataclass(frozen=True, slots=True)
-class PipelineShape:
-    """A pipeline but for its cuts: on how many ranks, with how many stages each, in how many
-    microbatches, in the order of which schedule."""
-
-    ranks: int
-    microbatches: int
-    schedule: str
-    chunks: int = 1
-
-    @property
-    def table(self) -> ActionTable:
-        """What its ranks do."""
-        return make_table(self.schedule, self.ranks, self.microbatches, self.chunks)
-
-    def __str__(self) -> str:
-        each = f", {self.chunks} on each rank" if self.chunks > 1 else ""
-        return f"{self.table.num_stages} stages{each}, {self.microbatches} microbatches"
 
 
 def search_stages(asked: Asked, say: Say) -> Plan:
@@ -85,23 +69,22 @@ def search_stages(asked: Asked, say: Say) -> Plan:
     if options.stages is None and not options.cuts:
         plain = replace(options, stages=1, microbatches=None)
         tried.offer(lambda: search(replace(asked, options=plain), say))
-    for ranks in _ranks(asked):
+    for ranks in numbers_of_ranks(asked):
         last: int | None = None
-        for count in _counts(asked, ranks):
-            found = tried.offer(
-                _Pipeline(asked, PipelineShape(ranks, count, *_order(options)), say).plan
-            )
+        for count in numbers_of_microbatches(asked, ranks):
+            shape = shaped(options, ranks, count)
+            found = tried.offer(partial(_planned, asked, shape, say))
             if last is not None and (found is None or found > last):
                 break
             last = found
-    if options.schedule == "auto" and tried.best is not None and tried.best.structure.stages:
-        schedule = tried.best.structure.schedule
-        shape = PipelineShape(
-            tried.best.structure.num_ranks, schedule.microbatches, "interleaved", 2
-        )
-        if not options.cuts and options.stages is None:
-            tried.offer(_Pipeline(asked, shape, say).plan)
+    if tried.best is not None:
+        for shape in other_orders(options, tried.best):
+            tried.offer(partial(_planned, asked, shape, say))
     return tried.found()
+
+
+def _planned(asked: Asked, shape: PipelineShape, say: Say) -> Plan:
+    return _Pipeline(asked, shape, say).plan()
 
 
 class _Tried:
@@ -131,37 +114,6 @@ class _Tried:
         if self.best is None:
             raise self.failure or StageError("the devices are not shared by as many stages")
         return self.best
-
-
-def _order(options: Options) -> tuple[str, int]:
-    """The schedule, and the stages on each rank."""
-    name, _, chunks = options.schedule.partition(":")
-    name = "1f1b" if name == "auto" else name
-    return name, int(chunks or 2) if name == "interleaved" else 1
-
-
-def _ranks(asked: Asked) -> Sequence[int]:
-    """The numbers of ranks that pipelines may have."""
-    options, devices = asked.options, asked.cluster.num_devices
-    each = _order(options)[1]
-    stages = len(options.cuts) + 1 if options.cuts else options.stages
-    if stages is None:
-        most = len(segments(asked.graph)) // each
-        return [n for n in range(2, min(most, devices) + 1) if devices % n == 0]
-    if stages % each:
-        raise StageError(f"{stages} stages are not {each} on each rank")
-    if devices % (stages // each):
-        raise StageError(f"{devices} devices are not shared evenly by {stages // each} ranks")
-    return [stages // each]
-
-
-def _counts(asked: Asked, ranks: int) -> Sequence[int]:
-    """The numbers of microbatches that are tried: of those that divide the batch, as many as there
-    are ranks and more, as long as that is better."""
-    if asked.options.microbatches is not None:
-        return (asked.options.microbatches,)
-    possible = possible_counts(asked.graph)
-    return [n for n in possible if n >= ranks] or possible[-1:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +207,9 @@ class _Pipeline:
         )
         found = divide(problem)
         proof = _Proof(str(whole.mesh), round(found.step_ns(problem)), found.bound_ns)
+        if self.table.is_split:
+            # The cuts are those for whole backwards, of which others are no bound.
+            proof = _Proof(str(whole.mesh))
         return [(parts[k].module, parts[k].start) for k in found.starts], proof
 
     def _stages(self, graphs: Sequence[Graph], mesh: str) -> list[Candidate]:
@@ -267,22 +222,25 @@ class _Pipeline:
             self.asked.options,
             mesh=mesh,
             microbatches=self.shape.microbatches,
-            memory_limit_bytes=self.limit * self.shape.ranks // self.table.num_stages,
         )
         stored: dict[str, Sharding] = {}
         for stage, graph in enumerate(graphs):
             pins = tuple(sorted(_pins(graph, ends)))
             tied = [node.target for node in graph.with_role(Role.PARAM) if node.target in stored]
-            alike = options.for_stored(mesh, {name: stored[name] for name in tied})
+            limit = self.limit // self.ranks.count(self.ranks[stage])
+            own = replace(options, memory_limit_bytes=limit)
+            alike = own.for_stored(mesh, {name: stored[name] for name in tied})
+            others = self.table.others(stage)
             asked = replace(
                 self.asked,
                 graph=graph,
                 cluster=self.cluster,
-                options=options.joined(alike) if tied else options,
-                in_flight=self.in_flight[stage],
+                options=own.joined(alike) if tied else own,
+                in_flight=1 + max(each.backward for each in others),
+                others=others if self.table.is_split else (),
                 ends=pins,
             )
-            key = _signature(graph), self.in_flight[stage], pins, tuple(tied)
+            key = _signature(graph), limit, others, pins, tuple(tied)
             if key not in known:
                 self.say(f"planning stage {stage} of {len(graphs)}")
                 known[key] = survey(asked, self.say).best
@@ -317,7 +275,7 @@ class _Pipeline:
             outputs={},
             routes={},
             stages=stages,
-            schedule=PipelineSchedule(shape.schedule, shape.microbatches, shape.chunks),
+            schedule=shape.stored,
         )
         return Plan(
             SCHEMA_VERSION,
@@ -332,7 +290,7 @@ class _Pipeline:
                 bound_ns=min(proof.bound_ns, proof.objective_ns),
                 gap_ppm=proof.gap_ppm,
                 meshes_tried=(proof.mesh,),
-                imposed=(*found[0].request.describe_imposed(), *_imposed(asked.options)),
+                imposed=(*found[0].request.describe_imposed(), *imposed_on(asked.options)),
             ),
         )
 
@@ -345,16 +303,6 @@ def _way(sort: Sequence[tuple[Segment, SegmentCost]]) -> Way:
         max(c.static_bytes for c in costs),
         max(c.saved_bytes for c in costs),
     )
-
-
-def _imposed(options: Options) -> Iterator[str]:
-    """What is asked of the pipeline, as a plan records it."""
-    if options.cuts:
-        yield f"cuts {', '.join(options.cuts)}"
-    elif options.stages is not None:
-        yield f"stages {options.stages}"
-    if options.schedule != "auto":
-        yield f"schedule {options.schedule}"
 
 
 def _pins(graph: Graph, ends: dict[tuple[str, str], str]) -> Iterator[tuple[str, str]]:

@@ -53,6 +53,11 @@ class Action(NamedTuple):
         return Action(int(stage), Pass(kind.replace("I", "B")), int(microbatch))
 
 
+def is_action(text: str) -> bool:
+    """Whether `Action.parse` reads it."""
+    return _ACTION.fullmatch(text) is not None
+
+
 class Waiting(NamedTuple):
     """Of how many microbatches a stage holds what all of backward reads, as they wait for it, and
     of how many what the second part of it reads."""

@@ -31,13 +31,15 @@ _MARKS = {Pass.FORWARD: "0123456789", Pass.BACKWARD: "abcdefghij", Pass.WEIGHTS:
 
 _STAGES = "Stages: forward and backward of one microbatch"
 _STEP = "Step: microbatches forward (digits) and backward (letters) through each rank"
+_SPLIT = ", gradients of parameters in capitals"
 _SENDS = "Between stages, for each microbatch: bytes of a device, and how long they are under way"
 
 
 @dataclass(frozen=True, slots=True)
 class StageRow:
     """A stage on its devices. `in_flight` microbatches are held at most at once; of the step the
-    rank of the stage is `idle`, a fraction."""
+    rank of the stage is `idle`, a fraction. Of a backward in two parts, `weights_ns` is the
+    second."""
 
     stage: int
     start: str
@@ -46,6 +48,7 @@ class StageRow:
     mesh: str
     forward_ns: int
     backward_ns: int
+    weights_ns: int
     idle: float
     in_flight: int
     memory_bytes: int
@@ -72,6 +75,7 @@ class PipelineSummary(Printed):
     stages: tuple[StageRow, ...]
     sends: tuple[Delay, ...]
     picture: tuple[str, ...]
+    is_split: bool
     imposed: tuple[str, ...]
     digest: str
 
@@ -79,7 +83,7 @@ class PipelineSummary(Printed):
         sections: list[RenderableType] = [_head(self)]
         for title, content in (
             (_STAGES, _stages(self)),
-            (_STEP, Group(*map(_drawn, self.picture))),
+            (_STEP + _SPLIT * self.is_split, Group(*map(_drawn, self.picture))),
             (_SENDS, _sends(self.sends)),
         ):
             sections += section(title, content)
@@ -105,6 +109,7 @@ def summarize_pipeline(plan: Plan) -> PipelineSummary:
             each.structure.mesh.text,
             own.turn.forward_ns,
             own.turn.backward_ns,
+            own.turn.weights_ns,
             1 - busy[table.ranks[stage]] / step_ns,
             table.in_flight(stage),
             own.memory.total,
@@ -129,6 +134,7 @@ def summarize_pipeline(plan: Plan) -> PipelineSummary:
         stages=rows,
         sends=estimates.delays,
         picture=draw(table, played.spans),
+        is_split=table.is_split,
         imposed=provenance.imposed,
         digest=plan.digest,
     )
@@ -189,7 +195,8 @@ def _head(summary: PipelineSummary) -> RenderableType:
 
 
 def _stages(summary: PipelineSummary) -> RenderableType:
-    columns = ("params", "forward", "backward", "idle", "in flight", "memory")
+    weights = ("weights",) * summary.is_split
+    columns = ("params", "forward", "backward", *weights, "idle", "in flight", "memory")
     table = new_table(("stage", "begins with", "devices", "mesh"), columns)
     firsts = sorted({row.first_device for row in summary.stages})
     ends = dict(pairwise([*firsts, summary.world_size]))
@@ -202,6 +209,7 @@ def _stages(summary: PipelineSummary) -> RenderableType:
             str(row.num_params),
             format_ns(row.forward_ns),
             format_ns(row.backward_ns),
+            *[format_ns(row.weights_ns)] * summary.is_split,
             format_percent(row.idle),
             str(row.in_flight),
             format_bytes(row.memory_bytes),

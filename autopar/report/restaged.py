@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from autopar.plans.plan import Plan, Structure
-from autopar.report.changes import Topic, single
+from autopar.report.changes import Change, Topic, single
 from autopar.report.decided import decision_topics
 
 
@@ -17,6 +17,7 @@ def stage_topics(old: Plan, new: Plan) -> Iterator[Topic]:
         return
     changes = (
         *single("schedule", _schedule(a), _schedule(b)),
+        *_rows(a, b),
         *single("stages begin with", _starts(a), _starts(b)),
         *single("first devices", _firsts(a), _firsts(b)),
     )
@@ -31,6 +32,14 @@ def _schedule(structure: Structure) -> str:
     order = structure.schedule
     each = f", {order.chunks} stages per rank" if order.chunks > 1 else ""
     return f"{order.kind} of {order.microbatches} microbatches{each}"
+
+
+def _rows(a: Structure, b: Structure) -> Iterator[Change]:
+    """What ranks do otherwise by the tables of two plans that have them for as many ranks."""
+    old, new = a.schedule.table, b.schedule.table
+    if len(old) == len(new):
+        for rank, pair in enumerate(zip(old, new, strict=True)):
+            yield from single(f"actions of rank {rank}", *pair)
 
 
 def _starts(structure: Structure) -> str:
