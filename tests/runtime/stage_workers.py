@@ -362,7 +362,7 @@ def two() -> dict[str, Any]:
             schedule="interleaved:2", verify=True,
         ),
         "zero bubble": train(
-            lambda: gpt2(4), adamw, 3, cluster=slow_devices(2), stages=2, microbatches=4,
+            gpt2, adamw, 3, cluster=slow_devices(2), stages=2, microbatches=4,
             schedule="zb-h1", verify=True,
         ),
         "two parts": backward_in_two_parts(),
