@@ -298,9 +298,7 @@ def _as_in(
     if stages not in (None, 1, num_stages):
         raise ArgumentError(f"stages={stages}: the table has {num_stages}; leave it out")
     if cuts and len(cuts) + 1 != num_stages:
-        raise ArgumentError(
-            f"{len(cuts)} cuts make {len(cuts) + 1} stages: the table has {num_stages}"
-        )
+        raise ArgumentError(f"{len(cuts) + 1} stages are cut: the table has {num_stages}")
     return num_stages, count
 
 
