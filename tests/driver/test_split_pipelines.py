@@ -230,7 +230,7 @@ def test_what_waits_for_either_part_is_held() -> None:
 
 def test_what_waits_is_kept_within_the_limit() -> None:
     free = second_stage((Waiting(1, 2),)).estimates.memory
-    limit = free.total - free.saved // 4
+    limit = free.total - free.saved // 8
     found = second_stage((Waiting(1, 2),), limit)
     assert found.is_tight and found.structure.again
     assert found.estimates.memory.total <= limit
