@@ -12,6 +12,7 @@ from autopar.cli.main import main
 from autopar.errors import PlanError
 from autopar.ir.pipeline import Action, ActionSpan, ActionTable
 from autopar.plans.estimates import Delay, TurnTimes
+from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import PipelineSchedule, Plan, Stage
 from autopar.report.pipeline import PipelineSummary, draw, summarize_pipeline
 from autopar.report.shown import shown, stage_of
@@ -63,6 +64,29 @@ def test_the_picture_has_each_action_where_it_is() -> None:
     }  # fmt: skip
     assert draw(table, spans, 6) == ("01 a b", " 0a1b ")
     assert draw(table, spans, 12) == ("0011  aa  bb", "  00aa11bb  ")
+
+
+def test_a_person_can_tell_the_two_parts_of_backward_apart() -> None:
+    own = PipelineSchedule(microbatches=2, is_split=True)
+    plan = pipeline(PipelineSchedule("zb-h1", 2))
+    part = replace(plan.structure.stages[0].structure, schedule=own)
+    stages = tuple(replace(stage, structure=part) for stage in plan.structure.stages)
+    turn = TurnTimes(10, 10, 10, 10, 0, weights_ns=10, last_weights_ns=10)
+    estimates = tuple(replace(each, turn=turn) for each in plan.estimates.stages)
+    plan = replace(
+        plan,
+        structure=replace(plan.structure, stages=stages),
+        estimates=replace(plan.estimates, stages=estimates, delays=()),
+    )
+    plan.check()
+    found = summarize_pipeline(plan)
+    assert found.is_split and [row.weights_ns for row in found.stages] == [10, 10]
+    table = plan.structure.schedule.made(2)
+    spans = play_pipeline(table, estimates, ()).spans
+    assert draw(table, spans, 7) == ("01 aAbB", " 0a1bAB")
+    text = " ".join(str(found).split())
+    assert "weights" in text and "gradients of parameters in capitals" in text
+    assert "in capitals" not in str(summarize_pipeline(pipeline()))
 
 
 def test_a_stage_is_a_plan(tmp_path: Path) -> None:
