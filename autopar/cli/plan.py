@@ -84,8 +84,9 @@ from autopar.cli.terminal import (
     "--schedule",
     default="auto",
     show_default=True,
-    metavar="NAME",
-    help="How stages work on microbatches: gpipe, 1f1b, interleaved:2.",
+    metavar="NAME|FILE",
+    help="How stages work on microbatches: gpipe, 1f1b, interleaved:2, zb-h1, zb-v, or a table of "
+    "your own in a file.",
 )
 @click.option(
     "--loss-chunks",

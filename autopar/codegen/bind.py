@@ -46,6 +46,7 @@ def bind(
         program,
         forward=bound(program.forward),
         backward=None if program.backward is None else bound(program.backward),
+        weights=None if program.weights is None else bound(program.weights),
         before=None if before is None else bind(before, groups, mesh, coordinate, device),
     )
 

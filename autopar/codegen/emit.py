@@ -7,7 +7,7 @@ are used.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,13 +17,11 @@ from torch.fx.node import map_arg
 from autopar.codegen.bias import BIAS, adds_bias
 from autopar.codegen.collectives import sending
 from autopar.codegen.draws import drawn, positions, read_before, state_left
+from autopar.codegen.local_graph import LocalGraph
 from autopar.codegen.localize import localize
-from autopar.codegen.messages import Messages
 from autopar.codegen.ops.peers import Peers
 from autopar.codegen.ops.table import emit
-from autopar.codegen.passes import apply_passes
 from autopar.codegen.sources import sources, whole_types
-from autopar.codegen.torch_private import unwritten
 from autopar.codegen.turns import OWN_OPS, OwnOps, inputs_of, sent_name, sum_name
 from autopar.errors import PlanMismatchError
 from autopar.ir.draws import STATE
@@ -55,7 +53,6 @@ from autopar.plans.scheduling import schedule
 from autopar.rules.intra_op import exchange_axes, exchanges
 from autopar.rules.op import Shapes
 from autopar.rules.table import record_of
-from autopar.runtime.program.lean import LeanGraph
 from autopar.runtime.program.program import Program, Sum
 
 aten = torch.ops.aten
@@ -88,25 +85,6 @@ def generate(gm: fx.GraphModule, graph: Graph, plan: Plan, stage: Graph | None =
     )
 
 
-class LocalGraph:
-    """One of the two graphs while it is written, with its inputs and outputs by name. `views` has
-    the local value of each view in each sharding asked for."""
-
-    def __init__(self, layout: Layout, spoken: Callable[[Transfer], str]) -> None:
-        self.graph = LeanGraph()
-        self.messages = Messages(layout, self.graph, spoken)
-        self.inputs: dict[str, fx.Node] = {}
-        self.outputs: dict[str, fx.Node] = {}
-        self.values: dict[Value, fx.Node] = {}
-        self.views: dict[tuple[int, Sharding, bool], fx.Node] = {}
-
-    def placeholder(self, name: str) -> fx.Node:
-        """A further input, behind the others."""
-        identifier = f"{''.join(c if c.isalnum() else '_' for c in name)}__{len(self.inputs)}"
-        self.inputs[name] = self.graph.placeholder(identifier)
-        return self.inputs[name]
-
-
 class _Generator:
     """Writes the graphs of `scheduled`, which is the last turn of a step or one before it; `traced`
     is what `gm` is, `layout` has what is made of it."""
@@ -126,6 +104,7 @@ class _Generator:
         self.routes = Routes(self.layout)
         self.mesh, self.sizes = self.layout.mesh, self.layout.mesh.sizes
         self.local = {phase: LocalGraph(self.layout, self._spoken) for phase in Phase}
+        """The graphs that are written: of a backward in two parts first one, then the other."""
         self.fx_nodes = sources(gm, graph)
         found = groups(graph)
         self.read = {group.root for group in found}
@@ -158,6 +137,7 @@ class _Generator:
             backward.values[value] = backward.placeholder(name)
         for event in self.schedule.backward:
             self._emit(backward, event)
+        weights = None if self.graph.second_part is None else self._second_part()
         for node in self.graph.nodes:
             if node.role in OUTPUT_ROLES and self.is_last:
                 name = f"{node.role.value}:{node.target}"
@@ -166,7 +146,26 @@ class _Generator:
                 made = Value(node.phase, Ref(node.index), self.layout.made(Ref(node.index)))
                 local = self.local[node.phase]
                 local.outputs[sum_name(node)] = local.values[made]
-        return self._program()
+        return self._program(forward, backward, weights)
+
+    def _second_part(self) -> LocalGraph:
+        """The second part of backward, which has what is carried from the first."""
+        first = self.local[Phase.BACKWARD]
+        second = self.local[Phase.BACKWARD] = LocalGraph(self.layout, self._spoken)
+        for node in self.graph.with_role(Role.TANGENT):
+            value = Value(node.phase, Ref(node.index), self.layout.made(Ref(node.index)))
+            second.values[value] = second.placeholder(f"{node.role.value}:{node.target}")
+        for name in self._further_inputs(self.schedule.weights):
+            second.placeholder(name)
+        handed = dict.fromkeys((*self.schedule.saved, *self.schedule.carried))
+        numbers = {value: number for number, value in enumerate(handed)}
+        for value in self.schedule.carried:
+            name = f"saved:{numbers[value]}"
+            first.outputs[name] = self._value(first, value)
+            second.values[value] = second.placeholder(name)
+        for event in self.schedule.weights:
+            self._emit(second, event)
+        return second
 
     def sums(self) -> tuple[Sum, ...]:
         """What turns hand on."""
@@ -220,34 +219,37 @@ class _Generator:
             local.values[value] = local.graph.get_attr(root.target)
         return local.values[value]
 
-    def _program(self) -> Program:
-        forward, backward = (self.local[phase] for phase in Phase)
+    def _program(
+        self, forward: LocalGraph, backward: LocalGraph, weights: LocalGraph | None
+    ) -> Program:
         detached = {
             int(node.target): self.layout.outputs[node.key]
             for node in self.graph.with_role(Role.DETACHED)
         }
-        forward_outputs = sorted(forward.outputs, key=lambda name: name.startswith("saved:"))
-        if not backward.outputs:
-            return Program(
-                self._module(forward, forward_outputs),
-                None,
-                tuple(forward.inputs),
-                tuple(forward_outputs),
-                detached_shardings=detached,
-            )
-        return Program(
-            self._module(forward, forward_outputs),
-            self._module(backward, tuple(backward.outputs)),
+        forward_outputs = tuple(sorted(forward.outputs, key=lambda name: name.startswith("saved:")))
+        program = Program(
+            forward.module(self.gm, forward_outputs),
+            None,
             tuple(forward.inputs),
-            tuple(forward_outputs),
-            tuple(backward.inputs),
-            tuple(backward.outputs),
-            detached,
+            forward_outputs,
+            detached_shardings=detached,
         )
-
-    def _module(self, local: LocalGraph, outputs: Sequence[str]) -> fx.GraphModule:
-        local.graph.output(tuple(local.outputs[name] for name in outputs))
-        return unwritten(self.gm, apply_passes(local.graph))
+        if not (backward.outputs or (weights and weights.outputs)):
+            return program
+        program = replace(
+            program,
+            backward=backward.module(self.gm, tuple(backward.outputs)),
+            backward_inputs=tuple(backward.inputs),
+            backward_outputs=tuple(backward.outputs),
+        )
+        if not (weights and weights.outputs):
+            return program
+        return replace(
+            program,
+            weights=weights.module(self.gm, tuple(weights.outputs)),
+            weights_inputs=tuple(weights.inputs),
+            weights_outputs=tuple(weights.outputs),
+        )
 
     def _op(self, local: LocalGraph, event: Compute) -> None:
         node, graph = self.graph.nodes[event.node], local.graph

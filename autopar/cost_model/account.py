@@ -62,7 +62,7 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
     scheduled, prices, played = step.scheduled, step.prices, step.played
     compute, launched, inside, updates = step.compute, step.launched, step.inside, step.updates
     all_groups = groups(graph)
-    waiting = waiting_bytes(scheduled, prices, request.in_flight - 1)
+    waiting = waiting_bytes(scheduled, prices, request.waiting)
     memory, holders = peak_memory(played, prices, layout, options, waiting)
     sends = (*_sends(graph, all_groups, step.steps, inside), *_copies(layout, step.copied))
     communication_ns = sum(each.times * move.ns for each in sends for move in each.steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from autopar.ir.graph import Graph, Ref, Role
 from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import is_result
 from autopar.ir.moments import Moment, is_moment, moment_of
+from autopar.ir.pipeline import Waiting
 from autopar.ir.schedule import Compute, Schedule, Update, Value
 from autopar.ir.timeline import HOLDERS, Occupant, Timeline, held_at_peak
 from autopar.plans.estimates import Held, Memory, MemoryCurve
@@ -25,18 +27,32 @@ MAX_HELD = 24
 IN_FLIGHT = "(messages)"
 
 
-def waiting_bytes(scheduled: Schedule, prices: EventPrices, others: int) -> tuple[int, int]:
-    """Bytes that so many `others`, microbatches between forward and backward, hold of what is kept
-    of parameters, and saved."""
+def waiting_bytes(
+    scheduled: Schedule, prices: EventPrices, others: Sequence[Waiting]
+) -> tuple[int, int]:
+    """Bytes that other microbatches hold while they wait, of what is kept of parameters, and saved:
+    those of as many as are the most of `others`."""
     turn = scheduled if scheduled.before is None else scheduled.before
+    whole, rest = _held(turn.saved, prices), _held(turn.carried, prices)
+    ways = [
+        tuple(each.backward * a + each.weights * b for a, b in zip(whole, rest, strict=True))
+        for each in others
+    ]
+    kept, saved = max(ways, key=sum)
+    return kept, saved
+
+
+def _held(values: Sequence[Value], prices: EventPrices) -> tuple[int, int]:
+    """Bytes of what a microbatch hands on to a later part of its turn: of what is kept of
+    parameters, and of all else but what is there all the time."""
     found: dict[str, int] = dict.fromkeys(HOLDERS, 0)
-    for value in turn.saved:
+    for value in values:
         root = prices.graph.nodes[value.ref.node]
         is_copy = root.role is Role.PARAM and value.state != prices.layout.made(value.ref)
         if root.role is Role.OP or is_copy:
             holder, num_bytes = prices.held(value)
-            found[holder] += others * num_bytes
-    return found["kept"], found["saved"]
+            found[holder] += num_bytes
+    return found["kept"], found["saved"] + found["transient"]
 
 
 def peak_memory(

@@ -24,6 +24,7 @@ from math import prod
 
 import numpy as np
 
+from autopar.cost_model.in_flight import InFlight
 from autopar.cost_model.optimizer import find_optimizer
 from autopar.cost_model.residency import HostedParams
 from autopar.cost_model.rounding import Rounding
@@ -54,7 +55,7 @@ def with_moments(request: PlanRequest, problem: Problem, asides: Mapping[Moment,
     rows = _Rows(request, problem)
     first = max(usage.stop for usages in problem.usages for usage in usages)
     held = [rows.at(node_at(request.step, moment), aside) for moment, aside in asides.items()]
-    for node, amounts in rows.in_flight(problem, request.in_flight - 1).items():
+    for node, amounts in rows.in_flight(problem, InFlight(request)).items():
         for row in held:
             row[node] = row.get(node, 0) + amounts
     return replace(
@@ -197,20 +198,19 @@ class _Rows:
                     self._add_gradient(params[0], gradient)
         return self._row
 
-    def in_flight(self, problem: Problem, others: int) -> dict[int, IntArray]:
-        """Bytes per node of the problem and choice of what `others`, microbatches that are neither
-        forward nor backward at any moment, have saved."""
-        if not others:
+    def in_flight(self, problem: Problem, known: InFlight) -> dict[int, IntArray]:
+        """Bytes per node of the problem and choice of what other microbatches hold."""
+        if not any(known.others):
             return {}
         params = self.graph.with_role(Role.PARAM)
         at_rest = {decision_key(n) for n in (*params, *filter(is_result, self.graph.nodes))}
         found = {
-            node: usages[0].amounts // (others + 1) * others
-            for node, (key, usages) in enumerate(zip(problem.keys, problem.usages, strict=True))
+            self.number[key]: known.amounts(key, self.labels[key], usages[0].amounts)
+            for key, usages in zip(problem.keys, problem.usages, strict=True)
             if key not in at_rest
         }
         for param in params:
-            node, copies = self.number[param.key], others * self._kept(param)
+            node, copies = self.number[param.key], known.others.backward * self._kept(param)
             found[node] = found[node] + copies if node in found else copies
         return found
 

@@ -21,6 +21,7 @@ from autopar.cost_model.drawn_again import add_drawn_again
 from autopar.cost_model.flows import Space, stated_flows
 from autopar.cost_model.host_link import host_contention
 from autopar.cost_model.imposed import impose
+from autopar.cost_model.in_flight import InFlight
 from autopar.cost_model.kernel_cost import Traffic, node_s, traffic
 from autopar.cost_model.launches import host_ns
 from autopar.cost_model.limits import Limits
@@ -69,9 +70,12 @@ def price(request: PlanRequest) -> Problem:
     windows = Windows.of(mesh, cluster.device, copied, graph.turns)
     costs = _compute(request, all_groups, table, windows, streams.hosts)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
-    usages = _held(request, table, saves)
+    in_flight = InFlight(request)
+    usages = _held(request, table, saves, 1 + in_flight.others.backward)
+    for key, entry in table.items():
+        usages[key] += in_flight.made_again(key, entry.choices)
     for handed in offloads.handed(all_groups, table, saves):
-        usages[handed.holder] += request.in_flight * offloads.held(handed)
+        usages[handed.holder] += in_flight.times(handed.holder) * offloads.held(handed)
         offloads.add_copies(handed, costs, windows, number)
     streams.add_copies(table, costs, windows, number)
     return Problem(
@@ -201,9 +205,11 @@ def _held(
     request: PlanRequest,
     table: Mapping[str, NodeClass],
     saves: Mapping[str, Sequence[Decision]],
+    in_flight: int,
 ) -> dict[str, IntArray]:
     """Bytes per device of every choice that parameters and their like take all the time, of all
-    nodes; and what turns add up, beside the gradients that a script may have kept."""
+    nodes, and what is kept of them for as many microbatches as are `in_flight`; and what turns add
+    up, beside the gradients that a script may have kept."""
     graph, mesh, options = request.step, request.mesh, request.options
     usages = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     usages |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
@@ -216,7 +222,7 @@ def _held(
                 held = copies * local_bytes(tensor, graph.atoms, choice.storage, mesh.sizes)
                 if choice.kept != choice.storage:
                     kept = local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
-                    held += request.in_flight * kept
+                    held += in_flight * kept
                 usages[key][c] = (entry.count - choice.hosted) * held
         if is_result(entry.node):
             for c, (made,) in enumerate(entry.outputs):

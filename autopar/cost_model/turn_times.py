@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from autopar.ir.schedule import Schedule, Start
 from autopar.ir.timeline import Timeline
@@ -21,16 +22,23 @@ def arrivals(played: Timeline) -> list[int]:
 
 def turn_times(scheduled: Schedule, played: Timeline) -> TurnTimes:
     """Those of a step that was played, of the last turn and the one before."""
-    marks, others = arrivals(played), scheduled.turns - 1
-    before = scheduled.before or scheduled
-    start = others * len(scheduled.turn_before)
-    first = start - len(scheduled.turn_before)
-    middle = first + len(before.forward) if others else start + len(scheduled.forward)
-    update = start + len(scheduled.forward) + len(scheduled.backward)
+    marks, start = arrivals(played), (scheduled.turns - 1) * len(scheduled.turn_before)
+    last = usual = _lengths(scheduled, marks, start)
+    if scheduled.before is not None:
+        usual = _lengths(scheduled.before, marks, start - len(scheduled.turn_before))
     return TurnTimes(
-        forward_ns=marks[middle] - marks[first],
-        backward_ns=marks[start if others else update] - marks[middle],
-        last_forward_ns=marks[start + len(scheduled.forward)] - marks[start],
-        last_backward_ns=marks[update] - marks[start + len(scheduled.forward)],
-        update_ns=marks[-1] - marks[update],
+        forward_ns=usual[0],
+        backward_ns=usual[1],
+        weights_ns=usual[2],
+        last_forward_ns=last[0],
+        last_backward_ns=last[1],
+        last_weights_ns=last[2],
+        update_ns=last[3],
     )
+
+
+def _lengths(turn: Schedule, marks: Sequence[int], start: int) -> list[int]:
+    """What the parts of a turn take that begins with event `start`."""
+    parts = turn.forward, turn.backward, turn.weights, turn.update
+    places = accumulate(map(len, parts), initial=start)
+    return [marks[b] - marks[a] for a, b in pairwise(places)]

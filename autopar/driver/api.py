@@ -72,7 +72,7 @@ def compile(
     checkpoint: str = "planned",
     stages: int | str | None = None,
     cuts: str | Sequence[str] = (),
-    schedule: str = "auto",
+    schedule: str | os.PathLike[str] = "auto",
     loss_chunks: int | str = "auto",
     saved_dtype: torch.dtype | str | None = None,
     differentiable_outputs: str | Sequence[str] = (),
@@ -187,7 +187,7 @@ def plan(
     checkpoint: str = "planned",
     stages: int | str | None = None,
     cuts: str | Sequence[str] = (),
-    schedule: str = "auto",
+    schedule: str | os.PathLike[str] = "auto",
     loss_chunks: int | str = "auto",
     saved_dtype: torch.dtype | str | None = None,
     differentiable_outputs: str | Sequence[str] = (),
@@ -204,7 +204,7 @@ def plan(
 
     The model is cut into `stages` of a pipeline ("auto": as many as are best, or none), before the
     modules `cuts` if those are given, whose microbatches follow a `schedule` ("1f1b", "gpipe",
-    "interleaved:2"; docs/pipeline.md).
+    "interleaved:2", "zb-h1", "zb-v", or a table of your own or the path of one; docs/pipeline.md).
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
+import msgspec
+
 from autopar.cluster.parts import line_of, part_of
 from autopar.compile import Say, best_as_stated
 from autopar.cost_model.price import price
@@ -21,14 +23,16 @@ from autopar.driver.search import meshes_of, promising
 from autopar.driver.segment_sorts import SampledStep
 from autopar.errors import InfeasibleError, StageError
 from autopar.ir.cutting import CutProblem, Division, Way
-from autopar.ir.graph import Graph, Role
+from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import in_microbatches, in_other_microbatches
-from autopar.ir.pipeline import ActionTable
+from autopar.ir.pipeline import ActionTable, Pass, Waiting
 from autopar.ir.problem import Problem
 from autopar.ir.stages import cut_at, is_end
+from autopar.plans.estimates import Delay, Estimates, TurnTimes
 from autopar.plans.fitting import Beaten, Candidate
 from autopar.plans.layout import parse_layout
+from autopar.plans.pipelines import play_pipeline
 from autopar.plans.request import Asked, Pins, PlanRequest
 from autopar.solver.cutting import divide
 
@@ -44,11 +48,13 @@ _TOLERANCE = 0.03
 class Divided:
     """Stages on `mesh`, as they are thought to be best: the first op of each but the first, and the
     module it is of. `pins` are the labels of the choices that plans of their segments have, by the
-    key of the op. Nothing is proven where `bound_ns` is 0."""
+    key of the op. The busiest rank `waits` for such a part of the step. Nothing is proven where
+    `bound_ns` is 0."""
 
     mesh: Mesh
     starts: tuple[tuple[str, int], ...]
     step_ns: int
+    waits: float
     objective_ns: int
     bound_ns: int
     pins: Pins
@@ -97,14 +103,9 @@ class SegmentWays:
         graphs = [self._in(graph, table.microbatches) for graph in sample.stages]
         options = replace(self.asked.options, microbatches=table.microbatches, loss_chunks=1)
         cluster = part_of(self.asked.cluster, self.asked.cluster.num_devices // ranks)
-        held = -(-max(map(table.held, range(ranks))) // (table.num_stages // ranks))
         asked = replace(
-            self.asked,
-            graph=graphs[sample.busiest],
-            cluster=cluster,
-            options=options,
-            in_flight=held,
-        )
+            self.asked, graph=graphs[sample.busiest], cluster=cluster, options=options
+        ).while_waiting(_most(table), is_split=table.is_split)
         best: Divided | None = None
         failure: InfeasibleError | None = None
         requests = suited(asked, meshes_of(cluster, options))
@@ -215,22 +216,45 @@ class _OnMesh:
 
     def _found(self, division: Division) -> Divided:
         parts, cuts = self.sample.parts, self.asked.options.cuts
-        objective_ns = round(division.step_ns(self._problem()))
         starts = [(parts[k].module, parts[k].start) for k in division.starts if not cuts]
-        hop_ns = self._hop_ns(self.plans[self.sample.busiest][0])
+        stages = [self._estimates(taken) for taken in division.taken]
+        step_ns = play_pipeline(self.table, stages, self._sends()).step_ns
+        busy_ns = [0] * len(self.table.rows)
+        for stage, found in enumerate(stages):
+            busy_ns[self.table.ranks[stage]] += _work_ns(found.turn, self.table.microbatches)
+        # Of cuts that are given, and of backwards in two parts, others are no bound.
+        is_proven = not cuts and not self.table.is_split
         return Divided(
             self.requests[0].mesh,
             tuple(starts) or tuple((m, cut_at(self.sample.graph, m)) for m in cuts),
-            objective_ns + (self.table.num_stages - 1) * hop_ns,
-            0 if cuts else objective_ns,
-            0 if cuts else division.bound_ns,
+            step_ns,
+            1 - max(busy_ns) / max(1, step_ns),
+            round(division.step_ns(self._problem())) if is_proven else 0,
+            division.bound_ns if is_proven else 0,
             tuple(self._pins()),
         )
 
-    def _hop_ns(self, plan: Candidate) -> int:
-        """What a microbatch takes from stage to stage, there and back."""
+    def _estimates(self, taken: Sequence[Sequence[float]]) -> Estimates:
+        """What a stage takes that has so many segments of each sort in each way."""
+        turns = dict.fromkeys(TurnTimes.__struct_fields__, 0.0)
+        for sort, numbers in zip(self.sample.sorts, taken, strict=True):
+            for plan, number in zip(self.plans[sort.stage], numbers, strict=True):
+                for name in turns:
+                    turns[name] += number * sort.share * getattr(plan.estimates.turn, name)
+        turn = TurnTimes(**{name: round(ns) for name, ns in turns.items()})
+        return msgspec.structs.replace(self.plans[0][0].estimates, turn=turn)
+
+    def _sends(self) -> list[Delay]:
+        """What a microbatch takes from each stage to the next, and back."""
+        plan, last = self.plans[self.sample.busiest][0], self.table.num_stages - 1
         layout = parse_layout(plan.request.graph, plan.structure)
-        return sum(each.time_ns for each in delays([layout], self.line))
+        size, ns = dict.fromkeys(Phase, 0), dict.fromkeys(Phase, 0)
+        for each in delays([layout], self.line):
+            size[Phase(each.phase)] += each.num_bytes
+            ns[Phase(each.phase)] += each.time_ns
+        forth = [(s, s + 1, Phase.FORWARD) for s in range(last)]
+        back = [(s + 1, s, Phase.BACKWARD) for s in range(last)]
+        return [Delay(s, t, phase.value, size[phase], ns[phase]) for s, t, phase in forth + back]
 
     def _pins(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         labels: dict[str, dict[str, None]] = {}
@@ -243,11 +267,25 @@ class _OnMesh:
         yield from ((key, tuple(sorted(found))) for key, found in sorted(labels.items()))
 
 
+def _most(table: ActionTable) -> tuple[Waiting, ...]:
+    """How many other microbatches wait in any stage of a table, at most."""
+    found = [each for stage in range(table.num_stages) for each in table.others(stage)]
+    return (Waiting(max(w.backward for w in found), max(w.weights for w in found)),)
+
+
+def _work_ns(turn: TurnTimes, microbatches: int) -> int:
+    """What a rank does for a stage in a step."""
+    usual, last = (
+        sum(turn.length_ns(kind, is_last=is_last) for kind in Pass) for is_last in (False, True)
+    )
+    return (microbatches - 1) * usual + last + turn.update_ns
+
+
 def _way(plan: Candidate, share: float) -> Way:
     """What a segment takes that has such a share of what is planned."""
     estimates, turn = plan.estimates, plan.estimates.turn
-    memory, time_ns = estimates.memory, turn.forward_ns + turn.backward_ns
-    last_ns = turn.last_forward_ns + turn.last_backward_ns
+    memory, time_ns = estimates.memory, turn.forward_ns + turn.backward_ns + turn.weights_ns
+    last_ns = turn.last_forward_ns + turn.last_backward_ns + turn.last_weights_ns
     static = memory.params + memory.gradients + memory.optimizer + memory.accumulated
     return Way(
         ceil(share * time_ns),

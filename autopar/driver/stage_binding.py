@@ -235,7 +235,7 @@ class StageBinder:
     def _gradients(self) -> Iterator[Leaving]:
         types = {node.target: node.outputs[0] for node in self.graph.with_role(Role.PARAM)}
         programs = self.compiled.programs
-        names = (n for each in programs for n in each.backward_outputs if n.startswith("grad:"))
+        names = (name for each in programs for name in each.gradients)
         for name in dict.fromkeys(names):
             target = name.partition(":")[2]
             yield self._leaving(name, types[target], None, hosted=target in self._hosted)

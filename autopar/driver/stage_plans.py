@@ -15,6 +15,7 @@ from autopar.driver.search import meshes_of, survey
 from autopar.errors import InfeasibleError
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Role
+from autopar.ir.pipeline import ActionTable, Waiting
 from autopar.ir.sharding import Sharding
 from autopar.ir.stages import RECEIVE, SEND, is_end
 from autopar.plans.fitting import Candidate
@@ -31,44 +32,45 @@ _TOLERANCE = 1e-2
 
 
 def plan_stages(
-    asked: Asked, graphs: Sequence[Graph], in_flight: Sequence[int], pins: Pins, say: Say
+    asked: Asked, graphs: Sequence[Graph], table: ActionTable, pins: Pins, say: Say
 ) -> list[Candidate]:
-    """The plan of each of `graphs`, a part of what is `asked`, of which a device holds so many
-    microbatches; where possible with choices that are among `pins`. Those that differ from another
-    in nothing but the names of their parameters are planned as that one. InfeasibleError if one
-    does not fit in memory."""
+    """The plan of each of `graphs`, a part of what is `asked`, with choices that are among `pins`
+    where possible. A device holds what waits in `table`, and the stages of a rank share its memory.
+    Stages that differ from another in nothing but the names of their parameters are planned as that
+    one. InfeasibleError if one does not fit in memory."""
     ends: dict[tuple[str, str], str] = {}
     found: list[Candidate] = []
     known: dict[object, Candidate] = {}
-    unit = -(-max(in_flight) // _LEVELS)
+    waiting = [table.others(stage) for stage in range(len(graphs))]
+    unit = max(1, -(-max(each.backward for others in waiting for each in others) // _LEVELS))
     stored: dict[str, Sharding] = {}
     for stage, graph in enumerate(graphs):
         settled = tuple(sorted(_settled(graph, ends)))
         tied = [node.target for node in graph.with_role(Role.PARAM) if node.target in stored]
         alike = asked.options.for_stored(asked.options.mesh, {name: stored[name] for name in tied})
-        here = replace(
-            asked,
-            graph=graph,
-            options=asked.options.joined(alike) if tied else asked.options,
-            in_flight=-(-in_flight[stage] // unit) * unit,
-            tolerance=_TOLERANCE,
-        )
-        key = _signature(graph), here.in_flight, settled, tuple(tied)
+        limit = asked.memory_limit_bytes // len(table.stages_of(table.ranks[stage]))
+        own = replace(asked.options, memory_limit_bytes=limit)
+        here = replace(asked, graph=graph, options=own.joined(alike) if tied else own)
+        others = tuple(Waiting(*(-(-n // unit) * unit for n in each)) for each in waiting[stage])
+        key = _signature(graph), limit, others, settled, tuple(tied)
         if key not in known:
             say(f"planning stage {stage} of {len(graphs)}")
-            known[key] = _best(here, settled, pins, say)
-        found.append(_with(in_flight[stage], _renamed(known[key], graph)))
+            while_waiting = here.while_waiting(others, is_split=table.is_split)
+            wanted = replace(while_waiting, tolerance=_TOLERANCE)
+            known[key] = _best(wanted, settled, pins, say)
+        now = here.while_waiting(waiting[stage], is_split=table.is_split)
+        found.append(_while_waiting(now, _renamed(known[key], graph)))
         ends |= _laid_out(graph, found[-1].structure)
         params = found[-1].structure.params.items()
         stored = {name: param.choice.storage for name, param in params} | stored
     return found
 
 
-def _with(in_flight: int, found: Candidate) -> Candidate:
-    """The same plan with so many microbatches in flight."""
-    if found.request.in_flight == in_flight:
+def _while_waiting(asked: Asked, found: Candidate) -> Candidate:
+    """The same plan with as many other microbatches as are `asked` for."""
+    request = replace(found.request, in_flight=asked.in_flight, others=asked.others)
+    if request == found.request:
         return found
-    request = replace(found.request, in_flight=in_flight)
     return replace(found, request=request, estimates=account(request, found.structure).estimates)
 
 

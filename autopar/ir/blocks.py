@@ -2,7 +2,8 @@
 
 A block is one of a list of modules (`layers.3`), or modules beside such lists that use parameters
 (`norm` and `lm_head`); ops of modules that use none belong to the block before. Blocks are joined
-until their parameters fill the largest bucket of the mesh. While one is computed, what gathers the
+until their parameters fill the largest bucket of the mesh. A backward in two parts
+(`backward_parts`) has blocks of both. While one is computed, what gathers the
 parameters of the next and what reduces the gradients of the one before is under way:
 `plans.scheduling` sees to that, and prices count on it. Blocks of one list are one *window*, each
 block beside lists is one: it takes as long as its busiest resource.
@@ -27,10 +28,15 @@ module in a block that has most parameters."""
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """The blocks of both phases, numbered in order within each: `of` has that of each op, `windows`
-    what each belongs to."""
+    what each belongs to. Of a backward in two parts `second` is the first of the second part."""
 
     of: Mapping[int, int]
     windows: Mapping[Phase, tuple[str, ...]]
+    second: int = 0
+
+    def first_with(self, phase: Phase, block: int) -> int:
+        """The first block of the part of a phase that a block is in."""
+        return self.second if phase is Phase.BACKWARD and block >= self.second else 0
 
     def window(self, phase: Phase, block: int) -> WindowPlace | None:
         """That of a block; None if there is no such block."""
@@ -60,13 +66,20 @@ def _known(_: Graph) -> dict[int, Blocks]:
 def _find(graph: Graph, full_bytes: int) -> Blocks:
     found: dict[int, int] = {}
     windows: dict[Phase, tuple[str, ...]] = {}
+    second = 0
     for phase in Phase:
         sizes, names, held, largest = _sizes(graph, phase), [""], 0, -1
-        seen = set[_Place]()
+        seen, begun = set[_Place](), False
         for node in graph.with_role(Role.OP):
             if node.phase is not phase:
                 continue
             place = place_of(node.module)
+            is_second = graph.second_part is not None and node.index >= graph.second_part
+            if is_second and begun and not second:
+                names.append("")
+                second, held, largest = len(names) - 1, 0, -1
+                seen.clear()
+            begun = True
             if place not in seen and (place[0] or place in sizes):
                 seen.add(place)
                 if len(seen) > 1 and held >= full_bytes:
@@ -78,7 +91,7 @@ def _find(graph: Graph, full_bytes: int) -> Blocks:
                 held += size
             found[node.index] = len(names) - 1
         windows[phase] = tuple(names)
-    return Blocks(found, windows)
+    return Blocks(found, windows, second)
 
 
 _Place = tuple[str, str]
@@ -139,5 +152,13 @@ def hides_in(graph: Graph, mesh: Mesh, group: Group) -> WindowPlace | None:
     known, root = blocks_of(graph, mesh), graph.nodes[group.root.node]
     if casts_of(graph).of_parameter(graph, group):
         users = [known.of[use.node] for use in group.uses if use.node in known.of]
-        return known.window(group.phase, min(users) - 1) if users else None
-    return known.window(group.phase, known.of[root.index] + 1) if root.index in known.of else None
+        first = min(users, default=0)
+        is_first = first == known.first_with(group.phase, first)
+        return None if is_first else known.window(group.phase, first - 1)
+    if root.index not in known.of:
+        return None
+    after = known.of[root.index] + 1
+    if group.phase is Phase.BACKWARD:
+        # What the first part of backward makes leaves in the second.
+        after = max(after, known.second)
+    return known.window(group.phase, after)

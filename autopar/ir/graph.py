@@ -201,12 +201,14 @@ class Node:
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Graph:
     """Nodes in topological order, and the atoms their tensors are made of. All of it but what
-    leaves the graph happens in `turns`, each on a part of the batch (`microbatches`)."""
+    leaves the graph happens in `turns`, each on a part of the batch (`microbatches`). Of a backward
+    in two parts (`backward_parts`) the second begins with the node `second_part`."""
 
     name: str
     nodes: tuple[Node, ...]
     atoms: tuple[Atom, ...]
     turns: int = 1
+    second_part: int | None = None
 
     def type_of(self, ref: Ref) -> TensorType:
         return self.nodes[ref.node].outputs[ref.output]

@@ -10,6 +10,7 @@ any `W` in the table, `B` is all of backward. `I`, as torch writes the first par
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,6 +53,19 @@ class Action(NamedTuple):
         return Action(int(stage), Pass(kind.replace("I", "B")), int(microbatch))
 
 
+def is_action(text: str) -> bool:
+    """Whether `Action.parse` reads it."""
+    return _ACTION.fullmatch(text) is not None
+
+
+class Waiting(NamedTuple):
+    """Of how many microbatches a stage holds what all of backward reads, as they wait for it, and
+    of how many what the second part of it reads."""
+
+    backward: int
+    weights: int = 0
+
+
 Hop = tuple[int, int, Phase]
 """(source, target, phase): stages of which the first sends the other something in that phase."""
 
@@ -85,6 +99,10 @@ class ActionTable:
     def ranks(self) -> Mapping[int, int]:
         """The rank of each stage."""
         return {action.stage: rank for rank, row in enumerate(self.rows) for action in row}
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """Those of a rank."""
+        return tuple(sorted(stage for stage, at in self.ranks.items() if at == rank))
 
     @cached_property
     def microbatches(self) -> int:
@@ -135,6 +153,28 @@ class ActionTable:
         row = self.rows[self.ranks[stage]]
         return self._waiting([action for action in row if action.stage == stage])
 
+    def others(self, stage: int) -> tuple[Waiting, ...]:
+        """How many other microbatches wait while a stage works on one: the most at a time, of which
+        none is more than another in both."""
+        row = [a for a in self.rows[self.ranks[stage]] if a.stage == stage]
+        now, found = Counter[Pass](), set[Waiting]()
+        for _, kind, _ in row:
+            now[kind] += 1
+            done = {each: now[each] - (kind is each) for each in Pass}
+            if self.is_split:
+                # What it works on itself is none of the others.
+                back = done[Pass.FORWARD] - now[Pass.BACKWARD]
+                found.add(Waiting(back, done[Pass.BACKWARD] - now[Pass.WEIGHTS]))
+            else:
+                found.add(Waiting(done[Pass.FORWARD] - now[Pass.BACKWARD]))
+        return tuple(sorted(a for a in found if not any(_is_more(b, a) for b in found)))
+
+    def first(self, microbatches: int) -> ActionTable:
+        """The same for the first so many of its microbatches."""
+        return ActionTable(
+            tuple(tuple(a for a in row if a.microbatch < microbatches) for row in self.rows)
+        )
+
     def _waiting(self, actions: Sequence[Action]) -> int:
         most = now = 0
         last = Pass.WEIGHTS if self.is_split else Pass.BACKWARD
@@ -142,6 +182,10 @@ class ActionTable:
             now += (action.kind is Pass.FORWARD) - (action.kind is last)
             most = max(most, now)
         return most
+
+
+def _is_more(a: Waiting, b: Waiting) -> bool:
+    return a != b and a.backward >= b.backward and a.weights >= b.weights
 
 
 class ActionSpan(NamedTuple):

@@ -124,13 +124,15 @@ Event = Compute | Start | Wait | Take | Update | Free
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The events of a step: `forward` and `backward`, then the update of the parameters.
+    """The events of a step: `forward` and `backward`, then the update of the parameters. Where
+    backward comes in two parts (`backward_parts`), `backward` has the first, `weights` the second.
 
     In `turns` (`microbatches`), that is the last of them; all others are `before` it.
 
     Parameters, buffers, inputs and tangents are there without an event and are never freed; nor are
     `outputs`, the values that leave the graph. `saved` are those that forward hands to backward,
-    on the device or on its host.
+    on the device or on its host; `carried` those of them, and of what the first part of backward
+    makes, that the second needs.
     """
 
     forward: tuple[Event, ...]
@@ -140,6 +142,8 @@ class Schedule:
     outputs: frozenset[Value]
     before: Schedule | None = None
     turns: int = 1
+    weights: tuple[Event, ...] = ()
+    carried: tuple[Value, ...] = ()
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -154,4 +158,4 @@ class Schedule:
     @property
     def last_turn(self) -> tuple[Event, ...]:
         """Those of the last turn, and the update."""
-        return self.forward + self.backward + self.update
+        return self.forward + self.backward + self.weights + self.update

@@ -3,7 +3,7 @@ their first use, and anything that leaves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import Graph
@@ -66,7 +66,8 @@ class Gathers:
     Buckets are of one kind, axis, dtype and block, and of one number of gathers before and behind:
     one bucket never needs what another that needs it brings. `due` has those that are to start with
     a block: with the one before the one that they are for, and one block earlier for each gather
-    behind. Those for the first block start when they are needed.
+    behind, but no earlier than with the first of its part of the phase (`first_with`). Those for
+    that one start when they are needed.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Gathers:
         graph: Graph,
         routes: Routes,
         asked: Iterable[tuple[int, tuple[Group, Sharding]]],
+        first_with: Callable[[int], int],
     ) -> None:
         self.buckets: list[Bucket] = []
         self.place_of: dict[Value, int] = {}
@@ -101,7 +103,9 @@ class Gathers:
                     if key not in last or not self.buckets[last[key]].takes(arc):
                         last[key] = len(self.buckets)
                         self.buckets.append(Bucket())
-                        if block:
-                            self.due.setdefault(max(0, block - 1 - behind), []).append(last[key])
+                        first = first_with(block)
+                        if block > first:
+                            due = max(first, block - 1 - behind)
+                            self.due.setdefault(due, []).append(last[key])
                     self.buckets[last[key]].add(transfer, arc)
                     self.place_of[transfer.target] = last[key]

@@ -52,7 +52,9 @@ def make_structure(request: PlanRequest, problem: Problem, solution: Solution) -
             sorted({n.op for n in graph.with_role(Role.OP) if not n.has_rule})
         ),
         schedule=PipelineSchedule(
-            microbatches=request.microbatches, loss_chunks=request.loss_chunks
+            microbatches=request.microbatches,
+            loss_chunks=request.loss_chunks,
+            is_split=request.is_split,
         ),
     )
 

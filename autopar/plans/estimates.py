@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from autopar.ir.pipeline import Pass
 from autopar.plans.cluster_rates import ClusterRates, Count
 from autopar.plans.order import Run
 
@@ -62,13 +63,26 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 class TurnTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a device takes for a microbatch, forward and backward; for the last one, in which
-    gradients are reduced; and for the optimizer."""
+    gradients are reduced; and for the optimizer. Of a backward in two parts, the second is
+    `weights_ns`."""
 
     forward_ns: Count = 0
     backward_ns: Count = 0
     last_forward_ns: Count = 0
     last_backward_ns: Count = 0
     update_ns: Count = 0
+    weights_ns: Count = 0
+    last_weights_ns: Count = 0
+
+    def length_ns(self, kind: Pass, *, is_last: bool) -> int:
+        """What it takes for a microbatch, the last one or another."""
+        match kind:
+            case Pass.FORWARD:
+                return self.last_forward_ns if is_last else self.forward_ns
+            case Pass.BACKWARD:
+                return self.last_backward_ns if is_last else self.backward_ns
+            case Pass.WEIGHTS:
+                return self.last_weights_ns if is_last else self.weights_ns
 
 
 class Delay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

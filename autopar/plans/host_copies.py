@@ -96,9 +96,11 @@ def _message(away: Away, layout: Layout, source: Value, target: Value, copy: Hos
 
 def _starts(in_order: list[Away], ops: list[Node], layout: Layout) -> list[int]:
     """Before which op each of the tensors, in the order in which they are needed, is on its way; as
-    early as may be where the pace of the link is not known."""
+    early as may be where the pace of the link is not known, but in the part of backward that needs
+    it first."""
     graph, known = layout.graph, layout.reload_pace
-    blocks = blocks_of(graph, layout.mesh).of
+    placed = blocks_of(graph, layout.mesh)
+    blocks = placed.of
     indices, of_op = [node.index for node in ops], [blocks[node.index] for node in ops]
     ends = accumulate(work(graph, node) / layout.mesh.num_devices for node in ops)
     begins = [0.0, *ends][: len(ops)]
@@ -108,7 +110,9 @@ def _starts(in_order: list[Away], ops: list[Node], layout: Layout) -> list[int]:
         num_bytes = layout.held_bytes(away.root, layout.kept(away.root))
         takes = _SLACK * elements(num_bytes, known) if known else inf
         latest = min(latest, begins[bisect_left(indices, away.first)]) - takes
-        earliest = bisect_left(of_op, blocks[away.first] - AHEAD)
+        block = blocks[away.first]
+        start = max(placed.first_with(Phase.BACKWARD, block), block - AHEAD)
+        earliest = bisect_left(of_op, start)
         place = max(earliest, bisect_right(begins, latest) - 1)
         found.append(indices[place])
     return found[::-1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from autopar.ir.schedule import (
@@ -22,7 +22,7 @@ from autopar.ir.schedule import (
 def with_frees(given: Schedule) -> Schedule:
     """`given` with what is freed behind each event that is the last to need it."""
     lasts: dict[Value | Message, int] = {}
-    events = given.forward + given.backward
+    events = given.forward + given.backward + given.weights
     made = set[Value | Message]()
     for place, event in enumerate(events):
         for held in _made(event):
@@ -42,9 +42,23 @@ def with_frees(given: Schedule) -> Schedule:
             if place in dead:
                 yield Free(tuple(dead[place]))
 
-    forward = tuple(freed(0, given.forward))
-    backward = tuple(freed(len(given.forward), given.backward))
-    return replace(given, forward=forward, backward=backward)
+    first, second = len(given.forward), len(given.forward) + len(given.backward)
+    return replace(
+        given,
+        forward=tuple(freed(0, given.forward)),
+        backward=tuple(freed(first, given.backward)),
+        weights=tuple(freed(second, given.weights)),
+    )
+
+
+def needed_by(events: Sequence[Event], left: Iterable[Value]) -> tuple[Value, ...]:
+    """The tensors that `events` read, or are to be `left` behind them, and are not made by them."""
+    read: dict[Value, None] = {}
+    made = set[Value | Message]()
+    for event in events:
+        read |= dict.fromkeys(x for x in _read(event) if isinstance(x, Value) and x not in made)
+        made.update(_made(event))
+    return tuple(read | dict.fromkeys(value for value in left if value not in made))
 
 
 def _made(event: Event) -> Sequence[Value | Message]:

@@ -182,7 +182,8 @@ def parse_layout(graph: Graph, structure: Structure) -> Layout:
     PlanMismatchError where a parameter cannot live on the host."""
     chunked = in_loss_chunks(graph, structure.schedule.loss_chunks)
     turns = in_microbatches(chunked, structure.schedule.microbatches)
-    step = step_with(turns, structure.again, structure.saved_dtype)
+    is_split = structure.schedule.is_split
+    step = step_with(turns, structure.again, structure.saved_dtype, is_split=is_split)
     mesh = structure.mesh
     params = {name: param.choice for name, param in structure.params.items()}
     nodes = step.with_role(Role.PARAM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf, isfinite
@@ -9,8 +10,10 @@ from numbers import Real
 from typing import Any
 
 from autopar.cluster.mesh_shapes import MeshLike, read_mesh
-from autopar.errors import ArgumentError, AutoparError
+from autopar.errors import ArgumentError, AutoparError, StageError
+from autopar.ir.files import read_at_most
 from autopar.ir.mesh import Device
+from autopar.ir.pipeline import ActionTable, is_action
 from autopar.ir.sharding import Sharding
 from autopar.ir.units import parse_bytes, parse_seconds
 from autopar.plans.constraints import (
@@ -23,7 +26,7 @@ from autopar.plans.constraints import (
     parse_pins,
 )
 from autopar.plans.matching import matches
-from autopar.plans.pipeline_orders import WHOLE_BACKWARD
+from autopar.plans.pipeline_orders import SCHEDULES
 from autopar.plans.plan import SavedDtype, Structure
 
 BACKENDS = ("eager", "inductor")
@@ -40,6 +43,10 @@ free to be planned, or nothing is."""
 
 SAVED_DTYPES: tuple[SavedDtype, ...] = ("", "bfloat16", "float16")
 """What activations of float32 may be saved in."""
+
+
+_MAX_TABLE_BYTES = 2**24
+"""Of the file that a table of actions is in."""
 
 
 def check_backend(backend: str | None) -> str:
@@ -74,8 +81,8 @@ class Options:
     float32 is rounded to `saved_dtype`, one of `SAVED_DTYPES`.
     The model is cut into `stages`, None for as many as are best, before the modules `cuts` if those
     are given; they work on microbatches as `schedule` says: one of
-    `pipeline_orders.WHOLE_BACKWARD`, with a colon and its stages per rank where it is interleaved,
-    or "auto".
+    `pipeline_orders.SCHEDULES`, with a colon and its stages per rank where it is interleaved,
+    "auto", or a table as text (`table`).
     """
 
     mesh: str = "auto"
@@ -97,6 +104,11 @@ class Options:
     schedule: str = "auto"
     unread_outputs: tuple[str, ...] = ()
     saved_dtype: SavedDtype = ""
+
+    @property
+    def table(self) -> ActionTable | None:
+        """The table of actions that `schedule` is, if it is one."""
+        return ActionTable.parse(self.schedule) if is_table(self.schedule) else None
 
     @property
     def is_staged(self) -> bool:
@@ -132,7 +144,8 @@ class Options:
         if not structure.stages:
             return replace(self, stages=1, cuts=(), schedule="auto")
         made = structure.schedule
-        schedule = made.kind + (f":{made.chunks}" if made.kind == "interleaved" else "")
+        chunks = f":{made.chunks}" if made.kind == "interleaved" else ""
+        schedule = "\n".join(made.table) or made.kind + chunks
         cuts = tuple(stage.start for stage in structure.stages[1:])
         return replace(self, stages=len(structure.stages), cuts=cuts, schedule=schedule)
 
@@ -166,7 +179,7 @@ def make_options(
     checkpoint: str = "planned",
     stages: int | str | None = 1,
     cuts: str | Sequence[str] = (),
-    schedule: str = "auto",
+    schedule: str | os.PathLike[str] = "auto",
     loss_chunks: int | str = "auto",
     unread_outputs: str | Sequence[str] = (),
     saved_dtype: object = None,
@@ -175,14 +188,20 @@ def make_options(
     as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
     `constraints` reads them; `microbatches` as a number or "auto", None for "auto" in stages and
     for 1 elsewhere; `residency` one of `RESIDENCIES`, `checkpoint` one of `CHECKPOINTS`; `stages`
-    as a number or "auto", None for 1, `cuts` as a module or several; `loss_chunks` as a number or
-    "auto"; `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that of
-    what is saved. AutoparError on what cannot be read."""
+    as a number or "auto", None for 1, `cuts` as a module or several, `schedule` by its name, or a
+    table or the path of one, which settles `stages` and `microbatches`; `loss_chunks` as a number
+    or "auto"; `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that
+    of what is saved. AutoparError on what cannot be read."""
     num_stages = _count("stages", 1 if stages is None else stages)
     usual = "auto" if num_stages != 1 or cuts else 1
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
     if not isinstance(strict, bool):
         raise ArgumentError(f"strict={strict!r}: write True or False")
+    order = read_schedule(schedule)
+    count = _count("microbatches", usual if microbatches is None else microbatches)
+    if is_table(order):
+        several = _several(cuts)
+        num_stages, count = _as_in(ActionTable.parse(order), num_stages, microbatches, several)
     return Options(
         mesh=read_mesh(mesh),
         optimizer=optimizer,
@@ -193,12 +212,12 @@ def make_options(
         strategy=check_strategy(strategy),
         differentiable_outputs=_several(differentiable_outputs),
         backend=check_backend(backend),
-        microbatches=_count("microbatches", usual if microbatches is None else microbatches),
+        microbatches=count,
         residency=_one_of("residency", residency, RESIDENCIES),
         checkpoint=_one_of("checkpoint", checkpoint, CHECKPOINTS),
         stages=num_stages,
         cuts=_several(cuts),
-        schedule=check_schedule(schedule),
+        schedule=order,
         loss_chunks=_count("loss_chunks", loss_chunks),
         unread_outputs=_several(unread_outputs),
         saved_dtype=check_saved_dtype(saved_dtype),
@@ -226,14 +245,61 @@ def _one_of(name: str, given: str, known: Sequence[str]) -> str:
     return given
 
 
-def check_schedule(text: str) -> str:
-    """`text`. ArgumentError unless it names a schedule, or is "auto"."""
-    name, colon, chunks = text.partition(":")
-    is_known = text == "auto" or (name in WHOLE_BACKWARD and not colon)
-    if not is_known and not (name == "interleaved" and chunks.isdecimal() and int(chunks) > 0):
-        words = ", ".join(WHOLE_BACKWARD)
-        raise ArgumentError(f'schedule={text!r}: write "auto", or one of {words} ("interleaved:2")')
-    return text
+def is_named(schedule: str) -> bool:
+    """Whether an order of microbatches is asked for by its name, or left open."""
+    name, colon, chunks = schedule.partition(":")
+    if name == "interleaved" and colon:
+        return chunks.isdecimal() and int(chunks) > 0
+    return schedule in ("auto", *SCHEDULES)
+
+
+def is_table(schedule: str) -> bool:
+    """Whether what is asked for is a table of actions."""
+    first, *_ = schedule.replace(",", " ").split() or [""]
+    return is_action(first)
+
+
+def read_schedule(given: str | os.PathLike[str]) -> str:
+    """The name of a schedule, or a table as text: `given`, or what is in the file `given`.
+    ArgumentError if it is none of them, or no table that ranks can follow."""
+    text = os.fspath(given)
+    if is_named(text):
+        return text
+    if not is_table(text):
+        text = _schedule_file(text)
+    try:
+        return str(ActionTable.parse(text))
+    except StageError as error:
+        raise ArgumentError(f"schedule: {error}") from None
+
+
+def _schedule_file(path: str) -> str:
+    """The text in a file."""
+    try:
+        return read_at_most(path, _MAX_TABLE_BYTES).decode()
+    except (OSError, ValueError) as error:
+        words = ", ".join(SCHEDULES)
+        raise ArgumentError(
+            f'schedule={path!r}: write "auto", one of {words} ("interleaved:2"), a table such as '
+            f'"0F0 0B0", or the path of one ({error})'
+        ) from None
+
+
+def _as_in(
+    table: ActionTable, stages: int | None, microbatches: int | str | None, cuts: Sequence[str]
+) -> tuple[int, int]:
+    """How many stages and microbatches there are, which the user may have said as well."""
+    num_stages, count = table.num_stages, table.microbatches
+    if num_stages == 1:
+        raise ArgumentError("schedule: the table has one stage, which is no pipeline")
+    asked = None if microbatches is None else _count("microbatches", microbatches)
+    if asked not in (None, count):
+        raise ArgumentError(f"microbatches={asked}: the table has {count}; leave it out")
+    if stages not in (None, 1, num_stages):
+        raise ArgumentError(f"stages={stages}: the table has {num_stages}; leave it out")
+    if cuts and len(cuts) + 1 != num_stages:
+        raise ArgumentError(f"{len(cuts) + 1} stages are cut: the table has {num_stages}")
+    return num_stages, count
 
 
 def _count(name: str, given: int | str) -> int | None:

@@ -143,5 +143,5 @@ SCHEDULES: dict[str, Callable[[int, int, int], ActionTable]] = {
     "zb-v": _zb_v,
 }
 
-WHOLE_BACKWARD = ("gpipe", "1f1b", "interleaved")
-"""Those that do all of a stage's backward at once, as programs do."""
+STAGES_PER_RANK = {"zb-v": 2}
+"""Where that is neither 1 nor what one likes."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.ir.graph import Phase
-from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Hop, Pass, hops_in_line, play_table
+from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Hop, hops_in_line, play_table
 from autopar.plans.estimates import Delay, Estimates
 
 
@@ -33,10 +33,8 @@ def play_pipeline(
     last = table.microbatches - 1
 
     def length(action: Action) -> int:
-        turn, is_last = stages[action.stage].turn, action.microbatch == last
-        if action.kind is Pass.FORWARD:
-            return turn.last_forward_ns if is_last else turn.forward_ns
-        return turn.last_backward_ns if is_last else turn.backward_ns
+        is_last = action.microbatch == last
+        return stages[action.stage].turn.length_ns(action.kind, is_last=is_last)
 
     late: dict[Hop, int] = dict.fromkeys(hops_in_line(len(stages)), 0)
     late |= {(d.source, d.target, Phase(d.phase)): d.time_ns for d in sends}

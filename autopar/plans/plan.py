@@ -79,13 +79,15 @@ class PipelineSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """In which order the ranks of a pipeline work on the microbatches of a step: by the name of a
     schedule (`pipeline_orders`) with its stages per rank, or as the rows of a `table`; `none`
     where there is one stage. Losses are worked on in `loss_chunks` of a rank's rows
-    (`ir.loss_chunks`)."""
+    (`ir.loss_chunks`). The backward of a stage comes in two parts if it `is_split`
+    (`ir.backward_parts`)."""
 
     kind: str = "none"
     microbatches: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
     chunks: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 1
     table: tuple[str, ...] = ()
     loss_chunks: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1
+    is_split: bool = False
 
     def made(self, ranks: int) -> ActionTable:
         """What each of so many ranks of a pipeline does. ValueError if there is no such table."""
@@ -251,12 +253,11 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"stages: {len(structure.stages)} are decided, {len(self.estimates.stages)} priced"
             )
-        if table.is_split:
-            raise ValueError("schedule: backward comes in two parts, which stages do at once")
         if table.num_stages != len(structure.stages):
             raise ValueError(
                 f"stages: there are {len(structure.stages)}, the schedule has {table.num_stages}"
             )
+        _check_table(structure, table)
         for stage, estimates in zip(structure.stages, self.estimates.stages, strict=True):
             if estimates.stages:
                 raise ValueError(f"stages: what begins with {stage.start!r} has stages itself")
@@ -301,6 +302,22 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
         """The stages of a pipeline, each as a plan of its own."""
         pairs = zip(self.structure.stages, self.estimates.stages, strict=True)
         return tuple(Plan(self.schema, s.structure, e, self.provenance) for s, e in pairs)
+
+
+def _check_table(structure: Structure, table: ActionTable) -> None:
+    """ValueError if what ranks do is of other microbatches, ranks or parts of backward than the
+    stages are planned for."""
+    count = structure.schedule.microbatches
+    if table.microbatches != count:
+        raise ValueError(f"schedule: of {table.microbatches} microbatches, where there are {count}")
+    firsts = sorted({stage.first_rank for stage in structure.stages})
+    for k, stage in enumerate(structure.stages):
+        rank = table.ranks[k]
+        if rank >= len(firsts) or stage.first_rank != firsts[rank]:
+            raise ValueError(f"schedule: stage {k} is on rank {rank}, not on {stage.first_rank}")
+        if stage.structure.schedule.is_split != table.is_split:
+            how = "two parts" if table.is_split else "one part"
+            raise ValueError(f"schedule: backward comes in {how}, and otherwise in stage {k}")
 
 
 def _check_structure(structure: Structure) -> None:

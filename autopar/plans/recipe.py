@@ -19,7 +19,7 @@ from autopar.cluster.parsing import is_cluster_file, parse_cluster
 from autopar.errors import AutoparError, RecipeError
 from autopar.ir.files import read_at_most
 from autopar.ir.mesh import Cluster
-from autopar.plans.options import Options, make_options
+from autopar.plans.options import Options, is_named, is_table, make_options
 
 PLAN_SUFFIX = ".plan.json"
 _MAX_FILE_BYTES = 2**20
@@ -113,7 +113,7 @@ def read_recipe(path: Path) -> Recipe:
             table.pins, table.forbid, table.strategy, backend=table.backend,
             microbatches=table.microbatches, residency=table.residency,
             checkpoint=table.checkpoint, stages=table.stages, cuts=table.cuts,
-            schedule=table.schedule, loss_chunks=table.loss_chunks,
+            schedule=_schedule(table.schedule, path), loss_chunks=table.loss_chunks,
             unread_outputs=table.unread_outputs, saved_dtype=table.saved_dtype,
         )  # fmt: skip
     except AutoparError as error:
@@ -142,6 +142,11 @@ def _target(text: str, path: Path) -> str:
             f"{path}: target is {text!r}: write it as ../train.py:build or package.module:build"
         )
     return f"{(path.parent / place).resolve()}{colon}{name}" if place.endswith(".py") else text
+
+
+def _schedule(text: str, path: Path) -> str:
+    """`text`, with the file that it names relative to that of the recipe."""
+    return text if is_named(text) or is_table(text) else str(path.parent / text)
 
 
 def _text(path: Path) -> str:

@@ -20,6 +20,7 @@ from autopar.ir.heads import heads_of, other_losses
 from autopar.ir.loss_chunks import SUITED, in_loss_chunks
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.microbatches import in_microbatches, trains
+from autopar.ir.pipeline import Waiting
 from autopar.ir.residency import can_be_hosted
 from autopar.plans.compatibility import describe_inputs
 from autopar.plans.constraints import Constraint
@@ -50,10 +51,24 @@ class Asked:
     """Whether the plan is to say how far the best one of another structure is behind."""
     in_flight: int = 1
     """Of how many microbatches a device holds what they have saved, at most at once."""
+    others: tuple[Waiting, ...] = ()
+    """Where backward comes in two parts, how many of them wait for each meanwhile
+    (`ActionTable.others`)."""
     pins: Pins = ()
     """As far as that is settled beside what is asked for."""
     tolerance: float = 0.0
     """By which part a plan may take longer than another."""
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """What each device may hold."""
+        return self.options.memory_limit_bytes or self.cluster.device.memory_bytes
+
+    def while_waiting(self, others: tuple[Waiting, ...], *, is_split: bool) -> Asked:
+        """The same of a stage that works on a microbatch while so many others wait, where backward
+        comes in two parts if it `is_split`."""
+        in_flight = 1 + max(each.backward for each in others)
+        return replace(self, in_flight=in_flight, others=others if is_split else ())
 
     def on(self, mesh: Mesh) -> PlanRequest:
         """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no
@@ -69,6 +84,7 @@ class Asked:
             microbatches=self.options.microbatches or 1 if trains(self.graph) else self.graph.turns,
             loss_chunks=self.options.loss_chunks or 1 if heads_of(self.graph) else 1,
             in_flight=self.in_flight,
+            others=self.others,
             pins=self.pins,
             tolerance=self.tolerance,
         ).as_asked()
@@ -109,6 +125,7 @@ class PlanRequest:
     hosted: frozenset[str] | None = frozenset()
     """The parameters that live on the host; None where that is to be decided."""
     in_flight: int = 1
+    others: tuple[Waiting, ...] = ()
     pins: Pins = ()
     tolerance: float = 0.0
     """As `Asked` has these."""
@@ -136,7 +153,18 @@ class PlanRequest:
     def step(self) -> Graph:
         """`graph` with its losses in chunks, in microbatches, with what backward makes again, or
         may, and with what is rounded for it."""
-        return step_with(self._turns, self.again, self.options.saved_dtype)
+        dtype = self.options.saved_dtype
+        return step_with(self._turns, self.again, dtype, is_split=self.is_split)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether backward comes in two parts."""
+        return bool(self.others)
+
+    @property
+    def waiting(self) -> tuple[Waiting, ...]:
+        """How many other microbatches wait while one is worked on, at most."""
+        return self.others or (Waiting(self.in_flight - 1),)
 
     @property
     def kept_exact(self) -> frozenset[str]:

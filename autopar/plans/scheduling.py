@@ -15,6 +15,9 @@ Ops come in the order of the graph. Communication starts where it can hide:
   leave for it as soon as they are as they are stored.
 * Everything else moves when an op needs it, and what is saved for backward after the last op of
   forward that reads it.
+
+Where backward comes in two parts (`ir.backward_parts`), nothing is under way between them: what the
+second needs, or leaves the graph, starts in the second.
 """
 
 from __future__ import annotations
@@ -22,13 +25,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from math import inf
 
 from autopar.errors import PlanMismatchError
 from autopar.ir.blocks import blocks_of
 from autopar.ir.buckets import is_bucketed
 from autopar.ir.casts import casts_of
 from autopar.ir.graph import OUTPUT_ROLES, Node, Phase, Ref, Role
-from autopar.ir.microbatches import is_result
 from autopar.ir.schedule import (
     Compute,
     Event,
@@ -49,7 +53,7 @@ from autopar.plans.last_uses import with_frees
 from autopar.plans.layout import Layout
 from autopar.plans.prefetching import starts_before
 from autopar.plans.routes import Arc
-from autopar.plans.step_state import Need, StepState
+from autopar.plans.step_state import StepState
 from autopar.plans.streaming import at_home, loads, unload
 
 
@@ -68,22 +72,17 @@ def _turn(layout: Layout, *, is_last: bool) -> Schedule:
     """The events of the last turn, or of one before, whose results stay on the device."""
     step = StepState(layout, is_last=is_last)
     forward = _Phase(step, Phase.FORWARD).run()
-    saved = step.handed_over()
-    backward = _Phase(step, Phase.BACKWARD).run()
-    graph = layout.graph
-    if not is_last:
-        made = (Ref(node.index) for node in filter(is_result, graph.nodes))
-        results = frozenset(
-            Value(graph.nodes[ref.node].phase, ref, layout.made(ref)) for ref in made
-        )
-        return with_frees(Schedule(forward, backward, (), saved, results))
-    trained = {node.target for node in graph.with_role(Role.GRAD)}
+    saved, backward = step.handed_over(), _Phase(step, Phase.BACKWARD)
+    events, graph = backward.run(), layout.graph
+    first, second = events[: backward.second], events[backward.second :]
+    trained = {node.target for node in graph.with_role(Role.GRAD)} if is_last else ()
     params = tuple(n.index for n in graph.with_role(Role.PARAM) if n.target in trained)
     update = (Update(params),) if params else ()
-    outputs = frozenset(
-        value for node in graph.with_role(*OUTPUT_ROLES) for value in step.leaving(node)
+    carried = () if graph.second_part is None else step.carried(second)
+    left = frozenset(step.left())
+    return with_frees(
+        Schedule(forward, first, update, saved, left, weights=second, carried=carried)
     )
-    return with_frees(Schedule(forward, backward, update, saved, outputs))
 
 
 class _Phase:
@@ -100,11 +99,20 @@ class _Phase:
         self.leaving: dict[Value, list[tuple[Group, tuple[Arc, ...]]]] = defaultdict(list)
         self.under_way: dict[Message, int] = {}
         """What leaves the graph, or the device, with the block in which it started."""
-        self.blocks, self.block = blocks_of(step.graph, step.layout.mesh).of, -1
+        known = blocks_of(step.graph, step.layout.mesh)
+        self.blocks, self.block = known.of, -1
         self.casts = casts_of(step.graph)
         self.computed = set[int]()
-        self.due = self._when_saved() if phase is Phase.FORWARD else {}
-        self.gathers = Gathers(step.graph, step.routes, self._in_order())
+        is_split = phase is Phase.BACKWARD and step.graph.second_part is not None
+        self.end_of_part: float = step.graph.second_part or 0 if is_split else inf
+        self.later: list[Group] = []
+        """What is made in the first part and used in the second, too."""
+        self.second = -1
+        """The first event of the second part."""
+        self.due = step.when_saved() if phase is Phase.FORWARD else {}
+        first_with = partial(known.first_with, phase)
+        asked = step.in_order(self.nodes, self.due, self.blocks)
+        self.gathers = Gathers(step.graph, step.routes, asked, first_with)
         self.starting = self._when_gathered()
         """Buckets of gathers, by the op before which they start."""
         self.copies = host_copies(step.layout, phase)
@@ -117,6 +125,8 @@ class _Phase:
     def run(self) -> tuple[Event, ...]:
         """All events, in order."""
         for node in self.nodes:
+            if node.index >= self.end_of_part:
+                self._go_on()
             if _is_computed(node):
                 self._come_to(node)
             elif node.role is not Role.OP and node.role not in OUTPUT_ROLES:
@@ -133,7 +143,16 @@ class _Phase:
                 self._need(group, state)
                 self._unload(group)
         self._flush()
+        if self.second < 0:
+            self.second = len(self.events)
         return tuple(self.events)
+
+    def _go_on(self) -> None:
+        """Begin with the second part: what the first has made for it goes on its way."""
+        assert set(self.coming.values()) <= self.waited, "something is under way between parts"
+        self.end_of_part, self.second = inf, len(self.events)
+        for group in self.later:
+            self._send_off(group)
 
     def _given(self, node: Node) -> Value:
         """What the step is given."""
@@ -145,29 +164,6 @@ class _Phase:
     def _leaves(self, node: Node) -> bool:
         """Whether something leaves the graph there, in this turn."""
         return node.role in OUTPUT_ROLES and self.step.is_last
-
-    def _when_saved(self) -> dict[int, list[Need]]:
-        """Per node, what is brought into the state it is saved in once the node is done: after the
-        last op of forward that reads it."""
-        found: dict[int, list[Need]] = defaultdict(list)
-        nodes = self.step.graph.nodes
-        for group in self.step.crossing():
-            forward = self.step.groups.get((group.root, Phase.FORWARD))
-            if forward is not None:
-                users = (u.node for u in forward.uses if nodes[u.node].role not in OUTPUT_ROLES)
-                last = max((group.root.node, *users))
-                found[last].append((forward, self.step.layout.kept(group.root)))
-        return found
-
-    def _in_order(self) -> list[tuple[int, Need]]:
-        """What is asked for in this phase, in order, with the block that asks."""
-        found: list[tuple[int, Need]] = []
-        block = 0
-        for node in self.nodes:
-            block = self.blocks.get(node.index, block)
-            here = (*self.step.reads.get(node.index, ()), *self.due.get(node.index, ()))
-            found += ((block, asked) for asked in here)
-        return found
 
     def _when_gathered(self) -> dict[int, list[int]]:
         ops: dict[int, list[Node]] = defaultdict(list)
@@ -313,7 +309,11 @@ class _Phase:
         """What is made, on its way as far as it goes at once."""
         nodes = self.step.graph.nodes
         ends = [*zip(group.uses, self.step.layout.asked(group), strict=True)]
+        if any(use.node >= self.end_of_part for use in group.uses):
+            self.later.append(group)
         for use, state in ends:
+            if use.node >= self.end_of_part:
+                continue
             user, path = nodes[use.node], self.routes.path(group, state)
             if self._leaves(user) or use.node in self.casts.gradients:
                 self._advance(group, path)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 from autopar.errors import PlanMismatchError
-from autopar.ir.graph import Node, Phase, Role
-from autopar.ir.schedule import Value
+from autopar.ir.graph import OUTPUT_ROLES, Node, Phase, Ref, Role
+from autopar.ir.microbatches import is_result
+from autopar.ir.schedule import Event, Value
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import Group, groups
 from autopar.plans.host_copies import on_host
+from autopar.plans.last_uses import needed_by
 from autopar.plans.layout import Layout
 from autopar.plans.routes import Routes
 from autopar.plans.streaming import at_home
@@ -63,6 +66,50 @@ class StepState:
             and nodes[group.root.node].phase is Phase.FORWARD
             and nodes[group.root.node].role is not Role.CONSTANT
         ]
+
+    def when_saved(self) -> dict[int, list[Need]]:
+        """Per node, what is brought into the state it is saved in once the node is done: after the
+        last op of forward that reads it."""
+        found: dict[int, list[Need]] = defaultdict(list)
+        nodes = self.graph.nodes
+        for group in self.crossing():
+            forward = self.groups.get((group.root, Phase.FORWARD))
+            if forward is not None:
+                users = (u.node for u in forward.uses if nodes[u.node].role not in OUTPUT_ROLES)
+                last = max((group.root.node, *users))
+                found[last].append((forward, self.layout.kept(group.root)))
+        return found
+
+    def in_order(
+        self, nodes: Sequence[Node], due: Mapping[int, list[Need]], blocks: Mapping[int, int]
+    ) -> list[tuple[int, Need]]:
+        """What `nodes` ask for, and what is `due` behind them, in order, with the block that asks,
+        of those that ops are in."""
+        found: list[tuple[int, Need]] = []
+        block = 0
+        for node in nodes:
+            block = blocks.get(node.index, block)
+            here = (*self.reads.get(node.index, ()), *due.get(node.index, ()))
+            found += ((block, asked) for asked in here)
+        return found
+
+    def left(self) -> Iterator[Value]:
+        """What is not freed: what leaves the graph, or what turns put together before the last."""
+        if self.is_last:
+            for node in self.graph.with_role(*OUTPUT_ROLES):
+                yield from self.leaving(node)
+            return
+        for node in filter(is_result, self.graph.nodes):
+            ref = Ref(node.index)
+            yield Value(node.phase, ref, self.layout.made(ref))
+
+    def carried(self, second: Sequence[Event]) -> tuple[Value, ...]:
+        """What the second part of backward needs of what there is before it, but for what all of
+        backward is given."""
+        leaving = [v for node in self.graph.with_role(Role.GRAD) for v in self.leaving(node)]
+        found = needed_by(second, leaving if self.is_last else ())
+        given = Role.TANGENT, Role.CONSTANT
+        return tuple(v for v in found if self.graph.nodes[v.ref.node].role not in given)
 
     def handed_over(self) -> tuple[Value, ...]:
         """What forward saves for backward, all of which it has made."""

@@ -26,7 +26,8 @@ def at_home(each: Streamed, layout: Layout) -> Value:
 def loads(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
     """The copies of parameters to the device in a phase, in the order in which they are used, by
     the op before which they start: so many blocks ahead that a gather, which starts a block ahead,
-    finds them there."""
+    finds them there, in the same part of the phase."""
+    known = blocks_of(layout.graph, layout.mesh)
     first = _first_ops(layout, phase)
     found: dict[int, list[Message]] = defaultdict(list)
     due = ((_used_in(each, phase), each) for each in layout.streamed)
@@ -34,7 +35,8 @@ def loads(layout: Layout, phase: Phase) -> dict[int, list[Message]]:
         home = at_home(each, layout)
         target = home._replace(phase=phase, on_host=False)
         copy = HostCopy("reload", layout.mesh.link_names.index(FROM_HOST))
-        found[first[max(0, block - AHEAD)]].append(_message(each, layout, home, target, copy))
+        ahead = max(known.first_with(phase, block), block - AHEAD)
+        found[first[ahead]].append(_message(each, layout, home, target, copy))
     return found
 
 

@@ -44,7 +44,8 @@ _SENDS = (
 @dataclass(frozen=True, slots=True)
 class StageRow:
     """A stage on its devices. `in_flight` microbatches are held at most at once, with `saved_bytes`
-    of activations together; of the step the rank of the stage is `idle`, a fraction."""
+    of activations together; of the step the rank of the stage is `idle`, a fraction. Of a backward
+    in two parts, `weights_ns` is the second."""
 
     stage: int
     start: str
@@ -54,6 +55,7 @@ class StageRow:
     mesh: str
     forward_ns: int
     backward_ns: int
+    weights_ns: int
     idle: float
     in_flight: int
     saved_bytes: int
@@ -189,6 +191,7 @@ def stage_rows(plan: Plan, table: ActionTable, ranks: Sequence[PlayedRank]) -> t
             each.structure.mesh.text,
             own.turn.forward_ns,
             own.turn.backward_ns,
+            own.turn.weights_ns,
             1 - ranks[table.ranks[stage]].busy_ns / step_ns,
             table.in_flight(stage),
             own.memory.saved,
@@ -317,7 +320,8 @@ def _head(summary: PipelineSummary) -> RenderableType:
 
 
 def _stages(summary: PipelineSummary) -> RenderableType:
-    columns = ("params", "forward", "backward", "idle", "in flight", "memory")
+    weights = ("weights",) * summary.is_split
+    columns = ("params", "forward", "backward", *weights, "idle", "in flight", "memory")
     table = new_table(("stage", "begins with", "devices", "mesh"), columns)
     for row in summary.stages:
         table.add_row(
@@ -328,6 +332,7 @@ def _stages(summary: PipelineSummary) -> RenderableType:
             str(row.num_params),
             format_ns(row.forward_ns),
             format_ns(row.backward_ns),
+            *[format_ns(row.weights_ns)] * summary.is_split,
             format_percent(row.idle),
             str(row.in_flight),
             format_bytes(row.memory_bytes),

@@ -90,6 +90,16 @@ def test_show_prints_the_page_and_nothing_else(plan_file: str) -> None:
     assert all(line == line.rstrip() for line in result.stdout.splitlines())
 
 
+def test_a_table_that_is_none_is_told_before_anything_is_planned(tmp_path: Path) -> None:
+    own = tmp_path / "own.table"
+    own.write_text("0F0 0B0\n1B0 1F0\n")
+    given = ("plan", "nowhere.py:build", "--schedule")
+    fails(run(*given, str(own)), 1, "schedule: the ranks wait for each other")
+    own.write_text("0F0 0B0\n1F0 1B0\n")
+    fails(run(*given, str(own), "--stages", "3"), 1, "stages=3: the table has 2")
+    fails(run(*given, "zb-h3"), 1, "schedule='zb-h3': write")
+
+
 def test_show_json_has_the_figures_of_the_page(plan_file: str) -> None:
     content = json.loads(run("show", plan_file, "--json").stdout)
     assert content["world_size"] == 8

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.space import NodeClass, classes
+from autopar.ir.backward_parts import in_two_parts
 from autopar.ir.graph import Graph, Phase, Role, TensorType
 from autopar.ir.loss_chunks import in_loss_chunks
 from autopar.ir.mesh import Mesh
@@ -44,12 +45,16 @@ def random_plan(
     microbatches: int = 1,
     hosted: Collection[str] = (),
     loss_chunks: int = 1,
+    *,
+    is_split: bool = False,
 ) -> Plan:
     """A plan for `graph` on `mesh`: every choice drawn at random, the same for the same seed. Nodes
     whose key matches a pattern of `pins` have its choice instead. The parameters `hosted` live on
-    the host."""
-    chunked = in_loss_chunks(graph, loss_chunks)
-    draw = _Draw(in_microbatches(chunked, microbatches), mesh, seed, frozenset(hosted))
+    the host. Backward comes in two parts if it `is_split`."""
+    step = in_microbatches(in_loss_chunks(graph, loss_chunks), microbatches)
+    if is_split:
+        step = in_two_parts(step)
+    draw = _Draw(step, mesh, seed, frozenset(hosted))
     for pattern, label in (pins or {}).items():
         draw.pin(pattern, label)
     return draw.plan(loss_chunks)
@@ -124,7 +129,11 @@ class _Draw:
             outputs={e.key: self.choice[e.key] for e in entries if e.node.role is Role.DETACHED},
             routes=self._routes(),
             saved={key: str(state) for key, state in self.saved.items()},
-            schedule=PipelineSchedule(microbatches=self.graph.turns, loss_chunks=loss_chunks),
+            schedule=PipelineSchedule(
+                microbatches=self.graph.turns,
+                loss_chunks=loss_chunks,
+                is_split=self.graph.second_part is not None,
+            ),
         )
         return as_plan(structure)
 

@@ -162,9 +162,8 @@ def test_what_cannot_be_is_an_error() -> None:
         planned(stages=3, microbatches=2)
     with pytest.raises(StageError, match=r"no stage begins at 'model\.layers\.9'"):
         planned(cuts="model.layers.9", microbatches=2)
-    for schedule in ("1f2b", "zb-h1"):
-        with pytest.raises(ArgumentError, match=f"schedule='{schedule}': write"):
-            planned(stages=2, schedule=schedule)
+    with pytest.raises(ArgumentError, match="schedule='1f2b': write"):
+        planned(stages=2, schedule="1f2b")
     found = planned(stages=2, microbatches=4).structure
     with pytest.raises(PlanMismatchError, match=r"\(mesh stage=2\), but 1 process"):
         check_world(found, 1)

@@ -8,14 +8,23 @@ from typing import Any
 import pytest
 import torch
 
-from autopar.ir import exchange
+from autopar.cost_model import account
+from autopar.ir import backward_parts, exchange
+from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.pipeline import Waiting
 from autopar.ir.stages import StageLink
+from autopar.plans.step_state import StepState
 from autopar.runtime.program import mail, turns
 from autopar.runtime.simulator import stages
+from tests.driver.test_split_pipelines import test_what_waits_for_either_part_is_held
 from tests.faults.table import by_test, fault
+from tests.ir.test_backward_parts import test_the_first_part_is_what_other_stages_wait_for
 from tests.ir.test_exchange import test_pieces_are_put_together_of_what_overlaps
 from tests.runtime.test_pipelined import test_ranks_compute_together
 from tests.zoo.test_stages import test_between_modules_in_every_schedule
+from tests.zoo.test_two_parts import (
+    test_zero_bubble_is_eager,
+)
 
 Patch = pytest.MonkeyPatch
 
@@ -81,3 +90,50 @@ def a_tied_weight_with_the_gradient_of_one_stage(patch: Patch) -> None:
         return original(self)
 
     patch.setattr(stages._Pipeline, "_joined", joined)
+
+
+SPLIT = ("gpt2", 4, "zb-h1")
+
+
+@fault(by_test(test_the_first_part_is_what_other_stages_wait_for, 1), silent=False)
+def gradients_of_weights_in_the_first_part(patch: Patch) -> None:
+    """Other stages wait for all of backward."""
+
+    def all_of_it(graph: Graph) -> frozenset[int]:
+        return frozenset(n.index for n in graph.with_role(Role.OP) if n.phase is Phase.BACKWARD)
+
+    patch.setattr(backward_parts, "waited_for", all_of_it)
+
+
+@fault(by_test(test_between_modules_in_every_schedule, *SPLIT))
+def weights_of_the_microbatch_that_came_back_last(patch: Patch) -> None:
+    original = turns.TurnRun.weights
+
+    def weights(self: turns.TurnRun, turn: int) -> None:
+        names = self.saved[turn].keys()
+        last = max(k for k, saved in self.saved.items() if saved.keys() == names)
+        self.saved[turn], self.saved[last] = self.saved[last], self.saved[turn]
+        original(self, turn)
+
+    patch.setattr(turns.TurnRun, "weights", weights)
+
+
+@fault(by_test(test_zero_bubble_is_eager, "gpt2", 1, 2, "zb-h1"), silent=False)
+def gradients_that_the_first_part_makes_lost_on_the_way(patch: Patch) -> None:
+    original = StepState.carried
+
+    def carried(self: StepState, second: Any) -> Any:
+        left = set(self.left())
+        return tuple(value for value in original(self, second) if value not in left)
+
+    patch.setattr(StepState, "carried", carried)
+
+
+@fault(by_test(test_what_waits_for_either_part_is_held))
+def what_waits_for_weights_not_counted(patch: Patch) -> None:
+    original = account.waiting_bytes
+
+    def waiting(scheduled: Any, prices: Any, others: Sequence[Waiting]) -> Any:
+        return original(scheduled, prices, [Waiting(each.backward) for each in others])
+
+    patch.setattr(account, "waiting_bytes", waiting)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from autopar.errors import StageError
 from autopar.ir.graph import Phase
 from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Hop, Pass, hops_in_line, play_table
+from autopar.plans.pipeline_orders import make_table
 
 F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
 ROOT = "root"
@@ -221,3 +222,53 @@ def test_a_stage_holds_what_has_gone_forward_and_is_not_done(
             for end in range(len(words) + 1)
         ]
         assert table.in_flight(stage) == max(held)
+
+
+@given(pipelines())
+def test_others_wait_while_a_stage_works(drawn: tuple[ActionTable, frozenset[Hop]]) -> None:
+    """Counted anew, microbatch by microbatch, before every action of the stage."""
+    table, _ = drawn
+    for stage, rank in table.ranks.items():
+        row = [a for a in table.rows[rank] if a.stage == stage]
+        found: set[tuple[int, int]] = set()
+        for place, action in enumerate(row):
+            done: dict[int, set[Pass]] = {}
+            for each in row[:place]:
+                if each.microbatch != action.microbatch:
+                    done.setdefault(each.microbatch, set()).add(each.kind)
+            back = sum(kinds == {F} for kinds in done.values())
+            rest = sum(kinds == {F, B} for kinds in done.values()) if table.is_split else 0
+            found.add((back, rest))
+        most = {
+            a for a in found if not any(a != b and a[0] <= b[0] and a[1] <= b[1] for b in found)
+        }
+        assert {tuple(each) for each in table.others(stage)} == most
+        assert 1 + max(each.backward for each in table.others(stage)) <= table.in_flight(stage)
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "others"),
+    [
+        ("1f1b", 0, {(3, 0)}),
+        ("1f1b", 3, {(0, 0)}),
+        ("gpipe", 2, {(7, 0)}),
+        # Of the last rank as many wait for the rest as there are ranks before it.
+        ("zb-h1", 0, {(3, 0)}),
+        ("zb-h1", 3, {(0, 3)}),
+    ],
+)
+def test_others_of_schedules_that_are_known(
+    name: str, stage: int, others: set[tuple[int, int]]
+) -> None:
+    assert {tuple(each) for each in make_table(name, 4, 8).others(stage)} == others
+
+
+@given(pipelines(), st.integers(1, 6))
+def test_fewer_microbatches_of_a_table_are_a_table(
+    drawn: tuple[ActionTable, frozenset[Hop]], count: int
+) -> None:
+    table, hops = drawn
+    fewer = table.first(min(count, table.microbatches))
+    fewer.check(hops)
+    assert fewer.microbatches == min(count, table.microbatches)
+    assert fewer.ranks == table.ranks

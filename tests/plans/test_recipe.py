@@ -56,6 +56,17 @@ def test_paths_are_relative_to_the_file(folder: Path, monkeypatch: pytest.Monkey
     assert read_recipe(Path("toy.toml")) == recipe
 
 
+def test_a_table_of_actions_is_a_file_beside_it(folder: Path) -> None:
+    (folder / "own.table").write_text("0F0, 0B0\n1F0, 1B0\n")
+    options = read_recipe(written(folder, LEAST + 'schedule = "own.table"')).options
+    assert (options.schedule, options.stages) == ("0F0 0B0\n1F0 1B0", 2)
+    for text in ("zb-h1", "0F0 0B0\\n1F0 1B0"):
+        known = read_recipe(written(folder, f'{LEAST}schedule = "{text}"')).options
+        assert known.schedule == text.replace("\\n", "\n")
+    with pytest.raises(RecipeError, match=r"no\.table"):
+        read_recipe(written(folder, LEAST + 'schedule = "no.table"'))
+
+
 def test_every_option_of_plan(folder: Path) -> None:
     recipe = read_recipe(written(folder, EVERYTHING))
     assert (recipe.target, recipe.root) == ("package.module:build", folder.parent)

@@ -46,13 +46,13 @@ def most(ours: nn.Module, theirs: nn.Module, of: str = "") -> float:
     return max(distance(p.grad, q.grad) if of == "grad" else distance(p, q) for p, q in pairs)
 
 
-def dropout() -> dict[str, float]:
+def dropout(**how: Any) -> dict[str, float]:
     """What one process would draw, of the whole batch, stage after stage."""
     plain = gpt2()
     for module in plain.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.2
-    model = staged(copy.deepcopy(plain), microbatches=4)
+    model = staged(copy.deepcopy(plain), microbatches=4, **how)
     torch.manual_seed(7 + RANK)
     ours = [model(**batch(step)).loss for step in range(3)]
     torch.manual_seed(7)
@@ -166,6 +166,38 @@ def frozen_and_made_again() -> dict[str, float]:
             assert (p.grad is None) == (q.grad is None), name
             worst = max(worst, 0.0 if q.grad is None else distance(p.grad, q.grad))
         found[name] = worst
+    return found
+
+
+OWN_TABLE = """
+0F0 0F1 2F0 0F2 2B0 0B0 2F1 2W0 2B1 0W0 0B1 2F2 2B2 0B2 0W1 2W1 0W2 2W2
+1F0 1F1 1B0 1F2 1W0 1B1 1B2 1W1 1W2
+"""
+"""Three stages on two ranks, two of them on the first."""
+
+
+def backward_in_two_parts() -> dict[str, float]:
+    """One microbatch, whose loss the script works on; the tables of a user; and later calls."""
+    found = {}
+    for name, how in (
+        ("one", {"schedule": "zb-h1", "microbatches": 1}),
+        ("v", {"schedule": "zb-v", "stages": 4, "microbatches": 2}),
+        ("table", {"schedule": OWN_TABLE, "stages": 3}),
+    ):
+        plain = llama(4)
+        model = staged(copy.deepcopy(plain), **how)
+        worst = 0.0
+        for step in range(2):
+            given = {key: x[:6] if name == "table" else x for key, x in batch(step).items()}
+            losses = [3 * each(**given).loss ** 2 for each in (model, plain)]
+            for loss in losses:
+                loss.backward()
+            worst = max(worst, distance(*losses), most(model, plain, "grad"))
+        found[name] = worst
+        with torch.no_grad():
+            for size in (8, 4, 3):
+                given = {key: x[:size] for key, x in batch(5).items()}
+                found[f"{name}: {size}"] = distance(model(**given).loss, plain(**given).loss)
     return found
 
 
@@ -329,7 +361,13 @@ def two() -> dict[str, Any]:
             lambda: llama(4), adamw, 3, cluster=slow_devices(2), stages=4, microbatches=4,
             schedule="interleaved:2", verify=True,
         ),
+        "zero bubble": train(
+            gpt2, adamw, 3, cluster=slow_devices(2), stages=2, microbatches=4,
+            schedule="zb-h1", verify=True,
+        ),
+        "two parts": backward_in_two_parts(),
         "dropout": dropout(),
+        "dropout in two parts": dropout(schedule="zb-h1"),
         "scripts": scripts(),
         "optimizers": optimizers(),
         "checkpoints": checkpoints(),

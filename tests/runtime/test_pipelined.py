@@ -89,16 +89,19 @@ def compiled_in(
     traced = found.traced
     graphs = in_stages(in_microbatches(traced.graph, turns), starts)
     ranks = len(graphs) // chunks
-    plans = [random_plan(graph, mesh(), 0, microbatches=turns) for graph in graphs]
+    order = PipelineSchedule(schedule, turns, chunks if schedule == "interleaved" else 1)
+    table = order.made(ranks)
+    plans = [
+        random_plan(graph, mesh(), 0, microbatches=turns, is_split=table.is_split)
+        for graph in graphs
+    ]
     programs = tuple(
         generate(traced.gm, traced.graph, plan, graph)
         for plan, graph in zip(plans, graphs, strict=True)
     )
-    stages = tuple(Stage("", k % ranks, plan.structure) for k, plan in enumerate(plans))
+    stages = tuple(Stage("", table.ranks[k], plan.structure) for k, plan in enumerate(plans))
     whole = plans[0]
-    structure = msgspec.structs.replace(
-        whole.structure, stages=stages, schedule=PipelineSchedule(schedule, turns, chunks)
-    )
+    structure = msgspec.structs.replace(whole.structure, stages=stages, schedule=order)
     plan: Plan = msgspec.structs.replace(whole, structure=structure)
     return Compiled(traced, plan, programs, graphs)
 
@@ -170,6 +173,9 @@ def close(ours: Tensor, theirs: Tensor, name: str) -> None:
         ("llama", 4, "interleaved", 4, 2),
         ("resnet", 1, "1f1b", 3, 1),
         ("unet", 2, "1f1b", 3, 1),
+        ("gpt2", 4, "zb-h1", 2, 1),
+        ("llama", 4, "zb-v", 4, 2),
+        ("resnet", 1, "zb-h1", 3, 1),
     ],
 )
 def test_ranks_compute_together(

@@ -36,14 +36,17 @@ def test_ten_steps_of_a_script(two: list[Any]) -> None:
     assert "the gradient of output 1 comes from the script" in told
 
 
-def test_several_stages_on_each_rank(two: list[Any]) -> None:
-    check_training(two, "interleaved")
+@pytest.mark.parametrize("case", ["interleaved", "zero bubble"])
+def test_other_orders_train_as_eager_does(two: list[Any], case: str) -> None:
+    check_training(two, case)
 
 
 @pytest.mark.parametrize(
     "what",
     [
         "dropout",
+        "dropout in two parts",
+        "two parts",
         "optimizers",
         "checkpoints",
         "files",

@@ -35,13 +35,14 @@ def check_stages(
     """Stages that begin at `cuts`, each under a random plan on its own mesh, compute what eager
     computes."""
     traced = found.traced
+    chunks = {"interleaved": 2, "zb-v": 2}.get(schedule, 1)
+    count = (len(cuts) + 1) // chunks
+    table = make_table(schedule, count, turns, chunks if schedule == "interleaved" else 1)
     stages: list[SimulatedStage] = []
     for k, graph in enumerate(in_stages(in_microbatches(traced.graph, turns), cuts)):
         on = mesh(*meshes[k % len(meshes)])
-        plan = random_plan(graph, on, seed + k, microbatches=turns)
+        plan = random_plan(graph, on, seed + k, microbatches=turns, is_split=table.is_split)
         program = generate(traced.gm, traced.graph, plan, graph)
         stages.append(SimulatedStage(on, graph, plan.structure, program))
-    chunks = 2 if schedule == "interleaved" else 1
-    table = make_table(schedule, len(stages) // chunks, turns, chunks)
     step = train_step_in_stages(stages, table, traced.graph, found.tensors, tolerance=TOLERANCE)
     assert_step_is_eager(found, step)

@@ -8,6 +8,7 @@ import pytest
 from autopar.errors import MicrobatchError, StageError
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.segments import segments
+from autopar.plans.pipeline_orders import SCHEDULES
 from tests.zoo import ZOO
 from tests.zoo.cases import trained
 from tests.zoo.staging import any_cuts, check_stages
@@ -43,7 +44,7 @@ def test_any_cuts_are_eager(name: str, turns: int) -> None:
     assert equal >= 2
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("name", "turns"), [("gpt2", 4), ("t5", 4), ("gemma", 4), ("unet", 2)])
 def test_between_modules_in_every_schedule(name: str, turns: int, schedule: str) -> None:
     graph = in_microbatches(trained(name).traced.graph, turns)

@@ -148,6 +148,10 @@ class _Pass:
     def _act(self, mail: Mail, action: Action) -> None:
         stage, kind, microbatch = action
         run = self.runs[stage]
+        if kind is Pass.WEIGHTS:
+            if run.has_backward:
+                run.weights(microbatch)
+            return
         received = mail.take(action)
         if RANDOM in received:
             self.states[stage] = received.pop(RANDOM).cpu()
@@ -281,7 +285,7 @@ def run_line(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(results, gradients) of a step in microbatches."""
     found = _Pass(line, given, tangents)
-    found.do([Pass.FORWARD] if tangents is None else [Pass.FORWARD, Pass.BACKWARD])
+    found.do([Pass.FORWARD] if tangents is None else list(Pass))
     return found.results(), {} if tangents is None else found.gradients()
 
 
@@ -328,6 +332,6 @@ class _Once:
         for (stage, name), value in zip(self._saved, saved, strict=True):
             found.runs[stage].saved[0][name] = value
         saved.clear()
-        found.do([Pass.BACKWARD])
+        found.do([Pass.BACKWARD, Pass.WEIGHTS])
         gradients = found.gradients()
         return [gradients[each.name] for each in self.line.gradients]

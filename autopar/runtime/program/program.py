@@ -17,6 +17,9 @@ from autopar.ir.sharding import Sharding
 TURN_INPUT = "turn:"
 """The input of a graph that is the number of its turn."""
 
+WEIGHTS = "weights"
+"""The name of the second part of backward, where that comes in two."""
+
 
 @dataclass(frozen=True)
 class Sum:
@@ -50,7 +53,9 @@ class Program:
     `is_proportional`.
 
     Those of a stage of a pipeline have `received:NAME` among their inputs, and `sent:STAGE:NAME`
-    among their outputs, of tensors of the whole step (`ir.stages`).
+    among their outputs, of tensors of the whole step (`ir.stages`). Where its backward comes in two
+    parts, `weights` is the second: the first hands it what it takes as further `saved:K`, and it
+    has the gradients.
     """
 
     forward: fx.GraphModule
@@ -65,12 +70,22 @@ class Program:
     sums: tuple[Sum, ...] = ()
     tangent_dtypes: Mapping[str, str] = field(default_factory=dict[str, str])
     is_proportional: bool = False
+    weights: fx.GraphModule | None = None
+    weights_inputs: tuple[str, ...] = ()
+    weights_outputs: tuple[str, ...] = ()
 
     def names(self, phase: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What the graph of a phase takes and returns."""
+        """What the graph of a phase, or of `WEIGHTS`, takes and returns."""
         if phase == "forward":
             return self.forward_inputs, self.forward_outputs
+        if phase == WEIGHTS:
+            return self.weights_inputs, self.weights_outputs
         return self.backward_inputs, self.backward_outputs
+
+    @property
+    def gradients(self) -> tuple[str, ...]:
+        """The gradients of parameters, by name, in either part of backward."""
+        return tuple(n for n in self.backward_outputs + self.weights_outputs if _is_gradient(n))
 
     @property
     def parts(self) -> tuple[Program, ...]:
@@ -83,6 +98,14 @@ class Program:
         return {
             (part is self, phase): gm
             for part in self.parts
-            for phase, gm in (("forward", part.forward), ("backward", part.backward))
+            for phase, gm in (
+                ("forward", part.forward),
+                ("backward", part.backward),
+                (WEIGHTS, part.weights),
+            )
             if gm is not None
         }
+
+
+def _is_gradient(name: str) -> bool:
+    return name.startswith("grad:")

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from autopar.runtime.program.program import TURN_INPUT, Program, Sum
+from autopar.runtime.program.program import TURN_INPUT, WEIGHTS, Program, Sum
 from autopar.runtime.program.random import DefaultRandom, draws
 from autopar.runtime.torch_private import keeps_graph
 
@@ -110,16 +110,28 @@ class TurnRun:
         return sent
 
     def backward(self, turn: int, received: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The backward of a turn, likewise."""
+        """The backward of a turn, or the first part of it, likewise."""
         sent = self._run("backward", turn, received)
-        del self.saved[turn]
+        if self._part(turn).weights is None:
+            del self.saved[turn]
         return sent
 
-    def _run(self, phase: str, turn: int, received: dict[str, Any] | None) -> dict[str, Any]:
+    def weights(self, turn: int) -> None:
+        """The second part of the backward of a turn, if it has any."""
+        if self._part(turn).weights is not None:
+            self._run(WEIGHTS, turn, None)
+            del self.saved[turn]
+
+    def _part(self, turn: int) -> Program:
+        """The program of a turn."""
         is_last = turn == self.program.turns - 1
         part = self.program if is_last else self.program.before
         assert part is not None
-        names, outputs = part.names(phase)
+        return part
+
+    def _run(self, phase: str, turn: int, received: dict[str, Any] | None) -> dict[str, Any]:
+        is_last = turn == self.program.turns - 1
+        names, outputs = self._part(turn).names(phase)
         here = {**self.given, **(received or {}), TURN_INPUT: self.values.turn(turn)}
         if received:
             received.clear()

@@ -94,6 +94,8 @@ class _Pipeline:
                         self._received(action.stage, Phase.BACKWARD, action.microbatch),
                     )
                 else:
+                    if action.kind is Pass.WEIGHTS and run.has_backward:
+                        run.weights(action.microbatch)
                     continue
                 self._send(action.stage, action.microbatch, sent)
         if self.under_way:

@@ -1,0 +1,124 @@
+"""Which pipelines are tried: on how many ranks, in how many microbatches, in the order of which
+schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autopar.driver.microbatching import possible_counts
+from autopar.errors import StageError
+from autopar.ir.pipeline import ActionTable
+from autopar.ir.segments import segments
+from autopar.plans.options import Options
+from autopar.plans.pipeline_orders import STAGES_PER_RANK, make_table
+from autopar.plans.plan import PipelineSchedule
+from autopar.plans.request import Asked
+
+WORTH_SPLITTING = 0.02
+"""Orders in which backward comes in two parts are tried of themselves where the busiest rank waits
+for this part of the step, or longer: waiting is all that they can save."""
+
+_TABLE = "table"
+"""The kind of a schedule that the user has written."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineShape:
+    """A pipeline but for its cuts: on how many ranks, with how many stages each, in how many
+    microbatches, in the order of which schedule, or of a table by its `rows`."""
+
+    ranks: int
+    microbatches: int
+    schedule: str
+    chunks: int = 1
+    rows: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> ActionTable:
+        """What its ranks do. StageError if there is no such table."""
+        if self.rows:
+            return ActionTable.parse("\n".join(self.rows))
+        return make_table(self.schedule, self.ranks, self.microbatches, self.chunks)
+
+    @property
+    def stored(self) -> PipelineSchedule:
+        """The schedule as a plan has it."""
+        return PipelineSchedule(self.schedule, self.microbatches, self.chunks, self.rows)
+
+    def __str__(self) -> str:
+        stages = self.table.num_stages
+        each = "" if stages == self.ranks else f" on {self.ranks} ranks"
+        return f"{stages} stages{each}, {self.microbatches} microbatches"
+
+
+def shaped(options: Options, ranks: int, microbatches: int) -> PipelineShape:
+    """The pipeline on so many ranks that is asked for. Of a table the first microbatches are done,
+    if there are no more."""
+    if options.table is not None:
+        table = options.table.first(microbatches)
+        return PipelineShape(ranks, microbatches, _TABLE, rows=tuple(str(table).splitlines()))
+    return PipelineShape(ranks, microbatches, *_order(options))
+
+
+def other_orders(options: Options, best: PipelineShape, waits: float) -> Iterator[PipelineShape]:
+    """The orders that are tried beside that of the `best` pipeline so far, whose busiest rank waits
+    for such a part of the step, if all of it was open."""
+    if options.schedule != "auto" or options.stages is not None or options.cuts:
+        return
+    ranks, count = best.ranks, best.microbatches
+    yield PipelineShape(ranks, count, "interleaved", 2)
+    if waits >= WORTH_SPLITTING:
+        for name in ("zb-h1", "zb-v"):
+            yield PipelineShape(ranks, count, name)
+
+
+def numbers_of_ranks(asked: Asked) -> Sequence[int]:
+    """The numbers of ranks that pipelines may have. StageError if they cannot have the number that
+    is asked for."""
+    options, devices = asked.options, asked.cluster.num_devices
+    if options.table is not None:
+        return [_sharing(devices, len(options.table.rows))]
+    name, chunks = _order(options)
+    each = STAGES_PER_RANK.get(name, chunks)
+    stages = len(options.cuts) + 1 if options.cuts else options.stages
+    if stages is None:
+        most = len(segments(asked.graph)) // each
+        return [n for n in range(2, min(most, devices) + 1) if devices % n == 0]
+    if stages % each:
+        raise StageError(f"{stages} stages are not {each} on each rank")
+    return [_sharing(devices, stages // each)]
+
+
+def _sharing(devices: int, ranks: int) -> int:
+    if devices % ranks:
+        raise StageError(f"{devices} devices are not shared evenly by {ranks} ranks")
+    return ranks
+
+
+def numbers_of_microbatches(asked: Asked, ranks: int) -> Sequence[int]:
+    """The numbers of microbatches that are tried: of those that divide the batch, as many as there
+    are ranks and more, as long as that is better; with a table the most that it has."""
+    if asked.options.microbatches is not None:
+        return (asked.options.microbatches,)
+    possible = possible_counts(asked.graph)
+    if asked.options.table is not None:
+        return [n for n in possible if n <= asked.options.table.microbatches][-1:]
+    return [n for n in possible if n >= ranks] or possible[-1:]
+
+
+def _order(options: Options) -> tuple[str, int]:
+    """The schedule, and the stages on each rank if it is interleaved."""
+    name, _, chunks = options.schedule.partition(":")
+    name = "1f1b" if name == "auto" else name
+    return name, int(chunks or 2) if name == "interleaved" else 1
+
+
+def imposed_on(options: Options) -> Iterator[str]:
+    """What is asked of the pipeline, as a plan records it."""
+    if options.cuts:
+        yield f"cuts {', '.join(options.cuts)}"
+    elif options.stages is not None:
+        yield f"stages {options.stages}"
+    if options.schedule != "auto":
+        yield "schedule " + (options.schedule if options.table is None else _TABLE)

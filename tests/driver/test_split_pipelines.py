@@ -1,0 +1,280 @@
+"""Pipelines whose backward comes in two parts, and those in an order that a user has written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import autopar
+from autopar.compile import best_on
+from autopar.cost_model.pipeline import add_up
+from autopar.driver.pipeline_shapes import other_orders
+from autopar.errors import ArgumentError, PlanError, StageError
+from autopar.ir.backward_parts import in_two_parts
+from autopar.ir.mesh import Mesh
+from autopar.ir.microbatches import in_microbatches
+from autopar.ir.pipeline import Action, ActionTable, Waiting
+from autopar.ir.stages import cut_at, in_stages
+from autopar.plans.estimates import TurnTimes
+from autopar.plans.fitting import Candidate
+from autopar.plans.layout import parse_layout
+from autopar.plans.options import make_options
+from autopar.plans.pipelines import play_pipeline
+from autopar.plans.plan import PipelineSchedule, Plan, Stage
+from autopar.plans.request import ask
+from autopar.plans.scheduling import schedule
+from autopar.report.difference import compare
+from autopar.report.pipeline import summarize_pipeline
+from autopar.solver.search import silent
+from autopar.tracer import trace
+from tests.driver.test_pipelining import llama, planned
+from tests.planned import hostless
+from tests.report.plans import two_axis_plan
+
+TABLE = """
+0F0 0F1 2F0 0F2 2B0 0B0 2F1 2W0 2B1 0W0 0B1 2F2 2B2 0B2 0W1 2W1 0W2 2W2
+1F0 1F1 1B0 1F2 1W0 1B1 1B2 1W1 1W2
+"""
+"""Three stages on two ranks, two of them on the first."""
+
+UNSPLIT = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stages": 2, "microbatches": 4, "schedule": "zb-h1"},
+        {"stages": 4, "microbatches": 4, "schedule": "zb-v"},
+        {"cuts": "model.layers.5", "microbatches": 1, "schedule": "zb-h1", "strategy": "fsdp"},
+        {"schedule": UNSPLIT},
+    ],
+    ids=str,
+)
+def test_chosen_stages_are_eager(options: dict[str, Any], tmp_path: Path) -> None:
+    plan = planned(**options)
+    plan.save(tmp_path / "llama.plan.json")
+    stored = Plan.load(tmp_path / "llama.plan.json")
+    assert stored == plan
+    assert autopar.verify(stored, *llama()).differences
+    is_split = options["schedule"] != UNSPLIT
+    for stage in stored.stages:
+        assert stage.structure.schedule.is_split == is_split
+        assert (stage.estimates.turn.weights_ns > 0) == is_split
+    assert stored.structure.schedule.is_split is False, "that is told by the table"
+
+
+def test_a_table_is_planned_stored_replayed_and_drawn(tmp_path: Path) -> None:
+    model, inputs = llama()
+    inputs = {name: x[:6] for name, x in inputs.items()}
+    (tmp_path / "own.table").write_text(TABLE)
+    plan = autopar.plan(
+        model, inputs, cluster=hostless("4xH100"), schedule=tmp_path / "own.table"
+    )  # fmt: skip
+    plan.save(tmp_path / "own.plan.json")
+    stored = Plan.load(tmp_path / "own.plan.json")
+    assert stored == plan and autopar.verify(stored, model, inputs).differences
+    order = stored.structure.schedule
+    assert order == PipelineSchedule("table", 3, table=tuple(TABLE.strip().splitlines()))
+    assert [stage.first_rank for stage in stored.structure.stages] == [0, 2, 0]
+    assert stored.estimates.step_ns == stepped(stored)
+    drawn = summarize_pipeline(stored)
+    assert "table of 3 microbatches" in str(drawn) and "in capitals" in str(drawn)
+    assert all("A" in row and "C" in row for row in drawn.picture)
+    # Two stages share what the memory of a device is, the third has one.
+    limits = [stage.estimates.memory_limit for stage in stored.stages]
+    assert limits[0] == limits[2] == limits[1] // 2
+
+
+def stepped(plan: Plan) -> int:
+    table = plan.structure.schedule.made(plan.structure.num_ranks)
+    return play_pipeline(table, plan.estimates.stages, plan.estimates.delays).step_ns
+
+
+def test_contradictions_are_told() -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"stages": 2}, "stages=2: the table has 3"),
+        ({"microbatches": 4}, "microbatches=4: the table has 3"),
+        ({"cuts": "model.layers.5"}, "2 stages are cut: the table has 3"),
+    ]
+    for given, words in cases:
+        with pytest.raises(ArgumentError, match=words):
+            planned(schedule=TABLE, **given)
+    planned(schedule=UNSPLIT, stages=2, microbatches=2)
+    for table, words in (
+        ("0F0 0B0", "one stage, which is no pipeline"),
+        ("0F0 0B0\n1B0 1F0", "wait for each other"),
+        ("0F0 0B0\n1F0 1X0", "'1X0' is no action"),
+        ("0F0 0B0 0W0\n1F0 1B0", "stage 1 does W of microbatches"),
+    ):
+        with pytest.raises(ArgumentError, match=f"schedule: .*{words}"):
+            planned(schedule=table)
+    with pytest.raises(ArgumentError, match=r"schedule='nowhere\.table': write .*zb-v.* the path"):
+        planned(schedule="nowhere.table")
+    with pytest.raises(StageError, match="4 devices are not shared evenly by 3 ranks"):
+        planned(schedule="0F0 0B0\n1F0 1B0\n2F0 2B0")
+    with pytest.raises(StageError, match="3 stages are not 2 on each rank"):
+        planned(schedule="zb-v", stages=3, microbatches=4)
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        (PipelineSchedule("table", 4, table=("0F0 0B0", "1F0 1B0")), "of 1 microbatches, where"),
+        (PipelineSchedule("table", 1, table=("1F0 1B0", "0F0 0B0")), "stage 0 is on rank 1"),
+        (PipelineSchedule("zb-h1", 4), "two parts, and otherwise in stage 0"),
+    ],
+)
+def test_a_file_whose_schedule_is_of_something_else_is_no_plan(
+    order: PipelineSchedule, words: str
+) -> None:
+    plan = planned(stages=2, microbatches=4)
+    structure = msgspec.structs.replace(plan.structure, schedule=order)
+    broken = msgspec.structs.replace(plan, structure=structure)
+    with pytest.raises(ValueError, match=words):
+        broken.check()
+    with pytest.raises(PlanError, match=words):
+        Plan.from_bytes(broken.to_bytes())
+
+
+def equal_stages(name: str, ranks: int, microbatches: int, turn: TurnTimes) -> Plan:
+    """A plan of stages that take equally long, whose messages take no time."""
+    one = two_axis_plan()
+    order = PipelineSchedule(name, microbatches)
+    table = order.made(ranks)
+    own = PipelineSchedule(microbatches=microbatches, is_split=table.is_split)
+    part = msgspec.structs.replace(one.structure, schedule=own)
+    stages = tuple(
+        Stage(f"layers.{k}" * bool(k), table.ranks[k] * part.num_devices, part)
+        for k in range(table.num_stages)
+    )
+    busy = microbatches * (turn.forward_ns + turn.backward_ns + turn.weights_ns)
+    each = msgspec.structs.replace(one.estimates, turn=turn, step_ns=busy)
+    structure = msgspec.structs.replace(
+        one.structure, stages=stages, schedule=order, axes=(), params={}, ops={}, routes={}
+    )
+    estimates = add_up(table, [each] * table.num_stages, ())
+    plan = msgspec.structs.replace(one, structure=structure, estimates=estimates)
+    return Plan.from_bytes(plan.to_bytes())
+
+
+def takes(forward: int, backward: int, weights: int) -> TurnTimes:
+    return TurnTimes(
+        forward, backward, forward, backward, weights_ns=weights, last_weights_ns=weights
+    )
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_zb_v_has_no_bubble_where_parts_are_equally_long(ranks: int) -> None:
+    plan = equal_stages("zb-v", ranks, 2 * ranks, takes(7, 7, 7))
+    table = plan.structure.schedule.made(ranks)
+    spans = play_pipeline(table, plan.estimates.stages, ()).spans
+    for row in table.rows:
+        assert all(spans[a].end == spans[b].start for a, b in pairwise(row))
+    whole = 2 * 2 * ranks * 3 * 7
+    assert plan.estimates.step_ns == whole + (ranks - 1) * 7
+    assert all(" " not in line.strip() for line in summarize_pipeline(plan).picture)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize(("forward", "backward", "weights"), [(3, 3, 3), (5, 4, 3), (4, 6, 2)])
+def test_zb_h1_waits_as_long_as_its_paper_says(
+    ranks: int, forward: int, backward: int, weights: int
+) -> None:
+    """(p - 1)(f + b - 2w), where b is both parts: a third of 1F1B's where they are equal."""
+    count = 3 * ranks
+    plan = equal_stages("zb-h1", ranks, count, takes(forward, backward, weights))
+    busy = count * (forward + backward + weights)
+    waits = (ranks - 1) * (forward + backward - weights)
+    assert plan.estimates.bubble_ns == plan.estimates.step_ns - busy == waits
+    whole = equal_stages("1f1b", ranks, count, takes(forward, backward + weights, 0))
+    assert whole.estimates.bubble_ns == (ranks - 1) * (forward + backward + weights)
+
+
+def second_stage(others: tuple[Waiting, ...], limit: int | None = None) -> Candidate:
+    """The second of two stages, planned on one device while others wait."""
+    model, inputs = llama()
+    graph = in_microbatches(trace(model, (), inputs).graph, 4)
+    stage = in_stages(graph, [cut_at(graph, "model.layers.3")])[1]
+    options = make_options("1", "adamw", limit, None, False, backend="eager", microbatches=4)
+    asked = ask(stage, hostless("1xH100"), options)
+    in_flight = 1 + max((each.backward for each in others), default=0)
+    return best_on(replace(asked, in_flight=in_flight, others=others).on(Mesh(())), silent)
+
+
+def test_what_waits_for_either_part_is_held() -> None:
+    none = second_stage((Waiting(0),))
+    memory = none.estimates.memory
+    found = schedule(parse_layout(none.request.graph, none.structure))
+    layout = parse_layout(none.request.graph, none.structure)
+    assert found.before is not None
+    whole, rest = (
+        sum(
+            layout.held_bytes(value.ref, value.state)
+            for value in values
+            if layout.graph.nodes[value.ref.node].role.value == "op"
+        )
+        for values in (found.before.saved, found.before.carried)
+    )
+    assert 0 < rest != whole
+    for others in ((Waiting(2),), (Waiting(0, 3),), (Waiting(1, 1), Waiting(0, 3))):
+        held = second_stage(others).estimates.memory
+        most = max(each.backward * whole + each.weights * rest for each in others)
+        assert held.saved == memory.saved + most
+        assert held.transient == memory.transient
+
+
+def test_what_waits_is_kept_within_the_limit() -> None:
+    free = second_stage((Waiting(1, 2),)).estimates.memory
+    limit = free.total - free.saved // 8
+    found = second_stage((Waiting(1, 2),), limit)
+    assert found.is_tight and found.structure.again
+    assert found.estimates.memory.total <= limit
+    assert found.structure.schedule.is_split
+    step = found.request.step
+    assert step.second_part is not None and in_two_parts(step) is not step
+
+
+def test_orders_that_save_waiting_are_tried_where_ranks_wait() -> None:
+    open_options = make_options("auto", "adamw", None, None, False, stages="auto")
+    waits = equal_stages("1f1b", 4, 4, takes(3, 6, 0))
+    tried = [(shape.schedule, shape.ranks, shape.microbatches) for shape in
+             other_orders(open_options, waits)]  # fmt: skip
+    assert tried == [("interleaved", 4, 4), ("zb-h1", 4, 4), ("zb-v", 4, 4)]
+    busy = equal_stages("1f1b", 2, 256, takes(3, 6, 0))
+    assert [shape.schedule for shape in other_orders(open_options, busy)] == ["interleaved"]
+    asked: list[dict[str, Any]] = [
+        {"stages": 4}, {"stages": "auto", "schedule": "1f1b"}, {"cuts": "layers.1"}
+    ]  # fmt: skip
+    for given in asked:
+        options = make_options("auto", "adamw", None, None, False, **given)
+        assert not [*other_orders(options, waits)]
+    assert not [*other_orders(open_options, two_axis_plan())]
+
+
+def test_what_ranks_do_otherwise_is_told() -> None:
+    a = planned(schedule=UNSPLIT)
+    b = planned(schedule="0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1")
+    topics = {topic.title: topic for topic in compare(a, b).topics}
+    (change,) = topics["pipeline"].changes
+    assert (change.what, change.before, change.after) == (
+        "actions of rank 1", "1F0 1B0 1F1 1B1", "1F0 1F1 1B0 1B1"
+    )  # fmt: skip
+
+
+def test_fewer_microbatches_follow_the_same_table() -> None:
+    """Another call of the model may have a batch that is divided into fewer."""
+    structure = planned(schedule=UNSPLIT).structure
+    options = make_options("auto", "adamw", None, None, False, stages=2).in_stages_of(structure)
+    table = options.table
+    assert table is not None and table == ActionTable.parse(UNSPLIT)
+    assert Action.parse("1B1") in table.rows[1]
+    assert str(table.first(1)) == "0F0 0B0\n1F0 1B0"
+    for name in ("zb-h1", "zb-v", "interleaved:2"):
+        made = PipelineSchedule(name.partition(":")[0], 4, 2 if ":" in name else 1)
+        found = msgspec.structs.replace(structure, schedule=made)
+        assert options.in_stages_of(found).schedule == name

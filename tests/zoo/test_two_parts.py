@@ -1,0 +1,192 @@
+"""Stages whose backward comes in two parts: steps are eager's, nothing is under way between the
+parts, and what waits is what is said to wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from autopar.codegen import generate
+from autopar.ir.graph import Graph, Phase, Role
+from autopar.ir.microbatches import in_microbatches
+from autopar.ir.schedule import Compute, Schedule, Start, Take, Value, Wait
+from autopar.ir.segments import segments
+from autopar.ir.stages import SEND, in_stages
+from autopar.plans.layout import Layout, parse_layout
+from autopar.plans.pipeline_orders import make_table
+from autopar.plans.plan import Plan
+from autopar.plans.scheduling import schedule
+from autopar.runtime.program.turns import TurnRun
+from autopar.runtime.simulator.stages import SimulatedStage, train_step_in_stages
+from tests.codegen.meshes import mesh
+from tests.codegen.random_plans import random_plan
+from tests.plans.test_scheduling import check
+from tests.zoo.cases import trained
+from tests.zoo.staging import check_stages
+
+MESHES = [(2,), (), (2, 2)]
+
+
+def starts(name: str, turns: int, count: int) -> list[int]:
+    """Where so many stages of about equally many segments begin."""
+    parts = segments(in_microbatches(trained(name).traced.graph, turns))
+    return [parts[k * len(parts) // count].start for k in range(1, count)]
+
+
+@pytest.mark.parametrize("schedule", ["zb-h1", "zb-v"])
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "turns"),
+    [
+        ("gpt2", 1),
+        pytest.param("gpt2", 4, marks=pytest.mark.nightly),
+        pytest.param("gpt2", 8, marks=pytest.mark.nightly),
+        ("resnet", 1),
+        ("mixtral", 1),
+        *(pytest.param(n, 4, marks=pytest.mark.nightly) for n in ("llama", "t5", "gemma")),
+    ],
+)
+def test_zero_bubble_is_eager(name: str, turns: int, count: int, schedule: str) -> None:
+    check_stages(trained(name), starts(name, turns, count), turns, schedule, 3, MESHES)
+
+
+def planned(
+    name: str, turns: int, count: int, *shape: int, seed: int = 1
+) -> list[tuple[Graph, Plan]]:
+    """The graphs of stages, each with a random plan whose backward comes in two parts."""
+    whole = in_microbatches(trained(name).traced.graph, turns)
+    graphs = in_stages(whole, starts(name, turns, count))
+    return [
+        (graph, random_plan(graph, mesh(*shape), seed + k, microbatches=turns, is_split=True))
+        for k, graph in enumerate(graphs)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", ["gpt2", "mixtral", "t5"])
+def test_nothing_is_under_way_between_the_parts(name: str, seed: int) -> None:
+    for graph, plan in planned(name, 1, 3, 2, 2, seed=10 * seed):
+        layout = parse_layout(graph, plan.structure)
+        found = schedule(layout)
+        check(layout.graph, found)
+        first, second = found.backward, found.weights
+        messages = Counter(type(e) for e in first if isinstance(e, (Start, Wait)))
+        assert messages[Start] == messages[Wait]
+        begun = {e.message for e in first if isinstance(e, Start)}
+        assert not any(isinstance(e, Take) and e.message in begun for e in second)
+        border = layout.graph.second_part
+        assert border is not None
+        moved = {n for e in first if isinstance(e, Compute) for n in [e.node] if n >= border}
+        assert not moved and any(isinstance(e, Compute) for e in second)
+        _check_reductions(layout, found)
+
+
+def _check_reductions(layout: Layout, found: Schedule) -> None:
+    """Gradients that leave are reduced in the second part, wherever they are made."""
+    leaving = {
+        value.ref
+        for value in found.outputs
+        if layout.graph.nodes[value.ref.node].phase is Phase.BACKWARD
+    }
+    read = {ref for node in layout.graph.nodes for ref in node.inputs if node.role is not Role.GRAD}
+    for event in found.backward:
+        if isinstance(event, Start):
+            sources = {transfer.source.ref for transfer in event.message.transfers}
+            assert not sources & (leaving - read)
+
+
+@pytest.mark.parametrize(("name", "turns"), [("gpt2", 1), ("gpt2", 2), ("llama", 4)])
+def test_what_waits_for_each_part_is_what_is_priced(
+    name: str, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that a turn holds behind its forward, and behind the first part of its backward."""
+    stages: list[SimulatedStage] = []
+    expected: list[list[tuple[int, int]]] = []
+    traced = trained(name).traced
+    for graph, plan in planned(name, turns, 2):
+        stages.append(
+            SimulatedStage(
+                mesh(), graph, plan.structure, generate(traced.gm, traced.graph, plan, graph)
+            )
+        )
+        layout = parse_layout(graph, plan.structure)
+        found = schedule(layout)
+        expected.append(
+            [
+                (_bytes(layout, turn.saved), _bytes(layout, turn.carried))
+                for turn in (found.before or found, found)
+            ]
+        )
+    seen: dict[tuple[int, int, str], int] = {}
+    numbers: list[TurnRun] = []
+
+    def watched(phase: str) -> None:
+        original = getattr(TurnRun, phase)
+
+        def run(self: TurnRun, turn: int, *given: Any) -> Any:
+            if self not in numbers:
+                numbers.append(self)
+            made = original(self, turn, *given)
+            seen[numbers.index(self), turn, phase] = _held(self, turn)
+            return made
+
+        monkeypatch.setattr(TurnRun, phase, run)
+
+    for phase in ("forward", "backward", "weights"):
+        watched(phase)
+    table = make_table("zb-h1", 2, turns)
+    train_step_in_stages(stages, table, traced.graph, trained(name).tensors)
+    for stage, both in enumerate(expected):
+        for turn in range(turns):
+            saved, carried = both[turn == turns - 1]
+            assert seen[stage, turn, "forward"] == saved > 0
+            assert seen[stage, turn, "backward"] == carried > 0
+            assert seen[stage, turn, "weights"] == 0
+    assert expected[1][1][1] != expected[1][1][0], "some of it is read by one part alone"
+
+
+def _bytes(layout: Layout, values: tuple[Value, ...]) -> int:
+    return sum(layout.held_bytes(value.ref, value.state) for value in values)
+
+
+def _held(run: TurnRun, turn: int) -> int:
+    pieces = [piece for pieces in run.saved.get(turn, {}).values() for piece in pieces]
+    return sum(piece.numel() * piece.element_size() for piece in pieces)
+
+
+def test_the_first_part_makes_no_gradient() -> None:
+    """The graphs are those of the parts: one sends, the other has the gradients."""
+    traced = trained("gpt2").traced
+    for k, (graph, plan) in enumerate(planned("gpt2", 2, 2)):
+        program = generate(traced.gm, traced.graph, plan, graph)
+        sends = [n for n in graph.nodes if n.op == SEND and n.phase is Phase.BACKWARD]
+        assert len(sends) == k
+        for part in program.parts:
+            names = {name.partition(":")[0] for name in part.backward_outputs}
+            assert names == ({"sent", "saved"} if k else {"saved"})
+            assert {name.partition(":")[0] for name in part.weights_outputs} == (
+                {"grad"} if part is program else {"sum"}
+            )
+        assert program.gradients == program.weights_outputs
+        params = {n.target for n in graph.with_role(Role.GRAD)}
+        assert {name.partition(":")[2] for name in program.gradients} == params
+        found = program.weights
+        assert found is not None
+        assert not k or any("mm" in str(node.target) for node in found.graph.nodes)
+
+
+def test_a_plan_whose_backward_is_whole_is_as_it_was() -> None:
+    graph, plan = planned("gpt2", 2, 2)[1]
+    whole = random_plan(graph, mesh(), 2, microbatches=2)
+    found = schedule(parse_layout(graph, whole.structure))
+    assert not found.weights and not found.carried
+    assert not whole.structure.schedule.is_split and plan.structure.schedule.is_split
+    split = schedule(parse_layout(graph, plan.structure))
+    layout = parse_layout(graph, whole.structure)
+    assert {layout.graph.nodes[e.node].name for e in found.backward if isinstance(e, Compute)} == {
+        parse_layout(graph, plan.structure).graph.nodes[e.node].name
+        for e in (*split.backward, *split.weights)
+        if isinstance(e, Compute)
+    }
