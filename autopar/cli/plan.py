@@ -16,6 +16,7 @@ from autopar.cli.terminal import (
     target_options,
     write_page,
 )
+from autopar.ir.gc_pause import collection_paused
 
 
 @click.command()
@@ -185,7 +186,7 @@ def plan(
     from autopar.ir.files import is_standard_output
     from autopar.report.shown import page_of, shown
 
-    with spoken_progress() as progress:
+    with collection_paused(), spoken_progress() as progress:
         model, inputs = _built(target, global_batch, progress)
         from autopar.driver.api import plan as make_plan
 
@@ -212,7 +213,7 @@ def _frontier(
     from autopar.report.frontier import FrontierSummary
 
     read_limits(limits)
-    with spoken_progress() as progress:
+    with collection_paused(), spoken_progress() as progress:
         model, inputs = _built(target, global_batch, progress)
         from autopar.driver.api import frontier
 
