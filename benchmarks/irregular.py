@@ -1,8 +1,8 @@
 """Plan time of models whose layers do not repeat: CPU seconds of one process by phase, with
 datasheet figures of H100s, on all meshes.
 
-    python -m benchmarks.distinct
-    python -m benchmarks.distinct --model widening --layers 300 --cluster 8x8xH100
+    python -m benchmarks.irregular
+    python -m benchmarks.irregular --model widening --layers 300 --cluster 8x8xH100
 """
 
 from __future__ import annotations
@@ -78,8 +78,35 @@ class Recurrent(nn.Module):
         return h.square().mean()
 
 
+class UNet(nn.Module):
+    """Convolutions to ever more channels and back, halved and doubled in size on the way, each way
+    back with what the way there made: no two are equal."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        ways = [(64 + i, 65 + i) for i in range(count // 2)]
+        self.down = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in ways)
+        self.up = nn.ModuleList(nn.Conv2d(2 * b, a, 3, padding=1) for a, b in reversed(ways))
+        self.every = max(1, count // 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        for i, layer in enumerate(self.down, 1):
+            x = torch.relu(layer(x))
+            kept.append(x)
+            if i % self.every == 0:
+                x = nn.functional.max_pool2d(x, 2)
+        for layer in self.up:
+            skipped = kept.pop()
+            if x.shape[-1] != skipped.shape[-1]:
+                x = nn.functional.interpolate(x, scale_factor=2.0)
+            x = torch.relu(layer(torch.cat([x, skipped], 1)))
+        return x.square().mean()
+
+
 MODELS: dict[str, Callable[[int], nn.Module]] = {
     "widening": Widening, "named": Named, "fan": Fan, "recurrent": Recurrent,
+    "unet": UNet,
 }  # fmt: skip
 
 
@@ -93,10 +120,11 @@ def measure(model: str, layers: int, cluster: str) -> list[str]:
 
     phases = Phases()
     with torch.device("meta"):
-        given, made = (torch.empty(64, 64),), MODELS[model](layers)
+        given = torch.empty(64, 64, 64, 64) if model == "unet" else torch.empty(64, 64)
+        made = MODELS[model](layers)
     # What torch imports when it traces for the first time is no part of it.
     trace(nn.Linear(64, 1), (torch.empty(64, 64),))
-    graph = phases.timed("trace", trace)(made, given).graph
+    graph = phases.timed("trace", trace)(made, (given,)).graph
     flow = import_module("autopar.compile")
     price, solve = (phases.timed(name, getattr(flow, name)) for name in ("price", "solve"))
     with patch.object(flow, "price", price), patch.object(flow, "solve", solve):
@@ -130,7 +158,7 @@ def main(
             for cluster in clusters:
                 subprocess.run(
                     [
-                        *(sys.executable, "-m", "benchmarks.distinct", "--worker"),
+                        *(sys.executable, "-m", "benchmarks.irregular", "--worker"),
                         *("--model", model, "--layers", str(layers), "--cluster", cluster),
                     ],
                     cwd=ROOT,
