@@ -152,6 +152,7 @@ from autopar.ir.gc_pause import collection_paused
     "page.",
 )
 @page_options
+@collection_paused()
 def plan(
     target: str,
     cluster: str | None,
@@ -186,7 +187,7 @@ def plan(
     from autopar.ir.files import is_standard_output
     from autopar.report.shown import page_of, shown
 
-    with collection_paused(), spoken_progress() as progress:
+    with spoken_progress() as progress:
         model, inputs = _built(target, global_batch, progress)
         from autopar.driver.api import plan as make_plan
 
@@ -213,7 +214,7 @@ def _frontier(
     from autopar.report.frontier import FrontierSummary
 
     read_limits(limits)
-    with collection_paused(), spoken_progress() as progress:
+    with spoken_progress() as progress:
         model, inputs = _built(target, global_batch, progress)
         from autopar.driver.api import frontier
 
