@@ -64,19 +64,23 @@ class Offloads:
                 found.setdefault(root_key(self.graph, each.root), []).append(each)
             self.away = found
         elif is_open(request):
+            blocks = blocks_of(self.graph, self.mesh).of
+            computed: dict[int, int] = {}
+            for node in self.graph.nodes:
+                if node.index in blocks and node.phase is Phase.FORWARD:
+                    block = blocks[node.index]
+                    computed[block] = computed.get(block, 0) + work(self.graph, node)
             self.away = {
                 key: away
                 for key, away in offloadable(self.graph, self.mesh).items()
-                if self._hides(away[0].root, request.cluster)
+                for root in [away[0].root]
+                if self._hides(root, request.cluster, computed.get(blocks[root.node], 0))
             }
 
-    def _hides(self, root: Ref, cluster: Cluster) -> bool:
+    def _hides(self, root: Ref, cluster: Cluster, computed: int) -> bool:
         """Whether a copy of a tensor, cut by all devices, takes longer than its start, and no
-        longer than the block that makes it computes."""
-        blocks = blocks_of(self.graph, self.mesh).of
+        longer than what the block that makes it has `computed`."""
         num_bytes = self.graph.type_of(root).num_bytes // self.mesh.num_devices
-        beside = (n for n in self.graph.nodes if blocks.get(n.index) == blocks[root.node])
-        computed = sum(work(self.graph, n) for n in beside if n.phase is Phase.FORWARD)
         takes = elements(num_bytes, pace(cluster)) * self.mesh.num_devices
         return copy_ns(num_bytes, cluster.host) > 2 * copy_ns(0, cluster.host) and takes <= computed
 
