@@ -28,8 +28,9 @@ class _Program(pulp.LpProblem):
 
 
 def express(model: Model) -> pulp.LpProblem:
-    """The model in PuLP, costs times `cost_scale`. Columns are named by index. The limit of one on continuous columns is there for HiGHS 1.15, whose
-    presolve was seen to run for ever on flows without it."""
+    """The model in PuLP, costs times `cost_scale`. Columns are named by index. The limit of one on
+    continuous columns is there for HiGHS 1.15, whose presolve was seen to run for ever on flows
+    without it."""
     program = _Program(model)
     variables = program.variables()
     costs = (model.cost * model.cost_scale).tolist()
