@@ -26,6 +26,7 @@ from autopar.cost_model.account import account
 from autopar.cost_model.moments import with_moments
 from autopar.cost_model.price import price
 from autopar.errors import InfeasibleError
+from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph
 from autopar.ir.input_sharding import with_handed
 from autopar.ir.moments import Moment
@@ -107,6 +108,7 @@ def compile_call(call: ModelCall, find: Find, stage: StageContext = nullcontext)
     return Compiled(traced, plan, programs, graphs)
 
 
+@collection_paused()
 def plan_call(
     call: ModelCall, find: Callable[[Traced], Found], stage: StageContext = nullcontext
 ) -> tuple[Traced, Found]:

@@ -22,6 +22,7 @@ from autopar.cli.show import show
 from autopar.cli.solve import solve
 from autopar.cli.verify import verify
 from autopar.errors import AutoparError, AutoparWarning, sentence
+from autopar.ir.gc_pause import end_collection
 from autopar.ir.version import __version__
 
 INTERRUPTED = 130
@@ -59,6 +60,8 @@ class Cli(click.Group):
                 traceback.print_exc()
             _say("error", _told(error))
             status = error.exit_status if isinstance(error, AutoparError) else 1
+        if args is None:
+            end_collection()
         sys.exit(status if isinstance(status, int) else 0)
 
 

@@ -16,6 +16,7 @@ from autopar.cli.terminal import (
     target_options,
     write_page,
 )
+from autopar.ir.gc_pause import collection_paused
 
 
 @click.command()
@@ -152,6 +153,7 @@ from autopar.cli.terminal import (
     "page.",
 )
 @page_options
+@collection_paused()
 def plan(
     target: str,
     cluster: str | None,

@@ -64,21 +64,30 @@ class Offloads:
                 found.setdefault(root_key(self.graph, each.root), []).append(each)
             self.away = found
         elif is_open(request):
+            computed = self._computed()
             self.away = {
                 key: away
                 for key, away in offloadable(self.graph, self.mesh).items()
-                if self._hides(away[0].root, request.cluster)
+                if self._hides(away[0].root, request.cluster, computed)
             }
 
-    def _hides(self, root: Ref, cluster: Cluster) -> bool:
+    def _computed(self) -> Mapping[int, float]:
+        """What forward computes in the block of each op."""
+        blocks = blocks_of(self.graph, self.mesh).of
+        total: dict[int, float] = {}
+        for node in self.graph.nodes:
+            if node.index in blocks and node.phase is Phase.FORWARD:
+                block = blocks[node.index]
+                total[block] = total.get(block, 0) + work(self.graph, node)
+        return {index: total.get(block, 0) for index, block in blocks.items()}
+
+    def _hides(self, root: Ref, cluster: Cluster, computed: Mapping[int, float]) -> bool:
         """Whether a copy of a tensor, cut by all devices, takes longer than its start, and no
         longer than the block that makes it computes."""
-        blocks = blocks_of(self.graph, self.mesh).of
         num_bytes = self.graph.type_of(root).num_bytes // self.mesh.num_devices
-        beside = (n for n in self.graph.nodes if blocks.get(n.index) == blocks[root.node])
-        computed = sum(work(self.graph, n) for n in beside if n.phase is Phase.FORWARD)
         takes = elements(num_bytes, pace(cluster)) * self.mesh.num_devices
-        return copy_ns(num_bytes, cluster.host) > 2 * copy_ns(0, cluster.host) and takes <= computed
+        is_long = copy_ns(num_bytes, cluster.host) > 2 * copy_ns(0, cluster.host)
+        return is_long and takes <= computed[root.node]
 
     @property
     def open_classes(self) -> Mapping[str, Sequence[Away]]:

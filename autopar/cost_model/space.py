@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from autopar.cost_model.limits import Limits
-from autopar.ir.choices import Decision, ParamChoice, choices, shardings
+from autopar.ir.choices import Decision, ParamChoice, all_shardings, choices
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Role, TensorType
 from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
@@ -114,7 +114,8 @@ def _node_class(
     offered = choices(node, graph.atoms, mesh.sizes)
     if is_constant:
         offered = offered[:1]
-    return _feasible(graph, mesh, reads, nodes, [(c, *shardings(node, c)) for c in offered])
+    pairs = zip(offered, all_shardings(node, offered), strict=True)
+    return _feasible(graph, mesh, reads, nodes, [(choice, *found) for choice, found in pairs])
 
 
 def _feasible(

@@ -140,11 +140,27 @@ def _parallel(factor: Factor) -> bool:
 def shardings(node: Node, choice: Choice) -> tuple[tuple[Sharding, ...], tuple[Sharding, ...]]:
     """(inputs, outputs): the sharding that `choice` asks of every tensor input and leaves every
     output in. ValueError on a choice the node does not have."""
-    per_axis = [_placements(node, option) for option in choice.options]
-    if not per_axis:
-        return (Sharding(()),) * len(node.inputs), (Sharding(()),) * len(node.outputs)
-    inputs, outputs = (zip(*columns, strict=True) for columns in zip(*per_axis, strict=True))
-    return tuple(map(Sharding, inputs)), tuple(map(Sharding, outputs))
+    (found,) = all_shardings(node, (choice,))
+    return found
+
+
+def all_shardings(
+    node: Node, offered: Sequence[Choice]
+) -> list[tuple[tuple[Sharding, ...], tuple[Sharding, ...]]]:
+    """`shardings` of every choice: of as many as there are on three axes what an option means is
+    worked out once."""
+    names = {option for choice in offered for option in choice.options}
+    placed = {option: _placements(node, option) for option in names}
+    found: list[tuple[tuple[Sharding, ...], tuple[Sharding, ...]]] = []
+    for choice in offered:
+        per_axis = [placed[option] for option in choice.options]
+        if per_axis:
+            inputs, outputs = (zip(*sides, strict=True) for sides in zip(*per_axis, strict=True))
+            found.append((tuple(map(Sharding, inputs)), tuple(map(Sharding, outputs))))
+        else:
+            none = Sharding(())
+            found.append(((none,) * len(node.inputs), (none,) * len(node.outputs)))
+    return found
 
 
 def _placements(node: Node, option: str) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:

@@ -98,7 +98,13 @@ def local_bytes(
     tensor: TensorType, atoms: Sequence[Atom], sharding: Sharding, sizes: Sequence[int]
 ) -> int:
     """Bytes of one rank's piece, the largest if they differ. The sharding must be legal."""
-    return prod(local_shape(tensor, atoms, sharding, sizes)) * itemsize(tensor.dtype)
+    ways = 1
+    for placement, size in zip(sharding.placements, sizes, strict=True):
+        if placement.kind == "C":
+            return prod(local_shape(tensor, atoms, sharding, sizes)) * itemsize(tensor.dtype)
+        if placement.kind == "S":
+            ways *= size
+    return tensor.num_bytes // ways
 
 
 def placements(

@@ -156,11 +156,13 @@ class Highs(pulp.HiGHS):
         variables = lp.variables()
         rows = lp.constraints()
         terms = [row.expr for row in rows]
-        place = {variable: index for index, variable in enumerate(variables)}
+        # By identity, as PuLP compares them too: its own hash is a call of Python for each term.
+        place = {id(variable): index for index, variable in enumerate(variables)}
         assert lp.objective is not None
+        costs = {id(variable): cost for variable, cost in lp.objective.items()}
         model = highspy.HighsLp()
         model.num_col_, model.num_row_ = len(variables), len(rows)
-        model.col_cost_ = np.array([lp.objective.get(v, 0.0) for v in variables])
+        model.col_cost_ = np.array([costs.get(id(v), 0.0) for v in variables])
         model.col_lower_ = _limits((v.lowBound for v in variables), -np.inf)
         model.col_upper_ = _limits((v.upBound for v in variables), np.inf)
         model.row_lower_ = _limits((row.getLb() for row in rows), -np.inf)
@@ -168,7 +170,8 @@ class Highs(pulp.HiGHS):
         matrix = model.a_matrix_
         matrix.format_ = highspy.MatrixFormat.kRowwise
         matrix.start_ = np.cumsum([0, *map(len, terms)], dtype=np.int32)
-        matrix.index_ = np.fromiter((place[v] for v in chain.from_iterable(terms)), dtype=np.int32)
+        ends = map(id, chain.from_iterable(terms))
+        matrix.index_ = np.fromiter(map(place.__getitem__, ends), dtype=np.int32)
         matrix.value_ = np.fromiter(
             chain.from_iterable(t.values() for t in terms), dtype=np.float64
         )

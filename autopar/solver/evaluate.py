@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from autopar.ir.problem import FORBIDDEN, Flow, Problem
 from autopar.solver.fastest_ways import FastestWays
-from autopar.solver.routing import Route, Router
+from autopar.solver.routing import Route, Router, links_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,9 @@ class Evaluator:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
-        self.routers = tuple(Router(flow) for flow in problem.flows)
-        self._fastest = FastestWays(problem)
+        links = links_of(problem.flows)
+        self.routers = tuple(map(Router, problem.flows, links))
+        self._fastest = FastestWays(problem, links)
 
     def __call__(self, choice: Sequence[int]) -> Evaluation:
         """See `evaluate`."""

@@ -55,9 +55,10 @@ branch and bound takes where that is `_CLOSE` to the bound, a part of it: where 
 is kept, with its gap."""
 _CLOSE = 1 / 200
 
-_PATIENCE = 4
+_PATIENCE = 3
 """Rows per step of the simplex method after which another method goes on, with windows: where a
-plan alone solves the relaxation it takes a step per three to five rows, else more than one each."""
+plan alone solves the relaxation it takes a step per three to five rows, else more than one each.
+The other one takes as long as five times as many steps, or more."""
 
 _TOLERANCE = 1e-6
 """How far HiGHS's bound may be off, in its own scale: its tolerance for feasible and integer."""

@@ -11,15 +11,28 @@ import pulp
 from autopar.solver.ilp import Model
 
 
-def express(model: Model, name: str = "autopar") -> pulp.LpProblem:
-    """The model in PuLP, costs times `cost_scale`. Columns are named by index, in order, because
-    PuLP sorts them by name. The limit of one on continuous columns is there for HiGHS 1.15, whose
-    presolve was seen to run for ever on flows without it."""
-    program = pulp.LpProblem(name, pulp.LpMinimize)
-    variables = [
-        program.add_variable(f"x{j:08d}", 0, 1, pulp.LpInteger if integer else pulp.LpContinuous)
-        for j, integer in enumerate(model.integer.tolist())
-    ]
+class _Program(pulp.LpProblem):
+    """A program that knows its columns. PuLP gathers them from all rows and sorts them by name,
+    each of the times that it looks at them."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__("autopar", pulp.LpMinimize)
+        self._columns = [
+            self.add_variable(f"x{j:08d}", 0, 1, pulp.LpInteger if integer else pulp.LpContinuous)
+            for j, integer in enumerate(model.integer.tolist())
+        ]
+
+    def variables(self) -> list[pulp.LpVariable]:
+        """The columns, in order."""
+        return self._columns
+
+
+def express(model: Model) -> pulp.LpProblem:
+    """The model in PuLP, costs times `cost_scale`. Columns are named by index. The limit of one on
+    continuous columns is there for HiGHS 1.15, whose presolve was seen to run for ever on flows
+    without it."""
+    program = _Program(model)
+    variables = program.variables()
     costs = (model.cost * model.cost_scale).tolist()
     program.setObjective(pulp.LpAffineExpression(zip(variables, costs, strict=True)))
     starts: list[int] = model.row_starts.tolist()

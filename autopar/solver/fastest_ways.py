@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autopar.ir.problem import FORBIDDEN, Flow, IntArray, Problem, Window
-from autopar.solver.routing import Route, Router
+from autopar.ir.problem import FORBIDDEN, IntArray, Problem, Window
+from autopar.solver.routing import Links, Route, Router
 
 _MAX_SWEEPS = 8
 
@@ -29,8 +29,9 @@ class _Way(NamedTuple):
 class FastestWays:
     """Chooses among fastest ways, for one problem."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, links: Sequence[Links]) -> None:
         self.problem = problem
+        self._links = links
         self._of_flow: dict[int, list[tuple[int, IntArray]]] = {}
         self._routers: dict[int, list[Router]] = {}
         self._known: dict[tuple[int, int, frozenset[int]], list[_Way]] = {}
@@ -39,10 +40,6 @@ class FastestWays:
                 size = len(problem.flows[f].costs)
                 rows = [s.flows.get(f, np.zeros(size, np.int64)) for s in window.savings]
                 self._of_flow.setdefault(f, []).append((w, np.stack(rows)))
-        for f, found in self._of_flow.items():
-            self._routers[f] = _routers(
-                problem.flows[f], np.sum([rows for _, rows in found], axis=0)
-            )
 
     def __call__(self, choice: Sequence[int], routes: Sequence[Route]) -> tuple[list[Route], int]:
         """The ways that tensors take instead of `routes`, and what is hidden with them, where each
@@ -77,25 +74,29 @@ class FastestWays:
         key = f, root, goals
         if key not in self._known:
             found = {route.arcs: route}
-            for router in self._routers[f] if route.arcs and route.exact else ():
+            for router in self._routers_of(f) if route.arcs and route.exact else ():
                 other = router.route(root, goals)
                 if other is not None and other.cost == route.cost:
                     found.setdefault(other.arcs, other)
             self._known[key] = [self._way(f, each) for each in found.values()]
         return self._known[key]
 
+    def _routers_of(self, f: int) -> list[Router]:
+        """Of the fastest ways, one finds the way with which a resource is the least busy."""
+        if f not in self._routers:
+            flow, links = self.problem.flows[f], self._links[f]
+            savings = np.sum([rows for _, rows in self._of_flow[f]], axis=0)
+            is_open = flow.costs < FORBIDDEN
+            most = flow.costs[is_open].max(initial=0) * len(savings)
+            left = [np.where(is_open, most - saved, FORBIDDEN) for saved in savings]
+            distinct = [*{some.tobytes(): some for some in left}.values()]
+            made = [Router(flow, links, some) for some in distinct] if len(distinct) > 1 else []
+            self._routers[f] = made
+        return self._routers[f]
+
     def _way(self, f: int, route: Route) -> _Way:
         arcs = list(route.arcs)
         return _Way(route, tuple((w, rows[:, arcs].sum(axis=1)) for w, rows in self._of_flow[f]))
-
-
-def _routers(flow: Flow, savings: IntArray) -> list[Router]:
-    """Of the fastest ways, one finds the way with which a resource is the least busy."""
-    is_open = flow.costs < FORBIDDEN
-    most = flow.costs[is_open].max(initial=0) * len(savings)
-    left = [np.where(is_open, most - saved, FORBIDDEN) for saved in savings]
-    distinct = {some.tobytes(): some for some in left}
-    return [Router(flow, some) for some in distinct.values()] if len(distinct) > 1 else []
 
 
 def _of_nodes(window: Window, choice: Sequence[int]) -> IntArray:

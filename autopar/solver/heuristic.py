@@ -7,7 +7,8 @@ feasible and what it costs is `evaluate`'s word alone. Deterministic: fixed orde
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 import networkx as nx
 import numpy as np
@@ -147,6 +148,7 @@ class _Prices:
         self.problem = problem
         self._evaluator = evaluator
         self._known: dict[int, FloatArray] = {}
+        self._asked: dict[int, Counter[int]] = {}
         count = len(problem.keys)
         self._costs = [_priced(costs) for costs in problem.costs]
         self._edges: list[list[tuple[int, FloatArray]]] = [[] for _ in range(count)]
@@ -192,13 +194,16 @@ class _Prices:
         """Takes note that `node` has another choice."""
         for other in self.neighbours[node]:
             self._known.pop(other, None)
+        for f, _ in self._used[node]:
+            self._asked.pop(f, None)
 
     def forget(self) -> None:
         """Takes note that any node may have another choice."""
         self._known.clear()
+        self._asked.clear()
 
     def _as_source(self, f: int, choice: Sequence[int]) -> FloatArray:
-        terminals = frozenset(self._asked(f, choice, leave_out=-1))
+        terminals = frozenset(self._asked_states(f, choice))
         lengths = self._evaluator.routers[f].lengths(terminals)
         if lengths is None:
             by_state = self._distances[f][:, sorted(terminals)].sum(axis=1)
@@ -216,18 +221,27 @@ class _Prices:
         root = self._source_states[f][choice[flow.source]]
         if root < 0:
             return np.where(states < 0, 0.0, _PROHIBITIVE)
-        others = frozenset(self._asked(f, choice, leave_out=k))
+        asked, own = self._asked_states(f, choice), self._asked_by(f, k, choice)
+        others = frozenset(state for state, count in asked.items() if count > (state == own))
         route = self._evaluator.routers[f].route(root, others)
         heads = self._heads[f]
         reached = {root} if route is None else {root, *(heads[a] for a in route.arcs)}
         near = self._distances[f][sorted(reached)].min(axis=0)
         return np.append(near, 0.0)[states]
 
-    def _asked(self, f: int, choice: Sequence[int], leave_out: int) -> Iterator[int]:
-        """The states that decided sinks of flow `f` ask for, but for sink number `leave_out`."""
-        for k, (node, states) in enumerate(self._sink_states[f]):
-            if k != leave_out and choice[node] != _UNDECIDED and states[choice[node]] >= 0:
-                yield states[choice[node]]
+    def _asked_states(self, f: int, choice: Sequence[int]) -> Counter[int]:
+        """How many of the decided sinks of flow `f` ask for each state: one weight may be used in
+        every step of a loop, and have thousands."""
+        if f not in self._asked:
+            sinks = range(len(self._sink_states[f]))
+            states = (self._asked_by(f, k, choice) for k in sinks)
+            self._asked[f] = Counter(state for state in states if state >= 0)
+        return self._asked[f]
+
+    def _asked_by(self, f: int, k: int, choice: Sequence[int]) -> int:
+        """The state that sink `k` of flow `f` asks for, below 0 if none."""
+        node, states = self._sink_states[f][k]
+        return -1 if choice[node] == _UNDECIDED else states[choice[node]]
 
 
 def _priced(costs: npt.NDArray[np.int64]) -> FloatArray:

@@ -12,6 +12,7 @@ decides step by step. Lengths are Python integers (cost x scale + 1 per arc), so
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -34,61 +35,77 @@ class Route:
     exact: bool = True
 
 
+class Links:
+    """Where the arcs of a flow start and end. Tensors that are alike share them, as `links_of`
+    finds: there are thousands of arcs, and of flows."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+
+    @cached_property
+    def tails(self) -> list[int]:
+        """Per arc, the state it leads from."""
+        return self._flow.tails.tolist()
+
+    @cached_property
+    def heads(self) -> list[int]:
+        """Per arc, the state it leads to."""
+        return self._flow.heads.tolist()
+
+    @cached_property
+    def into(self) -> list[list[int]]:
+        """Per state, the arcs that end there."""
+        found: list[list[int]] = [[] for _ in self._flow.states]
+        for arc, head in enumerate(self.heads):
+            found[head].append(arc)
+        return found
+
+
+def links_of(flows: Sequence[Flow]) -> list[Links]:
+    """The links of each flow."""
+    known: dict[tuple[int, int, int], Links] = {}
+    kinds = [(id(flow.tails), id(flow.heads), len(flow.states)) for flow in flows]
+    return [known.setdefault(kind, Links(flow)) for kind, flow in zip(kinds, flows, strict=True)]
+
+
 @dataclass(slots=True)
 class _Table:
     """Per state: the length of the best arborescence that covers a set of terminals from there, and
-    its first step: an arc (>= 0), `_AT_TERMINAL`, or a subset of the terminals to split off."""
+    its first step: an arc (>= 0), `_AT_TERMINAL`, or a subset of the terminals to split off. Both
+    are final where the length is at most `reached`; `heap` has the states to go on from."""
 
     length: list[int]
     step: list[int | frozenset[int]]
+    heap: list[tuple[int, int]]
+    reached: int = -1
 
 
 class Router:
-    """Answers `route(root, terminals)` for one flow; remembers what it has worked out.
+    """Answers `route(root, terminals)` for one flow; remembers what it has worked out, and works
+    out no more than it is asked for: most tensors are used in, or near, the state they are made in.
 
     With `second`, at least 0 for each arc and less than `_UNIT` in sum, that of equally cheap
     arborescences is found whose sum of these is the lowest.
     """
 
-    def __init__(self, flow: Flow, second: IntArray | None = None) -> None:
+    def __init__(self, flow: Flow, links: Links, second: IntArray | None = None) -> None:
         self.num_states = len(flow.states)
-        self._flow, self._second = flow, second
+        self._flow, self._links, self._second = flow, links, second
         self._scale = (len(flow.costs) + 1) * (1 if second is None else _UNIT)
         self._tables: dict[frozenset[int], _Table] = {}
         self._routes: dict[tuple[int, frozenset[int]], Route | None] = {}
-
-    @cached_property
-    def _tails(self) -> list[int]:
-        return self._flow.tails.tolist()
-
-    @cached_property
-    def _heads(self) -> list[int]:
-        return self._flow.heads.tolist()
 
     @cached_property
     def _costs(self) -> list[int]:
         return self._flow.costs.tolist()
 
     @cached_property
-    def _lengths(self) -> list[int]:
-        """One more per arc, so that fewer are better."""
-        costs = (cost * self._scale + 1 for cost in self._costs)
+    def _extra(self) -> list[int]:
+        """What arcs are longer by than what they cost: one, so that fewer are better."""
         if self._second is None:
-            return list(costs)
-        factor = len(self._costs) + 1
+            return [1] * len(self._costs)
         seconds: list[int] = self._second.tolist()
-        return [cost + second * factor for cost, second in zip(costs, seconds, strict=True)]
-
-    @cached_property
-    def _into(self) -> list[list[tuple[int, int, int]]]:
-        """Per state, the arcs that end there: tail, length, index. Made when first asked for: most
-        tensors are used in the state they are made in."""
-        found: list[list[tuple[int, int, int]]] = [[] for _ in range(self.num_states)]
-        ends = zip(self._tails, self._heads, self._costs, self._lengths, strict=True)
-        for arc, (tail, head, cost, length) in enumerate(ends):
-            if cost < FORBIDDEN:
-                found[head].append((tail, length, arc))
-        return found
+        return [second * (len(seconds) + 1) + 1 for second in seconds]
 
     def route(self, root: int, terminals: frozenset[int]) -> Route | None:
         """The cheapest arcs from `root` to all `terminals`; None when one cannot be reached."""
@@ -105,12 +122,13 @@ class Router:
             return [0] * self.num_states
         if len(terminals) > MAX_EXACT_TERMINALS:
             return None
-        return [x if x >= UNREACHABLE else x // self._scale for x in self._table(terminals).length]
+        table = self._complete(terminals)
+        return [x if x >= UNREACHABLE else x // self._scale for x in table.length]
 
     def _search(self, root: int, terminals: frozenset[int]) -> Route | None:
         if not terminals:
             return Route(0, ())
-        if any(self._table(frozenset({t})).length[root] >= UNREACHABLE for t in terminals):
+        if any(self._length(root, frozenset({t})) >= UNREACHABLE for t in terminals):
             return None
         exact = len(terminals) <= MAX_EXACT_TERMINALS
         arcs = self._unfold(root, terminals) if exact else self._grow(root, terminals)
@@ -120,39 +138,54 @@ class Router:
     def _table(self, terminals: frozenset[int]) -> _Table:
         table = self._tables.get(terminals)
         if table is None:
-            table = self._start(terminals)
-            self._relax(table)
-            self._tables[terminals] = table
+            table = self._tables[terminals] = self._start(terminals)
         return table
+
+    def _complete(self, terminals: frozenset[int]) -> _Table:
+        table = self._table(terminals)
+        self._relax(table, None)
+        return table
+
+    def _length(self, root: int, terminals: frozenset[int]) -> int:
+        table = self._table(terminals)
+        self._relax(table, root)
+        return table.length[root]
 
     def _start(self, terminals: frozenset[int]) -> _Table:
         """Before any arc: at the terminal itself, or where two smaller arborescences meet."""
-        table = _Table([UNREACHABLE] * self.num_states, [_AT_TERMINAL] * self.num_states)
+        length = [UNREACHABLE] * self.num_states
+        step: list[int | frozenset[int]] = [_AT_TERMINAL] * self.num_states
         first, *rest = sorted(terminals)
         if not rest:
-            table.length[first] = 0
-            return table
+            length[first] = 0
+            return _Table(length, step, [(0, first)])
         for bits in range((1 << len(rest)) - 1):
             part = frozenset([first] + [t for j, t in enumerate(rest) if bits >> j & 1])
-            left, right = self._table(part).length, self._table(terminals - part).length
+            left, right = self._complete(part).length, self._complete(terminals - part).length
             for state in range(self.num_states):
-                length = left[state] + right[state]
-                if length < table.length[state]:
-                    table.length[state] = length
-                    table.step[state] = part
-        return table
-
-    def _relax(self, table: _Table) -> None:
-        """Dijkstra against the arcs: extends the arborescences towards all roots."""
-        length, step = table.length, table.step
+                both = left[state] + right[state]
+                if both < length[state]:
+                    length[state] = both
+                    step[state] = part
         heap = [(x, v) for v, x in enumerate(length) if x < UNREACHABLE]
         heapify(heap)
-        while heap:
+        return _Table(length, step, heap)
+
+    def _relax(self, table: _Table, root: int | None) -> None:
+        """Dijkstra against the arcs: extends the arborescences towards `root`, or all roots."""
+        length, step, heap = table.length, table.step, table.heap
+        into, tails = self._links.into, self._links.tails
+        costs, extra, scale = self._costs, self._extra, self._scale
+        while heap and (root is None or length[root] > table.reached):
             at, head = heappop(heap)
             if at > length[head]:
                 continue
-            for tail, arc_length, arc in self._into[head]:
-                there = at + arc_length
+            table.reached = at
+            for arc in into[head]:
+                if costs[arc] >= FORBIDDEN:
+                    continue
+                tail = tails[arc]
+                there = at + costs[arc] * scale + extra[arc]
                 known = step[tail]
                 if there < length[tail]:
                     heappush(heap, (there, tail))
@@ -166,12 +199,14 @@ class Router:
         todo = [(root, terminals)]
         while todo:
             state, goal = todo.pop()
-            step = self._table(goal).step[state]
+            table = self._table(goal)
+            self._relax(table, state)
+            step = table.step[state]
             if isinstance(step, frozenset):
                 todo += [(state, step), (state, goal - step)]
             elif step != _AT_TERMINAL:
                 arcs.add(step)
-                todo.append((self._heads[step], goal))
+                todo.append((self._links.heads[step], goal))
         return arcs
 
     def _grow(self, root: int, terminals: frozenset[int]) -> set[int]:
@@ -180,10 +215,10 @@ class Router:
         reached, missing = {root}, set(terminals)
         while missing:
             _, terminal, start = min(
-                (self._table(frozenset({t})).length[v], t, v) for t in missing for v in reached
+                (self._length(v, frozenset({t})), t, v) for t in missing for v in reached
             )
             path = self._unfold(start, frozenset({terminal}))
             arcs |= path
-            reached |= {self._heads[a] for a in path}
+            reached |= {self._links.heads[a] for a in path}
             missing -= reached
         return arcs

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import depth, memory_choices, plan_time
+from benchmarks import depth, irregular, memory_choices, plan_time
 from benchmarks.plan_time import PHASES, Phases, Result, main, row
 
 
@@ -81,6 +81,24 @@ def test_small_case_runs() -> None:
     assert min(phases_s[1:]) > 0
     assert int(cells["variables"].replace(",", "")) > 100
     assert 0.1 < float(cells["peak"]) < 4
+
+
+@pytest.mark.parametrize("model", [*irregular.MODELS])
+def test_irregular_models_are_planned(model: str) -> None:
+    cells = irregular.measure(model, 4, "2xH100")
+    assert cells[:3] == [model, "4", "2xH100"]
+    *seconds, total = map(float, cells[3:8])
+    assert sum(seconds) == pytest.approx(total, abs=0.25)
+    assert int(cells[8].replace(",", "")) > 20
+    assert cells[9] == "optimal" or cells[9].startswith("gap 0.")
+
+
+def test_irregular_models_with_a_target_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(irregular.subprocess, "run", lambda command, **_: asked.append(command))
+    CliRunner().invoke(irregular.main, catch_exceptions=False)
+    counts = {command[command.index("--model") + 1]: command[-3] for command in asked}
+    assert counts == {"widening": "1000", "unet": "300", "recurrent": "512"}
 
 
 def test_depths_are_compared_with_the_first() -> None:

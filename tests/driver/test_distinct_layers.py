@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.cost_model import network
+from autopar.cost_model import network, offloads
 from autopar.cost_model.price import price
-from autopar.ir.graph import Graph
+from autopar.ir.graph import Graph, Node
 from autopar.ir.problem import Problem, Status
 from autopar.plans.options import Options
+from autopar.plans.prefetching import work
 from autopar.plans.request import ask
 from autopar.solver import driver, exact, solve
 from autopar.solver.column_generation import path
@@ -73,6 +74,25 @@ def test_steps_are_found_once_for_tensors_alike(
     flows = len(stated(graph, "8").flows)
     assert flows > 9 * LAYERS
     assert len(found) < flows / 5
+
+
+def test_what_blocks_compute_is_added_up_once(
+    graph: Graph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = parse_cluster("8xH100")
+    request = ask(graph, cluster, Options()).on(parse_mesh("8", cluster)).opened()
+    monkeypatch.setattr(offloads, "is_open", lambda _: True)
+    seen: list[int] = []
+
+    def counted(graph: Graph, node: Node) -> float:
+        seen.append(node.index)
+        return work(graph, node)
+
+    monkeypatch.setattr(offloads, "work", counted)
+    found = offloads.Offloads(request)
+    assert found.is_open
+    assert LAYERS < len(seen) <= len(request.step.nodes)
+    assert len(seen) == len({*seen})
 
 
 def test_many_nodes_need_no_program(

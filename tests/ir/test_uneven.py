@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.distributed.tensor import Shard
 
@@ -12,7 +14,7 @@ from autopar.cost_model.limits import Limits
 from autopar.cost_model.space import classes
 from autopar.ir import uneven
 from autopar.ir.graph import Atom, Role, TensorType
-from autopar.ir.redistribute import buffer_bytes, is_legal, local_shape, step
+from autopar.ir.redistribute import buffer_bytes, is_legal, local_bytes, local_shape, step
 from autopar.ir.sharding import Placement, Sharding
 from autopar.ir.uses import groups
 from tests.codegen.meshes import mesh
@@ -132,6 +134,22 @@ def test_what_travels_is_padded(
 def test_memory_is_that_of_the_largest_piece() -> None:
     assert local_shape(ROWS, ATOMS, Sharding.parse("[C(0), C(0)]"), (3, 4)) == (1, 4)
     assert local_shape(ROWS, ATOMS, Sharding.parse("[C(0), R]"), (3, 4)) == (4, 4)
+
+
+@given(
+    texts=st.lists(
+        st.sampled_from(["R", "P", "S(0)", "S(1)", "S(0.1)", "C(0)", "C(1)"]), max_size=3
+    ),
+    sizes=st.lists(st.sampled_from([1, 2, 3, 4, 5]), min_size=3, max_size=3),
+    tensor=st.sampled_from([ROWS, HEADS]),
+)
+def test_bytes_are_those_of_the_shape(
+    texts: list[str], sizes: list[int], tensor: TensorType
+) -> None:
+    sharding = Sharding(tuple(map(Placement.parse, texts)))
+    assume(is_legal(tensor, ATOMS, sharding, sizes))
+    where = tensor, ATOMS, sharding, sizes[: len(texts)]
+    assert local_bytes(*where) == 4 * prod(local_shape(*where))
 
 
 def storages(hidden: int, out: int, *sizes: int) -> set[str]:

@@ -8,6 +8,9 @@ import pytest
 
 from autopar.errors import SolverError
 from autopar.solver.adapter import Highs, Outcome
+from autopar.solver.express import express
+from autopar.solver.ilp import build_model
+from tests.solver.synthetic import transformer
 
 
 def knapsack(size: int = 60) -> pulp.LpProblem:
@@ -20,6 +23,17 @@ def knapsack(size: int = 60) -> pulp.LpProblem:
         limit = pulp.lpSum(w * x for w, x in zip(weight, take, strict=True)) <= sum(weight) // 2
         program.addConstraint(limit, f"r{row}")
     return program
+
+
+def test_the_columns_of_a_program_are_those_that_pulp_finds() -> None:
+    """In the order of their names, which is that of the model; one that no row has is there too."""
+    model = build_model(transformer(1, (2, 4)))
+    program = express(model)
+    known = program.variables()
+    assert len(known) == model.num_columns
+    assert [*(program.objective or ())] == known
+    assert pulp.LpProblem.variables(program) == known
+    assert [v.cat == pulp.LpInteger for v in known] == model.integer.tolist()
 
 
 def test_a_node_limit_with_an_incumbent_is_not_optimal() -> None:
