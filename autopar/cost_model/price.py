@@ -104,7 +104,7 @@ def limited_classes(
     graph, mesh = request.step, request.mesh
     limits = impose(graph, mesh, all_groups, request.imposed)
     table = classes(graph, mesh, all_groups, limits, hosted_counts(request))
-    for key, labels in request.pins:
+    for key, labels in request.narrowed:
         if key in table:
             table[key] = table[key].only(labels)
     for entry in table.values():

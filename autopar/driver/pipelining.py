@@ -50,7 +50,7 @@ from autopar.plans.plan import (
 )
 from autopar.plans.request import Asked
 
-P = ParamSpec("P")
+_P = ParamSpec("_P")
 
 _PLANNED = 3
 """Of how many shapes all stages are planned, at most."""
@@ -132,7 +132,7 @@ class _Tried:
         self.best: Plan | None = None
         self.failure: Exception | None = None
 
-    def offer(self, make: Callable[P, Plan], *args: P.args, **kwargs: P.kwargs) -> None:
+    def offer(self, make: Callable[_P, Plan], *args: _P.args, **kwargs: _P.kwargs) -> None:
         """A plan, if there is one."""
         try:
             plan = make(*args, **kwargs)
@@ -174,7 +174,7 @@ class _Pipeline:
             options, mesh=self.divided.mesh.text, microbatches=self.shape.microbatches
         )
         asked = replace(self.asked, cluster=self.cluster, options=options)
-        found = plan_stages(asked, graphs, table, self.divided.pins, self.say)
+        found = plan_stages(asked, graphs, table, self.divided.narrowed, self.say)
         layouts = [
             parse_layout(graph, each.structure) for graph, each in zip(graphs, found, strict=True)
         ]

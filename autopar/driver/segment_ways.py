@@ -33,7 +33,7 @@ from autopar.plans.estimates import Delay, Estimates, TurnTimes
 from autopar.plans.fitting import Beaten, Candidate
 from autopar.plans.layout import parse_layout
 from autopar.plans.pipelines import play_pipeline
-from autopar.plans.request import Asked, Pins, PlanRequest
+from autopar.plans.request import Asked, Narrowed, PlanRequest
 from autopar.solver.cutting import divide
 
 _PARTS = (0.85, 0.5)
@@ -47,9 +47,8 @@ _TOLERANCE = 0.03
 @dataclass(frozen=True, slots=True)
 class Divided:
     """Stages on `mesh`, as they are thought to be best: the first op of each but the first, and the
-    module it is of. `pins` are the labels of the choices that plans of their segments have, by the
-    key of the op. The busiest rank `waits` for such a part of the step. Nothing is proven where
-    `bound_ns` is 0."""
+    module it is of. Choices of ops are `narrowed` to those that plans of their segments have. The
+    busiest rank `waits` for such a part of the step. Nothing is proven where `bound_ns` is 0."""
 
     mesh: Mesh
     starts: tuple[tuple[str, int], ...]
@@ -57,7 +56,7 @@ class Divided:
     waits: float
     objective_ns: int
     bound_ns: int
-    pins: Pins
+    narrowed: Narrowed
 
     @property
     def gap_ppm(self) -> int:
@@ -231,7 +230,7 @@ class _OnMesh:
             1 - max(busy_ns) / max(1, step_ns),
             round(division.step_ns(self._problem())) if is_proven else 0,
             division.bound_ns if is_proven else 0,
-            tuple(self._pins()),
+            tuple(self._narrowed()),
         )
 
     def _estimates(self, taken: Sequence[Sequence[float]]) -> Estimates:
@@ -256,7 +255,7 @@ class _OnMesh:
         back = [(s + 1, s, Phase.BACKWARD) for s in range(last)]
         return [Delay(s, t, phase.value, size[phase], ns[phase]) for s, t, phase in forth + back]
 
-    def _pins(self) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def _narrowed(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         labels: dict[str, dict[str, None]] = {}
         for plan in (plan for plans in self.plans for plan in plans):
             # What is made again has to be settled for each stage.

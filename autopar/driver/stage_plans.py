@@ -21,7 +21,7 @@ from autopar.ir.stages import RECEIVE, SEND, is_end
 from autopar.plans.fitting import Candidate
 from autopar.plans.matching import general
 from autopar.plans.plan import Structure
-from autopar.plans.request import Asked, Pins
+from autopar.plans.request import Asked, Narrowed
 
 _LEVELS = 4
 """For how many numbers of microbatches in flight stages are planned that are equal but for that:
@@ -32,10 +32,10 @@ _TOLERANCE = 1e-2
 
 
 def plan_stages(
-    asked: Asked, graphs: Sequence[Graph], table: ActionTable, pins: Pins, say: Say
+    asked: Asked, graphs: Sequence[Graph], table: ActionTable, narrowed: Narrowed, say: Say
 ) -> list[Candidate]:
-    """The plan of each of `graphs`, a part of what is `asked`, with choices that are among `pins`
-    where possible. A device holds what waits in `table`, and the stages of a rank share its memory.
+    """The plan of each of `graphs`, a part of what is `asked`, with choices that are `narrowed` where
+    possible. A device holds what waits in `table`, and the stages of a rank share its memory.
     Stages that differ from another in nothing but the names of their parameters are planned as that
     one. InfeasibleError if one does not fit in memory."""
     ends: dict[tuple[str, str], str] = {}
@@ -57,7 +57,7 @@ def plan_stages(
             say(f"planning stage {stage} of {len(graphs)}")
             while_waiting = here.while_waiting(others, is_split=table.is_split)
             wanted = replace(while_waiting, tolerance=_TOLERANCE)
-            known[key] = _best(wanted, settled, pins, say)
+            known[key] = _best(wanted, settled, narrowed, say)
         now = here.while_waiting(waiting[stage], is_split=table.is_split)
         found.append(_while_waiting(now, _renamed(known[key], graph)))
         ends |= _laid_out(graph, found[-1].structure)
@@ -74,15 +74,15 @@ def _while_waiting(asked: Asked, found: Candidate) -> Candidate:
     return replace(found, request=request, estimates=account(request, found.structure).estimates)
 
 
-def _best(asked: Asked, settled: Pins, pins: Pins, say: Say) -> Candidate:
-    """The best plan of a stage, with choices that are among `pins` if there is one."""
+def _best(asked: Asked, settled: Narrowed, narrowed: Narrowed, say: Say) -> Candidate:
+    """The best plan of a stage, with choices that are `narrowed` if there is one."""
     if not asked.options.asked:
         (mesh,) = meshes_of(asked.cluster, asked.options)
         try:
-            return best_in_chunks(replace(asked, pins=(*settled, *pins)).on(mesh), say)
+            return best_in_chunks(replace(asked, narrowed=(*settled, *narrowed)).on(mesh), say)
         except InfeasibleError as error:
             say(f"{error}; with other choices")
-    return survey(replace(asked, pins=settled), say).best
+    return survey(replace(asked, narrowed=settled), say).best
 
 
 def _settled(

@@ -30,7 +30,7 @@ from autopar.plans.options import Options
 from autopar.plans.rounded import kept_exact, step_with
 from autopar.plans.strategies import expand_strategy
 
-Pins = tuple[tuple[str, tuple[str, ...]], ...]
+Narrowed = tuple[tuple[str, tuple[str, ...]], ...]
 """The labels that the choices of an op may have, by its key."""
 
 _DIGEST_BYTES = 20
@@ -54,7 +54,7 @@ class Asked:
     others: tuple[Waiting, ...] = ()
     """Where backward comes in two parts, how many of them wait for each meanwhile
     (`ActionTable.others`)."""
-    pins: Pins = ()
+    narrowed: Narrowed = ()
     """As far as that is settled beside what is asked for."""
     tolerance: float = 0.0
     """By which part a plan may take longer than another."""
@@ -85,7 +85,7 @@ class Asked:
             loss_chunks=self.options.loss_chunks or 1 if heads_of(self.graph) else 1,
             in_flight=self.in_flight,
             others=self.others,
-            pins=self.pins,
+            narrowed=self.narrowed,
             tolerance=self.tolerance,
         ).as_asked()
 
@@ -126,7 +126,7 @@ class PlanRequest:
     """The parameters that live on the host; None where that is to be decided."""
     in_flight: int = 1
     others: tuple[Waiting, ...] = ()
-    pins: Pins = ()
+    narrowed: Narrowed = ()
     tolerance: float = 0.0
     """As `Asked` has these."""
 
