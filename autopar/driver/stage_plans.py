@@ -34,8 +34,8 @@ _TOLERANCE = 1e-2
 def plan_stages(
     asked: Asked, graphs: Sequence[Graph], table: ActionTable, narrowed: Narrowed, say: Say
 ) -> list[Candidate]:
-    """The plan of each of `graphs`, a part of what is `asked`, with choices that are `narrowed` where
-    possible. A device holds what waits in `table`, and the stages of a rank share its memory.
+    """The plan of each of `graphs`, a part of what is `asked`, with choices that are `narrowed`
+    where possible. A device holds what waits in `table`, and the stages of a rank share its memory.
     Stages that differ from another in nothing but the names of their parameters are planned as that
     one. InfeasibleError if one does not fit in memory."""
     ends: dict[tuple[str, str], str] = {}

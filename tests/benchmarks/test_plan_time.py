@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import depth, irregular, memory_choices, plan_time
+from benchmarks import depth, irregular, memory_choices, plan_time, stages
 from benchmarks.plan_time import PHASES, Phases, Result, main, row
 
 
@@ -142,3 +142,25 @@ def test_memory_choices_are_beside_none() -> None:
     assert memory_choices.row("8b:8xH100:8:64:2048", without, found) == [
         "8B on 8xH100", "8", "64 x 2048", "10.0", "14.0", "1.40", "1.25", "80.0", "0.25 %"
     ]  # fmt: skip
+
+
+@pytest.mark.nightly
+def test_stages_of_a_small_case() -> None:
+    result = CliRunner().invoke(
+        stages.main, ["--case", "8b:2xH100:2:64", "--markdown"], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    *_, line = result.output.strip().splitlines()
+    assert line.startswith("| 8B on 2xH100 | 2 x 64 |")
+
+
+def test_a_pipeline_is_told_as_it_is() -> None:
+    found = stages.Planned(
+        60.0, "16 stages, 1f1b of 64", "dp=32,tp=8", 15.25, 401_000, 70 << 30, 90
+    )
+    cells = stages.row("405b:512x8xH100:2048:8192", found)
+    assert cells == [
+        "405B on 512x8xH100", "2048 x 8192", "60.0", "16 stages, 1f1b of 64", "dp=32,tp=8",
+        "15.25", "40.1 %", "70.0", "0.009 %",
+    ]  # fmt: skip
+    assert len(cells) == len(stages.HEADER)

@@ -1,0 +1,118 @@
+"""From a model to a plan in stages: CPU seconds in a process of its own, its imports included, with
+the numbers of stages and microbatches, the schedule, the meshes and what saves memory all open.
+
+    python -m benchmarks.stages
+    python -m benchmarks.stages --case 405b:512x8xH100:2048:8192 --markdown
+
+A case is a size of Llama, a cluster, a batch and the length of its sequences.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import click
+import msgspec
+
+from benchmarks.plan_time import ROOT
+from benchmarks.tables import markdown, show
+
+CASES = ("8b:4x8xH100:64:2048", "70b:8x8xH100:128:4096", "405b:512x8xH100:2048:8192")
+HEADER = ("Llama", "batch", "CPU s", "pipeline", "mesh of a stage", "step", "MFU", "peak", "gap")
+TITLE = "CPU seconds from start to plan; step in seconds, peak in GiB"
+
+
+class Planned(msgspec.Struct, frozen=True):
+    """One plan: CPU seconds of the process until it was there, and what it is. `gap_ppm` is that of
+    how the work is divided."""
+
+    cpu_s: float
+    pipeline: str
+    mesh: str
+    step_s: float
+    mfu_ppm: int
+    peak_bytes: int
+    gap_ppm: int
+
+
+def measure(case: str) -> Planned:
+    """Plan a case in this process, which has done nothing yet."""
+    import torch
+
+    from autopar.cluster.parsing import parse_cluster
+    from autopar.driver.pipelining import search_stages
+    from autopar.plans.options import make_options
+    from autopar.plans.request import ask
+    from autopar.tracer import trace
+    from benchmarks.models import llama, tokens
+
+    size, cluster, batch, length = case.split(":")
+    with torch.device("meta"):
+        graph = trace(llama(size), (), tokens(128_256, int(batch), int(length), "meta")).graph
+    options = make_options("auto", "adamw", None, None, False, stages="auto", microbatches="auto")
+
+    def say(text: str) -> None:
+        click.echo(f"{case}: {time.process_time():.1f} s: {text}", err=True)
+
+    plan = search_stages(ask(graph, parse_cluster(cluster), options), say)
+    structure, estimates, order = plan.structure, plan.estimates, plan.structure.schedule
+    stages, count = len(structure.stages), order.microbatches
+    return Planned(
+        time.process_time(),
+        f"{stages} stages, {order.kind} of {count}" if stages else "none",
+        structure.stages[0].structure.mesh.text if stages else structure.mesh.text,
+        estimates.step_ns / 1e9,
+        estimates.mfu_ppm,
+        estimates.memory.total,
+        plan.provenance.gap_ppm,
+    )
+
+
+def in_own_process(case: str) -> Planned:
+    """`measure` in a fresh process with one thread."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.stages", "--worker", "--case", case],
+        cwd=ROOT,
+        env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Planned)
+
+
+def row(case: str, found: Planned) -> list[str]:
+    """A case as cells, in the order of `HEADER`."""
+    size, cluster, batch, length = case.split(":")
+    return [
+        f"{size.upper()} on {cluster}",
+        f"{batch} x {length}",
+        f"{found.cpu_s:.1f}",
+        found.pipeline,
+        found.mesh,
+        f"{found.step_s:.4g}",
+        f"{found.mfu_ppm / 1e4:.1f} %",
+        f"{found.peak_bytes / 2**30:.1f}",
+        f"{found.gap_ppm / 1e4:.2g} %",
+    ]
+
+
+@click.command(help=__doc__)
+@click.option("--case", "cases", multiple=True, default=CASES, metavar="CASE")
+@click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
+@click.option("--worker", is_flag=True, hidden=True)
+def main(cases: tuple[str, ...], as_markdown: bool, worker: bool) -> None:
+    if worker:
+        click.echo(msgspec.json.encode(measure(cases[0])))
+        return
+    rows = [row(case, in_own_process(case)) for case in cases]
+    if as_markdown:
+        click.echo(f"{TITLE}\n\n{markdown(HEADER, rows)}")
+    else:
+        show(TITLE, HEADER, rows, 140)
+
+
+if __name__ == "__main__":
+    main()
