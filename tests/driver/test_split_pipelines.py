@@ -68,6 +68,15 @@ def test_chosen_stages_are_eager(options: dict[str, Any], tmp_path: Path) -> Non
     assert stored.structure.schedule.is_split is False, "that is told by the table"
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("microbatches", [1, 4, 8])
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("order", ["zb-h1", "zb-v"])
+def test_any_number_of_stages_and_microbatches(order: str, stages: int, microbatches: int) -> None:
+    plan = planned(stages=stages, microbatches=microbatches, schedule=order)
+    assert autopar.verify(plan, *llama()).differences
+
+
 def test_a_table_is_planned_stored_replayed_and_drawn(tmp_path: Path) -> None:
     model, inputs = llama()
     inputs = {name: x[:6] for name, x in inputs.items()}

@@ -195,7 +195,7 @@ def backward_in_two_parts() -> dict[str, float]:
             worst = max(worst, distance(*losses), most(model, plain, "grad"))
         found[name] = worst
         with torch.no_grad():
-            for size in (8, 4, 3):
+            for size in (8, 3) if name == "table" else (8,):
                 given = {key: x[:size] for key, x in batch(5).items()}
                 found[f"{name}: {size}"] = distance(model(**given).loss, plain(**given).loss)
     return found

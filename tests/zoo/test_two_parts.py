@@ -42,7 +42,6 @@ def starts(name: str, turns: int, count: int) -> list[int]:
     [
         ("gpt2", 1),
         pytest.param("gpt2", 4, marks=pytest.mark.nightly),
-        pytest.param("gpt2", 8, marks=pytest.mark.nightly),
         ("resnet", 1),
         ("mixtral", 1),
         *(pytest.param(n, 4, marks=pytest.mark.nightly) for n in ("llama", "t5", "gemma")),
