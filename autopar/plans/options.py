@@ -202,6 +202,8 @@ def make_options(
     if is_table(order):
         several = _several(cuts)
         num_stages, count = _as_in(ActionTable.parse(order), num_stages, microbatches, several)
+    elif order != "auto" and num_stages == 1 and not cuts:
+        raise ArgumentError(f"schedule={order!r}: that is of stages; say how many, or auto")
     return Options(
         mesh=read_mesh(mesh),
         optimizer=optimizer,

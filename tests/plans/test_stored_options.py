@@ -89,3 +89,10 @@ def test_what_contradicts_the_plan_is_refused(options: dict[str, Any], words: st
 def test_stages_beside_a_plan_of_one(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         asked(one_stage(), **options)
+
+
+def test_a_schedule_of_no_stages_is_an_error() -> None:
+    with pytest.raises(ArgumentError, match="schedule='zb-h1': that is of stages; say how many"):
+        make_options("auto", "adamw", None, None, False, schedule="zb-h1")
+    for stages in (2, "auto"):
+        assert make_options("auto", "adamw", None, None, False, stages=stages, schedule="gpipe")

@@ -54,6 +54,15 @@ def trained(name: str) -> ZooCase:
 
 
 @cache
+def trained_on(samples: int, name: str) -> ZooCase:
+    """The same of a batch of so many samples, those of the zoo again and again."""
+    model, inputs = build(name)
+    batch = next(iter(inputs.values())).shape[0]
+    more = {k: torch.cat(-(-samples // batch) * [x])[:samples] for k, x in inputs.items()}
+    return make_case(model.train(), more)
+
+
+@cache
 def evaluated(name: str) -> ZooCase:
     """The model called `name` in inference, where norms have seen a batch before."""
     model, inputs = build(name)

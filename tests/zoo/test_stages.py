@@ -8,9 +8,9 @@ import pytest
 from autopar.errors import MicrobatchError, StageError
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.segments import segments
-from autopar.plans.pipeline_orders import SCHEDULES
+from autopar.plans.pipeline_orders import SCHEDULES, STAGES_PER_RANK
 from tests.zoo import ZOO
-from tests.zoo.cases import trained
+from tests.zoo.cases import trained, trained_on
 from tests.zoo.staging import any_cuts, check_stages
 
 DAILY = ("gpt2", "llama", "t5", "mixtral", "resnet")
@@ -50,3 +50,30 @@ def test_between_modules_in_every_schedule(name: str, turns: int, schedule: str)
     graph = in_microbatches(trained(name).traced.graph, turns)
     starts = [segment.start for segment in segments(graph)[1:]]
     check_stages(trained(name), starts[:3] or starts, turns, schedule, 1, MESHES)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("sizes", [(), (2,)], ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("turns", [1, 4, 8])
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", DAILY)
+def test_every_model_on_ranks_in_every_schedule(
+    name: str, ranks: int, turns: int, schedule: str, sizes: tuple[int, ...]
+) -> None:
+    """On one device each, and on two under any plan: data parallel, tensor parallel or mixed."""
+    whole = trained_on(8, name)
+    try:
+        graph = in_microbatches(whole.traced.graph, turns)
+    except MicrobatchError:
+        assert name in ("mixtral", "resnet")
+        return
+    count = ranks * STAGES_PER_RANK.get(schedule, 2 if schedule == "interleaved" else 1) - 1
+    for seed in range(20):
+        try:
+            check_stages(whole, any_cuts(graph, count, seed), turns, schedule, seed, [sizes])
+        except StageError as error:
+            assert "nothing to compute" in str(error) or "is changed by stage" in str(error)
+        else:
+            return
+    raise AssertionError(f"{name} was cut nowhere into {count + 1} stages")
