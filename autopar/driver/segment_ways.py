@@ -110,7 +110,8 @@ class SegmentWays:
         requests = suited(asked, meshes_of(cluster, options))
         for request in (requests[place] for place in promising(requests)):
             known = (known_ns, best.step_ns if best else None)
-            here = _OnMesh(self.asked, sample, table, request, graphs, self.say)
+            each = [replace(asked, graph=graph).on(request.mesh) for graph in graphs]
+            here = _OnMesh(self.asked, sample, table, each, self.say)
             try:
                 found = here.divided(min((n for n in known if n is not None), default=None))
             except InfeasibleError as error:
@@ -133,18 +134,17 @@ class _OnMesh:
         asked: Asked,
         sample: SampledStep,
         table: ActionTable,
-        request: PlanRequest,
-        graphs: Sequence[Graph],
+        requests: Sequence[PlanRequest],
         say: Say,
     ) -> None:
         self.asked, self.sample, self.table, self.say = asked, sample, table, say
-        self.requests = [replace(request, graph=graph).opened() for graph in graphs]
+        self.requests = [request.opened() for request in requests]
         self.stated: dict[int, Problem] = {}
-        self.plans: list[list[Candidate]] = [[] for _ in graphs]
+        self.plans: list[list[Candidate]] = [[] for _ in requests]
         self.limit = asked.options.memory_limit_bytes or asked.cluster.device.memory_bytes
         ranks = len(table.rows)
         self.line = line_of(asked.cluster, ranks) if ranks > 1 else None
-        self.each = [max(1.0, sample.often(k) / ranks) for k in range(len(graphs))]
+        self.each = [max(1.0, sample.often(k) / ranks) for k in range(len(requests))]
         """How often a rank takes what each of the stages takes."""
 
     def divided(self, known_ns: int | None) -> Divided:
