@@ -9,7 +9,7 @@ microbatches in flight leave (`stage_plans`). The step is that of all stages pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ParamSpec
 
@@ -53,11 +53,11 @@ from autopar.plans.request import Asked
 _P = ParamSpec("_P")
 
 _PLANNED = 3
-"""Of how many shapes all stages are planned, at most."""
+"""Of how many shapes there are plans of all stages, at most."""
 
 _NEAR = 1.03
-"""The most that one of them is thought to take, in terms of the best: what segments take is known
-to some parts in a hundred."""
+"""The most that one of them is thought to take, in terms of the best that fits: what segments take
+is known to some parts in a hundred."""
 
 
 def search_stages(asked: Asked, say: Say) -> Plan:
@@ -70,9 +70,20 @@ def search_stages(asked: Asked, say: Say) -> Plan:
         plain = replace(options, stages=1, microbatches=None)
         tried.offer(lambda: search(replace(asked, options=plain), say))
     ways = SegmentWays(asked, say)
-    for shape, divided in _Promising(asked, ways, tried).best():
+    promising = _Promising(asked, ways, tried)
+    least: int | None = None
+    planned = 0
+    for shape, divided in promising.best():
+        if least is not None and (planned == _PLANNED or divided.step_ns > _NEAR * least):
+            break
         graph = ways.graph(shape.microbatches)
-        tried.offer(_Pipeline(asked, shape, divided, say).plan, graph)
+        if tried.offer(_Pipeline(asked, shape, divided, say).plan, graph):
+            least, planned = least or divided.step_ns, planned + 1
+    if tried.best is None:
+        # Stages hold more than their segments do: those that were left out may be all that fit.
+        for shape, divided in promising.left():
+            graph = ways.graph(shape.microbatches)
+            tried.offer(_Pipeline(asked, shape, divided, say).plan, graph)
     return tried.found()
 
 
@@ -85,7 +96,7 @@ class _Promising:
         self.found: list[tuple[PipelineShape, Divided]] = []
 
     def best(self) -> list[tuple[PipelineShape, Divided]]:
-        """A few, best first."""
+        """Best first."""
         options = self.asked.options
         for ranks in numbers_of_ranks(self.asked):
             last: int | None = None
@@ -95,29 +106,54 @@ class _Promising:
                     break
                 last = step_ns
         if self.found:
-            best, divided = min(self.found, key=_step_ns)
+            best, divided = min(self._within() or self.found, key=_step_ns)
             for shape in other_orders(options, best, divided.waits):
                 self._consider(shape)
-        found = sorted(self.found, key=_step_ns)
-        return [each for each in found if _step_ns(each) <= _NEAR * _step_ns(found[0])][:_PLANNED]
+        return sorted(self.found, key=_step_ns)
+
+    def left(self) -> Iterator[tuple[PipelineShape, Divided]]:
+        """Those that are not among the best, few microbatches first: of each number of ranks
+        until a plan of one is better than what there is."""
+        tried = self.tried
+        done = {shape for shape, _ in self.found}
+        for ranks in numbers_of_ranks(self.asked):
+            before = tried.best
+            for count in numbers_of_microbatches(self.asked, ranks):
+                shape = shaped(self.asked.options, ranks, count)
+                if shape in done or tried.best is not before:
+                    continue
+                divided = self._divided(shape, None)
+                if divided is not None:
+                    yield shape, divided
+
+    def _within(self) -> list[tuple[PipelineShape, Divided]]:
+        """The shapes that are thought to fit in memory."""
+        return [each for each in self.found if each[1].is_within]
 
     def _consider(self, shape: PipelineShape) -> int | None:
         """What the step takes with the best stages, if that is thought to be less than what is
-        known."""
-        say, known = self.tried.say, [*map(_step_ns, self.found)]
+        known, and to fit in memory."""
+        known = [*map(_step_ns, self._within())]
         if self.tried.best is not None:
             known.append(self.tried.best.estimates.step_ns)
+        divided = self._divided(shape, min(known, default=None))
+        if divided is None:
+            return None
+        self.found.append((shape, divided))
+        return divided.step_ns if divided.is_within else None
+
+    def _divided(self, shape: PipelineShape, known_ns: int | None) -> Divided | None:
+        """The best stages of a shape, if there are any that are better than what is known."""
+        say = self.tried.say
         say(f"{shape} ({shape.schedule})")
         try:
-            divided = self.ways.divided(shape.table, min(known, default=None))
+            divided = self.ways.divided(shape.table, known_ns)
         except (InfeasibleError, StageError) as error:
             self.tried.fail(error)
             return None
-        if divided is None:
-            return None
-        say(f"{shape}: about {format_ns(divided.step_ns)}")
-        self.found.append((shape, divided))
-        return divided.step_ns
+        if divided is not None:
+            say(f"{shape}: about {format_ns(divided.step_ns)}")
+        return divided
 
 
 def _step_ns(found: tuple[PipelineShape, Divided]) -> int:
@@ -138,11 +174,12 @@ class _Tried:
             plan = make(*args, **kwargs)
         except (InfeasibleError, StageError) as error:
             self.fail(error)
-            return
+            return False
         step_ns = plan.estimates.step_ns
         self.say(f"step {format_ns(step_ns)}")
         if self.best is None or step_ns < self.best.estimates.step_ns:
             self.best = plan
+        return True
 
     def fail(self, error: Exception) -> None:
         """Why there is no such plan."""

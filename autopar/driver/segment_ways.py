@@ -57,6 +57,7 @@ class Divided:
     objective_ns: int
     bound_ns: int
     narrowed: Narrowed
+    is_within: bool
 
     @property
     def gap_ppm(self) -> int:
@@ -95,7 +96,7 @@ class SegmentWays:
         thought to take `known_ns` or more. InfeasibleError if none fit in memory, StageError if the
         model cannot be cut so."""
         sample, ranks = self._sample(table.microbatches), len(table.rows)
-        if len(sample.parts) < table.num_stages:
+        if not self.asked.options.cuts and len(sample.parts) < table.num_stages:
             raise StageError(
                 f"{table.num_stages} stages are more than the model has parts: {len(sample.parts)}"
             )
@@ -166,7 +167,8 @@ class _OnMesh:
             except InfeasibleError as error:
                 self.say(f"{mesh}: {error}")
         # Stages may fit that are planned for themselves: more is made again, of more ops.
-        return self._found(self._divide(replace(self._problem(), limit_bytes=BOUNDLESS_BYTES)))
+        boundless = replace(self._problem(), limit_bytes=BOUNDLESS_BYTES)
+        return self._found(self._divide(boundless), is_within=False)
 
     def _least_often(self, stage: int) -> float:
         """How many times as long as `stage` takes for all microbatches a step takes at least, if
@@ -213,7 +215,7 @@ class _OnMesh:
         numbers = [sum(start <= op for start in starts[1:]) for op in ops]
         return divide(problem, problem.sizes(numbers))
 
-    def _found(self, division: Division) -> Divided:
+    def _found(self, division: Division, *, is_within: bool = True) -> Divided:
         parts, cuts = self.sample.parts, self.asked.options.cuts
         starts = [(parts[k].module, parts[k].start) for k in division.starts if not cuts]
         stages = [self._estimates(taken) for taken in division.taken]
@@ -231,6 +233,7 @@ class _OnMesh:
             round(division.step_ns(self._problem())) if is_proven else 0,
             division.bound_ns if is_proven else 0,
             tuple(self._narrowed()),
+            is_within,
         )
 
     def _estimates(self, taken: Sequence[Sequence[float]]) -> Estimates:

@@ -42,7 +42,10 @@ def plan_stages(
     found: list[Candidate] = []
     known: dict[object, Candidate] = {}
     waiting = [table.others(stage) for stage in range(len(graphs))]
-    unit = max(1, -(-max(each.backward for others in waiting for each in others) // _LEVELS))
+    most = Waiting(
+        *(max(n) for n in zip(*(each for others in waiting for each in others), strict=True))
+    )
+    unit = max(1, -(-most.backward // _LEVELS))
     stored: dict[str, Sharding] = {}
     for stage, graph in enumerate(graphs):
         settled = tuple(sorted(_settled(graph, ends)))
@@ -51,7 +54,10 @@ def plan_stages(
         limit = asked.memory_limit_bytes // len(table.stages_of(table.ranks[stage]))
         own = replace(asked.options, memory_limit_bytes=limit)
         here = replace(asked, graph=graph, options=own.joined(alike) if tied else own)
-        others = tuple(Waiting(*(-(-n // unit) * unit for n in each)) for each in waiting[stage])
+        others = tuple(
+            Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
+            for each in waiting[stage]
+        )
         key = _signature(graph), limit, others, settled, tuple(tied)
         if key not in known:
             say(f"planning stage {stage} of {len(graphs)}")

@@ -1,11 +1,13 @@
 """Where a model may be cut into stages: before a module of a list, or beside such lists.
 
 A segment is one of a list of modules (`layers.3`), or another module that uses parameters
-(`embed_tokens`, `norm` and `lm_head`), with all that follows until the next.
+(`embed_tokens`, `norm` and `lm_head`), with all that follows until the next. What forward changes,
+running statistics say, is read and changed within one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autopar.ir.blocks import place_of
@@ -36,4 +38,22 @@ def segments(graph: Graph) -> tuple[Segment, ...]:
         if module and module not in seen and (listed or module in learned):
             seen.add(module)
             found.append(Segment(module, node.index if found else 0))
-    return tuple(found)
+    changes = [*_changes(graph)]
+    return tuple(
+        each for each in found if not any(first < each.start <= last for first, last in changes)
+    )
+
+
+def _changes(graph: Graph) -> Iterator[tuple[int, int]]:
+    """The first op of forward that reads something that forward changes, and the one that makes
+    what it becomes."""
+    made = {n.target: n.inputs[0].node for n in graph.with_role(Role.MUTATION, Role.UPDATE)}
+    if not made:
+        return
+    held = graph.with_role(Role.BUFFER, Role.PARAM)
+    names = {n.index: n.target for n in held if n.target in made}
+    first = dict(made)
+    for node in graph.with_role(Role.OP):
+        for name in (names[ref.node] for ref in node.inputs if ref.node in names):
+            first[name] = min(first[name], node.index)
+    yield from ((first[name], last) for name, last in made.items())

@@ -9,15 +9,19 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from autopar.driver.pipelining import search_stages
 from autopar.driver.segment_sorts import SampledStep
 from autopar.driver.segment_ways import Divided, SegmentWays
+from autopar.errors import InfeasibleError, StageError
 from autopar.ir.graph import Graph, Role
 from autopar.ir.microbatches import in_microbatches
+from autopar.ir.segments import segments
 from autopar.ir.stages import is_end
 from autopar.plans.options import make_options
 from autopar.plans.pipeline_orders import make_table
+from autopar.plans.plan import Plan
 from autopar.plans.request import Asked, ask
 from autopar.solver.search import silent
 from autopar.tracer import trace
@@ -130,3 +134,95 @@ def test_the_plan_of_fewer_in_flight_is_told_with_what_those_hold() -> None:
     plan = search_stages(wanted, silent)
     saved = [stage.estimates.memory.saved for stage in plan.stages[1:-1]]
     assert saved == sorted(saved, reverse=True) and len({*saved}) == len(saved)
+
+
+def test_stages_that_fit_are_found_where_those_thought_best_do_not() -> None:
+    """More microbatches take longer here, and what a stage holds beside what its segments save is
+    not known before it is planned."""
+    graph = trace(Chain([32] * 7, 3), (torch.randn(1024, 32),), {}).graph
+
+    def found(**options: Any) -> Plan:
+        return search_stages(asked(graph, 2, stages=2, **options), silent)
+
+    eight = found(microbatches=8)
+    limit = max(stage.estimates.memory.total for stage in eight.stages) + (1 << 16)
+    with pytest.raises(InfeasibleError):
+        found(microbatches=4, memory_limit=limit)
+    assert found(microbatches=None).structure.schedule.microbatches == 2
+    plan = found(microbatches=None, memory_limit=limit)
+    assert plan.structure.schedule.microbatches == 8
+    assert all(stage.estimates.memory.total <= limit for stage in plan.stages)
+
+
+class Irregular(nn.Module):
+    """Layers, the first two before one batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(6))
+        self.norm = nn.BatchNorm1d(16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for k, layer in enumerate(self.layers):
+            x = layer(x)
+            x = self.norm(x) if k < 2 else x.tanh()
+        return x.square().mean()
+
+
+def test_what_forward_changes_is_within_a_segment() -> None:
+    graph = trace(Irregular(), (torch.randn(8, 16),), {}).graph
+    assert [part.module for part in segments(graph)] == [
+        "layers.0",
+        "norm",
+        *(f"layers.{k}" for k in range(2, 6)),
+    ]
+    plan = search_stages(asked(graph, 2, cuts="layers.4", microbatches=1), silent)
+    assert [stage.start for stage in plan.structure.stages] == ["", "layers.4"]
+
+
+def test_cuts_that_are_given_may_be_anywhere() -> None:
+    """In a model that has one segment, say."""
+
+    class One(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layers[0](x).square().mean()
+
+    graph = trace(One(), (torch.randn(8, 16),), {}).graph
+    assert len(segments(graph)) == 1
+    plan = search_stages(asked(graph, 2, cuts="layers.0.1", microbatches=2), silent)
+    assert len(plan.structure.stages) == 2
+    with pytest.raises(StageError, match="2 stages are more than the model has parts: 1"):
+        search_stages(asked(graph, 2, stages=2, microbatches=2), silent)
+
+
+def test_each_segment_makes_again_what_the_model_wraps() -> None:
+    """Not what the busiest does."""
+
+    class Wrapped(Chain):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for layer in self.layers:
+                x = checkpoint(lambda x, layer=layer: layer(x).tanh(), x, use_reentrant=False)
+            return x.square().mean()
+
+    graph = trace(Wrapped([16, 16, 16, 64, 16, 16]), (torch.randn(8, 16),), {}).graph
+    plan = search_stages(asked(graph, 2, stages=2, microbatches=2, checkpoint="as written"), silent)
+    again = [stage.structure.again for stage in plan.structure.stages]
+    assert all(again) and again[0] != again[1]
+
+
+def test_no_more_is_held_than_there_are_microbatches() -> None:
+    """Stages are planned for some numbers in flight, none of them above the largest there is."""
+    graph = trace(Chain([64] * 17), (torch.randn(1 << 13, 64),), {}).graph
+
+    def found(limit: int | None) -> Plan:
+        wanted = asked(graph, 8, stages=8, microbatches=8, memory_limit=limit)
+        return search_stages(wanted, silent)
+
+    free = found(None)
+    tight = found(max(stage.estimates.memory.total for stage in free.stages))
+    assert tight.structure.stages == free.structure.stages
