@@ -168,7 +168,7 @@ class _Tried:
         self.best: Plan | None = None
         self.failure: Exception | None = None
 
-    def offer(self, make: Callable[_P, Plan], *args: _P.args, **kwargs: _P.kwargs) -> None:
+    def offer(self, make: Callable[_P, Plan], *args: _P.args, **kwargs: _P.kwargs) -> bool:
         """A plan, if there is one."""
         try:
             plan = make(*args, **kwargs)

@@ -13,7 +13,7 @@ import pytest
 import autopar
 from autopar.compile import best_on
 from autopar.cost_model.pipeline import add_up
-from autopar.driver.pipeline_shapes import other_orders
+from autopar.driver.pipeline_shapes import PipelineShape, other_orders
 from autopar.errors import ArgumentError, PlanError, StageError
 from autopar.ir.backward_parts import in_two_parts
 from autopar.ir.mesh import Mesh
@@ -250,19 +250,18 @@ def test_what_waits_is_kept_within_the_limit() -> None:
 
 def test_orders_that_save_waiting_are_tried_where_ranks_wait() -> None:
     open_options = make_options("auto", "adamw", None, None, False, stages="auto")
-    waits = equal_stages("1f1b", 4, 4, takes(3, 6, 0))
+    best = PipelineShape(4, 4, "1f1b")
     tried = [(shape.schedule, shape.ranks, shape.microbatches) for shape in
-             other_orders(open_options, waits)]  # fmt: skip
+             other_orders(open_options, best, 0.4)]  # fmt: skip
     assert tried == [("interleaved", 4, 4), ("zb-h1", 4, 4), ("zb-v", 4, 4)]
-    busy = equal_stages("1f1b", 2, 256, takes(3, 6, 0))
-    assert [shape.schedule for shape in other_orders(open_options, busy)] == ["interleaved"]
+    busy = other_orders(open_options, best, 0.01)
+    assert [shape.schedule for shape in busy] == ["interleaved"]
     asked: list[dict[str, Any]] = [
         {"stages": 4}, {"stages": "auto", "schedule": "1f1b"}, {"cuts": "layers.1"}
     ]  # fmt: skip
     for given in asked:
         options = make_options("auto", "adamw", None, None, False, **given)
-        assert not [*other_orders(options, waits)]
-    assert not [*other_orders(open_options, two_axis_plan())]
+        assert not [*other_orders(options, best, 0.4)]
 
 
 def test_what_ranks_do_otherwise_is_told() -> None:
