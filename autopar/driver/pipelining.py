@@ -168,8 +168,8 @@ class _Tried:
         self.best: Plan | None = None
         self.failure: Exception | None = None
 
-    def offer(self, make: Callable[_P, Plan], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """A plan, if there is one."""
+    def offer(self, make: Callable[_P, Plan], *args: _P.args, **kwargs: _P.kwargs) -> bool:
+        """Whether there is such a plan."""
         try:
             plan = make(*args, **kwargs)
         except (InfeasibleError, StageError) as error:
