@@ -169,7 +169,7 @@ class _Tried:
         self.failure: Exception | None = None
 
     def offer(self, make: Callable[_P, Plan], *args: _P.args, **kwargs: _P.kwargs) -> bool:
-        """A plan, if there is one."""
+        """Takes a plan, if there is one, and says whether there is."""
         try:
             plan = make(*args, **kwargs)
         except (InfeasibleError, StageError) as error:

@@ -69,14 +69,34 @@ class _Finder:
                 self._place_forward(node)
         readers = self._readers()
         owners, sums = _owners(self.graph, readers)
+        least = self._least(owners)
         for node in placed:
             if node.phase is Phase.BACKWARD:
                 stages, given = owners.get(node.index, frozenset()), self._given(node)
                 if node.index in sums and len(given) > 1 and given <= stages:
                     self.of[node.index] = given
                 else:
-                    self._place_backward(node, readers, stages)
+                    able = (stage for stage in stages if stage >= least.get(node.index, 0))
+                    self._place_backward(node, readers, frozenset(able))
         return readers
+
+    def _least(self, owners: Mapping[int, Homes]) -> dict[int, int]:
+        """Of ops that are for the gradient of one parameter, the first stage that has what they and
+        all after them read of forward."""
+        found: dict[int, int] = {}
+        for node in reversed(self.graph.nodes):
+            roots = (root_of(self.graph, ref)[0].node for ref in node.inputs)
+            made = [
+                min(self.of[root])
+                for root in roots
+                if root in self.of and self.graph.nodes[root].phase is Phase.FORWARD
+            ]
+            if node.index in owners:
+                own = max((found.get(node.index, 0), *made))
+                for ref in node.inputs:
+                    found[ref.node] = max(found.get(ref.node, 0), own)
+                found[node.index] = own
+        return found
 
     def _place_forward(self, node: Node) -> None:
         home = frozenset((bisect_right(self.cuts, node.index),))

@@ -88,6 +88,11 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
         yield (STAGES, place, f"stage {k}, all microbatches", "ns"), each.step_ns
         yield (STAGES, place, f"stage {k}, forward of one", "ns"), each.turn.forward_ns
         yield (STAGES, place, f"stage {k}, backward of one", "ns"), each.turn.backward_ns
+        if each.turn.weights_ns:
+            yield (
+                (STAGES, place, f"stage {k}, weights of one", "ns"),
+                each.turn.weights_ns,
+            )
         yield (STAGES, place, f"stage {k}, peak", "bytes"), each.memory.total
     for (axis, kind), ns in _by_axis(estimates).items():
         name = f"{kind} on {axis}"

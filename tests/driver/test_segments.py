@@ -217,7 +217,7 @@ def test_each_segment_makes_again_what_the_model_wraps() -> None:
 
 def test_no_more_is_held_than_there_are_microbatches() -> None:
     """Stages are planned for some numbers in flight, none of them above the largest there is."""
-    graph = trace(Chain([64] * 17), (torch.randn(1 << 13, 64),), {}).graph
+    graph = trace(Chain([64] * 17, 3), (torch.randn(1 << 13, 64),), {}).graph
 
     def found(limit: int | None) -> Plan:
         wanted = asked(graph, 8, stages=8, microbatches=8, memory_limit=limit)

@@ -185,3 +185,28 @@ def test_in_another_number_of_microbatches_only_extents_differ(name: str) -> Non
     stages = [in_stages(found, [start]) for found in (two, four)]
     for a, b in zip(*stages, strict=True):
         assert a != b and in_other_microbatches(a, whole, 4) == b
+
+
+class Tuned(nn.Module):
+    """Of which the embedding alone is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(16, 8)
+        self.layers = nn.ModuleList(nn.Linear(8, 8).requires_grad_(False) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean()
+
+
+def test_a_gradient_goes_back_through_layers_that_are_not_trained() -> None:
+    """Though all that is computed there is for one parameter of the first stage."""
+    traced = trace(Tuned(), (torch.zeros(4, 3, dtype=torch.int64),), {})
+    whole = in_microbatches(traced.graph, 2)
+    stages = in_stages(whole, [cut_at(whole, f"layers.{k}") for k in (1, 2)])
+    assert [grads(stage) for stage in stages] == [{"embed.weight"}, set(), set()]
+    back = [sum("tanh_backward" in n.op for n in stage.with_role(Role.OP)) for stage in stages]
+    assert back == [1, 1, 2]

@@ -240,7 +240,7 @@ def staged_plan(schedule: PipelineSchedule | None = None, ranks: int = 2) -> Pla
         start = f"model.layers.{4 * k}" if k else ""
         stages.append(Stage(start, 8 * table.ranks[k], structure))
         ns = 10 * MS * (1 + k % 2)
-        turn = TurnTimes(ns, 2 * ns, ns, 2 * ns, 5 * MS, ns, ns)
+        turn = TurnTimes(ns, 2 * ns, ns, 2 * ns, 5 * MS, *[ns] * (2 * table.is_split))
         own = {
             "step_ns": 6 * ns + 5 * MS,
             "memory": replace(one.estimates.memory, transient=(3 + k) * MIB),

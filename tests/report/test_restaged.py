@@ -109,6 +109,18 @@ def test_another_graph_of_stages() -> None:
     assert any("its ops and parameters are the same" in note for note in notes)
 
 
+def test_the_bill_has_both_parts_of_backward() -> None:
+    """What a whole backward takes is not what the first part of one takes."""
+    first, second = OLD.estimates.stages
+    split = replace(second, turn=replace(second.turn, backward_ns=30 * MS, weights_ns=10 * MS))
+    estimates = replace(OLD.estimates, stages=(first, split))
+    difference = compare(OLD, replace(OLD, estimates=estimates))
+    figures = {figure.name: (figure.before, figure.after) for figure in difference.bill}
+    assert figures["stage 1, backward of one"] == (40 * MS, 30 * MS)
+    assert figures["stage 1, weights of one"] == (None, 10 * MS)
+    assert "stage 0, weights of one" not in figures
+
+
 def test_the_bill_has_the_stages() -> None:
     first, second = OLD.estimates.stages
     longer = replace(
