@@ -67,7 +67,7 @@ def search_stages(asked: Asked, say: Say) -> Plan:
     options = asked.options
     tried = _Tried(say)
     if options.stages is None and not options.cuts and options.table is None:
-        plain = replace(options, stages=1, microbatches=None)
+        plain = replace(options, stages=1)
         tried.offer(lambda: search(replace(asked, options=plain), say))
     ways = SegmentWays(asked, say)
     promising = _Promising(asked, ways, tried)

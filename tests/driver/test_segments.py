@@ -226,3 +226,9 @@ def test_no_more_is_held_than_there_are_microbatches() -> None:
     free = found(None)
     tight = found(max(stage.estimates.memory.total for stage in free.stages))
     assert tight.structure.stages == free.structure.stages
+
+
+def test_microbatches_that_are_asked_for_hold_of_one_stage_too() -> None:
+    """Where their number is given and that of stages is open."""
+    wanted = asked(chain(*[16] * 4), 2, stages="auto", microbatches=4)
+    assert search_stages(wanted, silent).structure.schedule.microbatches == 4
