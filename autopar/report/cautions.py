@@ -7,7 +7,7 @@ from math import prod
 
 from autopar.ir.graph import itemsize
 from autopar.ir.units import format_bytes, format_percent
-from autopar.plans.plan import MAX_TENSOR_BYTES, Plan
+from autopar.plans.plan import MAX_TENSOR_BYTES, Plan, Provenance
 from autopar.report.names import tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, parsed
 
@@ -19,11 +19,16 @@ def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
     """Warnings, the gravest first."""
     yield from cautions_of_decisions(plan, params)
     if not plan.provenance.is_proven:
-        yield (
-            "not proven optimal: as modelled, a plan up to "
-            f"{format_percent(plan.provenance.gap_ppm / 1e6)} faster may exist"
-        )
+        yield f"not proven optimal: {doubt(plan.provenance)}"
     yield from _fragile(plan)
+
+
+def doubt(provenance: Provenance) -> str:
+    """How much better another plan may be than one that is not proven to be the best."""
+    if not provenance.bound_ns:
+        return "nothing is known of how good the best plan is"
+    gap = format_percent(provenance.gap_ppm / 1e6)
+    return f"as modelled, a plan up to {gap} faster may exist"
 
 
 def cautions_of_decisions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autopar.ir.units import format_percent
 from autopar.plans.plan import FRAGILE, Plan
 from autopar.report.bill import MEMORY, STAGES, TIME, Figure, bill
+from autopar.report.cautions import doubt
 from autopar.report.changes import Cause, Topic
 from autopar.report.decided import decision_topics
 from autopar.report.remodelled import FINGERPRINT, model_topics
@@ -118,7 +118,6 @@ def _notes(old: Plan, new: Plan) -> Iterator[str]:
             yield f"imposed now: {line}"
     for which, provenance in (("old", a), ("new", b)):
         if not provenance.is_proven:
-            gap = f"a plan up to {format_percent(provenance.gap_ppm / 1e6)} faster may exist"
-            yield f"the {which} plan is not proven optimal: as modelled, {gap}"
+            yield f"the {which} plan is not proven optimal: {doubt(provenance)}"
         if provenance.is_fragile:
             yield f"the {which} plan is fragile: one of another structure is within {FRAGILE:.1%}"

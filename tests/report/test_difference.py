@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from autopar.errors import AutoparError
 from autopar.plans.cluster_rates import ClusterRates, LinkRates
 from autopar.plans.plan import MeshAxis, Param, Plan
+from autopar.report.cautions import cautions
 from autopar.report.difference import Difference, compare
 from autopar.report.printed import plain
 from autopar.report.verdict import DIFFERENT, SAME, judge, markdown, parse_bounds
@@ -311,3 +312,10 @@ def test_provenance_is_told_and_never_counts() -> None:
         "imposed now: pin x=R",
         "the old plan is not proven optimal: as modelled, a plan up to 2.94 % faster may exist",
     )
+
+
+def test_of_a_plan_of_which_nothing_is_proven_that_is_told() -> None:
+    unknown = replace(OLD, provenance=replace(OLD.provenance, bound_ns=0, gap_ppm=1_000_000))
+    note = "the new plan is not proven optimal: nothing is known of how good the best plan is"
+    assert note in judge(compare(OLD, unknown)).difference.notes
+    assert any("nothing is known" in text for text in cautions(unknown, ()))
