@@ -64,16 +64,14 @@ def search_stages(asked: Asked, say: Say) -> Plan:
     """The plan with the shortest step among those that are asked for, in one stage too where their
     number is open. StageError if the model cannot be cut so; InfeasibleError if nothing fits in
     memory."""
-    options = asked.options
-    tried = _Tried(say)
-    if options.stages is None and not options.cuts and options.table is None:
-        plain = replace(options, stages=1)
-        tried.offer(lambda: search(replace(asked, options=plain), say))
-    ways = SegmentWays(asked, say)
+    tried, ways = _Tried(say), SegmentWays(asked, say)
     promising = _Promising(asked, ways, tried)
-    least: int | None = None
-    planned = 0
-    for shape, divided in promising.best():
+    shapes = promising.best()
+    if promising.may_be_plain():
+        plain = replace(asked.options, stages=1)
+        tried.offer(lambda: search(replace(asked, options=plain), say))
+    least, planned = promising.plain_ns, 0
+    for shape, divided in shapes:
         if least is not None and (planned == _PLANNED or divided.step_ns > _NEAR * least):
             break
         graph = ways.graph(shape.microbatches)
@@ -94,10 +92,30 @@ class _Promising:
     def __init__(self, asked: Asked, ways: SegmentWays, tried: _Tried) -> None:
         self.asked, self.ways, self.tried = asked, ways, tried
         self.found: list[tuple[PipelineShape, Divided]] = []
+        options = asked.options
+        self.is_open = options.stages is None and not options.cuts and options.table is None
+        self.plain_ns: int | None = None
+        """What a step in one stage is thought to take, where that is open and known."""
+
+    def may_be_plain(self) -> bool:
+        """Whether one stage may be as good as any number that is thought to fit in memory."""
+        others = [*map(_step_ns, self._within())]
+        if self.plain_ns is None or not others:
+            return self.is_open
+        return self.plain_ns <= _NEAR * min(others)
+
+    def _plain(self) -> int | None:
+        """What a step in one stage takes, in as few microbatches as are thought to fit."""
+        for count in numbers_of_microbatches(self.asked, 1):
+            divided = self._divided(PipelineShape(1, count, "1f1b"), None)
+            if divided is not None and divided.is_within:
+                return divided.step_ns
+        return None
 
     def best(self) -> list[tuple[PipelineShape, Divided]]:
         """Best first."""
         options = self.asked.options
+        self.plain_ns = self._plain() if self.is_open else None
         for ranks in numbers_of_ranks(self.asked):
             last: int | None = None
             for count in numbers_of_microbatches(self.asked, ranks):
@@ -134,8 +152,8 @@ class _Promising:
         """What the step takes with the best stages, if that is thought to be less than what is
         known, and to fit in memory."""
         known = [*map(_step_ns, self._within())]
-        if self.tried.best is not None:
-            known.append(self.tried.best.estimates.step_ns)
+        if self.plain_ns is not None:
+            known.append(self.plain_ns)
         divided = self._divided(shape, min(known, default=None))
         if divided is None:
             return None

@@ -247,16 +247,14 @@ class _OnMesh:
         return msgspec.structs.replace(self.plans[0][0].estimates, turn=turn)
 
     def _sends(self) -> list[Delay]:
-        """What a microbatch takes from each stage to the next, and back."""
+        """What a microbatch takes from each stage to the next, and its gradient back."""
         plan, last = self.plans[self.sample.busiest][0], self.table.num_stages - 1
         layout = parse_layout(plan.request.graph, plan.structure)
-        size, ns = dict.fromkeys(Phase, 0), dict.fromkeys(Phase, 0)
-        for each in delays([layout], self.line):
-            size[Phase(each.phase)] += each.num_bytes
-            ns[Phase(each.phase)] += each.time_ns
+        sent = [each for each in delays([layout], self.line) if each.phase == Phase.FORWARD.value]
+        size, ns = sum(each.num_bytes for each in sent), sum(each.time_ns for each in sent)
         forth = [(s, s + 1, Phase.FORWARD) for s in range(last)]
         back = [(s + 1, s, Phase.BACKWARD) for s in range(last)]
-        return [Delay(s, t, phase.value, size[phase], ns[phase]) for s, t, phase in forth + back]
+        return [Delay(s, t, phase.value, size, ns) for s, t, phase in forth + back]
 
     def _narrowed(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         labels: dict[str, dict[str, None]] = {}
