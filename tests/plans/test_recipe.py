@@ -61,7 +61,7 @@ def test_a_table_of_actions_is_a_file_beside_it(folder: Path) -> None:
     options = read_recipe(written(folder, LEAST + 'schedule = "own.table"')).options
     assert (options.schedule, options.stages) == ("0F0 0B0\n1F0 1B0", 2)
     for text in ("zb-h1", "0F0 0B0\\n1F0 1B0"):
-        known = read_recipe(written(folder, f'{LEAST}schedule = "{text}"')).options
+        known = read_recipe(written(folder, f'{LEAST}stages = 2\nschedule = "{text}"')).options
         assert known.schedule == text.replace("\\n", "\n")
     with pytest.raises(RecipeError, match=r"no\.table"):
         read_recipe(written(folder, LEAST + 'schedule = "no.table"'))
