@@ -100,22 +100,29 @@ class _Promising:
     def may_be_plain(self) -> bool:
         """Whether one stage may be as good as any number that is thought to fit in memory."""
         others = [*map(_step_ns, self._within())]
-        if self.plain_ns is None or not others:
+        if not others:
             return self.is_open
-        return self.plain_ns <= _NEAR * min(others)
+        return self.plain_ns is not None and self.plain_ns <= _NEAR * min(others)
 
     def _plain(self) -> int | None:
-        """What a step in one stage takes, in as few microbatches as are thought to fit."""
+        """What a step in one stage takes, in as few microbatches as are thought to fit, if that is
+        about as little as what is known. More of them never take less time."""
+        least = self._known_ns()
+        known_ns = None if least is None else int(_NEAR * least)
         for count in numbers_of_microbatches(self.asked, 1):
-            divided = self._divided(PipelineShape(1, count, "1f1b"), None)
-            if divided is not None and divided.is_within:
+            divided = self._divided(PipelineShape(1, count, "1f1b"), known_ns)
+            if divided is None:
+                return None
+            if divided.is_within:
                 return divided.step_ns
         return None
+
+    def _known_ns(self) -> int | None:
+        return min(map(_step_ns, self._within()), default=None)
 
     def best(self) -> list[tuple[PipelineShape, Divided]]:
         """Best first."""
         options = self.asked.options
-        self.plain_ns = self._plain() if self.is_open else None
         for ranks in numbers_of_ranks(self.asked):
             last: int | None = None
             for count in numbers_of_microbatches(self.asked, ranks):
@@ -127,6 +134,7 @@ class _Promising:
             best, divided = min(self._within() or self.found, key=_step_ns)
             for shape in other_orders(options, best, divided.waits):
                 self._consider(shape)
+        self.plain_ns = self._plain() if self.is_open else None
         return sorted(self.found, key=_step_ns)
 
     def left(self) -> Iterator[tuple[PipelineShape, Divided]]:
@@ -151,10 +159,7 @@ class _Promising:
     def _consider(self, shape: PipelineShape) -> int | None:
         """What the step takes with the best stages, if that is thought to be less than what is
         known, and to fit in memory."""
-        known = [*map(_step_ns, self._within())]
-        if self.plain_ns is not None:
-            known.append(self.plain_ns)
-        divided = self._divided(shape, min(known, default=None))
+        divided = self._divided(shape, self._known_ns())
         if divided is None:
             return None
         self.found.append((shape, divided))
