@@ -21,7 +21,7 @@ from autopar.cost_model.sends import delays
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES, suited
 from autopar.driver.search import meshes_of, promising
 from autopar.driver.segment_sorts import SampledStep
-from autopar.errors import InfeasibleError, StageError
+from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
 from autopar.ir.cutting import CutProblem, Division, Way
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.mesh import Mesh
@@ -111,7 +111,7 @@ class SegmentWays:
         requests = suited(asked, meshes_of(cluster, options))
         for request in (requests[place] for place in promising(requests)):
             known = (known_ns, best.step_ns if best else None)
-            each = [replace(asked, graph=graph).on(request.mesh) for graph in graphs]
+            each = [_on(replace(asked, graph=graph), request.mesh) for graph in graphs]
             here = _OnMesh(self.asked, sample, table, each, self.say)
             try:
                 found = here.divided(min((n for n in known if n is not None), default=None))
@@ -265,6 +265,14 @@ class _OnMesh:
                 if key in own:
                     labels.setdefault(key, {})[label] = None
         yield from ((key, tuple(sorted(found))) for key, found in sorted(labels.items()))
+
+
+def _on(asked: Asked, mesh: Mesh) -> PlanRequest:
+    """What is asked of segments, whatever the strategy if that has nothing to say of them."""
+    try:
+        return asked.on(mesh)
+    except UnsuitedMeshError:
+        return replace(asked, options=replace(asked.options, strategy="")).on(mesh)
 
 
 def _most(table: ActionTable) -> tuple[Waiting, ...]:

@@ -41,8 +41,8 @@ def played(graph: Graph, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[i
     """The most bytes that forward and backward hold beside what is given, by `play`."""
     found: list[tuple[Timeline, int]] = []
 
-    def watch(events: object, given: object, prices: Prices) -> Timeline:
-        timeline = play(events, given, prices)
+    def watch(events: object, given: object, prices: Prices, *turns: int) -> Timeline:
+        timeline = play(events, given, prices, *turns)
         found.append((timeline, sum(prices.held(value)[1] for value in given)))
         return timeline
 

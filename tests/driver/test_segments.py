@@ -51,9 +51,9 @@ def chain(*widths: int) -> Graph:
     return trace(Chain(widths), (torch.randn(8, widths[0]),), {}).graph
 
 
-def asked(graph: Graph, devices: int, **options: Any) -> Asked:
+def asked(graph: Graph, devices: int, *, strategy: str = "", **options: Any) -> Asked:
     made = make_options(
-        "auto", "adamw", options.pop("memory_limit", None), None, False,
+        "auto", "adamw", options.pop("memory_limit", None), None, False, (), (), strategy,
         backend="eager", **options,
     )  # fmt: skip
     return ask(graph, hostless(f"{devices}xH100"), made)
@@ -232,3 +232,9 @@ def test_microbatches_that_are_asked_for_hold_of_one_stage_too() -> None:
     """Where their number is given and that of stages is open."""
     wanted = asked(chain(*[16] * 4), 2, stages="auto", microbatches=4)
     assert search_stages(wanted, silent).structure.schedule.microbatches == 4
+
+
+def test_a_strategy_may_have_nothing_to_say_of_some_segments() -> None:
+    """An embedding has no layer that Megatron's way would share."""
+    wanted = asked(case("llama").traced.graph, 4, stages=2, microbatches=2, strategy="megatron")
+    assert search_stages(wanted, silent).structure.stages

@@ -52,13 +52,12 @@ def activation_saved_before_it_is_reduced(patch: Patch) -> None:
     """What is handed to backward is the value as its op left it, whatever it should be kept in."""
     original = _Generator._program
 
-    def program(self: Any) -> Program:
-        forward = self.local[Phase.FORWARD]
+    def program(self: Any, forward: Any, *others: Any) -> Program:
         for number, value in enumerate(self.schedule.saved):
             made = value._replace(state=self.layout.made(value.ref))
             if made.state.has_partial and value.state.is_replicated:
                 forward.outputs[f"saved:{number}"] = forward.values[made]
-        return original(self)
+        return original(self, forward, *others)
 
     patch.setattr(_Generator, "_program", program)
 
@@ -140,8 +139,8 @@ def loss_counted_by_every_rank(patch: Patch) -> None:
 def output_in_another_sharding_than_said(patch: Patch) -> None:
     original = _Generator._program
 
-    def program(self: Any) -> Any:
-        found = original(self)
+    def program(self: Any, *written: Any) -> Any:
+        found = original(self, *written)
         for position, state in found.detached_shardings.items():
             whole = Sharding.replicated(len(self.sizes))
             other = whole.with_axis(0, Sharding.parse("[S(0)]")[0])
