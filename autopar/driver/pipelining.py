@@ -67,9 +67,10 @@ def search_stages(asked: Asked, say: Say) -> Plan:
     tried, ways = _Tried(say), SegmentWays(asked, say)
     promising = _Promising(asked, ways, tried)
     shapes = promising.best()
-    if promising.may_be_plain():
-        plain = replace(asked.options, stages=1)
-        tried.offer(lambda: search(replace(asked, options=plain), say))
+    plain = replace(asked, options=replace(asked.options, stages=1))
+    may_be_plain = promising.may_be_plain()
+    if may_be_plain:
+        tried.offer(search, plain, say)
     least, planned = promising.plain_ns, 0
     for shape, divided in shapes:
         if least is not None and (planned == _PLANNED or divided.step_ns > _NEAR * least):
@@ -77,6 +78,8 @@ def search_stages(asked: Asked, say: Say) -> Plan:
         graph = ways.graph(shape.microbatches)
         if tried.offer(_Pipeline(asked, shape, divided, say).plan, graph):
             least, planned = least or divided.step_ns, planned + 1
+    if tried.best is None and promising.is_open and not may_be_plain:
+        tried.offer(search, plain, say)
     if tried.best is None:
         # Stages hold more than their segments do: those that were left out may be all that fit.
         for shape, divided in promising.left():

@@ -48,7 +48,8 @@ _TOLERANCE = 0.03
 class Divided:
     """Stages on `mesh`, as they are thought to be best: the first op of each but the first, and the
     module it is of. Choices of ops are `narrowed` to those that plans of their segments have. The
-    busiest rank `waits` for such a part of the step. Nothing is proven where `bound_ns` is 0."""
+    busiest rank `waits` for such a part of the step. They are thought to fit in memory where
+    it `is_within`. Nothing is proven where `bound_ns` is 0."""
 
     mesh: Mesh
     starts: tuple[tuple[str, int], ...]

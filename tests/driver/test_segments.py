@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from autopar.driver import pipelining
 from autopar.driver.pipelining import search_stages
 from autopar.driver.segment_sorts import SampledStep
 from autopar.driver.segment_ways import Divided, SegmentWays
@@ -238,3 +239,15 @@ def test_a_strategy_may_have_nothing_to_say_of_some_segments() -> None:
     """An embedding has no layer that Megatron's way would share."""
     wanted = asked(case("llama").traced.graph, 4, stages=2, microbatches=2, strategy="megatron")
     assert search_stages(wanted, silent).structure.stages
+
+
+def test_one_stage_is_planned_where_no_other_number_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though stages were thought to fit, and to be better."""
+
+    def nothing_fits(*_: Any) -> None:
+        raise InfeasibleError("no stage fits")
+
+    monkeypatch.setattr(pipelining, "plan_stages", nothing_fits)
+    monkeypatch.setattr(pipelining, "_NEAR", 0.0)
+    plan = search_stages(asked(chain(*[64] * 5), 2, stages="auto", microbatches=2), silent)
+    assert not plan.structure.stages
