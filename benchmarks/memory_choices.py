@@ -10,9 +10,6 @@ A case is a size, a cluster, a mesh, a batch and the length of its sequences.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from contextlib import nullcontext
 from unittest.mock import patch
@@ -20,7 +17,8 @@ from unittest.mock import patch
 import click
 import msgspec
 
-from benchmarks.plan_time import NO_LIMIT_BYTES, ROOT
+from benchmarks.plan_time import NO_LIMIT_BYTES
+from benchmarks.processes import told_by
 from benchmarks.tables import markdown, show
 
 CASES = (
@@ -72,15 +70,9 @@ def measure(case: str, *, decides: bool) -> Planned:
 
 def in_own_process(case: str, *, decides: bool) -> Planned:
     """`measure` in a fresh process with one thread."""
-    command = [sys.executable, "-m", "benchmarks.memory_choices", "--worker", "--case", case]
-    done = subprocess.run(
-        [*command, *(["--decides"] if decides else [])],
-        cwd=ROOT,
-        env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Planned)
+    more = ["--decides"] if decides else []
+    told = told_by("benchmarks.memory_choices", "--worker", "--case", case, *more)
+    return msgspec.json.decode(told, type=Planned)
 
 
 def row(case: str, without: Planned, found: Planned) -> list[str]:

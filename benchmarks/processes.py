@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 _POLL_S = 0.1
+
+
+def told_by(module: str, *options: str) -> bytes:
+    """The last line that `python -m module` prints in a fresh process with one thread.
+    CalledProcessError if that fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *options],
+        cwd=ROOT,
+        env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return done.stdout.splitlines()[-1]
 
 
 def run_ranks(

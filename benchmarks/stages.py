@@ -9,15 +9,12 @@ A case is a size of Llama, a cluster, a batch and the length of its sequences.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 
 import click
 import msgspec
 
-from benchmarks.plan_time import ROOT
+from benchmarks.processes import told_by
 from benchmarks.tables import markdown, show
 
 CASES = ("8b:4x8xH100:64:2048", "70b:8x8xH100:128:4096", "405b:512x8xH100:2048:8192")
@@ -73,14 +70,8 @@ def measure(case: str) -> Planned:
 
 def in_own_process(case: str) -> Planned:
     """`measure` in a fresh process with one thread."""
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.stages", "--worker", "--case", case],
-        cwd=ROOT,
-        env={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ},
-        stdout=subprocess.PIPE,
-        check=True,
-    )
-    return msgspec.json.decode(done.stdout.splitlines()[-1], type=Planned)
+    told = told_by("benchmarks.stages", "--worker", "--case", case)
+    return msgspec.json.decode(told, type=Planned)
 
 
 def row(case: str, found: Planned) -> list[str]:
