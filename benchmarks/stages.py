@@ -1,5 +1,7 @@
 """From a model to a plan in stages: CPU seconds in a process of its own, its imports included, with
 the numbers of stages and microbatches, the schedule, the meshes and what saves memory all open.
+Logits are left out: those of a whole batch take more memory than anything else, and no one reads
+them in training.
 
     python -m benchmarks.stages
     python -m benchmarks.stages --case 405b:512x8xH100:2048:8192 --markdown
@@ -40,21 +42,27 @@ def measure(case: str) -> Planned:
     import torch
 
     from autopar.cluster.parsing import parse_cluster
+    from autopar.compile import ModelCall, plan_call
     from autopar.driver.pipelining import search_stages
     from autopar.plans.options import make_options
+    from autopar.plans.plan import Plan
     from autopar.plans.request import ask
-    from autopar.tracer import trace
+    from autopar.tracer import Traced
     from benchmarks.models import llama, tokens
 
     size, cluster, batch, length = case.split(":")
-    with torch.device("meta"):
-        graph = trace(llama(size), (), tokens(128_256, int(batch), int(length), "meta")).graph
-    options = make_options("auto", "adamw", None, None, False, stages="auto", microbatches="auto")
+    is_open = {"stages": "auto", "microbatches": "auto", "unread_outputs": ["logits"]}
+    options = make_options("auto", "adamw", None, None, False, **is_open)
 
     def say(text: str) -> None:
         click.echo(f"{case}: {time.process_time():.1f} s: {text}", err=True)
 
-    plan = search_stages(ask(graph, parse_cluster(cluster), options), say)
+    def find(traced: Traced) -> Plan:
+        return search_stages(ask(traced.graph, parse_cluster(cluster), options), say)
+
+    with torch.device("meta"):
+        inputs = tokens(128_256, int(batch), int(length), "meta")
+        _, plan = plan_call(ModelCall(llama(size), (), inputs, options), find)
     structure, estimates, order = plan.structure, plan.estimates, plan.structure.schedule
     stages, count = len(structure.stages), order.microbatches
     return Planned(

@@ -19,6 +19,7 @@ from autopar.cluster.parts import line_of, part_of
 from autopar.compile import Say
 from autopar.cost_model.pipeline import add_up
 from autopar.cost_model.sends import delays
+from autopar.driver.climbing import climb
 from autopar.driver.pipeline_shapes import (
     PipelineShape,
     imposed_on,
@@ -54,6 +55,10 @@ _P = ParamSpec("_P")
 
 _PLANNED = 3
 """Of how many shapes there are plans of all stages, at most."""
+
+_TURNS = 4
+"""In how many microbatches for each rank pipelines are considered first: with fewer ranks wait for
+a fifth of the step or more, and hold more."""
 
 _NEAR = 1.03
 """The most that one of them is thought to take, in terms of the best that fits: what segments take
@@ -125,20 +130,43 @@ class _Promising:
 
     def best(self) -> list[tuple[PipelineShape, Divided]]:
         """Best first."""
-        options = self.asked.options
-        for ranks in numbers_of_ranks(self.asked):
-            last: int | None = None
-            for count in numbers_of_microbatches(self.asked, ranks):
-                step_ns = self._consider(shaped(options, ranks, count))
-                if last is not None and (step_ns is None or step_ns > last):
-                    break
-                last = step_ns
+        ranks = numbers_of_ranks(self.asked)
+        climb(len(ranks), self._start(ranks), lambda k: self._improves_on(ranks[k]))
+        if self._within():
+            best, _ = min(self._within(), key=_step_ns)
+            counts = numbers_of_microbatches(self.asked, best.ranks)
+            shapes = [shaped(self.asked.options, best.ranks, count) for count in counts]
+            climb(len(shapes), shapes.index(best), lambda k: self._improves(shapes[k]))
         if self.found:
             best, divided = min(self._within() or self.found, key=_step_ns)
-            for shape in other_orders(options, best, divided.waits):
+            for shape in other_orders(self.asked.options, best, divided.waits):
                 self._consider(shape)
         self.plain_ns = self._plain() if self.is_open else None
         return sorted(self.found, key=_step_ns)
+
+    def _start(self, ranks: Sequence[int]) -> int:
+        """The number of ranks that is considered first: a node's devices each, if there may be."""
+        nodes = self.asked.cluster.levels[0].size
+        return ranks.index(nodes) if nodes in ranks else len(ranks) // 2
+
+    def _improves_on(self, ranks: int) -> bool:
+        """Whether a pipeline on so many ranks is better than those before, if any fit in memory: in
+        some microbatches for each, or as many more as it takes to fit."""
+        before, counts = self._known_ns(), numbers_of_microbatches(self.asked, ranks)
+        start = next((k for k, n in enumerate(counts) if n >= _TURNS * ranks), len(counts) - 1)
+        for count in counts[start:]:
+            divided = self._consider(shaped(self.asked.options, ranks, count))
+            if divided is None or divided.is_within:
+                break
+        return before is None or self._known_ns() != before
+
+    def _improves(self, shape: PipelineShape) -> bool:
+        """Whether a shape is better than those before, or is one of them."""
+        before = self._known_ns()
+        is_known = any(shape == other for other, _ in self.found)
+        if not is_known:
+            self._consider(shape)
+        return is_known or self._known_ns() != before
 
     def left(self) -> Iterator[tuple[PipelineShape, Divided]]:
         """Those that are not among the best, few microbatches first: of each number of ranks
@@ -159,14 +187,12 @@ class _Promising:
         """The shapes that are thought to fit in memory."""
         return [each for each in self.found if each[1].is_within]
 
-    def _consider(self, shape: PipelineShape) -> int | None:
-        """What the step takes with the best stages, if that is thought to be less than what is
-        known, and to fit in memory."""
+    def _consider(self, shape: PipelineShape) -> Divided | None:
+        """The best stages of a shape, if they are thought to take less than what is known."""
         divided = self._divided(shape, self._known_ns())
-        if divided is None:
-            return None
-        self.found.append((shape, divided))
-        return divided.step_ns if divided.is_within else None
+        if divided is not None:
+            self.found.append((shape, divided))
+        return divided
 
     def _divided(self, shape: PipelineShape, known_ns: int | None) -> Divided | None:
         """The best stages of a shape, if there are any that are better than what is known."""

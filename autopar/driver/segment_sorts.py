@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import accumulate, groupby
 
 from autopar.ir.graph import Graph, Node, Phase, Role
+from autopar.ir.pipeline import ActionTable
 from autopar.ir.segments import segments
 from autopar.ir.stage_homes import belongs_nowhere
 from autopar.ir.stages import in_stages
@@ -104,3 +105,10 @@ class SampledStep:
     def often(self, stage: int) -> float:
         """How often what a stage takes is taken by all segments of its sorts."""
         return sum(sort.count * sort.share for sort in self.sorts if sort.stage == stage)
+
+    def least_often(self, stage: int, table: ActionTable) -> float:
+        """How many times as long as `stage` takes for all microbatches a step takes at least, if
+        what it does once is little beside that: what all its segments take, shared evenly."""
+        ranks = len(table.rows)
+        once = ranks / table.num_stages / table.microbatches
+        return self.often(stage) * ((1 - once) / ranks + once)

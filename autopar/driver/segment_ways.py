@@ -18,6 +18,7 @@ from autopar.cluster.parts import line_of, part_of
 from autopar.compile import Say, best_as_stated
 from autopar.cost_model.price import price
 from autopar.cost_model.sends import delays
+from autopar.driver.climbing import climb
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES, suited
 from autopar.driver.search import meshes_of, promising
 from autopar.driver.segment_sorts import SampledStep
@@ -40,8 +41,8 @@ _PARTS = (0.85, 0.5)
 """Within which parts of a device's memory segments are planned where memory binds, if it were
 shared by segments alone."""
 
-_TOLERANCE = 0.03
-"""Of what segments take within a limit: each stage is planned again within its own."""
+_TOLERANCE = 0.02
+"""Of what segments take: each stage is planned again, within its own limit of memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +108,47 @@ class SegmentWays:
         asked = replace(
             self.asked, graph=graphs[sample.busiest], cluster=cluster, options=options
         ).while_waiting(_most(table), is_split=table.is_split)
-        best: Divided | None = None
-        failure: InfeasibleError | None = None
+        found = _Best(known_ns, self.say)
         requests = suited(asked, meshes_of(cluster, options))
-        for request in (requests[place] for place in promising(requests)):
-            known = (known_ns, best.step_ns if best else None)
-            each = [_on(replace(asked, graph=graph), request.mesh) for graph in graphs]
-            here = _OnMesh(self.asked, sample, table, each, self.say)
-            try:
-                found = here.divided(min((n for n in known if n is not None), default=None))
-            except InfeasibleError as error:
-                failure = failure or error
-            except Beaten as beaten:
-                self.say(f"{beaten}")
-            else:
-                best = found if best is None or found.step_ns < best.step_ns else best
-        if best is None and failure is not None and known_ns is None:
-            raise failure
-        return best
+        start = requests[promising(requests)[0]].mesh
+        line = sorted((request.mesh for request in requests), key=_place)
+
+        def improves(place: int) -> bool:
+            each = [_on(replace(asked, graph=graph), line[place]) for graph in graphs]
+            return found.offer(_OnMesh(self.asked, sample, table, each, self.say))
+
+        climb(len(line), line.index(start), improves)
+        return found.best()
+
+
+class _Best:
+    """The best stages so far, on any mesh. They are to take less than `known_ns`."""
+
+    def __init__(self, known_ns: int | None, say: Say) -> None:
+        self.known_ns, self.say = known_ns, say
+        self._best: Divided | None = None
+        self._failure: InfeasibleError | None = None
+
+    def offer(self, there: _OnMesh) -> bool:
+        """Whether the best stages on a mesh are better than those before, if there were any."""
+        known = [n for n in (self.known_ns, self._best.step_ns if self._best else None) if n]
+        try:
+            found = there.divided(min(known, default=None))
+        except InfeasibleError as error:
+            self._failure = self._failure or error
+            return self._best is None
+        except Beaten as beaten:
+            self.say(f"{beaten}")
+            return False
+        is_better = self._best is None or found.step_ns < self._best.step_ns
+        self._best = found if is_better else self._best
+        return is_better
+
+    def best(self) -> Divided | None:
+        """None if none takes less than `known_ns`; InfeasibleError if none fit in memory."""
+        if self._best is None and self._failure is not None and self.known_ns is None:
+            raise self._failure
+        return self._best
 
 
 class _OnMesh:
@@ -140,7 +164,7 @@ class _OnMesh:
         say: Say,
     ) -> None:
         self.asked, self.sample, self.table, self.say = asked, sample, table, say
-        self.requests = [request.opened() for request in requests]
+        self.requests = [replace(r.opened(), tolerance=_TOLERANCE) for r in requests]
         self.stated: dict[int, Problem] = {}
         self.plans: list[list[Candidate]] = [[] for _ in requests]
         self.limit = asked.options.memory_limit_bytes or asked.cluster.device.memory_bytes
@@ -153,7 +177,8 @@ class _OnMesh:
         """The best stages. Beaten if all are thought to take `known_ns` or more; InfeasibleError if
         nothing can be computed there."""
         busiest, mesh = self.sample.busiest, self.requests[0].mesh
-        cutoff = None if known_ns is None else int(known_ns / self._least_often(busiest))
+        often = self.sample.least_often(busiest, self.table)
+        cutoff = None if known_ns is None else int(known_ns / often)
         self.say(f"{mesh}: what segments take")
         for stage in (busiest, *(k for k in range(len(self.plans)) if k != busiest)):
             request = self.requests[stage]
@@ -171,21 +196,13 @@ class _OnMesh:
         boundless = replace(self._problem(), limit_bytes=BOUNDLESS_BYTES)
         return self._found(self._divide(boundless), is_within=False)
 
-    def _least_often(self, stage: int) -> float:
-        """How many times as long as `stage` takes for all microbatches a step takes at least, if
-        what it does once is little beside that: what all its segments take, shared evenly."""
-        table = self.table
-        ranks, chunks = len(table.rows), table.num_stages // len(table.rows)
-        turns = table.microbatches
-        return self.sample.often(stage) * ((1 - 1 / turns / chunks) / ranks + 1 / turns / chunks)
-
     def _plan_within(self, part: float) -> None:
         """Plans within such a part of a device's memory, where those that there are are not."""
         for stage, plans in enumerate(self.plans):
             limit, last = int(self.limit * part / self.each[stage]), plans[-1]
             if last.estimates.memory.total <= limit:
                 continue
-            request = replace(self.requests[stage].within(limit), tolerance=_TOLERANCE)
+            request = self.requests[stage].within(limit)
             stated = replace(self.stated[stage], usage_limit=limit)
             try:
                 found = best_as_stated(request, stated, self.say, None, last.solution.basis)
@@ -266,6 +283,13 @@ class _OnMesh:
                 if key in own:
                     labels.setdefault(key, {})[label] = None
         yield from ((key, tuple(sorted(found))) for key, found in sorted(labels.items()))
+
+
+def _place(mesh: Mesh) -> tuple[int, ...]:
+    """Where a mesh is in a line of those of equal size: by the size of its last axis, so that
+    neighbours differ in little."""
+    last = mesh.sizes[-1] if len(mesh.sizes) > 1 else 1
+    return len(mesh.sizes) > 2, last, *mesh.sizes
 
 
 def _on(asked: Asked, mesh: Mesh) -> PlanRequest:

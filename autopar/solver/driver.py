@@ -24,6 +24,13 @@ MAX_ENTRIES = 20_000
 MAX_CHOICES = 8_000
 """Choices that the integer program takes, with flows: models on two axes have about 5,000."""
 
+_COARSE = 0.02
+"""From which tolerance on plans are found by column generation, of problems with windows and more
+than `_FEW_CHOICES`: there part of the problem shows within a second or so how good a plan is, and
+the whole takes up to twenty times as long."""
+
+_FEW_CHOICES = 2_000
+
 SOLVER = f"HiGHS {highspy.Highs().version()}"
 
 
@@ -90,14 +97,17 @@ def _search(
     cutoff: int | None,
     aim: Aim,
 ) -> Search:
-    is_small = sum(map(len, problem.costs)) <= MAX_CHOICES
+    count = sum(map(len, problem.costs))
+    is_coarse = aim.tolerance >= _COARSE and bool(problem.windows) and count > _FEW_CHOICES
+    is_small = count <= MAX_CHOICES and not is_coarse
     if is_small and cutoff is None:
         return find_exactly(problem, clock, progress, aim)
     # numba takes a moment to import, and a single problem on one or two axes does not need it.
     from autopar.solver.column_generation.path import generate_columns, quick_bound
 
     if not is_small:
-        return generate_columns(problem, clock, progress, inf if cutoff is None else cutoff)
+        least = inf if cutoff is None else cutoff
+        return generate_columns(problem, clock, progress, least, aim.tolerance)
     assert cutoff is not None
     bound = quick_bound(problem, clock)
     if bound >= cutoff:

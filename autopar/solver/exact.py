@@ -55,10 +55,10 @@ branch and bound takes where that is `_CLOSE` to the bound, a part of it: where 
 is kept, with its gap."""
 _CLOSE = 1 / 200
 
-_PATIENCE = 3
-"""Rows per step of the simplex method after which another method goes on, with windows: where a
-plan alone solves the relaxation it takes a step per three to five rows, else more than one each.
-The other one takes as long as five times as many steps, or more."""
+_PATIENCE = 0.6
+"""Steps of the simplex method per row after which another method goes on, with windows: where a
+plan alone solves the relaxation it takes 0.2 to 0.55, else more than one each. The other one takes
+as long as five times as many steps, or more."""
 
 _TOLERANCE = 1e-6
 """How far HiGHS's bound may be off, in its own scale: its tolerance for feasible and integer."""
@@ -156,7 +156,7 @@ def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs
     )
     highs.limit_time(state.clock.left_s())
     built = process_time()
-    patience = model.num_rows // _PATIENCE if model.windows else None
+    patience = int(model.num_rows * _PATIENCE) if model.windows else None
     start = None if aim.start is None else as_start(model, aim.start)
     answer = highs.relax(program, patience, start)
     if answer.outcome is Outcome.OPTIMAL:

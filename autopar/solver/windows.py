@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem, Window
+from autopar.ir.problem import FORBIDDEN, FloatArray, Flow, IntArray, Problem, Window
+from autopar.solver.distances import all_distances
 
 Shares = tuple[FloatArray, ...]
 """Per window the weight of each saving: at least 0, and 1 in sum."""
@@ -42,9 +43,11 @@ def normalised(shares: Sequence[FloatArray]) -> Shares:
 
 def weighed(problem: Problem, shares: Shares) -> Problem:
     """The problem with the savings of each window in these shares, rounded down: no plan costs more
-    there, wherever its tensors go."""
+    there, wherever its tensors go. Arcs between whose ends there is a faster way are forbidden:
+    tensors take the fastest ways, and a slow one that is hidden would cost nothing."""
     costs = [*problem.costs]
-    arcs = [flow.costs for flow in problem.flows]
+    distances = all_distances(problem.flows)
+    arcs = [_direct(flow, found) for flow, found in zip(problem.flows, distances, strict=True)]
     for window, share in zip(problem.windows, shares, strict=True):
         for saving, part in zip(window.savings, share.tolist(), strict=True):
             if part > 0:
@@ -54,6 +57,11 @@ def weighed(problem: Problem, shares: Shares) -> Problem:
                     arcs[flow] = np.maximum(0, _less(arcs[flow], part * saved))
     flows = (replace(flow, costs=own) for flow, own in zip(problem.flows, arcs, strict=True))
     return replace(problem, costs=tuple(costs), flows=tuple(flows), windows=())
+
+
+def _direct(flow: Flow, distance: IntArray) -> IntArray:
+    """What arcs cost, of those between whose ends there is no faster way."""
+    return np.where(flow.costs > distance[flow.tails, flow.heads], FORBIDDEN, flow.costs)
 
 
 def _less(costs: IntArray, saved: FloatArray) -> IntArray:

@@ -45,7 +45,6 @@ from autopar.solver.windows import first_shares, weighed
 TOLERANCE = 0.01
 """The gap with which a plan is good enough, as a part of its cost, if it cannot be closed soon."""
 
-_MASTER = exact.Aim(ways=shortest_ways, tolerance=TOLERANCE / 4, dives=True)
 _CLOSING = exact.Aim(dives=True)
 _MANY_NODES = 1_000
 """Nodes of which a master of `_FIRST_CHOICES` has no more than two choices each."""
@@ -55,20 +54,27 @@ _WHOLE_CHOICES = 40_000
 """Choices per node, on average, and in all, of a problem that is solved as a whole."""
 
 _ROUNDS = 12
-_FIRST_CHOICES = 2_000
+_FIRST_CHOICES = 1_000
 _MORE_CHOICES = 1_000
-_FEW_CHOICES = 6_000
-_FIRST_SWEEPS, _SWEEPS = 30, 240
+_FEW_CHOICES, _FEW_WHEN_COARSE = 6_000, 2_500
+"""Choices of which what is left of a problem is solved as a whole, without a `tolerance` and with
+one: rounds are as good a proof as that needs."""
+
+_SWEEPS = 240
 _ROUNDING = 1e-9
 """How far a bound in floating point may be off, as a part of it: sums of a few thousand terms."""
 
 
 def generate_columns(
-    problem: Problem, clock: Clock, progress: Progress, cutoff: float = float("inf")
+    problem: Problem,
+    clock: Clock,
+    progress: Progress,
+    cutoff: float = float("inf"),
+    tolerance: float = 0.0,
 ) -> Search:
     """Solves `problem` as far as `TOLERANCE`, rounds and clock allow, or until it is known that no
-    plan costs less than `cutoff`."""
-    work = _Work(problem, clock, progress, cutoff)
+    plan costs less than `cutoff`, or that the gap is at most `tolerance`."""
+    work = _Work(problem, clock, progress, cutoff, tolerance)
     work.begin()
     for number in range(_ROUNDS):
         if work.finished():
@@ -80,7 +86,7 @@ def generate_columns(
 def quick_bound(problem: Problem, clock: Clock) -> float:
     """What message passing alone finds soon: within a percent on two axes, if memory is ample."""
     passing = _without_prices(problem)
-    return float("-inf") if passing is None else passing.settle(clock, _FIRST_SWEEPS)
+    return float("-inf") if passing is None else passing.settle(clock, _SWEEPS)
 
 
 def _without_prices(problem: Problem) -> Passing | None:
@@ -95,9 +101,20 @@ class _Work:
     may be in a plan as good as the best one, by their places in the first problem. `kept[i]` are
     those of the master, by their places in `left[i]`."""
 
-    def __init__(self, problem: Problem, clock: Clock, progress: Progress, cutoff: float) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        clock: Clock,
+        progress: Progress,
+        cutoff: float,
+        tolerance: float,
+    ) -> None:
         self.problem = problem
-        self.state = Search(problem, Evaluator(problem), clock, progress, cutoff=cutoff)
+        self.state = Search(
+            problem, Evaluator(problem), clock, progress, cutoff=cutoff, tolerance=tolerance
+        )
+        good_enough = max(tolerance, TOLERANCE) / 4
+        self._master = exact.Aim(ways=shortest_ways, tolerance=good_enough, dives=True)
         self.distances = all_distances(problem.flows)
         self.left: list[IntArray] = [np.arange(len(c)) for c in problem.costs]
         self.kept: list[IntArray] = [np.array([int(u.argmin())]) for u in total_usages(problem)]
@@ -106,8 +123,10 @@ class _Work:
         self._descent: Descent | None = None
         self._has_many = len(problem.keys) > _MANY_NODES
         self._room = 2 * len(problem.keys) if self._has_many else 0
+        self._is_coarse = tolerance > 0
         num_choices = sum(map(len, problem.costs))
-        self._is_thin = num_choices <= min(_FEW_EACH * len(problem.keys), _WHOLE_CHOICES)
+        few = min(_FEW_EACH * len(problem.keys), _WHOLE_CHOICES)
+        self._is_thin = num_choices <= few and not self._is_coarse
 
     def begin(self) -> None:
         """Chooses the first master: what is leanest, and what message passing alone deems good."""
@@ -117,7 +136,7 @@ class _Work:
             return
         if self._has_many:
             self._offer_first()
-        self._learn(passing, _FIRST_SWEEPS)
+        self._learn(passing, _SWEEPS)
         self._done = self._has_many and self._gap() <= TOLERANCE
         if self.finished():
             return
@@ -130,7 +149,7 @@ class _Work:
         """One master, and what its prices say of the whole."""
         state = self.state
         master = keep_choices(self.problem, self.kept)
-        found = exact.find_exactly(master, state.clock, state.progress, _MASTER)
+        found = exact.find_exactly(master, state.clock, state.progress, self._master)
         state.statistics |= found.statistics | {"rounds": number + 1}
         if found.choice:
             chosen = self._chosen(self.kept, found.choice)
@@ -222,7 +241,8 @@ class _Work:
         return self.state.gap / best.objective if best and best.objective else float("inf")
 
     def _close_or_grow(self, num_left: int) -> None:
-        few, more = max(_FEW_CHOICES, self._room), max(_MORE_CHOICES, self._room)
+        few = max(_FEW_WHEN_COARSE if self._is_coarse else _FEW_CHOICES, self._room)
+        more = max(_MORE_CHOICES, self._room)
         if self.state.evaluation is not None and num_left <= few:
             self._close()
         elif self._gap() <= TOLERANCE or (self._has_many and self.state.evaluation is not None):

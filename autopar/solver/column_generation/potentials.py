@@ -2,10 +2,10 @@
 
 In the relaxation, a commodity of a flow has a price at every state: a sink pays it, the source gets
 it, and over an arc it rises by at most the part of the arc's cost that falls to the commodity. The
-duals of the master's balances are such prices, but only for states at which some choice of the
-master ends. Between what these allow, prices of other states are open: a sink would pay as much as
-a way from a known state costs (`asked`), a source would get as little as a way on to one saves
-(`made`). Message passing starts from both and settles them.
+duals of the master's balances are such prices, but only for states of its ways. Between what these
+allow, prices of other states are open: a sink would pay as much as a way from a known state costs
+(`asked`), a source would get as little as a way on to one saves (`made`). Message passing starts
+from both and settles them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autopar.ir.problem import FORBIDDEN, BoolArray, FloatArray, IntArray, Problem
+from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem
 from autopar.solver.ilp import Model, distinct_sinks
 
 
@@ -54,7 +54,6 @@ def potentials(
     """
     found: list[tuple[Potential, ...]] = []
     for flow, balances, distance in zip(problem.flows, model.balances, distances, strict=True):
-        source = flow.source_state[kept[flow.source]]
         left: dict[tuple[int, bytes], IntArray] = {}
         for node, states in distinct_sinks(flow):
             key = (node, states[kept[node]].tobytes())
@@ -64,23 +63,13 @@ def potentials(
         for node, states in distinct_sinks(flow):
             state = states[kept[node]]
             rows = left.pop((node, state.tobytes()), np.full(len(flow.states), -1))
-            ends = _ends(len(flow.states), source, state)
-            of_flow.append(_potential(rows, row_duals, ends, distance))
+            of_flow.append(_potential(rows, row_duals, distance))
         found.append(tuple(of_flow))
     return tuple(found)
 
 
-def _ends(num_states: int, source: IntArray, sink: IntArray) -> BoolArray:
-    found = np.zeros(num_states, dtype=np.bool_)
-    found[source[source >= 0]] = True
-    found[sink[sink >= 0]] = True
-    return found
-
-
-def _potential(
-    rows: IntArray, row_duals: FloatArray, ends: BoolArray, distance: IntArray
-) -> Potential:
-    known = np.flatnonzero(ends & (rows >= 0))
+def _potential(rows: IntArray, row_duals: FloatArray, distance: IntArray) -> Potential:
+    known = np.flatnonzero(rows >= 0)
     if not len(known):
         nothing = np.zeros(len(rows))
         return Potential(nothing, nothing)
