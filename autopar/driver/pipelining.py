@@ -30,7 +30,7 @@ from autopar.driver.pipeline_shapes import (
 )
 from autopar.driver.search import search
 from autopar.driver.segment_ways import Divided, SegmentWays
-from autopar.driver.stage_plans import plan_stages
+from autopar.driver.stage_plans import TOLERANCE, plan_stages
 from autopar.errors import InfeasibleError, StageError
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
@@ -72,19 +72,19 @@ def search_stages(asked: Asked, say: Say) -> Plan:
     tried, ways = _Tried(say), SegmentWays(asked, say)
     promising = _Promising(asked, ways, tried)
     shapes = promising.best()
-    plain = replace(asked, options=replace(asked.options, stages=1))
     may_be_plain = promising.may_be_plain()
     if may_be_plain:
-        tried.offer(search, plain, say)
-    least, planned = promising.plain_ns, 0
-    for shape, divided in shapes:
-        if least is not None and (planned == _PLANNED or divided.step_ns > _NEAR * least):
+        tried.offer(search, promising.plain_asked(), say)
+    least = promising.plain.step_ns if promising.plain else None
+    for number, (shape, divided) in enumerate(shapes):
+        is_enough = number >= _PLANNED and tried.best is not None
+        if is_enough or (least is not None and divided.step_ns > _NEAR * least):
             break
         graph = ways.graph(shape.microbatches)
         if tried.offer(_Pipeline(asked, shape, divided, say).plan, graph):
-            least, planned = least or divided.step_ns, planned + 1
+            least = least or divided.step_ns
     if tried.best is None and promising.is_open and not may_be_plain:
-        tried.offer(search, plain, say)
+        tried.offer(search, promising.plain_asked(), say)
     if tried.best is None:
         # Stages hold more than their segments do: those that were left out may be all that fit.
         for shape, divided in promising.left():
@@ -102,17 +102,28 @@ class _Promising:
         self.found: list[tuple[PipelineShape, Divided]] = []
         options = asked.options
         self.is_open = options.stages is None and not options.cuts and options.table is None
-        self.plain_ns: int | None = None
-        """What a step in one stage is thought to take, where that is open and known."""
+        self.plain: Divided | None = None
+        """What a step in one stage is thought to be, where that is open and known."""
+        self._turns = 1
+        """In how many microbatches that is."""
 
     def may_be_plain(self) -> bool:
         """Whether one stage may be as good as any number that is thought to fit in memory."""
         others = [*map(_step_ns, self._within())]
         if not others:
             return self.is_open
-        return self.plain_ns is not None and self.plain_ns <= _NEAR * min(others)
+        return self.plain is not None and self.plain.step_ns <= _NEAR * min(others)
 
-    def _plain(self) -> int | None:
+    def plain_asked(self) -> Asked:
+        """One stage: on any mesh, or where memory binds, so that each mesh takes long, on the best
+        by what segments take."""
+        options = replace(self.asked.options, stages=1)
+        if self.plain is None or not self.plain.is_tight:
+            return replace(self.asked, options=options)
+        options = replace(options, mesh=self.plain.mesh.text, microbatches=self._turns)
+        return replace(self.asked, options=options, tolerance=TOLERANCE)
+
+    def _plain(self) -> Divided | None:
         """What a step in one stage takes, in as few microbatches as are thought to fit, if that is
         about as little as what is known. More of them never take less time."""
         least = self._known_ns()
@@ -122,7 +133,8 @@ class _Promising:
             if divided is None:
                 return None
             if divided.is_within:
-                return divided.step_ns
+                self._turns = count
+                return divided
         return None
 
     def _known_ns(self) -> int | None:
@@ -140,8 +152,8 @@ class _Promising:
         if self.found:
             best, divided = min(self._within() or self.found, key=_step_ns)
             for shape in other_orders(self.asked.options, best, divided.waits):
-                self._consider(shape)
-        self.plain_ns = self._plain() if self.is_open else None
+                self._consider(shape, divided.mesh.text)
+        self.plain = self._plain() if self.is_open else None
         return sorted(self.found, key=_step_ns)
 
     def _start(self, ranks: Sequence[int]) -> int:
@@ -187,19 +199,22 @@ class _Promising:
         """The shapes that are thought to fit in memory."""
         return [each for each in self.found if each[1].is_within]
 
-    def _consider(self, shape: PipelineShape) -> Divided | None:
-        """The best stages of a shape, if they are thought to take less than what is known."""
-        divided = self._divided(shape, self._known_ns())
+    def _consider(self, shape: PipelineShape, mesh: str = "") -> Divided | None:
+        """The best stages of a shape, on one `mesh` if it is given, if they are thought to take
+        less than what is known."""
+        divided = self._divided(shape, self._known_ns(), mesh)
         if divided is not None:
             self.found.append((shape, divided))
         return divided
 
-    def _divided(self, shape: PipelineShape, known_ns: int | None) -> Divided | None:
+    def _divided(
+        self, shape: PipelineShape, known_ns: int | None, mesh: str = ""
+    ) -> Divided | None:
         """The best stages of a shape, if there are any that are better than what is known."""
         say = self.tried.say
         say(f"{shape} ({shape.schedule})")
         try:
-            divided = self.ways.divided(shape.table, known_ns)
+            divided = self.ways.divided(shape.table, known_ns, mesh)
         except (InfeasibleError, StageError) as error:
             self.tried.fail(error)
             return None

@@ -49,8 +49,9 @@ _TOLERANCE = 0.02
 class Divided:
     """Stages on `mesh`, as they are thought to be best: the first op of each but the first, and the
     module it is of. Choices of ops are `narrowed` to those that plans of their segments have. The
-    busiest rank `waits` for such a part of the step. They are thought to fit in memory where
-    it `is_within`. Nothing is proven where `bound_ns` is 0."""
+    busiest rank `waits` for such a part of the step. They are thought to fit in memory where it
+    `is_within`, to save some for that where it `is_tight`. Nothing is proven where `bound_ns` is
+    0."""
 
     mesh: Mesh
     starts: tuple[tuple[str, int], ...]
@@ -60,6 +61,7 @@ class Divided:
     bound_ns: int
     narrowed: Narrowed
     is_within: bool
+    is_tight: bool
 
     @property
     def gap_ppm(self) -> int:
@@ -93,10 +95,12 @@ class SegmentWays:
             return graph
         return in_other_microbatches(graph, self.asked.graph, microbatches)
 
-    def divided(self, table: ActionTable, known_ns: int | None = None) -> Divided | None:
-        """The best stages for `table` on any mesh of their part of the cluster; None if all are
-        thought to take `known_ns` or more. InfeasibleError if none fit in memory, StageError if the
-        model cannot be cut so."""
+    def divided(
+        self, table: ActionTable, known_ns: int | None = None, mesh: str = ""
+    ) -> Divided | None:
+        """The best stages for `table` on any mesh of their part of the cluster, or a given `mesh`;
+        None if all are thought to take `known_ns` or more. InfeasibleError if none fit in memory,
+        StageError if the model cannot be cut so."""
         sample, ranks = self._sample(table.microbatches), len(table.rows)
         if not self.asked.options.cuts and len(sample.parts) < table.num_stages:
             raise StageError(
@@ -104,6 +108,7 @@ class SegmentWays:
             )
         graphs = [self._in(graph, table.microbatches) for graph in sample.stages]
         options = replace(self.asked.options, microbatches=table.microbatches, loss_chunks=1)
+        options = replace(options, mesh=mesh or options.mesh)
         cluster = part_of(self.asked.cluster, self.asked.cluster.num_devices // ranks)
         asked = replace(
             self.asked, graph=graphs[sample.busiest], cluster=cluster, options=options
@@ -252,6 +257,7 @@ class _OnMesh:
             division.bound_ns if is_proven else 0,
             tuple(self._narrowed()),
             is_within,
+            any(len(plans) > 1 for plans in self.plans),
         )
 
     def _estimates(self, taken: Sequence[Sequence[float]]) -> Estimates:

@@ -191,7 +191,7 @@ def test_neighbours_differ_on_one_axis() -> None:
 def test_a_node_whose_first_choices_are_out_keeps_that_of_the_best_plan() -> None:
     """The leanest choice is known to be in no good plan before the first master is made."""
     stated = problem([[0, 1000], [0, 0]], usages=[[1, 0], [0, 0]], limit=5)
-    work = path._Work(stated, Clock(None), lambda _: None, float("inf"))
+    work = path._Work(stated, Clock(None), lambda _: None, float("inf"), 0.0)
     assert [kept.tolist() for kept in work.kept] == [[1], [0]]
     work._offer_first()
     passing = path._without_prices(stated)

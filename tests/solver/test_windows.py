@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.ir.problem import FORBIDDEN, Problem, Saving, Status, Window
-from autopar.solver import evaluate, solve
+from autopar.solver import driver, evaluate, solve
+from autopar.solver.column_generation import path
 from autopar.solver.column_generation.path import quick_bound
 from autopar.solver.exact import WINDOWED_TOLERANCE
 from autopar.solver.search import Clock
@@ -18,6 +20,7 @@ from autopar.solver.windows import normalised, weighed
 from tests.solver.bruteforce import cost_of, flow_tables, solve_by_enumeration
 from tests.solver.making import flow, ints, problem
 from tests.solver.random_problems import windowed_problems
+from tests.solver.synthetic import transformer
 
 SETTINGS = settings(max_examples=150, deadline=None)
 
@@ -111,3 +114,45 @@ def test_of_equally_fast_ways_tensors_take_those_that_use_all_links() -> None:
     found = solve(replace(stated, windows=(window,)))
     assert found.objective == 10
     assert found.arcs in (((0, 1), (2, 3)), ((2, 3), (0, 1)))
+
+
+def test_a_slow_way_that_is_hidden_is_no_way() -> None:
+    """The direct arc takes 10 and is hidden whole, but tensors go over state 2, which takes 4."""
+    send = flow(0, [0], [(1, [1])], [(0, 1, 10), (0, 2, 2), (2, 1, 2)], 3)
+    stated = problem([[0], [0]], flows=[send])
+    window = overlap({"device": ({}, {0: [10, 0, 0]})})
+    windowed = replace(stated, windows=(window,))
+    assert quick_bound(windowed, Clock(None)) == evaluate(windowed, (0, 0)).objective == 4
+
+
+@SETTINGS
+@given(windowed_problems(), st.sampled_from([0.0, 0.02, 0.2]))
+def test_column_generation_says_no_more_than_is_so(stated: Problem, tolerance: float) -> None:
+    """Where the whole is not looked at, the bound is below all plans nevertheless."""
+    best = solve_by_enumeration(stated)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(driver, "MAX_CHOICES", -1)
+        patch.setattr(driver, "_FEW_CHOICES", -1)
+        patch.setattr(path, "_FIRST_CHOICES", 2)
+        patch.setattr(path, "_MORE_CHOICES", 2)
+        patch.setattr(path, "_FEW_CHOICES", 3)
+        patch.setattr(path, "_FEW_WHEN_COARSE", 3)
+        patch.setattr(path, "_FEW_EACH", 0)
+        solution = solve(stated, tolerance=tolerance)
+    if best.objective is None:
+        assert solution.status is Status.INFEASIBLE
+        return
+    assert solution.bound <= best.objective <= solution.objective
+
+
+def test_a_plan_that_is_near_enough_takes_no_look_at_all_choices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stated = transformer(1, (4,))
+    nothing = overlap({"device": ({0: [0] * len(stated.costs[0])}, {})})
+    stated = replace(stated, windows=(nothing,))
+    monkeypatch.setattr(driver, "_FEW_CHOICES", 0)
+    exactly, coarsely = solve(stated), solve(stated, tolerance=0.05)
+    assert coarsely.bound <= exactly.objective <= coarsely.objective
+    assert coarsely.gap <= 0.05
+    assert int(coarsely.statistics["variables"]) < int(exactly.statistics["variables"])

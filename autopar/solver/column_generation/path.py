@@ -45,7 +45,6 @@ from autopar.solver.windows import first_shares, weighed
 TOLERANCE = 0.01
 """The gap with which a plan is good enough, as a part of its cost, if it cannot be closed soon."""
 
-_CLOSING = exact.Aim(dives=True)
 _MANY_NODES = 1_000
 """Nodes of which a master of `_FIRST_CHOICES` has no more than two choices each."""
 
@@ -53,7 +52,10 @@ _FEW_EACH = 32
 _WHOLE_CHOICES = 40_000
 """Choices per node, on average, and in all, of a problem that is solved as a whole."""
 
-_ROUNDS = 12
+_ROUNDS, _PATIENCE, _PROGRESS = 12, 2, 0.01
+"""How many rounds there are at most, and after how many the search ends that have not closed such a
+part of the gap: what they add is not what the bound lacks."""
+
 _FIRST_CHOICES = 1_000
 _MORE_CHOICES = 1_000
 _FEW_CHOICES, _FEW_WHEN_COARSE = 6_000, 2_500
@@ -124,6 +126,7 @@ class _Work:
         self._has_many = len(problem.keys) > _MANY_NODES
         self._room = 2 * len(problem.keys) if self._has_many else 0
         self._is_coarse = tolerance > 0
+        self._stalled = 0
         num_choices = sum(map(len, problem.costs))
         few = min(_FEW_EACH * len(problem.keys), _WHOLE_CHOICES)
         self._is_thin = num_choices <= few and not self._is_coarse
@@ -147,7 +150,7 @@ class _Work:
 
     def round(self, number: int) -> None:
         """One master, and what its prices say of the whole."""
-        state = self.state
+        state, before = self.state, self._gap()
         master = keep_choices(self.problem, self.kept)
         found = exact.find_exactly(master, state.clock, state.progress, self._master)
         state.statistics |= found.statistics | {"rounds": number + 1}
@@ -169,6 +172,8 @@ class _Work:
         assert relayed is not None, "what is possible by itself does not depend on prices"
         self._learn(Passing(relayed, memory_prices(self.problem, model, row_duals)), _SWEEPS)
         num_left = sum(map(len, self.left))
+        has_progress = self._gap() <= (1 - _PROGRESS) * before
+        self._stalled = 0 if has_progress else self._stalled + 1
         state.progress(f"round {number + 1}: gap {self._gap():.4%}, {num_left} choices left")
         if not self.finished():
             self._close_or_grow(num_left)
@@ -245,10 +250,14 @@ class _Work:
         more = max(_MORE_CHOICES, self._room)
         if self.state.evaluation is not None and num_left <= few:
             self._close()
-        elif self._gap() <= TOLERANCE or (self._has_many and self.state.evaluation is not None):
+        elif self._is_enough():
             self._done = True
         elif self._add_neighbours() < more and not self._grow(more):
             self._close()
+
+    def _is_enough(self) -> bool:
+        is_found = self._has_many and self.state.evaluation is not None
+        return is_found or self._gap() <= TOLERANCE or self._stalled >= _PATIENCE
 
     def _add_neighbours(self) -> int:
         """Adds what is next to the best plan to the master; returns how many choices that were."""
@@ -265,9 +274,10 @@ class _Work:
         ]
         return sum(map(len, self.kept)) - before
 
-    def _close(self, aim: exact.Aim = _CLOSING) -> None:
+    def _close(self, aim: exact.Aim | None = None) -> None:
         """Solves what is left of the problem: no better plan has any other choice."""
         state = self.state
+        aim = aim or exact.Aim(dives=True, tolerance=state.tolerance)
         found = exact.find_exactly(self.problem, state.clock, state.progress, aim)
         state.statistics |= found.statistics
         if found.choice:
