@@ -9,7 +9,8 @@ from collections.abc import Callable
 def climb(size: int, start: int, improves: Callable[[int], bool]) -> None:
     """Tries places from `start` on, of `size` in a line: upwards and then downwards, each way until
     one does not improve on what was found before, as `improves` says that tries it."""
-    improves(start)
+    if size:
+        improves(start)
     for places in (range(start + 1, size), range(start - 1, -1, -1)):
         for place in places:
             if not improves(place):

@@ -104,7 +104,16 @@ def numbers_of_microbatches(asked: Asked, ranks: int) -> Sequence[int]:
     possible = possible_counts(asked.graph)
     if asked.options.table is not None:
         return [n for n in possible if n <= asked.options.table.microbatches][-1:]
-    return [n for n in possible if n >= ranks] or possible[-1:]
+    ordered = [n for n in possible if _is_ordered(asked.options, ranks, n)] or possible
+    return [n for n in ordered if n >= ranks] or ordered[-1:]
+
+
+def _is_ordered(options: Options, ranks: int, microbatches: int) -> bool:
+    """Whether the schedule has an order for so many microbatches."""
+    try:
+        return bool(shaped(options, ranks, microbatches).table.rows)
+    except StageError:
+        return False
 
 
 def _order(options: Options) -> tuple[str, int]:

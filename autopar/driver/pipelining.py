@@ -28,10 +28,10 @@ from autopar.driver.pipeline_shapes import (
     other_orders,
     shaped,
 )
-from autopar.driver.search import search
+from autopar.driver.search import meshes_of, search
 from autopar.driver.segment_ways import Divided, SegmentWays
-from autopar.driver.stage_plans import TOLERANCE, plan_stages
-from autopar.errors import InfeasibleError, StageError
+from autopar.driver.stage_plans import STAGE_TOLERANCE, plan_stages
+from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
 from autopar.ir.stages import in_stages
@@ -60,6 +60,12 @@ _TURNS = 4
 """In how many microbatches for each rank pipelines are considered first: with fewer ranks wait for
 a fifth of the step or more, and hold more."""
 
+_FEW = 6
+"""How many meshes are all planned in one stage, whatever it takes: 64 devices have no more."""
+
+_FAR = 1.2
+"""How many times as long as it was thought to take a step takes of which that was no knowledge."""
+
 _NEAR = 1.03
 """The most that one of them is thought to take, in terms of the best that fits: what segments take
 is known to some parts in a hundred."""
@@ -72,19 +78,18 @@ def search_stages(asked: Asked, say: Say) -> Plan:
     tried, ways = _Tried(say), SegmentWays(asked, say)
     promising = _Promising(asked, ways, tried)
     shapes = promising.best()
-    may_be_plain = promising.may_be_plain()
-    if may_be_plain:
-        tried.offer(search, promising.plain_asked(), say)
-    least = promising.plain.step_ns if promising.plain else None
+    plain = promising.plain if promising.may_be_plain() else None
+    has_plain = plain is not None and tried.offer_any(search, promising.plain_asked(), say)
+    least = plain.step_ns if plain is not None and has_plain else None
     for number, (shape, divided) in enumerate(shapes):
-        is_enough = number >= _PLANNED and tried.best is not None
-        if is_enough or (least is not None and divided.step_ns > _NEAR * least):
+        is_near = least is None or divided.step_ns <= _NEAR * least
+        if not is_near or tried.is_enough(number, divided.step_ns):
             break
         graph = ways.graph(shape.microbatches)
         if tried.offer(_Pipeline(asked, shape, divided, say).plan, graph):
             least = least or divided.step_ns
-    if tried.best is None and promising.is_open and not may_be_plain:
-        tried.offer(search, promising.plain_asked(), say)
+    if plain is None and promising.is_open and promising.looks_better_plain():
+        tried.offer_any(search, promising.plain_asked(), say)
     if tried.best is None:
         # Stages hold more than their segments do: those that were left out may be all that fit.
         for shape, divided in promising.left():
@@ -104,36 +109,45 @@ class _Promising:
         self.is_open = options.stages is None and not options.cuts and options.table is None
         self.plain: Divided | None = None
         """What a step in one stage is thought to be, where that is open and known."""
-        self._turns = 1
-        """In how many microbatches that is."""
+        self._failed: set[PipelineShape] = set()
+        """Those that cannot be, or not in that much memory."""
 
     def may_be_plain(self) -> bool:
         """Whether one stage may be as good as any number that is thought to fit in memory."""
-        others = [*map(_step_ns, self._within())]
-        if not others:
-            return self.is_open
-        return self.plain is not None and self.plain.step_ns <= _NEAR * min(others)
+        known_ns = self._known_ns()
+        if self.plain is None:
+            return False
+        return known_ns is None or self.plain.step_ns <= _NEAR * known_ns
 
-    def plain_asked(self) -> Asked:
-        """One stage: on any mesh, or where memory binds, so that each mesh takes long, on the best
-        by what segments take."""
-        options = replace(self.asked.options, stages=1)
-        if self.plain is None or not self.plain.is_tight:
-            return replace(self.asked, options=options)
-        options = replace(options, mesh=self.plain.mesh.text, microbatches=self._turns)
-        return replace(self.asked, options=options, tolerance=TOLERANCE)
+    def looks_better_plain(self) -> bool:
+        """Whether one stage may be better than the best plan of some, which may take longer than
+        they were thought to: far longer where what was thought is of no use."""
+        best, known_ns = self.tried.best, self._known_ns()
+        if best is None or known_ns is None or best.estimates.step_ns > _FAR * known_ns:
+            return True
+        self.plain = self._plain(best.estimates.step_ns)
+        return self.plain is not None
 
-    def _plain(self) -> Divided | None:
+    def plain_asked(self) -> Sequence[Asked]:
+        """One stage, on any mesh: where there are many and memory binds, so that each takes long,
+        first on the best by what segments take."""
+        whole = replace(self.asked, options=replace(self.asked.options, stages=1))
+        is_tight = self.plain is not None and self.plain.is_tight
+        if (
+            self.plain is None
+            or not is_tight
+            or len(meshes_of(whole.cluster, whole.options)) <= _FEW
+        ):
+            return (whole,)
+        options = replace(whole.options, mesh=self.plain.mesh.text)
+        return replace(whole, options=options, tolerance=STAGE_TOLERANCE), whole
+
+    def _plain(self, known_ns: int | None) -> Divided | None:
         """What a step in one stage takes, in as few microbatches as are thought to fit, if that is
-        about as little as what is known. More of them never take less time."""
-        least = self._known_ns()
-        known_ns = None if least is None else int(_NEAR * least)
+        less than what is known. More of them never take less time."""
         for count in numbers_of_microbatches(self.asked, 1):
             divided = self._divided(PipelineShape(1, count, "1f1b"), known_ns)
-            if divided is None:
-                return None
-            if divided.is_within:
-                self._turns = count
+            if divided is None or divided.is_within:
                 return divided
         return None
 
@@ -153,7 +167,9 @@ class _Promising:
             best, divided = min(self._within() or self.found, key=_step_ns)
             for shape in other_orders(self.asked.options, best, divided.waits):
                 self._consider(shape, divided.mesh.text)
-        self.plain = self._plain() if self.is_open else None
+        if self.is_open:
+            known_ns = self._known_ns()
+            self.plain = self._plain(None if known_ns is None else int(_NEAR * known_ns))
         return sorted(self.found, key=_step_ns)
 
     def _start(self, ranks: Sequence[int]) -> int:
@@ -162,23 +178,29 @@ class _Promising:
         return ranks.index(nodes) if nodes in ranks else len(ranks) // 2
 
     def _improves_on(self, ranks: int) -> bool:
-        """Whether a pipeline on so many ranks is better than those before, if any fit in memory: in
-        some microbatches for each, or as many more as it takes to fit."""
+        """Whether a pipeline on so many ranks is better than those before, if any fit in memory, or
+        there is none at all: in some microbatches for each, in as many more as it takes to fit, or
+        in fewer where more cannot be."""
         before, counts = self._known_ns(), numbers_of_microbatches(self.asked, ranks)
         start = next((k for k, n in enumerate(counts) if n >= _TURNS * ranks), len(counts) - 1)
-        for count in counts[start:]:
-            divided = self._consider(shaped(self.asked.options, ranks, count))
-            if divided is None or divided.is_within:
+        is_possible = False
+        for count in (*counts[start:], *reversed(counts[:start])):
+            shape = shaped(self.asked.options, ranks, count)
+            if count < counts[start] and is_possible:
                 break
-        return before is None or self._known_ns() != before
+            divided = self._consider(shape)
+            is_possible |= shape not in self._failed
+            if shape not in self._failed and (divided is None or divided.is_within):
+                break
+        return before is None or not is_possible or self._known_ns() != before
 
     def _improves(self, shape: PipelineShape) -> bool:
-        """Whether a shape is better than those before, or is one of them."""
+        """Whether a shape is better than those before, or is one of them, or cannot be."""
         before = self._known_ns()
-        is_known = any(shape == other for other, _ in self.found)
-        if not is_known:
+        if not any(shape == other for other, _ in self.found):
             self._consider(shape)
-        return is_known or self._known_ns() != before
+            return shape in self._failed or self._known_ns() != before
+        return True
 
     def left(self) -> Iterator[tuple[PipelineShape, Divided]]:
         """Those that are not among the best, few microbatches first: of each number of ranks
@@ -215,8 +237,9 @@ class _Promising:
         say(f"{shape} ({shape.schedule})")
         try:
             divided = self.ways.divided(shape.table, known_ns, mesh)
-        except (InfeasibleError, StageError) as error:
+        except (InfeasibleError, StageError, UnsuitedMeshError) as error:
             self.tried.fail(error)
+            self._failed.add(shape)
             return None
         if divided is not None:
             say(f"{shape}: about {format_ns(divided.step_ns)}")
@@ -247,6 +270,19 @@ class _Tried:
         if self.best is None or step_ns < self.best.estimates.step_ns:
             self.best = plan
         return True
+
+    def offer_any(
+        self, make: Callable[[Asked, Say], Plan], asked: Sequence[Asked], say: Say
+    ) -> bool:
+        """Takes the plan of the first of those `asked` for of which there is one."""
+        return any(self.offer(make, each, say) for each in asked)
+
+    def is_enough(self, number: int, step_ns: int) -> bool:
+        """Whether there is a plan, and after so many others one that is thought to take `step_ns`
+        is not worth its time: plans take longer than they are thought to."""
+        if self.best is None:
+            return False
+        return number >= _PLANNED or step_ns >= self.best.estimates.step_ns
 
     def fail(self, error: Exception) -> None:
         """Why there is no such plan."""

@@ -19,6 +19,7 @@ from autopar.driver.shortage import explain_shortage
 from autopar.errors import ClusterError, InfeasibleError
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.problem import Solution
+from autopar.ir.stages import is_end
 from autopar.ir.units import format_ns
 from autopar.ir.uses import groups
 from autopar.ir.version import __version__
@@ -92,6 +93,9 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
         if not asked.options.asked:
             first = min(failures)
             why = failures[first]
+            if any(map(is_end, asked.graph.nodes)):
+                # Of a stage: more devices or a smaller batch are for all stages to have.
+                raise why
             raise InfeasibleError(explain_shortage(asked, requests[first], why, say)) from why
         say("looking for the limits that conflict")
         raise explain_infeasible(requests[0], partial(_failure, say))

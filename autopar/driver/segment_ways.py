@@ -63,6 +63,12 @@ class Divided:
     is_within: bool
     is_tight: bool
 
+    def is_better(self, other: Divided) -> bool:
+        """Whether these stages are thought to fit where others do not, or to take less time."""
+        if self.is_within != other.is_within:
+            return self.is_within
+        return self.step_ns < other.step_ns
+
     @property
     def gap_ppm(self) -> int:
         """By which part of the step other stages may be better, in millionths."""
@@ -136,7 +142,8 @@ class _Best:
 
     def offer(self, there: _OnMesh) -> bool:
         """Whether the best stages on a mesh are better than those before, if there were any."""
-        known = [n for n in (self.known_ns, self._best.step_ns if self._best else None) if n]
+        best = self._best if self._best is not None and self._best.is_within else None
+        known = [n for n in (self.known_ns, best.step_ns if best else None) if n]
         try:
             found = there.divided(min(known, default=None))
         except InfeasibleError as error:
@@ -145,7 +152,7 @@ class _Best:
         except Beaten as beaten:
             self.say(f"{beaten}")
             return False
-        is_better = self._best is None or found.step_ns < self._best.step_ns
+        is_better = self._best is None or found.is_better(self._best)
         self._best = found if is_better else self._best
         return is_better
 

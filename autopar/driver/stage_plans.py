@@ -27,7 +27,7 @@ _LEVELS = 4
 """For how many numbers of microbatches in flight stages are planned that are equal but for that:
 for the next larger one that is a multiple of such a part of the largest."""
 
-TOLERANCE = 1e-2
+STAGE_TOLERANCE = 1e-2
 """By which part a stage may take longer than it need: the step is known no better."""
 
 
@@ -62,7 +62,7 @@ def plan_stages(
         if key not in known:
             say(f"planning stage {stage} of {len(graphs)}")
             while_waiting = here.while_waiting(others, is_split=table.is_split)
-            wanted = replace(while_waiting, tolerance=TOLERANCE)
+            wanted = replace(while_waiting, tolerance=STAGE_TOLERANCE)
             known[key] = _best(wanted, settled, narrowed, say)
         now = here.while_waiting(waiting[stage], is_split=table.is_split)
         found.append(_while_waiting(now, _renamed(known[key], graph)))

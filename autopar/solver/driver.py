@@ -59,7 +59,8 @@ def solve(
     a relaxation goes on; of any other, it is of no use.
 
     With a `tolerance` the answer is the first plan that is known to cost no more than another by
-    more than such a part.
+    more than such a part. Where that is `_COARSE`, `start` and `max_iterations` count for nothing,
+    and a plan whose gap does not close soon is the answer with that gap.
 
     Where no plan costs less than `cutoff`, the answer may be `BEATEN`, with a bound that says so.
 
