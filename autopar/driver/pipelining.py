@@ -60,8 +60,8 @@ _TURNS = 4
 """In how many microbatches for each rank pipelines are considered first: with fewer ranks wait for
 a fifth of the step or more, and hold more."""
 
-_FEW = 6
-"""How many meshes are all planned in one stage, whatever it takes: 64 devices have no more."""
+_FEW = 5
+"""How many meshes are all planned in one stage, whatever it takes: 32 devices have no more."""
 
 _FAR = 1.2
 """How many times as long as it was thought to take a step takes of which that was no knowledge."""
