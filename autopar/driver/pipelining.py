@@ -132,12 +132,8 @@ class _Promising:
         """One stage, on any mesh: where there are many and memory binds, so that each takes long,
         first on the best by what segments take."""
         whole = replace(self.asked, options=replace(self.asked.options, stages=1))
-        is_tight = self.plain is not None and self.plain.is_tight
-        if (
-            self.plain is None
-            or not is_tight
-            or len(meshes_of(whole.cluster, whole.options)) <= _FEW
-        ):
+        has_many = len(meshes_of(whole.cluster, whole.options)) > _FEW
+        if self.plain is None or not self.plain.is_tight or not has_many:
             return (whole,)
         options = replace(whole.options, mesh=self.plain.mesh.text)
         return replace(whole, options=options, tolerance=STAGE_TOLERANCE), whole

@@ -59,8 +59,8 @@ part of the gap: what they add is not what the bound lacks."""
 _FIRST_CHOICES = 1_000
 _MORE_CHOICES = 1_000
 _FEW_CHOICES, _FEW_WHEN_COARSE = 6_000, 2_500
-"""Choices of which what is left of a problem is solved as a whole, without a `tolerance` and with
-one: rounds are as good a proof as that needs."""
+"""Choices of which what is left of a problem is solved as a whole, and where more than `TOLERANCE`
+is allowed: there rounds are as good a proof as that needs."""
 
 _SWEEPS = 240
 _ROUNDING = 1e-9
@@ -125,7 +125,7 @@ class _Work:
         self._descent: Descent | None = None
         self._has_many = len(problem.keys) > _MANY_NODES
         self._room = 2 * len(problem.keys) if self._has_many else 0
-        self._is_coarse = tolerance > 0
+        self._is_coarse = tolerance > TOLERANCE
         self._stalled = 0
         num_choices = sum(map(len, problem.costs))
         few = min(_FEW_EACH * len(problem.keys), _WHOLE_CHOICES)
