@@ -22,13 +22,15 @@ from autopar.solver.message_passing import kernels
 from autopar.solver.message_passing.core import Core
 from autopar.solver.message_passing.memory import MemoryPrices
 
-_FIRST_STEP = 0.1
+_FIRST_STEP = 0.02
 _LEAST_STEP = 1e-6
+_AGAIN = 1e-3
+"""The step that is taken when steps have become too small, while the bound still rises by
+`_PROGRESS` from one such time to the next."""
 _SHRINK = 0.7
 _PATIENCE = 20
 _PROGRESS = 1e-4
 _AVERAGE = 0.95
-_SWEEPS = 2
 _HELD = 10
 _COST_BITS = 50
 _MULTIPLIER_BITS = 61
@@ -66,6 +68,7 @@ class Ascent:
         self._least_unit = float(np.median(core.cost[core.cost > 0])) if core.cost.any() else 1.0
         self._step = _FIRST_STEP
         self._idle = 0
+        self._last_end = float("-inf")
 
     @property
     def settled(self) -> bool:
@@ -94,12 +97,11 @@ class Ascent:
         core = self.core
         theta = self._cost + self.memory.prices(self._multipliers)
         bound = 0.0
-        for _ in range(_SWEEPS):
-            for upward in (False, True):
-                bound = kernels.sweep(
-                    core, upward, self._order, self._free, theta, self._message, self.plan,
-                    self._margin,
-                )  # fmt: skip
+        for upward in (False, True):
+            bound = kernels.sweep(
+                core, upward, self._order, self._free, theta, self._message, self.plan,
+                self._margin,
+            )  # fmt: skip
         return bound + float(self._multipliers @ (core.base - core.limit))
 
     def _judge(self, bound: float) -> None:
@@ -111,7 +113,11 @@ class Ascent:
             unit = max(abs(bound), self._least_unit)
             self.best = Guide(self._multipliers, self._message.copy(), bound, unit)
         if self._idle > _PATIENCE:
-            self._step = max(self._step * _SHRINK, _LEAST_STEP)
+            self._step *= _SHRINK
+            if self._step <= _LEAST_STEP and best.bound > self._last_end + _PROGRESS * abs(
+                best.bound
+            ):
+                self._step, self._last_end = _AGAIN, best.bound
             self._idle = 0
             self._multipliers = self.best.multipliers
             self._message = self.best.message.copy()

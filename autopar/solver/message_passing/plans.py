@@ -91,15 +91,22 @@ class Planner:
                 multipliers = moved(multipliers, plan.excess, worth, core.limit)
 
     def walk(
-        self, plan: FoundPlan, prices: FloatArray, factors: FloatArray, moves: int, most_nodes: int
+        self,
+        plan: FoundPlan,
+        prices: FloatArray,
+        factors: FloatArray,
+        starts: IntArray,
+        moves: int,
+        most_nodes: int,
     ) -> FoundPlan:
-        """`plan` after moves of trees, each of which lowers cost plus a factor times `prices` (per
-        label) and keeps within the limit, or does not raise the peak where it is above."""
+        """`plan` after moves of trees around any of `starts`, each of which lowers cost plus a
+        factor times `prices` (per label) and keeps within the limit, or does not raise the peak
+        where it is above."""
         core = self.core
         choice = plan.choice.copy()
         tree, size = self.memory.peak_tree(choice)
         trees.move_trees(
-            core, moves, most_nodes, self._state, core.limit if core.num_times else 0, self._cost,
-            prices, tree, size, choice, factors,
+            core, starts, moves, most_nodes, self._state, core.limit if core.num_times else 0,
+            self._cost, prices, tree, size, choice, factors,
         )  # fmt: skip
         return self.price(choice)

@@ -197,6 +197,7 @@ def change_of_cost(
 @compiled
 def move_trees(
     core: Core,
+    starts: IntArray,
     num_moves: int,
     most_nodes: int,
     state: IntArray,
@@ -208,7 +209,8 @@ def move_trees(
     choice: IntArray,
     factors: FloatArray,
 ) -> None:
-    """Moves random trees of up to `most_nodes` nodes to their best choices, all else as it is.
+    """Moves random trees of up to `most_nodes` nodes around any of `starts` to their best choices,
+    all else as it is.
 
     A move minimises cost plus one of `factors` times the price of memory (both per label); it is
     exact on the tree. It is taken back where more than `limit` is then in use, or where cost plus
@@ -227,7 +229,7 @@ def move_trees(
     sums = np.empty(most_nodes * widest)
     best_child = np.empty(most_nodes * widest, dtype=np.int64)
     for _ in range(num_moves):
-        start = next_random(state, num_nodes)
+        start = starts[next_random(state, len(starts))]
         factor = factors[next_random(state, len(factors))]
         count = grow(core, start, state, position, touched, queue, members, parent, link)
         for k in range(count):

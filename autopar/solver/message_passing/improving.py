@@ -1,0 +1,192 @@
+"""Plans that get better: a first one that fits, then changes of it, then fresh ones.
+
+A *dive* decides nodes again under the prices and messages of the bound, and sees far; *moves* of
+trees are exact on each tree with everything else fixed, keep the limit, and see a few nodes. Dives
+alone leave most of what they cost to be found by moves, and moves alone end where nothing near is
+better; so every dive is followed by moves around what it decided.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autopar.ir.problem import FORBIDDEN, BoolArray, FloatArray, IntArray
+from autopar.solver.message_passing.ascent import Guide
+from autopar.solver.message_passing.core import Core
+from autopar.solver.message_passing.memory import MemoryPrices
+from autopar.solver.message_passing.plans import Dive, FoundPlan, Planner
+from autopar.solver.search import Clock
+
+_TRIALS = 20
+_CYCLE, _FRESH_AT = 5, 2
+"""Of every cycle of rounds, the first change the best plan, those from the second on a new one."""
+_NEWS = 0.02
+"""A bound that has risen by such a part asks for a new plan at once."""
+_FRESH_FACTORS = (0.98, 1.0, 1.02, 1.05, 1.1, 1.2)
+_FIRST_DIVES, _EAGER = 12, 4.0
+_REPAIRS, _DEARER, _GROWTH = 20, 0.002, 1.3
+_PARTS = (0.01, 0.03, 0.1, 0.3)
+_LEAST_PART = 20
+_NOISE = (0.5, 1.5)
+_FACTORS = (0.7, 0.9, 1.0, 1.1)
+_DIVES = (
+    Dive(0.1, 2, 0.0003),
+    Dive(0.3, 1, 0.0003),
+    Dive(0.1, 2, 0.003),
+    Dive(0.3, 1, 0.0),
+)
+_FACTORS_THAT_FIT = np.array([0.0, 0.5, 1.0, 1.0, 2.0])
+_FACTORS_THAT_DO_NOT = 4 * _FACTORS_THAT_FIT
+"""Factors on the prices of memory for moves of a plan within the limit, and of one above it."""
+_TREES = (10, 40, 200, 1000)
+"""How many nodes trees have."""
+_LEAST_MOVES = 20
+_DESCENTS = 50
+_GAIN = 2e-4
+"""Moves of all nodes go on while they lower the cost by such a part."""
+
+
+class Improver:
+    """One line of plans, with random numbers of its own."""
+
+    def __init__(self, core: Core, memory: MemoryPrices, clock: Clock, seed: int) -> None:
+        self.core = core
+        self.memory = memory
+        self.clock = clock
+        self.planner = Planner(core, memory, seed)
+        self.best: FoundPlan | None = None
+        self._current: FoundPlan | None = None
+        self._rounds = 0
+        self._outdated_at = float("-inf")
+
+    def improve(self, guide: Guide, known: FoundPlan | None) -> None:
+        """One round of work under the prices and messages of `guide`; `known` is the best plan of
+        all lines."""
+        self._rounds += 1
+        self.best = known
+        if known is None:
+            self._find_plan(guide)
+        elif self._rounds % _CYCLE == _FRESH_AT or guide.bound > self._outdated_at:
+            self._current = self._fresh_plan(guide)
+        elif self._current is None or self._rounds % _CYCLE == 0:
+            self._current = known
+        if self._current is None:
+            return
+        self._current = self._descend(self._current, self.memory.prices(guide.multipliers))
+        for _ in range(_TRIALS):
+            if self.clock.expired:
+                return
+            self._change_part(self._current, guide)
+
+    def _find_plan(self, guide: Guide) -> None:
+        """Plans from nothing until one fits, each more eager to than the one before."""
+        for attempt in range(_FIRST_DIVES):
+            self._new_plan(guide, guide.multipliers, _DEARER * _EAGER**attempt)
+            if self.best is not None or self.clock.expired:
+                return
+
+    def _fresh_plan(self, guide: Guide) -> FoundPlan | None:
+        """The cheapest of some plans that owe nothing to the best one, made under the prices of
+        now, which rise a little from one to the next."""
+        self._outdated_at = guide.bound + _NEWS * abs(guide.bound)
+        prices = self.memory.prices(guide.multipliers)
+        found: list[FoundPlan] = []
+        for dearer in _FRESH_FACTORS:
+            plan = self._new_plan(guide, guide.multipliers * dearer, _DEARER)
+            if self.clock.expired:
+                break
+            if plan.fits and plan.cost < FORBIDDEN:
+                found.append(self._descend(plan, prices))
+        return min(found, key=lambda plan: plan.cost, default=self.best)
+
+    def _new_plan(self, guide: Guide, multipliers: FloatArray, dearer: float) -> FoundPlan:
+        """A dive over everything, then moves at prices that rise where too much is taken, until
+        the plan fits; at first by what raises the bound by a part of `dearer`."""
+        everything = np.ones(self.core.num_nodes, dtype=np.bool_)
+        start = np.zeros(self.core.num_nodes, dtype=np.int64)
+        for plan in self.planner.dive(start, everything, guide, multipliers, _DIVES[0]):
+            self._offer(plan)
+        worth = dearer * guide.unit / max(1, self.core.limit)
+        for _ in range(_REPAIRS):
+            if plan.fits or self.clock.expired:
+                break
+            over = np.maximum(plan.excess, 0.0)
+            multipliers = multipliers + worth * float(over.max()) / float(over @ over) * over
+            worth *= _GROWTH
+            plan = self._move_all(plan, self.memory.prices(multipliers))
+        self._offer(plan)
+        return plan
+
+    def _descend(self, plan: FoundPlan, prices: FloatArray) -> FoundPlan:
+        """`plan`, which fits, after moves of trees everywhere, for as long as they help."""
+        for _ in range(_DESCENTS):
+            if self.clock.expired:
+                break
+            before = plan.cost
+            plan = self._move_all(plan, prices)
+            self._offer(plan)
+            if before - plan.cost <= _GAIN * plan.cost:
+                break
+        return plan
+
+    def _move_all(self, plan: FoundPlan, prices: FloatArray) -> FoundPlan:
+        everywhere = np.arange(self.core.num_nodes)
+        for tree in _TREES:
+            plan = self._move(plan, prices, everywhere, tree)
+        return plan
+
+    def _move(self, plan: FoundPlan, prices: FloatArray, starts: IntArray, tree: int) -> FoundPlan:
+        moves = max(_LEAST_MOVES, len(starts) // tree)
+        factors = _FACTORS_THAT_FIT if plan.fits else _FACTORS_THAT_DO_NOT
+        return self.planner.walk(plan, prices, factors, starts, moves, tree)
+
+    def _change_part(self, plan: FoundPlan, guide: Guide) -> None:
+        draw = self.planner.random
+        size = max(_LEAST_PART, int(self.core.num_nodes * draw.choice(_PARTS)))
+        factor = draw.choice(_FACTORS)
+        if draw.random() < 0.5:
+            factor = factor * draw.uniform(*_NOISE, self.core.num_times)
+        how = _DIVES[int(draw.integers(len(_DIVES)))]
+        part = self._some_nodes(min(size, self.core.num_nodes))
+        for found in self.planner.dive(plan.choice, part, guide, guide.multipliers * factor, how):
+            self._offer(found)
+            plan = found
+        prices, starts = self.memory.prices(guide.multipliers), np.flatnonzero(part)
+        for tree in _TREES:
+            plan = self._move(plan, prices, starts, tree)
+        self._offer(plan)
+
+    def _offer(self, plan: FoundPlan) -> None:
+        if not plan.fits or plan.cost >= FORBIDDEN:
+            return
+        if self._current is None or plan.cost < self._current.cost:
+            self._current = plan
+        if self.best is None or plan.cost < self.best.cost:
+            self.best = plan
+
+    def _some_nodes(self, size: int) -> BoolArray:
+        """A stretch of `size` nodes in order, or as many around one."""
+        core, draw = self.core, self.planner.random
+        picked = np.zeros(core.num_nodes, dtype=np.bool_)
+        if draw.random() < 0.5:
+            begin = int(draw.integers(core.num_nodes - size + 1))
+            picked[begin : begin + size] = True
+            return picked
+        found = [int(draw.integers(core.num_nodes))]
+        picked[found[0]] = True
+        for node in found:
+            for other in self._neighbours(node):
+                if len(found) < size and not picked[other]:
+                    picked[other] = True
+                    found.append(other)
+            if len(found) >= size:
+                break
+        return picked
+
+    def _neighbours(self, node: int) -> list[int]:
+        """Up to 20 of the neighbours of `node`, in random order."""
+        core = self.core
+        edges = core.near_edge[core.near_first[node] : core.near_first[node + 1]]
+        others: IntArray = core.source[edges] + core.target[edges] - node
+        self.planner.random.shuffle(others)
+        return others[:20].tolist()
