@@ -29,8 +29,8 @@ from benchmarks.tables import markdown, show
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADER = (
-    "instance", "limit s", "cost", "best known", "ratio", "bound", "gap", "wall s", "CPU s",
-    "peak GiB", "first place", "XLA",
+    "instance", "limit s", "cost", "best known", "ratio", "at 1/4", "at 1/2", "bound", "gap",
+    "wall s", "CPU s", "peak GiB", "first place", "XLA",
 )  # fmt: skip
 
 
@@ -42,7 +42,7 @@ class Known:
 
     limit_s: int
     best: int
-    first_place: int
+    first_place: int | None
     xla: int | None
 
 
@@ -52,6 +52,7 @@ KNOWN = {
     "G": Known(120, 217_039, 217_039, 1_264_777),
     "K": Known(180, 2_242_600_000, 2_274_276_676, None),
     "M": Known(180, 49_928_460_991, 49_928_460_991, None),
+    "R": Known(240, 351_830_000_000, None, None),
     "S": Known(240, 1_522_000_000, 1_534_613_444, 1_995_944_800_323),
 }
 
@@ -87,6 +88,7 @@ def measure(case: str, file: Path, limit_s: float | None = None) -> tuple[str, .
         str(file),
         "--time-limit",
         str(limit_s),
+        "--log",
     ]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
@@ -111,14 +113,22 @@ def measure(case: str, file: Path, limit_s: float | None = None) -> tuple[str, .
         f"{cost:,}",
         f"{known.best:,}",
         f"{cost / known.best:.4f}",
+        *(early(done.stderr, part * limit_s) for part in (1 / 4, 1 / 2)),
         f"{bound:,}",
         f"{100 * (cost - bound) / cost:.2f} %",
         f"{wall_s:.0f}",
         f"{cpu_s:.0f}",
         f"{after.ru_maxrss / 2**20:.1f}",
-        f"{known.first_place / known.best:.4f}",
+        f"{known.first_place / known.best:.4f}" if known.first_place else "unknown",
         f"{known.xla / known.best:.2f}" if known.xla else "none",
     )
+
+
+def early(log: str, seconds: float) -> str:
+    """The cost of the plan that `autopar solve` had after `seconds`, as a part of the last one."""
+    rounds = re.findall(r"^ *([\d.]+) s  round \d+: plan (\d+),", log, re.MULTILINE)
+    costs = [int(cost) for at, cost in rounds if float(at) <= seconds]
+    return f"{costs[-1] / int(rounds[-1][1]):.4f}" if costs else "no plan"
 
 
 def cost_of(file: Path, choice: Sequence[int]) -> int:

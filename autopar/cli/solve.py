@@ -26,17 +26,22 @@ _KEPT_BACK_S = 2.0
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="For all of it, reading included; default: until nothing is gained any more.",
+    help="For all of it, reading included; it is used up to its end unless a solution is proven to "
+    "be optimal. Default: a fixed number of rounds.",
+)
+@click.option(
+    "--log", is_flag=True, help="Print what is being done, with seconds, on standard error."
 )
 @debug_option
-def solve(file: Path, time_limit: float | None) -> None:
+def solve(file: Path, time_limit: float | None, log: bool) -> None:
     """Solve the problem in FILE, in the format of the ASPLOS/EuroSys 2025 contest.
 
     The last line lists the choice of each node; above it stand its cost, a proven lower bound and
     the gap between them. The status is 3 if the problem has no solution.
     """
     started = monotonic()
-    with spoken_progress() as progress:
+    with spoken_progress(quiet=log) as spoken:
+        progress = (lambda text: _log(started, text)) if log else spoken
         progress(f"reading {file}")
         from autopar.solver.contest_files import load
 
@@ -54,6 +59,10 @@ def solve(file: Path, time_limit: float | None) -> None:
     click.echo(f"gap     {100 * gap:.3f} % ({'optimal' if bound == cost else 'feasible'})")
     click.echo(f"usage   {peak} of {'any' if limit is None else limit}")
     click.echo(f"[{', '.join(map(str, solution.choice))}]")
+
+
+def _log(started: float, text: str) -> None:
+    click.echo(f"{monotonic() - started:8.1f} s  {text}", err=True)
 
 
 def _solve(

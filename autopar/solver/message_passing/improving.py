@@ -18,11 +18,12 @@ from autopar.solver.message_passing.plans import Dive, FoundPlan, Planner
 from autopar.solver.search import Clock
 
 _TRIALS = 20
-_CYCLE, _FRESH_AT = 5, 2
-"""Of every cycle of rounds, the first change the best plan, those from the second on a new one."""
-_NEWS = 0.02
-"""A bound that has risen by such a part asks for a new plan at once."""
-_FRESH_FACTORS = (0.98, 1.0, 1.02, 1.05, 1.1, 1.2)
+_CYCLE, _FRESH, _BEST_AT = 10, 3, 7
+"""Of every cycle of rounds, the first make new plans, those after them change the best of these,
+and the last the best of all."""
+_MAY_RESTART, _NEWS = 5, 0.02
+"""From this round of a cycle on, a bound that has risen by such a part starts a new cycle."""
+_FRESH_FACTORS = (1.0, 1.02, 0.98, 1.05, 1.2, 1.1)
 _FIRST_DIVES, _EAGER = 12, 4.0
 _REPAIRS, _DEARER, _GROWTH = 20, 0.002, 1.3
 _PARTS = (0.01, 0.03, 0.1, 0.3)
@@ -35,6 +36,7 @@ _DIVES = (
     Dive(0.1, 2, 0.003),
     Dive(0.3, 1, 0.0),
 )
+_WHOLE_DIVES = (_DIVES[0], Dive(0.03, 4, 0.0003))
 _FACTORS_THAT_FIT = np.array([0.0, 0.5, 1.0, 1.0, 2.0])
 _FACTORS_THAT_DO_NOT = 4 * _FACTORS_THAT_FIT
 """Factors on the prices of memory for moves of a plan within the limit, and of one above it."""
@@ -42,7 +44,7 @@ _TREES = (10, 40, 200, 1000)
 """How many nodes trees have."""
 _LEAST_MOVES = 20
 _DESCENTS = 50
-_GAIN = 2e-4
+_GAIN = 5e-4
 """Moves of all nodes go on while they lower the cost by such a part."""
 
 
@@ -56,23 +58,29 @@ class Improver:
         self.planner = Planner(core, memory, seed)
         self.best: FoundPlan | None = None
         self._current: FoundPlan | None = None
-        self._rounds = 0
+        self._phase = 0
+        self._made = seed
         self._outdated_at = float("-inf")
 
     def improve(self, guide: Guide, known: FoundPlan | None) -> None:
         """One round of work under the prices and messages of `guide`; `known` is the best plan of
         all lines."""
-        self._rounds += 1
         self.best = known
         if known is None:
             self._find_plan(guide)
-        elif self._rounds % _CYCLE == _FRESH_AT or guide.bound > self._outdated_at:
-            self._current = self._fresh_plan(guide)
-        elif self._current is None or self._rounds % _CYCLE == 0:
-            self._current = known
-        if self._current is None:
             return
-        self._current = self._descend(self._current, self.memory.prices(guide.multipliers))
+        if guide.bound > self._outdated_at and self._phase >= _MAY_RESTART:
+            self._phase = 0
+        phase = self._phase
+        self._phase = (phase + 1) % _CYCLE
+        if phase < _FRESH:
+            if phase == 0:
+                self._current = None
+                self._outdated_at = guide.bound + _NEWS * abs(guide.bound)
+            self._make_fresh(guide)
+            return
+        if self._current is None or phase == _BEST_AT:
+            self._current = known
         for _ in range(_TRIALS):
             if self.clock.expired:
                 return
@@ -81,31 +89,31 @@ class Improver:
     def _find_plan(self, guide: Guide) -> None:
         """Plans from nothing until one fits, each more eager to than the one before."""
         for attempt in range(_FIRST_DIVES):
-            self._new_plan(guide, guide.multipliers, _DEARER * _EAGER**attempt)
+            self._new_plan(guide, guide.multipliers, _DIVES[0], _DEARER * _EAGER**attempt)
             if self.best is not None or self.clock.expired:
                 return
 
-    def _fresh_plan(self, guide: Guide) -> FoundPlan | None:
-        """The cheapest of some plans that owe nothing to the best one, made under the prices of
-        now, which rise a little from one to the next."""
-        self._outdated_at = guide.bound + _NEWS * abs(guide.bound)
-        prices = self.memory.prices(guide.multipliers)
-        found: list[FoundPlan] = []
-        for dearer in _FRESH_FACTORS:
-            plan = self._new_plan(guide, guide.multipliers * dearer, _DEARER)
-            if self.clock.expired:
-                break
-            if plan.fits and plan.cost < FORBIDDEN:
-                found.append(self._descend(plan, prices))
-        return min(found, key=lambda plan: plan.cost, default=self.best)
+    def _make_fresh(self, guide: Guide) -> None:
+        """A plan that owes nothing to the best one, made under the prices of now."""
+        multipliers = guide.multipliers * _FRESH_FACTORS[self._made % len(_FRESH_FACTORS)]
+        if self._made >= len(_FRESH_FACTORS):
+            multipliers = multipliers * self.planner.random.uniform(*_NOISE, self.core.num_times)
+        how = _WHOLE_DIVES[self._made % len(_WHOLE_DIVES)]
+        self._made += 1
+        plan = self._new_plan(guide, multipliers, how, _DEARER)
+        if plan.fits and plan.cost < FORBIDDEN:
+            self._descend(plan, self.memory.prices(guide.multipliers))
 
-    def _new_plan(self, guide: Guide, multipliers: FloatArray, dearer: float) -> FoundPlan:
+    def _new_plan(
+        self, guide: Guide, multipliers: FloatArray, how: Dive, dearer: float
+    ) -> FoundPlan:
         """A dive over everything, then moves at prices that rise where too much is taken, until
         the plan fits; at first by what raises the bound by a part of `dearer`."""
         everything = np.ones(self.core.num_nodes, dtype=np.bool_)
         start = np.zeros(self.core.num_nodes, dtype=np.int64)
-        for plan in self.planner.dive(start, everything, guide, multipliers, _DIVES[0]):
-            self._offer(plan)
+        *on_the_way, plan = self.planner.dive(start, everything, guide, multipliers, how)
+        for earlier in on_the_way:
+            self._offer(earlier)
         worth = dearer * guide.unit / max(1, self.core.limit)
         for _ in range(_REPAIRS):
             if plan.fits or self.clock.expired:
@@ -148,9 +156,11 @@ class Improver:
             factor = factor * draw.uniform(*_NOISE, self.core.num_times)
         how = _DIVES[int(draw.integers(len(_DIVES)))]
         part = self._some_nodes(min(size, self.core.num_nodes))
-        for found in self.planner.dive(plan.choice, part, guide, guide.multipliers * factor, how):
-            self._offer(found)
-            plan = found
+        *on_the_way, plan = self.planner.dive(
+            plan.choice, part, guide, guide.multipliers * factor, how
+        )
+        for earlier in on_the_way:
+            self._offer(earlier)
         prices, starts = self.memory.prices(guide.multipliers), np.flatnonzero(part)
         for tree in _TREES:
             plan = self._move(plan, prices, starts, tree)

@@ -24,8 +24,8 @@ from autopar.solver.reductions.contract import contract
 from autopar.solver.search import Clock, Progress
 
 _FIRST_STEPS = 40
-_STEPS = 60
-_ROUNDS = 100
+_STEPS = 100
+_ROUNDS = 40
 """Rounds where there is no limit of time."""
 _DOUBTS = (2, 8)
 """Rounds without a plan after which a proof is looked for that there is none."""
