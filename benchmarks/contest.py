@@ -6,7 +6,8 @@ The instances are not part of this repository. They are in google/iopddl on GitH
     python -m benchmarks.contest PATH --case B --case G --markdown
 
 Each one is solved by the command, in a process of its own, within the contest's time limit, reading
-included; what it prints is added up again here from the file.
+included; what it prints is added up again here from the file. What it had at a quarter and at half
+of the time is from its log.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ HEADER = (
 @dataclass(frozen=True)
 class Known:
     """What is known of an instance: the contest's limit in seconds, the lowest cost that was
-    published, that of the contest's first place, and that of XLA's own solver (None: it has no
-    solution)."""
+    published, that of the contest's first place (None: unknown), and that of XLA's own solver
+    (None: it has no solution, or it is unknown)."""
 
     limit_s: int
     best: int

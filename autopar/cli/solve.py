@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -41,7 +42,7 @@ def solve(file: Path, time_limit: float | None, log: bool) -> None:
     """
     started = monotonic()
     with spoken_progress(quiet=log) as spoken:
-        progress = (lambda text: _log(started, text)) if log else spoken
+        progress = partial(_log, started) if log else spoken
         progress(f"reading {file}")
         from autopar.solver.contest_files import load
 

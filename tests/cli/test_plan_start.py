@@ -35,7 +35,7 @@ HEAVY = {
     "accelerate", "diffusers", "IPython", "jinja2", "lightning", "matplotlib", "numba", "pandas",
     "safetensors", "scipy", "sklearn", "tensorflow", "torchvision", "transformers",
     "autopar.report.html", "autopar.solver.column_generation",
-    "autopar.solver.message_passing", "torch._inductor.compile_fx",
+    "autopar.solver.message_passing", "autopar.solver.pairwise", "torch._inductor.compile_fx",
 }  # fmt: skip
 """What no plan on a given mesh of two axes needs, or only a model that imports it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from autopar.cli.main import main
 from autopar.solver import contest_files
 from autopar.solver.message_passing import path as large
+from benchmarks import contest
 
 EXAMPLE = Path(__file__).parents[1] / "solver" / "iopddl_example.json"
 HUGE = 10**18
@@ -217,3 +219,16 @@ def test_the_same_answer_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_progress_is_silent_without_a_terminal() -> None:
     assert run(EXAMPLE).stderr == ""
+
+
+def test_the_log_tells_plans_with_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "_ROUNDS", 4)
+    result = run(write(tmp_path, large_problem()), "--log")
+    assert result.exit_code == 0
+    rounds = re.findall(r"^ +\d+\.\d s  round (\d): plan \d+, bound \d+$", result.stderr, re.M)
+    assert rounds == ["1", "2", "3", "4"]
+    assert result.stdout.splitlines()[0].startswith("cost ")
+    cost = result.stdout.split()[1]
+    assert contest.early(result.stderr, 1e6) == "1.0000"
+    assert contest.early(result.stderr, 0.0) == "no plan"
+    assert f"plan {cost}," in result.stderr.splitlines()[-1]

@@ -16,9 +16,10 @@ from autopar.solver.memory import live_sets, maximal_times
 from autopar.solver.message_passing import improving, path
 from autopar.solver.message_passing.ascent import Ascent, Guide, certify
 from autopar.solver.message_passing.core import Core, lay_out
+from autopar.solver.message_passing.improving import Improver
 from autopar.solver.message_passing.infeasible import find_shortage
 from autopar.solver.message_passing.memory import MemoryPrices
-from autopar.solver.message_passing.plans import Planner
+from autopar.solver.message_passing.plans import Dive, FoundPlan, Planner
 from autopar.solver.reductions.contract import contract
 from autopar.solver.search import Clock
 
@@ -158,6 +159,70 @@ def test_moves_of_trees_keep_the_limit_and_lower_the_cost() -> None:
     assert moved.cost < leanest.cost
     again = planner.walk(moved, nothing, once, everywhere, 500, 8)
     assert again.cost <= moved.cost
+
+
+def test_a_new_plan_is_moved_until_it_fits() -> None:
+    """Under prices of zero a dive takes what it likes; moves bring it within the limit."""
+    core = core_of(ladder(60, 4, 7, limit=14))
+    memory = MemoryPrices(core)
+    guide = Guide(np.zeros(core.num_times), Ascent(core, memory).best.message, 0.0, 1000.0)
+    improver = Improver(core, memory, Clock(None), seed=0)
+    everything = np.ones(core.num_nodes, dtype=np.bool_)
+    start = np.zeros(core.num_nodes, dtype=np.int64)
+    greedy = improver.planner.dive(start, everything, guide, guide.multipliers, Dive(step=0.0))
+    assert not greedy[-1].fits
+    improver.improve(guide, None)
+    assert improver.best is not None
+    assert improver.best.fits
+    assert improver.best.cost < FORBIDDEN
+
+
+def test_changes_make_a_plan_cheaper_and_never_dearer() -> None:
+    core = core_of(ladder(60, 4, 3, limit=30))
+    memory = MemoryPrices(core)
+    ascent = Ascent(core, memory)
+    for _ in range(40):
+        ascent.advance()
+    improver = Improver(core, memory, Clock(None), seed=0)
+    leanest = improver.planner.price(np.full(core.num_nodes, 3, dtype=np.int64))
+    assert leanest.fits
+    costs = [leanest.cost]
+    known = leanest
+    for _ in range(12):
+        improver.improve(ascent.best, known)
+        assert improver.best is not None
+        assert improver.best.fits
+        known = improver.best
+        costs.append(known.cost)
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] < 0.8 * costs[0]
+
+
+def test_time_that_is_given_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a limit of time the number of rounds is the limit; with it they go on."""
+    monkeypatch.setattr(path, "_ROUNDS", 2)
+    problem = ladder(60, 5, 5, limit=80)
+    short, long = solve(problem), solve(problem, time_limit_s=1.0)
+    assert short.status is Status.FEASIBLE
+    assert short.statistics["rounds"] == 2
+    assert int(long.statistics["rounds"]) > 10
+    assert long.objective <= short.objective
+
+
+def test_a_second_line_of_plans_where_prices_have_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    worked: list[int] = []
+    improve = Improver.improve
+
+    def noted(self: Improver, guide: Guide, known: FoundPlan | None) -> None:
+        improve(self, guide, known)
+        worked.append(self.seed)
+
+    monkeypatch.setattr(Improver, "improve", noted)
+    monkeypatch.setattr(Ascent, "settled", property(lambda self: True))
+    problem = ladder(60, 5, 5, limit=80)
+    first, second = solve(problem), solve(problem)
+    assert sorted(worked) == sorted([0, 1] * (len(worked) // 2))
+    assert first.choice == second.choice
 
 
 def test_a_shortage_at_two_times_together() -> None:

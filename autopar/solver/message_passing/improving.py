@@ -23,12 +23,13 @@ _CYCLE, _FRESH, _BEST_AT = 10, 3, 7
 and the last the best of all."""
 _MAY_RESTART, _NEWS = 5, 0.02
 """From this round of a cycle on, a bound that has risen by such a part starts a new cycle."""
-_FRESH_FACTORS = (1.0, 1.02, 0.98, 1.05, 1.2, 1.1)
+_FRESH_FACTORS, _PLAIN = (1.0, 1.02, 0.98, 1.05, 1.2, 1.1), 3
+"""Factors on the prices for new plans; when all had their turn so often, prices are noisy too."""
 _FIRST_DIVES, _EAGER = 12, 4.0
 _REPAIRS, _DEARER, _GROWTH = 20, 0.002, 1.3
 _PARTS = (0.01, 0.03, 0.1, 0.3)
 _LEAST_PART = 20
-_NOISE = (0.5, 1.5)
+_NOISE, _FRESH_NOISE = (0.5, 1.5), (0.9, 1.1)
 _FACTORS = (0.7, 0.9, 1.0, 1.1)
 _DIVES = (
     Dive(0.1, 2, 0.0003),
@@ -36,7 +37,6 @@ _DIVES = (
     Dive(0.1, 2, 0.003),
     Dive(0.3, 1, 0.0),
 )
-_WHOLE_DIVES = (_DIVES[0], Dive(0.03, 4, 0.0003))
 _FACTORS_THAT_FIT = np.array([0.0, 0.5, 1.0, 1.0, 2.0])
 _FACTORS_THAT_DO_NOT = 4 * _FACTORS_THAT_FIT
 """Factors on the prices of memory for moves of a plan within the limit, and of one above it."""
@@ -55,6 +55,7 @@ class Improver:
         self.core = core
         self.memory = memory
         self.clock = clock
+        self.seed = seed
         self.planner = Planner(core, memory, seed)
         self.best: FoundPlan | None = None
         self._current: FoundPlan | None = None
@@ -89,29 +90,28 @@ class Improver:
     def _find_plan(self, guide: Guide) -> None:
         """Plans from nothing until one fits, each more eager to than the one before."""
         for attempt in range(_FIRST_DIVES):
-            self._new_plan(guide, guide.multipliers, _DIVES[0], _DEARER * _EAGER**attempt)
+            self._new_plan(guide, guide.multipliers, _DEARER * _EAGER**attempt)
             if self.best is not None or self.clock.expired:
                 return
 
     def _make_fresh(self, guide: Guide) -> None:
         """A plan that owes nothing to the best one, made under the prices of now."""
         multipliers = guide.multipliers * _FRESH_FACTORS[self._made % len(_FRESH_FACTORS)]
-        if self._made >= len(_FRESH_FACTORS):
-            multipliers = multipliers * self.planner.random.uniform(*_NOISE, self.core.num_times)
-        how = _WHOLE_DIVES[self._made % len(_WHOLE_DIVES)]
+        if self._made >= _PLAIN * len(_FRESH_FACTORS):
+            multipliers = multipliers * self.planner.random.uniform(
+                *_FRESH_NOISE, self.core.num_times
+            )
         self._made += 1
-        plan = self._new_plan(guide, multipliers, how, _DEARER)
+        plan = self._new_plan(guide, multipliers, _DEARER)
         if plan.fits and plan.cost < FORBIDDEN:
             self._descend(plan, self.memory.prices(guide.multipliers))
 
-    def _new_plan(
-        self, guide: Guide, multipliers: FloatArray, how: Dive, dearer: float
-    ) -> FoundPlan:
+    def _new_plan(self, guide: Guide, multipliers: FloatArray, dearer: float) -> FoundPlan:
         """A dive over everything, then moves at prices that rise where too much is taken, until
         the plan fits; at first by what raises the bound by a part of `dearer`."""
         everything = np.ones(self.core.num_nodes, dtype=np.bool_)
         start = np.zeros(self.core.num_nodes, dtype=np.int64)
-        *on_the_way, plan = self.planner.dive(start, everything, guide, multipliers, how)
+        *on_the_way, plan = self.planner.dive(start, everything, guide, multipliers, _DIVES[0])
         for earlier in on_the_way:
             self._offer(earlier)
         worth = dearer * guide.unit / max(1, self.core.limit)
