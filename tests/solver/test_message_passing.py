@@ -14,12 +14,13 @@ from autopar.ir.problem import FORBIDDEN, Edge, IntArray, Problem, Status, Usage
 from autopar.solver import driver, evaluate, solve
 from autopar.solver.memory import live_sets, maximal_times
 from autopar.solver.message_passing import improving, path
-from autopar.solver.message_passing.ascent import Ascent, Guide, certify
-from autopar.solver.message_passing.core import Core, lay_out
+from autopar.solver.message_passing.ascent import Ascent
 from autopar.solver.message_passing.improving import Improver
 from autopar.solver.message_passing.infeasible import find_shortage
-from autopar.solver.message_passing.memory import MemoryPrices
 from autopar.solver.message_passing.plans import Dive, FoundPlan, Planner
+from autopar.solver.pairwise.bound import Guide, certify
+from autopar.solver.pairwise.core import Core, lay_out
+from autopar.solver.pairwise.memory import MemoryPrices
 from autopar.solver.reductions.contract import contract
 from autopar.solver.search import Clock
 

@@ -36,4 +36,3 @@ def test_only_what_no_plan_overfills_is_left_out() -> None:
     usages = (*problem.usages[:3], (*problem.usages[3], alone))
     left = without_slack(replace(problem, usages=usages))
     assert left.usages == problem.usages
-

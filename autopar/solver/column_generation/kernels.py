@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FloatArray
-from autopar.solver.message_passing.core import Core
-from autopar.solver.message_passing.kernels import compiled, rows_least
+from autopar.solver.pairwise.core import Core
+from autopar.solver.pairwise.kernels import compiled, rows_least
 
 
 @compiled

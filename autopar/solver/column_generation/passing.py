@@ -14,9 +14,9 @@ from autopar.solver.column_generation.kernels import weigh
 from autopar.solver.column_generation.relays import Relayed
 from autopar.solver.ilp import Model
 from autopar.solver.memory import maximal_times
-from autopar.solver.message_passing import kernels
-from autopar.solver.message_passing.ascent import Guide, certify
-from autopar.solver.message_passing.memory import MemoryPrices
+from autopar.solver.pairwise import kernels
+from autopar.solver.pairwise.bound import Guide, certify
+from autopar.solver.pairwise.memory import MemoryPrices
 from autopar.solver.search import Clock
 
 _SWEEPS_PER_LOOK = 10

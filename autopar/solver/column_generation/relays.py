@@ -18,7 +18,7 @@ from autopar.ir.problem import FORBIDDEN, FloatArray, Flow, IntArray, Problem
 from autopar.solver.column_generation.potentials import Potential, Potentials
 from autopar.solver.distances import all_distances
 from autopar.solver.ilp import distinct_sinks
-from autopar.solver.message_passing.core import Core, lay_out
+from autopar.solver.pairwise.core import Core, lay_out
 from autopar.solver.reductions.contract import Contracted
 from autopar.solver.reductions.tables import Tables, added
 

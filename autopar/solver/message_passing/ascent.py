@@ -1,26 +1,19 @@
-"""A lower bound for the core: message passing on the costs, a price per time for memory.
+"""Raises a lower bound for the core: message passing on the costs, a price per time for memory.
 
-For any prices `p >= 0` of a byte at each time, a plan within the limit costs at least
-
-    min over plans of (cost + sum_t p_t use_t) - sum_t p_t limit,
-
-and any split of costs between nodes and edges (`message`) bounds that minimum from below by the sum
-of the least of every node and every edge. Message passing (TRW-S) raises the bound over splits; the
-prices go up where the plans it reads off take more than the limit, and down where they take less (a
-subgradient, averaged over the last plans). Whatever came of that in floating point, `certify`
-rounds prices and messages to integers and adds the bound up exactly.
+Message passing (TRW-S) raises the bound (`pairwise.bound`) over splits of costs; the prices go up
+where the plans it reads off take more than the limit, and down where they take less (a subgradient,
+averaged over the last plans).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from autopar.ir.problem import FloatArray
-from autopar.solver.message_passing import kernels
-from autopar.solver.message_passing.core import Core
-from autopar.solver.message_passing.memory import MemoryPrices
+from autopar.solver.pairwise import kernels
+from autopar.solver.pairwise.bound import Guide
+from autopar.solver.pairwise.core import Core
+from autopar.solver.pairwise.memory import MemoryPrices
 
 _FIRST_STEP = 0.02
 _LEAST_STEP = 1e-6
@@ -32,20 +25,6 @@ _PATIENCE = 20
 _PROGRESS = 1e-4
 _AVERAGE = 0.95
 _HELD = 10
-_COST_BITS = 50
-_MULTIPLIER_BITS = 61
-_MOST_PAID = 2.0**50
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Guide:
-    """Prices and messages that steer the search for plans, and the bound they prove (without what
-    settled nodes cost). `unit` is the cost against which steps of the prices are measured."""
-
-    multipliers: FloatArray
-    message: FloatArray
-    bound: float
-    unit: float
 
 
 class Ascent:
@@ -130,24 +109,3 @@ def moved(multipliers: FloatArray, excess: FloatArray, worth: float, limit: int)
     if square <= 0:
         return multipliers
     return np.maximum(0.0, multipliers + worth / square / max(1, limit) * usable)
-
-
-def certify(core: Core, memory: MemoryPrices, guide: Guide) -> int:
-    """The lower bound that `guide` proves, in exact arithmetic, with what settled nodes cost."""
-    # Any prices of at least 0 prove a bound; those too large for integers are brought down.
-    total = float(guide.multipliers.sum())
-    multipliers = guide.multipliers * min(1.0, _MOST_PAID / max(total, 1.0))
-    fine = _MULTIPLIER_BITS - int(min(total, _MOST_PAID) + 1).bit_length()
-    bits = max(0, min(fine, _COST_BITS - int(core.too_much).bit_length()))
-    multipliers = np.floor(multipliers * 2.0**fine).astype(np.int64)
-    most = int(core.too_much) << (bits + 2)
-    theta = (core.cost << bits) + memory.floors(multipliers, fine - bits, most)
-    largest = 2.0 ** (_COST_BITS + 5)
-    message = np.rint(np.clip(guide.message * 2.0**bits, -largest, largest)).astype(np.int64)
-    of_nodes, of_edges = kernels.least(core, theta, bits, message)
-    value = sum(of_nodes.tolist()) + sum(of_edges.tolist())
-    room = (core.limit - core.base).tolist()
-    paid = sum(k * r for k, r in zip(multipliers.tolist(), room, strict=True) if k)
-    # Both parts as multiples of 2**-fine; the quotient is rounded up, as costs are integers.
-    exact = (value << (fine - bits)) - paid
-    return -((-exact) >> fine) + core.fixed_cost

@@ -11,10 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, BoolArray, FloatArray, IntArray
-from autopar.solver.message_passing.ascent import Guide
-from autopar.solver.message_passing.core import Core
-from autopar.solver.message_passing.memory import MemoryPrices
 from autopar.solver.message_passing.plans import Dive, FoundPlan, Planner
+from autopar.solver.pairwise.bound import Guide
+from autopar.solver.pairwise.core import Core
+from autopar.solver.pairwise.memory import MemoryPrices
 from autopar.solver.search import Clock
 
 _TRIALS = 20

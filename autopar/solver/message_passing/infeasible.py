@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, IntArray
-from autopar.solver.message_passing.ascent import Ascent, Guide, certify
-from autopar.solver.message_passing.core import Core
-from autopar.solver.message_passing.memory import MemoryPrices
+from autopar.solver.message_passing.ascent import Ascent
+from autopar.solver.pairwise.bound import Guide, certify
+from autopar.solver.pairwise.core import Core
+from autopar.solver.pairwise.memory import MemoryPrices
 from autopar.solver.search import Clock
 
 _STEPS = 150

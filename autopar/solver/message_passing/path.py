@@ -1,10 +1,9 @@
 """Message passing: a bound and plans for problems without flows that are too big for the program.
 
 The problem is contracted and laid out in arrays. Then, in rounds of fixed length, one thread raises
-the bound (`ascent`) while another makes plans under the prices and messages of the round before:
-dives over everything until a plan keeps the limit, from then on dives over parts of it (a stretch
-of the program's order, or what is near a node), and moves of trees. The clock can only end the
-rounds, so without a limit the answer depends on the problem alone.
+the bound (`ascent`) while another makes plans and changes them (`improving`) under the prices and
+messages of the round before; when the bound has settled, both make plans. The clock can only end
+the rounds, so without a limit the answer depends on the problem alone.
 """
 
 from __future__ import annotations
@@ -14,13 +13,15 @@ from dataclasses import dataclass
 
 from autopar.ir.problem import Conflict, Problem
 from autopar.solver.memory import maximal_times, peak_conflict, total_usages
-from autopar.solver.message_passing.ascent import Ascent, Guide, certify
-from autopar.solver.message_passing.core import Core, lay_out
+from autopar.solver.message_passing.ascent import Ascent
 from autopar.solver.message_passing.improving import Improver
 from autopar.solver.message_passing.infeasible import Shortage, find_shortage
-from autopar.solver.message_passing.memory import MemoryPrices
 from autopar.solver.message_passing.plans import FoundPlan
+from autopar.solver.pairwise.bound import Guide, certify
+from autopar.solver.pairwise.core import Core, lay_out
+from autopar.solver.pairwise.memory import MemoryPrices
 from autopar.solver.reductions.contract import contract
+from autopar.solver.reductions.slack import without_slack
 from autopar.solver.search import Clock, Progress
 
 _FIRST_STEPS = 40
@@ -46,6 +47,7 @@ class LargeAnswer:
 
 def search_large(problem: Problem, clock: Clock, progress: Progress) -> LargeAnswer:
     """Works on `problem` (without flows) for as long as the clock allows."""
+    problem = without_slack(problem)
     contracted = contract(problem, clock=clock)
     if clock.expired:
         return LargeAnswer((), 0, {})

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.ir.problem import BoolArray, FloatArray, IntArray
-from autopar.solver.message_passing import kernels, trees
-from autopar.solver.message_passing.ascent import Guide, moved
-from autopar.solver.message_passing.core import Core
-from autopar.solver.message_passing.memory import MemoryPrices
+from autopar.solver.message_passing import trees
+from autopar.solver.message_passing.ascent import moved
+from autopar.solver.pairwise import kernels
+from autopar.solver.pairwise.bound import Guide
+from autopar.solver.pairwise.core import Core
+from autopar.solver.pairwise.memory import MemoryPrices
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FloatArray, IntArray
-from autopar.solver.message_passing.core import Core
-from autopar.solver.message_passing.kernels import compiled
+from autopar.solver.pairwise.core import Core
+from autopar.solver.pairwise.kernels import compiled
 
 HUB = 64
 """Nodes with more edges than this do not bring their neighbours into a tree."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FloatArray, IntArray
-from autopar.solver.message_passing import kernels
-from autopar.solver.message_passing.core import Core
+from autopar.solver.pairwise import kernels
+from autopar.solver.pairwise.core import Core
 
 
 class MemoryPrices:

@@ -15,7 +15,7 @@ import numba
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, BoolArray, FloatArray, IntArray
-from autopar.solver.message_passing.core import Core
+from autopar.solver.pairwise.core import Core
 
 # Minima may be taken in any order: no figure is a NaN, and the sign of a zero means nothing.
 compiled = numba.njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
