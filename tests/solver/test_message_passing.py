@@ -202,7 +202,7 @@ def test_changes_make_a_plan_cheaper_and_never_dearer() -> None:
 def test_time_that_is_given_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a limit of time the number of rounds is the limit; with it they go on."""
     monkeypatch.setattr(path, "_ROUNDS", 2)
-    problem = ladder(60, 5, 5, limit=80)
+    problem = ladder(60, 5, 5, limit=40)
     short, long = solve(problem), solve(problem, time_limit_s=1.0)
     assert short.status is Status.FEASIBLE
     assert short.statistics["rounds"] == 2
@@ -220,7 +220,7 @@ def test_a_second_line_of_plans_where_prices_have_settled(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Improver, "improve", noted)
     monkeypatch.setattr(Ascent, "settled", property(lambda self: True))
-    problem = ladder(60, 5, 5, limit=80)
+    problem = ladder(60, 5, 5, limit=40)
     first, second = solve(problem), solve(problem)
     assert sorted(worked) == sorted([0, 1] * (len(worked) // 2))
     assert first.choice == second.choice
@@ -249,7 +249,7 @@ def test_a_shortage_at_two_times_together() -> None:
 
 
 def test_determinism_and_time() -> None:
-    problem = ladder(60, 5, 5, limit=80)
+    problem = ladder(60, 5, 5, limit=40)
     first, second = solve(problem), solve(problem)
     assert first.choice == second.choice
     assert first.bound == second.bound

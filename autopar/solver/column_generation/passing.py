@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FloatArray, Problem
-from autopar.solver.column_generation.kernels import weigh
+from autopar.solver.column_generation.least_costs import weigh
 from autopar.solver.column_generation.relays import Relayed
 from autopar.solver.ilp import Model
 from autopar.solver.memory import maximal_times

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.ir.problem import BoolArray, FloatArray, IntArray
-from autopar.solver.message_passing import trees
+from autopar.solver.message_passing import tree_moves
 from autopar.solver.message_passing.ascent import moved
 from autopar.solver.pairwise import kernels
 from autopar.solver.pairwise.bound import Guide
@@ -107,7 +107,7 @@ class Planner:
         core = self.core
         choice = plan.choice.copy()
         tree, size = self.memory.peak_tree(choice)
-        trees.move_trees(
+        tree_moves.move_trees(
             core, starts, moves, most_nodes, self._state, core.limit if core.num_times else 0,
             self._cost, prices, tree, size, choice, factors,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The compiled inner loops on messages and plans; those that move trees are in `trees`.
+"""The compiled inner loops on messages and plans; those that move trees are in `tree_moves`.
 
 numba compiles each once per machine and keeps the result on disk. Nothing here reads a clock or a
 random source of its own, and no sum is reassociated: the same arguments give the same answer.

@@ -54,7 +54,7 @@ class MemoryPrices:
         return total
 
     def peak_tree(self, choice: IntArray) -> tuple[IntArray, int]:
-        """The segment tree of what is in use, as `trees.add_usage` keeps it, and its size."""
+        """The segment tree of what is in use, as `tree_moves.add_usage` keeps it, and its size."""
         size = 1 << max(0, self.core.num_times - 1).bit_length()
         tree = np.zeros(4 * size, dtype=np.int64)
         level = np.zeros(size, dtype=np.int64)
