@@ -28,7 +28,7 @@ _KEPT_BACK_S = 2.0
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
     help="For all of it, reading included; it is used up to its end unless a solution is proven to "
-    "be optimal. Default: a fixed number of rounds.",
+    "be optimal. Default: small problems are solved, of large ones a fixed number of rounds.",
 )
 @click.option(
     "--log", is_flag=True, help="Print what is being done, with seconds, on standard error."

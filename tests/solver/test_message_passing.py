@@ -162,6 +162,69 @@ def test_moves_of_trees_keep_the_limit_and_lower_the_cost() -> None:
     assert again.cost <= moved.cost
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_costs_that_a_table_moves_to_its_nodes(seed: int) -> None:
+    """A table that is the sum of its rows and columns becomes costs of nodes, one of which is then
+    decided: what is paid anyhow is still a bound."""
+    problem = with_hub(ladder(7, 3, seed, limit=14))
+    best = solve_by_enumeration(problem).objective
+    solution = solve(problem)
+    assert best is not None
+    assert solution.bound <= best <= solution.objective
+    if solution.status is Status.OPTIMAL:
+        assert solution.objective == best
+
+
+def with_hub(problem: Problem) -> Problem:
+    """`problem` and a node before it that can be the first of its two choices only, and pays for
+    the first choice of the next node."""
+    sums = np.array([[10**6, 0, 0], [10**6, 0, 0]])
+    only_first = np.array([[1, 2, 0], [FORBIDDEN] * 3])
+    later = (Edge(e.source + 1, e.target + 1, e.cost) for e in problem.edges)
+    return replace(
+        problem,
+        keys=("hub", *problem.keys),
+        labels=(("0", "1"), *problem.labels),
+        costs=(np.array([0, 0]), *problem.costs),
+        usages=((Usage(2, 3, np.array([0, 1])),), *problem.usages),
+        edges=(Edge(0, 1, sums), Edge(0, 2, only_first), *later),
+    )
+
+
+@pytest.mark.parametrize("seed", [6, 7, 10])
+def test_pairs_that_are_not_allowed(seed: int) -> None:
+    """A dive may end in a pair that is not allowed, though it keeps the limit; moves mend that."""
+    assert solve(planted(seed)).choice
+
+
+def planted(seed: int) -> Problem:
+    """A random problem of 120 nodes with a fourth of its pairs forbidden, and a plan in it."""
+    random = np.random.default_rng(seed)
+    count, choices = 120, 4
+    plan = random.integers(0, choices, count)
+    edges: list[Edge] = []
+    for a in range(count):
+        for b in random.choice(count, 4, replace=False).tolist():
+            if a == b:
+                continue
+            table = random.integers(0, 50, (choices, choices))
+            table = np.where(random.random(table.shape) < 0.25, FORBIDDEN, table)
+            if table[plan[a], plan[b]] >= FORBIDDEN:
+                table[plan[a], plan[b]] = 9
+            edges.append(Edge(a, b, table))
+    usages = tuple((Usage(i, i + 6, random.integers(0, 10, choices)),) for i in range(count))
+    taken = [int(usage.amounts[c]) for (usage,), c in zip(usages, plan.tolist(), strict=True)]
+    return Problem(
+        name="planted",
+        keys=tuple(f"n{i}" for i in range(count)),
+        labels=(tuple(map(str, range(choices))),) * count,
+        costs=tuple(random.integers(0, 20, choices) for _ in range(count)),
+        usages=usages,
+        edges=tuple(edges),
+        usage_limit=int(1.2 * max(sum(taken[max(0, t - 5) : t + 1]) for t in range(count))),
+    )
+
+
 def test_a_new_plan_is_moved_until_it_fits() -> None:
     """Under prices of zero a dive takes what it likes; moves bring it within the limit."""
     core = core_of(ladder(60, 4, 7, limit=14))

@@ -36,3 +36,9 @@ def test_only_what_no_plan_overfills_is_left_out() -> None:
     usages = (*problem.usages[:3], (*problem.usages[3], alone))
     left = without_slack(replace(problem, usages=usages))
     assert left.usages == problem.usages
+
+
+def test_sums_beyond_64_bits() -> None:
+    large = Usage(0, 9, np.array([2**60, 2**59, 1]))
+    problem = replace(ladder(12, 3, 0, limit=2**60), usages=((large,),) * 12)
+    assert without_slack(problem).usages == problem.usages

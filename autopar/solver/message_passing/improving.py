@@ -26,9 +26,13 @@ _MAY_RESTART, _NEWS = 5, 0.02
 _FRESH_FACTORS, _PLAIN = (1.0, 1.02, 0.98, 1.05, 1.2, 1.1), 3
 """Factors on the prices for new plans; when all had their turn so often, prices are noisy too."""
 _FIRST_DIVES, _EAGER = 12, 4.0
+"""New plans in a round until one fits; from each to the next, prices rise faster by this factor."""
 _REPAIRS, _DEARER, _GROWTH = 20, 0.002, 1.3
+"""Rises of the prices where a plan takes too much, the part of the bound that the first is worth,
+and how much more the next is."""
 _PARTS = (0.01, 0.03, 0.1, 0.3)
 _LEAST_PART = 20
+"""Parts of the nodes that are decided again, and the fewest nodes."""
 _NOISE, _FRESH_NOISE = (0.5, 1.5), (0.9, 1.1)
 _FACTORS = (0.7, 0.9, 1.0, 1.1)
 _DIVES = (
@@ -107,8 +111,8 @@ class Improver:
             self._descend(plan, self.memory.prices(guide.multipliers))
 
     def _new_plan(self, guide: Guide, multipliers: FloatArray, dearer: float) -> FoundPlan:
-        """A dive over everything, then moves at prices that rise where too much is taken, until
-        the plan fits; at first by what raises the bound by a part of `dearer`."""
+        """A dive over everything, then moves until the plan is allowed, at prices that rise where
+        too much is taken; at first by what raises the bound by a part of `dearer`."""
         everything = np.ones(self.core.num_nodes, dtype=np.bool_)
         start = np.zeros(self.core.num_nodes, dtype=np.int64)
         *on_the_way, plan = self.planner.dive(start, everything, guide, multipliers, _DIVES[0])
@@ -116,11 +120,12 @@ class Improver:
             self._offer(earlier)
         worth = dearer * guide.unit / max(1, self.core.limit)
         for _ in range(_REPAIRS):
-            if plan.fits or self.clock.expired:
+            if (plan.fits and plan.cost < FORBIDDEN) or self.clock.expired:
                 break
-            over = np.maximum(plan.excess, 0.0)
-            multipliers = multipliers + worth * float(over.max()) / float(over @ over) * over
-            worth *= _GROWTH
+            if not plan.fits:
+                over = np.maximum(plan.excess, 0.0)
+                multipliers = multipliers + worth * float(over.max()) / float(over @ over) * over
+                worth *= _GROWTH
             plan = self._move_all(plan, self.memory.prices(multipliers))
         self._offer(plan)
         return plan
@@ -133,7 +138,7 @@ class Improver:
             before = plan.cost
             plan = self._move_all(plan, prices)
             self._offer(plan)
-            if before - plan.cost <= _GAIN * plan.cost:
+            if before - plan.cost <= _GAIN * abs(plan.cost):
                 break
         return plan
 

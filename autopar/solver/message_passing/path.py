@@ -24,8 +24,8 @@ from autopar.solver.reductions.contract import contract
 from autopar.solver.reductions.slack import without_slack
 from autopar.solver.search import Clock, Progress
 
-_FIRST_STEPS = 40
-_STEPS = 100
+_FIRST_STEPS, _STEPS = 40, 100
+"""Steps of the prices before the first round and in each: about as long as a round of plans."""
 _ROUNDS = 40
 """Rounds where there is no limit of time."""
 _DOUBTS = (2, 8)
@@ -106,7 +106,7 @@ class _Work:
         self.memory = MemoryPrices(core)
         self.ascent = Ascent(core, self.memory)
         self.best: FoundPlan | None = None
-        self.bound = core.fixed_cost
+        self.bound = certify(core, self.memory, self.ascent.best)
         self.rounds = 0
         self.shortage: Shortage | None = None
         self._lines = [Improver(core, self.memory, clock, seed) for seed in range(2)]

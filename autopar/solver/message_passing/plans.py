@@ -101,9 +101,9 @@ class Planner:
         moves: int,
         most_nodes: int,
     ) -> FoundPlan:
-        """`plan` after moves of trees around any of `starts`, each of which lowers cost plus a
-        factor times `prices` (per label) and keeps within the limit, or does not raise the peak
-        where it is above."""
+        """`plan` after moves of trees around any of `starts`, each to where cost plus one of
+        `factors` times `prices` (per label) is least. It keeps within the limit and does not raise
+        cost plus prices, or, above the limit, does not raise the peak."""
         core = self.core
         choice = plan.choice.copy()
         tree, size = self.memory.peak_tree(choice)

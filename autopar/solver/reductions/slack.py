@@ -8,6 +8,7 @@ usage that is live at such times only is as good as none. What takes no memory c
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 
@@ -24,17 +25,18 @@ def without_slack(problem: Problem) -> Problem:
         return problem
     times = maximal_times(problem)
     spans = [
-        [np.searchsorted(times, (usage.start, usage.stop)) for usage in usages]
+        [np.searchsorted(times, (usage.start, usage.stop)).tolist() for usage in usages]
         for usages in problem.usages
     ]
-    change = np.zeros(len(times) + 1, dtype=np.int64)
+    change = [0] * (len(times) + 1)
     for usages, placed in zip(problem.usages, spans, strict=True):
         for usage, (start, stop) in zip(usages, placed, strict=True):
             if start < stop:
-                change[start] += usage.amounts.max()
-                change[stop] -= usage.amounts.max()
-    num_tight = np.cumsum(np.cumsum(change)[:-1] > problem.usage_limit)
-    before = np.concatenate([[0], num_tight])
+                most = int(usage.amounts.max())
+                change[start] += most
+                change[stop] -= most
+    tight = [used > problem.usage_limit for used in accumulate(change[:-1])]
+    before = list(accumulate(tight, initial=0))
     kept = tuple(
         tuple(
             usage

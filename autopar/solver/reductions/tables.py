@@ -79,13 +79,15 @@ class Tables:
         return self._remember(("column", number, None), work_out)
 
     def parts(self, number: int) -> tuple[IntArray, IntArray] | None:
-        """`(a, b)` where the table is `a[row] + b[column]`; else None."""
+        """`(a, b)` where the table is `a[row] + b[column]`; else None. Neither is below 0 where no
+        entry is: what nodes cost stays a bound for the rest."""
 
         def work_out() -> tuple[IntArray, IntArray] | None:
             table = self[number]
             if (table >= FORBIDDEN).any():
                 return None
-            a, b = table[:, 0], table[0] - table[0, 0]
+            cheapest = table[0].argmin()
+            a, b = table[:, cheapest], table[0] - table[0, cheapest]
             return (a, b) if np.array_equal(a[:, None] + b[None, :], table) else None
 
         return self._remember(("parts", number, None), work_out)
