@@ -24,7 +24,7 @@ _SHRINK = 0.7
 _PATIENCE = 20
 _PROGRESS = 1e-4
 _AVERAGE = 0.95
-_HELD = 10
+_HELD = 20
 
 
 class Ascent:

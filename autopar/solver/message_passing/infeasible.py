@@ -18,7 +18,7 @@ from autopar.solver.pairwise.core import Core
 from autopar.solver.pairwise.memory import MemoryPrices
 from autopar.solver.search import Clock
 
-_STEPS = 150
+_STEPS = 300
 _TOO_MUCH = 2.0**20
 _MOST_TIMES = 16
 
