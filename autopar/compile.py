@@ -29,7 +29,7 @@ from autopar.errors import InfeasibleError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph
 from autopar.ir.input_sharding import with_handed
-from autopar.ir.moments import Moment
+from autopar.ir.moments import known_in
 from autopar.ir.problem import Basis, Problem, Solution
 from autopar.ir.sharding import Handed
 from autopar.plans.decisions import make_structure
@@ -131,32 +131,38 @@ def best_on(
     after: Candidate | None = None,
 ) -> Candidate:
     """The best plan on one mesh whose peak, temporaries included, is within the memory limit: of
-    all, or of those of `stated`, a part of the problem; found from the one `after` which it comes,
-    which is within another limit. InfeasibleError if there is none; Beaten if it is known that none
-    takes less than `cutoff` nanoseconds."""
-    rows: Mapping[Moment, int] = dict.fromkeys(after.moments, 0) if after else {}
-    bound, basis = 0, after.solution.basis if after else None
-    if stated is None:
-        # Where chains of ops are fused, making one again may cost less than to write and read it.
-        request, opened = request.as_asked(), request.as_asked().opened()
-        if request.options.fuses(request.cluster.device):
-            request = replace(request, again=opened.again)
-        stated = price(request)
-        free = _fitting(request, replace(stated, usage_limit=None), say)
+    all, or of those of `stated`, a part of the problem. It is found from the one `after` which it
+    comes, if memory binds in that too, as of another limit or of the step in another form.
+    InfeasibleError if there is none; Beaten if it is known that none takes less than `cutoff`
+    nanoseconds."""
+    if stated is None and after is None:
+        free = _without_limit(request, say)
         found = _within(free, cutoff)
         if found is not None:
             check_host(found)
-            return replace(found, problem=replace(found.problem, usage_limit=stated.usage_limit))
+            limit_bytes = request.memory_limit_bytes
+            return replace(found, problem=replace(found.problem, usage_limit=limit_bytes))
         say(f"{request.mesh}: memory binds; deciding what to make again or offload as well")
-        stated = stated if opened == request else price(opened)
-        request, rows, bound, basis = opened, free.rows, free.bound, free.basis
-    fitting = replace(_fitting(request, stated, say), rows=rows, bound=bound, basis=basis)
+        request = request.as_asked().opened()
+        stated = free.stated if free.request == request else price(request)
+        stated = replace(stated, usage_limit=request.memory_limit_bytes)
+        known = _fitting(request, stated, say)
+        fitting = replace(known, rows=free.rows, bound=free.bound, basis=free.basis)
+    else:
+        if stated is None:
+            request = request.as_asked().opened()
+            stated = price(request)
+        fitting = _fitting(request, stated, say)
+        if after is not None:
+            fitting.rows = dict.fromkeys(known_in(request.step, after.moments), 0)
+            fitting.basis = after.solution.basis
     found = _within(fitting, cutoff)
     assert found is not None
     if request.hosted is None and lacks_host_memory(found):
         return _without_host(request, say, cutoff, found)
     check_host(found)
-    return replace(found, is_tight=found.problem.usage_limit is not None)
+    is_stated = found.problem.usage_limit is not None
+    return replace(found, is_tight=is_stated and found.solution.is_limiting)
 
 
 def best_as_stated(
@@ -189,6 +195,15 @@ def _without_host(
     except InfeasibleError:
         check_host(found)
         raise
+
+
+def _without_limit(request: PlanRequest, say: Say) -> Fitting:
+    """A search for the best plan of all, whatever it holds. What is made again is open where chains
+    of ops are fused: that may cost less than to write and read it."""
+    request, opened = request.as_asked(), request.as_asked().opened()
+    if request.options.fuses(request.cluster.device):
+        request = replace(request, again=opened.again)
+    return _fitting(request, replace(price(request), usage_limit=None), say)
 
 
 def _fitting(request: PlanRequest, stated: Problem, say: Say) -> Fitting:

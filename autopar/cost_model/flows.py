@@ -162,8 +162,8 @@ def asked_states(
         else:
             entry = table[user.key]
             wanted = entry.asked(use.arg)
-        states = (None if s is None else requirement(graph, use, s) for s in wanted)
-        asked.append((entry.key, tuple(states)))
+        known = {s: None if s is None else requirement(graph, use, s) for s in set(wanted)}
+        asked.append((entry.key, tuple(known[s] for s in wanted)))
     root = graph.nodes[group.root.node]
     if root.role is Role.PARAM and group.phase is Phase.FORWARD:
         pairs = table[root.key].outputs

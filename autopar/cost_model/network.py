@@ -3,12 +3,15 @@
 On three axes a tensor has a hundred states and a thousand steps, and a model of a thousand
 different layers has ten thousand tensors. Many of them are alike, up to the sizes of their atoms:
 states and steps are worked out once for each kind, and each kind of step is priced for all sizes.
+A step is priced again and again, with more or less that is made again or in other microbatches, and
+most of its tensors are then the same: what was worked out last is remembered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations as _some
 from itertools import product
 from math import prod
@@ -24,6 +27,9 @@ from autopar.ir.mesh import Device, Mesh
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import Collective, is_legal
 from autopar.ir.sharding import Placement, R, Sharding
+
+_REMEMBERED = 512
+"""How many kinds of tensors' networks are remembered: a model has about a hundred on one mesh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,10 @@ class Network:
     costs: IntArray
     hosts: IntArray
     axes: IntArray
+
+
+_Tensor = tuple[TensorType, tuple[Atom, ...]]
+"""A tensor, and the atoms it is made of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +82,9 @@ def networks(
     found: dict[int, Network] = {}
     for members in alike.values():
         some = [wanted[numbers[0]] for numbers in members.values()]
-        made = _make(some, atoms, mesh, device, sharing if some[0].bucketed else None)
+        tensors = tuple(_with_own_atoms(each.tensor, atoms) for each in some)
+        used = sharing if some[0].bucketed else None
+        made = _make(tensors, some[0].ends, mesh, device, used)
         for network, numbers in zip(made, members.values(), strict=True):
             found |= dict.fromkeys(numbers, network)
     return [found[number] for number in range(len(wanted))]
@@ -84,19 +96,29 @@ def _cut(size: int, ways: int) -> int:
     return 0 if size % ways else 1 if size == ways else 2
 
 
+def _with_own_atoms(tensor: TensorType, atoms: Sequence[Atom]) -> _Tensor:
+    """A tensor made of nameless atoms that are numbered for it alone."""
+    numbers = list(dict.fromkeys(atom for _, atom in tensor.slots()))
+    place = {number: i for i, number in enumerate(numbers)}
+    parts = tuple(tuple(place[atom] for atom in dim) for dim in tensor.parts)
+    own = tuple(replace(atoms[number], name="") for number in numbers)
+    return replace(tensor, parts=parts), own
+
+
+@lru_cache(maxsize=_REMEMBERED)
 def _make(
-    alike: Sequence[WantedMove],
-    atoms: Sequence[Atom],
+    alike: tuple[_Tensor, ...],
+    ends: frozenset[Sharding],
     mesh: Mesh,
     device: Device,
     sharing: Sharing | None,
 ) -> list[Network]:
     """The networks of tensors that differ in the sizes of their atoms alone."""
-    tensor = alike[0].tensor
-    states = closure(tensor, atoms, alike[0].ends, mesh.sizes)
+    tensor, atoms = alike[0]
+    states = closure(tensor, atoms, ends, mesh.sizes)
     steps = Steps(tensor, atoms, states, mesh.sizes)
-    stack = (tensor, atoms) if len(alike) == 1 else _stacked(alike, atoms)
-    ends: list[IntArray] = [np.empty((0, 2), np.int64)]
+    stack = _stacked(alike) if len(alike) > 1 else (tensor, atoms)
+    joined: list[IntArray] = [np.empty((0, 2), np.int64)]
     costs: list[IntArray] = [np.empty((2, len(alike), 0), np.int64)]
     axes: list[IntArray] = [np.empty(0, np.int64)]
     for move, pairs in steps:
@@ -107,10 +129,10 @@ def _make(
             priced[0, :, k], priced[1, :, k] = moves_ns(
                 *stack, states[tail], states[head], move, mesh, device, sharing=sharing
             )
-        ends.append(pairs)
+        joined.append(pairs)
         axes.append(np.full(len(pairs), -1 if move.kind == "slice" else move.axis))
         costs.append(priced[:, :, kind])
-    arcs, by_tensor = np.concatenate(ends), np.concatenate(costs, axis=2)
+    arcs, by_tensor = np.concatenate(joined), np.concatenate(costs, axis=2)
     order = np.lexsort((arcs[:, 1], arcs[:, 0]))
     tails, heads = (np.ascontiguousarray(column) for column in arcs[order].T)
     names, place = tuple(map(str, states)), {state: i for i, state in enumerate(states)}
@@ -121,19 +143,17 @@ def _make(
     ]
 
 
-def _stacked(
-    alike: Sequence[WantedMove], atoms: Sequence[Atom]
-) -> tuple[TensorType, Sequence[Atom]]:
+def _stacked(alike: Sequence[_Tensor]) -> _Tensor:
     """All of these tensors as one, made of atoms of its own whose sizes are arrays."""
-    one, made, parts = alike[0].tensor, list[Atom](), list[tuple[int, ...]]()
+    (one, atoms), made, parts = alike[0], list[Atom](), list[tuple[int, ...]]()
     for dim, of_dim in enumerate(one.parts):
-        for part in range(len(of_dim)):
-            numbers = [each.tensor.parts[dim][part] for each in alike]
-            sizes = np.array([atoms[number].size for number in numbers], np.int64)
-            made.append(replace(atoms[numbers[0]], size=cast("int", sizes)))
+        for part, number in enumerate(of_dim):
+            own = [each[tensor.parts[dim][part]].size for tensor, each in alike]
+            sizes = np.array(own, np.int64)
+            made.append(replace(atoms[number], size=cast("int", sizes)))
         parts.append(tuple(range(len(made) - len(of_dim), len(made))))
     shape = tuple(prod(made[number].size for number in of_dim) for of_dim in parts)
-    return TensorType(one.dtype, shape, tuple(parts)), made
+    return TensorType(one.dtype, shape, tuple(parts)), tuple(made)
 
 
 def _kinds(steps: Steps, move: Collective, pairs: IntArray) -> tuple[IntArray, IntArray]:

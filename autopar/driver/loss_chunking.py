@@ -32,21 +32,25 @@ def best_in_chunks(request: PlanRequest, say: Say, cutoff: int | None = None) ->
             return whole
         cutoff = whole.solution.objective
         bounds.append(whole.solution.bound)
-    best = _in_chunks(request, say, cutoff, bounds) or whole
+    best = _in_chunks(request, say, cutoff, bounds, whole) or whole
     if best is None:
         raise Beaten(request.mesh, min(bounds), is_tight=True)
     return replace(best, solution=bounded(best.solution, min(bounds)))
 
 
 def _in_chunks(
-    request: PlanRequest, say: Say, cutoff: int | None, bounds: list[int]
+    request: PlanRequest,
+    say: Say,
+    cutoff: int | None,
+    bounds: list[int],
+    whole: Candidate | None,
 ) -> Candidate | None:
     """The best plan with the loss in chunks, if it takes less than `cutoff`; what no such plan
-    beats is added to the `bounds` of others. InfeasibleError if none fits, and there are no
-    others."""
+    beats is added to the `bounds` of others. It is found from that of the `whole` loss, if there is
+    one. InfeasibleError if none fits, and there are no others."""
     say(f"{request.mesh}: with the loss in chunks")
     try:
-        found = best_in_turns(request, say, cutoff, chunked=True)
+        found = best_in_turns(request, say, cutoff, chunked=True, after=whole)
     except InfeasibleError:
         if not bounds:
             raise

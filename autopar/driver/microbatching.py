@@ -18,12 +18,18 @@ from autopar.plans.request import PlanRequest
 
 
 def best_in_turns(
-    request: PlanRequest, say: Say, cutoff: int | None = None, *, chunked: bool = False
+    request: PlanRequest,
+    say: Say,
+    cutoff: int | None = None,
+    *,
+    chunked: bool = False,
+    after: Candidate | None = None,
 ) -> Candidate:
     """`compile.best_on`, over all numbers of microbatches that are asked for: powers of two, where
     that is open, for as long as memory binds and each is better than the one before. More of them
     take less memory and never less time. If `chunked`, the loss is in chunks, as many as are best
-    of a ladder (`chunk_counts`), for as long as that saves memory."""
+    of a ladder (`chunk_counts`), for as long as that saves memory. The first is found from the one
+    `after` which it comes, in which memory binds, and each from the one before."""
     best: Candidate | None = None
     bounds: list[int] = []
     failure: InfeasibleError | None = None
@@ -36,7 +42,8 @@ def best_in_turns(
         if count > 1:
             say(f"{request.mesh}: in {count} microbatches")
         try:
-            found = _best_of(here, ladder, say, cutoff if best is None else best.solution.objective)
+            least = cutoff if best is None else best.solution.objective
+            found = _best_of(here, ladder, say, least, best or after)
         except InfeasibleError as error:
             failure = failure or error
             continue
@@ -60,12 +67,17 @@ def best_in_turns(
 
 
 def _best_of(
-    request: PlanRequest, ladder: Sequence[int], say: Say, cutoff: int | None
+    request: PlanRequest,
+    ladder: Sequence[int],
+    say: Say,
+    cutoff: int | None,
+    after: Candidate | None,
 ) -> Candidate:
     """`compile.best_on` over a `ladder` of numbers of chunks, few first, for as long as memory
-    binds and each is better than the one before. What it proves is of those that were tried."""
+    binds and each is better than the one before, from which it is found, as the first from the one
+    `after` which it comes. What it proves is of those that were tried."""
     if len(ladder) == 1:
-        return best_on(replace(request, loss_chunks=ladder[0]), say, cutoff)
+        return best_on(replace(request, loss_chunks=ladder[0]), say, cutoff, after=after)
     best: Candidate | None = None
     bounds: list[int] = []
     failure: InfeasibleError | None = None
@@ -74,7 +86,8 @@ def _best_of(
         say(f"{request.mesh}: in {chunks} chunks")
         least = cutoff if best is None else best.solution.objective
         try:
-            found = best_on(replace(request, loss_chunks=chunks), say, least)
+            here = replace(request, loss_chunks=chunks)
+            found = best_on(here, say, least, after=best or after)
         except InfeasibleError as error:
             failure = error
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from autopar.ir.casts import casts_of
@@ -39,6 +39,13 @@ def moment_of(graph: Graph, index: int) -> Moment:
 def node_at(graph: Graph, moment: Moment) -> int:
     """The op that is computed then."""
     return _ops(graph)[moment.key][moment.number]
+
+
+def known_in(graph: Graph, moments: Iterable[Moment]) -> Iterator[Moment]:
+    """Those of `moments`, of the step in another form, that a graph has as well."""
+    for moment in moments:
+        if len(_ops(graph).get(moment.key, ())) > moment.number:
+            yield moment
 
 
 @per_graph

@@ -163,7 +163,7 @@ class Conflict:
 @dataclass(frozen=True, slots=True, eq=False)
 class Basis:
     """Where the simplex method ended on the relaxation of a problem: names of columns and rows, and
-    the status of each, in the solver's own numbers. A problem that differs in its limits alone is
+    the status of each, in the solver's own numbers. A problem that has much in common with it is
     solved from there in few steps."""
 
     column_names: IntArray
@@ -179,7 +179,8 @@ class Solution:
     `objective` is the cost of `choice`, computed again from the problem (not the solver's word);
     `bound` is a proven lower bound on every solution's cost. `arcs[f]` lists the arcs of flow `f`
     that are used, in ascending order. `choice` is empty when the status has no solution. `basis` is
-    where the relaxation ended, if one was solved.
+    where the relaxation ended, if one was solved. Memory `is_limiting` unless it is known that the
+    relaxation would cost no less with more of it.
     """
 
     status: Status
@@ -191,6 +192,7 @@ class Solution:
     statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
     conflict: Conflict | None = None
     basis: Basis | None = field(default=None, repr=False, compare=False)
+    is_limiting: bool = True
 
     @property
     def gap(self) -> float:

@@ -129,13 +129,21 @@ class Highs(pulp.HiGHS):
             self.options["simplex_iteration_limit"] = most
             self.set_option("simplex_iteration_limit", most)
             if self._highs.getModelStatus() == highspy.HighsModelStatus.kIterationLimit:
-                self._highs.clearSolver()
-                for name, value in _INTERIOR.items():
-                    self.set_option(name, value)
-                self._run()
-                self.set_option("solver", "choose")
+                self._run_interior()
         self.set_option("presolve", "choose")
         return self.last
+
+    def _run_interior(self) -> None:
+        """By the interior point method, or if that fails, as it does on a few programs of some
+        columns, by the simplex method to its end."""
+        self._highs.clearSolver()
+        for name, value in _INTERIOR.items():
+            self.set_option(name, value)
+        self._run()
+        self.set_option("solver", "choose")
+        if self.last.outcome is Outcome.FAILED:
+            self._highs.clearSolver()
+            self._run()
 
     def createAndConfigureSolver(self, lp: pulp.LpProblem) -> None:
         """PuLP's hook: a fresh HiGHS with our options."""

@@ -1,4 +1,4 @@
-"""Where one relaxation ended, as the start of the next, which has other limits."""
+"""Where one relaxation ended, as the start of the next, of a problem that differs in little."""
 
 from __future__ import annotations
 

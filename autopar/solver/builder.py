@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
+from hashlib import blake2b
 
 import numpy as np
 
 from autopar.ir.problem import FloatArray, IntArray
 
 _NAME_SIZE = 4
+_ODD = 0x1E3779B97F4A7C15
+"""An odd number, so that no two names become one when they are multiplied by it."""
 
 
 class NameKind(IntEnum):
@@ -73,3 +77,15 @@ def _names(count: int, parts: Sequence[int | IntArray]) -> IntArray:
 def places_of(count: int) -> IntArray:
     """0, 1, ... for each of `count`, as parts of names."""
     return np.arange(count, dtype=np.int64)
+
+
+@lru_cache(maxsize=1 << 16)
+def name_of(text: str) -> int:
+    """A part of a name, by a key, a state or whatever else has a text."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+
+
+def joined_name(first: int | IntArray, second: int | IntArray) -> IntArray:
+    """One part of a name for two, in this order."""
+    with np.errstate(over="ignore"):
+        return np.asarray(first, np.int64) * np.int64(_ODD) + np.asarray(second, np.int64)

@@ -55,8 +55,8 @@ def solve(
     With `max_iterations`, steps of the simplex method in each linear program, the work is limited
     without a clock, on problems of one integer program; the answer is then as with a time limit.
 
-    `start` is the basis of the solution of a problem that differs in its limits at most, from which
-    a relaxation goes on; of any other, it is of no use.
+    `start` is the basis of the solution of a problem that has much in common with this one, best
+    all but its limits, from which a relaxation goes on; of any other, it is of no use.
 
     With a `tolerance` the answer is the first plan that is known to cost no more than another by
     more than such a part. Where that is `_COARSE`, `start` and `max_iterations` count for nothing,
@@ -101,8 +101,10 @@ def _search(
     count = sum(map(len, problem.costs))
     is_coarse = aim.tolerance >= _COARSE and bool(problem.windows) and count > _FEW_CHOICES
     is_small = count <= MAX_CHOICES and not is_coarse
-    if is_small and cutoff is None:
-        return find_exactly(problem, clock, progress, aim)
+    if is_small and (cutoff is None or aim.start is not None):
+        # A relaxation that goes on from another takes no longer than a bound without one.
+        least = inf if cutoff is None else cutoff
+        return find_exactly(problem, clock, progress, replace(aim, cutoff=least))
     # numba takes a moment to import, and a single problem on one or two axes does not need it.
     from autopar.solver.column_generation.path import generate_columns, quick_bound
 
@@ -158,6 +160,7 @@ def _finish(problem: Problem, state: Search, choice: tuple[int, ...]) -> Solutio
         solver=SOLVER,
         statistics=state.statistics,
         basis=state.basis,
+        is_limiting=state.is_limiting,
     )
 
 

@@ -190,6 +190,7 @@ def _read_relaxation(
         return None
     state.relaxation = model, answer.row_duals / model.cost_scale
     state.shares = model.shares(state.relaxation[1])
+    state.is_limiting = bool(answer.row_duals[[limit.row for limit in model.limits]].any())
     duals = dual_bound(model, state.relaxation[1])
     state.raise_bound(duals.value)
     if answer.outcome is not Outcome.OPTIMAL:

@@ -22,6 +22,7 @@ caller compares each flow's cost with the exact one and asks for integer `y` whe
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -37,7 +38,7 @@ from autopar.ir.problem import (
     Problem,
     Window,
 )
-from autopar.solver.builder import NameKind, ProgramBuilder, places_of
+from autopar.solver.builder import NameKind, ProgramBuilder, joined_name, name_of, places_of
 from autopar.solver.distances import all_distances
 from autopar.solver.memory import live_sets
 from autopar.solver.ties import tie_weights
@@ -77,8 +78,8 @@ class Model:
     are the columns of flow `f` that bear a cost, `shared[f]` those of them that must be integer for
     the flow to be exact, `balances[f][k][p]` the row of commodity `k` (in the order of
     `distinct_sinks`) at state `p` (-1: there is none). `windows[w]` are the rows of the savings of
-    window `w`, nanoseconds times `window_scales[w]`. Names are rows of four numbers, the same for
-    what is the same in problems that differ in their limits, and so in what reductions leave.
+    window `w`, nanoseconds times `window_scales[w]`. Names are rows of four numbers, made of keys,
+    labels and states: what two problems have in common has the same names in both.
     """
 
     cost: IntArray
@@ -128,16 +129,17 @@ def build_model(problem: Problem, *, excess: bool = False, ways: Ways = any_way)
     """
     builder = ProgramBuilder()
     choices = _add_choices(builder, problem)
-    for number, edge in enumerate(problem.edges):
-        _add_edge(builder, number, edge, choices)
+    nodes = [name_of(key) for key in problem.keys]
+    for edge in problem.edges:
+        _add_edge(builder, edge, choices, nodes)
     distances = all_distances(problem.flows)
     flows = [
-        _add_flow(builder, number, flow, distance, choices, ways)
-        for number, (flow, distance) in enumerate(zip(problem.flows, distances, strict=True))
+        _add_flow(builder, flow, distance, choices, nodes, ways)
+        for flow, distance in zip(problem.flows, distances, strict=True)
     ]
     limits: list[Limit] = []
     stated = () if excess else problem.windows
-    windows = [_add_window(builder, k, w, choices, flows) for k, w in enumerate(stated)]
+    windows = [_add_window(builder, w, choices, flows) for w in stated]
     if problem.usage_limit is not None:
         limits = _add_memory(builder, problem, choices, problem.usage_limit, excess)
     if excess:
@@ -151,28 +153,30 @@ def _add_choices(builder: ProgramBuilder, problem: Problem) -> tuple[IntArray, .
     for node, costs in enumerate(problem.costs):
         allowed = costs < FORBIDDEN
         columns = np.full(len(costs), -1, dtype=np.int64)
-        name = (NameKind.CHOICE, node, weights[node][allowed])
+        key = name_of(problem.keys[node])
+        name = (NameKind.CHOICE, key, weights[node][allowed])
         columns[allowed] = builder.add_columns(costs[allowed], *name)
-        row = builder.add_rows(1, 1.0, 1.0, NameKind.CHOICE, node)
+        row = builder.add_rows(1, 1.0, 1.0, NameKind.CHOICE, key)
         builder.add_entries(np.repeat(row, allowed.sum()), columns[allowed], 1.0)
         choices.append(columns)
     return tuple(choices)
 
 
 def _add_edge(
-    builder: ProgramBuilder, number: int, edge: Edge, choices: Sequence[IntArray]
+    builder: ProgramBuilder, edge: Edge, choices: Sequence[IntArray], nodes: Sequence[int]
 ) -> None:
+    name = int(joined_name(nodes[edge.source], nodes[edge.target]))
     cost, source_class = np.unique(edge.cost, axis=0, return_inverse=True)
     cost, target_class = np.unique(cost, axis=1, return_inverse=True)
     if cost.shape == (1, 1) and cost[0, 0] == 0:
         return
     p, q = np.nonzero(cost < FORBIDDEN)
-    columns = builder.add_columns(cost[p, q], NameKind.EDGE, number, p, q)
+    columns = builder.add_columns(cost[p, q], NameKind.EDGE, name, p, q)
     for side, count, classes, node in (
         (p, cost.shape[0], source_class.ravel(), edge.source),
         (q, cost.shape[1], target_class.ravel(), edge.target),
     ):
-        rows = builder.add_rows(count, 0.0, 0.0, NameKind.EDGE, number, node, places_of(count))
+        rows = builder.add_rows(count, 0.0, 0.0, NameKind.EDGE, name, nodes[node], places_of(count))
         builder.add_entries(rows[side], columns, 1.0)
         _add_choice_entries(builder, rows, classes, choices[node], -1.0)
 
@@ -187,13 +191,16 @@ def _add_choice_entries(
 
 def _add_flow(
     builder: ProgramBuilder,
-    number: int,
     flow: Flow,
     distance: IntArray,
     choices: Sequence[IntArray],
+    nodes: Sequence[int],
     ways: Ways,
 ) -> _FlowParts:
     sinks = distinct_sinks(flow)
+    name = name_of(flow.key)
+    state_names = np.array([name_of(state) for state in flow.states], np.int64)
+    arc_names = joined_name(state_names[flow.tails], state_names[flow.heads])
     source_states = _states(flow.source_state, choices[flow.source])
     asked = [_states(state, choices[node]) for node, state in sinks]
     usable = ways(flow, distance, source_states, asked)
@@ -201,23 +208,26 @@ def _add_flow(
     for arcs in usable:
         users[arcs] += 1
     shared_arcs = np.flatnonzero(users > 1)
-    shared = builder.add_columns(flow.costs[shared_arcs], NameKind.ARC, number, -1, shared_arcs)
+    shared = builder.add_columns(
+        flow.costs[shared_arcs], NameKind.ARC, name, -1, arc_names[shared_arcs]
+    )
     bearing = np.zeros(len(flow.costs), dtype=np.int64)
     bearing[shared_arcs] = shared
     priced, priced_arcs = [shared], [shared_arcs]
     of_states: list[IntArray] = []
-    for k, ((node, state), arcs) in enumerate(zip(sinks, usable, strict=True)):
+    asks = _commodity_names(sinks, nodes)
+    for k, (node, state), arcs in zip(asks, sinks, usable, strict=True):
         is_shared = users[arcs] > 1
         own_costs = np.where(is_shared, 0, flow.costs[arcs])
-        moves = builder.add_columns(own_costs, NameKind.ARC, number, k, arcs)
+        moves = builder.add_columns(own_costs, NameKind.ARC, name, k, arc_names[arcs])
         priced.append(moves[~is_shared])
         priced_arcs.append(arcs[~is_shared])
-        name = (NameKind.ARC, number, k, arcs[is_shared])
-        links = builder.add_rows(int(is_shared.sum()), 0.0, np.inf, *name)
+        link = (NameKind.ARC, name, k, arc_names[arcs[is_shared]])
+        links = builder.add_rows(int(is_shared.sum()), 0.0, np.inf, *link)
         builder.add_entries(links, bearing[arcs[is_shared]], 1.0)
         builder.add_entries(links, moves[is_shared], -1.0)
-        places = places_of(len(flow.states))
-        rows = builder.add_rows(len(places), 0.0, 0.0, NameKind.STATE, number, k, places)
+        state_rows = (NameKind.STATE, name, k, state_names)
+        rows = builder.add_rows(len(state_names), 0.0, 0.0, *state_rows)
         of_states.append(rows)
         builder.add_entries(rows[flow.tails[arcs]], moves, 1.0)
         builder.add_entries(rows[flow.heads[arcs]], moves, -1.0)
@@ -225,7 +235,8 @@ def _add_flow(
         _add_choice_entries(builder, rows, state, choices[node], 1.0)
         if (state[choices[node] >= 0] < 0).any():
             free = np.zeros(len(source_states), dtype=np.int64)
-            dumps = builder.add_columns(free, NameKind.STATE, number, k, source_states)
+            dump = (NameKind.STATE, name, k, state_names[source_states])
+            dumps = builder.add_columns(free, *dump)
             builder.add_entries(rows[source_states], dumps, 1.0)
     return _FlowParts(np.concatenate(priced), np.concatenate(priced_arcs), shared, tuple(of_states))
 
@@ -234,6 +245,16 @@ def distinct_sinks(flow: Flow) -> list[tuple[int, IntArray]]:
     """Node and states of each commodity: sinks of one node that ask for the same are one."""
     found = {(sink.node, sink.state.tobytes()): sink.state for sink in flow.sinks}
     return [(node, state) for (node, _), state in found.items()]
+
+
+def _commodity_names(sinks: Sequence[tuple[int, IntArray]], nodes: Sequence[int]) -> list[int]:
+    """By their nodes, and by order of those of one node."""
+    seen = Counter[int]()
+    found: list[int] = []
+    for node, _ in sinks:
+        found.append(int(joined_name(nodes[node], seen[node])))
+        seen[node] += 1
+    return found
 
 
 def _states(states: IntArray, columns: IntArray) -> IntArray:
@@ -272,7 +293,6 @@ def _add_memory(
 
 def _add_window(
     builder: ProgramBuilder,
-    number: int,
     window: Window,
     choices: Sequence[IntArray],
     flows: Sequence[_FlowParts],
@@ -280,9 +300,10 @@ def _add_window(
     """The column of what is hidden in a window; its rows, and the scale of their values."""
     most = most_hidden(window)
     scale = 2.0 ** -max(1, most).bit_length()
-    hidden = builder.add_columns(np.array([-most], np.int64), NameKind.WINDOW, number)
-    places = places_of(len(window.savings))
-    rows = builder.add_rows(len(places), 0.0, np.inf, NameKind.WINDOW, number, places)
+    name = name_of(window.key)
+    hidden = builder.add_columns(np.array([-most], np.int64), NameKind.WINDOW, name)
+    resources = np.array([name_of(saving.resource) for saving in window.savings], np.int64)
+    rows = builder.add_rows(len(resources), 0.0, np.inf, NameKind.WINDOW, name, resources)
     for row, saving in zip(rows, window.savings, strict=True):
         builder.add_entries(np.array([row]), hidden, -most * scale)
         for node, saved in saving.nodes.items():

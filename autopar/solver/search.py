@@ -45,7 +45,8 @@ class Clock:
 class Search:
     """`bound` is below every plan's cost; `choice` is empty until there is a feasible plan.
     `relaxation` is the model that was relaxed last, with its row duals in units of the cost, and
-    `shares` what these say of the windows; it ended at `basis`. Plans that cost `cutoff` or more
+    `shares` what these say of the windows; it ended at `basis`, and memory `is_limiting` if it had
+    a price there. Plans that cost `cutoff` or more
     are of no interest, nor is a gap of `tolerance` times the cost."""
 
     problem: Problem
@@ -59,6 +60,7 @@ class Search:
     relaxation: tuple[Model, FloatArray] | None = None
     shares: Shares | None = None
     basis: Basis | None = None
+    is_limiting: bool = True
     cutoff: float = float("inf")
     tolerance: float = 0.0
     statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
