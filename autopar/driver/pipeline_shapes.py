@@ -11,7 +11,7 @@ from autopar.errors import StageError
 from autopar.ir.pipeline import ActionTable
 from autopar.ir.segments import segments
 from autopar.plans.options import Options
-from autopar.plans.pipeline_orders import STAGES_PER_RANK, make_table
+from autopar.plans.pipeline_orders import STAGES_PER_RANK, has_order, make_table
 from autopar.plans.plan import PipelineSchedule
 from autopar.plans.request import Asked
 
@@ -104,16 +104,9 @@ def numbers_of_microbatches(asked: Asked, ranks: int) -> Sequence[int]:
     possible = possible_counts(asked.graph)
     if asked.options.table is not None:
         return [n for n in possible if n <= asked.options.table.microbatches][-1:]
-    ordered = [n for n in possible if _is_ordered(asked.options, ranks, n)] or possible
+    name, _ = _order(asked.options)
+    ordered = [n for n in possible if has_order(name, ranks, n)] or possible
     return [n for n in ordered if n >= ranks] or ordered[-1:]
-
-
-def _is_ordered(options: Options, ranks: int, microbatches: int) -> bool:
-    """Whether the schedule has an order for so many microbatches."""
-    try:
-        return bool(shaped(options, ranks, microbatches).table.rows)
-    except StageError:
-        return False
 
 
 def _order(options: Options) -> tuple[str, int]:

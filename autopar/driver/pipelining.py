@@ -78,9 +78,7 @@ def search_stages(asked: Asked, say: Say) -> Plan:
     tried, ways = _Tried(say), SegmentWays(asked, say)
     promising = _Promising(asked, ways, tried)
     shapes = promising.best()
-    plain = promising.plain if promising.may_be_plain() else None
-    has_plain = plain is not None and tried.offer_any(search, promising.plain_asked(), say)
-    least = plain.step_ns if plain is not None and has_plain else None
+    least, is_planned = promising.plain_ns, promising.is_plain_planned
     for number, (shape, divided) in enumerate(shapes):
         is_near = least is None or divided.step_ns <= _NEAR * least
         if not is_near or tried.is_enough(number, divided.step_ns):
@@ -88,8 +86,8 @@ def search_stages(asked: Asked, say: Say) -> Plan:
         graph = ways.graph(shape.microbatches)
         if tried.offer(_Pipeline(asked, shape, divided, say).plan, graph):
             least = least or divided.step_ns
-    if plain is None and promising.is_open and promising.looks_better_plain():
-        tried.offer_any(search, promising.plain_asked(), say)
+    if promising.is_open and not is_planned and promising.looks_better_plain():
+        promising.plan_plain()
     if tried.best is None:
         # Stages hold more than their segments do: those that were left out may be all that fit.
         for shape, divided in promising.left():
@@ -109,26 +107,44 @@ class _Promising:
         self.is_open = options.stages is None and not options.cuts and options.table is None
         self.plain: Divided | None = None
         """What a step in one stage is thought to be, where that is open and known."""
+        self.is_plain_planned = False
+        self.plain_ns: int | None = None
+        """How long that is thought to take, if there is a plan of it."""
         self._failed: set[PipelineShape] = set()
         """Those that cannot be, or not in that much memory."""
 
     def may_be_plain(self) -> bool:
         """Whether one stage may be as good as any number that is thought to fit in memory."""
-        known_ns = self._known_ns()
+        thought_ns = self._thought_ns()
         if self.plain is None:
             return False
-        return known_ns is None or self.plain.step_ns <= _NEAR * known_ns
+        return thought_ns is None or self.plain.step_ns <= _NEAR * thought_ns
 
     def looks_better_plain(self) -> bool:
         """Whether one stage may be better than the best plan of some, which may take longer than
         they were thought to: far longer where what was thought is of no use."""
-        best, known_ns = self.tried.best, self._known_ns()
-        if best is None or known_ns is None or best.estimates.step_ns > _FAR * known_ns:
+        best, thought_ns = self.tried.best, self._thought_ns()
+        if best is None or thought_ns is None or best.estimates.step_ns > _FAR * thought_ns:
             return True
         self.plain = self._plain(best.estimates.step_ns)
         return self.plain is not None
 
-    def plain_asked(self) -> Sequence[Asked]:
+    def plan_plain(self) -> None:
+        """Offers the plan in one stage."""
+        self.is_plain_planned = True
+        has_plain = self.tried.offer_any(search, self._plain_asked(), self.tried.say)
+        if self.plain is not None and has_plain:
+            self.plain_ns = self.plain.step_ns
+
+    def _weigh_plain(self) -> None:
+        """Plans one stage, where that may be as good as what was found so far: what it takes is
+        then known, and shapes that take longer are left out early."""
+        thought_ns = self._thought_ns()
+        self.plain = self._plain(None if thought_ns is None else int(_NEAR * thought_ns))
+        if self.may_be_plain():
+            self.plan_plain()
+
+    def _plain_asked(self) -> Sequence[Asked]:
         """One stage, on any mesh: where there are many and memory binds, so that each takes long,
         first on the best by what segments take."""
         whole = replace(self.asked, options=replace(self.asked.options, stages=1))
@@ -147,13 +163,30 @@ class _Promising:
                 return divided
         return None
 
-    def _known_ns(self) -> int | None:
+    def _thought_ns(self) -> int | None:
+        """What shapes that are thought to fit in memory take at the least."""
         return min(map(_step_ns, self._within()), default=None)
 
+    def _known_ns(self) -> int | None:
+        """The same, or what there is a plan of."""
+        best = self.tried.best
+        known = (self._thought_ns(), None if best is None else best.estimates.step_ns)
+        return min((ns for ns in known if ns is not None), default=None)
+
     def best(self) -> list[tuple[PipelineShape, Divided]]:
-        """Best first."""
+        """Best first. One stage is weighed after the first of them, where it is open."""
         ranks = numbers_of_ranks(self.asked)
-        climb(len(ranks), self._start(ranks), lambda k: self._improves_on(ranks[k]))
+        start = self._start(ranks)
+
+        def improves(k: int) -> bool:
+            found = self._improves_on(ranks[k])
+            if k == start and self.is_open:
+                self._weigh_plain()
+            return found
+
+        climb(len(ranks), start, improves)
+        if not ranks and self.is_open:
+            self._weigh_plain()
         if self._within():
             best, _ = min(self._within(), key=_step_ns)
             counts = numbers_of_microbatches(self.asked, best.ranks)
@@ -163,9 +196,6 @@ class _Promising:
             best, divided = min(self._within() or self.found, key=_step_ns)
             for shape in other_orders(self.asked.options, best, divided.waits):
                 self._consider(shape, divided.mesh.text)
-        if self.is_open:
-            known_ns = self._known_ns()
-            self.plain = self._plain(None if known_ns is None else int(_NEAR * known_ns))
         return sorted(self.found, key=_step_ns)
 
     def _start(self, ranks: Sequence[int]) -> int:
@@ -177,7 +207,7 @@ class _Promising:
         """Whether a pipeline on so many ranks is better than those before, if any fit in memory, or
         there is none at all: in some microbatches for each, in as many more as it takes to fit, or
         in fewer where more cannot be."""
-        before, counts = self._known_ns(), numbers_of_microbatches(self.asked, ranks)
+        before, counts = self._thought_ns(), numbers_of_microbatches(self.asked, ranks)
         start = next((k for k, n in enumerate(counts) if n >= _TURNS * ranks), len(counts) - 1)
         is_possible = False
         for count in (*counts[start:], *reversed(counts[:start])):
@@ -186,9 +216,11 @@ class _Promising:
                 break
             divided = self._consider(shape)
             is_possible |= shape not in self._failed
-            if shape not in self._failed and (divided is None or divided.is_within):
+            if shape not in self._failed and divided is None:
+                return False
+            if divided is not None and divided.is_within:
                 break
-        return before is None or not is_possible or self._known_ns() != before
+        return before is None or not is_possible or self._thought_ns() != before
 
     def _improves(self, shape: PipelineShape) -> bool:
         """Whether a shape is better than those before, or is one of them, or cannot be."""

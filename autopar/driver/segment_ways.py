@@ -16,6 +16,7 @@ import msgspec
 
 from autopar.cluster.parts import line_of, part_of
 from autopar.compile import Say, best_as_stated
+from autopar.cost_model.account import account
 from autopar.cost_model.price import price
 from autopar.cost_model.sends import delays
 from autopar.driver.climbing import climb
@@ -77,12 +78,18 @@ class Divided:
         return max(0, round((1 - self.bound_ns / self.objective_ns) * 1e6))
 
 
+_Free = dict[tuple[str, int, bool, int], Candidate]
+"""Plans of segments without a limit of memory: on which mesh, in how many microbatches, whether
+backward comes in two parts, and of which stage."""
+
+
 class SegmentWays:
     """The segments of what is asked for, in any number of microbatches."""
 
     def __init__(self, asked: Asked, say: Say) -> None:
         self.asked, self.say = asked, say
         self._sampled: dict[bool, SampledStep] = {}
+        self._free: _Free = {}
 
     def graph(self, microbatches: int) -> Graph:
         """The whole step, in so many microbatches."""
@@ -126,7 +133,7 @@ class SegmentWays:
 
         def improves(place: int) -> bool:
             each = [_on(replace(asked, graph=graph), line[place]) for graph in graphs]
-            return found.offer(_OnMesh(self.asked, sample, table, each, self.say))
+            return found.offer(_OnMesh(self.asked, sample, table, each, self._free, self.say))
 
         climb(len(line), line.index(start), improves)
         return found.best()
@@ -173,10 +180,12 @@ class _OnMesh:
         sample: SampledStep,
         table: ActionTable,
         requests: Sequence[PlanRequest],
+        free: _Free,
         say: Say,
     ) -> None:
         self.asked, self.sample, self.table, self.say = asked, sample, table, say
         self.requests = [replace(r.opened(), tolerance=_TOLERANCE) for r in requests]
+        self.free = free
         self.stated: dict[int, Problem] = {}
         self.plans: list[list[Candidate]] = [[] for _ in requests]
         self.limit = asked.options.memory_limit_bytes or asked.cluster.device.memory_bytes
@@ -193,13 +202,10 @@ class _OnMesh:
         cutoff = None if known_ns is None else int(known_ns / often)
         self.say(f"{mesh}: what segments take")
         for stage in (busiest, *(k for k in range(len(self.plans)) if k != busiest)):
-            request = self.requests[stage]
-            self.stated[stage] = stated = replace(price(request), usage_limit=None)
-            least = cutoff if stage == busiest else None
-            self.plans[stage].append(best_as_stated(request, stated, self.say, least))
+            self.plans[stage].append(self._without_limit(stage, cutoff))
         for part in (None, *_PARTS):
             if part is not None:
-                self._plan_within(part)
+                self._plan_within(part, cutoff)
             try:
                 return self._found(self._divide(self._problem()))
             except InfeasibleError as error:
@@ -208,19 +214,42 @@ class _OnMesh:
         boundless = replace(self._problem(), limit_bytes=BOUNDLESS_BYTES)
         return self._found(self._divide(boundless), is_within=False)
 
-    def _plan_within(self, part: float) -> None:
-        """Plans within such a part of a device's memory, where those that there are are not."""
+    def _without_limit(self, stage: int, cutoff: int | None) -> Candidate:
+        """The plan of a stage, whatever it holds. Other orders have the same, and hold another
+        number of microbatches meanwhile."""
+        request, place = self.requests[stage], (self.table.microbatches, self.table.is_split, stage)
+        key = request.mesh.text, *place
+        least = cutoff if stage == self.sample.busiest else None
+        if key not in self.free:
+            self.free[key] = best_as_stated(request, self._stated(stage, None), self.say, least)
+        found = self.free[key]
+        if least is not None and found.solution.bound >= least:
+            raise Beaten(request.mesh, found.solution.bound)
+        now = replace(found.request, in_flight=request.in_flight, others=request.others)
+        if now == found.request:
+            return found
+        return replace(found, request=now, estimates=account(now, found.structure).estimates)
+
+    def _plan_within(self, part: float, cutoff: int | None) -> None:
+        """Plans within such a part of a device's memory, where those that there are are not. Beaten
+        if they are known to take too long."""
         for stage, plans in enumerate(self.plans):
             limit, last = int(self.limit * part / self.each[stage]), plans[-1]
             if last.estimates.memory.total <= limit:
                 continue
             request = self.requests[stage].within(limit)
-            stated = replace(self.stated[stage], usage_limit=limit)
+            stated = self._stated(stage, limit)
+            least = cutoff if stage == self.sample.busiest else None
             try:
-                found = best_as_stated(request, stated, self.say, None, last.solution.basis)
+                found = best_as_stated(request, stated, self.say, least, last.solution.basis)
                 plans.append(found)
             except InfeasibleError as error:
                 self.say(f"{error}")
+
+    def _stated(self, stage: int, limit: int | None) -> Problem:
+        if stage not in self.stated:
+            self.stated[stage] = price(self.requests[stage])
+        return replace(self.stated[stage], usage_limit=limit)
 
     def _problem(self) -> CutProblem:
         stages = range(self.table.num_stages)

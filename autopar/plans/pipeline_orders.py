@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from autopar.errors import StageError
 from autopar.ir.pipeline import Action, ActionTable, Pass
@@ -27,6 +28,7 @@ from autopar.ir.pipeline import Action, ActionTable, Pass
 F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
 
 
+@lru_cache(maxsize=8)
 def make_table(name: str, ranks: int, microbatches: int, chunks: int = 1) -> ActionTable:
     """The schedule `name` of `microbatches` on so many ranks, with `chunks` stages on each where it
     is interleaved. StageError if there is no such schedule."""
@@ -39,6 +41,16 @@ def make_table(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Act
     table = SCHEDULES[name](ranks, microbatches, chunks)
     table.check()
     return table
+
+
+def has_order(name: str, ranks: int, microbatches: int) -> bool:
+    """Whether the schedule `name` has an order for so many microbatches."""
+    return name != "interleaved" or not microbatches % _rounds(ranks, microbatches)
+
+
+def _rounds(ranks: int, microbatches: int) -> int:
+    """In how many rounds microbatches are interleaved."""
+    return max(1, microbatches // ranks)
 
 
 class _Row:
@@ -84,7 +96,7 @@ def _one_f_one_b(ranks: int, microbatches: int, _: int) -> ActionTable:
 def _interleaved(ranks: int, microbatches: int, chunks: int) -> ActionTable:
     """1F1B with several stages per rank, `ranks` apart: microbatches go through the first of them
     in rounds of as many as there are ranks, then through the next."""
-    rounds = max(1, microbatches // ranks)
+    rounds = _rounds(ranks, microbatches)
     if microbatches % rounds:
         raise StageError(
             f"{microbatches} microbatches are not interleaved on {ranks} ranks: their number has "

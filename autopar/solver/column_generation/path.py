@@ -52,9 +52,11 @@ _FEW_EACH = 32
 _WHOLE_CHOICES = 40_000
 """Choices per node, on average, and in all, of a problem that is solved as a whole."""
 
-_ROUNDS, _PATIENCE, _PROGRESS = 12, 2, 0.01
+_ROUNDS, _PROGRESS = 12, 0.01
+_PATIENCE, _COARSE_PATIENCE = 2, 1
 """How many rounds there are at most, and after how many the search ends that have not closed such a
-part of the gap: what they add is not what the bound lacks."""
+part of the gap, sooner where more than `TOLERANCE` is allowed: what they add is not what the bound
+lacks."""
 
 _FIRST_CHOICES = 1_000
 _MORE_CHOICES = 1_000
@@ -257,7 +259,8 @@ class _Work:
 
     def _is_enough(self) -> bool:
         is_found = self._has_many and self.state.evaluation is not None
-        return is_found or self._gap() <= TOLERANCE or self._stalled >= _PATIENCE
+        patience = _COARSE_PATIENCE if self._is_coarse else _PATIENCE
+        return is_found or self._gap() <= TOLERANCE or self._stalled >= patience
 
     def _add_neighbours(self) -> int:
         """Adds what is next to the best plan to the master; returns how many choices that were."""
