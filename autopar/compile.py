@@ -132,7 +132,7 @@ def best_on(
 ) -> Candidate:
     """The best plan on one mesh whose peak, temporaries included, is within the memory limit: of
     all, or of those of `stated`, a part of the problem. It is found from the one `after` which it
-    comes, if memory binds in that too, as of another limit or of the step in another form.
+    comes, in which memory binds too: of another limit or mesh, or of the step in another form.
     InfeasibleError if there is none; Beaten if it is known that none takes less than `cutoff`
     nanoseconds."""
     if stated is None and after is None:
@@ -155,7 +155,7 @@ def best_on(
         fitting = _fitting(request, stated, say)
         if after is not None:
             fitting.rows = dict.fromkeys(known_in(request.step, after.moments), 0)
-            fitting.basis = after.solution.basis
+            fitting.basis = after.solution.basis if after.mesh == request.mesh else None
     found = _within(fitting, cutoff)
     assert found is not None
     if request.hosted is None and lacks_host_memory(found):

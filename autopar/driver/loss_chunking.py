@@ -12,15 +12,21 @@ from autopar.plans.fitting import Beaten, Candidate, bounded
 from autopar.plans.request import PlanRequest
 
 
-def best_in_chunks(request: PlanRequest, say: Say, cutoff: int | None = None) -> Candidate:
+def best_in_chunks(
+    request: PlanRequest,
+    say: Say,
+    cutoff: int | None = None,
+    *,
+    after: Candidate | None = None,
+) -> Candidate:
     """`best_in_turns`, with the loss whole, and in chunks as well if memory binds then: chunks take
     less memory, and more time where scores are made twice. InfeasibleError if neither fits."""
     if in_chunks(request).loss_chunks == request.loss_chunks:
-        return best_in_turns(request, say, cutoff)
+        return best_in_turns(request, say, cutoff, after=after)
     whole: Candidate | None = None
     bounds: list[int] = []
     try:
-        whole = best_in_turns(request, say, cutoff)
+        whole = best_in_turns(request, say, cutoff, after=after)
     except InfeasibleError as error:
         say(f"{request.mesh}: {error}")
     except Beaten as beaten:

@@ -78,7 +78,8 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
         least = None if best is None else best.solution.objective + (place < best_place)
         cutoff = None if least is None else least + int(least * margin)
         try:
-            found = best_in_chunks(request, say, cutoff)
+            after = best if best is not None and best.is_tight else None
+            found = best_in_chunks(request, say, cutoff, after=after)
         except InfeasibleError as error:
             failures[place] = error
             continue

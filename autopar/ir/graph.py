@@ -257,7 +257,11 @@ class Graph:
 
 
 def transplanted(node: Node, index: int, place: Callable[[Ref], Ref]) -> Node:
-    """A node as it stands at `index` of another graph, where what it reads is at `place`."""
+    """A node as it stands at `index` of another graph, where what it reads is at `place`: the node
+    itself where that is all the same."""
+    inputs = tuple(map(place, node.inputs))
+    if index == node.index and inputs == node.inputs:
+        return node
 
     def arg(old: Arg) -> Arg:
         if isinstance(old, Ref):
@@ -265,8 +269,7 @@ def transplanted(node: Node, index: int, place: Callable[[Ref], Ref]) -> Node:
         return tuple(map(arg, old)) if isinstance(old, tuple) else old
 
     args, kwargs = map(arg, node.args), ((name, arg(old)) for name, old in node.kwargs)
-    inputs = map(place, node.inputs)
-    return replace(node, index=index, args=tuple(args), kwargs=tuple(kwargs), inputs=tuple(inputs))
+    return replace(node, index=index, args=tuple(args), kwargs=tuple(kwargs), inputs=inputs)
 
 
 def _line(graph: Graph, node: Node) -> str:

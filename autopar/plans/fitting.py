@@ -91,7 +91,8 @@ class Fitting:
         SolverError if that is not known, Beaten if there is none as good as the one in hand."""
         mesh = self.request.mesh
         if solution.status is Status.BEATEN:
-            raise Beaten(mesh, solution.bound, is_tight=self.stated.usage_limit is not None)
+            is_tight = self.stated.usage_limit is not None and solution.is_limiting
+            raise Beaten(mesh, solution.bound, is_tight=is_tight)
         if solution.status is Status.LIMIT:
             raise SolverError(f"mesh {mesh}: no plan was found in time; raise the time limit")
         if solution.status is not Status.INFEASIBLE:

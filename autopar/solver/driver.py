@@ -82,7 +82,11 @@ def solve(
         return _infeasible(state.statistics, *explain_conflict(problem, clock))
     if state.beaten:
         return Solution(
-            Status.BEATEN, bound=_whole(state.bound), solver=SOLVER, statistics=state.statistics
+            Status.BEATEN,
+            bound=_whole(state.bound),
+            solver=SOLVER,
+            statistics=state.statistics,
+            is_limiting=state.is_limiting,
         )
     if state.evaluation is None:
         return Solution(
@@ -114,7 +118,9 @@ def _search(
     assert cutoff is not None
     bound = quick_bound(problem, clock)
     if bound >= cutoff:
-        return Search(problem, Evaluator(problem), clock, progress, bound, cutoff=cutoff)
+        known = Search(problem, Evaluator(problem), clock, progress, bound, cutoff=cutoff)
+        known.is_limiting = False
+        return known
     return find_exactly(problem, clock, progress, replace(aim, cutoff=cutoff))
 
 
