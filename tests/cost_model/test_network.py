@@ -48,6 +48,32 @@ def test_every_step(tensor: TensorType, bucketed: bool, cluster: str, mesh: str)
     }
 
 
+def test_what_is_remembered_is_of_the_same_tensors_mesh_and_device() -> None:
+    """Atoms that are numbered otherwise are the same, those of another size and links are not."""
+    described = parse_cluster("4x4xH100")
+    laid, device = parse_mesh("4x4", described), described.device
+    ends = frozenset(states(TYPES[0], ATOMS, laid.sizes, partial=True))
+    wanted, shares = WantedMove(TYPES[0], ends, bucketed=True), Sharing(1 << 16, 4)
+    (found,) = networks([wanted], ATOMS, laid, device, shares)
+    turned = replace(TYPES[0], parts=((3,), (2,), (1, 0)))
+    (same,) = networks([replace(wanted, tensor=turned)], ATOMS[::-1], laid, device, shares)
+    assert same is found
+    axis = laid.axes[0]
+    slower = replace(axis, link=replace(axis.crossed, bytes_per_s=axis.crossed.bytes_per_s / 2))
+    slow = replace(laid, axes=(slower, laid.axes[1]))
+    wider = (*ATOMS[:3], replace(ATOMS[3], size=64))
+    wide = replace(TYPES[0], shape=(16, 64, 1024))
+    for tensor, atoms, mesh, sharing in (
+        (TYPES[0], ATOMS, slow, shares),
+        (TYPES[0], ATOMS, laid, Sharing(1 << 30, 400)),
+        (wide, wider, laid, shares),
+        (replace(TYPES[0], dtype="float32"), ATOMS, laid, shares),
+    ):
+        (other,) = networks([replace(wanted, tensor=tensor)], atoms, mesh, device, sharing)
+        assert other.states == found.states
+        assert (other.costs != found.costs).any()
+
+
 def test_times_that_are_none_are_refused() -> None:
     """Of one tensor and of many at once: sums of them would leave 64 bits."""
     described = parse_cluster("8xH100")

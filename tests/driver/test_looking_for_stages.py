@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from autopar.driver import segment_ways
 from autopar.driver.pipeline_shapes import numbers_of_microbatches
 from autopar.driver.pipelining import search_stages
 from autopar.driver.search import search
+from autopar.driver.segment_ways import SegmentWays
+from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import Plan
 from autopar.solver.search import silent
 from autopar.tracer import trace
@@ -76,3 +79,30 @@ def test_one_stage_is_planned_in_any_number_of_microbatches() -> None:
     tight = {"memory_limit": 8_000 * 32 * 8 + (1_000 << 10)}
     found, plain = opened(graph, 2, **tight), in_one(graph, 2, **tight)
     assert found.estimates.step_ns <= plain.estimates.step_ns
+
+
+def test_once_one_stage_is_planned_pipelines_that_take_longer_are_left_out() -> None:
+    """Links are fast: by what their busiest segments take alone they are known to be longer."""
+    said: list[str] = []
+    graph = trace(Chain([256] * 13), (torch.randn(4096, 256),), {}).graph
+    plan = search_stages(asked(graph, 8, stages="auto", microbatches="auto"), said.append)
+    assert not plan.structure.stages
+    planned = said.index("solving for mesh dp=8")
+    assert sum(": about " in text for text in said[:planned]) == 2
+    assert not any(": about " in text for text in said[planned:])
+    assert sum("no better" in text for text in said[planned:]) >= 4
+
+
+def test_orders_share_plans_of_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Interleaved, stages hold more microbatches meanwhile, and take as long each."""
+    graph = trace(Chain([32] * 9), (torch.randn(64, 32),), {}).graph
+    known = SegmentWays(asked(graph, 4, stages="auto", microbatches=8), silent)
+    plain, interleaved = (make_table("1f1b", 2, 8), make_table("interleaved", 2, 8, 2))
+    first = known.divided(plain)
+    solved: list[object] = []
+    monkeypatch.setattr(segment_ways, "best_as_stated", lambda *_: solved.append(1))
+    shared = known.divided(interleaved)
+    assert not solved and first is not None and shared is not None
+    monkeypatch.undo()
+    alone = SegmentWays(known.asked, silent).divided(interleaved)
+    assert alone == shared

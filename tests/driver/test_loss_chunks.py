@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -20,11 +22,13 @@ from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.search import Survey, planned, survey
 from autopar.errors import ArgumentError, InfeasibleError, NotImposedWarning
 from autopar.ir.loss_chunks import LINEAR, SCORES
+from autopar.ir.problem import Problem, Solution
 from autopar.plans.fitting import Candidate
 from autopar.plans.options import Options, make_options
 from autopar.plans.plan import Plan
 from autopar.plans.request import PlanRequest, ask
 from autopar.runtime.simulator.spmd import train_step
+from autopar.solver import solve
 from autopar.solver.search import silent
 from autopar.tracer import Traced
 from tests.codegen.models import MODELS, case
@@ -135,6 +139,27 @@ def test_no_count_that_is_tried_is_better_than_what_is_taken(
             alone = best(limit, count, "logits")
         except InfeasibleError:
             continue
+        assert found.solution.objective <= alone.solution.objective
+        assert found.solution.bound <= alone.solution.objective
+
+
+def test_without_a_limit_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where memory binds on the whole loss, chunks start from what is known of that."""
+    flow = sys.modules["autopar.compile"]
+    limits: list[int | None] = []
+
+    def counted(problem: Problem, **options: Any) -> Solution:
+        limits.append(problem.usage_limit)
+        return solve(problem, **options)
+
+    monkeypatch.setattr(flow, "solve", counted)
+    free = best(None, 1, "logits").estimates.memory.total
+    limits.clear()
+    limit = free * 95 // 100
+    found = best(limit, "auto", "logits")
+    assert limits.count(None) == 1 and len(limits) > 2
+    for chunks in (1, chunks_of(found)):
+        alone = best(limit, chunks, "logits")
         assert found.solution.objective <= alone.solution.objective
         assert found.solution.bound <= alone.solution.objective
 

@@ -21,7 +21,7 @@ from torch.distributed.pipelining.schedules import (
 
 from autopar.errors import StageError
 from autopar.ir.pipeline import Action, ActionTable, Pass, play_table
-from autopar.plans.pipeline_orders import SCHEDULES, make_table
+from autopar.plans.pipeline_orders import SCHEDULES, has_order, make_table
 
 RANKS, MICROBATCHES = range(1, 9), range(1, 17)
 CASES = list(product(RANKS, MICROBATCHES))
@@ -66,10 +66,12 @@ def test_tables_are_valid_and_have_each_stage_where_it_belongs(name: str, ranks:
     """Interleaved are those microbatches that rounds share evenly."""
     for microbatches, chunks in product(MICROBATCHES, (1, 3) if name == "interleaved" else (1,)):
         if name == "interleaved" and microbatches % (even := rounds(ranks, microbatches)):
+            assert not has_order(name, ranks, microbatches)
             with pytest.raises(StageError, match=f"not interleaved on {ranks} ranks.* by {even}"):
                 make_table(name, ranks, microbatches, chunks)
             continue
         table = make_table(name, ranks, microbatches, chunks)
+        assert has_order(name, ranks, microbatches)
         assert ActionTable.parse(str(table)) == table
         down = list(range(ranks))
         homes = [*down, *reversed(down)] if name == "zb-v" else down * chunks

@@ -1,9 +1,10 @@
-"""A relaxation that starts where another ended, whose limits were others."""
+"""A relaxation that starts where another ended, of a problem that differs in little."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,44 @@ def test_another_limit_takes_few_steps() -> None:
     cold, warm = _relaxed(tight)[0], _relaxed(tight, basis, most=few)[0]
     assert warm.outcome is cold.outcome is Outcome.OPTIMAL
     assert abs(warm.objective - cold.objective) <= 1e-6 * abs(cold.objective)
+
+
+def test_a_node_more_takes_few_steps() -> None:
+    """Though it comes before all others, and has them numbered anew."""
+    less = transformer(1, (2, 4))
+    more = replace(
+        less,
+        keys=("0", *less.keys),
+        labels=(("one", "other"), *less.labels),
+        costs=(np.array([3, 5]), *less.costs),
+        usages=((), *less.usages),
+        flows=tuple(
+            replace(
+                flow,
+                source=flow.source + 1,
+                sinks=tuple(replace(sink, node=sink.node + 1) for sink in flow.sinks),
+            )
+            for flow in less.flows
+        ),
+    )
+    assert not (less.edges or less.windows)
+    _, basis = _relaxed(_stated(less))
+    model = _stated(more)
+    few = model.num_rows // 20
+    assert _relaxed(model, most=few)[0].outcome is Outcome.LIMIT
+    assert _relaxed(model, basis, most=few)[0].outcome is Outcome.OPTIMAL
+
+
+def test_memory_is_limiting_where_more_of_it_is_worth_something() -> None:
+    free = transformer(1, (2, 4))
+    found = solve(free)
+    peak, _ = peak_usage(free, found.choice)
+    assert not found.is_limiting
+    assert not solve(replace(free, usage_limit=peak)).is_limiting
+    within = [solve(replace(free, usage_limit=peak * k // 20)) for k in (19, 18, 17, 16)]
+    assert not within[0].is_limiting
+    paid = [tight for tight in within if tight.objective > found.objective]
+    assert paid and all(tight.is_limiting for tight in paid)
 
 
 def _stated(problem: Problem) -> Model:

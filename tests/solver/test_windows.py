@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autopar.ir.problem import FORBIDDEN, Problem, Saving, Status, Window
@@ -125,8 +125,27 @@ def test_a_slow_way_that_is_hidden_is_no_way() -> None:
     assert quick_bound(windowed, Clock(None)) == evaluate(windowed, (0, 0)).objective == 4
 
 
+FAILS = replace(
+    problem(
+        [[0, 0, 0], [3, 3, 3]],
+        flows=[
+            flow(
+                1,
+                [-1, 0, 0],
+                [(0, [0, 0, -1]), (0, [-1, 0, 1])],
+                [(0, 0, 0), (0, 0, 0), (0, 1, 0), (1, 0, 0)],
+                2,
+            )
+        ],
+    ),
+    windows=(Window("window0", (Saving("device", {}, {}), Saving("x", {}, {}))),),
+)
+"""On a master of this, HiGHS's interior point method says that there was an error."""
+
+
 @SETTINGS
 @given(windowed_problems(), st.sampled_from([0.0, 0.02, 0.2]))
+@example(FAILS, 0.0)
 def test_column_generation_says_no_more_than_is_so(stated: Problem, tolerance: float) -> None:
     """Where the whole is not looked at, the bound is below all plans nevertheless."""
     best = solve_by_enumeration(stated)
