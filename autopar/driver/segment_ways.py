@@ -205,7 +205,7 @@ class _OnMesh:
             self.plans[stage].append(self._without_limit(stage, cutoff))
         for part in (None, *_PARTS):
             if part is not None:
-                self._plan_within(part, cutoff)
+                self._plan_within(part)
             try:
                 return self._found(self._divide(self._problem()))
             except InfeasibleError as error:
@@ -230,18 +230,17 @@ class _OnMesh:
             return found
         return replace(found, request=now, estimates=account(now, found.structure).estimates)
 
-    def _plan_within(self, part: float, cutoff: int | None) -> None:
-        """Plans within such a part of a device's memory, where those that there are are not. Beaten
-        if they are known to take too long."""
+    def _plan_within(self, part: float) -> None:
+        """Plans within such a part of a device's memory, where those that there are are not. None
+        is too slow: stages have some segments in each way."""
         for stage, plans in enumerate(self.plans):
             limit, last = int(self.limit * part / self.each[stage]), plans[-1]
             if last.estimates.memory.total <= limit:
                 continue
             request = self.requests[stage].within(limit)
             stated = self._stated(stage, limit)
-            least = cutoff if stage == self.sample.busiest else None
             try:
-                found = best_as_stated(request, stated, self.say, least, last.solution.basis)
+                found = best_as_stated(request, stated, self.say, None, last.solution.basis)
                 plans.append(found)
             except InfeasibleError as error:
                 self.say(f"{error}")

@@ -179,8 +179,8 @@ class Solution:
     `objective` is the cost of `choice`, computed again from the problem (not the solver's word);
     `bound` is a proven lower bound on every solution's cost. `arcs[f]` lists the arcs of flow `f`
     that are used, in ascending order. `choice` is empty when the status has no solution. `basis` is
-    where the relaxation ended, if one was solved. Memory `is_limiting` unless it is known that the
-    relaxation would cost no less with more of it.
+    where the relaxation ended, if one was solved. Memory `is_limiting` unless it is known that no
+    plan would be better with more of it, or none below the cutoff, but for what is tolerated.
     """
 
     status: Status

@@ -230,7 +230,13 @@ class Highs(pulp.HiGHS):
     def fix(self, columns: npt.NDArray[np.int64], value: float) -> None:
         """Fixes columns for the runs that follow."""
         values = np.full(len(columns), value)
-        self._highs.changeColsBounds(len(columns), columns.astype(np.int32), values, values)
+        self.keep_between(columns, values, values)
+
+    def keep_between(
+        self, columns: npt.NDArray[np.int64], lower: FloatArray, upper: FloatArray
+    ) -> None:
+        """Other limits of columns for the runs that follow."""
+        self._highs.changeColsBounds(len(columns), columns.astype(np.int32), lower, upper)
 
     def free(self) -> None:
         """Takes all columns and rows of the model back to their own limits."""

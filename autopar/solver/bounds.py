@@ -21,9 +21,10 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DualBound:
-    """`value` is below every solution's cost; a plan whose cost is at most
-    `value + gap` has column `j` at 0 where `reduced_costs[j] > gap`, at 1 where it is below `-gap`,
-    and the slack of row `i` at most `gap / |row_duals[i]|`."""
+    """`value` is below every solution's cost; a plan whose cost is at most `value + gap` has column
+    `j` at most at `gap / reduced_costs[j]` where that is above 0, so at 0 if it is 0 or 1 and
+    `reduced_costs[j] > gap`; likewise near 1 where it is below 0; and the slack of row `i` at most
+    `gap / |row_duals[i]|`."""
 
     value: float
     reduced_costs: FloatArray

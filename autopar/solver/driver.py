@@ -119,7 +119,7 @@ def _search(
     bound = quick_bound(problem, clock)
     if bound >= cutoff:
         known = Search(problem, Evaluator(problem), clock, progress, bound, cutoff=cutoff)
-        known.is_limiting = False
+        known.unlimited_bound = bound
         return known
     return find_exactly(problem, clock, progress, replace(aim, cutoff=cutoff))
 

@@ -190,9 +190,10 @@ def _read_relaxation(
         return None
     state.relaxation = model, answer.row_duals / model.cost_scale
     state.shares = model.shares(state.relaxation[1])
-    state.is_limiting = bool(answer.row_duals[[limit.row for limit in model.limits]].any())
     duals = dual_bound(model, state.relaxation[1])
     state.raise_bound(duals.value)
+    if not answer.row_duals[[limit.row for limit in model.limits]].any():
+        state.unlimited_bound = max(state.unlimited_bound, duals.value)
     if answer.outcome is not Outcome.OPTIMAL:
         return duals
     choice = rounded(model, answer.values)
@@ -250,7 +251,7 @@ def _solve_integer(
         room = min(_room(state, duals), room)
         most = duals.value + room
         if room < float("inf"):
-            restrict(highs, duals, room)
+            restrict(highs, model, duals, room)
     extra = np.empty(0, dtype=np.int64)
     for _ in range(_MAX_ROUNDS):
         highs.limit_time(state.clock.left_s())

@@ -77,9 +77,10 @@ class Model:
     column of a choice (-1: it has none), row `i` the one that takes exactly one of them. `flows[f]`
     are the columns of flow `f` that bear a cost, `shared[f]` those of them that must be integer for
     the flow to be exact, `balances[f][k][p]` the row of commodity `k` (in the order of
-    `distinct_sinks`) at state `p` (-1: there is none). `windows[w]` are the rows of the savings of
-    window `w`, nanoseconds times `window_scales[w]`. Names are rows of four numbers, made of keys,
-    labels and states: what two problems have in common has the same names in both.
+    `distinct_sinks`) at state `p` (-1: there is none). `hidden[w]` is the column of what is
+    hidden in window `w`, of which a plan has any part, `windows[w]` are the rows of its savings,
+    nanoseconds times `window_scales[w]`. Names are rows of four numbers, made of keys, labels and
+    states: what two problems have in common has the same names in both.
     """
 
     cost: IntArray
@@ -94,6 +95,7 @@ class Model:
     shared: tuple[IntArray, ...]
     balances: tuple[tuple[IntArray, ...], ...]
     limits: tuple[Limit, ...]
+    hidden: IntArray
     windows: tuple[IntArray, ...]
     window_scales: tuple[float, ...]
     column_names: IntArray
@@ -296,7 +298,7 @@ def _add_window(
     window: Window,
     choices: Sequence[IntArray],
     flows: Sequence[_FlowParts],
-) -> tuple[IntArray, float]:
+) -> tuple[int, IntArray, float]:
     """The column of what is hidden in a window; its rows, and the scale of their values."""
     most = most_hidden(window)
     scale = 2.0 ** -max(1, most).bit_length()
@@ -315,7 +317,7 @@ def _add_window(
         for flow, saved in saving.flows.items():
             columns, values = flows[flow].priced, saved[flows[flow].arcs] * np.float64(scale)
             builder.add_entries(np.full(len(columns), row), columns, values)
-    return rows, scale
+    return int(hidden[0]), rows, scale
 
 
 def _finish(
@@ -323,7 +325,7 @@ def _finish(
     choices: tuple[IntArray, ...],
     flows: Sequence[_FlowParts],
     limits: Sequence[Limit],
-    windows: Sequence[tuple[IntArray, float]],
+    windows: Sequence[tuple[int, IntArray, float]],
 ) -> Model:
     rows, columns, values = (np.concatenate(part) for part in zip(*builder.entries, strict=True))
     order = np.lexsort((columns, rows))
@@ -356,8 +358,9 @@ def _finish(
         shared=tuple(parts.shared for parts in flows),
         balances=tuple(tuple(place[rows] for rows in parts.balances) for parts in flows),
         limits=tuple(replace(limit, row=int(place[limit.row])) for limit in limits),
-        windows=tuple(place[rows] for rows, _ in windows),
-        window_scales=tuple(scale for _, scale in windows),
+        hidden=np.array([column for column, _, _ in windows], np.int64),
+        windows=tuple(place[rows] for _, rows, _ in windows),
+        window_scales=tuple(scale for _, _, scale in windows),
         column_names=np.concatenate(builder.column_names),
         row_names=np.concatenate(builder.row_names)[used],
     )

@@ -45,8 +45,8 @@ class Clock:
 class Search:
     """`bound` is below every plan's cost; `choice` is empty until there is a feasible plan.
     `relaxation` is the model that was relaxed last, with its row duals in units of the cost, and
-    `shares` what these say of the windows; it ended at `basis`, and memory `is_limiting` if it had
-    a price there. Plans that cost `cutoff` or more
+    `shares` what these say of the windows; it ended at `basis`. `unlimited_bound` is below the
+    cost of every plan, whatever memory it takes. Plans that cost `cutoff` or more
     are of no interest, nor is a gap of `tolerance` times the cost."""
 
     problem: Problem
@@ -60,7 +60,7 @@ class Search:
     relaxation: tuple[Model, FloatArray] | None = None
     shares: Shares | None = None
     basis: Basis | None = None
-    is_limiting: bool = True
+    unlimited_bound: float = float("-inf")
     cutoff: float = float("inf")
     tolerance: float = 0.0
     statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
@@ -86,6 +86,17 @@ class Search:
         best = self.evaluation
         close = best is not None and self.gap <= self.tolerance * best.objective
         return self.proven or self.beaten or close
+
+    @property
+    def is_limiting(self) -> bool:
+        """Whether there may be a better plan, or one below the cutoff, with more memory."""
+        if self.beaten:
+            return self.unlimited_bound - SAME_COST <= self.cutoff - 1
+        best = self.evaluation
+        if best is None:
+            return True
+        gap = best.objective - self.unlimited_bound
+        return gap >= 1 - SAME_COST and gap > self.tolerance * best.objective
 
     def offer(self, choice: tuple[int, ...], evaluation: Evaluation) -> None:
         """Keeps a feasible plan when it is the cheapest so far."""

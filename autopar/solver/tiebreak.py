@@ -16,7 +16,7 @@ from time import process_time
 
 import numpy as np
 
-from autopar.ir.problem import BoolArray
+from autopar.ir.problem import BoolArray, IntArray
 from autopar.solver.adapter import Answer, Highs, Outcome
 from autopar.solver.bounds import DualBound, dual_bound
 from autopar.solver.dive import num_fractional, rounded
@@ -30,13 +30,25 @@ _MAX_NODES = 2_000
 _WEIGHT_SCALE = 1024 / WEIGHT_LIMIT
 
 
-def restrict(highs: Highs, duals: DualBound, gap: float) -> None:
+def restrict(highs: Highs, model: Model, duals: DualBound, gap: float) -> None:
     """Leaves only what plans within `gap` of the bound can use."""
-    highs.fix(np.flatnonzero(duals.reduced_costs > gap), 0.0)
-    highs.fix(np.flatnonzero(duals.reduced_costs < -gap), 1.0)
+    reduced = duals.reduced_costs
+    highs.fix(_whole_columns(model, reduced > gap), 0.0)
+    highs.fix(_whole_columns(model, reduced < -gap), 1.0)
+    # Of what is hidden, plans have any part.
+    hidden = model.hidden[np.abs(reduced[model.hidden]) > gap]
+    of_hidden = reduced[hidden]
+    part = gap / np.abs(of_hidden)
+    lower, upper = np.where(of_hidden < 0, 1 - part, 0.0), np.where(of_hidden > 0, part, 1.0)
+    highs.keep_between(hidden, lower, upper)
     rows = np.flatnonzero(duals.row_duals)
     of_rows = duals.row_duals[rows]
     highs.limit_slack(rows, of_rows < 0, gap / np.abs(of_rows))
+
+
+def _whole_columns(model: Model, which: BoolArray) -> IntArray:
+    """Those of which a plan has all or nothing."""
+    return np.setdiff1d(np.flatnonzero(which), model.hidden)
 
 
 def break_ties(state: Search, model: Model, highs: Highs, duals: DualBound) -> None:
@@ -47,13 +59,14 @@ def break_ties(state: Search, model: Model, highs: Highs, duals: DualBound) -> N
     state.statistics["ties"] = "unbroken"
     scope = "broken"
     unused = duals.reduced_costs > best - duals.value + SAME_COST
+    unused[model.hidden] = False
     num_open = model.num_columns - int(unused.sum())
     if best - duals.value >= 1 - SAME_COST and num_open > MAX_OPEN:
         held = _hold_memory(state, model, highs, unused)
         if held is None:
             return
         duals, scope = held, "broken beside memory"
-    restrict(highs, duals, best - duals.value + SAME_COST)
+    restrict(highs, model, duals, best - duals.value + SAME_COST)
     answer = _lowest_weight(state, model, highs, best, gap=best - duals.value)
     if len(answer.values) and answer.outcome is Outcome.OPTIMAL:
         choice = rounded(model, answer.values)

@@ -143,8 +143,8 @@ class _Work:
             self._offer_first()
         self._learn(passing, _SWEEPS)
         self._done = self._has_many and self._gap() <= TOLERANCE
+        self.state.unlimited_bound = self.state.bound
         if self.finished():
-            self.state.is_limiting = not self.state.beaten
             return
         if self._is_thin:
             self._close(exact.Aim(cutoff=self.state.cutoff, tolerance=TOLERANCE, dives=True))
