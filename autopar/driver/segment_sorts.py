@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
 
+from autopar.errors import StageError
 from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.pipeline import ActionTable
 from autopar.ir.segments import segments
@@ -35,17 +36,31 @@ class Sort:
 
 class SampledStep:
     """A step in microbatches: its `parts`, the `sorts` of them in order, and a few of each sort as
-    `stages`. StageError if it cannot be cut so."""
+    `stages`. Where no stage can begin, none of the `parts` does. StageError if it can be cut
+    nowhere."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.parts = graph, segments(graph)
+        self.sorts: tuple[Sort, ...] = ()
+        self.stages: list[Graph] = []
+        try:
+            self._sample()
+        except StageError:
+            starts = [part.start for part in self.parts[1:]]
+            impossible = {start for start in starts if not _can_begin(graph, start)}
+            if not impossible or len(impossible) == len(starts):
+                raise
+            self.parts = tuple(part for part in self.parts if part.start not in impossible)
+            self._sample()
+
+    def _sample(self) -> None:
         runs = [len([*run]) for _, run in groupby(self._kinds())]
         ends = accumulate(runs)
         groups = [range(end - count, end) for end, count in zip(ends, runs, strict=True)]
         self.sorts, planned = self._sorts(groups)
         starts = {at for part in planned for at in (part.start, part.stop)}
         cuts = sorted(starts - {0, len(self.parts)})
-        stages = in_stages(graph, [self.parts[at].start for at in cuts])
+        stages = in_stages(self.graph, [self.parts[at].start for at in cuts])
         self.stages = [stages[[0, *cuts].index(part.start)] for part in planned]
 
     def _kinds(self) -> Iterator[object]:
@@ -112,3 +127,12 @@ class SampledStep:
         ranks = len(table.rows)
         once = ranks / table.num_stages / table.microbatches
         return self.often(stage) * ((1 - once) / ranks + once)
+
+
+def _can_begin(graph: Graph, start: int) -> bool:
+    """Whether a stage can begin at an op."""
+    try:
+        in_stages(graph, [start])
+    except StageError:
+        return False
+    return True

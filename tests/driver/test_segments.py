@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from autopar.driver import pipelining
+from autopar.driver import pipelining, segment_sorts
 from autopar.driver.pipelining import search_stages
 from autopar.driver.segment_sorts import SampledStep
 from autopar.driver.segment_ways import Divided, SegmentWays
@@ -251,3 +251,24 @@ def test_one_stage_is_planned_where_no_other_number_fits(monkeypatch: pytest.Mon
     monkeypatch.setattr(pipelining, "_NEAR", 0.0)
     plan = search_stages(asked(chain(*[64] * 5), 2, stages="auto", microbatches=2), silent)
     assert not plan.structure.stages
+
+
+def test_where_no_stage_can_begin_segments_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = in_microbatches(chain(*[16] * 6), 2)
+    parts = segments(whole)
+    cut = segment_sorts.in_stages
+
+    def stubborn(graph: Graph, cuts: Sequence[int]) -> tuple[Graph, ...]:
+        if parts[3].start in cuts:
+            raise StageError("not there")
+        return cut(graph, cuts)
+
+    monkeypatch.setattr(segment_sorts, "in_stages", stubborn)
+    assert SampledStep(whole).parts == (*parts[:3], *parts[4:])
+
+    def never(graph: Graph, cuts: Sequence[int]) -> tuple[Graph, ...]:
+        raise StageError("nowhere")
+
+    monkeypatch.setattr(segment_sorts, "in_stages", never)
+    with pytest.raises(StageError, match="nowhere"):
+        SampledStep(whole)
