@@ -132,7 +132,7 @@ def best_on(
 ) -> Candidate:
     """The best plan on one mesh whose peak, temporaries included, is within the memory limit: of
     all, or of those of `stated`, a part of the problem. It is found from the one `after` which it
-    comes, in which memory binds too: of another limit or mesh, or of the step in another form.
+    comes, of another limit or mesh, or of the step in another form; then not without a limit first.
     InfeasibleError if there is none; Beaten if it is known that none takes less than `cutoff`
     nanoseconds."""
     if stated is None and after is None:

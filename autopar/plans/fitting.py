@@ -44,7 +44,8 @@ class Candidate:
     estimates: Estimates
     solution: Solution
     is_tight: bool = False
-    """Whether memory decides: without a limit another plan would be better."""
+    """Whether memory decides: without a limit another plan may be better, by more than is
+    tolerated."""
     moments: tuple[Moment, ...] = ()
     """Those that count."""
 
