@@ -78,7 +78,8 @@ def search_stages(asked: Asked, say: Say) -> Plan:
     tried, ways = _Tried(say), SegmentWays(asked, say)
     promising = _Promising(asked, ways, tried)
     shapes = promising.best()
-    least, is_planned = promising.plain_ns, promising.is_plain_planned
+    plain = promising.plain if promising.has_plain else None
+    least = None if plain is None else plain.step_ns
     for number, (shape, divided) in enumerate(shapes):
         is_near = least is None or divided.step_ns <= _NEAR * least
         if not is_near or tried.is_enough(number, divided.step_ns):
@@ -86,7 +87,8 @@ def search_stages(asked: Asked, say: Say) -> Plan:
         graph = ways.graph(shape.microbatches)
         if tried.offer(_Pipeline(asked, shape, divided, say).plan, graph):
             least = least or divided.step_ns
-    if promising.is_open and not is_planned and promising.looks_better_plain():
+    is_left = promising.is_open and promising.has_plain is None
+    if is_left and promising.looks_better_plain():
         promising.plan_plain()
     if tried.best is None:
         # Stages hold more than their segments do: those that were left out may be all that fit.
@@ -107,9 +109,8 @@ class _Promising:
         self.is_open = options.stages is None and not options.cuts and options.table is None
         self.plain: Divided | None = None
         """What a step in one stage is thought to be, where that is open and known."""
-        self.is_plain_planned = False
-        self.plain_ns: int | None = None
-        """How long that is thought to take, if there is a plan of it."""
+        self.has_plain: bool | None = None
+        """Whether there is a plan in one stage; None where it was not looked for."""
         self._failed: set[PipelineShape] = set()
         """Those that cannot be, or not in that much memory."""
 
@@ -131,10 +132,7 @@ class _Promising:
 
     def plan_plain(self) -> None:
         """Offers the plan in one stage."""
-        self.is_plain_planned = True
-        has_plain = self.tried.offer_any(search, self._plain_asked(), self.tried.say)
-        if self.plain is not None and has_plain:
-            self.plain_ns = self.plain.step_ns
+        self.has_plain = self.tried.offer_any(search, self._plain_asked(), self.tried.say)
 
     def _weigh_plain(self) -> None:
         """Plans one stage, where that may be as good as what was found so far: what it takes is

@@ -217,8 +217,8 @@ class _OnMesh:
     def _without_limit(self, stage: int, cutoff: int | None) -> Candidate:
         """The plan of a stage, whatever it holds. Other orders have the same, and hold another
         number of microbatches meanwhile."""
-        request, place = self.requests[stage], (self.table.microbatches, self.table.is_split, stage)
-        key = request.mesh.text, *place
+        request, table = self.requests[stage], self.table
+        key = request.mesh.text, table.microbatches, table.is_split, stage
         least = cutoff if stage == self.sample.busiest else None
         if key not in self.free:
             self.free[key] = best_as_stated(request, self._stated(stage, None), self.say, least)

@@ -118,9 +118,10 @@ def _search(
     assert cutoff is not None
     bound = quick_bound(problem, clock)
     if bound >= cutoff:
-        known = Search(problem, Evaluator(problem), clock, progress, bound, cutoff=cutoff)
-        known.unlimited_bound = bound
-        return known
+        evaluator = Evaluator(problem)
+        return Search(
+            problem, evaluator, clock, progress, bound, unlimited_bound=bound, cutoff=cutoff
+        )
     return find_exactly(problem, clock, progress, replace(aim, cutoff=cutoff))
 
 

@@ -130,8 +130,8 @@ def build_model(problem: Problem, *, excess: bool = False, ways: Ways = any_way)
     the nodes cost is left out.
     """
     builder = ProgramBuilder()
-    choices = _add_choices(builder, problem)
     nodes = [name_of(key) for key in problem.keys]
+    choices = _add_choices(builder, problem, nodes)
     for edge in problem.edges:
         _add_edge(builder, edge, choices, nodes)
     distances = all_distances(problem.flows)
@@ -149,16 +149,17 @@ def build_model(problem: Problem, *, excess: bool = False, ways: Ways = any_way)
     return _finish(builder, choices, flows, limits, windows)
 
 
-def _add_choices(builder: ProgramBuilder, problem: Problem) -> tuple[IntArray, ...]:
+def _add_choices(
+    builder: ProgramBuilder, problem: Problem, nodes: Sequence[int]
+) -> tuple[IntArray, ...]:
     choices: list[IntArray] = []
     weights = tie_weights(problem)
     for node, costs in enumerate(problem.costs):
         allowed = costs < FORBIDDEN
         columns = np.full(len(costs), -1, dtype=np.int64)
-        key = name_of(problem.keys[node])
-        name = (NameKind.CHOICE, key, weights[node][allowed])
+        name = (NameKind.CHOICE, nodes[node], weights[node][allowed])
         columns[allowed] = builder.add_columns(costs[allowed], *name)
-        row = builder.add_rows(1, 1.0, 1.0, NameKind.CHOICE, key)
+        row = builder.add_rows(1, 1.0, 1.0, NameKind.CHOICE, nodes[node])
         builder.add_entries(np.repeat(row, allowed.sum()), columns[allowed], 1.0)
         choices.append(columns)
     return tuple(choices)
