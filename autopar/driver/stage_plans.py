@@ -49,11 +49,11 @@ def plan_stages(
     stored: dict[str, Sharding] = {}
     for stage, graph in enumerate(graphs):
         settled = tuple(sorted(_settled(graph, ends)))
-        tied = [node.target for node in graph.with_role(Role.PARAM) if node.target in stored]
-        alike = asked.options.for_stored(asked.options.mesh, {name: stored[name] for name in tied})
+        params = (node.target for node in graph.with_role(Role.PARAM))
+        tied = {name: stored[name] for name in params if name in stored}
         limit = asked.memory_limit_bytes // len(table.stages_of(table.ranks[stage]))
-        own = replace(asked.options, memory_limit_bytes=limit)
-        here = replace(asked, graph=graph, options=own.joined(alike) if tied else own)
+        within = replace(asked, options=replace(asked.options, memory_limit_bytes=limit))
+        here = within.of_part(graph, tied)
         others = tuple(
             Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
             for each in waiting[stage]
@@ -67,8 +67,8 @@ def plan_stages(
         now = here.while_waiting(waiting[stage], is_split=table.is_split)
         found.append(_while_waiting(now, _renamed(known[key], graph)))
         ends |= _laid_out(graph, found[-1].structure)
-        params = found[-1].structure.params.items()
-        stored = {name: param.choice.storage for name, param in params} | stored
+        laid = found[-1].structure.params
+        stored = {name: param.choice.storage for name, param in laid.items()} | stored
     return found
 
 

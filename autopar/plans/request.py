@@ -22,6 +22,7 @@ from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.microbatches import in_microbatches, trains
 from autopar.ir.pipeline import Waiting
 from autopar.ir.residency import can_be_hosted
+from autopar.ir.sharding import Sharding
 from autopar.plans.compatibility import describe_inputs
 from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
@@ -69,6 +70,15 @@ class Asked:
         comes in two parts if it `is_split`."""
         in_flight = 1 + max(each.backward for each in others)
         return replace(self, in_flight=in_flight, others=others if is_split else ())
+
+    def of_part(self, graph: Graph, stored: Mapping[str, Sharding]) -> Asked:
+        """The same of a part of the graph, whose parameters lie as they are `stored` already."""
+        if not stored:
+            return replace(self, graph=graph)
+        alike = self.options.for_stored(self.options.mesh, stored)
+        constraints = (*settle(graph, alike.constraints), *self.constraints)
+        options = self.options.joined(alike)
+        return replace(self, graph=graph, options=options, constraints=constraints)
 
     def on(self, mesh: Mesh) -> PlanRequest:
         """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no

@@ -20,6 +20,7 @@ from autopar.driver.pipelining import search_stages
 from autopar.errors import ArgumentError, ClusterError, PlanMismatchError, StageError
 from autopar.ir.mesh import Mesh
 from autopar.ir.pipeline import Action
+from autopar.ir.sharding import Sharding
 from autopar.plans.compatibility import check_world
 from autopar.plans.fitting import Candidate
 from autopar.plans.options import make_options
@@ -32,12 +33,12 @@ from autopar.tracer import trace
 from tests.planned import hostless
 
 
-def llama(vocabulary: int = 64) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+def llama(vocabulary: int = 64, *, tied: bool = False) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     config = LlamaConfig(
         num_hidden_layers=6, hidden_size=32, head_dim=8, num_attention_heads=4,
         num_key_value_heads=2, intermediate_size=48, vocab_size=vocabulary,
-        max_position_embeddings=32, use_cache=False,
+        max_position_embeddings=32, use_cache=False, tie_word_embeddings=tied,
     )  # fmt: skip
     ids = torch.randint(64, (8, 16))
     return LlamaForCausalLM(config), {"input_ids": ids, "labels": ids}
@@ -80,6 +81,17 @@ def test_the_step_is_that_of_all_stages_together() -> None:
     least = 3 * (second.forward_ns + second.backward_ns)
     assert estimates.step_ns > start + least
     assert 0 < estimates.bubble_ns < estimates.step_ns
+
+
+def test_a_tied_weight_lies_alike_in_all_its_stages() -> None:
+    """Alone, the last stage would not have it in shards."""
+    found = autopar.plan(*llama(tied=True), cluster=hostless("4xH100"), stages=2, microbatches=4)
+    first, last = (
+        stage.structure.params["model.embed_tokens.weight"].choice
+        for stage in found.structure.stages
+    )
+    assert first.storage == last.storage == Sharding.parse("[S(1)]")
+    assert str(last) == "[S(1)]|[R]"
 
 
 def test_an_uneven_model_is_cut_unevenly() -> None:
