@@ -262,6 +262,7 @@ class _OnMesh:
             tuple(self.table.in_flight(stage) for stage in stages),
             self.table.microbatches,
             self.limit,
+            self.table.is_split,
         )
 
     def _divide(self, problem: CutProblem) -> Division:
@@ -281,14 +282,13 @@ class _OnMesh:
         busy_ns = [0] * len(self.table.rows)
         for stage, found in enumerate(stages):
             busy_ns[self.table.ranks[stage]] += _work_ns(found.turn, self.table.microbatches)
-        # Of cuts that are given, and of backwards in two parts, others are no bound.
-        is_proven = not cuts and not self.table.is_split
+        is_proven = not cuts  # Of cuts that are given others are no bound.
         return Divided(
             self.requests[0].mesh,
             tuple(starts) or tuple((m, cut_at(self.sample.graph, m)) for m in cuts),
             step_ns,
             1 - max(busy_ns) / max(1, step_ns),
-            round(division.step_ns(self._problem())) if is_proven else 0,
+            round(division.least_ns(self._problem())) if is_proven else 0,
             division.bound_ns if is_proven else 0,
             tuple(self._narrowed()),
             is_within,
@@ -366,4 +366,5 @@ def _way(plan: Candidate, share: float) -> Way:
         ceil(share * static),
         ceil(share * (memory.kept + memory.saved) / plan.request.in_flight),
         ceil(share * (max(0, last_ns - time_ns) + turn.update_ns)),
+        ceil(share * turn.forward_ns),
     )

@@ -5,6 +5,11 @@ with all others, and what a rank does once: `(m - 1/v) T + S/v + O`, of m microb
 per rank, where T is what the busiest rank takes for a microbatch, S what all stages take together,
 and O the most that a rank takes for what is done once. That is exact of GPipe, 1F1B and interleaved
 1F1B where stages are equal and sends take no time.
+
+Where backward comes in two parts, the second fills what ranks wait. Then a rank that begins after
+the forwards F of the stages before its own is done after `F + m T + O`, of its own T and O, at the
+earliest, in whatever order: the longest of these is what the step takes at the least. The cuts with
+the shortest step by the first formula are still the better ones where steps are played.
 """
 
 from __future__ import annotations
@@ -17,20 +22,22 @@ from itertools import accumulate, pairwise
 @dataclass(frozen=True, slots=True)
 class Way:
     """One way to do a segment: nanoseconds of a microbatch, forward and backward; bytes that are
-    there all the time; bytes that a microbatch holds between its forward and its backward; and
-    nanoseconds of what is done once in a step, beyond that."""
+    there all the time; bytes that a microbatch holds between its forward and its backward;
+    nanoseconds of what is done once in a step, beyond that; and those of the forward alone."""
 
     time_ns: int
     static_bytes: int
     saved_bytes: int
     once_ns: int = 0
+    forward_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CutProblem:
     """`counts` segments of each sort follow one another, and have the `ways` of the sort to be
     done. Stage k is on rank `ranks[k]`, and holds `in_flight[k]` microbatches at most; what stages
-    of a rank hold is within `limit_bytes` together."""
+    of a rank hold is within `limit_bytes` together. Where backward comes in two parts, it
+    `is_split`."""
 
     counts: tuple[int, ...]
     ways: tuple[tuple[Way, ...], ...]
@@ -38,6 +45,7 @@ class CutProblem:
     in_flight: tuple[int, ...]
     microbatches: int
     limit_bytes: int
+    is_split: bool = False
 
     @property
     def chunks(self) -> int:
@@ -59,8 +67,8 @@ class CutProblem:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How many segments of each sort each stage does in each way, `taken[stage][sort][way]`. No
-    cuts are known to take less than `bound_ns`."""
+    """How many segments of each sort each stage does in each way, `taken[stage][sort][way]`. The
+    `least_ns` of no cuts is below `bound_ns`."""
 
     taken: tuple[tuple[tuple[float, ...], ...], ...]
     bound_ns: int
@@ -73,12 +81,32 @@ class Division:
 
     def step_ns(self, problem: CutProblem) -> float:
         """What is made least of."""
+        busy, once, _ = self._times(problem)
+        often = problem.microbatches - 1 / problem.chunks
+        in_turn = often * max(busy.values()) + sum(busy.values()) / problem.chunks
+        return in_turn + max(once.values())
+
+    def least_ns(self, problem: CutProblem) -> float:
+        """What bounds speak of: `step_ns`, or what a step takes at the least whose backward comes
+        in two parts."""
+        if not problem.is_split:
+            return self.step_ns(problem)
+        busy, once, before = self._times(problem)
+        return max(before[r] + problem.microbatches * busy[r] + once[r] for r in busy)
+
+    def _times(
+        self, problem: CutProblem
+    ) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
+        """Of each rank: what it takes for a microbatch, and once; and what the forwards take before
+        its own."""
         busy, once = dict.fromkeys(problem.ranks, 0.0), dict.fromkeys(problem.ranks, 0.0)
+        before: dict[int, float] = {}
+        forwards = 0.0
         for rank, stage in zip(problem.ranks, self.taken, strict=True):
+            before.setdefault(rank, forwards)
             for numbers, ways in zip(stage, problem.ways, strict=True):
                 for number, way in zip(numbers, ways, strict=True):
                     busy[rank] += number * way.time_ns
                     once[rank] += number * way.once_ns
-        often = problem.microbatches - 1 / problem.chunks
-        in_turn = often * max(busy.values()) + sum(busy.values()) / problem.chunks
-        return in_turn + max(once.values())
+                    forwards += number * way.forward_ns
+        return busy, once, before

@@ -2,10 +2,10 @@
 
 Columns are how many segments of each sort each stage has (integer), and how many of them it does in
 each way; which sorts are all done once a stage is (binary); what the busiest rank takes; and the
-most that a rank takes for what is done once. A sort
-is begun only once the one before it is done. Depth costs nothing: equal segments are counted. At
-first a segment may be done partly in one way, partly in another, which bounds what is possible.
-Then, with the sizes of stages given, each is done in one.
+most that a rank takes for what is done once. A sort is begun only once the one before it is done.
+Depth costs nothing: equal segments are counted. At first a segment may be done partly in one way,
+partly in another, which bounds what is possible. Then, with the sizes of stages given, each is
+done in one.
 """
 
 # PuLP has no types of its own: what it hands out is unknown, not wrong.
@@ -28,7 +28,7 @@ from autopar.solver.adapter import Highs, Outcome
 _GAP = 1e-3
 """Of the objective: what a stage takes is not known that well."""
 
-_Time = Literal["time_ns", "once_ns"]
+_Time = Literal["time_ns", "once_ns", "forward_ns"]
 
 _Sizes = Sequence[Sequence[int]]
 """How many segments of each sort each stage has."""
@@ -46,15 +46,25 @@ def divide(problem: CutProblem, sizes: _Sizes | None = None) -> Division:
     except InfeasibleError:
         # In whole segments stages of these sizes may just not fit.
         whole = _Program(problem, None, whole=True).solve()
+    if problem.is_split:
+        first = _Program(problem, None, is_least=True).solve()
     return replace(whole, bound_ns=first.bound_ns)
 
 
 class _Program:
     """The program of `problem`; with `sizes`, or where that is asked for, segments are `whole`:
-    done in one way each."""
+    done in one way each. What is made least of is `Division.step_ns`, or, where it `is_least`, what
+    that takes at the least whose backward comes in two parts."""
 
-    def __init__(self, problem: CutProblem, sizes: _Sizes | None, *, whole: bool = False) -> None:
-        self.problem, self.sizes = problem, sizes
+    def __init__(
+        self,
+        problem: CutProblem,
+        sizes: _Sizes | None,
+        *,
+        whole: bool = False,
+        is_least: bool = False,
+    ) -> None:
+        self.problem, self.sizes, self.is_least = problem, sizes, is_least
         self.is_whole = whole or sizes is not None
         self.stages, self.sorts = range(len(problem.ranks)), range(len(problem.counts))
         self.unit_ns = max(1.0, *(way.time_ns for ways in problem.ways for way in ways))
@@ -74,10 +84,7 @@ class _Program:
 
     def solve(self) -> Division:
         """The best choice there is, with its bound."""
-        problem, chunks = self.problem, self.problem.chunks
-        total = pulp.lpSum(self._time(s, "time_ns") for s in self.stages)
-        often = problem.microbatches - 1 / chunks
-        self.program.setObjective(often * self.busiest + total / chunks + self.once)
+        self._minimise()
         if self.sizes is None:
             self._in_order()
         else:
@@ -99,7 +106,16 @@ class _Program:
             taken = tuple(tuple(tuple(map(round, ways)) for ways in stage) for stage in taken)
         return Division(taken, floor(answer.bound * self.unit_ns * (1 + 1e-9)))
 
-    def _time(self, stage: int, what: Literal["time_ns", "once_ns"]) -> pulp.LpAffineExpression:
+    def _minimise(self) -> None:
+        if self.is_least:
+            self.program.setObjective(pulp.lpSum([self.busiest]))
+            return
+        problem, chunks = self.problem, self.problem.chunks
+        total = pulp.lpSum(self._time(s, "time_ns") for s in self.stages)
+        often = problem.microbatches - 1 / chunks
+        self.program.setObjective(often * self.busiest + total / chunks + self.once)
+
+    def _time(self, stage: int, what: _Time) -> pulp.LpAffineExpression:
         """What a microbatch takes in a stage, or what is done once."""
         return pulp.lpSum(
             column * (getattr(way, what) / self.unit_ns)
@@ -139,9 +155,16 @@ class _Program:
         problem, limit = self.problem, float(self.problem.limit_bytes)
         for rank in sorted(set(problem.ranks)):
             own = [s for s in self.stages if problem.ranks[s] == rank]
-            times: tuple[tuple[Any, _Time], ...] = (self.busiest, "time_ns"), (self.once, "once_ns")
-            for most, what in times:
-                self.program.addConstraint(most >= pulp.lpSum(self._time(s, what) for s in own))
+            turn, once = (
+                pulp.lpSum(self._time(s, what) for s in own) for what in ("time_ns", "once_ns")
+            )
+            if self.is_least:
+                before = pulp.lpSum(self._time(s, "forward_ns") for s in range(own[0]))
+                whole = before + problem.microbatches * turn + once
+                self.program.addConstraint(self.busiest >= whole)
+            else:
+                self.program.addConstraint(self.busiest >= turn)
+                self.program.addConstraint(self.once >= once)
             held = [
                 column * ((way.static_bytes + problem.in_flight[s] * way.saved_bytes) / limit)
                 for s in own
