@@ -23,7 +23,7 @@ from autopar.ir.graph import Node
 from autopar.ir.mesh import FROM_HOST, TO_HOST
 from autopar.ir.problem import BoolArray, IntArray
 from autopar.ir.redistribute import local_bytes
-from autopar.ir.residency import Streamed, can_be_hosted, evenly, streamed
+from autopar.ir.residency import Hosting, Streamed, can_be_hosted, streamed
 from autopar.plans.request import PlanRequest
 
 _PARTS = 8
@@ -42,16 +42,15 @@ def hosted_counts(request: PlanRequest) -> Mapping[str, tuple[int, ...]]:
         wrong = f"cluster {request.cluster.name} does not say host.memory_bytes_per_s"
     known = can_be_hosted(request.step)
     if request.hosted is None:
-        is_offered = is_open(request) and not wrong
-        return {key: _counts(len(members)) for key, members in known.items() if is_offered}
+        if wrong or not is_open(request):
+            return {}
+        settled = dict(request.known_hosted)
+        offered = {key: Hosting.of(m, settled).counts(_PARTS) for key, m in known.items()}
+        return {key: counts for key, counts in offered.items() if any(counts)}
     if request.hosted and wrong:
         raise AutoparError(f"parameters cannot live on the host: {wrong}")
     counts = {key: sum(m in request.hosted for m in members) for key, members in known.items()}
     return {key: (count,) for key, count in counts.items() if count}
-
-
-def _counts(num: int) -> tuple[int, ...]:
-    return tuple(sorted({num * part // _PARTS for part in range(_PARTS + 1)}))
 
 
 class HostedParams:
@@ -59,6 +58,7 @@ class HostedParams:
 
     def __init__(self, request: PlanRequest) -> None:
         graph, self._given = request.step, request.hosted
+        self._settled = dict(request.known_hosted)
         known = can_be_hosted(graph)
         self.members = {key: known[key] for key in hosted_counts(request)}
         """The parameters of each class of which any may be on the host."""
@@ -72,7 +72,8 @@ class HostedParams:
         if self._given is not None:
             return self._given
         if (key, count) not in self._known:
-            self._known[key, count] = frozenset(evenly(self.members.get(key, ()), count))
+            hosting = Hosting.of(self.members.get(key, ()), self._settled)
+            self._known[key, count] = frozenset(hosting.names(count))
         return self._known[key, count]
 
     def is_hosted(self, param: Node, choice: ParamChoice) -> bool:

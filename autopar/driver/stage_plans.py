@@ -1,9 +1,10 @@
 """The plan of each stage of a pipeline, one after the other: what it is sent lies as the one that
-sends it has it, and a tied weight as the first of its stages has it."""
+sends it has it, and a tied weight as the first of its stages that is planned has it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -13,15 +14,17 @@ from autopar.cost_model.account import account
 from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.search import meshes_of, survey
 from autopar.errors import InfeasibleError
+from autopar.ir.choices import ParamChoice
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Role
 from autopar.ir.pipeline import ActionTable, Waiting
-from autopar.ir.sharding import Sharding
+from autopar.ir.residency import can_be_hosted
 from autopar.ir.stages import RECEIVE, SEND, is_end
 from autopar.plans.fitting import Candidate
-from autopar.plans.matching import general
+from autopar.plans.matching import general, matches
 from autopar.plans.plan import Structure
 from autopar.plans.request import Asked, Narrowed
+from autopar.plans.strategies import expand_strategy
 
 _LEVELS = 4
 """For how many numbers of microbatches in flight stages are planned that are equal but for that:
@@ -38,38 +41,93 @@ def plan_stages(
     where possible. A device holds what waits in `table`, and the stages of a rank share its memory.
     Stages that differ from another in nothing but the names of their parameters are planned as that
     one. InfeasibleError if one does not fit in memory."""
+    can_be = _tied(graphs)
+    hosted = {name: False for name, can in can_be.items() if not can}
+    try:
+        return _plan_all(asked, graphs, table, narrowed, hosted, say)
+    except InfeasibleError as error:
+        options = asked.options
+        if options.residency != "auto" or options.hosted is not None or not any(can_be.values()):
+            raise
+        # A stage with room keeps a tied weight on the device, where another one has none for it.
+        say(f"{error}; with tied weights on the host")
+        return _plan_all(asked, graphs, table, narrowed, can_be, say)
+
+
+def _tied(graphs: Sequence[Graph]) -> dict[str, bool]:
+    """The parameters that several stages have, and whether all of these can have them on the
+    host."""
+    count = Counter(name for graph in graphs for name in _params(graph))
+    can_be = Counter(
+        name for graph in graphs for found in can_be_hosted(graph).values() for name in found
+    )
+    return {name: can_be[name] == stages for name, stages in count.items() if stages > 1}
+
+
+def _plan_all(
+    asked: Asked,
+    graphs: Sequence[Graph],
+    table: ActionTable,
+    narrowed: Narrowed,
+    hosted: Mapping[str, bool],
+    say: Say,
+) -> list[Candidate]:
+    """`plan_stages`, where it is known of some parameters whether they are `hosted`."""
     ends: dict[tuple[str, str], str] = {}
-    found: list[Candidate] = []
+    found: dict[int, Candidate] = {}
     known: dict[object, Candidate] = {}
     waiting = [table.others(stage) for stage in range(len(graphs))]
     most = Waiting(
         *(max(n) for n in zip(*(each for others in waiting for each in others), strict=True))
     )
     unit = max(1, -(-most.backward // _LEVELS))
-    stored: dict[str, Sharding] = {}
-    for stage, graph in enumerate(graphs):
+    choices: dict[str, ParamChoice] = {}
+    for stage in _in_order(asked, graphs):
+        graph = graphs[stage]
         settled = tuple(sorted(_settled(graph, ends)))
-        params = (node.target for node in graph.with_role(Role.PARAM))
-        tied = {name: stored[name] for name in params if name in stored}
+        stored = {name: choices[name].storage for name in _params(graph) if name in choices}
+        hosted = {name: bool(choice.hosted) for name, choice in choices.items()} | {**hosted}
         limit = asked.memory_limit_bytes // len(table.stages_of(table.ranks[stage]))
         within = replace(asked, options=replace(asked.options, memory_limit_bytes=limit))
-        here = within.of_part(graph, tied)
+        here = within.of_part(graph, stored, hosted)
         others = tuple(
             Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
             for each in waiting[stage]
         )
-        key = _signature(graph), limit, others, settled, tuple(tied)
+        key = _signature(graph), limit, others, settled, tuple(stored)
         if key not in known:
             say(f"planning stage {stage} of {len(graphs)}")
             while_waiting = here.while_waiting(others, is_split=table.is_split)
             wanted = replace(while_waiting, tolerance=STAGE_TOLERANCE)
             known[key] = _best(wanted, settled, narrowed, say)
         now = here.while_waiting(waiting[stage], is_split=table.is_split)
-        found.append(_while_waiting(now, _renamed(known[key], graph)))
-        ends |= _laid_out(graph, found[-1].structure)
-        laid = found[-1].structure.params
-        stored = {name: param.choice.storage for name, param in laid.items()} | stored
-    return found
+        found[stage] = _while_waiting(now, _renamed(known[key], graph))
+        ends |= _laid_out(graph, found[stage].structure)
+        laid = found[stage].structure.params
+        choices = {name: param.choice for name, param in laid.items()} | choices
+    return [found[stage] for stage in range(len(graphs))]
+
+
+def _in_order(asked: Asked, graphs: Sequence[Graph]) -> list[int]:
+    """The stages, those first for whose tied weights the strategy asks for something: other stages
+    have them as these do."""
+    stages = range(len(graphs))
+    if not asked.options.strategy:
+        return [*stages]
+    (mesh,) = meshes_of(asked.cluster, asked.options)
+    tied = _tied(graphs)
+
+    def is_asked(stage: int) -> bool:
+        own = expand_strategy(asked.options.strategy, graphs[stage], mesh)
+        patterns = [each.pattern for each in own if each.kind == "param" and each.pattern != "*"]
+        names = [name for name in _params(graphs[stage]) if name in tied]
+        return any(matches(pattern, name) for name in names for pattern in patterns)
+
+    return sorted(stages, key=lambda stage: not is_asked(stage))
+
+
+def _params(graph: Graph) -> list[str]:
+    return [node.target for node in graph.with_role(Role.PARAM)]
 
 
 def _while_waiting(asked: Asked, found: Candidate) -> Candidate:

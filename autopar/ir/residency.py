@@ -55,10 +55,32 @@ def can_be_hosted(graph: Graph) -> Mapping[str, tuple[str, ...]]:
     return {key: tuple(found) for key, found in members.items() if key not in ruled_out}
 
 
-def evenly(members: Sequence[str], count: int) -> tuple[str, ...]:
-    """So many of the members of a class, as evenly as can be: their copies come one by one."""
-    num = len(members)
-    return tuple(m for k, m in enumerate(members) if (k + 1) * count // num > k * count // num)
+class Hosting(NamedTuple):
+    """Which `members` of a class live on the host, where some of them `do` in any case, and all but
+    those and the `open` ones do not."""
+
+    do: tuple[str, ...]
+    open: tuple[str, ...]
+
+    @classmethod
+    def of(cls, members: Sequence[str], known: Mapping[str, bool]) -> Hosting:
+        """Of some it may be known whether they do."""
+        return cls(
+            tuple(m for m in members if known.get(m, False)),
+            tuple(m for m in members if m not in known),
+        )
+
+    def counts(self, parts: int) -> tuple[int, ...]:
+        """How many may: the open ones in so many equal parts."""
+        num, least = len(self.open), len(self.do)
+        return tuple(sorted({least + num * part // parts for part in range(parts + 1)}))
+
+    def names(self, count: int) -> tuple[str, ...]:
+        """Those that do, where so many do: of the open ones as evenly as can be, since their copies
+        come one by one."""
+        num, more = len(self.open), count - len(self.do)
+        chosen = (m for k, m in enumerate(self.open) if (k + 1) * more // num > k * more // num)
+        return (*self.do, *chosen)
 
 
 def streamed(graph: Graph, mesh: Mesh, names: Collection[str]) -> tuple[Streamed, ...]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from autopar.ir.blocks import place_of
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.stage_homes import belongs_nowhere, is_of_parameters
+from autopar.ir.stages import first_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,17 @@ def segments(graph: Graph) -> tuple[Segment, ...]:
         if node.phase is Phase.FORWARD and not node.view and not belongs_nowhere(graph, node)
     ]
     learned = {n.module for n in ops if any(is_of_parameters(graph, ref) for ref in n.inputs)}
+    begins = first_ops(graph)
     found: list[Segment] = []
-    seen = set[str]()
+    seen, last = set[str](), -1
     for node in ops:
         listed, module = place_of(node.module)
         if module and module not in seen and (listed or module in learned):
             seen.add(module)
-            found.append(Segment(module, node.index if found else 0))
+            # A module may use parameters of its own after others within it: it began with those.
+            if not found or begins[module] > last:
+                found.append(Segment(module, node.index if found else 0))
+        last = node.index
     changes = [*_changes(graph)]
     return tuple(
         each for each in found if not any(first < each.start <= last for first, last in changes)

@@ -11,7 +11,7 @@ The graph that is cut is that in microbatches: each turn sends its part.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -24,6 +24,7 @@ from autopar.ir.graph import (
     Phase,
     Ref,
     Role,
+    per_graph,
     transplanted,
 )
 from autopar.ir.stage_homes import Assignment, assign
@@ -62,14 +63,25 @@ def link_of(node: Node, stage: int) -> StageLink:
     return StageLink(*ends, node.phase, node.target)
 
 
+@per_graph
+def first_ops(graph: Graph) -> Mapping[str, int]:
+    """The first op of forward of each module, those within it included."""
+    found: dict[str, int] = {}
+    for node in graph.with_role(Role.OP):
+        if node.phase is Phase.FORWARD:
+            parts = node.module.split(".")
+            for count in range(1, len(parts) + 1):
+                found.setdefault(".".join(parts[:count]), node.index)
+    return found
+
+
 def cut_at(graph: Graph, module: str) -> int:
     """The node at which a stage begins whose first module is `module`: the first op of forward that
     belongs to it. StageError if there is none."""
-    for node in graph.with_role(Role.OP):
-        inside = node.module == module or node.module.startswith(f"{module}.")
-        if inside and node.phase is Phase.FORWARD:
-            return node.index
-    raise StageError(f"no stage begins at {module!r}: the model computes nothing there")
+    found = first_ops(graph).get(module)
+    if found is None:
+        raise StageError(f"no stage begins at {module!r}: the model computes nothing there")
+    return found
 
 
 def in_stages(graph: Graph, cuts: Sequence[int]) -> tuple[Graph, ...]:

@@ -149,9 +149,13 @@ class Options:
         cuts = tuple(stage.start for stage in structure.stages[1:])
         return replace(self, stages=len(structure.stages), cuts=cuts, schedule=schedule)
 
-    def for_stored(self, mesh: str, storage: Mapping[str, Sharding]) -> Options:
+    def for_stored(
+        self,
+        mesh: str,
+        storage: Mapping[str, Sharding],
+        origin: str = "parameters as they are stored",
+    ) -> Options:
         """Nothing imposed but `mesh`, and parameters as they are stored already."""
-        origin = "parameters as they are stored"
         constraints = tuple(
             Constraint("param", name, WantedPlacement(positional=sharding), origin)
             for name, sharding in storage.items()

@@ -59,6 +59,9 @@ class Asked:
     """As far as that is settled beside what is asked for."""
     tolerance: float = 0.0
     """By which part a plan may take longer than another."""
+    known_hosted: tuple[tuple[str, bool], ...] = ()
+    """Of some parameters whether they live on the host, which is settled by other parts of the
+    model."""
 
     @property
     def memory_limit_bytes(self) -> int:
@@ -71,14 +74,20 @@ class Asked:
         in_flight = 1 + max(each.backward for each in others)
         return replace(self, in_flight=in_flight, others=others if is_split else ())
 
-    def of_part(self, graph: Graph, stored: Mapping[str, Sharding]) -> Asked:
-        """The same of a part of the graph, whose parameters lie as they are `stored` already."""
+    def of_part(
+        self, graph: Graph, stored: Mapping[str, Sharding], hosted: Mapping[str, bool]
+    ) -> Asked:
+        """The same of a part of the graph. Of some parameters it is known from other parts how they
+        are `stored`, or whether they are `hosted`."""
+        own = {node.target for node in graph.with_role(Role.PARAM)}
+        known = tuple((name, is_so) for name, is_so in hosted.items() if name in own)
+        here = replace(self, graph=graph, known_hosted=known)
         if not stored:
-            return replace(self, graph=graph)
-        alike = self.options.for_stored(self.options.mesh, stored)
+            return here
+        origin = "weights as the stages that they are tied to store them"
+        alike = self.options.for_stored(self.options.mesh, stored, origin)
         constraints = (*settle(graph, alike.constraints), *self.constraints)
-        options = self.options.joined(alike)
-        return replace(self, graph=graph, options=options, constraints=constraints)
+        return replace(here, options=self.options.joined(alike), constraints=constraints)
 
     def on(self, mesh: Mesh) -> PlanRequest:
         """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no
@@ -97,6 +106,7 @@ class Asked:
             others=self.others,
             narrowed=self.narrowed,
             tolerance=self.tolerance,
+            known_hosted=self.known_hosted,
         ).as_asked()
 
     def digest(self) -> str:
@@ -138,12 +148,15 @@ class PlanRequest:
     others: tuple[Waiting, ...] = ()
     narrowed: Narrowed = ()
     tolerance: float = 0.0
+    known_hosted: tuple[tuple[str, bool], ...] = ()
     """As `Asked` has these."""
 
     def as_asked(self) -> PlanRequest:
         """The same where nothing is decided that saves memory, but for what is asked for."""
         graph, options = self.graph, self.options
-        again, hosted = _made_again(graph, options), _hosted(graph, options)
+        known = dict(self.known_hosted)
+        again, free = _made_again(graph, options), _hosted(graph, options) - known.keys()
+        hosted = free | {name for name, is_hosted in known.items() if is_hosted}
         return replace(self, again=again, offloaded=(), hosted=hosted)
 
     def opened(self) -> PlanRequest:

@@ -12,7 +12,7 @@ from autopar.ir.copies import original_key
 from autopar.ir.graph import Graph, Node, Role
 from autopar.ir.offloading import offloadable
 from autopar.ir.problem import Label, Problem, Solution
-from autopar.ir.residency import can_be_hosted, evenly
+from autopar.ir.residency import Hosting, can_be_hosted
 from autopar.ir.rounding import rounded_key
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED
@@ -43,11 +43,11 @@ def _hosted(request: PlanRequest, chosen: Mapping[str, Label]) -> frozenset[str]
     """The parameters that live on the host."""
     if request.hosted is not None:
         return request.hosted
-    found: set[str] = set()
+    found, known = set[str](), dict(request.known_hosted)
     for key, members in can_be_hosted(request.graph).items():
         label = chosen[key]
         assert isinstance(label, ParamChoice)
-        found.update(evenly(members, label.hosted))
+        found.update(Hosting.of(members, known).names(label.hosted))
     return frozenset(found)
 
 

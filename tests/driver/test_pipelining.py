@@ -28,6 +28,7 @@ from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
 from autopar.plans.request import ask
 from autopar.report.difference import compare
+from autopar.runtime.process.stage_groups import storage_in_stages
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.planned import hostless
@@ -92,6 +93,48 @@ def test_a_tied_weight_lies_alike_in_all_its_stages() -> None:
     )
     assert first.storage == last.storage == Sharding.parse("[S(1)]")
     assert str(last) == "[S(1)]|[R]"
+
+
+def test_a_strategy_speaks_of_a_tied_weight_in_all_its_stages() -> None:
+    """It asks for shards where the weight is that of a product: in the last stage."""
+    found = autopar.plan(
+        *llama(tied=True), cluster=hostless("2x2xH100"), stages=2, microbatches=2,
+        strategy="megatron",
+    )  # fmt: skip
+    storage, ranks = storage_in_stages(found.structure.stages), (0, 2)
+    first, stored = storage["model.embed_tokens.weight"]
+    assert first == ranks and not stored.is_replicated
+
+
+class Tied(nn.Module):
+    """A head that reads the embedding, which is most of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(512, 32)
+        self.layers = nn.ModuleList(nn.Linear(32, 32) for _ in range(4))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        h = self.embed(ids)
+        for layer in self.layers:
+            h = torch.tanh(layer(h))
+        return nn.functional.cross_entropy((h @ self.embed.weight.T).flatten(0, 1), ids.flatten())
+
+
+def test_a_tied_weight_lives_on_the_host_in_all_its_stages_or_in_none() -> None:
+    """The first stage has room for it on the device; the last one has none where memory binds."""
+    inputs = (torch.arange(512).reshape(32, 16),)
+    options: dict[str, Any] = {"cluster": hostless("2xH100"), "stages": 2, "microbatches": 2}
+    free = autopar.plan(Tied(), inputs, **options)
+    fullest = max(stage.estimates.memory.total for stage in free.stages)
+    for part, is_hosted in ((1.0, False), (0.9, True)):
+        limit = int(fullest * part)
+        found = autopar.plan(Tied(), inputs, **options, residency="auto", memory_limit=limit)
+        for stage, own in zip(found.structure.stages, found.stages, strict=True):
+            assert bool(stage.structure.params["embed.weight"].choice.hosted) == is_hosted
+            assert own.estimates.memory.total <= limit
+        autopar.verify(found, Tied(), inputs)
 
 
 def test_an_uneven_model_is_cut_unevenly() -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import chain
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from autopar.driver.what_if import make_explainer
 from autopar.errors import ArgumentError, AutoparError, InfeasibleError
 from autopar.ir.mesh import Cluster
 from autopar.ir.problem import Problem
-from autopar.ir.residency import can_be_hosted, evenly
+from autopar.ir.residency import Hosting, can_be_hosted
 from autopar.plans.decisions import make_structure
 from autopar.plans.fitting import Candidate
 from autopar.plans.options import Options, make_options
@@ -73,8 +74,18 @@ def decided(gb_per_s: float) -> Iterator[PlanRequest]:
     first, second = can_be_hosted(plain.graph).values()
     for some in range(len(first) + 1):
         for others in range(len(second) + 1):
-            hosted = frozenset((*evenly(first, some), *evenly(second, others)))
-            yield replace(plain, hosted=hosted)
+            chosen = (Hosting.of(first, {}).names(some), Hosting.of(second, {}).names(others))
+            yield replace(plain, hosted=frozenset(chain.from_iterable(chosen)))
+
+
+def test_what_is_known_of_some_is_so_in_all_choices() -> None:
+    known = {"a": True, "d": False}
+    hosting = Hosting.of(tuple("abcdef"), known)
+    assert hosting.counts(8) == (1, 2, 3, 4, 5)
+    for count in hosting.counts(8):
+        names = hosting.names(count)
+        assert len(set(names)) == count and "a" in names and "d" not in names
+    assert Hosting.of(("d",), known).counts(8) == (0,)
 
 
 def held(problem: Problem) -> int:

@@ -116,6 +116,37 @@ def test_segments_are_the_list_of_layers_and_what_has_parameters_beside_it() -> 
     assert all(a.start < b.start for a, b in pairwise(segments(graph("llama"))))
 
 
+class Scaled(nn.Module):
+    """Uses a parameter of its own after the first of its modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)) * self.scale)
+
+
+def test_a_segment_begins_where_its_module_does() -> None:
+    """A plan has names: from those, the run finds the same op."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem, self.body, self.head = nn.Linear(8, 8), Scaled(), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.relu(self.body(torch.relu(self.stem(x))))).square().mean()
+
+    whole = trace(Net(), (torch.ones(4, 8),), {}).graph
+    found = segments(whole)
+    assert [each.module for each in found] == ["stem", "body.a", "body.b", "head"]
+    for each in found[1:]:
+        between = whole.nodes[cut_at(whole, each.module) : each.start]
+        assert all(node.view for node in between)
+
+
 def test_what_cannot_be_cut_is_an_error_that_says_why() -> None:
     whole = graph("llama")
     with pytest.raises(StageError, match=r"no stage begins at 'model\.layers\.7'"):

@@ -18,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.tensor import Replicate
 
 from autopar.errors import PlanError, RankError
+from autopar.ir.choices import ParamChoice
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.plan import Stage
@@ -119,19 +120,24 @@ class StageGroups:
 
 def storage_in_stages(stages: Sequence[Stage]) -> dict[str, tuple[tuple[int, ...], Sharding]]:
     """Of each parameter the first ranks of the stages that have it, and how they store it.
-    PlanError if they do so in several ways."""
+    PlanError if they do so in several ways, or some on the host and some on the device."""
     ranks: dict[str, set[int]] = {}
-    found: dict[str, Sharding] = {}
+    found: dict[str, ParamChoice] = {}
     for stage in stages:
         for name, param in stage.structure.params.items():
             ranks.setdefault(name, set()).add(stage.first_rank)
-            storage = param.choice.storage
-            if found.setdefault(name, storage) != storage:
+            choice = param.choice
+            known = found.setdefault(name, choice)
+            if (known.storage, known.hosted) != (choice.storage, choice.hosted):
                 raise PlanError(
-                    f"parameter {name} is tied across stages, which store it as {found[name]} and "
-                    f"as {storage}: its copies must be stored alike; plan again"
+                    f"parameter {name} is tied across stages, which store it as {_told(known)} and "
+                    f"as {_told(choice)}: its copies must be stored alike; plan again"
                 )
-    return {name: (tuple(sorted(ranks[name])), storage) for name, storage in found.items()}
+    return {name: (tuple(sorted(ranks[name])), each.storage) for name, each in found.items()}
+
+
+def _told(choice: ParamChoice) -> str:
+    return f"{choice.storage} on the host" if choice.hosted else str(choice.storage)
 
 
 def make_stage_groups(stages: Sequence[Stage], world: World) -> StageGroups:
