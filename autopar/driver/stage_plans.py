@@ -86,7 +86,7 @@ def _plan_all(
         graph = graphs[stage]
         settled = tuple(sorted(_settled(graph, ends)))
         stored = {name: choices[name].storage for name in _params(graph) if name in choices}
-        hosted = {name: bool(choice.hosted) for name, choice in choices.items()} | {**hosted}
+        hosted = {**{name: bool(c.hosted) for name, c in choices.items()}, **hosted}
         limit = asked.memory_limit_bytes // len(table.stages_of(table.ranks[stage]))
         within = replace(asked, options=replace(asked.options, memory_limit_bytes=limit))
         here = within.of_part(graph, stored, hosted)
@@ -94,7 +94,7 @@ def _plan_all(
             Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
             for each in waiting[stage]
         )
-        key = _signature(graph), limit, others, settled, tuple(stored)
+        key = _signature(graph), limit, others, settled, tuple(stored), here.known_hosted
         if key not in known:
             say(f"planning stage {stage} of {len(graphs)}")
             while_waiting = here.while_waiting(others, is_split=table.is_split)

@@ -34,6 +34,9 @@ from autopar.plans.strategies import expand_strategy
 Narrowed = tuple[tuple[str, tuple[str, ...]], ...]
 """The labels that the choices of an op may have, by its key."""
 
+_TIED = "weights as the stages that they are tied to store them"
+"""The origin of constraints that nobody asked for."""
+
 _DIGEST_BYTES = 20
 _PACKAGES = ("torch", "highspy", "pulp", "numpy", "numba", "networkx", "msgspec")
 """What a plan passes through, beside autopar."""
@@ -84,8 +87,7 @@ class Asked:
         here = replace(self, graph=graph, known_hosted=known)
         if not stored:
             return here
-        origin = "weights as the stages that they are tied to store them"
-        alike = self.options.for_stored(self.options.mesh, stored, origin)
+        alike = self.options.for_stored(self.options.mesh, stored, _TIED)
         constraints = (*settle(graph, alike.constraints), *self.constraints)
         return replace(here, options=self.options.joined(alike), constraints=constraints)
 
@@ -227,7 +229,7 @@ class PlanRequest:
         )
         lines = (f"{each.origin}: {each}" for each in strategy)
         more = (f"{name} {value}" for name, value, usual in others if value != usual)
-        return (*options.asked, *lines, *more)
+        return (*(line for line in options.asked if line != _TIED), *lines, *more)
 
 
 def _made_again(graph: Graph, options: Options) -> tuple[str, ...]:

@@ -104,6 +104,7 @@ def test_a_strategy_speaks_of_a_tied_weight_in_all_its_stages() -> None:
     storage, ranks = storage_in_stages(found.structure.stages), (0, 2)
     first, stored = storage["model.embed_tokens.weight"]
     assert first == ranks and not stored.is_replicated
+    assert not any("tied" in line for line in found.provenance.imposed)
 
 
 class Tied(nn.Module):
