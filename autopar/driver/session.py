@@ -35,6 +35,7 @@ from autopar.ir.mesh import Cluster
 from autopar.ir.sharding import Handed, Sharding
 from autopar.ir.version import __version__
 from autopar.plans.compatibility import check_fit
+from autopar.plans.layout import starts_in
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan, Structure
 from autopar.runtime.checkpoint.weights import Sources
@@ -225,7 +226,10 @@ class Builder:
             least = asked.for_stored(groups.mesh.text, stored)
             if self.family.structure is not None:
                 first = self.family.structure
-                asked, least = asked.in_stages_of(first), least.in_stages_of(first)
+                cuts = starts_in(traced.graph, first)
+                asked, least = (
+                    replace(each.in_stages_of(first), cuts=cuts) for each in (asked, least)
+                )
 
         def planned(options: Options) -> bytes:
             if not self.family.is_first:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from autopar.errors import PlanMismatchError
+from autopar.errors import PlanMismatchError, StageError
 from autopar.ir.choices import Choice, ParamChoice, pull_back, shardings
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role
 from autopar.ir.input_sharding import input_state
@@ -17,8 +17,8 @@ from autopar.ir.offloading import Away, offloaded
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.residency import Streamed, can_be_hosted, streamed
 from autopar.ir.sharding import Sharding
-from autopar.ir.stages import cut_at, in_stages
-from autopar.ir.uses import Group, Use, root_key
+from autopar.ir.stages import cut_at, first_ops, in_stages
+from autopar.ir.uses import Group, Use, root_key, root_of
 from autopar.plans.plan import Structure
 from autopar.plans.rounded import step_with
 
@@ -173,6 +173,38 @@ def stage_graphs(graph: Graph, structure: Structure) -> tuple[Graph, ...]:
         return (graph,)
     turns = in_microbatches(graph, structure.schedule.microbatches)
     return in_stages(turns, [cut_at(turns, stage.start) for stage in structure.stages[1:]])
+
+
+def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
+    """The modules that begin the stages of a pipeline, but for the first, in another call of its
+    model: where that leaves out the one that a stage begins with, the first that reads one of its
+    parameters. StageError if there is none."""
+    known, earlier = first_ops(graph), set[str]()
+    found: list[str] = []
+    for number, stage in enumerate(structure.stages):
+        own = stage.structure.params.keys() - earlier
+        earlier |= own
+        if number and stage.start in known:
+            found.append(stage.start)
+        elif number:
+            start = next(_readers(graph, own), None)
+            if start is None:
+                raise StageError(
+                    f"this call of the model computes nothing in stage {number}, which begins with "
+                    f"{stage.start} and has {', '.join(sorted(own)[:3])}: call the whole model, "
+                    "or cut it elsewhere"
+                )
+            found.append(start)
+    return tuple(found)
+
+
+def _readers(graph: Graph, params: Collection[str]) -> Iterator[str]:
+    """The modules of forward that read some of the parameters, in order."""
+    indices = {node.index for node in graph.with_role(Role.PARAM) if node.target in params}
+    for node in graph.with_role(Role.OP):
+        reads = any(root_of(graph, ref)[0].node in indices for ref in node.inputs)
+        if reads and node.phase is Phase.FORWARD:
+            yield node.module
 
 
 def parse_layout(graph: Graph, structure: Structure) -> Layout:

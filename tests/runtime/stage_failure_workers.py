@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from autopar.errors import AutoparError
 from autopar.runtime.program.turns import TurnRun
-from tests.runtime.stage_workers import staged
-from tests.runtime.workers import RANK, batch, llama
+from tests.runtime.workers import RANK, batch, llama, staged
 
 TIMEOUT_S = 15
 

@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
-import autopar
 from autopar.runtime.program.sharded import whole_of
 from tests.runtime.microbatch_workers import trained
+from tests.runtime.stage_call_workers import other_calls
 from tests.runtime.workers import (
     RANK,
     adamw,
@@ -30,20 +30,13 @@ from tests.runtime.workers import (
     distance,
     gpt2,
     llama,
+    most,
     points,
     sgd,
     slow_devices,
+    staged,
     train,
 )
-
-
-def staged(model: nn.Module, ranks: int = 2, **how: Any) -> Any:
-    return autopar.compile(model, cluster=slow_devices(ranks), **({"stages": 2} | how))
-
-
-def most(ours: nn.Module, theirs: nn.Module, of: str = "") -> float:
-    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
-    return max(distance(p.grad, q.grad) if of == "grad" else distance(p, q) for p, q in pairs)
 
 
 def dropout(**how: Any) -> dict[str, float]:
@@ -199,37 +192,6 @@ def backward_in_two_parts() -> dict[str, float]:
                 given = {key: x[:size] for key, x in batch(5).items()}
                 found[f"{name}: {size}"] = distance(model(**given).loss, plain(**given).loss)
     return found
-
-
-class Telling(nn.Module):
-    """Returns a number beside the loss, which has no gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
-
-    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        h = self.layers[1](self.layers[0](x))
-        return {"loss": ((h - y) ** 2).mean(), "size": h.detach().abs().mean()}
-
-
-def other_calls() -> dict[str, float]:
-    """Evaluation of batches that microbatches do not divide, and a number from the last stage."""
-    plain = llama()
-    model = staged(copy.deepcopy(plain), microbatches=4)
-    model(**batch(0)).loss.backward()
-    found = {}
-    with torch.no_grad():
-        for size in (8, 5, 3):
-            given = {name: x[:size] for name, x in batch(1).items()}
-            found[f"loss of {size}"] = distance(model(**given).loss, plain(**given).loss)
-    telling = Telling()
-    made = staged(copy.deepcopy(telling), cuts="layers.1", microbatches=1)(*points())
-    expected = telling(*points())
-    assert made["size"].shape == ()
-    found["number"] = distance(whole_of(made["size"]), expected["size"])
-    return found | {"beside it": distance(made["loss"], expected["loss"])}
 
 
 class Skipping(nn.Module):

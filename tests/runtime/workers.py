@@ -282,3 +282,12 @@ def four() -> dict[str, Any]:
         "random": train(lambda: llama(1), sgd, 2, plan=plan),
         "mixtral": train(mixtral, sgd, 3, plan=exchanging_plan(mixtral(), batch(0), "4")),
     }
+
+
+def staged(model: nn.Module, ranks: int = 2, **how: Any) -> Any:
+    return autopar.compile(model, cluster=slow_devices(ranks), **({"stages": 2} | how))
+
+
+def most(ours: nn.Module, theirs: nn.Module, of: str = "") -> float:
+    pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
+    return max(distance(p.grad, q.grad) if of == "grad" else distance(p, q) for p, q in pairs)
