@@ -355,6 +355,9 @@ class _Pipeline:
         estimates: Estimates,
     ) -> Plan:
         asked, shape, divided = self.asked, self.shape, self.divided
+        # Of some stages the strategy has nothing to say.
+        strategy = asked.options.strategy
+        told = next(each for each in found if each.request.options.strategy == strategy).request
         devices = self.cluster.num_devices
         stages = tuple(
             Stage(start, self.table.ranks[k] * devices, each.structure)
@@ -387,6 +390,6 @@ class _Pipeline:
                 bound_ns=min(divided.bound_ns, divided.objective_ns),
                 gap_ppm=divided.gap_ppm,
                 meshes_tried=(str(divided.mesh),),
-                imposed=(*found[0].request.describe_imposed(), *imposed_on(asked.options)),
+                imposed=(*told.describe_imposed(), *imposed_on(asked.options)),
             ),
         )

@@ -13,7 +13,7 @@ from autopar.compile import Say
 from autopar.cost_model.account import account
 from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.search import meshes_of, survey
-from autopar.errors import InfeasibleError
+from autopar.errors import InfeasibleError, UnsuitedMeshError
 from autopar.ir.choices import ParamChoice
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph, Role
@@ -82,14 +82,14 @@ def _plan_all(
     )
     unit = max(1, -(-most.backward // _LEVELS))
     choices: dict[str, ParamChoice] = {}
-    for stage in _in_order(asked, graphs):
+    for stage, strategy in _strategies(asked, graphs).items():
         graph = graphs[stage]
         settled = tuple(sorted(_settled(graph, ends)))
         stored = {name: choices[name].storage for name in _params(graph) if name in choices}
         hosted = {**{name: bool(c.hosted) for name, c in choices.items()}, **hosted}
         limit = asked.memory_limit_bytes // len(table.stages_of(table.ranks[stage]))
-        within = replace(asked, options=replace(asked.options, memory_limit_bytes=limit))
-        here = within.of_part(graph, stored, hosted)
+        options = replace(asked.options, memory_limit_bytes=limit, strategy=strategy)
+        here = replace(asked, options=options).of_part(graph, stored, hosted)
         others = tuple(
             Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
             for each in waiting[stage]
@@ -108,22 +108,31 @@ def _plan_all(
     return [found[stage] for stage in range(len(graphs))]
 
 
-def _in_order(asked: Asked, graphs: Sequence[Graph]) -> list[int]:
-    """The stages, those first for whose tied weights the strategy asks for something: other stages
-    have them as these do."""
-    stages = range(len(graphs))
-    if not asked.options.strategy:
-        return [*stages]
+def _strategies(asked: Asked, graphs: Sequence[Graph]) -> dict[int, str]:
+    """The strategy of each stage, those first for whose tied weights it asks for something: other
+    stages have them as these do. It is none where it has nothing to say. UnsuitedMeshError if that
+    is so of all."""
+    strategy = asked.options.strategy
+    if not strategy:
+        return dict.fromkeys(range(len(graphs)), "")
     (mesh,) = meshes_of(asked.cluster, asked.options)
     tied = _tied(graphs)
-
-    def is_asked(stage: int) -> bool:
-        own = expand_strategy(asked.options.strategy, graphs[stage], mesh)
-        patterns = [each.pattern for each in own if each.kind == "param" and each.pattern != "*"]
-        names = [name for name in _params(graphs[stage]) if name in tied]
-        return any(matches(pattern, name) for name in names for pattern in patterns)
-
-    return sorted(stages, key=lambda stage: not is_asked(stage))
+    first, suited = list[int](), list[int]()
+    for stage, graph in enumerate(graphs):
+        try:
+            demands = expand_strategy(strategy, graph, mesh)
+        except UnsuitedMeshError:
+            if stage == len(graphs) - 1 and not first and not suited:
+                raise
+            continue
+        patterns = [
+            each.pattern for each in demands if each.kind == "param" and each.pattern != "*"
+        ]
+        names = [name for name in _params(graph) if name in tied]
+        is_asked = any(matches(pattern, name) for name in names for pattern in patterns)
+        (first if is_asked else suited).append(stage)
+    found = dict.fromkeys((*first, *suited), strategy)
+    return found | {stage: "" for stage in range(len(graphs)) if stage not in found}
 
 
 def _params(graph: Graph) -> list[str]:

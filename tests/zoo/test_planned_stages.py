@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import autopar
-from autopar.errors import MicrobatchError, UnsuitedMeshError
+from autopar.errors import InfeasibleError, MicrobatchError
 from autopar.plans.plan import Plan
 from autopar.runtime.process.stage_groups import storage_in_stages
 from tests.planned import hostless
@@ -46,11 +46,11 @@ def test_what_is_planned_runs(name: str, how: str) -> None:
         if options.get("schedule") == "zb-v":
             return
         options = options | {"microbatches": 1}
-    try:
-        found, model, batch = planned(name, **options)
-    except UnsuitedMeshError as error:
-        assert how == "megatron" and name in ("resnet", "unet", "mobile"), error
+    if how == "megatron" and name == "unet":
+        with pytest.raises(InfeasibleError):  # In one stage too.
+            planned(name, **options)
         return
+    found, model, batch = planned(name, **options)
     if how == "memory":
         fullest = max(stage.estimates.memory.total for stage in found.stages)
         found, model, batch = planned(name, **options, memory_limit=int(0.9 * fullest))
