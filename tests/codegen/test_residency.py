@@ -17,7 +17,7 @@ from autopar.ir.again import with_again
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Mesh
 from autopar.ir.offloading import offloadable
-from autopar.ir.residency import can_be_hosted, evenly
+from autopar.ir.residency import Hosting, can_be_hosted
 from autopar.plans.layout import parse_layout
 from autopar.plans.plan import Plan
 from autopar.plans.scheduling import schedule
@@ -167,6 +167,6 @@ INPUTS = (Role.PARAM, Role.BUFFER, Role.INPUT, Role.TANGENT)
 
 
 def test_parts_of_a_class_are_spread() -> None:
-    names = "abcdefgh"
-    assert "".join(evenly(names, 3)) == "cfh"
-    assert all(len(evenly(names, count)) == count for count in range(9))
+    hosting = Hosting.of("abcdefgh", {})
+    assert "".join(hosting.names(3)) == "cfh"
+    assert all(len(hosting.names(count)) == count for count in range(9))
