@@ -20,7 +20,7 @@ from autopar.errors import AutoparError
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.choices import ParamChoice
 from autopar.ir.graph import Node
-from autopar.ir.mesh import FROM_HOST, TO_HOST
+from autopar.ir.mesh import FROM_HOST, TO_HOST, Cluster
 from autopar.ir.problem import BoolArray, IntArray
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.residency import Hosting, Streamed, can_be_hosted, streamed
@@ -30,16 +30,20 @@ _PARTS = 8
 """In how many equal parts classes of parameters go to the host."""
 
 
+def why_not_hosted(optimizer: str, cluster: Cluster) -> str:
+    """Why no parameter can live on the host, where an optimizer cannot step there, or it is not
+    known how fast it does; empty if some can."""
+    if find_optimizer(optimizer).by_tensor:
+        return f"{optimizer} steps on whole parameters, which is not done on hosts"
+    if not cluster.host.memory_bytes_per_s:
+        return f"cluster {cluster.name} does not say host.memory_bytes_per_s"
+    return ""
+
+
 def hosted_counts(request: PlanRequest) -> Mapping[str, tuple[int, ...]]:
     """Of how many parameters of each class the host may have the memory; classes that are not
-    listed live on the device. AutoparError if an optimizer cannot step on the host, or it is not
-    known how fast it does."""
-    optimizer, host = request.options.optimizer, request.cluster.host
-    wrong = ""
-    if find_optimizer(optimizer).by_tensor:
-        wrong = f"{optimizer} steps on whole parameters, which is not done on hosts"
-    elif not host.memory_bytes_per_s:
-        wrong = f"cluster {request.cluster.name} does not say host.memory_bytes_per_s"
+    listed live on the device. AutoparError if some live on the host that cannot."""
+    wrong = why_not_hosted(request.options.optimizer, request.cluster)
     known = can_be_hosted(request.step)
     if request.hosted is None:
         if wrong or not is_open(request):

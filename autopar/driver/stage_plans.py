@@ -11,6 +11,7 @@ import msgspec
 
 from autopar.compile import Say
 from autopar.cost_model.account import account
+from autopar.cost_model.residency import why_not_hosted
 from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.search import meshes_of, survey
 from autopar.errors import InfeasibleError, UnsuitedMeshError
@@ -41,13 +42,14 @@ def plan_stages(
     where possible. A device holds what waits in `table`, and the stages of a rank share its memory.
     Stages that differ from another in nothing but the names of their parameters are planned as that
     one. InfeasibleError if one does not fit in memory."""
-    can_be = _tied(graphs)
+    can_be, options = _tied(graphs), asked.options
     hosted = {name: False for name, can in can_be.items() if not can}
+    is_open = options.residency == "auto" and options.hosted is None
     try:
         return _plan_all(asked, graphs, table, narrowed, hosted, say)
     except InfeasibleError as error:
-        options = asked.options
-        if options.residency != "auto" or options.hosted is not None or not any(can_be.values()):
+        has_host = is_open and not why_not_hosted(options.optimizer, asked.cluster)
+        if not has_host or not any(can_be.values()):
             raise
         # A stage with room keeps a tied weight on the device, where another one has none for it.
         say(f"{error}; with tied weights on the host")
@@ -86,10 +88,10 @@ def _plan_all(
         graph = graphs[stage]
         settled = tuple(sorted(_settled(graph, ends)))
         stored = {name: choices[name].storage for name in _params(graph) if name in choices}
-        hosted = {**{name: bool(c.hosted) for name, c in choices.items()}, **hosted}
+        known_hosted = {**{name: bool(c.hosted) for name, c in choices.items()}, **hosted}
         limit = asked.memory_limit_bytes // len(table.stages_of(table.ranks[stage]))
         options = replace(asked.options, memory_limit_bytes=limit, strategy=strategy)
-        here = replace(asked, options=options).of_part(graph, stored, hosted)
+        here = replace(asked, options=options).of_part(graph, stored, known_hosted)
         others = tuple(
             Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
             for each in waiting[stage]

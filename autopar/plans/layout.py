@@ -190,9 +190,8 @@ def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
             start = next(_readers(graph, own), None)
             if start is None:
                 raise StageError(
-                    f"this call of the model computes nothing in stage {number}, which begins with "
-                    f"{stage.start} and has {', '.join(sorted(own)[:3])}: call the whole model, "
-                    "or cut it elsewhere"
+                    f"this call of the model reads no parameter of stage {number}, which begins "
+                    f"with {stage.start}: call the whole model, or cut it elsewhere"
                 )
             found.append(start)
     return tuple(found)

@@ -116,7 +116,7 @@ class _Program:
         self.program.setObjective(often * self.busiest + total / chunks + self.once)
 
     def _time(self, stage: int, what: _Time) -> pulp.LpAffineExpression:
-        """What a microbatch takes in a stage, or what is done once."""
+        """What a microbatch takes in a stage, or its forward, or what is done once."""
         return pulp.lpSum(
             column * (getattr(way, what) / self.unit_ns)
             for columns, ways in zip(self.taken[stage], self.problem.ways, strict=True)

@@ -17,7 +17,13 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.cluster.parts import line_of, part_of
 from autopar.compile import best_on
 from autopar.driver.pipelining import search_stages
-from autopar.errors import ArgumentError, ClusterError, PlanMismatchError, StageError
+from autopar.errors import (
+    ArgumentError,
+    ClusterError,
+    InfeasibleError,
+    PlanMismatchError,
+    StageError,
+)
 from autopar.ir.mesh import Mesh
 from autopar.ir.pipeline import Action
 from autopar.ir.sharding import Sharding
@@ -136,6 +142,11 @@ def test_a_tied_weight_lives_on_the_host_in_all_its_stages_or_in_none() -> None:
             assert bool(stage.structure.params["embed.weight"].choice.hosted) == is_hosted
             assert own.estimates.memory.total <= limit
         autopar.verify(found, Tied(), inputs)
+    with pytest.raises(InfeasibleError, match="the leanest plan needs"):
+        autopar.plan(
+            Tied(), inputs, **options, residency="auto", memory_limit=int(0.4 * fullest),
+            optimizer="adafactor",  # which steps on no host
+        )  # fmt: skip
 
 
 def test_an_uneven_model_is_cut_unevenly() -> None:
