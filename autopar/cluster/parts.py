@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autopar.cluster.mesh_shapes import axis_over
 from autopar.errors import ClusterError
-from autopar.ir.mesh import Axis, Cluster, Level
+from autopar.ir.mesh import Axis, Cluster, Level, Link
 
 
 def part_of(cluster: Cluster, devices: int) -> Cluster:
@@ -36,3 +37,15 @@ def line_of(cluster: Cluster, stages: int) -> Axis:
     """The axis along which the devices of so many equal stages, one part after the other, send
     each other what they make."""
     return axis_over("stage", stages, cluster.num_devices // stages, cluster)
+
+
+def axis_of_copies(cluster: Cluster, firsts: Sequence[int]) -> Axis:
+    """The axis along which the devices of the parts that begin with the devices `firsts` are joined
+    to those in the same place of the others. It is the slowest of the links that they cross."""
+    crossed: list[Link] = []
+    block = cluster.num_devices
+    for level in cluster.levels:
+        block //= level.size
+        if len({first // block for first in firsts}) > 1:
+            crossed.append(level.link)
+    return Axis("stage", len(firsts), min(crossed, key=lambda link: link.bytes_per_s))

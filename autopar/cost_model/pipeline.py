@@ -7,31 +7,42 @@ from collections.abc import Sequence
 import msgspec
 
 from autopar.ir.pipeline import ActionTable
-from autopar.plans.estimates import Delay, Estimates, MemoryCurve
+from autopar.plans.estimates import Delay, Estimates, MemoryCurve, Shared
 from autopar.plans.pipelines import play_pipeline
 
 
-def add_up(table: ActionTable, stages: Sequence[Estimates], sends: Sequence[Delay]) -> Estimates:
-    """The estimates of a pipeline whose stages are equally large."""
-    step_ns = play_pipeline(table, stages, sends).step_ns
+def add_up(
+    table: ActionTable,
+    stages: Sequence[Estimates],
+    sends: Sequence[Delay],
+    shared: Sequence[Shared],
+) -> Estimates:
+    """The estimates of a pipeline whose stages are equally large. What ranks share at the end is
+    communication that nothing hides."""
+    played = play_pipeline(table, stages, sends, shared)
+    step_ns = played.step_ns
     busy = [_busy_ns(table, stages, rank) for rank in range(len(table.rows))]
     rank = busy.index(max(busy))
     own = [stages[s] for s, at in table.ranks.items() if at == rank]
     first = own[0]
     total = {name: sum(getattr(each, name) for each in own) for name in _ADDED}
+    shared_ns = played.shared_ns[rank]
+    total["communication_ns"] += shared_ns
+    total["exposed_communication_ns"] += shared_ns
     useful = sum(each.mfu_ppm * each.step_ns for each in stages)
     fullest = max(stages, key=lambda each: each.memory.total)
     return msgspec.structs.replace(
         first,
         **total,
         step_ns=step_ns,
-        bubble_ns=step_ns - busy[rank],
+        bubble_ns=step_ns - busy[rank] - shared_ns,
         flops=sum(each.flops for each in stages),
         memory=fullest.memory,
         tokens_per_s=first.tokens * 10**9 // step_ns if step_ns else 0,
         mfu_ppm=useful // (step_ns * len(table.rows)) if step_ns else 0,
         stages=tuple(stages),
         delays=tuple(sends),
+        shared=tuple(shared),
         ops={},
         sends={},
         hidden={},

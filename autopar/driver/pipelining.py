@@ -18,7 +18,7 @@ import torch
 from autopar.cluster.parts import line_of, part_of
 from autopar.compile import Say
 from autopar.cost_model.pipeline import add_up
-from autopar.cost_model.sends import delays
+from autopar.cost_model.sends import delays, shared_at_end, tied_in
 from autopar.driver.climbing import climb
 from autopar.driver.pipeline_shapes import (
     PipelineShape,
@@ -345,7 +345,9 @@ class _Pipeline:
             parse_layout(graph, each.structure) for graph, each in zip(graphs, found, strict=True)
         ]
         sends = delays(layouts, line_of(self.asked.cluster, ranks) if ranks > 1 else None)
-        estimates = add_up(table, [each.estimates for each in found], sends)
+        tied = tied_in(layouts)
+        shared = shared_at_end(self.asked.graph, tied, table.ranks, self.asked.cluster)
+        estimates = add_up(table, [each.estimates for each in found], sends, shared)
         return self._written(["", *(module for module, _ in starts)], found, estimates)
 
     def _written(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
@@ -11,7 +11,7 @@ from autopar.errors import StageError
 from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.pipeline import ActionTable
 from autopar.ir.segments import segments
-from autopar.ir.stage_homes import belongs_nowhere
+from autopar.ir.stage_homes import belongs_nowhere, forward_readers
 from autopar.ir.stages import in_stages
 from autopar.plans.matching import general
 from autopar.rules.work import flops
@@ -107,6 +107,18 @@ class SampledStep:
             for k, found in enumerate(bundles.values())
             for g in found
         ), planned
+
+    @cached_property
+    def tied(self) -> Mapping[str, tuple[int, ...]]:
+        """The weights that are trained and used by several segments, with the numbers of these."""
+        readers = forward_readers(self.graph, [part.start for part in self.parts[1:]])
+        trained = {node.target for node in self.graph.with_role(Role.GRAD)}
+        found = {
+            node.target: tuple(sorted(readers.get(node.index, ())))
+            for node in self.graph.with_role(Role.PARAM)
+            if node.target in trained
+        }
+        return {name: segments for name, segments in found.items() if len(segments) > 1}
 
     @cached_property
     def busiest(self) -> int:

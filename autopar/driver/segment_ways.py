@@ -8,6 +8,7 @@ which a model is planned, however deep it is.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -18,7 +19,7 @@ from autopar.cluster.parts import line_of, part_of
 from autopar.compile import Say, best_as_stated
 from autopar.cost_model.account import account
 from autopar.cost_model.price import price
-from autopar.cost_model.sends import delays
+from autopar.cost_model.sends import delays, gradient_bytes, shared_at_end
 from autopar.driver.climbing import climb
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES, suited
 from autopar.driver.search import meshes_of, promising
@@ -31,7 +32,7 @@ from autopar.ir.microbatches import in_microbatches, in_other_microbatches
 from autopar.ir.pipeline import ActionTable, Pass, Waiting
 from autopar.ir.problem import Problem
 from autopar.ir.stages import cut_at, is_end
-from autopar.plans.estimates import Delay, Estimates, TurnTimes
+from autopar.plans.estimates import Delay, Estimates, Shared, TurnTimes
 from autopar.plans.fitting import Beaten, Candidate
 from autopar.plans.layout import parse_layout
 from autopar.plans.pipelines import play_pipeline
@@ -278,7 +279,8 @@ class _OnMesh:
         parts, cuts = self.sample.parts, self.asked.options.cuts
         starts = [(parts[k].module, parts[k].start) for k in division.starts if not cuts]
         stages = [self._estimates(taken) for taken in division.taken]
-        step_ns = play_pipeline(self.table, stages, self._sends()).step_ns
+        shared = self._shared(division)
+        step_ns = play_pipeline(self.table, stages, self._sends(), shared).step_ns
         busy_ns = [0] * len(self.table.rows)
         for stage, found in enumerate(stages):
             busy_ns[self.table.ranks[stage]] += _work_ns(found.turn, self.table.microbatches)
@@ -314,6 +316,20 @@ class _OnMesh:
         forth = [(s, s + 1, Phase.FORWARD) for s in range(last)]
         back = [(s + 1, s, Phase.BACKWARD) for s in range(last)]
         return [Delay(s, t, phase.value, size, ns) for s, t, phase in forth + back]
+
+    def _shared(self, division: Division) -> Sequence[Shared]:
+        """What ranks share at the end of a step that is divided so."""
+        stages = {
+            name: {bisect_right(division.starts, segment) for segment in segments}
+            for name, segments in self.sample.tied.items()
+        }
+        tied: dict[str, tuple[set[int], int]] = {}
+        for plan, *_ in self.plans:
+            own = [n for n in stages if len(stages[n]) > 1 and n in plan.structure.params]
+            if own:
+                layout = parse_layout(plan.request.graph, plan.structure)
+                tied |= {n: (stages[n], gradient_bytes(layout, n)) for n in own}
+        return shared_at_end(self.asked.graph, tied, self.table.ranks, self.asked.cluster)
 
     def _narrowed(self) -> Iterator[tuple[str, tuple[str, ...]]]:
         labels: dict[str, dict[str, None]] = {}

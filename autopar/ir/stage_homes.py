@@ -49,6 +49,14 @@ def assign(graph: Graph, cuts: Sequence[int]) -> Assignment:
     return Assignment(finder.of, readers)
 
 
+def forward_readers(graph: Graph, cuts: Sequence[int]) -> Mapping[int, Homes]:
+    """The stages whose forward makes or reads what a node makes, whether backward can be cut there
+    or not."""
+    finder = _Finder(graph, cuts)
+    finder.place_forward()
+    return finder.readers()
+
+
 def belongs_nowhere(graph: Graph, node: Node) -> bool:
     """Whether an op is computed by each stage that needs it."""
     return _sources(graph)[node.index] is not None or _is_saved_view(graph, node)
@@ -63,11 +71,8 @@ class _Finder:
 
     def run(self) -> dict[int, Homes]:
         """Finds who computes each op, and returns who reads what forward makes."""
-        placed = [n for n in self.graph.with_role(Role.OP) if not belongs_nowhere(self.graph, n)]
-        for node in placed:
-            if node.phase is Phase.FORWARD:
-                self._place_forward(node)
-        readers = self._readers()
+        placed = self.place_forward()
+        readers = self.readers()
         owners, sums = _owners(self.graph, readers)
         least = self._least(owners)
         for node in placed:
@@ -79,6 +84,14 @@ class _Finder:
                     able = (stage for stage in stages if stage >= least.get(node.index, 0))
                     self._place_backward(node, readers, frozenset(able))
         return readers
+
+    def place_forward(self) -> list[Node]:
+        """Finds who computes each op of forward, and returns all ops that have a place."""
+        placed = [n for n in self.graph.with_role(Role.OP) if not belongs_nowhere(self.graph, n)]
+        for node in placed:
+            if node.phase is Phase.FORWARD:
+                self._place_forward(node)
+        return placed
 
     def _least(self, owners: Mapping[int, Homes]) -> dict[int, int]:
         """Of ops that are for the gradient of one parameter, the first stage that has what they and
@@ -105,7 +118,7 @@ class _Finder:
         self.of[node.index] = home
         self.modules[node.module] = self.modules.get(node.module, frozenset()) | home
 
-    def _readers(self) -> dict[int, Homes]:
+    def readers(self) -> dict[int, Homes]:
         """The stages whose forward makes or reads what a node makes, or what backward makes that of
         without any gradient."""
         found: dict[int, Homes] = {}

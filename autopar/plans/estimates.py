@@ -96,6 +96,25 @@ class Delay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     time_ns: Count
 
 
+class Shared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What `ranks` of a pipeline share once all of their microbatches are done: so many messages of
+    a kind (results, gradients of tied weights), bytes of a device and time of all of them."""
+
+    kind: str
+    ranks: tuple[Count, ...]
+    count: Count
+    num_bytes: Count
+    time_ns: Count
+
+    @property
+    def places(self) -> str:
+        """`0-3` of four ranks in a row, `0, 3` of two."""
+        first, last = self.ranks[0], self.ranks[-1]
+        if len(self.ranks) > 2 and last - first == len(self.ranks) - 1:
+            return f"{first}-{last}"
+        return ", ".join(map(str, self.ranks))
+
+
 class MemoryCurve(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a device holds over a step, beside parameters, gradients and optimizer states: entry k
     is the fullest point of the stretch of the step that ends at `time_ns[k]`."""
@@ -133,9 +152,9 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     `turns_before` in `order_before`. `host_bytes` is what each device has in its host's memory.
 
     `turn` says what a microbatch takes. In a pipeline `stages` has the estimates of each stage on
-    its own, and `delays` what they send one another; the others are those of the stage that is
-    busiest, but for `step_ns`, `bubble_ns`, `flops` and what follows from them, and `memory`, that
-    of the fullest."""
+    its own, `delays` what they send one another, and `shared` what ranks share at the end; the
+    others are those of the stage that is busiest, but for `step_ns`, `bubble_ns`, `flops` and what
+    follows from them, and `memory`, that of the fullest."""
 
     step_ns: Count
     compute_ns: Count
@@ -167,6 +186,7 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     turn: TurnTimes = TurnTimes()
     stages: tuple[Estimates, ...] = ()
     delays: tuple[Delay, ...] = ()
+    shared: tuple[Shared, ...] = ()
 
     @property
     def runs(self) -> tuple[Run, ...]:

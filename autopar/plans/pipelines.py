@@ -8,15 +8,18 @@ from dataclasses import dataclass
 
 from autopar.ir.graph import Phase
 from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Hop, hops_in_line, play_table
-from autopar.plans.estimates import Delay, Estimates
+from autopar.plans.estimates import Delay, Estimates, Shared
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedPipeline:
-    """When each action starts and ends, when each rank is done with the optimizer's step, and what
-    is sent along each hop takes."""
+    """When each action starts and ends, for how long each rank shares something then, when it has
+    all that is shared, when it is done with the optimizer's step, and what is sent along each hop
+    takes."""
 
     spans: Mapping[Action, ActionSpan]
+    shared_ns: tuple[int, ...]
+    complete_ns: tuple[int, ...]
     ends_ns: tuple[int, ...]
     delays_ns: Mapping[Hop, int]
 
@@ -27,9 +30,13 @@ class PlayedPipeline:
 
 
 def play_pipeline(
-    table: ActionTable, stages: Sequence[Estimates], sends: Sequence[Delay]
+    table: ActionTable,
+    stages: Sequence[Estimates],
+    sends: Sequence[Delay],
+    shared: Sequence[Shared],
 ) -> PlayedPipeline:
-    """The step of a pipeline whose stages take what `stages` says for each microbatch."""
+    """The step of a pipeline whose stages take what `stages` says for each microbatch. What is
+    `shared` waits for the last of its ranks, and is shared one after the other."""
     last = table.microbatches - 1
 
     def length(action: Action) -> int:
@@ -39,9 +46,14 @@ def play_pipeline(
     late: dict[Hop, int] = dict.fromkeys(hops_in_line(len(stages)), 0)
     late |= {(d.source, d.target, Phase(d.phase)): d.time_ns for d in sends}
     spans = play_table(table, length, late, late.__getitem__)
-    ends = [
-        max(spans[action].end for action in row)
-        + sum(stages[s].turn.update_ns for s, at in table.ranks.items() if at == rank)
-        for rank, row in enumerate(table.rows)
-    ]
-    return PlayedPipeline(spans, tuple(ends), late)
+    complete = [max(spans[action].end for action in row) for row in table.rows]
+    sharing = [0] * len(table.rows)
+    for each in shared:
+        end_ns = max(complete[rank] for rank in each.ranks) + each.time_ns
+        for rank in each.ranks:
+            complete[rank] = end_ns
+            sharing[rank] += each.time_ns
+    ends = list(complete)
+    for stage, rank in table.ranks.items():
+        ends[rank] += stages[stage].turn.update_ns
+    return PlayedPipeline(spans, tuple(sharing), tuple(complete), tuple(ends), late)

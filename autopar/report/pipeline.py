@@ -13,6 +13,7 @@ from rich.text import Text
 from autopar.ir.graph import Phase
 from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Pass
 from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent, format_share
+from autopar.plans.estimates import Shared
 from autopar.plans.pipelines import PlayedPipeline, play_pipeline
 from autopar.plans.plan import Plan
 from autopar.report.cautions import cautions_of_decisions
@@ -39,6 +40,7 @@ _SENDS = (
     "Between stages, for each microbatch: bytes of a device, and how long they are under way; "
     "exposed is what receivers stand still for of that, in a step"
 )
+_SHARED = "At the end of a step: what ranks share once all microbatches are done, bytes of a device"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +74,14 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True)
 class RankRow:
-    """How long a rank, which has these stages, works in a step, and how long it stands still before
-    its first action, between them, and behind its optimizer's step."""
+    """How long a rank, which has these stages, works in a step and shares something at its end, and
+    how long it stands still before its first action, between them, and behind its optimizer's
+    step."""
 
     rank: int
     stages: tuple[int, ...]
     busy_ns: int
+    shared_ns: int
     before_ns: int
     between_ns: int
     behind_ns: int
@@ -116,6 +120,7 @@ class PipelineSummary(Printed):
     stages: tuple[StageRow, ...]
     ranks: tuple[RankRow, ...]
     sends: tuple[SendRow, ...]
+    shared: tuple[Shared, ...]
     binds: tuple[str, ...]
     picture: tuple[str, ...]
     is_split: bool
@@ -129,6 +134,7 @@ class PipelineSummary(Printed):
             (_STAGES, _stages(self)),
             (_STEP + _SPLIT * self.is_split, Group(*map(_drawn, self.picture))),
             (_SENDS, _sends(self.sends)),
+            (_SHARED, _shared(self.shared)),
         ):
             sections += section(title, content)
         sections += [Text("")] * bool(self.warnings)
@@ -158,10 +164,11 @@ def summarize_pipeline(plan: Plan) -> PipelineSummary:
         memory_limit_bytes=estimates.memory_limit,
         stages=rows,
         ranks=tuple(
-            RankRow(k, r.stages, r.busy_ns, r.before_ns, r.between_ns, r.behind_ns)
+            RankRow(k, r.stages, r.busy_ns, r.shared_ns, r.before_ns, r.between_ns, r.behind_ns)
             for k, r in enumerate(ranks)
         ),
         sends=_send_rows(plan, ranks),
+        shared=estimates.shared,
         binds=(busiest_text(ranks, played.step_ns), _fullest_text(rows)),
         picture=draw(table, played.spans),
         is_split=table.is_split,
@@ -174,7 +181,8 @@ def summarize_pipeline(plan: Plan) -> PipelineSummary:
 def played_plan(plan: Plan) -> tuple[ActionTable, PlayedPipeline]:
     """The table of a plan in stages, and how it is played."""
     table = plan.structure.schedule.made(plan.structure.num_ranks)
-    return table, play_pipeline(table, plan.estimates.stages, plan.estimates.delays)
+    own = plan.estimates
+    return table, play_pipeline(table, own.stages, own.delays, own.shared)
 
 
 def stage_rows(plan: Plan, table: ActionTable, ranks: Sequence[PlayedRank]) -> tuple[StageRow, ...]:
@@ -192,7 +200,7 @@ def stage_rows(plan: Plan, table: ActionTable, ranks: Sequence[PlayedRank]) -> t
             own.turn.forward_ns,
             own.turn.backward_ns,
             own.turn.weights_ns,
-            1 - ranks[table.ranks[stage]].busy_ns / step_ns,
+            ranks[table.ranks[stage]].waits_ns / step_ns,
             table.in_flight(stage),
             own.memory.saved,
             own.memory.total,
@@ -240,6 +248,8 @@ def busiest_text(ranks: Sequence[PlayedRank], step_ns: int) -> str:
         f"the busiest rank, that of {stages_text(rank.stages)}, works for "
         f"{format_ns(rank.busy_ns)} of the step ({format_share(rank.busy_ns, step_ns)})"
     )
+    if rank.shared_ns:
+        text += f", shares results and gradients for {format_ns(rank.shared_ns)}"
     if not rank.waits_ns:
         return f"{text} and waits for nobody"
     words = ", ".join(f"{format_ns(ns)} {what}" for ns, what in waits if ns)
@@ -352,5 +362,20 @@ def _sends(sends: tuple[SendRow, ...]) -> RenderableType:
             format_bytes(each.num_bytes),
             format_ns(each.time_ns),
             format_ns(each.exposed_ns),
+        )
+    return table
+
+
+def _shared(shared: tuple[Shared, ...]) -> RenderableType:
+    if not shared:
+        return Text("nothing")
+    table = new_table(("what", "ranks"), ("messages", "bytes", "time"))
+    for each in shared:
+        table.add_row(
+            each.kind,
+            each.places,
+            str(each.count),
+            format_bytes(each.num_bytes),
+            format_ns(each.time_ns),
         )
     return table

@@ -127,7 +127,7 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons:
         binds=tuple(binds),
         stages=rows,
         parts=tuple(_stage_parts(plan)),
-        even_ns=play_pipeline(table, even, plan.estimates.delays).step_ns,
+        even_ns=play_pipeline(table, even, plan.estimates.delays, plan.estimates.shared).step_ns,
         moved=tuple(_moved_cuts(plan, table, rows)),
         batches=tuple(_larger_batches(plan)),
     )
@@ -210,7 +210,7 @@ def _moved(plan: Plan, table: ActionTable, row: StageRow, loses: int, module: st
         module,
         loses,
         gains,
-        play_pipeline(table, stages, plan.estimates.delays).step_ns,
+        play_pipeline(table, stages, plan.estimates.delays, plan.estimates.shared).step_ns,
         row.memory_bytes + _held_by_one(plan, at, module, row.in_flight),
         row.memory_limit_bytes,
     )
@@ -259,13 +259,13 @@ def _larger_batches(plan: Plan) -> Iterator[LargerBatch]:
             table = more.made(structure.num_ranks)
         except ValueError:
             return
-        played = play_pipeline(table, estimates.stages, estimates.delays)
-        busy_ns = max(rank.busy_ns for rank in played_ranks(table, played))
+        played = play_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
+        ranks = played_ranks(table, played)
         step_ns = max(1, played.step_ns)
         yield LargerBatch(
             more.microbatches,
             step_ns,
-            1 - busy_ns / step_ns,
+            ranks[busiest(ranks)].waits_ns / step_ns,
             times * estimates.tokens * 10**9 // step_ns,
             tuple(table.in_flight(stage) for stage in range(table.num_stages)),
         )

@@ -26,14 +26,17 @@ class PlayedAction:
 
 @dataclass(frozen=True, slots=True)
 class PlayedRank:
-    """What a rank does, one action after the other, then the optimizer's step for `update_ns`, all
-    of which takes `busy_ns`. It stands still for `before_ns` until its first action, for
-    `between_ns` until it is done, and for `behind_ns` until the last rank is."""
+    """What a rank does, one action after the other, then, from `complete_ns` on, the optimizer's
+    step for `update_ns`, all of which takes `busy_ns`. Before that it shares something with others
+    for `shared_ns`. It stands still for `before_ns` until its first action, for `between_ns` until
+    it is done with the last, and for `behind_ns` after that, until the step is over."""
 
     stages: tuple[int, ...]
     actions: tuple[PlayedAction, ...]
     update_ns: int
     busy_ns: int
+    complete_ns: int
+    shared_ns: int
     before_ns: int
     between_ns: int
     behind_ns: int
@@ -62,16 +65,19 @@ def played_ranks(table: ActionTable, played: PlayedPipeline) -> tuple[PlayedRank
         row = table.rows[k]
         free = [0, *(played.spans[action].end for action in row)]
         actions = tuple(map(found, row, free))
-        update_ns = played.ends_ns[k] - free[-1]
+        complete_ns, shared_ns = played.complete_ns[k], played.shared_ns[k]
+        update_ns = played.ends_ns[k] - complete_ns
         worked_ns = sum(each.end_ns - each.start_ns for each in actions)
         return PlayedRank(
             tuple(sorted({action.stage for action in row})),
             actions,
             update_ns,
             worked_ns + update_ns,
+            complete_ns,
+            shared_ns,
             actions[0].start_ns,
             free[-1] - actions[0].start_ns - worked_ns,
-            played.step_ns - played.ends_ns[k],
+            played.step_ns - free[-1] - shared_ns - update_ns,
         )
 
     return tuple(map(rank, range(len(table.rows))))

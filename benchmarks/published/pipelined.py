@@ -99,7 +99,7 @@ def played_step(run: Run, found: Estimates, cluster: Cluster, inner: Cluster) ->
         msgspec.structs.replace(found, turn=_turn(*passes[s], sum(ends[s]) if s < run.pp else 0))
         for s in range(run.stages)
     ]
-    total_ns = play_pipeline(table, timed, ()).step_ns
+    total_ns = play_pipeline(table, timed, (), ()).step_ns
     return max(
         (_of_rank(table, passes, ends[rank], total_ns, rank) for rank in range(run.pp)),
         key=lambda step: total_ns - step.bubble_ns,

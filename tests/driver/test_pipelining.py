@@ -79,7 +79,7 @@ def test_chosen_stages_are_eager(options: dict[str, Any], tmp_path: Path) -> Non
 def test_the_step_is_that_of_all_stages_together() -> None:
     plan = planned(stages=2, microbatches=4)
     estimates, table = plan.estimates, plan.structure.schedule.made(2)
-    played = play_pipeline(table, estimates.stages, estimates.delays)
+    played = play_pipeline(table, estimates.stages, estimates.delays, estimates.shared)
     assert played.step_ns == estimates.step_ns
     first, second = (stage.estimates.turn for stage in plan.stages)
     forth = next(d.time_ns for d in estimates.delays if d.phase == "forward")

@@ -101,7 +101,8 @@ def test_a_table_is_planned_stored_replayed_and_drawn(tmp_path: Path) -> None:
 
 def stepped(plan: Plan) -> int:
     table = plan.structure.schedule.made(plan.structure.num_ranks)
-    return play_pipeline(table, plan.estimates.stages, plan.estimates.delays).step_ns
+    own = plan.estimates
+    return play_pipeline(table, own.stages, own.delays, own.shared).step_ns
 
 
 def test_contradictions_are_told() -> None:
@@ -166,7 +167,7 @@ def equal_stages(name: str, ranks: int, microbatches: int, turn: TurnTimes) -> P
     structure = msgspec.structs.replace(
         one.structure, stages=stages, schedule=order, axes=(), params={}, ops={}, routes={}
     )
-    estimates = add_up(table, [each] * table.num_stages, ())
+    estimates = add_up(table, [each] * table.num_stages, (), ())
     plan = msgspec.structs.replace(one, structure=structure, estimates=estimates)
     return Plan.from_bytes(plan.to_bytes())
 
@@ -181,7 +182,7 @@ def takes(forward: int, backward: int, weights: int) -> TurnTimes:
 def test_zb_v_has_no_bubble_where_parts_are_equally_long(ranks: int) -> None:
     plan = equal_stages("zb-v", ranks, 2 * ranks, takes(7, 7, 7))
     table = plan.structure.schedule.made(ranks)
-    spans = play_pipeline(table, plan.estimates.stages, ()).spans
+    spans = play_pipeline(table, plan.estimates.stages, (), ()).spans
     for row in table.rows:
         assert all(spans[a].end == spans[b].start for a, b in pairwise(row))
     whole = 2 * 2 * ranks * 3 * 7

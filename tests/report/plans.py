@@ -16,6 +16,7 @@ from autopar.plans.estimates import (
     Memory,
     MemoryCurve,
     OpTotal,
+    Shared,
     TurnTimes,
 )
 from autopar.plans.order import OPTIMIZER, Run
@@ -253,10 +254,12 @@ def staged_plan(schedule: PipelineSchedule | None = None, ranks: int = 2) -> Pla
         sum(each[s].step_ns for s in table.ranks if table.ranks[s] == r) for r in range(ranks)
     )
     delays = tuple(Delay(*hop, MIB, 5 * MS if ranks > 1 else 0) for hop in sorted(hops))
-    step_ns = play_pipeline(table, each, delays).step_ns
+    shared = (Shared("results", tuple(range(ranks)), 1, 4, 2 * MS),) if ranks > 1 else ()
+    step_ns = play_pipeline(table, each, delays, shared).step_ns
     estimates = replace(
-        one.estimates, stages=tuple(each), delays=delays, memory_curve=MemoryCurve(),
-        step_ns=step_ns, bubble_ns=step_ns - busy_ns, memory=each[-1].memory, **bare,
+        one.estimates, stages=tuple(each), delays=delays, shared=shared, step_ns=step_ns,
+        bubble_ns=step_ns - busy_ns - sum(s.time_ns for s in shared), memory=each[-1].memory,
+        memory_curve=MemoryCurve(), **bare,
     )  # fmt: skip
     structure = replace(
         one.structure,

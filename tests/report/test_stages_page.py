@@ -14,7 +14,7 @@ from autopar.plans.estimates import TurnTimes
 from autopar.plans.plan import PipelineSchedule, Plan
 from autopar.report.html.page import MAX_STAGES, html
 from autopar.report.html.schedule import Turn
-from autopar.report.html.stages import MAX_ACTION_BARS, stages_part
+from autopar.report.html.stages import MAX_ACTION_BARS, SHARED, stages_part
 from autopar.report.pipeline import MAX_RANKS
 from autopar.report.timeline import UPDATE
 from tests.report.plans import MIB, MS, renamed, staged_plan, stepped_plan
@@ -27,11 +27,11 @@ INTERLEAVED = PipelineSchedule("interleaved", 2, 2)
 def test_headline() -> None:
     head = stages_part(staged_plan()).headline
     assert [(card.title, card.figure) for card in head.cards] == [
-        ("Step", "165 ms"),
+        ("Step", "167 ms"),
         ("Tokens per second", "30,117"),
         ("Model FLOPs utilisation", "31.2 %"),
         ("Schedule", "1f1b"),
-        ("Bubble of the busiest rank", "24.2 %"),
+        ("Bubble of the busiest rank", "24 %"),
         ("Memory at the peak", "41 MiB"),
         ("Cuts", "not proven"),
     ]
@@ -45,13 +45,13 @@ def test_headline() -> None:
 def test_every_action_is_a_bar_where_it_is() -> None:
     part = stages_part(staged_plan())
     first, second = part.panel.rows
-    assert (first.title, second.title, part.panel.ns) == ("stage 0", "stage 1", 165 * MS)
+    assert (first.title, second.title, part.panel.ns) == ("stage 0", "stage 1", 167 * MS)
     bars = [(bar.track, bar.start_ns // MS, bar.end_ns // MS, bar.labels) for bar in first.blocks]
     forward, backward = Turn(Pass.FORWARD, 0), Turn(Pass.BACKWARD, 0)
     assert bars == [
         (forward, 0, 10, ("0",)), (forward, 10, 20, ("1",)),
         (backward, 80, 100, ("0",)), (backward, 140, 160, ("1",)),
-        (UPDATE, 160, 165, ("optimizer",)),
+        (SHARED, 160, 162, ("shared",)), (UPDATE, 162, 167, ("optimizer",)),
     ]  # fmt: skip
     assert first.blocks[3].tip == (
         "0B1: backward, microbatch 1, stage 0\nfrom 140 ms, for 20 ms\n"
@@ -65,7 +65,7 @@ def test_gradients_of_parameters_have_a_colour_of_their_own() -> None:
     part = stages_part(plan)
     assert part.passes == (Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS)
     tracks = {bar.track for row in part.panel.rows for bar in row.blocks}
-    assert tracks == {UPDATE, *(Turn(kind, 0) for kind in Pass)}
+    assert tracks == {SHARED, UPDATE, *(Turn(kind, 0) for kind in Pass)}
     page = html(plan).decode()
     assert page.count('class="bar weights"') == 4 + 1, "four actions and the legend"
     assert "gradients of parameters, microbatch 1, stage 1" in page
@@ -90,7 +90,7 @@ def test_thin_bars_are_drawn_together() -> None:
     assert len(bars) < 1.5 * MAX_ACTION_BARS and max(bar.count for bar in bars) > 1
     for rank, row in zip(part.summary.ranks, part.panel.rows, strict=True):
         drawn = sum(bar.busy * bar.ns for bar in row.blocks)
-        assert drawn == pytest.approx(rank.busy_ns, rel=1e-9)
+        assert drawn == pytest.approx(rank.busy_ns + rank.shared_ns, rel=1e-9)
         tops: dict[int, float] = {}
         for bar in row.blocks:
             assert bar.base == pytest.approx(tops.get(bar.start_ns, 0.0))

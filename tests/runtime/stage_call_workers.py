@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from autopar.runtime.program.sharded import whole_of
@@ -37,6 +40,57 @@ class Shorter(nn.Module):
             if self.training or k != 2:
                 x = torch.tanh(layer(x))
         return {"loss": ((x - y) ** 2).mean()}
+
+
+class TiedEnds(nn.Module):
+    """The last layer is the first one, and a buffer counts calls."""
+
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(3))
+        self.layers[2].weight = self.layers[0].weight
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        for layer in self.layers:
+            x = torch.dropout(torch.tanh(layer(x)), 0.1, self.training)
+        return {"loss": ((x - y) ** 2).mean()}
+
+
+def shared_at_end() -> dict[str, float]:
+    """What is told that ranks share at the end of a step is what they do share."""
+    model = staged(TiedEnds(), cuts="layers.1", microbatches=2)
+    model(*points())["loss"].backward()
+    seen: list[tuple[str, int]] = []
+
+    def noting(kind: str, call: Any) -> Any:
+        def noted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            seen.append((kind, tensor.nbytes))
+            return call(tensor, *args, **kwargs)
+
+        return noted
+
+    where = "autopar.runtime.program.pipelined.dist"
+    with (
+        patch(f"{where}.broadcast", noting("broadcast", dist.broadcast)),
+        patch(f"{where}.all_reduce", noting("all_reduce", dist.all_reduce)),
+    ):
+        model(*points())["loss"].backward()
+    (plan,) = model.plans
+    told = {each.kind: (each.count, each.num_bytes) for each in plan.estimates.shared}
+    found: dict[str, float] = {"kinds": abs(len(told) - 3)}
+    for sent, kinds in (
+        ("broadcast", ("results", "state of random numbers")),
+        ("all_reduce", ("gradients of tied weights",)),
+    ):
+        done = [size for kind, size in seen if kind == sent]
+        found[f"messages of {sent}"] = abs(len(done) - sum(told[kind][0] for kind in kinds))
+        found[f"bytes of {sent}"] = abs(sum(done) - sum(told[kind][1] for kind in kinds))
+    return found
 
 
 def other_calls() -> dict[str, float]:

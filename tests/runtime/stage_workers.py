@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from autopar.runtime.program.sharded import whole_of
 from tests.runtime.microbatch_workers import trained
-from tests.runtime.stage_call_workers import other_calls
+from tests.runtime.stage_call_workers import other_calls, shared_at_end
 from tests.runtime.workers import (
     RANK,
     adamw,
@@ -338,5 +338,6 @@ def two() -> dict[str, Any]:
         "frozen": frozen_and_made_again(),
         "random": random_numbers_among_others(),
         "other calls": other_calls(),
+        "shared": shared_at_end(),
     }  # fmt: skip
     return found

@@ -54,6 +54,7 @@ def test_other_orders_train_as_eager_does(two: list[Any], case: str) -> None:
         "frozen",
         "random",
         "other calls",
+        "shared",
     ],
 )
 def test_what_scripts_do(two: list[Any], what: str) -> None:

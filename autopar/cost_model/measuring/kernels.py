@@ -1,6 +1,11 @@
-"""What the kernels of one device take."""
+"""What the kernels of one device take whose operands are not in its caches, as most of a step's are
+not. A GPU's caches are cleared before each run; on a CPU runs take turns with many operands.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +16,11 @@ from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
 
 _LAUNCHES = 200
+
+_CYCLE_BYTES = 64 * 2**20
+"""On a CPU the operands of a run are read again after about so many bytes of others: more than a
+core has caches, and about what the step of a small model goes through."""
+_MAX_COPIES = 1024
 
 
 def launch_ns(watch: Stopwatch) -> int:
@@ -35,15 +45,15 @@ def matmuls(watch: Stopwatch) -> tuple[Matmul, ...]:
     """Those of the cases."""
     found: list[Matmul] = []
     for m, k, n, dtype in watch.cases.matmuls:
+        num_bytes = (m * k + k * n + m * n) * itemsize(dtype)
 
-        def prepare(m: int = m, k: int = k, n: int = n, dtype: str = dtype) -> tuple[Timed]:
+        def product(m: int = m, k: int = k, n: int = n, dtype: str = dtype) -> tuple[Timed]:
             a = random(watch.device, m, k, dtype=dtype)
             b = random(watch.device, k, n, dtype=dtype)
             out = torch.empty(m, n, dtype=a.dtype, device=watch.device)
             return (lambda: torch.mm(a, b, out=out),)
 
-        needed_bytes = (m * k + k * n + m * n) * itemsize(dtype)
-        times_ns = watch.attempt(f"matmul {m}x{k}x{n} {dtype}", needed_bytes, prepare)
+        times_ns = _time(watch, f"matmul {m}x{k}x{n} {dtype}", num_bytes, product)
         found += [Matmul(m, k, n, dtype, each) for each in times_ns or ()]
     return tuple(found)
 
@@ -54,7 +64,7 @@ def attentions(watch: Stopwatch) -> tuple[Attention, ...]:
     for *shape, dtype in watch.cases.attentions:
         batch, heads, sequence, head_dim = shape
 
-        def prepare(shape: list[int] = shape, dtype: str = dtype) -> tuple[Timed, Timed]:
+        def both(shape: list[int] = shape, dtype: str = dtype) -> tuple[Timed, Timed]:
             query, key, value, gradient = (
                 random(watch.device, *shape, dtype=dtype) for _ in range(4)
             )
@@ -68,9 +78,9 @@ def attentions(watch: Stopwatch) -> tuple[Attention, ...]:
             return forward, lambda: torch.autograd.grad(out, inputs, gradient, retain_graph=True)
 
         # Query, key, value, output, their four gradients, and as much again for what kernels take.
-        needed_bytes = 16 * batch * heads * sequence * head_dim * itemsize(dtype)
+        num_bytes = 16 * batch * heads * sequence * head_dim * itemsize(dtype)
         name = f"attention {'x'.join(map(str, shape))} {dtype}"
-        times_ns = watch.attempt(name, needed_bytes, prepare)
+        times_ns = _time(watch, name, num_bytes, both)
         if times_ns is not None:
             found.append(Attention(batch, heads, sequence, head_dim, dtype, *times_ns))
     return tuple(found)
@@ -80,13 +90,35 @@ def pointwise_ops(watch: Stopwatch) -> tuple[Pointwise, ...]:
     """Those of the cases."""
     found: list[Pointwise] = []
     for elements, dtype in watch.cases.pointwise:
+        num_bytes = 3 * elements * itemsize(dtype)
 
-        def prepare(elements: int = elements, dtype: str = dtype) -> tuple[Timed]:
+        def add(elements: int = elements, dtype: str = dtype) -> tuple[Timed]:
             a, b = (random(watch.device, elements, dtype=dtype) for _ in range(2))
             out = torch.empty_like(a)
             return (lambda: torch.add(a, b, out=out),)
 
-        num_bytes = 3 * elements * itemsize(dtype)
-        times_ns = watch.attempt(f"pointwise {elements} {dtype}", num_bytes, prepare)
+        times_ns = _time(watch, f"pointwise {elements} {dtype}", num_bytes, add)
         found += [Pointwise(num_bytes, dtype, each) for each in times_ns or ()]
     return tuple(found)
+
+
+def _time(
+    watch: Stopwatch, name: str, num_bytes: int, make: Callable[[], tuple[Timed, ...]]
+) -> tuple[int, ...] | None:
+    """Nanoseconds of each of the runs that `make` gives, which take `num_bytes`: on a CPU each time
+    of others of those that it gives when it is called again. None as `Stopwatch.attempt` has it."""
+    copies = 1 if watch.on_cuda else min(_MAX_COPIES, -(-_CYCLE_BYTES // num_bytes))
+
+    def prepare() -> tuple[Timed, ...]:
+        made = [make() for _ in range(copies)]
+        return tuple(_in_turn(runs) for runs in zip(*made, strict=True))
+
+    return watch.attempt(name, copies * num_bytes, prepare)
+
+
+def _in_turn(runs: tuple[Timed, ...]) -> Timed:
+    """Each call is one of them, one after the other."""
+    if len(runs) == 1:
+        return runs[0]
+    following = cycle(runs)
+    return lambda: next(following)()

@@ -21,7 +21,7 @@ from autopar.report.html.decisions import ROW_KINDS, Decisions, decisions
 from autopar.report.html.headline import Headline, headline
 from autopar.report.html.memory import MemoryUse, memory_use
 from autopar.report.html.schedule import DrawnSchedule, Panel, Turn, drawn_schedule
-from autopar.report.html.stages import PASS_WORDS, stages_part
+from autopar.report.html.stages import PASS_WORDS, SHARED, stages_part
 from autopar.report.html.templates import rendered
 from autopar.report.limits import AxisShare, find_limits
 from autopar.report.timeline import UPDATE, Track, timeline
@@ -99,7 +99,7 @@ def _stages_page(plan: Plan) -> str:
         "stages.html.j2",
         "page.js",
         part=part,
-        picture=gantt(part.panel, {UPDATE: "optimizer", **turns}),
+        picture=gantt(part.panel, {UPDATE: "optimizer", SHARED: "network", **turns}),
         memory=memory_bars([(each.title, each.use) for each in part.memory]),
         passes=[(kind.name.lower(), PASS_WORDS[kind]) for kind in part.passes],
         pages=[(row, page, _pictures(page)) for row, page in zip(rows, pages, strict=True)],

@@ -33,8 +33,11 @@ from autopar.report.pipeline import (
     stages_text,
     summarize_pipeline,
 )
-from autopar.report.timeline import UPDATE
+from autopar.report.timeline import UPDATE, Track
 from autopar.report.waits import PlayedAction, PlayedRank, played_ranks
+
+SHARED = Track("network")
+"""What ranks share at the end."""
 
 MAX_ACTION_BARS = 4000
 """Bars of the picture, about, and of a row of it."""
@@ -150,12 +153,14 @@ def _rows(ranks: Sequence[PlayedRank], step_ns: int) -> Iterator[TrackRow]:
         if len(rank.stages) > 1:
             title = f"rank {k}: {', '.join(map(str, rank.stages))}"
         found = [bar for group in bars for bar in group]
-        if rank.update_ns:
-            start_ns = rank.actions[-1].end_ns
-            tip = f"optimizer\nfrom {format_ns(start_ns)}, for {format_ns(rank.update_ns)}"
-            found.append(
-                DrawnBar(UPDATE, start_ns, start_ns + rank.update_ns, 1.0, ("optimizer",), tip)
-            )
+        at_end = (
+            (SHARED, "shared", rank.complete_ns - rank.shared_ns, rank.complete_ns),
+            (UPDATE, "optimizer", rank.complete_ns, rank.complete_ns + rank.update_ns),
+        )
+        for track, what, start_ns, end_ns in at_end:
+            if start_ns < end_ns:
+                tip = f"{what}\nfrom {format_ns(start_ns)}, for {format_ns(end_ns - start_ns)}"
+                found.append(DrawnBar(track, start_ns, end_ns, 1.0, (what,), tip))
         yield TrackRow(title, tuple(found))
 
 
