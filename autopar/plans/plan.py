@@ -258,6 +258,9 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
                 f"stages: there are {len(structure.stages)}, the schedule has {table.num_stages}"
             )
         _check_table(structure, table)
+        for each in self.estimates.shared:
+            if not each.ranks or max(each.ranks) >= structure.num_ranks:
+                raise ValueError(f"shared: {each.kind} of ranks {list(each.ranks)}")
         for stage, estimates in zip(structure.stages, self.estimates.stages, strict=True):
             if estimates.stages:
                 raise ValueError(f"stages: what begins with {stage.start!r} has stages itself")

@@ -14,6 +14,7 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.cluster.parts import axis_of_copies
 from autopar.cost_model.sends import RESULTS, TIED
 from autopar.driver.segment_sorts import SampledStep
+from autopar.errors import PlanError
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.pipeline import ActionTable
 from autopar.plans.estimates import Shared, TurnTimes
@@ -116,3 +117,13 @@ def test_copies_in_several_nodes_are_joined_by_the_network(
     cluster = parse_cluster("4x8xH100")
     axis = axis_of_copies(cluster, firsts)
     assert (axis.size, axis.crossed) == (len(firsts), cluster.levels[link].link)
+
+
+@pytest.mark.parametrize("ranks", [(), (0, 2)], ids=str)
+def test_ranks_that_a_plan_does_not_have_share_nothing(ranks: tuple[int, ...]) -> None:
+    plan = staged_plan()
+    wrong = (Shared("results", ranks, 1, 4, 1),)
+    estimates = msgspec.structs.replace(plan.estimates, shared=wrong)
+    stored = msgspec.structs.replace(plan, estimates=estimates).to_bytes()
+    with pytest.raises(PlanError, match="shared: results of ranks"):
+        Plan.from_bytes(stored)
