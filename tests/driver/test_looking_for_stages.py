@@ -9,10 +9,14 @@ import torch
 from torch import nn
 
 from autopar.driver import segment_ways
+from autopar.driver.offers import Offers
 from autopar.driver.pipeline_shapes import numbers_of_microbatches
 from autopar.driver.pipelining import search_stages
+from autopar.driver.promising_shapes import Promising
 from autopar.driver.search import search
-from autopar.driver.segment_ways import SegmentWays
+from autopar.driver.segment_ways import Divided, SegmentWays
+from autopar.ir.mesh import Mesh
+from autopar.ir.pipeline import ActionTable
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import Plan
 from autopar.solver.search import silent
@@ -106,3 +110,36 @@ def test_orders_share_plans_of_segments(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.undo()
     alone = SegmentWays(known.asked, silent).divided(interleaved)
     assert alone == shared
+
+
+def test_a_number_of_ranks_that_waits_most_is_looked_at_again() -> None:
+    """In the numbers of microbatches that are considered first two ranks are better; four, which
+    wait longer, are the best in fewer, and better still in an order in which they wait less."""
+    took = {
+        (2, 8, "1f1b"): (220, 0.1), (2, 4, "1f1b"): (215, 0.2), (4, 16, "1f1b"): (228, 0.3),
+        (4, 8, "1f1b"): (205, 0.35), (4, 8, "zb-h1"): (180, 0.1), (8, 32, "1f1b"): (400, 0.1),
+    }  # fmt: skip
+    asked_for: list[tuple[int, int, str]] = []
+
+    class Known(SegmentWays):
+        def divided(
+            self, table: ActionTable, known_ns: int | None = None, mesh: str = ""
+        ) -> Divided | None:
+            ranks = len(table.rows)
+            name = "1f1b"
+            if table.is_split or table.num_stages > ranks:
+                name = "zb-h1" if table.num_stages == ranks else "other"
+            shape = ranks, table.microbatches, name
+            asked_for.append(shape)
+            step_ns, waits = took.get(shape, (500, 0.0))
+            if known_ns is not None and step_ns >= known_ns:
+                return None
+            return Divided(Mesh(()), (), step_ns, waits, 0, 0, (), is_within=True, is_tight=False)
+
+    graph = trace(Chain([32] * 17), (torch.randn(64, 32),), {}).graph
+    wanted = asked(graph, 8, stages="auto", microbatches="auto")
+    (best, divided), *_ = Promising(wanted, Known(wanted, silent), Offers(silent)).best()
+    assert (best.ranks, best.microbatches, best.schedule) == (4, 8, "zb-h1")
+    assert divided.step_ns == 180
+    # Eight ranks take longer than that even if they wait for nobody.
+    assert not any(shape[0] == 8 and shape[1] != 32 for shape in asked_for)

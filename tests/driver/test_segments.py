@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from autopar.driver import pipelining, segment_sorts
+from autopar.driver import pipelining, promising_shapes, segment_sorts
 from autopar.driver.pipelining import search_stages
 from autopar.driver.segment_sorts import SampledStep
 from autopar.driver.segment_ways import Divided, SegmentWays
@@ -248,7 +248,7 @@ def test_one_stage_is_planned_where_no_other_number_fits(monkeypatch: pytest.Mon
         raise InfeasibleError("no stage fits")
 
     monkeypatch.setattr(pipelining, "plan_stages", nothing_fits)
-    monkeypatch.setattr(pipelining, "_NEAR", 0.0)
+    monkeypatch.setattr(promising_shapes, "NEAR", 0.0)
     plan = search_stages(asked(chain(*[64] * 5), 2, stages="auto", microbatches=2), silent)
     assert not plan.structure.stages
 
