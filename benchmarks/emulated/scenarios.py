@@ -46,6 +46,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario("experts-8", 2, 4, 500, "Mixtral, 2 layers of 8 experts, 256 tokens"),
         Scenario("wide-8", 2, 4, 500, "GPT-2, 2 layers of 512, 256 tokens"),
         Scenario("slow-4", 4, 1, 100, "GPT-2, 8 layers of 256, 1,024 tokens", (2, 4)),
+        Scenario("uneven-2", 2, 1, 100, "Llama, 8 layers of 256, 16,384 words, 512 tokens", (2,)),
         Scenario("uneven-4", 4, 1, 100, "Llama, 8 layers of 128, 8,192 words, 512 tokens", (2, 4)),
     )
 }
@@ -91,6 +92,8 @@ def workload(name: str) -> Case:
             return gpt2(16, 64, layers=8)
         case "uneven-4":
             return llama(16, 32, words=8192, width=128, inner=384, layers=8)
+        case "uneven-2":
+            return llama(16, 32, words=16_384, width=256, inner=768, layers=8)
         case "convolutions-6":
             return Case(
                 models.resnet_small,
