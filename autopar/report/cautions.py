@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from autopar.ir.graph import itemsize
-from autopar.ir.units import format_bytes, format_percent
+from autopar.ir.stages import ENDS
+from autopar.ir.units import format_bytes, format_percent, format_share
 from autopar.plans.plan import MAX_TENSOR_BYTES, Plan, Provenance
 from autopar.report.names import tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, parsed
@@ -15,12 +16,29 @@ LARGE_SHARE = 0.01
 """What is replicated and takes this share of the memory limit is worth a warning."""
 
 
+LARGE_WAIT = 1 / 3
+"""A plan in one stage that waits for communication in this share of its step is worth a look at
+those in several, which send less and hold less."""
+
+
 def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
     """Warnings, the gravest first."""
     yield from cautions_of_decisions(plan, params)
+    yield from _waiting(plan)
     if not plan.provenance.is_proven:
         yield f"not proven optimal: {doubt(plan.provenance)}"
     yield from _fragile(plan)
+
+
+def _waiting(plan: Plan) -> Iterator[str]:
+    """That a whole model in one stage waits for communication above all."""
+    step_ns, waits_ns = plan.estimates.step_ns, plan.estimates.exposed_communication_ns
+    is_of_pipeline = any(f":{end}." in key for key in plan.structure.ops for end in ENDS)
+    if waits_ns > LARGE_WAIT * step_ns and not is_of_pipeline:
+        yield (
+            f"devices wait for communication in {format_share(waits_ns, step_ns)} of the step: "
+            "stages of a pipeline send less (--stages auto looks for them)"
+        )
 
 
 def doubt(provenance: Provenance) -> str:
