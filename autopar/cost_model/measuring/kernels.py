@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from autopar.cluster.profile import Attention, Matmul, Pointwise
+from autopar.cost_model.measuring import stopwatch
 from autopar.cost_model.measuring.stopwatch import Stopwatch, Timed, random
 from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
@@ -107,7 +108,10 @@ def _time(
 ) -> tuple[int, ...] | None:
     """Nanoseconds of each of the runs that `make` gives, which take `num_bytes`: on a CPU each time
     of others of those that it gives when it is called again. None as `Stopwatch.attempt` has it."""
-    copies = 1 if watch.on_cuda else min(_MAX_COPIES, -(-_CYCLE_BYTES // num_bytes))
+    room = stopwatch.free_bytes(watch.device) // (4 * num_bytes)
+    copies = max(1, min(_MAX_COPIES, -(-_CYCLE_BYTES // num_bytes), room))
+    if watch.on_cuda:
+        copies = 1
 
     def prepare() -> tuple[Timed, ...]:
         made = [make() for _ in range(copies)]
