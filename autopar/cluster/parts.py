@@ -41,7 +41,7 @@ def line_of(cluster: Cluster, stages: int) -> Axis:
 
 def axis_of_copies(cluster: Cluster, firsts: Sequence[int]) -> Axis:
     """The axis along which the devices of the parts that begin with the devices `firsts` are joined
-    to those in the same place of the others. It is the slowest of the links that they cross."""
+    to those in the same place of the others, over the slowest of the links between them."""
     crossed: list[Link] = []
     block = cluster.num_devices
     for level in cluster.levels:

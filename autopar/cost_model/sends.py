@@ -48,13 +48,16 @@ def delays(layouts: Sequence[Layout], line: Axis | None) -> tuple[Delay, ...]:
 
 def tied_in(layouts: Sequence[Layout]) -> Tied:
     """The weights that several stages use."""
-    found: dict[str, tuple[list[int], int]] = {}
+    stages: dict[str, list[int]] = defaultdict(list)
     for stage, layout in enumerate(layouts):
         for node in layout.graph.with_role(Role.GRAD):
-            stages, num_bytes = found.get(node.target, ([], 0))
-            own = gradient_bytes(layout, node.target)
-            found[node.target] = [*stages, stage], max(num_bytes, own)
-    return {name: each for name, each in found.items() if len(each[0]) > 1}
+            stages[node.target].append(stage)
+    # All of them store it alike.
+    return {
+        name: (found, gradient_bytes(layouts[found[0]], name))
+        for name, found in stages.items()
+        if len(found) > 1
+    }
 
 
 def gradient_bytes(layout: Layout, name: str) -> int:

@@ -32,9 +32,6 @@ from autopar.ir.uses import root_of
 
 SEND, RECEIVE = "autopar.send.default", "autopar.receive.default"
 
-ENDS = "send", "receive"
-"""What keys of the two have in the place of an op."""
-
 
 @dataclass(frozen=True, slots=True, order=True)
 class StageLink:

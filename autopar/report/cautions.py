@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from autopar.ir.graph import itemsize
-from autopar.ir.stages import ENDS
+from autopar.ir.stages import RECEIVE, SEND
 from autopar.ir.units import format_bytes, format_percent, format_share
 from autopar.plans.plan import MAX_TENSOR_BYTES, Plan, Provenance
 from autopar.report.names import tensor_name
@@ -33,7 +33,7 @@ def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
 def _waiting(plan: Plan) -> Iterator[str]:
     """That a whole model in one stage waits for communication above all."""
     step_ns, waits_ns = plan.estimates.step_ns, plan.estimates.exposed_communication_ns
-    is_of_pipeline = any(f":{end}." in key for key in plan.structure.ops for end in ENDS)
+    is_of_pipeline = any(op.op in (SEND, RECEIVE) for op in plan.estimates.ops.values())
     if waits_ns > LARGE_WAIT * step_ns and not is_of_pipeline:
         yield (
             f"devices wait for communication in {format_share(waits_ns, step_ns)} of the step: "

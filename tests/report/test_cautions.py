@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autopar.ir.stages import SEND
 from autopar.plans.estimates import OpTotal
 from autopar.plans.plan import Plan
 from autopar.report.cautions import type_bytes
@@ -56,3 +57,21 @@ def test_bytes_of_a_type(text: str, size: int) -> None:
 @given(st.text(max_size=20))
 def test_bytes_of_no_type(text: str) -> None:
     assert isinstance(type_bytes(text), int)
+
+
+@pytest.mark.parametrize(
+    ("part", "op", "warned"),
+    [(0.4, "aten.mm.default", True), (0.3, "aten.mm.default", False), (0.4, SEND, False)],
+)
+def test_a_plan_in_one_stage_that_waits_names_stages(part: float, op: str, warned: bool) -> None:
+    """A stage of a pipeline is not told of pipelines."""
+    plan = two_axis_plan()
+    own = OpTotal("layers.*.mix", op, "forward", 1, 1, 0, 0, 0)
+    waits_ns = int(part * plan.estimates.step_ns)
+    estimates = msgspec.structs.replace(
+        plan.estimates,
+        exposed_communication_ns=waits_ns,
+        ops=plan.estimates.ops | {"layers.*.mix:forward:0": own},
+    )
+    found = summarize(msgspec.structs.replace(plan, estimates=estimates)).warnings
+    assert any("--stages auto looks for them" in text for text in found) is warned

@@ -22,6 +22,8 @@ _CYCLE_BYTES = 64 * 2**20
 """On a CPU the operands of a run are read again after about so many bytes of others: more than a
 core has caches, and about what the step of a small model goes through."""
 _MAX_COPIES = 1024
+_FREE_PART = 4
+"""They take one part in this many of the memory that is free, if there is little."""
 
 
 def launch_ns(watch: Stopwatch) -> int:
@@ -108,10 +110,10 @@ def _time(
 ) -> tuple[int, ...] | None:
     """Nanoseconds of each of the runs that `make` gives, which take `num_bytes`: on a CPU each time
     of others of those that it gives when it is called again. None as `Stopwatch.attempt` has it."""
-    room = stopwatch.free_bytes(watch.device) // (4 * num_bytes)
-    copies = max(1, min(_MAX_COPIES, -(-_CYCLE_BYTES // num_bytes), room))
-    if watch.on_cuda:
-        copies = 1
+    copies = 1
+    if not watch.on_cuda:
+        room = stopwatch.free_bytes(watch.device) // (_FREE_PART * num_bytes)
+        copies = max(1, min(_MAX_COPIES, -(-_CYCLE_BYTES // num_bytes), room))
 
     def prepare() -> tuple[Timed, ...]:
         made = [make() for _ in range(copies)]
