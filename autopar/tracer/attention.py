@@ -71,7 +71,7 @@ def spelled_out(
     scale: float | None,
 ) -> Tensor:
     """Attention as matmul, softmax, dropout, matmul. Key heads are repeated for the query heads
-    that share them."""
+    that share them. Rows that attend to nothing are 0."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
@@ -84,7 +84,8 @@ def spelled_out(
         scores = torch.where(mask, scores, -math.inf)
     elif mask is not None:
         scores = scores + mask
-    weights = torch.softmax(scores, -1)
+    softmax = torch.softmax if mask is None else torch.ops.aten._safe_softmax.default
+    weights = softmax(scores, -1)
     return torch.matmul(F.dropout(weights, dropout_p) if dropout_p else weights, value)
 
 

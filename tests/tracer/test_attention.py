@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from autopar.runtime.ops import attention
 from autopar.runtime.ops.attention import sdpa, sdpa_backward
@@ -84,6 +85,30 @@ def scores(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
 
 def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=0.0, atol=FLOAT64_ATOL)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("added", [-1e4, -1e9, None])
+def test_rows_that_a_finite_mask_leaves_nothing(
+    path: str, dtype: torch.dtype, added: float | None
+) -> None:
+    """Every column of such a row has the same part in it. What is added leaves no room for the log
+    of a sum beside it, so torch's fused kernel for CPUs has wrong gradients there."""
+    inputs = tuple(x.detach().to(dtype).requires_grad_() for x in tensors(2, "square"))
+    mask = torch.zeros(2, 1, 8, 8, dtype=dtype)
+    mask[0, :, :2] = torch.finfo(dtype).min if added is None else added
+    mask[1, :, 3, 2:] = mask[0, 0, 0, 0]
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = F.scaled_dot_product_attention(*inputs, attn_mask=mask, enable_gqa=True)
+    actual = sdpa(*inputs, mask, False, None)[0]
+    eps, size = torch.finfo(dtype).eps, abs(mask.min().item())
+    scores_round = 2 * eps * size if eps * size < 1 else 0  # or all of a score is lost
+    for got, want in zip(
+        (actual, *torch.autograd.grad(actual.square().sum(), inputs)),
+        (expected, *torch.autograd.grad(expected.square().sum(), inputs)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, want, rtol=0.0, atol=64 * eps + scores_round)
 
 
 def test_scale(path: str) -> None:
@@ -174,3 +199,21 @@ def test_dropout_is_applied_to_the_weights() -> None:
     assert everything.abs().max() == 0
     expected = F.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=True)
     torch.testing.assert_close(many.mean(0), expected, rtol=0.0, atol=0.2)
+
+
+@pytest.mark.parametrize("kind", ["bool", "added"])
+def test_dropout_of_rows_that_attend_to_nothing(kind: str) -> None:
+    inputs = tensors(2, "square")
+    mask = a_mask("bool", "square")
+    if kind == "added":
+        mask = torch.zeros(mask.shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+
+    def run() -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        out = F.scaled_dot_product_attention(*inputs, mask, 0.3, enable_gqa=True)
+        return out, *torch.autograd.grad(out.square().sum(), inputs)
+
+    with CallMode():
+        actual = run()
+    for got, want in zip(actual, run(), strict=True):
+        close(got, want)

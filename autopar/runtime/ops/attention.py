@@ -171,7 +171,12 @@ def _scores(q: Tensor, k: Tensor, mask: Tensor | None, past: int | None, scale: 
     return scores
 
 
-def _weights(scores: Tensor, lse: Tensor) -> Tensor:
+def _weights_of_rows(scores: Tensor, lse: Tensor) -> Tensor:
+    """The softmax of rows all of whose columns are here, 0 in rows that attend to nothing."""
+    return torch.softmax(scores, -1).masked_fill((lse == -math.inf).unsqueeze(-1), 0)
+
+
+def _weights_by_lse(scores: Tensor, lse: Tensor) -> Tensor:
     """exp(scores - lse), 0 in rows that attend to nothing."""
     empty = lse == -math.inf
     return torch.exp(scores - lse.masked_fill(empty, 0).unsqueeze(-1))
@@ -186,7 +191,7 @@ def forward_formulas(
     q, k, v = q.unflatten(1, (k.shape[1], -1)), k.unsqueeze(2), v.unsqueeze(2)
     scores = _scores(q, k, mask, past, _scale(scale, shape[-1]))
     lse = torch.logsumexp(scores, -1)
-    out = _weights(scores, lse) @ v
+    out = _weights_of_rows(scores, lse) @ v
     return out.flatten(1, 2).to(dtype), lse.flatten(1, 2)
 
 
@@ -201,12 +206,15 @@ def backward_formulas(
     past: int | None,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of queries, keys and values, under the same mask."""
+    """The gradients of queries, keys and values, under the same mask. Where there is one, all
+    columns of a row are here, and `lse` may have no room for the log of a sum: what is added to a
+    row of scores that attends to nothing may be -1e9."""
     dtype, factor, heads = q.dtype, _scale(scale, q.shape[-1]), k.shape[1]
     q, k, v, grad_out, out = _computed(q, k, v, grad_out, out)
     q, grad_out, out, lse = (x.unflatten(1, (heads, -1)) for x in (q, grad_out, out, lse))
     k, v = k.unsqueeze(2), v.unsqueeze(2)
-    weights = _weights(_scores(q, k, mask, past, factor), lse)
+    scores = _scores(q, k, mask, past, factor)
+    weights = (_weights_by_lse if mask is None else _weights_of_rows)(scores, lse)
     dv = (weights.transpose(-1, -2) @ grad_out).sum(2)
     delta = (grad_out * out).sum(-1, keepdim=True)
     dscores = weights * (grad_out @ v.transpose(-1, -2) - delta) * factor
