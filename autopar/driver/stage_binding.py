@@ -16,6 +16,7 @@ from autopar.ir.exchange import OnMesh, PieceBox, holders, parcels
 from autopar.ir.graph import OUTPUT_ROLES, Phase, Role, TensorType
 from autopar.ir.stages import RECEIVE, SEND, StageLink, link_of
 from autopar.plans.layout import Layout, parse_layout
+from autopar.runtime.dtensor_private import local_slices
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import World
 from autopar.runtime.program.binding import detached_places, runnable
@@ -32,7 +33,6 @@ from autopar.runtime.program.pipelined import (
 from autopar.runtime.program.program import TURN_INPUT, Program
 from autopar.runtime.program.random import DefaultRandom, draws
 from autopar.runtime.program.sharded import Place
-from autopar.runtime.torch_private import local_slices
 
 
 def make_step_in_stages(

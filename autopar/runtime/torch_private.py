@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from copy import copy
 from datetime import timedelta
-from functools import wraps
 from typing import Any
 
 import torch
@@ -20,48 +18,34 @@ from torch import Tensor, fx, nn
 from torch._C import DispatchKey, _disabled_torch_function_impl, _SetExcludeDispatchKeyGuard
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._C._distributed_c10d import HashStore
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store, _get_default_store
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.distributed.tensor.placement_types import Placement
 from torch.fx.node import map_arg
-from torch.nn.utils import clip_grad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 __all__ = [
-    "TorchCall",
     "TorchDispatchMode",
     "TreeSpec",
     "backend_of_two",
-    "cut_piece",
     "default_store",
     "differentiating",
-    "dtensor_like",
-    "dtensor_of",
+    "draws_numbers",
     "flatten",
     "gloo_of_world",
     "hand_hooks",
+    "has_out",
     "inductor",
-    "is_of",
+    "is_function",
+    "is_in_place",
     "is_pointwise",
     "is_view",
     "keeps_graph",
     "limit_waiting",
-    "local_of",
-    "local_slices",
     "local_store",
     "map_tensors",
-    "mesh_of_others",
     "no_torch_function",
-    "piece_of",
     "signature_of",
     "store_of_its_own",
-    "take_over_ops",
-    "take_over_whole_tensors",
     "timeout_of_world",
     "tree_map",
     "unflatten",
@@ -118,11 +102,6 @@ def limit_waiting(group: dist.ProcessGroup) -> None:
         group._get_backend(device)._set_default_timeout(timeout_of_world())
 
 
-def mesh_of_others(kind: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
-    """A mesh that this rank is no part of: without process groups."""
-    return DeviceMesh(kind, ranks, mesh_dim_names=names, _init_backend=False)
-
-
 def local_store() -> Store:
     """A Store of this process alone."""
     return HashStore()
@@ -147,124 +126,6 @@ _AUTOGRAD = (
     DispatchKey.AutogradOther,
     DispatchKey.ADInplaceOrView,
 )
-
-
-def dtensor_like(local: Tensor, like: DTensor) -> DTensor:
-    """`local` as this rank's piece of a DTensor laid out as `like` is, whose local shape and
-    strides it has. `DTensor.from_local` takes seven times as long, for every gradient."""
-    return DTensor(local, copy(like._spec), requires_grad=False)
-
-
-def dtensor_of(
-    local: Tensor, like: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
-) -> DTensor:
-    """`local`, wherever it is, as this rank's piece of a DTensor of the shape of `like`, whose
-    strides are those of a tensor without gaps. `DTensor.from_local` brings it to the mesh's kind of
-    device."""
-    stride = torch.empty(like.shape, device="meta").stride()
-    meta = TensorMeta(like.shape, stride, like.dtype)
-    spec = DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
-    return DTensor(local, spec, requires_grad=False)
-
-
-def local_slices(
-    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
-) -> tuple[slice, ...]:
-    """Which rectangle of a tensor of `shape` this rank has of it as a DTensor, even or not."""
-    sizes, offsets = compute_local_shape_and_global_offset(tuple(shape), mesh, placements)
-    return tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
-
-
-def is_of(mesh: DeviceMesh) -> bool:
-    """Whether this rank is one of the mesh's."""
-    return mesh.get_coordinate() is not None
-
-
-def cut_piece(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
-    """What this rank has of `whole` as a DTensor; nothing, in one dim, if it is not of the mesh, as
-    torch has it there."""
-    if not is_of(mesh):
-        return whole.new_empty(0)
-    return whole[local_slices(whole.shape, mesh, placements)]
-
-
-def take_over_whole_tensors(
-    whole: Callable[[Callable[[], Tensor], DTensor], DTensor],
-    norm: Callable[[Callable[..., Tensor], Sequence[Tensor], float], Tensor],
-    concerns: Callable[[Tensor], bool],
-) -> None:
-    """From now on a DTensor that `concerns` is true of is `whole` where it is to be replicated, as
-    in `full_tensor`, and `norm` is the norm of gradients among which there are some; both are given
-    what torch would make."""
-    plain, plain_norm = DTensor.redistribute, clip_grad._get_total_norm
-
-    @wraps(plain)
-    def redistribute(
-        self: DTensor,
-        device_mesh: DeviceMesh | None = None,
-        placements: Sequence[Placement] | None = None,
-        **kwargs: Any,
-    ) -> DTensor:
-        same = device_mesh is None or device_mesh == self.device_mesh
-        replicated = placements is not None and all(p.is_replicate() for p in placements)
-        if same and replicated and concerns(self):
-            detached: Any = self.detach()
-            return whole(lambda: local_of(plain(detached, placements=placements)), self)
-        return plain(self, device_mesh, placements, **kwargs)
-
-    @wraps(plain_norm)
-    def total_norm(
-        tensors: Tensor | Iterable[Tensor],
-        norm_type: float = 2.0,
-        error_if_nonfinite: bool = False,
-        foreach: bool | None = None,
-    ) -> Tensor:
-        given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        if not any(map(concerns, given)):
-            return plain_norm(given, norm_type, error_if_nonfinite, foreach)
-        found = norm(plain_norm, given, float(norm_type))
-        if error_if_nonfinite:
-            plain_norm([found], norm_type, error_if_nonfinite)  # in torch's own words
-        return found
-
-    DTensor.redistribute = redistribute
-    clip_grad._get_total_norm = nn.utils.get_total_norm = total_norm
-
-
-TorchCall = Callable[..., Any]
-"""What torch makes of an op's arguments."""
-
-
-Handler = Callable[[TorchCall, Sequence[Any], Mapping[str, Any]], Any]
-
-
-def take_over_ops(handlers: Mapping[str, Handler]) -> None:
-    """From now on ops on DTensors whose names ("aten::_foreach_add_") begin so are done by
-    `handlers`, which are told what torch would do, and with which arguments."""
-    table: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-    for full_name in sorted(torch._C._dispatch_get_all_op_names()):
-        prefix = next((each for each in handlers if full_name.startswith(each)), None)
-        if prefix is None:
-            continue
-        name, _, overload = full_name.removeprefix("aten::").partition(".")
-        op = getattr(getattr(torch.ops.aten, name), overload or "default")
-        table[op] = _handled(table, op, table.get(op), handlers[prefix])
-
-
-def _handled(table: dict[Any, Any], op: Any, known: Any, handler: Any) -> Any:
-    def plain(*args: Any, **kwargs: Any) -> Any:
-        if known is not None:
-            return known(op, args, kwargs)
-        del table[op]
-        try:
-            return op(*args, **kwargs)
-        finally:
-            table[op] = handle
-
-    def handle(_: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        return handler(plain, args, kwargs)
-
-    return handle
 
 
 def hand_hooks(old: Tensor, new: Tensor) -> None:
@@ -299,21 +160,36 @@ def wrapper_of(cls: type[Tensor], like: Tensor, device: torch.device) -> Any:
     )
 
 
-def piece_of(tensor: DTensor) -> Tensor:
-    """This rank's piece of a DTensor that is stored: no collective is under way for it.
-    `DTensor.to_local` takes ten times as long, for every parameter."""
-    return tensor._local_tensor
-
-
-def local_of(tensor: DTensor) -> Tensor:
-    """This rank's piece, plain, once it is there."""
-    local = tensor.to_local()
-    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
-
-
 def is_pointwise(op: Any) -> bool:
     """Whether an op makes each element of what stands in its place, and of nothing random."""
-    return torch.Tag.pointwise in op.tags and torch.Tag.nondeterministic_seeded not in op.tags
+    return torch.Tag.pointwise in op.tags and not draws_numbers(op)
+
+
+def draws_numbers(op: Any) -> bool:
+    """Whether an op draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def is_function(op: Any) -> bool:
+    """Whether an op makes new tensors of tensors; none on lists of tensors of any meshes."""
+    return not op._schema.is_mutable and not op.name().startswith("aten::_foreach_")
+
+
+def is_in_place(op: Any) -> bool:
+    """Whether an op writes values to an argument of its own, one tensor; not `has_out`."""
+    name: str = op.name().removeprefix("aten::")
+    if name.startswith(("_", "resize_", "set_", "requires_grad_", "retain_grad", "record_stream")):
+        return False
+    is_of_values = torch.Tag.inplace_view not in op.tags
+    return op._schema.is_mutable and is_of_values and not has_out(op)
+
+
+def has_out(op: Any) -> bool:
+    """Whether an op writes its result into an argument that is there for nothing else."""
+    return any(
+        argument.kwarg_only and argument.alias_info is not None and argument.alias_info.is_write
+        for argument in op._schema.arguments
+    )
 
 
 def is_view(op: Any) -> bool:

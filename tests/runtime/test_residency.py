@@ -16,9 +16,9 @@ import autopar
 from autopar.errors import ArgumentError, PlanMismatchError
 from autopar.ir.fingerprint import fingerprint
 from autopar.plans.compatibility import describe_inputs
+from autopar.runtime.dtensor_private import dtensor_of
 from autopar.runtime.module import optimizers
 from autopar.runtime.program import binding, turns
-from autopar.runtime.torch_private import dtensor_of
 from autopar.tracer import trace
 from autopar.tracer.torch_private import FakeTensorMode
 from tests.codegen.test_offload import ROWS, WIDTH, Stack, in_blocks

@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad
 
 from autopar.codegen.torch_private import boxed_codegen
 from autopar.errors import AutoparError
-from autopar.runtime import torch_private
+from autopar.runtime import dtensor_private, torch_private
 from autopar.runtime.program import backend
 
 
@@ -56,12 +56,12 @@ def test_a_dtensor_like_another() -> None:
         mesh = init_device_mesh("cpu", (1,))
         like = distribute_tensor(torch.randn(4, 6), mesh, [Shard(1)])
         local = torch.randn(4, 6)
-        made = torch_private.dtensor_like(local, like)
+        made = dtensor_private.dtensor_like(local, like)
         assert made.placements == like.placements and made.shape == like.shape
         assert made.device_mesh == like.device_mesh and made.stride() == like.stride()
         torch.testing.assert_close(made.full_tensor(), local, rtol=0, atol=0)
         assert not made.requires_grad
-        piece = torch_private.piece_of(torch.nn.Parameter(made))
+        piece = dtensor_private.piece_of(torch.nn.Parameter(made))
         assert piece.data_ptr() == local.data_ptr() and not piece.requires_grad
     finally:
         dist.destroy_process_group()
@@ -218,14 +218,37 @@ def test_ops_on_dtensors_are_taken_over_and_done_as_torch_does() -> None:
         x = distribute_tensor(torch.arange(4.0), init_device_mesh("cpu", (1,)), [Shard(0)])
         seen: list[int] = []
 
-        def counted(plain: Any, args: Any, kwargs: Any) -> Any:
+        negated = torch.ops.aten._foreach_neg.default
+
+        def counted(plain: Any, op: Any, args: Any, kwargs: Any) -> Any:
+            assert op is negated
             seen.append(len(args[0]))
             return plain(*args, **kwargs)
 
-        torch_private.take_over_ops({"aten::_foreach_neg": counted})
+        dtensor_private.take_over_ops(lambda op: counted if op is negated else None)
         for _ in range(2):
             made: Any = torch._foreach_neg([x])
             assert made[0].full_tensor().tolist() == [0, -1, -2, -3]
         assert seen == [1, 1]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_assigned_data_and_gradients_are_the_pieces_that_are_said() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        x, other = (distribute_tensor(torch.arange(4.0), mesh, [Shard(0)]) for _ in range(2))
+        dtensor_private.take_over_assignments(lambda at, value: value + 1 if at is x else None)
+        x.data = torch.zeros(4)
+        assert (x * 2).full_tensor().tolist() == [2] * 4
+        x.grad = torch.ones(4)
+        assert x.grad is not None and x.grad.full_tensor().tolist() == [2] * 4
+        x.grad = gradient = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+        assert x.grad is gradient
+        del x.grad
+        assert x.grad is None
+        other.data = other.data
+        assert other.full_tensor().tolist() == [0, 1, 2, 3]
     finally:
         dist.destroy_process_group()

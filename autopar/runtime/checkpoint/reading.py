@@ -30,8 +30,8 @@ from torch.distributed.distributed_c10d import Store
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import AutoparError
+from autopar.runtime.dtensor_private import local_slices
 from autopar.runtime.process.world import World
-from autopar.runtime.torch_private import local_slices
 
 Lookup = Callable[[str], Any]
 """A tensor of this rank by its name."""

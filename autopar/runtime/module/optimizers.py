@@ -31,8 +31,8 @@ from torch.optim.optimizer import (
 
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint import reading
+from autopar.runtime.dtensor_private import cut_piece, dtensor_of, piece_of
 from autopar.runtime.process.part_tensors import is_of_some_ranks, piece_of_rank_0
-from autopar.runtime.torch_private import cut_piece, dtensor_of, piece_of
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
@@ -243,10 +243,11 @@ class _Stepping:
             return value
         if self.whole:
             return value.full_tensor()
-        if value.placements == param.placements:
+        mesh, is_here = param.device_mesh, value.device_mesh == param.device_mesh
+        if is_here and value.placements == param.placements:
             local = piece_of(value)
-        elif is_of_some_ranks(param.device_mesh):
-            local = cut_piece(value.full_tensor(), param.device_mesh, param.placements)
+        elif not is_here or is_of_some_ranks(mesh):
+            local = cut_piece(value.full_tensor(), mesh, param.placements)
             value = _distributed(param, local)
         else:
             value = value.redistribute(placements=param.placements)

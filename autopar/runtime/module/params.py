@@ -23,13 +23,15 @@ from torch.distributed.tensor.placement_types import Placement
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint.reading import moves
 from autopar.runtime.checkpoint.weights import Sources
+from autopar.runtime.dtensor_private import cut_piece, dtensor_of, is_of, local_slices
+from autopar.runtime.module.changes import know_changes
 from autopar.runtime.module.identity import supersede
 from autopar.runtime.module.optimizers import mark
 from autopar.runtime.ops.host_copies import copy_on_host
 from autopar.runtime.process.part_tensors import know_numbers
 from autopar.runtime.process.world import ParamPlace, World
 from autopar.runtime.program.guards import is_state
-from autopar.runtime.torch_private import cut_piece, dtensor_of, hand_hooks, is_of, local_slices
+from autopar.runtime.torch_private import hand_hooks
 
 
 def check_model(model: nn.Module) -> None:
@@ -54,6 +56,7 @@ def replicate(model: nn.Module, world: World, sources: Sources) -> None:
     mesh = world.device_mesh
     if mesh is not None:
         know_numbers()
+        know_changes([mesh])
     supersede(tuple(_ready(model, world, mesh, sources)))
     buffers: dict[int, Tensor] = {}
     for table, leaf, name, buffer in list(buffer_places(model)):
@@ -112,6 +115,7 @@ def shard_parameters(
     Every rank cuts its piece from the copy it holds, or gets it from `sources`: nothing is sent.
     """
     moves.begin()
+    know_changes(place.mesh for place in places.values())
     for name, param in model.named_parameters():
         if not isinstance(param, DTensor):
             raise AutoparError(f"parameter {name} was replaced after autopar.compile")

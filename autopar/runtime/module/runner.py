@@ -18,6 +18,7 @@ from autopar.errors import AutoparError, GuardError, ManyProgramsWarning
 from autopar.ir.sharding import Handed
 from autopar.plans.plan import Plan
 from autopar.runtime.module.accelerated import Terms, accept, rows_of_rank
+from autopar.runtime.module.changes import know_rows_differ
 from autopar.runtime.process.digests import modes
 from autopar.runtime.process.inputs import Inputs, Piece, same_everywhere, take_inputs
 from autopar.runtime.process.meeting import NEW
@@ -142,6 +143,11 @@ class Runner:
     with_values: bool = False
     """Programs are made from the values of a batch, gathered where ranks hold pieces of it."""
 
+    def __post_init__(self) -> None:
+        kinds = self.inputs.values() if isinstance(self.inputs, Mapping) else [self.inputs]
+        if "local" in kinds:
+            know_rows_differ()
+
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.terms is None:
             return self._run(args, kwargs)
@@ -157,6 +163,7 @@ class Runner:
     def accept_accelerate(self) -> None:
         """From now on the model is one that accelerate has prepared (`accelerated`)."""
         self.terms = self.terms or accept(self.model, self.world)
+        know_rows_differ()
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool = False) -> Any:
         leaves, made = self.prepare(args, kwargs, exact=exact)

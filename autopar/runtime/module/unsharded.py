@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.errors import AutoparError
+from autopar.runtime.dtensor_private import cut_piece
 from autopar.runtime.process.agreement import make_agreement
 from autopar.runtime.process.digests import digest_values
 from autopar.runtime.process.inputs import Inputs
 from autopar.runtime.process.world import World
 from autopar.runtime.program.random import SharedRandom
-from autopar.runtime.torch_private import cut_piece, flatten, map_tensors
+from autopar.runtime.torch_private import flatten, map_tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 from torch.distributed.tensor.placement_types import Placement
 
-from autopar.runtime.torch_private import (
+from autopar.runtime.dtensor_private import (
+    Handler,
     TorchCall,
     cut_piece,
     dtensor_of,
@@ -27,6 +28,7 @@ from autopar.runtime.torch_private import (
     take_over_ops,
     take_over_whole_tensors,
 )
+from autopar.runtime.torch_private import map_tensors
 
 _known: dict[DeviceMesh, DeviceMesh] = {}
 """Meshes of some ranks, with that of all."""
@@ -37,7 +39,6 @@ def know(meshes: Iterable[DeviceMesh], world: DeviceMesh) -> None:
     `world`, behave as said above."""
     if not _known:
         take_over_whole_tensors(_replicated, _total_norm, _is_known)
-        take_over_ops({_FOUND_INF: _found_inf, **dict.fromkeys(_ON_LISTS, _by_mesh)})
     _known.update((mesh, world) for mesh in meshes if mesh.size() < world.size())
 
 
@@ -46,23 +47,39 @@ def is_of_some_ranks(mesh: DeviceMesh) -> bool:
     return mesh in _known
 
 
+def mesh_of_all(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh of all ranks, for one known that has some of them; any other is itself."""
+    return _known.get(mesh, mesh)
+
+
 def _is_known(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor) and is_of_some_ranks(tensor.device_mesh)
 
 
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_ada", "aten::_fused_sgd")
+_NUMBER = "aten::_local_scalar_dense"
 _FOUND_INF = "aten::_amp_foreach_non_finite_check_and_unscale_"
+
+
 _numbers_are_whole: list[bool] = []
 
 
 def know_numbers() -> None:
-    """From now on the number in a DTensor is that of the whole one, not of a rank's term of it."""
+    """From now on the number in a DTensor is that of the whole one, not of a rank's term of it, and
+    an op on lists may be given tensors of several meshes, and plain ones."""
     if not _numbers_are_whole:
-        take_over_ops({"aten::_local_scalar_dense": _number})
+        take_over_ops(_handler_of)
         _numbers_are_whole.append(True)
 
 
-def _number(plain: TorchCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _handler_of(op: Any) -> Handler | None:
+    name: str = op.name()
+    if name.startswith(_ON_LISTS):
+        return _by_mesh
+    return {_FOUND_INF: _found_inf, _NUMBER: _number}.get(name)
+
+
+def _number(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     (tensor,) = args
     is_here = all(p.is_replicate() for p in tensor.placements) and not _is_known(tensor)
     return plain(tensor) if is_here else tensor.full_tensor().item()
@@ -77,23 +94,25 @@ def _places_by_mesh(tensors: Sequence[Tensor]) -> list[list[int]]:
     return list(found.values())
 
 
-def _by_mesh(plain: TorchCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _by_mesh(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """An op on lists of tensors, on those of each mesh: torch would look at the first one's."""
     tensors: Sequence[Tensor] = args[0]
     made: list[Any] = [None] * len(tensors)
     for places in _places_by_mesh(tensors):
-        given = [
+        given: Sequence[Any] = [
             [each[k] for k in places]
             if isinstance(each, (list, tuple)) and len(each) == len(tensors)
             else each
             for each in args
         ]
+        if not isinstance(tensors[places[0]], DTensor):
+            given = map_tensors(lambda x: x.full_tensor() if isinstance(x, DTensor) else x, given)
         for place, result in zip(places, plain(*given, **kwargs) or (), strict=False):
             made[place] = result
     return None if all(each is None for each in made) else made
 
 
-def _found_inf(plain: TorchCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _found_inf(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """What scaled gradients of any mesh have is found on all."""
     tensors, found, scale = args
     for places in _places_by_mesh(tensors):
@@ -102,13 +121,20 @@ def _found_inf(plain: TorchCall, args: Sequence[Any], kwargs: Mapping[str, Any])
         found.copy_(torch.maximum(found, own))
 
 
+def of_rank_0(x: Tensor) -> Tensor:
+    """What rank 0 has, where each rank has a plain tensor of that shape. A collective call of
+    all."""
+    x = x.clone(memory_format=torch.contiguous_format)
+    # Not every backend sends truth values.
+    dist.broadcast(x.view(torch.uint8) if x.dtype == torch.bool else x, src=0)
+    return x
+
+
 def piece_of_rank_0(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
     """What this rank has, as a DTensor, of `whole` as rank 0 has it. A collective call of all."""
     if not is_of_some_ranks(mesh):
         return distribute_tensor(whole, mesh, placements).to_local()
-    whole = whole.clone(memory_format=torch.contiguous_format)
-    dist.broadcast(whole, src=0)
-    return cut_piece(whole, mesh, placements).clone()
+    return cut_piece(of_rank_0(whole), mesh, placements).clone()
 
 
 def _replicated(gather: Callable[[], Tensor], tensor: DTensor) -> DTensor:

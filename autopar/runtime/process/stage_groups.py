@@ -22,9 +22,10 @@ from autopar.ir.choices import ParamChoice
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.plan import Stage
+from autopar.runtime.dtensor_private import is_of
 from autopar.runtime.process.part_tensors import know
 from autopar.runtime.process.world import Groups, ParamPlace, World, make_groups, param_placements
-from autopar.runtime.torch_private import backend_of_two, is_of, limit_waiting
+from autopar.runtime.torch_private import backend_of_two, limit_waiting
 
 COPY_AXIS = "stage"
 """The mesh axis along which a tied weight has copies."""

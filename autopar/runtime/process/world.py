@@ -28,14 +28,13 @@ from autopar.errors import ClusterError, PlanError
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
 from autopar.ir.units import format_bytes
+from autopar.runtime.dtensor_private import is_of, mesh_of_others
 from autopar.runtime.process.meeting import Meeting
 from autopar.runtime.process.roll import Roll, keeps_store
 from autopar.runtime.torch_private import (
     default_store,
     gloo_of_world,
-    is_of,
     limit_waiting,
-    mesh_of_others,
     store_of_its_own,
 )
 

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.distributed.tensor import DTensor
 
+from autopar.runtime.dtensor_private import dtensor_like, piece_of
 from autopar.runtime.program.sharded import Place, output, whole_of
-from autopar.runtime.torch_private import dtensor_like, keeps_graph, piece_of
+from autopar.runtime.torch_private import keeps_graph
 
 _GRADED = ("loss", "value")
 _CHANGED_BY = {"mutation": "buffer", "update": "param"}

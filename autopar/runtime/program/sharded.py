@@ -20,15 +20,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.placement_types import Placement
 
-from autopar.errors import AutoparError
-from autopar.runtime.process.part_tensors import is_of_some_ranks
+from autopar.runtime.dtensor_private import cut_piece, dtensor_of, local_of, piece_of
+from autopar.runtime.process.part_tensors import is_of_some_ranks, of_rank_0
 from autopar.runtime.torch_private import (
-    cut_piece,
-    dtensor_of,
+    draws_numbers,
     flatten,
     is_pointwise,
     is_view,
-    local_of,
     map_tensors,
     no_torch_function,
     wrapper_of,
@@ -36,11 +34,6 @@ from autopar.runtime.torch_private import (
 )
 
 aten = torch.ops.aten
-
-_NO_WRITE = (
-    "one of several parts of an output of a compiled model (split, chunk, unbind) is written in "
-    "place, which would not be seen in the output: clone() the part first"
-)
 
 
 class Place(NamedTuple):
@@ -78,15 +71,18 @@ takes the mean of ranks' means."""
 
 
 class _Copied(NamedTuple):
-    """A view that was taken of a whole copy of its first argument."""
+    """A view that was taken of a whole copy of its first argument; the `index`-th, if an op gives
+    several."""
 
     func: Any
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
+    index: int | None = None
 
     def again(self, source: Any) -> Any:
         """The view of another one."""
-        return self.func(source, *self.args[1:], **self.kwargs)
+        made = self.func(source, *self.args[1:], **self.kwargs)
+        return made if self.index is None else made[self.index]
 
 
 class ShardedOutput(Tensor):
@@ -128,7 +124,8 @@ class ShardedOutput(Tensor):
             found = _on_shards(func, args, given)
             if found is not NotImplemented:
                 return found
-        return func(*map_tensors(whole_of, args), **map_tensors(whole_of, given))
+        made = func(*map_tensors(whole_of, args), **map_tensors(whole_of, given))
+        return map_tensors(of_rank_0, made) if draws_numbers(func) else made
 
     def full_tensor(self) -> Tensor:
         """The whole, plain tensor on every rank. A collective call."""
@@ -255,11 +252,21 @@ def _view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     source = args[0]
     if func in VIEWS and isinstance(source, ShardedOutput) and not _cuts(func, args):
         found = _on_shards(func, args, kwargs)
-        if isinstance(found, ShardedOutput) and _shares(found.piece, source.piece):
+        if isinstance(found, ShardedOutput) and shares_memory(found.piece, source.piece):
             return found
-    copied = _Copied(func, args, kwargs)
-    made = copied.again(map_tensors(whole_of, source))
-    return map_tensors(lambda x: ShardedOutput(x, _NOWHERE, x, copied), made)
+    return view_of_whole(func, args, kwargs)
+
+
+def view_of_whole(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A view of a whole copy of its first argument, a ShardedOutput or a DTensor, where what is
+    written to the view is to be found as well. A collective call."""
+    made = func(whole_of(args[0]), *args[1:], **kwargs)
+    if isinstance(made, Tensor):
+        return ShardedOutput(made, _NOWHERE, made, _Copied(func, args, kwargs))
+    return [
+        ShardedOutput(x, _NOWHERE, x, _Copied(func, args, kwargs, index))
+        for index, x in enumerate(made)
+    ]
 
 
 def _cuts(func: Any, args: Sequence[Any]) -> bool:
@@ -270,7 +277,8 @@ def _cuts(func: Any, args: Sequence[Any]) -> bool:
     return any(p.is_shard(dim) for p in args[0].placements)
 
 
-def _shares(a: Tensor, b: Tensor) -> bool:
+def shares_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two plain tensors are views of one."""
     return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
@@ -278,18 +286,17 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """An op that writes into its arguments: on whole copies, of which each rank keeps its piece."""
     copies: dict[int, Tensor] = {}
     written = [x for x in written_by(func, args, kwargs) if isinstance(x, ShardedOutput)]
-    roots: list[tuple[ShardedOutput, Tensor]] = []
+    roots: list[tuple[ShardedOutput | DTensor, Tensor]] = []
     for x in written:
-        root, views = x, list[_Copied]()
-        while root.view_of is not None:
+        root: Any = x
+        views: list[_Copied] = []
+        while isinstance(root, ShardedOutput) and root.view_of is not None:
             views.append(root.view_of)
             root = root.view_of.args[0]
         copy = whole_of(root).clone()
         roots.append((root, copy))
         for view in reversed(views):
             copy = view.again(copy)
-            if not isinstance(copy, Tensor):
-                raise AutoparError(_NO_WRITE)
         copies[id(x)] = copy
 
     def read(x: Tensor) -> Tensor:
@@ -298,6 +305,9 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
     with implicit_replication():
         result = func(*map_tensors(read, args), **map_tensors(read, kwargs))
+    if draws_numbers(func):
+        for copy in copies.values():
+            copy.copy_(of_rank_0(copy))
     for root, copy in roots:
         _keep(root, copy)
     back: dict[int, Tensor] = {}
@@ -308,6 +318,6 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return map_tensors(lambda x: back.get(id(x), x), result)
 
 
-def _keep(x: ShardedOutput, whole: Tensor) -> None:
-    mesh = x.device_mesh
-    x.piece.copy_(whole if mesh is None else cut_piece(whole, mesh, x.placements))
+def _keep(x: ShardedOutput | DTensor, whole: Tensor) -> None:
+    mesh, piece = x.device_mesh, piece_of(x) if isinstance(x, DTensor) else x.piece
+    piece.copy_(whole if mesh is None else cut_piece(whole, mesh, x.placements))

@@ -1,0 +1,185 @@
+"""All private APIs of DTensor that the training process uses.
+
+`tests/runtime/test_torch_private.py` holds each one's signature against the torch installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import Placement
+from torch.nn.utils import clip_grad
+
+
+def mesh_of_others(kind: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
+    """A mesh that this rank is no part of: without process groups."""
+    return DeviceMesh(kind, ranks, mesh_dim_names=names, _init_backend=False)
+
+
+def dtensor_like(local: Tensor, like: DTensor) -> DTensor:
+    """`local` as this rank's piece of a DTensor laid out as `like` is, whose local shape and
+    strides it has. `DTensor.from_local` takes seven times as long, for every gradient."""
+    return DTensor(local, copy(like._spec), requires_grad=False)
+
+
+def dtensor_of(
+    local: Tensor, like: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
+) -> DTensor:
+    """`local`, wherever it is, as this rank's piece of a DTensor of the shape of `like`, whose
+    strides are those of a tensor without gaps. `DTensor.from_local` brings it to the mesh's kind of
+    device."""
+    stride = torch.empty(like.shape, device="meta").stride()
+    meta = TensorMeta(like.shape, stride, like.dtype)
+    spec = DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+    return DTensor(local, spec, requires_grad=False)
+
+
+def local_slices(
+    shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[slice, ...]:
+    """Which rectangle of a tensor of `shape` this rank has of it as a DTensor, even or not."""
+    sizes, offsets = compute_local_shape_and_global_offset(tuple(shape), mesh, placements)
+    return tuple(slice(at, at + size) for at, size in zip(offsets, sizes, strict=True))
+
+
+def is_of(mesh: DeviceMesh) -> bool:
+    """Whether this rank is one of the mesh's."""
+    return mesh.get_coordinate() is not None
+
+
+def cut_piece(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
+    """What this rank has of `whole` as a DTensor; nothing, in one dim, if it is not of the mesh, as
+    torch has it there."""
+    if not is_of(mesh):
+        return whole.new_empty(0)
+    return whole[local_slices(whole.shape, mesh, placements)]
+
+
+def take_over_whole_tensors(
+    whole: Callable[[Callable[[], Tensor], DTensor], DTensor],
+    norm: Callable[[Callable[..., Tensor], Sequence[Tensor], float], Tensor],
+    concerns: Callable[[Tensor], bool],
+) -> None:
+    """From now on a DTensor that `concerns` is true of is `whole` where it is to be replicated, as
+    in `full_tensor`, and `norm` is the norm of gradients among which there are some; both are given
+    what torch would make."""
+    plain, plain_norm = DTensor.redistribute, clip_grad._get_total_norm
+
+    @wraps(plain)
+    def redistribute(
+        self: DTensor,
+        device_mesh: DeviceMesh | None = None,
+        placements: Sequence[Placement] | None = None,
+        **kwargs: Any,
+    ) -> DTensor:
+        same = device_mesh is None or device_mesh == self.device_mesh
+        replicated = placements is not None and all(p.is_replicate() for p in placements)
+        if same and replicated and concerns(self):
+            detached: Any = self.detach()
+            return whole(lambda: local_of(plain(detached, placements=placements)), self)
+        return plain(self, device_mesh, placements, **kwargs)
+
+    @wraps(plain_norm)
+    def total_norm(
+        tensors: Tensor | Iterable[Tensor],
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:
+        given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        if not any(map(concerns, given)):
+            return plain_norm(given, norm_type, error_if_nonfinite, foreach)
+        found = norm(plain_norm, given, float(norm_type))
+        if error_if_nonfinite:
+            plain_norm([found], norm_type, error_if_nonfinite)  # in torch's own words
+        return found
+
+    DTensor.redistribute = redistribute
+    clip_grad._get_total_norm = nn.utils.get_total_norm = total_norm
+
+
+TorchCall = Callable[..., Any]
+"""What torch makes of an op's arguments."""
+
+
+Handler = Callable[[TorchCall, Any, Sequence[Any], Mapping[str, Any]], Any]
+"""What makes something else of them, given the former, the op and its arguments."""
+
+
+def take_over_ops(handler_of: Callable[[Any], Handler | None]) -> None:
+    """From now on those of aten's ops on DTensors for which there is a handler are done by it."""
+    table: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+    for full_name in sorted(torch._C._dispatch_get_all_op_names()):
+        namespace, _, name = full_name.partition("::")
+        name, _, overload = name.partition(".")
+        packet = getattr(torch.ops.aten, name, None) if namespace == "aten" else None
+        op = getattr(packet, overload or "default", None)
+        handler = None if op is None else handler_of(op)
+        if handler is not None:
+            table[op] = _handled(table, op, table.get(op), handler)
+
+
+def _handled(table: dict[Any, Any], op: Any, known: Any, handler: Handler) -> Any:
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        if known is not None:
+            return known(op, args, kwargs)
+        table.pop(op, None)
+        try:
+            return op(*args, **kwargs)
+        finally:
+            table[op] = handle
+
+    def handle(_: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return handler(plain, op, args, kwargs)
+
+    return handle
+
+
+def take_over_assignments(piece_for: Callable[[DTensor, Tensor], Tensor | None]) -> None:
+    """From now on `dtensor.data = value` makes `piece_for(dtensor, value)` this rank's piece of it,
+    unless that is None: by itself torch has the piece of before still be what ops read. And
+    `dtensor.grad = value` has a gradient of that piece where the value is a plain tensor."""
+    data, grad = _property_of("data"), _property_of("grad")
+
+    def assign_data(self: DTensor, value: Tensor) -> None:
+        piece = piece_for(self, value)
+        if piece is None:
+            data.__set__(self, value)
+        else:
+            self._local_tensor = piece
+
+    def assign_grad(self: DTensor, value: Tensor | None) -> None:
+        if value is not None and not isinstance(value, DTensor):
+            piece = piece_for(self, value)
+            value = value if piece is None else dtensor_like(piece, self)
+        grad.__set__(self, value)
+
+    owner: Any = DTensor
+    owner.data = property(data.__get__, assign_data)
+    owner.grad = property(grad.__get__, assign_grad, grad.__delete__)
+
+
+def _property_of(name: str) -> Any:
+    return vars(torch._C.TensorBase)[name]
+
+
+def piece_of(tensor: DTensor) -> Tensor:
+    """This rank's piece of a DTensor that is stored: no collective is under way for it.
+    `DTensor.to_local` takes ten times as long, for every parameter."""
+    return tensor._local_tensor
+
+
+def local_of(tensor: DTensor) -> Tensor:
+    """This rank's piece, plain, once it is there."""
+    local = tensor.to_local()
+    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local

@@ -1,0 +1,304 @@
+"""What a script computes from parameters and gradients that ranks hold pieces of, and what it does
+to them, as on one device.
+
+DTensor has the arithmetic. Here is what it refuses, or does otherwise than a script of one device
+means it:
+
+- Plain tensors beside (`loss + weight.square().sum()`, `grad.mul_(mask)`) are the same on every
+  rank; of what is written to a parameter or gradient, the values are those of rank 0.
+- Random numbers (`nn.init.normal_`, `torch.randn_like`) are drawn for the whole tensor, and are
+  those of rank 0: shards would draw the same numbers each, and copies of a shard other ones.
+- A part of a tensor (`weight[3]`, `bias.chunk(4)`) that ranks have no view of, but a copy, is
+  written to in the tensor as well.
+- What changes a tensor in place other than element by element (`weight[mask] = 0`, `tril_`), or is
+  computed into it (`torch.eye(..., out=weight)`), is computed as a whole.
+- `weight.data = values`, `weight.grad = values` and `weight.grad.data = values` are what ops read
+  from then on.
+
+All are collective calls, which every rank makes, as every rank runs the same script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from autopar.errors import AutoparError
+from autopar.runtime.dtensor_private import (
+    Handler,
+    TorchCall,
+    cut_piece,
+    dtensor_of,
+    piece_of,
+    take_over_assignments,
+    take_over_ops,
+)
+from autopar.runtime.process.part_tensors import is_of_some_ranks, mesh_of_all, of_rank_0
+from autopar.runtime.program.sharded import ShardedOutput, shares_memory, view_of_whole, whole_of
+from autopar.runtime.torch_private import (
+    draws_numbers,
+    flatten,
+    has_out,
+    is_function,
+    is_in_place,
+    is_pointwise,
+    is_view,
+    map_tensors,
+    written_by,
+)
+
+aten = torch.ops.aten
+
+_ROWS = (
+    "{op} would compute a loss from parameters and a plain tensor outside of a compiled model "
+    "whose ranks are handed rows of their own, and each would have a gradient of its rows: compute "
+    'it in the forward of the model, or hand every rank the whole batch (inputs="global")'
+)
+
+_meshes: set[DeviceMesh] = set()
+_rows_differ: list[bool] = []
+
+
+def know_changes(meshes: Iterable[DeviceMesh]) -> None:
+    """From now on DTensors on `meshes` behave as said above."""
+    if not _meshes:
+        take_over_ops(_handler_of)
+        take_over_assignments(_assigned)
+    _meshes.update(meshes)
+
+
+def know_rows_differ() -> None:
+    """From now on plain tensors are not the same on every rank."""
+    _rows_differ[:] = [True]
+
+
+def _handler_of(op: Any) -> Handler | None:
+    if draws_numbers(op):
+        return _drawn
+    if has_out(op) or (is_in_place(op) and not _is_by_element(op)):
+        return _computed_into
+    if is_in_place(op):
+        return _written
+    if is_view(op):
+        return _viewed
+    return _computed if is_function(op) else None
+
+
+def _is_by_element(op: Any) -> bool:
+    return (is_pointwise(op) and "loss" not in op.name()) or op in _BY_ELEMENT
+
+
+_BY_ELEMENT = frozenset(
+    {
+        aten.clone.default, aten.copy_.default, aten.fill_.Scalar, aten.full_like.default,
+        aten.masked_fill_.Scalar, aten.ones_like.default, aten.zero_.default,
+        aten.zeros_like.default,
+    }
+)  # fmt: skip
+"""Ops beside those that torch calls pointwise. It does so of losses, which are means as well."""
+
+_PRODUCTS = frozenset(
+    {
+        aten.addmm.default, aten.bmm.default, aten.cat.default, aten.dot.default, aten.mm.default,
+        aten.mv.default, aten.stack.default,
+    }
+)  # fmt: skip
+"""Other ops that DTensor does right with replicated tensors beside."""
+
+
+def _is_ours(x: Any) -> bool:
+    """Whether it is such a DTensor, and has values."""
+    return isinstance(x, DTensor) and x.device_mesh in _meshes and not x.is_meta
+
+
+def _is_stored(x: Any) -> bool:
+    """Whether it may be a parameter or a gradient, or a part of one."""
+    return _is_ours(x) and not any(p.is_partial() for p in x.placements)
+
+
+def _first_stored(given: Iterable[Any]) -> DTensor | None:
+    return next((x for x in given if _is_stored(x)), None)
+
+
+def _is_beside(x: Any, like: DTensor) -> bool:
+    """Whether DTensor does not take it together with `like`: it has another mesh, or is plain and
+    no scalar."""
+    if isinstance(x, DTensor):
+        return x.device_mesh != like.device_mesh
+    return isinstance(x, ShardedOutput) or (isinstance(x, Tensor) and x.dim() > 0)
+
+
+def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an op makes that changes nothing. What torch makes of DTensors of which this rank has
+    nothing is not to be relied on but where each element is by itself."""
+    given = flatten((args, kwargs))[0]
+    like = next((x for x in given if _is_ours(x)), None)
+    if like is None:
+        return plain(*args, **kwargs)
+    mesh = like.device_mesh
+    is_mixed = any(_is_beside(x, like) for x in given)
+    if is_mixed and _rows_differ and torch.is_grad_enabled() and any(map(_needs_gradient, given)):
+        raise AutoparError(_ROWS.format(op=op))
+    is_whole = is_mixed or "loss" in op.name()
+    if is_of_some_ranks(mesh):
+        is_whole |= not _is_by_element(op)
+    elif _is_by_element(op) or op in _PRODUCTS:
+        return plain(*_replicated(args, like, _same), **_replicated(kwargs, like, _same))
+    if not is_whole:
+        return plain(*args, **kwargs)
+    made = op(*map_tensors(whole_of, args), **map_tensors(whole_of, kwargs))
+    return map_tensors(lambda x: _everywhere(x, mesh_of_all(mesh)), made)
+
+
+def _needs_gradient(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.requires_grad
+
+
+def _written(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An op that changes a tensor in place, element by element."""
+    like = _first_stored(written_by(op, args, kwargs))
+    if like is None:
+        return _written_elsewhere(plain, op, args, kwargs)
+    return plain(*_replicated(args, like, _of_rank_0), **_replicated(kwargs, like, _of_rank_0))
+
+
+def _written_elsewhere(
+    plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """An op that is given such DTensors, and writes to something else."""
+    if any(isinstance(x, DTensor) for x in written_by(op, args, kwargs)):
+        return plain(*args, **kwargs)
+    args, kwargs = map_tensors(lambda x: whole_of(x) if _is_ours(x) else x, (args, kwargs))
+    return op(*args, **kwargs)
+
+
+def _replicated(given: Any, like: DTensor, values: Callable[[Tensor, DeviceMesh], Tensor]) -> Any:
+    """Those tensors among the given that are not of the mesh of `like`, replicated there."""
+    mesh = like.device_mesh
+
+    def replicated(x: Tensor) -> Tensor:
+        return _everywhere(values(whole_of(x), mesh), mesh) if _is_beside(x, like) else x
+
+    return map_tensors(replicated, given)
+
+
+def _everywhere(whole: Tensor, mesh: DeviceMesh) -> DTensor:
+    placements = [Replicate()] * mesh.ndim
+    return dtensor_of(cut_piece(whole, mesh, placements), whole, mesh, placements)
+
+
+def _same(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    return x.to(mesh.device_type).contiguous()
+
+
+def _of_rank_0(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    return of_rank_0(x.to(mesh.device_type))
+
+
+def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A view, through which one may write where autograd has nothing against it."""
+    source = args[0]
+    differentiated = torch.is_grad_enabled() and _needs_gradient(source)
+    if not _is_stored(source) or differentiated or op in _VIEWS_OF_SHARDS:
+        return plain(*args, **kwargs)
+    if is_of_some_ranks(source.device_mesh):
+        return view_of_whole(op, args, kwargs)
+    try:
+        made = plain(*args, **kwargs)
+    except (NotImplementedError, RuntimeError):  # DTensor has no such view of shards
+        return view_of_whole(op, args, kwargs)
+    piece = piece_of(source)
+    if all(shares_memory(piece_of(x), piece) for x in flatten(made)[0] if isinstance(x, DTensor)):
+        return made
+    return view_of_whole(op, args, kwargs)
+
+
+_VIEWS_OF_SHARDS = frozenset(
+    {
+        aten.alias.default, aten.detach.default, aten.permute.default, aten.t.default,
+        aten.transpose.int, aten.unsqueeze.default,
+    }
+)  # fmt: skip
+"""Views that every shard has."""
+
+
+def _drawn(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Random numbers, drawn by every rank for whole tensors, of which it keeps what rank 0 drew."""
+    like = _first_stored(flatten((args, kwargs))[0])
+    if like is None:
+        return plain(*args, **kwargs)
+    mesh = like.device_mesh
+
+    def blank(x: DTensor) -> Tensor:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=piece_of(x).device)
+
+    def kept(whole: Tensor) -> Tensor:
+        same = whole.shape == like.shape
+        placements = like.placements if same else [Replicate()] * mesh.ndim
+        piece = cut_piece(_of_rank_0(whole, mesh), mesh, placements).clone()
+        return dtensor_of(piece, whole, mesh, placements)
+
+    wholes, made = _on_wholes(op, args, kwargs, blank)
+    for x, whole in wholes:
+        piece_of(x).copy_(cut_piece(_of_rank_0(whole, x.device_mesh), x.device_mesh, x.placements))
+    back = {id(whole): x for x, whole in wholes}
+    return map_tensors(lambda x: back[id(x)] if id(x) in back else kept(x), made)
+
+
+def _computed_into(
+    plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """What an op writes into arguments, computed for whole tensors."""
+    like = _first_stored(written_by(op, args, kwargs))
+    if like is None:
+        return _written_elsewhere(plain, op, args, kwargs)
+    args, kwargs = _replicated((args, kwargs), like, _of_rank_0)
+    wholes, made = _on_wholes(op, args, kwargs, lambda x: whole_of(x).clone())
+    for x, whole in wholes:
+        piece_of(x).copy_(cut_piece(whole, x.device_mesh, x.placements))
+    back = {id(whole): x for x, whole in wholes}
+    return map_tensors(lambda x: back.get(id(x), x), made)
+
+
+def _on_wholes(
+    op: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    copied: Callable[[DTensor], Tensor],
+) -> tuple[list[tuple[DTensor, Tensor]], Any]:
+    """What an op makes of whole tensors, and those it was given for what it writes to."""
+    wholes = {id(x): (x, copied(x)) for x in written_by(op, args, kwargs) if isinstance(x, DTensor)}
+
+    def entire(x: Tensor) -> Tensor:
+        return wholes[id(x)][1] if id(x) in wholes else whole_of(x)
+
+    made = op(*map_tensors(entire, args), **map_tensors(entire, kwargs))
+    return list(wholes.values()), made
+
+
+def _assigned(tensor: DTensor, value: Tensor) -> Tensor | None:
+    """What becomes the data of `tensor`, or its gradient, as this rank's piece."""
+    if not _is_ours(tensor):
+        return None
+    if (value.shape, value.dtype) != (tensor.shape, tensor.dtype):
+        raise AutoparError(
+            f"a parameter of a compiled model is {tensor.dtype} of shape {tuple(tensor.shape)}, "
+            f"and its data and gradient stay so: {value.dtype} of shape {tuple(value.shape)} "
+            "cannot take their place"
+        )
+    if isinstance(value, DTensor) and (value.device_mesh, value.placements) == (
+        tensor.device_mesh,
+        tensor.placements,
+    ):
+        piece = piece_of(value)  # in the same memory, as on one device
+    else:
+        whole = whole_of(value)
+        if not isinstance(value, DTensor):
+            whole = _of_rank_0(whole, tensor.device_mesh)
+        piece = cut_piece(whole, tensor.device_mesh, tensor.placements)
+    return piece.detach().to(piece_of(tensor).device).contiguous()
