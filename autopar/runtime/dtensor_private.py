@@ -57,11 +57,15 @@ def is_of(mesh: DeviceMesh) -> bool:
     return mesh.get_coordinate() is not None
 
 
+def piece_elsewhere(whole: Tensor, device: torch.device | str) -> Tensor:
+    """What torch has on a rank that is not of a DTensor's mesh: nothing, in one dim, or a zero."""
+    return whole.new_zeros(0 if whole.dim() else (), device=device)
+
+
 def cut_piece(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
-    """What this rank has of `whole` as a DTensor; nothing, in one dim, if it is not of the mesh, as
-    torch has it there."""
+    """What this rank has of `whole` as a DTensor."""
     if not is_of(mesh):
-        return whole.new_empty(0)
+        return piece_elsewhere(whole, whole.device)
     return whole[local_slices(whole.shape, mesh, placements)]
 
 

@@ -27,9 +27,10 @@ class Net(nn.Module):
     def __init__(self, with_loss: bool = True) -> None:
         super().__init__()
         self.a, self.b, self.with_loss = nn.Linear(8, 12), nn.Linear(12, 8), with_loss
+        self.scale = nn.Parameter(torch.tensor(1.3))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.b(torch.tanh(self.a(x)))
+        out = self.b(torch.tanh(self.a(x) * self.scale))
         return out.square().mean() if self.with_loss else out
 
 
@@ -226,7 +227,7 @@ def changed(options: dict[str, Any]) -> dict[str, float]:
             torch.manual_seed(RANK if each is net else 0)
             with torch.no_grad():
                 change(each)
-        off = max(_difference(net, eager), abs(net(x).item() - eager(x).item()))
+        off = max(_difference(net, eager), abs(net(x[:2]).item() - eager(x[:2]).item()))
         if off > LIMIT:
             wrong[name] = off
     return wrong

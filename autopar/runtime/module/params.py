@@ -10,7 +10,7 @@ plain, equal on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,12 +18,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from torch.distributed.tensor.placement_types import Placement
 
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint.reading import moves
 from autopar.runtime.checkpoint.weights import Sources
-from autopar.runtime.dtensor_private import cut_piece, dtensor_of, is_of, local_slices
+from autopar.runtime.dtensor_private import (
+    cut_piece,
+    dtensor_of,
+    is_of,
+    local_slices,
+    piece_elsewhere,
+)
 from autopar.runtime.module.changes import know_changes
 from autopar.runtime.module.identity import supersede
 from autopar.runtime.module.optimizers import mark
@@ -128,7 +133,7 @@ def shard_parameters(
             slices = local_slices(param.shape, *place)
             piece = sources.read(name, slices).to(place.mesh.device_type)
         else:
-            piece = torch.empty(0, dtype=param.dtype, device=place.mesh.device_type)
+            piece = piece_elsewhere(whole, place.mesh.device_type)
         new = _parameter(_stored(name, piece, param, place, hosted), param)
         if isinstance(param.grad, DTensor):
             grad = cut_piece(param.grad.to_local(), *place)
@@ -155,10 +160,7 @@ def _stored(
     hosted: Collection[str],
 ) -> DTensor:
     """This rank's piece of a parameter, or of its gradient, as a DTensor."""
-    if name not in hosted:
-        return _from_local(piece, like, *place)
-    # `from_local` would bring it to the device.
-    return dtensor_of(copy_on_host(piece), like, *place)
+    return dtensor_of(copy_on_host(piece) if name in hosted else piece, like, *place)
 
 
 def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,13 +183,6 @@ def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:
             value = dtensor_of(piece, param, param.device_mesh, param.placements)
         found[name] = value
     return found
-
-
-def _from_local(
-    piece: Tensor, like: Tensor, mesh: DeviceMesh, wanted: Sequence[Placement]
-) -> DTensor:
-    stride = torch.empty(like.shape, device="meta").stride()
-    return DTensor.from_local(piece, mesh, wanted, run_check=False, shape=like.shape, stride=stride)
 
 
 def _swap(name: str, param: Tensor, new: Tensor) -> None:
