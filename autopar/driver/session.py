@@ -27,7 +27,7 @@ from autopar.driver.binding import (
 from autopar.driver.comparing import check_call
 from autopar.driver.microbatching import dividing
 from autopar.driver.search import summary
-from autopar.errors import ConstraintError, InfeasibleError, NotImposedWarning
+from autopar.errors import AutoparError, ConstraintError, InfeasibleError, NotImposedWarning
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
 from autopar.ir.input_sharding import with_handed
@@ -53,6 +53,7 @@ from autopar.runtime.program.random import DefaultRandom, SharedRandom, draws
 from autopar.runtime.torch_private import flatten
 from autopar.tracer import Traced, only_losses
 
+_NEW = "parameters that are new to the model"
 _TOPICS = {"trace": "what to compile", "rewrite": "the plan"}
 """What ranks agree on after a stage of the flow."""
 
@@ -137,6 +138,8 @@ class Builder:
     ) -> Executable:
         groups = self.family.groups or groups
         agreement = make_agreement(self.world)
+        if self.world.size > 1 and not self.request.plain:
+            self._adopt(agreement)
         progress = StepProgress(quiet=self.world.rank != 0)
         call = self._call(args, kwargs, signature, differentiable)
 
@@ -175,6 +178,19 @@ class Builder:
         name, mesh = plan.structure.model, plan.structure.mesh.text
         progress.close(f"{name} on mesh {mesh}: {summary(plan)}; plan {plan.digest[:12]}")
         return executable
+
+    def _adopt(self, agreement: Agreement) -> None:
+        """Parameters that are new to the model."""
+        new = params.newcomers(self.model, self.world, self.family.places)
+        with agreement.telling(_NEW):
+            if new and isinstance(self.family.groups, StageGroups):
+                raise AutoparError(
+                    f"parameter {next(iter(new))} is new to the model, or took the place of "
+                    "another, and a model in stages takes no new ones after its first call: change "
+                    "the model before that, or compile the changed one"
+                )
+        agreement.agree(_NEW, {"new parameters": ", ".join(new) or "none"})
+        params.adopt(self.model, self.world, new)
 
     def _call(
         self,
@@ -220,9 +236,7 @@ class Builder:
         cluster = self.request.cluster or parse_cluster(self.world.cluster)
         asked = least = self.request.options
         if groups is not None:
-            names = [node.target for node in traced.graph.with_role(Role.PARAM)]
-            whole = Sharding.replicated(len(groups.mesh))
-            stored = {n: whole if self.request.plain else self.family.storage[n] for n in names}
+            stored = self._as_stored(traced, groups)
             least = asked.for_stored(groups.mesh.text, stored)
             if self.family.structure is not None:
                 first = self.family.structure
@@ -249,6 +263,19 @@ class Builder:
 
         return Plan.from_bytes(agreement.share("plan", work))
 
+    def _as_stored(self, traced: Traced, groups: AllGroups) -> dict[str, Sharding]:
+        """How parameters are stored already; new ones are not."""
+        nodes = traced.graph.with_role(Role.PARAM)
+        if self.request.plain:
+            whole = Sharding.replicated(len(groups.mesh))
+            return {node.target: whole for node in nodes}
+        by_class: dict[str, Sharding] = {}
+        for node in nodes:
+            name = params.stored_name(node.target, self.model.get_parameter(node.target))
+            if name in self.family.storage:
+                by_class[node.key] = self.family.storage[name]
+        return {node.target: by_class[node.key] for node in nodes if node.key in by_class}
+
     def _bind(
         self,
         compiled: Compiled,
@@ -260,7 +287,7 @@ class Builder:
         traced, plan, world = compiled.traced, compiled.plan, self.world
         groups = groups or make_all_groups(plan.structure, world)
         places = stored_places(plan.structure, groups)
-        if self.family.is_first and not self.request.plain:
+        if not self.request.plain:
             self._store(plan.structure, places)
         if self.request.plain:
             places = {}
@@ -288,11 +315,17 @@ class Builder:
 
     def _store(self, structure: Structure, places: Mapping[str, ParamPlace]) -> None:
         """The parameters of the model and its copies, as the first program has them."""
-        models = [found for model in self.family.models if (found := model()) is not None]
+        family = self.family
+        models = [found for model in family.models if (found := model()) is not None]
         choices = {n: p.choice for part in structure.parts for n, p in part.params.items()}
-        self.family.hosted = tuple(n for n, choice in choices.items() if choice.hosted)
-        self.family.storage = {name: choice.storage for name, choice in choices.items()}
-        self.family.places, self.family.structure = places, structure
+        if family.is_first:
+            family.hosted = tuple(n for n, choice in choices.items() if choice.hosted)
+            family.structure = structure
+        else:
+            models = [self.model]
+        for name in choices.keys() - family.storage.keys():
+            family.storage[name] = choices[name].storage
+        family.places = {**places, **family.places}
         for model in models:
             if self.world.size == 1:
                 params.bring_to_host(model, self.family.hosted)

@@ -148,11 +148,21 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
     if is_of_some_ranks(mesh):
         is_whole |= not _is_by_element(op)
     elif _is_by_element(op) or op in _PRODUCTS:
-        return plain(*_replicated(args, like, _same), **_replicated(kwargs, like, _same))
+        is_whole = False
+        args, kwargs = _replicated((args, kwargs), like, _same)
     if not is_whole:
-        return plain(*args, **kwargs)
+        return map_tensors(_added_up, plain(*args, **kwargs))
     made = op(*map_tensors(whole_of, args), **map_tensors(whole_of, kwargs))
     return map_tensors(lambda x: _everywhere(x, mesh_of_all(mesh)), made)
+
+
+def _added_up(x: Tensor) -> Tensor:
+    """A result that is not partial: DTensor refuses, or takes for whole, much that one would do
+    with a part."""
+    if isinstance(x, DTensor) and any(p.is_partial() for p in x.placements):
+        whole = [Replicate() if p.is_partial() else p for p in x.placements]
+        return x.redistribute(placements=whole)
+    return x
 
 
 def _needs_gradient(x: Any) -> bool:

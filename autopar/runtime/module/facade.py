@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from autopar.runtime.checkpoint.saving import save_alone, save_pretrained
-from autopar.runtime.module.params import as_stored
+from autopar.runtime.module.params import as_stored, check_ties
 
 
 class Facade(nn.Module):
@@ -52,9 +52,14 @@ class Facade(nn.Module):
         terms = self._runner.terms
         return terms.library.whole(state, kwargs.get("prefix", "")) if terms else state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """That of the model; of whole tensors, each rank takes what it stores."""
-        return self._model.load_state_dict(as_stored(self._model, state_dict), *args, **kwargs)
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """That of the model; of whole tensors, each rank takes what it stores. AutoparError if
+        `assign` would leave tied parameters that are two in one memory."""
+        if assign and self._runner.world.size > 1:
+            check_ties(self._model, state_dict)
+        return self._model.load_state_dict(as_stored(self._model, state_dict), strict, assign)
 
     @property
     def save_pretrained(self) -> Callable[..., None]:

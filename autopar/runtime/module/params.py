@@ -11,6 +11,7 @@ plain, equal on all ranks.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -36,11 +37,16 @@ from autopar.runtime.ops.host_copies import copy_on_host
 from autopar.runtime.process.part_tensors import know_numbers
 from autopar.runtime.process.world import ParamPlace, World
 from autopar.runtime.program.guards import is_state
+from autopar.runtime.program.sharded import whole_of
 from autopar.runtime.torch_private import hand_hooks
+
+_NAME = "_autopar_stored"
+"""Where a stored parameter has the name that it was stored under."""
 
 
 def check_model(model: nn.Module) -> None:
-    """AutoparError if a parameter cannot be handed out: lazy, or distributed already."""
+    """AutoparError if a parameter cannot be handed out: lazy, distributed already, or in the
+    memory of another one."""
     for name, param in model.named_parameters():
         if nn.parameter.is_lazy(param):
             raise AutoparError(
@@ -50,6 +56,23 @@ def check_model(model: nn.Module) -> None:
             raise AutoparError(
                 f"parameter {name} is a DTensor already: give autopar.compile the plain model, and "
                 "only once"
+            )
+    check_memory(dict(model.named_parameters()))
+
+
+def check_memory(params: Mapping[str, nn.Parameter]) -> None:
+    """AutoparError if two of the plain parameters lie in the same memory, which is lost where each
+    is stored by itself."""
+    spans = sorted(
+        (param.data_ptr(), param.data_ptr() + param.nbytes, name)
+        for name, param in params.items()
+        if not isinstance(param, DTensor) and not param.is_meta and param.is_contiguous()
+    )
+    for (_, end, name), (start, _, other) in pairwise(spans):
+        if start < end:
+            raise AutoparError(
+                f"parameters {name} and {other} are two that lie in the same memory: make them one "
+                "(a.weight = b.weight), or clone() the second"
             )
 
 
@@ -72,6 +95,51 @@ def replicate(model: nn.Module, world: World, sources: Sources) -> None:
     if mesh is not None:
         for buffer in buffers.values():
             dist.broadcast(buffer, src=0)
+
+
+def newcomers(
+    model: nn.Module, world: World, places: Mapping[str, ParamPlace]
+) -> dict[str, nn.Parameter]:
+    """The parameters, by name, that are not where the programs so far have them (`places`): those
+    that came to the model since, or took the place of others."""
+    found: dict[str, nn.Parameter] = {}
+    for name, param in model.named_parameters():
+        place = places.get(stored_name(name, param))
+        if place is None and not places and world.device_mesh is not None:
+            place = ParamPlace(world.device_mesh, (Replicate(),))
+        if not isinstance(param, DTensor) or (param.device_mesh, param.placements) != place:
+            found[name] = param
+    return found
+
+
+def stored_name(name: str, param: Tensor) -> str:
+    """Under which name the first programs have a parameter, which may have got another one since,
+    as those that `torch.nn.utils.prune` changes."""
+    return vars(param).get(_NAME, name)
+
+
+def adopt(model: nn.Module, world: World, new: Mapping[str, nn.Parameter]) -> None:
+    """Make each of the `new` parameters a replicated DTensor with the values of rank 0, and buffers
+    that were computed from parameters whole. A collective call."""
+    mesh = world.device_mesh
+    assert mesh is not None
+    check_memory(new)
+    plain: list[tuple[str, nn.Parameter, nn.Parameter]] = []
+    for name, param in new.items():
+        if param.is_meta:
+            raise AutoparError(f"parameter {name} is new to the model and has no values")
+        if isinstance(param, DTensor):
+            whole = _parameter(param.full_tensor(), param)
+            whole.grad = None if param.grad is None else whole_of(param.grad)
+            _swap(name, param, _replicated(name, whole, world, mesh, Sources()))
+        else:
+            plain.append((name, param, _replicated(name, param, world, mesh, Sources())))
+    supersede(plain)
+    for module in model.modules():
+        for table in (module._buffers, vars(module)):
+            for leaf, buffer in list(table.items()):
+                if isinstance(buffer, DTensor) and not buffer.requires_grad:
+                    table[leaf] = buffer.full_tensor()
 
 
 def _ready(
@@ -114,17 +182,19 @@ def shard_parameters(
     sources: Sources,
     hosted: Collection[str] = (),
 ) -> None:
-    """Store each replicated parameter at its place, by name, keeping its identity; those that are
-    `hosted` in the memory of the device's host. A rank that is not of its mesh has nothing of it.
+    """Store each replicated parameter at its place, by name, keeping its identity, and leave those
+    alone that are there; those that are `hosted` in the memory of the device's host. A rank that is
+    not of its mesh has nothing of it.
 
     Every rank cuts its piece from the copy it holds, or gets it from `sources`: nothing is sent.
     """
     moves.begin()
     know_changes(place.mesh for place in places.values())
     for name, param in model.named_parameters():
-        if not isinstance(param, DTensor):
-            raise AutoparError(f"parameter {name} was replaced after autopar.compile")
+        assert isinstance(param, DTensor)
         place = places[name]
+        if (param.device_mesh, param.placements) == place and not param.is_meta:
+            continue
         whole = param.to_local().detach()
         if not whole.is_meta:
             # A copy, so that the whole can be freed.
@@ -139,6 +209,7 @@ def shard_parameters(
             grad = cut_piece(param.grad.to_local(), *place)
             grad = grad.clone(memory_format=torch.contiguous_format)
             new.grad = _stored(name, grad, param, place, hosted)
+        vars(new)[_NAME] = name
         _swap(name, param, new)
     moves.end()
 
@@ -161,6 +232,20 @@ def _stored(
 ) -> DTensor:
     """This rank's piece of a parameter, or of its gradient, as a DTensor."""
     return dtensor_of(copy_on_host(piece) if name in hosted else piece, like, *place)
+
+
+def check_ties(model: nn.Module, values: Mapping[str, Any]) -> None:
+    """AutoparError if a parameter has several names, and `values` for more than one of them."""
+    names: dict[int, str] = {}
+    for name, param in model.named_parameters(remove_duplicate=False):
+        if name not in values:
+            continue
+        known = names.setdefault(id(param), name)
+        if known != name:
+            raise AutoparError(
+                f"load_state_dict(assign=True) would make two parameters in one memory of {known} "
+                f"and {name}, which are tied: leave assign=True out"
+            )
 
 
 def as_stored(model: nn.Module, values: Mapping[str, Any]) -> dict[str, Any]:

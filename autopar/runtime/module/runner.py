@@ -251,7 +251,8 @@ class Runner:
         suited = [each for each in same if each.signature == signature]
         found = next((each for each in suited if not exact and each.guard.holds()), None)
         if found is None:
-            found = next((each for each in suited if each.guard.holds_after_all()), None)
+            kept = (each for each in suited if each.guard.holds_after_all())
+            found = next((each for each in kept if self._is_stored(each.executable)), None)
             if found is not None:
                 self._collect(found)
         if found is not None and found is not same[0]:
@@ -279,9 +280,22 @@ class Runner:
         self.made[signature.inputs].insert(0, made)
         return made
 
+    def _is_stored(self, executable: Executable) -> bool:
+        """Whether parameters are stored as a program has them, and buffers plain: none is new."""
+        if executable.groups is None:
+            return True
+        places = executable.places
+        params = ((self._tensor(name), places.get(name)) for name in executable.step.params)
+        names = (n for n in executable.step.forward_inputs if n.startswith("buffer:"))
+        return all(
+            place is None
+            or (isinstance(param, DTensor) and (param.device_mesh, param.placements) == place)
+            for param, place in params
+        ) and not any(isinstance(self._tensor(n.removeprefix("buffer:")), DTensor) for n in names)
+
     def _collect(self, made: _Made) -> None:
         executable = made.executable
-        made.params = {name: self._param(executable, name) for name in executable.step.params}
+        made.params = {name: self._tensor(name) for name in executable.step.params}
         made.trained = tuple(param.requires_grad for param in made.params.values())
         made.buffers = {
             name: self._tensor(name.removeprefix("buffer:"))
@@ -315,22 +329,6 @@ class Runner:
         if not isinstance(found, Tensor):
             raise AutoparError(f"{name} was a tensor of the model when it was planned, and is none")
         return found
-
-    def _param(self, executable: Executable, name: str) -> Tensor:
-        """The parameter, as the program stores it."""
-        param = self._tensor(name)
-        if executable.groups is None or name not in executable.places:
-            return param
-        if not isinstance(param, DTensor):
-            raise AutoparError(f"parameter {name} was replaced after autopar.compile")
-        wanted = executable.places[name]
-        if param.placements != wanted.placements or param.device_mesh != wanted.mesh:
-            raise AutoparError(
-                f"parameter {name} is {param.placements} on {param.device_mesh} where its program "
-                f"needs {wanted.placements} on {wanted.mesh}: it was redistributed after "
-                "autopar.compile"
-            )
-        return param
 
 
 def _describe(leaf: Any) -> str:
