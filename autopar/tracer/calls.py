@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from autopar.errors import GuardError
 from autopar.tracer.attention import attend
+from autopar.tracer.functions import INSTEAD as _SPELLED_OUT
 from autopar.tracer.known import Known
 from autopar.tracer.looks import look_of, users_frame
 from autopar.tracer.recurrent import INSTEAD as _RECURRENT
@@ -38,6 +40,13 @@ class CallMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if kwargs is not None and isinstance(kwargs.get("generator"), torch.Generator):
+            frame = users_frame()
+            raise GuardError(
+                f"{frame.f_code.co_filename}:{frame.f_lineno} draws from a generator of its own, "
+                "whose state a program does not see: draw from the default one "
+                "(torch.manual_seed), or hand the numbers in as an argument"
+            )
         if func in _PICKS and self._picks_known(*args):
             # Where a known mask is true is known, and so how much it picks.
             assert self._known is not None
@@ -147,6 +156,7 @@ _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.__setitem__: _assign,
     Tensor.data.__set__: put_into,  # pyright: ignore[reportAttributeAccessIssue]
     **_RECURRENT,
+    **_SPELLED_OUT,
 }
 
 _LOOKS = frozenset(

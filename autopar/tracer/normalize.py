@@ -99,7 +99,11 @@ def keep_known_outputs(gm: fx.GraphModule) -> fx.GraphModule:
                     f"({desc.mutated_input.expr()}): change a copy of it"
                 )
         if not known:
-            raise TraceError(f"the captured graph has an output autopar does not know: {desc!r}")
+            raise TraceError(
+                f"the captured graph has an output autopar does not know: {desc!r}; a token is "
+                "that of an op that checks its result, as torch.linalg.lu_factor does: take the "
+                "function without checks (torch.linalg.lu_factor_ex)"
+            )
         kept.append((item, desc))
     set_outputs(gm, kept)
     return gm
