@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from autopar.errors import GuardError
 from autopar.tracer.attention import attend
-from autopar.tracer.functions import INSTEAD as _SPELLED_OUT
+from autopar.tracer.functions import SPELLED_OUT
 from autopar.tracer.known import Known
 from autopar.tracer.looks import look_of, users_frame
 from autopar.tracer.recurrent import INSTEAD as _RECURRENT
@@ -156,7 +156,7 @@ _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.__setitem__: _assign,
     Tensor.data.__set__: put_into,  # pyright: ignore[reportAttributeAccessIssue]
     **_RECURRENT,
-    **_SPELLED_OUT,
+    **SPELLED_OUT,
 }
 
 _LOOKS = frozenset(

@@ -121,7 +121,7 @@ def _corrcoef(input: Tensor) -> Tensor:
     return found.clamp(-1, 1)
 
 
-INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
+SPELLED_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.linalg.cholesky: _cholesky,
     torch.linalg.inv: _checked(torch.linalg.inv_ex),
     torch.linalg.solve: _checked(torch.linalg.solve_ex),

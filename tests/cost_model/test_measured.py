@@ -15,7 +15,7 @@ from autopar.cli.main import main
 from autopar.cluster.devices import DEVICES
 from autopar.cluster.measured import device_from_profile
 from autopar.cluster.profile import PROFILE_VERSION, LeftOut, Matmul, Pointwise, Profile
-from autopar.cost_model.measuring import measure, stopwatch
+from autopar.cost_model.measuring import kernels, measure, stopwatch
 from autopar.cost_model.measuring.cases import cases
 from autopar.cost_model.measuring.measure import profile
 from autopar.cost_model.roofline import pointwise_s, product_s, stream_s
@@ -33,8 +33,10 @@ def found() -> Profile:
 
 @pytest.fixture
 def short_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The entries of the list, measured once and briefly, where no figure is looked at."""
+    """The entries of the list, measured once, briefly and on one set of operands, where no figure
+    is looked at."""
     brief = replace(cases("cpu", quick=True), repeats=1, round_s=1e-4)
+    monkeypatch.setattr(kernels, "_MAX_COPIES", 1)
     monkeypatch.setattr(measure, "cases", lambda *_, **__: brief)
 
 
