@@ -5,9 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from benchmarks.offload import COLUMNS, LARGEST, PARTS
 
 
+@pytest.mark.nightly
 def test_it_runs_in_small() -> None:
     command = [sys.executable, "-m", "benchmarks.offload", "--tiny", "--rounds", "1", "--markdown"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -120,6 +120,7 @@ def test_a_case_that_fails_does_not_stop_the_others(monkeypatch: pytest.MonkeyPa
     assert CliRunner().invoke(main, ["--case", "8"]).exit_code == 1
 
 
+@pytest.mark.nightly
 def test_no_such_cluster_is_a_failure() -> None:
     assert plan_time.in_own_process("0x8", 1) is None
 

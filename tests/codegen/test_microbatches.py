@@ -50,7 +50,7 @@ def sent(estimates: Estimates, kind: str, phase: str) -> int:
         ("2xH100", "2", "fsdp"),
         ("4xH100", "4", "megatron"),
         ("2x2xH100", "2x2", "2d"),
-        ("8xH100", "2x2x2", "3d"),
+        pytest.param("8xH100", "2x2x2", "3d", marks=pytest.mark.nightly),
     ],
 )
 @pytest.mark.parametrize("name", ["gpt2", "llama"])

@@ -65,7 +65,9 @@ def test_a_step_is_no_longer_for_more_memory(name: str, mesh: str, devices: str)
     check(name, frontier)
 
 
-@pytest.mark.parametrize(("mesh", "devices"), [("2", "2"), ("2x2", "4")])
+@pytest.mark.parametrize(
+    ("mesh", "devices"), [("2", "2"), pytest.param("2x2", "4", marks=pytest.mark.nightly)]
+)
 def test_limits_that_are_given(mesh: str, devices: str) -> None:
     limits = (4 * MIB, 3 * MIB, MIB // 100)
     frontier = find_frontier(asked("", mesh, devices), limits, silent)

@@ -60,8 +60,13 @@ def planned(**options: Any) -> Plan:
     "options",
     [
         {"stages": 2, "microbatches": 4},
-        {"stages": 4, "microbatches": 8, "schedule": "gpipe"},
-        {"stages": 4, "microbatches": 4, "schedule": "interleaved:2"},
+        pytest.param(
+            {"stages": 4, "microbatches": 8, "schedule": "gpipe"}, marks=pytest.mark.nightly
+        ),
+        pytest.param(
+            {"stages": 4, "microbatches": 4, "schedule": "interleaved:2"},
+            marks=pytest.mark.nightly,
+        ),
         {"cuts": "model.layers.5", "microbatches": 2},
         {"stages": 2, "microbatches": 1, "strategy": "fsdp"},
     ],

@@ -137,6 +137,7 @@ def test_the_plan_of_fewer_in_flight_is_told_with_what_those_hold() -> None:
     assert saved == sorted(saved, reverse=True) and len({*saved}) == len(saved)
 
 
+@pytest.mark.nightly
 def test_stages_that_fit_are_found_where_those_thought_best_do_not() -> None:
     """More microbatches take longer here, and what a stage holds beside what its segments save is
     not known before it is planned."""

@@ -50,8 +50,11 @@ UNSPLIT = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1"
     [
         {"stages": 2, "microbatches": 4, "schedule": "zb-h1"},
         {"stages": 4, "microbatches": 4, "schedule": "zb-v"},
-        {"cuts": "model.layers.5", "microbatches": 1, "schedule": "zb-h1", "strategy": "fsdp"},
-        {"schedule": UNSPLIT},
+        pytest.param(
+            {"cuts": "model.layers.5", "microbatches": 1, "schedule": "zb-h1", "strategy": "fsdp"},
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param({"schedule": UNSPLIT}, marks=pytest.mark.nightly),
     ],
     ids=str,
 )

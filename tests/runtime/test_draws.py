@@ -145,7 +145,9 @@ def test_a_forward_that_is_done_again_draws_the_same() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("function", ["fsdp", "microbatches", "stages"])
+@pytest.mark.parametrize(
+    "function", ["fsdp", pytest.param("microbatches", marks=pytest.mark.nightly), "stages"]
+)
 def test_two_processes(function: str) -> None:
     for seen in spawn(f"tests.runtime.draws_workers.{function}", 2):
         check(seen)

@@ -51,6 +51,7 @@ def test_two_processes() -> None:
         check(seen)
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_two_processes_without_logits() -> None:
     for seen in spawn("tests.runtime.loss_chunk_workers.two_without_logits", 2):

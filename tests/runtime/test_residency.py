@@ -194,6 +194,7 @@ def four() -> list[float]:
     return far
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_four_processes_with_all_that_saves_memory() -> None:
     """Dropout and batch norm among what is kept, made again, offloaded and on the host."""
