@@ -21,6 +21,7 @@ All are collective calls, which every rank makes, as every rank runs the same sc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -89,6 +90,7 @@ def _handler_of(op: Any) -> Handler | None:
     return _computed if is_function(op) else None
 
 
+@cache
 def _is_by_element(op: Any) -> bool:
     return (is_pointwise(op) and "loss" not in op.name()) or op in _BY_ELEMENT
 
@@ -133,9 +135,28 @@ def _is_beside(x: Any, like: DTensor) -> bool:
     return isinstance(x, ShardedOutput) or (isinstance(x, Tensor) and x.dim() > 0)
 
 
+def _is_simple(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an op is given DTensors of one mesh, and numbers, alone: it takes no time to see."""
+    mesh: DeviceMesh | None = None
+    for given in (args, kwargs.values()):
+        for x in given:
+            if type(x) is DTensor:
+                if mesh is not None and x.device_mesh is not mesh:
+                    return False
+                mesh = x.device_mesh
+            elif x is not None and type(x) not in _NUMBERS:
+                return False
+    return True
+
+
+_NUMBERS = frozenset({bool, float, int})
+
+
 def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What an op makes that changes nothing. What torch makes of DTensors of which this rank has
     nothing is not to be relied on but where each element is by itself."""
+    if _is_by_element(op) and _is_simple(args, kwargs):
+        return _added_up(plain(*args, **kwargs))
     given = flatten((args, kwargs))[0]
     like = next((x for x in given if _is_ours(x)), None)
     if like is None:
@@ -171,6 +192,8 @@ def _needs_gradient(x: Any) -> bool:
 
 def _written(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """An op that changes a tensor in place, element by element."""
+    if _is_simple(args, kwargs):
+        return plain(*args, **kwargs)
     like = _first_stored(written_by(op, args, kwargs))
     if like is None:
         return _written_elsewhere(plain, op, args, kwargs)
