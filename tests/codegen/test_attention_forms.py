@@ -158,7 +158,7 @@ def test_dropout_of_attention_on_shards_of_the_queries() -> None:
     assert not any(node.op in (FORWARD, BACKWARD) for node in graph.nodes)
     chosen = {
         r":forward:bmm\.\d": "m",
-        r":forward:_softmax\.0": "d2",
+        r":forward:_safe_softmax\.0": "d2",
         r":backward:_softmax_backward_data\.0": "d2",
     }
     check_equal(plan_for(graph, str(N), chosen), str(N), "dropout", SEQ)
