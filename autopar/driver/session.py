@@ -183,9 +183,11 @@ class Builder:
         """Parameters that are new to the model."""
         new = params.newcomers(self.model, self.world, self.family.places)
         with agreement.telling(_NEW):
-            if new and isinstance(self.family.groups, StageGroups):
+            names = [name for name, _ in self.model.named_parameters()]
+            unknown = [n for n in names if n in new or n not in self.family.places]
+            if unknown and isinstance(self.family.groups, StageGroups):
                 raise AutoparError(
-                    f"parameter {next(iter(new))} is new to the model, or took the place of "
+                    f"parameter {unknown[0]} is new to the model, or took the place of "
                     "another, and a model in stages takes no new ones after its first call: change "
                     "the model before that, or compile the changed one"
                 )
@@ -271,7 +273,9 @@ class Builder:
             return {node.target: whole for node in nodes}
         by_class: dict[str, Sharding] = {}
         for node in nodes:
-            name = params.stored_name(node.target, self.model.get_parameter(node.target))
+            path, _, leaf = node.target.rpartition(".")
+            held = getattr(self.model.get_submodule(path), leaf)
+            name = params.stored_name(node.target, held)
             if name in self.family.storage:
                 by_class[node.key] = self.family.storage[name]
         return {node.target: by_class[node.key] for node in nodes if node.key in by_class}

@@ -173,6 +173,21 @@ def take_over_assignments(piece_for: Callable[[DTensor, Tensor], Tensor | None])
     owner.grad = property(grad.__get__, assign_grad, grad.__delete__)
 
 
+def take_over_copies(concerns: Callable[[DTensor], bool]) -> None:
+    """From now on `copy.deepcopy` of a DTensor that `concerns` is true of, and is no parameter,
+    is one of a copied piece: torch takes it for a tensor that has memory itself."""
+    plain = DTensor.__deepcopy__
+
+    def copied(self: DTensor, memo: dict[int, Any]) -> Any:
+        if id(self) in memo or self.requires_grad or not concerns(self):
+            return plain(self, memo)
+        made = memo[id(self)] = dtensor_like(piece_of(self).clone(), self)
+        return made
+
+    owner: Any = DTensor
+    owner.__deepcopy__ = copied
+
+
 def _property_of(name: str) -> Any:
     return vars(torch._C.TensorBase)[name]
 

@@ -34,6 +34,8 @@ __all__ = [
     "gloo_of_world",
     "hand_hooks",
     "has_out",
+    "has_shape_of_data",
+    "in_backward",
     "inductor",
     "is_function",
     "is_in_place",
@@ -105,6 +107,11 @@ def limit_waiting(group: dist.ProcessGroup) -> None:
 def local_store() -> Store:
     """A Store of this process alone."""
     return HashStore()
+
+
+def in_backward() -> bool:
+    """Whether autograd runs a backward on this thread."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def keeps_graph() -> bool:
@@ -182,6 +189,11 @@ def is_in_place(op: Any) -> bool:
         return False
     is_of_values = torch.Tag.inplace_view not in op.tags
     return op._schema.is_mutable and is_of_values and not has_out(op)
+
+
+def has_shape_of_data(op: Any) -> bool:
+    """Whether the shape of what an op makes depends on values."""
+    return torch.Tag.dynamic_output_shape in op.tags
 
 
 def has_out(op: Any) -> bool:

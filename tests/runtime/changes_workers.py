@@ -28,9 +28,11 @@ class Net(nn.Module):
         super().__init__()
         self.a, self.b, self.with_loss = nn.Linear(8, 12), nn.Linear(12, 8), with_loss
         self.scale = nn.Parameter(torch.tensor(1.3))
+        # No number of rows or columns that two ranks share evenly.
+        self.odd = nn.Parameter(torch.linspace(-1, 2, 35).reshape(5, 7))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.b(torch.tanh(self.a(x) * self.scale))
+        out = self.b(torch.tanh(self.a(x) * self.scale)) * self.odd.square().mean()
         return out.square().mean() if self.with_loss else out
 
 
@@ -50,6 +52,33 @@ def _vector(net: Any) -> None:
 def _swap_rows(net: Any) -> None:
     w = net.a.weight
     w[0], w[1] = w[1].clone(), w[0].clone()
+
+
+def _through_an_old_view(net: Any) -> None:
+    w = net.a.weight
+    part, row = w[2:6], w[3]
+    w.mul_(2)
+    part.mul_(part.norm())
+    w[7].copy_(row)
+    row.zero_()
+    w[8:].copy_(part)
+
+
+def _scaled_up_to_infinity(net: Any) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    scaler.scale(net.a.weight.grad.sum())  # starts the scaler
+    net.a.weight.grad[11, 0] = torch.inf
+    scaler.step(optimizer)
+    scaler.update()
+    net.a.weight.mul_(scaler.get_scale())
+    net.a.weight.grad.zero_()
+
+
+def _called_with_others(net: Any) -> None:
+    values = {name: param.detach() * 1.1 for name, param in net.named_parameters()}
+    found = torch.func.functional_call(net, values, (torch.ones(2, 8),))
+    net.a.weight.mul_(found.detach())
 
 
 def _swap_data(net: Any) -> None:
@@ -104,6 +133,22 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "dropout": lambda net: net.a.weight.copy_(F.dropout(net.a.weight)),
     "bernoulli": lambda net: net.a.weight.mul_(torch.bernoulli(torch.rand_like(net.a.weight))),
     "normal around": lambda net: net.a.weight.copy_(torch.normal(net.a.weight, 1.0)),
+    "a number drawn": lambda net: net.a.weight.mul_(torch.rand(())),
+    "a number without dims": lambda net: net.scale.add_(torch.randn(())),
+    "a number in a mask": lambda net: net.a.weight.masked_fill_(MASK[:, None], torch.rand(())),
+    "plain noise in rows": lambda net: net.a.weight[2:5].add_(torch.randn(3, 8)),
+    "times plain noise": lambda net: net.a.weight.copy_(net.a.weight * (torch.rand(12, 8) > 0.3)),
+    "rows in another order": lambda net: net.a.weight.copy_(net.a.weight[torch.randperm(12)]),
+    "wide": lambda net: nn.init.orthogonal_(net.odd),
+    "wider": lambda net: nn.init.orthogonal_(net.b.weight),
+    "odd and flat": lambda net: net.odd.view(-1)[3:9].zero_(),
+    "an odd column": lambda net: net.odd[:, 3].fill_(2.0),
+    "by its values": lambda net: net.odd.mul_(net.odd[net.odd > 0].sum() / net.odd.nonzero().sum()),
+    "an old view": _through_an_old_view,
+    "a copied gradient": lambda net: net.a.weight.add_(copy.deepcopy(net.a.weight.grad)),
+    "a copied model": lambda net: net.a.weight.add_(copy.deepcopy(net).a.weight),
+    "infinite gradients": _scaled_up_to_infinity,
+    "called with others": _called_with_others,
     "noise in rows": lambda net: net.a.weight[2:7].normal_(),
     "a row": lambda net: _at(net, 3),
     "rows": lambda net: net.a.weight[2:5].mul_(2),
@@ -191,6 +236,7 @@ LOSSES: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "entropy": lambda net, x: net(x).sum() + F.cross_entropy(net.a.weight, torch.arange(12) % 8),
     "lookup": lambda net, x: net(x).sum() + F.embedding(ROWS, net.a.weight).square().sum(),
     "spectral": lambda net, x: net(x).sum() + torch.linalg.matrix_norm(net.a.weight, 2),
+    "flat": lambda net, x: net(x).sum() + torch.cat([p.view(-1) for p in net.parameters()]).norm(),
     "hook": _in_hook(lambda grad: grad.mul(MASK[:, None])),
 }
 

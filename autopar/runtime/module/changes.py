@@ -4,8 +4,8 @@ to them, as on one device.
 DTensor has the arithmetic. Here is what it refuses, or does otherwise than a script of one device
 means it:
 
-- Plain tensors beside (`loss + weight.square().sum()`, `grad.mul_(mask)`) are the same on every
-  rank; of what is written to a parameter or gradient, the values are those of rank 0.
+- Plain tensors beside (`loss + weight.square().sum()`, `grad.mul_(mask)`) are taken to be the same
+  on every rank in a loss and its backward; elsewhere the values are those of rank 0.
 - Random numbers (`nn.init.normal_`, `torch.randn_like`) are drawn for the whole tensor, and are
   those of rank 0: shards would draw the same numbers each, and copies of a shard other ones.
 - A part of a tensor (`weight[3]`, `bias.chunk(4)`) that ranks have no view of, but a copy, is
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from autopar.errors import AutoparError
 from autopar.runtime.dtensor_private import (
@@ -37,14 +37,17 @@ from autopar.runtime.dtensor_private import (
     dtensor_of,
     piece_of,
     take_over_assignments,
+    take_over_copies,
     take_over_ops,
 )
 from autopar.runtime.process.part_tensors import is_of_some_ranks, mesh_of_all, of_rank_0
-from autopar.runtime.program.sharded import ShardedOutput, shares_memory, view_of_whole, whole_of
+from autopar.runtime.program.sharded import shares_memory, view_of_whole, whole_of
 from autopar.runtime.torch_private import (
     draws_numbers,
     flatten,
     has_out,
+    has_shape_of_data,
+    in_backward,
     is_function,
     is_in_place,
     is_pointwise,
@@ -70,6 +73,7 @@ def know_changes(meshes: Iterable[DeviceMesh]) -> None:
     if not _meshes:
         take_over_ops(_handler_of)
         take_over_assignments(_assigned)
+        take_over_copies(_is_ours)
     _meshes.update(meshes)
 
 
@@ -85,9 +89,11 @@ def _handler_of(op: Any) -> Handler | None:
         return _computed_into
     if is_in_place(op):
         return _written
-    if is_view(op):
-        return _viewed
-    return _computed if is_function(op) else None
+    if op in _MADE_ANEW:
+        return _made_anew
+    if not is_function(op):
+        return None
+    return _viewed if is_view(op) else _computed
 
 
 @cache
@@ -113,14 +119,32 @@ _PRODUCTS = frozenset(
 """Other ops that DTensor does right with replicated tensors beside."""
 
 
+_MADE_ANEW = frozenset(
+    {
+        aten.new_empty.default, aten.new_full.default, aten.new_ones.default,
+        aten.new_zeros.default,
+    }
+)  # fmt: skip
+
+
+def _made_anew(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A tensor made like another one is plain if it has a shape of its own or no values yet:
+    DTensor has no views in place, such as `nn.init.orthogonal_` takes."""
+    like, shape, *rest = args
+    is_alike = tuple(shape) == tuple(like.shape) and op is not aten.new_empty.default
+    if not _is_ours(like) or is_alike:
+        return plain(*args, **kwargs)
+    return op(piece_of(like), shape, *rest, **kwargs)
+
+
 def _is_ours(x: Any) -> bool:
     """Whether it is such a DTensor, and has values."""
     return isinstance(x, DTensor) and x.device_mesh in _meshes and not x.is_meta
 
 
 def _is_stored(x: Any) -> bool:
-    """Whether it may be a parameter or a gradient, or a part of one."""
-    return _is_ours(x) and not any(p.is_partial() for p in x.placements)
+    """Whether it may be a parameter or a gradient, or a part of one: each rank has a rectangle."""
+    return _is_ours(x) and all(type(p) in (Shard, Replicate) for p in x.placements)
 
 
 def _first_stored(given: Iterable[Any]) -> DTensor | None:
@@ -128,11 +152,10 @@ def _first_stored(given: Iterable[Any]) -> DTensor | None:
 
 
 def _is_beside(x: Any, like: DTensor) -> bool:
-    """Whether DTensor does not take it together with `like`: it has another mesh, or is plain and
-    no scalar."""
-    if isinstance(x, DTensor):
-        return x.device_mesh != like.device_mesh
-    return isinstance(x, ShardedOutput) or (isinstance(x, Tensor) and x.dim() > 0)
+    """Whether it is a tensor that is not of the mesh of `like`."""
+    return isinstance(x, Tensor) and not (
+        isinstance(x, DTensor) and x.device_mesh == like.device_mesh
+    )
 
 
 def _is_simple(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -165,15 +188,19 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
     is_mixed = any(_is_beside(x, like) for x in given)
     if is_mixed and _rows_differ and torch.is_grad_enabled() and any(map(_needs_gradient, given)):
         raise AutoparError(_ROWS.format(op=op))
-    is_whole = is_mixed or "loss" in op.name()
+    is_whole = is_mixed or "loss" in op.name() or has_shape_of_data(op)
     if is_of_some_ranks(mesh):
         is_whole |= not _is_by_element(op)
     elif _is_by_element(op) or op in _PRODUCTS:
         is_whole = False
-        args, kwargs = _replicated((args, kwargs), like, _same)
+        args, kwargs = _replicated((args, kwargs), like)
     if not is_whole:
         return map_tensors(_added_up, plain(*args, **kwargs))
-    made = op(*map_tensors(whole_of, args), **map_tensors(whole_of, kwargs))
+
+    def entire(x: Tensor) -> Tensor:
+        return whole_of(x) if isinstance(x, DTensor) else _equal(whole_of(x), mesh)
+
+    made = op(*map_tensors(entire, args), **map_tensors(entire, kwargs))
     return map_tensors(lambda x: _everywhere(x, mesh_of_all(mesh)), made)
 
 
@@ -197,7 +224,7 @@ def _written(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str
     like = _first_stored(written_by(op, args, kwargs))
     if like is None:
         return _written_elsewhere(plain, op, args, kwargs)
-    return plain(*_replicated(args, like, _of_rank_0), **_replicated(kwargs, like, _of_rank_0))
+    return plain(*_replicated(args, like), **_replicated(kwargs, like))
 
 
 def _written_elsewhere(
@@ -210,12 +237,14 @@ def _written_elsewhere(
     return op(*args, **kwargs)
 
 
-def _replicated(given: Any, like: DTensor, values: Callable[[Tensor, DeviceMesh], Tensor]) -> Any:
+def _replicated(given: Any, like: DTensor) -> Any:
     """Those tensors among the given that are not of the mesh of `like`, replicated there."""
     mesh = like.device_mesh
 
     def replicated(x: Tensor) -> Tensor:
-        return _everywhere(values(whole_of(x), mesh), mesh) if _is_beside(x, like) else x
+        if not _is_beside(x, like):
+            return x
+        return _everywhere(_equal(whole_of(x), mesh), mesh)
 
     return map_tensors(replicated, given)
 
@@ -225,8 +254,12 @@ def _everywhere(whole: Tensor, mesh: DeviceMesh) -> DTensor:
     return dtensor_of(cut_piece(whole, mesh, placements), whole, mesh, placements)
 
 
-def _same(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    return x.to(mesh.device_type).contiguous()
+def _equal(x: Tensor, mesh: DeviceMesh) -> Tensor:
+    """A plain tensor, which is the same on all ranks: that of rank 0, but in a loss and its
+    backward, where to send it would take too long, and where ranks have rows of their own."""
+    if torch.is_grad_enabled() or in_backward() or _rows_differ:
+        return x.to(mesh.device_type).contiguous()
+    return _of_rank_0(x, mesh)
 
 
 def _of_rank_0(x: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -236,17 +269,23 @@ def _of_rank_0(x: Tensor, mesh: DeviceMesh) -> Tensor:
 def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A view, through which one may write where autograd has nothing against it."""
     source = args[0]
-    differentiated = torch.is_grad_enabled() and _needs_gradient(source)
-    if not _is_stored(source) or differentiated or op in _VIEWS_OF_SHARDS:
+    if not _is_stored(source) or op in _VIEWS_OF_SHARDS:
         return plain(*args, **kwargs)
+    if torch.is_grad_enabled() and source.requires_grad:
+        try:
+            return plain(*args, **kwargs)
+        except (NotImplementedError, RuntimeError):  # DTensor has no such view of shards
+            mesh = mesh_of_all(source.device_mesh)
+            made = op(whole_of(source.detach()), *args[1:], **kwargs)
+            return map_tensors(lambda x: _everywhere(x, mesh), made)
     if is_of_some_ranks(source.device_mesh):
         return view_of_whole(op, args, kwargs)
     try:
         made = plain(*args, **kwargs)
     except (NotImplementedError, RuntimeError):  # DTensor has no such view of shards
         return view_of_whole(op, args, kwargs)
-    piece = piece_of(source)
-    if all(shares_memory(piece_of(x), piece) for x in flatten(made)[0] if isinstance(x, DTensor)):
+    piece, views = piece_of(source), flatten(made)[0]
+    if all(_is_stored(x) and shares_memory(piece_of(x), piece) for x in views):
         return made
     return view_of_whole(op, args, kwargs)
 
@@ -290,7 +329,7 @@ def _computed_into(
     like = _first_stored(written_by(op, args, kwargs))
     if like is None:
         return _written_elsewhere(plain, op, args, kwargs)
-    args, kwargs = _replicated((args, kwargs), like, _of_rank_0)
+    args, kwargs = _replicated((args, kwargs), like)
     wholes, made = _on_wholes(op, args, kwargs, lambda x: whole_of(x).clone())
     for x, whole in wholes:
         piece_of(x).copy_(cut_piece(whole, x.device_mesh, x.placements))

@@ -113,12 +113,18 @@ def _by_mesh(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str,
 
 
 def _found_inf(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """What scaled gradients of any mesh have is found on all."""
+    """What scaled gradients of any rank have is found on all."""
     tensors, found, scale = args
     for places in _places_by_mesh(tensors):
         own = torch.zeros_like(found)
         plain([tensors[k] for k in places], own, scale, **kwargs)
         found.copy_(torch.maximum(found, own))
+    if any(isinstance(x, DTensor) for x in tensors):
+        # torch looks at how the first gradient is stored: of one that ranks have whole, each has
+        # found what its shards of the others have.
+        everywhere = found.full_tensor() if isinstance(found, DTensor) else found.clone()
+        dist.all_reduce(everywhere, dist.ReduceOp.MAX)
+        found.copy_(everywhere)
 
 
 def of_rank_0(x: Tensor) -> Tensor:

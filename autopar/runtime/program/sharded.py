@@ -92,7 +92,11 @@ class ShardedOutput(Tensor):
     place: Place
     view_of: _Copied | None
     """What it was made of, if it has whole values of its own where eager has a view: what is
-    written to it is to be found there."""
+    written to it is to be found there, and the other way round."""
+    writes: int
+    """How often it was written to."""
+    seen: int
+    """How often what it is a view of was, when its values were copied."""
 
     __torch_function__ = no_torch_function
 
@@ -102,6 +106,8 @@ class ShardedOutput(Tensor):
     ) -> ShardedOutput:
         self = wrapper_of(cls, like, piece.device)
         self.piece, self.place, self.view_of = piece, place, view_of
+        self.writes = 0
+        self.seen = _writes(_root(self))
         return self
 
     def __init__(self, *_: Any) -> None:
@@ -198,14 +204,43 @@ def output(piece: Tensor, place: Place | None) -> Tensor:
 def whole_of(tensor: Tensor) -> Tensor:
     """All of a tensor, plain. A collective call where ranks hold pieces."""
     if isinstance(tensor, ShardedOutput):
+        _refresh(tensor)
         is_whole = all(p.is_replicate() for p in tensor.placements) and not _is_elsewhere(tensor)
         return tensor.piece if is_whole else _dtensor(tensor).full_tensor()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def _is_elsewhere(x: ShardedOutput) -> bool:
+def _root(x: Tensor) -> ShardedOutput | DTensor:
+    """What a view of copies is a view of in the end."""
+    while isinstance(x, ShardedOutput) and x.view_of is not None:
+        x = x.view_of.args[0]
+    assert isinstance(x, ShardedOutput | DTensor)
+    return x
+
+
+def _piece(x: ShardedOutput | DTensor) -> Tensor:
+    return piece_of(x) if isinstance(x, DTensor) else x.piece
+
+
+@torch.no_grad()
+def _refresh(x: ShardedOutput) -> None:
+    """A view that is a copy has the values of now. A collective call, but where an output is known
+    not to be written to since: whatever may write to a DTensor."""
+    if x.view_of is None:
+        return
+    root = _root(x)
+    if isinstance(root, DTensor) or x.seen != root.writes:
+        x.piece.copy_(x.view_of.again(whole_of(x.view_of.args[0])))
+        x.seen = _writes(root)
+
+
+def _writes(root: ShardedOutput | DTensor) -> int:
+    return 0 if isinstance(root, DTensor) else root.writes
+
+
+def _is_elsewhere(x: ShardedOutput | DTensor) -> bool:
     """Whether there are ranks that have nothing of it."""
-    mesh = x.place.mesh
+    mesh = x.device_mesh
     return mesh is not None and is_of_some_ranks(mesh)
 
 
@@ -288,11 +323,11 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     written = [x for x in written_by(func, args, kwargs) if isinstance(x, ShardedOutput)]
     roots: list[tuple[ShardedOutput | DTensor, Tensor]] = []
     for x in written:
-        root: Any = x
-        views: list[_Copied] = []
-        while isinstance(root, ShardedOutput) and root.view_of is not None:
-            views.append(root.view_of)
-            root = root.view_of.args[0]
+        root, views = _root(x), list[_Copied]()
+        view: Any = x
+        while view is not root:
+            views.append(view.view_of)
+            view = view.view_of.args[0]
         copy = whole_of(root).clone()
         roots.append((root, copy))
         for view in reversed(views):
@@ -305,7 +340,8 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
     with implicit_replication():
         result = func(*map_tensors(read, args), **map_tensors(read, kwargs))
-    if draws_numbers(func):
+    plain = any(type(x) is Tensor for x in flatten((args, kwargs))[0])
+    if draws_numbers(func) or (plain and any(isinstance(root, DTensor) for root, _ in roots)):
         for copy in copies.values():
             copy.copy_(of_rank_0(copy))
     for root, copy in roots:
@@ -315,9 +351,12 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         back[id(copies[id(x)])] = x
         if x.view_of is not None:
             _keep(x, copies[id(x)])
+            x.seen = _writes(_root(x))
     return map_tensors(lambda x: back.get(id(x), x), result)
 
 
 def _keep(x: ShardedOutput | DTensor, whole: Tensor) -> None:
-    mesh, piece = x.device_mesh, piece_of(x) if isinstance(x, DTensor) else x.piece
-    piece.copy_(whole if mesh is None else cut_piece(whole, mesh, x.placements))
+    mesh = x.device_mesh
+    if isinstance(x, ShardedOutput):
+        x.writes += 1
+    _piece(x).copy_(whole if mesh is None else cut_piece(whole, mesh, x.placements))
