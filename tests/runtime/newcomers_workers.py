@@ -65,9 +65,15 @@ def _append(net: Any, _: Any) -> None:
     net.b = nn.Sequential(net.b, made(8, 8))
 
 
-def _prune_and_more(net: Any, x: Tensor) -> None:
-    prune.l1_unstructured(net.a, "weight", amount=0.3)
-    net(x)
+def prune_in_turns(net: Any, x: Tensor) -> None:
+    """What is pruned next depends on what was trained since."""
+    for _ in range(2):
+        prune.l1_unstructured(net.a, "weight", amount=0.3)
+        optimizer = torch.optim.AdamW(net.parameters(), 0.1)
+        for _ in range(5):
+            optimizer.zero_grad()
+            net(x).backward()
+            optimizer.step()
     prune.random_unstructured(net.a, "weight", amount=0.3)
 
 
@@ -86,7 +92,7 @@ def _redistributed(net: Any, _: Any) -> None:
 
 CHANGES: dict[str, tuple[type[nn.Module], Callable[[Any, Tensor], Any]]] = {
     "pruned": (Net, lambda net, _: prune.l1_unstructured(net.a, "weight", amount=0.3)),
-    "pruned twice": (Net, _prune_and_more),
+    "pruned twice": (Net, prune_in_turns),
     "pruned for good": (Net, _prune_for_good),
     "norm": (Net, lambda net, _: parametrizations.weight_norm(net.a)),
     "spectral": (Net, lambda net, _: parametrizations.spectral_norm(net.a)),

@@ -19,6 +19,7 @@ from autopar.ir.sharding import Handed
 from autopar.plans.plan import Plan
 from autopar.runtime.module.accelerated import Terms, accept, rows_of_rank
 from autopar.runtime.module.changes import know_rows_differ
+from autopar.runtime.module.remade import Remade, remade_by_hooks, remake
 from autopar.runtime.process.digests import modes
 from autopar.runtime.process.inputs import Inputs, Piece, same_everywhere, take_inputs
 from autopar.runtime.process.meeting import NEW
@@ -102,6 +103,8 @@ class _Made:
     """The parameters it takes, by name, while the guard holds."""
     buffers: dict[str, Tensor]
     """The same of buffers, by their names among the inputs of its forward graph."""
+    remade: tuple[Remade, ...] = ()
+    """What hooks make of parameters before each forward."""
     trained: tuple[bool, ...] = ()
     """Which of the parameters require gradients."""
 
@@ -180,6 +183,7 @@ class Runner:
         with torch.no_grad():
             for name in [name for name in results if name.startswith(("mutation:", "update:"))]:
                 local(self._tensor(name.partition(":")[2])).copy_(results.pop(name))
+        remake(made.remade)
         if self.terms is not None:
             results |= {name: rows_of_rank(results[name], self.world) for name in executable.rows}
         leaves = [r.value if r.name is None else results[r.name] for r in executable.results]
@@ -296,6 +300,7 @@ class Runner:
     def _collect(self, made: _Made) -> None:
         executable = made.executable
         made.params = {name: self._tensor(name) for name in executable.step.params}
+        made.remade = tuple(remade_by_hooks(self.model))
         made.trained = tuple(param.requires_grad for param in made.params.values())
         made.buffers = {
             name: self._tensor(name.removeprefix("buffer:"))
