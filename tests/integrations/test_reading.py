@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import autopar
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint import reading
 from autopar.runtime.checkpoint.reading import Moves, Reader
@@ -111,3 +112,11 @@ def test_strangers_are_turned_away(readers: list[Reader]) -> None:
     tensor = torch.rand(4)
     name = offer(readers, tensor)
     assert torch.equal(readers[0].whole(name, "w", Half(tensor, 0)), tensor)  # pyright: ignore[reportArgumentType]
+
+
+def test_loading_is_a_move() -> None:
+    """A rank that loads later than the one that reads is waited for."""
+    model: Any = autopar.compile(torch.nn.Linear(2, 2))
+    before = reading.moves.count
+    model.load_state_dict(model.state_dict())
+    assert reading.moves.count > before and not reading.moves.are_going_on

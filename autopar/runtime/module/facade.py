@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from autopar.runtime.checkpoint.reading import moves
 from autopar.runtime.checkpoint.saving import save_alone, save_pretrained
 from autopar.runtime.module.params import as_stored, check_ties
 
@@ -59,7 +60,11 @@ class Facade(nn.Module):
         `assign` would leave tied parameters that are two in one memory."""
         if assign and self._runner.world.size > 1:
             check_ties(self._model, state_dict)
-        return self._model.load_state_dict(as_stored(self._model, state_dict), strict, assign)
+        moves.begin()
+        try:
+            return self._model.load_state_dict(as_stored(self._model, state_dict), strict, assign)
+        finally:
+            moves.end()
 
     @property
     def save_pretrained(self) -> Callable[..., None]:
