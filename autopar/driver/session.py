@@ -327,8 +327,7 @@ class Builder:
             family.structure = structure
         else:
             models = [self.model]
-        for name in choices.keys() - family.storage.keys():
-            family.storage[name] = choices[name].storage
+        family.storage = {n: choice.storage for n, choice in choices.items()} | family.storage
         family.places = {**places, **family.places}
         for model in models:
             if self.world.size == 1:

@@ -46,6 +46,8 @@ def _multi_margin_loss(
     if size_average is not None or reduce is not None:
         average, kept = size_average is not False, reduce is not False
         reduction = ("mean" if average else "sum") if kept else "none"
+    if p not in (1, 2):
+        raise ValueError(f"multi_margin_loss: p is 1 or 2, and not {p}")
     x, y = torch.atleast_2d(input), torch.atleast_1d(target)
     chosen = y.unsqueeze(1)
     z = torch.relu(margin - x.gather(1, chosen) + x)
@@ -55,9 +57,20 @@ def _multi_margin_loss(
         z = z * weight[chosen]
     others = torch.arange(x.shape[1], device=x.device) != chosen
     found = torch.where(others, z, 0).sum(1) / x.shape[1]
-    if reduction == "none":
-        return found if target.dim() else found.squeeze(0)
-    return found.mean() if reduction == "mean" else found.sum()
+    return _reduced(found if target.dim() else found.squeeze(0), reduction)
+
+
+def _reduced(found: Tensor, reduction: str) -> Tensor:
+    if reduction not in _REDUCTIONS:
+        raise ValueError(f"{reduction} is not a valid value for reduction")
+    return _REDUCTIONS[reduction](found)
+
+
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda x: x,
+    "mean": Tensor.mean,
+    "sum": Tensor.sum,
+}
 
 
 def _gaussian_nll_loss(
@@ -79,9 +92,7 @@ def _gaussian_nll_loss(
     found = 0.5 * (var.log() + (input - target) ** 2 / var)
     if full:
         found = found + 0.5 * math.log(2 * math.pi)
-    if reduction == "none":
-        return found
-    return found.mean() if reduction == "mean" else found.sum()
+    return _reduced(found, reduction)
 
 
 def _cov(

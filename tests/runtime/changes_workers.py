@@ -65,8 +65,9 @@ def _through_an_old_view(net: Any) -> None:
 
 
 def _scaled_up_to_infinity(net: Any) -> None:
+    """The first parameter is one of which every rank has all."""
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    optimizer = torch.optim.SGD([net.scale, net.a.weight, net.b.weight], 0.1)
     scaler.scale(net.a.weight.grad.sum())  # starts the scaler
     net.a.weight.grad[11, 0] = torch.inf
     scaler.step(optimizer)
@@ -306,7 +307,8 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_shards() -> dict[str, Any]:
-    return {**run({"strategy": "fsdp"}), "told": told()}
+    found = run({"strategy": "fsdp"})
+    return {**found, "told": told(), "of own rows": penalty_beside_own_rows()}
 
 
 def replicated() -> dict[str, Any]:
@@ -322,17 +324,30 @@ def told() -> dict[str, str]:
     net, _ = _pair({"strategy": "fsdp"}, False)
     x = torch.randn(4, 8)
     net(x).sum().backward()
-    found: dict[str, str] = {}
-
-    def run(name: str, act: Callable[[], Any]) -> None:
-        try:
-            act()
-        except AutoparError as error:
-            found[name] = str(error)
-
-    run("data", lambda: setattr(net.a.weight, "data", torch.ones(3, 8)))
-    run("grad", lambda: setattr(net.a.weight, "grad", torch.ones(12, 8, dtype=torch.float32)))
     local, _ = _pair({"strategy": "fsdp", "inputs": "local"}, False)
     local(x)
-    run("rows", lambda: local.a(x))
-    return found
+    weight = net.a.weight
+    return {
+        "data": refusal(lambda: setattr(weight, "data", torch.ones(3, 8))),
+        "grad": refusal(lambda: setattr(weight, "grad", torch.ones(12, 8, dtype=torch.float32))),
+        "rows": refusal(lambda: local.a(x)),
+    }
+
+
+def refusal(act: Callable[[], Any]) -> str:
+    """What autopar says of it, or nothing if it does it."""
+    try:
+        act()
+    except AutoparError as error:
+        return str(error)
+    return ""
+
+
+def penalty_beside_own_rows() -> float:
+    """By how much a loss of ranks' own rows, with a penalty, is not that of one device."""
+    local, eager = _pair({"strategy": "fsdp", "inputs": "local"}, True)
+    x = torch.randn(4, 8)
+    for each, rows in ((local, x[2 * RANK : 2 * RANK + 2]), (eager, x)):
+        each(rows)
+        LOSSES["penalty"](each, rows).backward()
+    return _difference(local, eager)

@@ -30,3 +30,7 @@ def test_what_cannot_be_is_told(ranks: list[Any]) -> None:
         assert "shape (3, 8) cannot take their place" in told["data"]
         assert "torch.float32 of shape (12, 8) cannot take their place" in told["grad"]
         assert "in the forward of the model" in told["rows"]
+
+
+def test_a_penalty_beside_the_loss_of_own_rows_is_that_of_one_device(ranks: list[Any]) -> None:
+    assert all(rank["of own rows"] < 1e-9 for rank in ranks if "told" in rank)

@@ -125,6 +125,7 @@ _MADE_ANEW = frozenset(
         aten.new_zeros.default,
     }
 )  # fmt: skip
+"""Ops that make a tensor of any shape where another one is."""
 
 
 def _made_anew(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -186,7 +187,9 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
         return plain(*args, **kwargs)
     mesh = like.device_mesh
     is_mixed = any(_is_beside(x, like) for x in given)
-    if is_mixed and _rows_differ and torch.is_grad_enabled() and any(map(_needs_gradient, given)):
+    differentiated = torch.is_grad_enabled() and any(map(_needs_gradient, given))
+    # A number, such as the loss, is that of all rows.
+    if differentiated and _rows_differ and any(_is_beside(x, like) and x.dim() for x in given):
         raise AutoparError(_ROWS.format(op=op))
     is_whole = is_mixed or "loss" in op.name() or has_shape_of_data(op)
     if is_of_some_ranks(mesh):
@@ -274,7 +277,7 @@ def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str,
     if torch.is_grad_enabled() and source.requires_grad:
         try:
             return plain(*args, **kwargs)
-        except (NotImplementedError, RuntimeError):  # DTensor has no such view of shards
+        except RuntimeError:  # DTensor has no such view of shards
             mesh = mesh_of_all(source.device_mesh)
             made = op(whole_of(source.detach()), *args[1:], **kwargs)
             return map_tensors(lambda x: _everywhere(x, mesh), made)
@@ -282,7 +285,7 @@ def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str,
         return view_of_whole(op, args, kwargs)
     try:
         made = plain(*args, **kwargs)
-    except (NotImplementedError, RuntimeError):  # DTensor has no such view of shards
+    except RuntimeError:  # DTensor has no such view of shards
         return view_of_whole(op, args, kwargs)
     piece, views = piece_of(source), flatten(made)[0]
     if all(_is_stored(x) and shares_memory(piece_of(x), piece) for x in views):

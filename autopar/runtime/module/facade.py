@@ -53,16 +53,15 @@ class Facade(nn.Module):
         terms = self._runner.terms
         return terms.library.whole(state, kwargs.get("prefix", "")) if terms else state
 
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """That of the model; of whole tensors, each rank takes what it stores. AutoparError if
         `assign` would leave tied parameters that are two in one memory."""
-        if assign and self._runner.world.size > 1:
+        assigned = kwargs.get("assign", args[1] if len(args) > 1 else False)
+        if assigned and self._runner.world.size > 1:
             check_ties(self._model, state_dict)
         moves.begin()
         try:
-            return self._model.load_state_dict(as_stored(self._model, state_dict), strict, assign)
+            return self._model.load_state_dict(as_stored(self._model, state_dict), *args, **kwargs)
         finally:
             moves.end()
 

@@ -218,10 +218,6 @@ def _root(x: Tensor) -> ShardedOutput | DTensor:
     return x
 
 
-def _piece(x: ShardedOutput | DTensor) -> Tensor:
-    return piece_of(x) if isinstance(x, DTensor) else x.piece
-
-
 @torch.no_grad()
 def _refresh(x: ShardedOutput) -> None:
     """A view that is a copy has the values of now. A collective call, but where an output is known
@@ -238,9 +234,9 @@ def _writes(root: ShardedOutput | DTensor) -> int:
     return 0 if isinstance(root, DTensor) else root.writes
 
 
-def _is_elsewhere(x: ShardedOutput | DTensor) -> bool:
+def _is_elsewhere(x: ShardedOutput) -> bool:
     """Whether there are ranks that have nothing of it."""
-    mesh = x.device_mesh
+    mesh = x.place.mesh
     return mesh is not None and is_of_some_ranks(mesh)
 
 
@@ -356,7 +352,7 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _keep(x: ShardedOutput | DTensor, whole: Tensor) -> None:
-    mesh = x.device_mesh
+    mesh, piece = x.device_mesh, piece_of(x) if isinstance(x, DTensor) else x.piece
     if isinstance(x, ShardedOutput):
         x.writes += 1
-    _piece(x).copy_(whole if mesh is None else cut_piece(whole, mesh, x.placements))
+    piece.copy_(whole if mesh is None else cut_piece(whole, mesh, x.placements))
