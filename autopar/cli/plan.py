@@ -69,10 +69,10 @@ from autopar.ir.gc_pause import collection_paused
 )
 @click.option(
     "--stages",
-    default="1",
-    show_default=True,
     metavar="N|auto",
-    help="Cut the model into N stages of a pipeline; auto: as many as are best, or none.",
+    help="Cut the model into N stages of a pipeline; auto: as many as are best, or none. Default: "
+    "1, or auto where that waits for communication in a third of its step and nothing is asked of "
+    "its mesh, microbatches or shardings.",
 )
 @click.option(
     "--cut",
@@ -181,7 +181,7 @@ def plan(
         if margin is not None:
             raise click.UsageError("--frontier has no margin: leave out --margin")
         staged = [options.pop(name) for name in ("stages", "cuts", "schedule")]
-        if staged != ["1", (), "auto"]:
+        if staged != [None, (), "auto"]:
             raise click.UsageError("--frontier is of one stage: leave out --stages and --cut")
         _frontier(target, global_batch, limits, output, how, options)
         return

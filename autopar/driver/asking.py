@@ -11,9 +11,8 @@ from autopar.cluster import parsing
 from autopar.cluster.measured import measured_on
 from autopar.cluster.profile import Profile
 from autopar.compile import ModelCall, Say
-from autopar.driver.margin import search_with_margin
 from autopar.driver.pipelining import search_stages
-from autopar.driver.search import search
+from autopar.driver.stages_if_waiting import search_one_or_several
 from autopar.errors import ArgumentError, ConstraintError, InfeasibleError
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.mesh import Cluster
@@ -47,9 +46,7 @@ def ask_for(
 def answer(asked: Asked, say: Say) -> Plan:
     """The best plan, with its margin if that is asked for. InfeasibleError if none fits in memory,
     with what may help."""
-    find = search_with_margin if asked.margin else search
-    if asked.options.is_staged:
-        find = search_stages
+    find = search_stages if asked.options.is_staged else search_one_or_several
     try:
         return find(asked, say)
     except InfeasibleError as error:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autopar.compile import Say
-from autopar.driver.search import Survey, peak, planned, survey
+from autopar.driver.search import Survey, peak
 from autopar.ir.problem import Status
 from autopar.plans.fitting import Candidate
-from autopar.plans.plan import FRAGILE, Margin, Plan
-from autopar.plans.request import Asked
+from autopar.plans.plan import Margin
 from autopar.plans.weight_layouts import describe, find_roles, signature
 from autopar.solver import solve
 from autopar.solver.driver import MAX_CHOICES
@@ -70,13 +69,6 @@ def find_margin(survey: Survey, say: Say) -> Margin | None:
     for mesh in alike:
         mesh.look(found, "" if mesh is own else f"mesh {mesh.name}, ")
     return found.margin(best.solution.objective)
-
-
-def search_with_margin(asked: Asked, say: Say) -> Plan:
-    """`search.search`, and the margin of what it finds. Other meshes are not cut off before they
-    are known to make the plan no fragile one."""
-    found = survey(asked, say, margin=FRAGILE)
-    return planned(found, find_margin(found, say))
 
 
 class _Mesh:

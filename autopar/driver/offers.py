@@ -18,11 +18,12 @@ _PLANNED = 3
 
 
 class Offers:
-    """The best plan so far, and why there was none where there was none."""
+    """The best plan so far, at first the one in one stage if that is known, and why there was none
+    where there was none."""
 
-    def __init__(self, say: Say) -> None:
+    def __init__(self, say: Say, plain: Plan | None = None) -> None:
         self.say = say
-        self.best: Plan | None = None
+        self.best = plain
         self.failure: Exception | None = None
 
     def offer(self, make: Callable[_P, Plan], *args: _P.args, **kwargs: _P.kwargs) -> bool:

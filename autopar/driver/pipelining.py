@@ -42,11 +42,11 @@ from autopar.plans.plan import (
 from autopar.plans.request import Asked
 
 
-def search_stages(asked: Asked, say: Say) -> Plan:
+def search_stages(asked: Asked, say: Say, known: Plan | None = None) -> Plan:
     """The plan with the shortest step among those that are asked for, in one stage too where their
-    number is open. StageError if the model cannot be cut so; InfeasibleError if nothing fits in
-    memory."""
-    tried, ways = Offers(say), SegmentWays(asked, say)
+    number is open: `known`, if that is planned. StageError if the model cannot be cut so;
+    InfeasibleError if nothing fits in memory."""
+    tried, ways = Offers(say, known), SegmentWays(asked, say)
     promising = Promising(asked, ways, tried)
     shapes = promising.best()
     plain = promising.plain if promising.has_plain else None

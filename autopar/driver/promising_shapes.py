@@ -45,7 +45,9 @@ class Promising:
         self.asked, self.ways, self.tried = asked, ways, tried
         self.found: list[tuple[PipelineShape, Divided]] = []
         options = asked.options
-        self.is_open = options.stages is None and not options.cuts and options.table is None
+        is_open = options.stages is None and not options.cuts and options.table is None
+        self.is_open = is_open and tried.best is None
+        """Whether one stage is to be planned."""
         self.plain: Divided | None = None
         """What a step in one stage is thought to be, where that is open and known."""
         self.has_plain: bool | None = None

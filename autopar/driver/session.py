@@ -236,7 +236,11 @@ class Builder:
         progress: StepProgress,
     ) -> Plan:
         cluster = self.request.cluster or parse_cluster(self.world.cluster)
-        asked = least = self.request.options
+        asked = self.request.options
+        if groups is not None or call.handed:
+            # Stages take inputs whole.
+            asked = replace(asked, stages_if_waiting=False)
+        least = asked
         if groups is not None:
             stored = self._as_stored(traced, groups)
             least = asked.for_stored(groups.mesh.text, stored)

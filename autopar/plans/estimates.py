@@ -8,6 +8,10 @@ from autopar.ir.pipeline import Pass
 from autopar.plans.cluster_rates import ClusterRates, Count
 from autopar.plans.order import Run
 
+LARGE_WAIT = 1 / 3
+"""A plan in one stage that waits for communication in this share of its step is worth a look at
+those in several, which send less and hold less."""
+
 
 class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Bytes per device at the peak, by holder. `accumulated` is what microbatches add up;
@@ -192,6 +196,11 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     def runs(self) -> tuple[Run, ...]:
         """The order of all turns."""
         return self.turns_before * self.order_before + self.order
+
+    @property
+    def waits_above_all(self) -> bool:
+        """Whether devices wait for communication in a `LARGE_WAIT` of the step."""
+        return self.exposed_communication_ns > LARGE_WAIT * self.step_ns
 
     @property
     def added_up_ns(self) -> int:

@@ -82,7 +82,8 @@ class Options:
     The model is cut into `stages`, None for as many as are best, before the modules `cuts` if those
     are given; they work on microbatches as `schedule` says: one of
     `pipeline_orders.SCHEDULES`, with a colon and its stages per rank where it is interleaved,
-    "auto", or a table as text (`table`).
+    "auto", or a table as text (`table`). Where nobody has said how many stages, there
+    are several if one waits for communication above all: `stages_if_waiting`.
     """
 
     mesh: str = "auto"
@@ -104,6 +105,7 @@ class Options:
     schedule: str = "auto"
     unread_outputs: tuple[str, ...] = ()
     saved_dtype: SavedDtype = ""
+    stages_if_waiting: bool = False
 
     @property
     def table(self) -> ActionTable | None:
@@ -142,7 +144,7 @@ class Options:
         """The same for another call of a model whose parameters lie as the stages of `structure`,
         the plan of an earlier one, have them; in one stage if it has one."""
         if not structure.stages:
-            return replace(self, stages=1, cuts=(), schedule="auto")
+            return replace(self, stages=1, cuts=(), schedule="auto", stages_if_waiting=False)
         made = structure.schedule
         chunks = f":{made.chunks}" if made.kind == "interleaved" else ""
         schedule = "\n".join(made.table) or made.kind + chunks
@@ -192,10 +194,11 @@ def make_options(
     as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
     `constraints` reads them; `microbatches` as a number or "auto", None for "auto" in stages and
     for 1 elsewhere; `residency` one of `RESIDENCIES`, `checkpoint` one of `CHECKPOINTS`; `stages`
-    as a number or "auto", None for 1, `cuts` as a module or several, `schedule` by its name, or a
-    table or the path of one, which settles `stages` and `microbatches`; `loss_chunks` as a number
-    or "auto"; `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that
-    of what is saved. AutoparError on what cannot be read."""
+    as a number or "auto", None for 1, or more if that waits and no mesh, number of microbatches or
+    constraint is given; `cuts` as a module or several, `schedule` by its name, or a table or the
+    path of one, which settles `stages` and `microbatches`; `loss_chunks` as a number or "auto";
+    `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that of what is
+    saved. AutoparError on what cannot be read."""
     num_stages = _count("stages", 1 if stages is None else stages)
     usual = "auto" if num_stages != 1 or cuts else 1
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
@@ -203,18 +206,20 @@ def make_options(
         raise ArgumentError(f"strict={strict!r}: write True or False")
     order = read_schedule(schedule)
     count = _count("microbatches", usual if microbatches is None else microbatches)
+    axes, constraints = read_mesh(mesh), (*parse_pins(pins), *parse_forbidden(forbid))
+    is_free = axes == "auto" and microbatches in (None, "auto") and not (constraints or strategy)
     if is_table(order):
         several = _several(cuts)
         num_stages, count = _as_in(ActionTable.parse(order), num_stages, microbatches, several)
     elif order != "auto" and num_stages == 1 and not cuts:
         raise ArgumentError(f"schedule={order!r}: that is of stages; say how many, or auto")
     return Options(
-        mesh=read_mesh(mesh),
+        mesh=axes,
         optimizer=optimizer,
         memory_limit_bytes=None if limit is None else int(limit),
         time_limit_s=_quantity("time_limit", time_limit, parse_seconds, "seconds", "2min"),
         strict=strict,
-        constraints=(*parse_pins(pins), *parse_forbidden(forbid)),
+        constraints=constraints,
         strategy=check_strategy(strategy),
         differentiable_outputs=_several(differentiable_outputs),
         backend=check_backend(backend),
@@ -227,6 +232,7 @@ def make_options(
         loss_chunks=_count("loss_chunks", loss_chunks),
         unread_outputs=_several(unread_outputs),
         saved_dtype=check_saved_dtype(saved_dtype),
+        stages_if_waiting=stages is None and not cuts and order == "auto" and is_free,
     )
 
 

@@ -185,6 +185,10 @@ class Margin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rival: str
 
 
+IN_STAGES = "in_stages"
+"""What `Provenance.statistics` has of stages that were looked for and not chosen."""
+
+
 class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the plan came about. Never compared. `imposed` lists what the user asked for, and what a
     strategy comes to on the mesh of the plan (`constraints`); `margin` is None where it was not

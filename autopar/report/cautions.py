@@ -8,17 +8,12 @@ from math import prod
 from autopar.ir.graph import itemsize
 from autopar.ir.stages import RECEIVE, SEND
 from autopar.ir.units import format_bytes, format_percent, format_share
-from autopar.plans.plan import MAX_TENSOR_BYTES, Plan, Provenance
+from autopar.plans.plan import IN_STAGES, MAX_TENSOR_BYTES, Plan, Provenance
 from autopar.report.names import tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, parsed
 
 LARGE_SHARE = 0.01
 """What is replicated and takes this share of the memory limit is worth a warning."""
-
-
-LARGE_WAIT = 1 / 3
-"""A plan in one stage that waits for communication in this share of its step is worth a look at
-those in several, which send less and hold less."""
 
 
 def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
@@ -34,10 +29,12 @@ def _waiting(plan: Plan) -> Iterator[str]:
     """That a whole model in one stage waits for communication above all."""
     step_ns, waits_ns = plan.estimates.step_ns, plan.estimates.exposed_communication_ns
     is_of_pipeline = any(op.op in (SEND, RECEIVE) for op in plan.estimates.ops.values())
-    if waits_ns > LARGE_WAIT * step_ns and not is_of_pipeline:
+    if plan.estimates.waits_above_all and not is_of_pipeline:
+        found = plan.provenance.statistics.get(IN_STAGES)
         yield (
             f"devices wait for communication in {format_share(waits_ns, step_ns)} of the step: "
-            "stages of a pipeline send less (--stages auto looks for them)"
+            "stages of a pipeline send less "
+            + ("(--stages auto looks for them)" if found is None else f"(looked for: {found})")
         )
 
 

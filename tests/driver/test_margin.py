@@ -12,8 +12,8 @@ import pytest
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import best_on
 from autopar.cost_model.price import price
-from autopar.driver.margin import search_with_margin
 from autopar.driver.search import peak, search
+from autopar.driver.stages_if_waiting import search_one_or_several
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Problem, Solution, Status
 from autopar.plans.options import Options
@@ -49,7 +49,8 @@ def moved(roles: Roles, one: Sequence[object], other: Sequence[object]) -> float
 
 def with_margin(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Plan:
     options = Options(mesh=mesh, memory_limit_bytes=limit)
-    return search_with_margin(ask(graph, hostless(cluster), options), quiet)
+    asked = ask(graph, hostless(cluster), options, margin=True)
+    return search_one_or_several(asked, quiet)
 
 
 def margin(graph: Graph, cluster: str, mesh: str, limit: int = ROOMY) -> Margin:

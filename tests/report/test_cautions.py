@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autopar.ir.stages import SEND
 from autopar.plans.estimates import OpTotal
-from autopar.plans.plan import Plan
+from autopar.plans.plan import IN_STAGES, Plan
 from autopar.report.cautions import type_bytes
 from autopar.report.summary import summarize
 from tests.report.plans import MIB, two_axis_plan
@@ -73,5 +73,10 @@ def test_a_plan_in_one_stage_that_waits_names_stages(part: float, op: str, warne
         exposed_communication_ns=waits_ns,
         ops=plan.estimates.ops | {"layers.*.mix:forward:0": own},
     )
-    found = summarize(msgspec.structs.replace(plan, estimates=estimates)).warnings
+    plan = msgspec.structs.replace(plan, estimates=estimates)
+    found = summarize(plan).warnings
     assert any("--stages auto looks for them" in text for text in found) is warned
+    told = msgspec.structs.replace(plan.provenance, statistics={IN_STAGES: "the best take 2 ms"})
+    found = summarize(msgspec.structs.replace(plan, provenance=told)).warnings
+    assert any("(looked for: the best take 2 ms)" in text for text in found) is warned
+    assert not any("--stages auto" in text for text in found)

@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from autopar.runtime.program.sharded import whole_of
 from tests.runtime.microbatch_workers import trained
 from tests.runtime.stage_call_workers import other_calls, shared_at_end
+from tests.runtime.unasked_workers import unasked
 from tests.runtime.workers import (
     RANK,
     adamw,
@@ -339,5 +340,6 @@ def two() -> dict[str, Any]:
         "random": random_numbers_among_others(),
         "other calls": other_calls(),
         "shared": shared_at_end(),
+        "unasked": unasked(),
     }  # fmt: skip
     return found

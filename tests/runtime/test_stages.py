@@ -62,6 +62,19 @@ def test_what_scripts_do(two: list[Any], what: str) -> None:
         assert rank[what] and max(rank[what].values()) < TOLERANCE, rank[what]
 
 
+def test_stages_that_nobody_asked_for(two: list[Any]) -> None:
+    """Where links are slow; not where ranks have rows of their own, as stages take inputs whole."""
+    for rank in two:
+        seen = rank["unasked"]
+        assert {name: each.pop("stages") for name, each in seen.items()} == {
+            "at once": [2],
+            "after evaluation": [2],
+            "rows of its own": [0],
+        }
+        for each in seen.values():
+            assert max(each.values()) < TOLERANCE, seen
+
+
 def test_parameters_gradients_and_outputs_in_a_script(two: list[Any]) -> None:
     for rank in two:
         seen = rank["scripts"]

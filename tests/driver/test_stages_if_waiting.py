@@ -1,0 +1,99 @@
+"""Stages that nobody asked for: where one waits, where that is worth a look, and not where the user
+arranges the plan."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+import autopar
+from autopar.cluster.parsing import parse_cluster
+from autopar.driver import stages_if_waiting
+from autopar.errors import StageError
+from autopar.ir.mesh import Cluster, Level, Link
+from autopar.plans.plan import IN_STAGES, Plan
+from tests.driver.test_segments import Chain
+
+LOOKING = "looking for stages"
+
+
+def joined_by(bytes_per_s: float, devices: int = 2) -> Cluster:
+    """So slow that it does not pay to compute all on each."""
+    cluster = parse_cluster(f"{devices}xcpu")
+    device = replace(cluster.device, flops_per_s=(("float32", 1e12),))
+    link = Link("made up", bytes_per_s, 1e-6, 0.0, "made up")
+    return replace(cluster, device=device, levels=(Level(devices, link),))
+
+
+def planned(cluster: Cluster, **options: Any) -> tuple[Plan, bool]:
+    """The plan of a few layers, and whether stages were looked for."""
+    said: list[str] = []
+    with torch.device("meta"):
+        model, x = Chain([1024] * 9), torch.zeros(1024, 1024)
+    found = autopar.plan(model, (x,), cluster=cluster, progress=said.append, **options)
+    return found, any(LOOKING in text for text in said)
+
+
+def test_slow_links_mean_stages() -> None:
+    slow = joined_by(1e8)
+    found, _ = planned(slow)
+    assert found.structure.stages
+    assert found.to_bytes() == planned(slow, stages="auto")[0].to_bytes()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"stages": 1},
+        {"mesh": "2"},
+        {"microbatches": 2},
+        {"strategy": "ddp"},
+        {"pins": {"*.weight": "R"}},
+        {"forbid": {"*": "*.bias"}},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_who_arranges_a_plan_has_one_stage(options: dict[str, Any]) -> None:
+    found, has_looked = planned(joined_by(1e8), **options)
+    assert not found.structure.stages and not has_looked
+
+
+def test_fast_links_are_no_reason_to_look() -> None:
+    found, has_looked = planned(joined_by(1e12))
+    assert not found.structure.stages and not has_looked
+
+
+def test_a_short_step_is_not_worth_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stages_if_waiting, "WORTH_LOOKING_NS", 10**12)
+    found, has_looked = planned(joined_by(1e8))
+    assert not found.structure.stages and not has_looked
+
+
+@pytest.mark.parametrize(("part", "is_taken"), [(0.85, True), (0.95, False)])
+def test_stages_are_to_win_more_than_prices_err(
+    part: float, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def search_stages(_asked: object, _say: object, known: Plan) -> Plan:
+        step_ns = int(part * known.estimates.step_ns)
+        estimates = msgspec.structs.replace(known.estimates, step_ns=step_ns)
+        return msgspec.structs.replace(known, estimates=estimates)
+
+    plain, _ = planned(joined_by(1e8), stages=1)
+    monkeypatch.setattr(stages_if_waiting, "search_stages", search_stages)
+    found, _ = planned(joined_by(1e8))
+    assert (found.estimates.step_ns < plain.estimates.step_ns) is is_taken
+    assert ("the best take" in found.provenance.statistics.get(IN_STAGES, "")) is not is_taken
+
+
+def test_stages_that_cannot_be_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def search_stages(*_: object) -> Plan:
+        raise StageError("no stages")
+
+    monkeypatch.setattr(stages_if_waiting, "search_stages", search_stages)
+    found, has_looked = planned(joined_by(1e8))
+    assert has_looked and not found.structure.stages
+    assert found.provenance.statistics[IN_STAGES] == "none is better"
