@@ -212,22 +212,27 @@ def _read_relaxation(
 def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound, aim: Aim) -> bool:
     """Looks for plans near the bound, if dives did not; whether that is enough, or all that is
     worth its time."""
-    near = [part * duals.value for part in _NEAR]
+    near, is_far = [part * duals.value for part in _NEAR], False
     for room in () if aim.dives else near:
         if _room(state, duals) > room:
-            _solve_integer(state, model, highs, duals, room)
+            has_plans = _solve_integer(state, model, highs, duals, room)
+            is_far = has_plans and _room(state, duals) > near[-1]
             highs.free()
-        if _is_enough(state, duals, aim) or state.clock.expired or _room(state, duals) <= room:
+        is_over = _is_enough(state, duals, aim, is_far=is_far) or state.clock.expired
+        if is_over or _room(state, duals) <= room:
             break
-    return _is_enough(state, duals, aim)
+    return _is_enough(state, duals, aim, is_far=is_far)
 
 
-def _is_enough(state: Search, duals: DualBound, aim: Aim) -> bool:
+def _is_enough(state: Search, duals: DualBound, aim: Aim, *, is_far: bool) -> bool:
+    """Whether no more is to be looked for. What can be used near the bound alone makes plans, of
+    which the best `is_far` from it, where resources share choices in the relaxation alone: then
+    branch and bound comes to no end."""
     if state.settled or state.evaluation is None:
         return state.settled
     open_columns = np.abs(duals.reduced_costs) <= _room(state, duals)
     is_slow = int(open_columns.sum()) > _MAX_WINDOWED
-    return is_slow and (aim.dives or state.gap <= _CLOSE * duals.value)
+    return is_slow and (aim.dives or is_far or state.gap <= _CLOSE * duals.value)
 
 
 def _room(state: Search, duals: DualBound) -> float:
@@ -242,10 +247,11 @@ def _solve_integer(
     highs: Highs,
     duals: DualBound | None,
     room: float = float("inf"),
-) -> None:
-    """The best plan, of those that cost at most `room` more than the relaxation."""
+) -> bool:
+    """The best plan, of those that cost at most `room` more than the relaxation, and of others that
+    need no more; whether there is any."""
     started = process_time()
-    most, is_whole = float("inf"), True
+    most, is_whole, has_plans = float("inf"), True, False
     if duals is not None:
         is_whole = _room(state, duals) <= room
         room = min(_room(state, duals), room)
@@ -263,7 +269,8 @@ def _solve_integer(
         if answer.outcome is Outcome.FAILED and state.evaluation is None:
             raise SolverError(f"HiGHS failed on the integer program: {answer.detail}")
         _raise_bound(state, min((answer.bound - _TOLERANCE) / model.cost_scale, most))
-        if not len(answer.values):
+        has_plans = len(answer.values) > 0
+        if not has_plans:
             break
         choice = rounded(model, answer.values)
         evaluation = state.evaluator(choice)
@@ -280,6 +287,7 @@ def _solve_integer(
         extra = np.union1d(extra, fractional)
     took = float(state.statistics.get("mip_cpu_s", 0.0)) + process_time() - started
     state.statistics["mip_cpu_s"] = took
+    return has_plans
 
 
 def _no_plan(state: Search, most: float, *, is_whole: bool) -> None:
