@@ -111,6 +111,8 @@ def compile(
     for backward in `saved_dtype` ("bfloat16" or "float16"), which rounds gradients.
     The model is cut into `stages` of a pipeline, before the modules `cuts`, whose microbatches
     follow a `schedule`, as in `plan` (docs/pipeline.md): each rank has its stages' parameters.
+    Unless it is said how many, there are several where one would wait, and nothing is asked of its
+    mesh, microbatches or shardings; one where ranks have rows of their own.
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
     beside the losses: planned so from the start, where it would else be planned at the first
     backward that does. `unread_outputs` names in the same way those that no script looks at
@@ -202,8 +204,9 @@ def plan(
     needed. The keywords are those of `compile`; with `margin` the plan says how much better it is
     than the best one of another structure (docs/explain.md); `progress` is told what is being done.
 
-    The model is cut into `stages` of a pipeline ("auto": as many as are best, or none), before the
-    modules `cuts` if those are given, whose microbatches follow a `schedule` ("1f1b", "gpipe",
+    The model is cut into `stages` of a pipeline ("auto": as many as are best, or none; default: 1,
+    or "auto" where that waits and nothing is asked of its mesh, microbatches or shardings), before
+    the modules `cuts` if those are given, whose microbatches follow a `schedule` ("1f1b", "gpipe",
     "interleaved:2", "zb-h1", "zb-v", or a table of your own or the path of one; docs/pipeline.md).
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.

@@ -20,6 +20,7 @@ from autopar.driver.microbatching import possible_counts
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import Graph, Role, TensorType
+from autopar.ir.microbatches import trains
 from autopar.ir.units import format_bytes
 from autopar.plans.estimates import Estimates
 from autopar.plans.fitting import Candidate
@@ -47,6 +48,7 @@ def explain_shortage(asked: Asked, request: PlanRequest, why: InfeasibleError, s
         *_on_host(request, say),
         *_microbatches(request, say),
         *_smaller_batch(request, found.estimates, say),
+        *_stages(asked),
     )
     return (
         f"mesh {request.mesh or 'of one device'}: the leanest plan found peaks at "
@@ -126,6 +128,13 @@ def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
         if found is not None and _peak(found) <= request.memory_limit_bytes:
             yield f"--microbatches {count} ({format_bytes(_peak(found))})"
             return
+
+
+def _stages(asked: Asked) -> Iterator[str]:
+    """Stages of a pipeline: to know of them takes longer than an error should."""
+    is_possible = asked.cluster.num_devices > 1 and trains(asked.graph)
+    if asked.options.stages_if_waiting and is_possible:
+        yield "perhaps --stages auto, in microbatches, which was not tried"
 
 
 def _smaller_batch(request: PlanRequest, estimates: Estimates, say: Say) -> Iterator[str]:

@@ -114,3 +114,11 @@ def test_on_one_device() -> None:
         InfeasibleError, match=r"^mesh of one device: .*; \d+ of these devices \(mesh"
     ):
         search(asked(5 * MIB, devices=1), silent)
+
+
+def test_stages_that_nobody_spoke_of_are_named() -> None:
+    wanted = asked(5 * MIB)
+    assert "--stages" not in told()
+    open_to_stages = replace(wanted, options=replace(wanted.options, stages_if_waiting=True))
+    with pytest.raises(InfeasibleError, match="perhaps --stages auto, in microbatches"):
+        search(open_to_stages, silent)
