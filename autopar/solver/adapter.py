@@ -275,10 +275,13 @@ class Highs(pulp.HiGHS):
         self._run()
         return self.last
 
-    def solve_warm(self) -> Answer:
-        """Runs the relaxation again from the last basis."""
+    def solve_warm(self, most: int | None = None) -> Answer:
+        """Runs the relaxation again from the last basis, `most` steps of the simplex method."""
+        usual = int(self.options.get("simplex_iteration_limit", _ANY_NUMBER))
         self.set_option("presolve", "off")
+        self.set_option("simplex_iteration_limit", usual if most is None else min(most, usual))
         self._run()
+        self.set_option("simplex_iteration_limit", usual)
         self.set_option("presolve", "choose")
         return self.last
 

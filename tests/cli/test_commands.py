@@ -247,7 +247,7 @@ def test_plan_asks_for_what_was_said(
         "loss_chunks": "auto",
         "unread_outputs": (),
         "saved_dtype": None,
-        "stages": "1",
+        "stages": None,
         "cuts": (),
         "schedule": "auto",
         "profile": None,
