@@ -21,7 +21,7 @@ class Scenario:
     mbit_per_s: int
     text: str
     stages: tuple[int, ...] = ()
-    """The numbers of stages that are tried beside the choice, which then may have any."""
+    """The numbers of stages that are tried beside the choice."""
 
     @property
     def ranks(self) -> int:

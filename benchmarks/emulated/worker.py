@@ -59,7 +59,8 @@ def measure(scenario: Scenario, cluster: str, rounds: int) -> Outcome:
 def ways(scenario: Scenario, cluster: str) -> Iterator[tuple[str, Callable[..., Contender]]]:
     """All ways to train, autopar's own choice first."""
     case = workload(scenario.name)
-    yield CHOSEN, contenders.planned(cluster=cluster, stages="auto" if scenario.stages else 1)
+    yield CHOSEN, contenders.planned(cluster=cluster)
+    yield f"{CHOSEN}, one stage", contenders.planned(cluster=cluster, stages=1)
     for stages in scenario.stages:
         yield f"{CHOSEN}, {stages} stages", contenders.planned(cluster=cluster, stages=stages)
         cuts = evenly_cut(case, stages)
