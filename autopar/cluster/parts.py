@@ -10,6 +10,15 @@ from autopar.errors import ClusterError
 from autopar.ir.mesh import Axis, Cluster, Level, Link
 
 
+def has_parts(cluster: Cluster, devices: int) -> bool:
+    """Whether groups of so many devices that are next to each other lie evenly in `cluster`."""
+    try:
+        part_of(cluster, devices)
+    except ClusterError:
+        return False
+    return True
+
+
 def part_of(cluster: Cluster, devices: int) -> Cluster:
     """A cluster of so many devices of `cluster` that are next to each other. ClusterError if
     groups of that many lie unevenly in it."""

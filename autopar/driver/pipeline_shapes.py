@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from autopar.cluster.parts import has_parts
 from autopar.driver.microbatching import possible_counts
 from autopar.errors import StageError
 from autopar.ir.pipeline import ActionTable
@@ -84,7 +85,8 @@ def numbers_of_ranks(asked: Asked) -> Sequence[int]:
     stages = len(options.cuts) + 1 if options.cuts else options.stages
     if stages is None:
         most = len(segments(asked.graph)) // each
-        return [n for n in range(2, min(most, devices) + 1) if devices % n == 0]
+        shared = [n for n in range(2, min(most, devices) + 1) if devices % n == 0]
+        return [n for n in shared if has_parts(asked.cluster, devices // n)]
     if stages % each:
         raise StageError(f"{stages} stages are not {each} on each rank")
     return [_sharing(devices, stages // each)]

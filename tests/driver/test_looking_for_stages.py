@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from autopar.cluster.parsing import parse_cluster
 from autopar.driver import segment_ways
 from autopar.driver.offers import Offers
-from autopar.driver.pipeline_shapes import numbers_of_microbatches
+from autopar.driver.pipeline_shapes import numbers_of_microbatches, numbers_of_ranks
 from autopar.driver.pipelining import search_stages
 from autopar.driver.promising_shapes import Promising
 from autopar.driver.search import search
@@ -53,6 +55,14 @@ def test_numbers_of_microbatches_that_have_no_order_are_left_out() -> None:
     wanted = asked(graph, 3, stages=6, microbatches="auto", schedule="interleaved")
     assert 16 not in numbers_of_microbatches(wanted, 3)
     assert search_stages(wanted, silent).structure.schedule.microbatches == 4
+
+
+def test_numbers_of_ranks_that_share_nodes_unevenly_are_left_out() -> None:
+    """Three of six devices are no part of nodes of two."""
+    graph = trace(Chain([64] * 13), (torch.randn(16, 64),), {}).graph
+    cluster = parse_cluster("3x2xH100")
+    wanted = replace(asked(graph, 6, stages="auto", microbatches="auto"), cluster=cluster)
+    assert numbers_of_ranks(wanted) == [3, 6]
 
 
 def test_one_stage_is_planned_where_plans_take_far_longer_than_thought() -> None:
