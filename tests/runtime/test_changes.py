@@ -25,6 +25,12 @@ def test_losses_of_parameters_have_the_gradients_of_one_device(ranks: list[Any])
     assert [rank["losses"] for rank in ranks] == [{}, {}]
 
 
+def test_a_change_between_forward_and_backward_is_an_error_or_has_no_effect(
+    ranks: list[Any],
+) -> None:
+    assert all(rank.get("between", {}) == {} for rank in ranks)
+
+
 def test_what_cannot_be_is_told(ranks: list[Any]) -> None:
     for told in (rank["told"] for rank in ranks if "told" in rank):
         assert "shape (3, 8) cannot take their place" in told["data"]

@@ -28,7 +28,7 @@ from autopar.runtime.dtensor_private import (
     take_over_ops,
     take_over_whole_tensors,
 )
-from autopar.runtime.torch_private import map_tensors
+from autopar.runtime.torch_private import map_tensors, written_by
 
 _known: dict[DeviceMesh, DeviceMesh] = {}
 """Meshes of some ranks, with that of all."""
@@ -94,8 +94,9 @@ def _places_by_mesh(tensors: Sequence[Tensor]) -> list[list[int]]:
     return list(found.values())
 
 
-def _by_mesh(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An op on lists of tensors, on those of each mesh: torch would look at the first one's."""
+def _by_mesh(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An op on lists of tensors, on those of each mesh: torch would look at the first one's. That
+    it changes DTensors is counted in their versions, as autograd counts it of other tensors."""
     tensors: Sequence[Tensor] = args[0]
     made: list[Any] = [None] * len(tensors)
     for places in _places_by_mesh(tensors):
@@ -109,6 +110,9 @@ def _by_mesh(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[str,
             given = map_tensors(lambda x: x.full_tensor() if isinstance(x, DTensor) else x, given)
         for place, result in zip(places, plain(*given, **kwargs) or (), strict=False):
             made[place] = result
+    changed = {id(x): x for x in written_by(op, args, kwargs) if isinstance(x, DTensor)}
+    if changed:
+        torch.autograd.graph.increment_version(list(changed.values()))
     return None if all(each is None for each in made) else made
 
 

@@ -40,7 +40,7 @@ _TWICE = (
 _CHANGED = (
     "one of the variables needed for gradient computation has been modified by an inplace "
     "operation: a parameter or input was changed between the forward and the backward of a "
-    "compiled model (output {name} of its forward graph)"
+    "compiled model ({name})"
 )
 
 
@@ -65,6 +65,7 @@ class Step:
     places: Mapping[str, Place] = field(default_factory=dict[str, Place])
     cut: frozenset[str] = frozenset()
     inference: RunnableGraph | None = None
+    _saved_params: tuple[int, ...] | None = field(default=None, init=False, compare=False)
 
     @cached_property
     def params(self) -> tuple[str, ...]:
@@ -163,6 +164,21 @@ class Step:
             (saved if is_saved else results).append(value)
         return results, saved
 
+    def saved_params(self, leaves: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[int, ...]:
+        """Which of `params` that are DTensors are saved as this rank has them. Ops on a DTensor
+        count in its own version, and not in that of the piece: that is to be watched."""
+        if self._saved_params is None:
+            kept = {_memory(tensor) for tensor in saved} - {0}
+            found = [
+                k
+                for k, leaf in enumerate(leaves)
+                if isinstance(leaf, DTensor) and _memory(piece_of(leaf)) in kept
+            ]
+            # A frozen dataclass, in which this is remembered: each call saves the same.
+            object.__setattr__(self, "_saved_params", tuple(found))
+        assert self._saved_params is not None
+        return self._saved_params
+
     def shown(self, results: Sequence[Tensor]) -> list[Tensor]:
         """The results as the user sees them."""
         pairs = zip(self.results, results, strict=True)
@@ -195,6 +211,7 @@ class _Context(FunctionCtx):
     params: tuple[str, ...]
     saved: list[Tensor] | None
     versions: list[int]
+    watched: list[tuple[str, Tensor, int]]
     blanks: dict[str, Tensor]
     leaves: tuple[Tensor, ...]
 
@@ -219,6 +236,10 @@ class _Differentiable(torch.autograd.Function):
         ctx.positions = step.positions
         ctx.params = step.params
         ctx.leaves = leaves
+        ctx.watched = [
+            (step.params[k], leaves[k], leaves[k]._version)
+            for k in step.saved_params(leaves, saved)
+        ]
         # A result's grad_fn leads to ctx: a saved tensor that is one would keep itself alive.
         ids = {id(result) for result in results}
         _save(ctx, step, [t.detach() if id(t) in ids else t for t in saved])
@@ -269,6 +290,9 @@ def _backward_inputs(ctx: _Context, given: Mapping[str, Tensor]) -> list[Any]:
     names = ctx.step.saves
     for name, tensor, version in zip(names, ctx.saved, ctx.versions, strict=True):
         if tensor._version != version:
+            raise RuntimeError(_CHANGED.format(name=f"output {name} of its forward graph"))
+    for name, leaf, version in ctx.watched:
+        if leaf._version != version:
             raise RuntimeError(_CHANGED.format(name=name))
     by_name = dict(zip(names, ctx.saved, strict=True))
     if not keeps_graph():
@@ -309,6 +333,11 @@ def _run(graph: RunnableGraph, inputs: list[Any]) -> Sequence[Any]:
             if torch.is_autocast_enabled(device):
                 stack.enter_context(torch.autocast(device, enabled=False))
         return graph(inputs)
+
+
+def _memory(tensor: Tensor) -> int:
+    """Where the memory of a tensor begins; 0 if it has none."""
+    return tensor.untyped_storage().data_ptr()
 
 
 def _kind(name: str) -> str:
