@@ -40,9 +40,9 @@ def search_one_or_several(asked: Asked, say: Say) -> Plan:
     if is_open and is_hindered(found.best):
         say("devices wait, or do the same work, for long; looking for stages, which send less")
         staged = _in_stages(asked, say, plain)
-        if staged is not None and staged.estimates.step_ns < (1 - PRICES_ERR) * step_of(plain):
+        if staged is not None and _step_ns(staged) < (1 - PRICES_ERR) * _step_ns(plain):
             return staged
-        told = f"the best take {format_ns(step_of(staged))}" if staged else "none is better"
+        told = f"the best take {format_ns(_step_ns(staged))}" if staged else "none is better"
     if asked.margin:
         plain = planned(found, find_margin(found, say))
     if not told:
@@ -60,7 +60,7 @@ def is_hindered(found: Candidate) -> bool:
     return lost_ns > max(LARGE_WAIT * step_ns, WORTH_LOOKING_NS)
 
 
-def step_of(plan: Plan) -> int:
+def _step_ns(plan: Plan) -> int:
     """Nanoseconds of a step, as predicted."""
     return plan.estimates.step_ns
 

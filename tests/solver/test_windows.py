@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autopar.ir.problem import FORBIDDEN, Problem, Saving, Status, Window
-from autopar.solver import driver, evaluate, solve
+from autopar.solver import driver, evaluate, exact, solve
 from autopar.solver.column_generation import path
 from autopar.solver.column_generation.path import quick_bound
 from autopar.solver.exact import WINDOWED_TOLERANCE
@@ -123,6 +123,35 @@ def test_a_slow_way_that_is_hidden_is_no_way() -> None:
     window = overlap({"device": ({}, {0: [10, 0, 0]})})
     windowed = replace(stated, windows=(window,))
     assert quick_bound(windowed, Clock(None)) == evaluate(windowed, (0, 0)).objective == 4
+
+
+def test_a_plan_far_from_the_bound_is_kept_where_all_plans_near_it_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In each of many windows half of one choice hides behind half of the other, in the relaxation
+    alone: a large program is not searched to its end, and the plan has its gap."""
+    count = 450
+    pairs = [overlap({"device": ({k: [30, 0]}, {}), "x": ({k: [0, 30]}, {})}) for k in range(count)]
+    windows = tuple(replace(window, key=f"window{k}") for k, window in enumerate(pairs))
+    stated = replace(problem([[30, 30]] * count), windows=windows)
+    assert solve(stated).status is Status.OPTIMAL
+    monkeypatch.setattr(exact, "_MAX_WINDOWED", 0)
+    found = solve(stated)
+    assert (found.status, found.objective) == (Status.FEASIBLE, 30 * count)
+    assert 15 * count <= found.bound < 16 * count
+
+
+@SETTINGS
+@given(windowed_problems())
+def test_bounds_hold_where_large_programs_are_not_searched_to_their_end(stated: Problem) -> None:
+    best = solve_by_enumeration(stated)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exact, "_MAX_WINDOWED", -1)
+        solution = solve(stated)
+    if best.objective is None:
+        assert solution.status is Status.INFEASIBLE
+        return
+    assert solution.bound <= best.objective <= solution.objective
 
 
 FAILS = replace(
