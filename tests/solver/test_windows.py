@@ -141,7 +141,7 @@ def test_a_plan_far_from_the_bound_is_kept_where_all_plans_near_it_are(
     assert 15 * count <= found.bound < 16 * count
 
 
-@SETTINGS
+@settings(max_examples=40, deadline=None)
 @given(windowed_problems())
 def test_bounds_hold_where_large_programs_are_not_searched_to_their_end(stated: Problem) -> None:
     best = solve_by_enumeration(stated)
