@@ -189,7 +189,7 @@ class Builder:
                 raise AutoparError(
                     f"parameter {unknown[0]} is new to the model, or took the place of "
                     "another, and a model in stages takes no new ones after its first call: change "
-                    "the model before that, or compile the changed one"
+                    "the model before that, compile the changed one, or compile it with stages=1"
                 )
         agreement.agree(_NEW, {"new parameters": ", ".join(new) or "none"})
         params.adopt(self.model, self.world, new)
