@@ -14,7 +14,7 @@ from tests.runtime import workers
 from tests.runtime.chunk_workers import chunks
 
 VOCAB = 97
-LEAN: dict[str, Any] = {"cluster": "3xcpu", "memory_limit": 900_000}
+LEAN: dict[str, Any] = {"cluster": "3xcpu", "memory_limit": 900_000, "stages": 1}
 """So little memory that a batch of 8 leaves no room for all parameters whole, whatever is made
 again for backward."""
 
