@@ -215,8 +215,8 @@ def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound, aim: Ai
     near, is_far = [part * duals.value for part in _NEAR], False
     for room in () if aim.dives else near:
         if _room(state, duals) > room:
-            has_plans = _solve_integer(state, model, highs, duals, room)
-            is_far = has_plans and _room(state, duals) > near[-1]
+            is_best = _solve_integer(state, model, highs, duals, room)
+            is_far = is_best and _room(state, duals) > near[-1]
             highs.free()
         is_over = _is_enough(state, duals, aim, is_far=is_far) or state.clock.expired
         if is_over or _room(state, duals) <= room:
@@ -249,9 +249,9 @@ def _solve_integer(
     room: float = float("inf"),
 ) -> bool:
     """The best plan, of those that cost at most `room` more than the relaxation, and of others that
-    need no more; whether there is any."""
+    need no more; whether one is known to be that."""
     started = process_time()
-    most, is_whole, has_plans = float("inf"), True, False
+    most, is_whole, is_best = float("inf"), True, False
     if duals is not None:
         is_whole = _room(state, duals) <= room
         room = min(_room(state, duals), room)
@@ -269,9 +269,9 @@ def _solve_integer(
         if answer.outcome is Outcome.FAILED and state.evaluation is None:
             raise SolverError(f"HiGHS failed on the integer program: {answer.detail}")
         _raise_bound(state, min((answer.bound - _TOLERANCE) / model.cost_scale, most))
-        has_plans = len(answer.values) > 0
-        if not has_plans:
+        if not len(answer.values):
             break
+        is_best = answer.outcome is Outcome.OPTIMAL
         choice = rounded(model, answer.values)
         evaluation = state.evaluator(choice)
         state.offer(choice, evaluation)
@@ -287,7 +287,7 @@ def _solve_integer(
         extra = np.union1d(extra, fractional)
     took = float(state.statistics.get("mip_cpu_s", 0.0)) + process_time() - started
     state.statistics["mip_cpu_s"] = took
-    return has_plans
+    return is_best
 
 
 def _no_plan(state: Search, most: float, *, is_whole: bool) -> None:
