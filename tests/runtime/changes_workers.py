@@ -16,6 +16,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import autopar
 from autopar.errors import AutoparError
+from tests.runtime.between_workers import in_between
 from tests.runtime.workers import RANK
 
 LIMIT = 1e-9
@@ -298,49 +299,6 @@ def differentiated(options: dict[str, Any]) -> dict[str, float]:
     return wrong
 
 
-BETWEEN: dict[str, Callable[[Any], Any]] = {
-    **{
-        name: lambda net, name=name: net.get_parameter(name).mul_(1.5)
-        for name, _ in Net().named_parameters()
-    },
-    "part": lambda net: net.b.weight[2].zero_(),
-    "optimizer": lambda net: torch.optim.AdamW(net.parameters(), 0.1).step(),
-    "foreach": lambda net: torch._foreach_mul_(list(net.parameters()), 2.0),
-    "values": lambda net: setattr(net.b.weight, "data", net.b.weight.detach() * 3),
-    "load": lambda net: net.load_state_dict({n: 2 * p for n, p in net.state_dict().items()}),
-}
-"""What changes parameters after a forward whose backward is yet to come."""
-
-
-def in_between(options: dict[str, Any]) -> dict[str, str]:
-    """Those of `BETWEEN` that give other gradients than without them and are no error."""
-    silent: dict[str, str] = {}
-    x = torch.randn(4, 8)
-    pair = net, eager = _pair(options, True)
-    first = copy.deepcopy(eager.state_dict())
-    for name, change in BETWEEN.items():
-        for each in pair:
-            each.load_state_dict(first)
-            each.zero_grad()
-            each(x).backward()
-            each.zero_grad()
-        ours, theirs = net(x), eager(x)
-        theirs.backward()
-        with torch.no_grad():
-            change(net)
-        try:
-            ours.backward()
-        except RuntimeError as error:
-            if "modified by an inplace operation" not in str(error):
-                silent[name] = str(error)
-            continue
-        pairs = zip(net.parameters(), eager.parameters(), strict=True)
-        off = max(float((p.grad.full_tensor() - q.grad).abs().max()) for p, q in pairs)
-        if off > LIMIT:
-            silent[name] = f"{off}"
-    return silent
-
-
 def run(options: dict[str, Any]) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     torch.set_default_dtype(torch.float64)
@@ -348,7 +306,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     found = {"changes": changed(options), "losses": differentiated(options)}
     # In stages the rank that has the parameter alone has the error, which ends the others.
-    return found if "stages" in options else found | {"between": in_between(options)}
+    return found if "stages" in options else found | {"between": in_between(*_pair(options, True))}
 
 
 def in_shards() -> dict[str, Any]:
