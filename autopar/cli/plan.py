@@ -71,8 +71,8 @@ from autopar.ir.gc_pause import collection_paused
     "--stages",
     metavar="N|auto",
     help="Cut the model into N stages of a pipeline; auto: as many as are best, or none. Default: "
-    "1, or auto where that waits for communication in a third of its step and nothing is asked of "
-    "its mesh, microbatches or shardings.",
+    "1, or auto where devices wait, or do the same work, for a third of its step and nothing is "
+    "asked of its mesh, microbatches or shardings.",
 )
 @click.option(
     "--cut",

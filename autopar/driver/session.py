@@ -237,19 +237,15 @@ class Builder:
     ) -> Plan:
         cluster = self.request.cluster or parse_cluster(self.world.cluster)
         asked = self.request.options
-        if groups is not None or call.handed:
+        if call.handed:
             # Stages take inputs whole.
             asked = replace(asked, stages_if_waiting=False)
         least = asked
         if groups is not None:
-            stored = self._as_stored(traced, groups)
-            least = asked.for_stored(groups.mesh.text, stored)
             if self.family.structure is not None:
                 first = self.family.structure
-                cuts = starts_in(traced.graph, first)
-                asked, least = (
-                    replace(each.in_stages_of(first), cuts=cuts) for each in (asked, least)
-                )
+                asked = replace(asked.in_stages_of(first), cuts=starts_in(traced.graph, first))
+            least = asked.for_stored(groups.mesh.text, self._as_stored(traced, groups))
 
         def planned(options: Options) -> bytes:
             if not self.family.is_first:

@@ -142,14 +142,19 @@ class Options:
 
     def in_stages_of(self, structure: Structure) -> Options:
         """The same for another call of a model whose parameters lie as the stages of `structure`,
-        the plan of an earlier one, have them; in one stage if it has one."""
+        the plan of an earlier one, have them; in one stage if it has one. Where nobody asked for
+        stages, nobody said how many microbatches they have."""
         if not structure.stages:
             return replace(self, stages=1, cuts=(), schedule="auto", stages_if_waiting=False)
         made = structure.schedule
         chunks = f":{made.chunks}" if made.kind == "interleaved" else ""
         schedule = "\n".join(made.table) or made.kind + chunks
         cuts = tuple(stage.start for stage in structure.stages[1:])
-        return replace(self, stages=len(structure.stages), cuts=cuts, schedule=schedule)
+        count = None if self.stages_if_waiting else self.microbatches
+        return replace(
+            self, stages=len(structure.stages), cuts=cuts, schedule=schedule, microbatches=count,
+            stages_if_waiting=False,
+        )  # fmt: skip
 
     def for_stored(
         self,
@@ -162,7 +167,9 @@ class Options:
             Constraint("param", name, WantedPlacement(positional=sharding), origin)
             for name, sharding in storage.items()
         )
-        return replace(self, mesh=mesh, constraints=constraints, strategy="")
+        return replace(
+            self, mesh=mesh, constraints=constraints, strategy="", stages_if_waiting=False
+        )
 
 
 def _is_named(patterns: Sequence[str], position: int, name: str) -> bool:

@@ -67,10 +67,12 @@ def test_stages_that_nobody_asked_for(two: list[Any]) -> None:
     for rank in two:
         seen = rank["unasked"]
         assert {name: each.pop("stages") for name, each in seen.items()} == {
-            "at once": [2],
-            "after evaluation": [2],
-            "rows of its own": [0],
+            "at once": [2, 2],
+            "after evaluation": [2, 2],
+            "rows of its own": [0, 0],
         }
+        counts = {name: each.pop("microbatches") for name, each in seen.items()}
+        assert min(counts["at once"] + counts["after evaluation"]) > 1, counts
         for each in seen.values():
             assert max(each.values()) < TOLERANCE, seen
 

@@ -30,8 +30,8 @@ class Deep(nn.Module):
         return x.square().mean()
 
 
-def points(step: int) -> Tensor:
-    return torch.randn(8, 64, generator=torch.Generator().manual_seed(step))
+def points(step: int, rows: int = 8) -> Tensor:
+    return torch.randn(rows, 64, generator=torch.Generator().manual_seed(step))
 
 
 def slowly_joined() -> Cluster:
@@ -40,13 +40,14 @@ def slowly_joined() -> Cluster:
 
 
 def after(first: Callable[[CompiledModule], object], **how: Any) -> dict[str, Any]:
-    """Three steps beside eager's, after a `first` call; in how many stages they are."""
+    """Four steps beside eager's, the last of more rows, after a `first` call; in how many stages
+    and microbatches they are."""
     plain = Deep()
     model = autopar.compile(copy.deepcopy(plain), cluster=slowly_joined(), **how)
     first(model)
     losses: list[float] = []
-    for step in range(3):
-        x = points(step)
+    for step in range(4):
+        x = points(step, rows=16 if step == 3 else 8)
         ours = model(x.chunk(2)[RANK] if how else x)
         theirs = plain(x)
         ours.backward()
@@ -56,6 +57,7 @@ def after(first: Callable[[CompiledModule], object], **how: Any) -> dict[str, An
         "loss": max(losses),
         "grad": most(model, plain, "grad"),
         "stages": [len(plan.structure.stages) for plan in model.plans],
+        "microbatches": [plan.structure.schedule.microbatches for plan in model.plans],
     }
 
 
