@@ -68,6 +68,11 @@ def parse_mesh(text: str, cluster: Cluster) -> Mesh:
     return _lay(names, sizes, cluster)
 
 
+def size_of_mesh(text: str) -> int:
+    """How many devices the mesh has that `text` describes. ClusterError if it is malformed."""
+    return prod((_named(text) if "=" in text else _sized(text))[1])
+
+
 def candidate_meshes(
     cluster: Cluster, max_axes: int = 2, *, in_order: bool = False
 ) -> tuple[Mesh, ...]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 
-from autopar.cluster.mesh_shapes import axis_over
 from autopar.errors import ClusterError
 from autopar.ir.mesh import Axis, Cluster, Level, Link
 
@@ -42,19 +42,46 @@ def part_of(cluster: Cluster, devices: int) -> Cluster:
     return replace(cluster, name=name, levels=kept or (replace(inner, size=1),))
 
 
-def line_of(cluster: Cluster, stages: int) -> Axis:
-    """The axis along which the devices of so many equal stages, one part after the other, send
-    each other what they make."""
-    return axis_over("stage", stages, cluster.num_devices // stages, cluster)
+def place_parts(cluster: Cluster, sizes: Sequence[int]) -> tuple[int, ...]:
+    """The first device of each of several parts of so many devices, which are all of `cluster`: one
+    after the other where all of them lie evenly so, else larger ones first. ClusterError if they
+    cannot."""
+    if sum(sizes) != cluster.num_devices:
+        raise ClusterError(
+            f"parts of {', '.join(map(str, sizes))} devices are {sum(sizes)}, but cluster "
+            f"{cluster.name} has {cluster.num_devices}"
+        )
+    for size in sizes:
+        part_of(cluster, size)
+    for order in (range(len(sizes)), sorted(range(len(sizes)), key=lambda k: -sizes[k])):
+        ends = accumulate(sizes[k] for k in order)
+        firsts = {k: end - sizes[k] for k, end in zip(order, ends, strict=True)}
+        if all(first % sizes[k] == 0 for k, first in firsts.items()):
+            return tuple(firsts[k] for k in range(len(sizes)))
+    raise ClusterError(
+        f"parts of {', '.join(map(str, sizes))} devices do not lie evenly in cluster {cluster.name}"
+    )
+
+
+def axis_between(cluster: Cluster, source: int, target: int, parts: int) -> Axis:
+    """The axis along which one of so many parts sends another what it makes, while others do the
+    same: those that begin with the devices `source` and `target`."""
+    return Axis("stage", parts, slowest_between(cluster, (source, target)))
 
 
 def axis_of_copies(cluster: Cluster, firsts: Sequence[int]) -> Axis:
     """The axis along which the devices of the parts that begin with the devices `firsts` are joined
     to those in the same place of the others, over the slowest of the links between them."""
+    return Axis("stage", len(firsts), slowest_between(cluster, firsts))
+
+
+def slowest_between(cluster: Cluster, firsts: Sequence[int]) -> Link:
+    """The slowest of the links between parts that lie evenly in `cluster` and begin with the
+    devices `firsts`, which differ."""
     crossed: list[Link] = []
     block = cluster.num_devices
     for level in cluster.levels:
         block //= level.size
         if len({first // block for first in firsts}) > 1:
             crossed.append(level.link)
-    return Axis("stage", len(firsts), min(crossed, key=lambda link: link.bytes_per_s))
+    return min(crossed, key=lambda link: link.bytes_per_s)

@@ -14,11 +14,12 @@ from autopar.plans.pipelines import play_pipeline
 def add_up(
     table: ActionTable,
     stages: Sequence[Estimates],
+    devices: Sequence[int],
     sends: Sequence[Delay],
     shared: Sequence[Shared],
 ) -> Estimates:
-    """The estimates of a pipeline whose stages are equally large. What ranks share at the end is
-    communication that nothing hides."""
+    """The estimates of a pipeline whose stages have so many devices each. What ranks share at the
+    end is communication that nothing hides."""
     played = play_pipeline(table, stages, sends, shared)
     step_ns = played.step_ns
     busy = [_busy_ns(table, stages, rank) for rank in range(len(table.rows))]
@@ -29,7 +30,10 @@ def add_up(
     shared_ns = played.shared_ns[rank]
     total["communication_ns"] += shared_ns
     total["exposed_communication_ns"] += shared_ns
-    useful = sum(each.mfu_ppm * each.step_ns for each in stages)
+    useful = sum(
+        each.mfu_ppm * each.step_ns * size for each, size in zip(stages, devices, strict=True)
+    )
+    everywhere = sum({at: devices[s] for s, at in table.ranks.items()}.values())
     fullest = max(stages, key=lambda each: each.memory.total)
     return msgspec.structs.replace(
         first,
@@ -39,7 +43,7 @@ def add_up(
         flops=sum(each.flops for each in stages),
         memory=fullest.memory,
         tokens_per_s=first.tokens * 10**9 // step_ns if step_ns else 0,
-        mfu_ppm=useful // (step_ns * len(table.rows)) if step_ns else 0,
+        mfu_ppm=useful // (step_ns * everywhere) if step_ns else 0,
         stages=tuple(stages),
         delays=tuple(sends),
         shared=tuple(shared),

@@ -3,18 +3,20 @@ every microbatch, and what several of them share at the end of a step."""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from math import prod
 
 from autopar.cluster.mesh_shapes import axis_over
-from autopar.cluster.parts import axis_of_copies
+from autopar.cluster.parts import axis_between, axis_of_copies
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.moves import to_ns
 from autopar.ir.draws import STATE_BYTES
-from autopar.ir.graph import Graph, Ref, Role
+from autopar.ir.exchange import OnMesh, holders, parcels
+from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize
 from autopar.ir.mesh import Axis, Cluster
 from autopar.ir.redistribute import local_bytes
-from autopar.ir.stages import SEND, link_of
+from autopar.ir.stages import RECEIVE, SEND, StageLink, link_of
 from autopar.plans.estimates import Delay, Shared
 from autopar.plans.layout import Layout
 
@@ -27,23 +29,64 @@ Tied = Mapping[str, tuple[Collection[int], int]]
 """The stages that use a weight, and bytes of its gradient on a device, by name."""
 
 
-def delays(layouts: Sequence[Layout], line: Axis | None) -> tuple[Delay, ...]:
+def delays(layouts: Sequence[Layout], firsts: Sequence[int], cluster: Cluster) -> tuple[Delay, ...]:
     """Per pair of stages and phase: bytes of a device of the stage that sends, for a microbatch,
-    and nanoseconds. `layouts` are those of the stages, `line` what joins them, None where all are
-    on one rank; each tensor is a message of its own, as a permutation along it."""
+    and nanoseconds. `layouts` are those of the stages, which begin with the devices `firsts` of
+    `cluster`; each tensor is a message of its own. Stages on the same devices send nothing."""
     found: dict[tuple[int, int, str], list[int]] = defaultdict(lambda: [0, 0])
-    for stage, layout in enumerate(layouts):
-        graph = layout.graph
-        for node in graph.nodes:
+    for source, layout in enumerate(layouts):
+        for node in layout.graph.nodes:
             if node.op == SEND:
-                link, (state,) = link_of(node, stage), layout.pair(node)[0]
-                tensor = graph.type_of(node.inputs[0])
-                size = local_bytes(tensor, graph.atoms, state, layout.mesh.sizes)
+                link = link_of(node, source)
+                size, most = _sent_bytes(layout, node, layouts[link.target], link)
                 total = found[link.source, link.target, link.phase.value]
                 total[0] += size
-                if line is not None:
-                    total[1] += to_ns(collective_s("permute", size, size, line))
+                total[1] += hop_ns(most, firsts[source], firsts[link.target], firsts, cluster)
     return tuple(Delay(*hop, *total) for hop, total in sorted(found.items()))
+
+
+def hop_ns(
+    num_bytes: int, source: int, target: int, firsts: Sequence[int], cluster: Cluster
+) -> int:
+    """Nanoseconds of a message of so many bytes from each device of one part of `cluster` to
+    another: as a permutation among the parts, which begin with the devices `firsts`."""
+    if source == target:
+        return 0
+    axis = axis_between(cluster, source, target, len({*firsts}))
+    return to_ns(collective_s("permute", num_bytes, num_bytes, axis))
+
+
+def sent_bytes(layout: Layout, phase: Phase) -> list[int]:
+    """Bytes of a device of each message of a stage, in one phase of a microbatch."""
+    graph = layout.graph
+    return [_own_bytes(layout, n) for n in graph.nodes if n.op == SEND and n.phase is phase]
+
+
+def _own_bytes(layout: Layout, node: Node) -> int:
+    """Bytes of a device of what a stage sends."""
+    (state,) = layout.pair(node)[0]
+    tensor = layout.graph.type_of(node.inputs[0])
+    return local_bytes(tensor, layout.graph.atoms, state, layout.mesh.sizes)
+
+
+def _sent_bytes(layout: Layout, node: Node, other: Layout, link: StageLink) -> tuple[int, int]:
+    """Bytes of a device of what a stage sends another one, and the most that a device of either
+    sends or is sent of it."""
+    own, ((state,), _) = _own_bytes(layout, node), layout.pair(node)
+    end = next(n for n in other.graph.nodes if n.op == RECEIVE and link_of(n, link.target) == link)
+    (made,) = other.pair(end)[1]
+    if layout.mesh.sizes == other.mesh.sizes and state == made:
+        return own, own
+    tensor, atoms = end.outputs[0], layout.graph.atoms
+    held = holders(tensor, atoms, OnMesh(layout.mesh, state))
+    out, come = Counter[int](), Counter[int]()
+    for device in range(other.mesh.num_devices):
+        box = OnMesh(other.mesh, made).box(tensor, atoms, device)
+        for parcel in parcels(held, box, device):
+            size = itemsize(tensor.dtype) * prod(b - a for a, b in parcel.box)
+            out[parcel.source] += size
+            come[device] += size
+    return own, max((*out.values(), *come.values()))
 
 
 def tied_in(layouts: Sequence[Layout]) -> Tied:
@@ -67,12 +110,16 @@ def gradient_bytes(layout: Layout, name: str) -> int:
 
 
 def shared_at_end(
-    graph: Graph, tied: Tied, rank_of: Mapping[int, int], cluster: Cluster
+    graph: Graph,
+    tied: Tied,
+    rank_of: Mapping[int, int],
+    cluster: Cluster,
+    firsts: Sequence[int],
 ) -> tuple[Shared, ...]:
     """What ranks of a pipeline over `cluster` share of the step `graph` when all microbatches are
-    done, in the order in which they do: `rank_of` says on which of them each stage is. A result
-    goes to all as in a ring, which passes on what an all_gather does; the gradients of a weight
-    are added up among the ranks that have it."""
+    done, in the order in which they do: `rank_of` says on which of them each stage is, and they
+    begin with the devices `firsts`. A result goes to all as in a ring, which passes on what an
+    all_gather does; the gradients of a weight are added up among the ranks that have it."""
     if len(rank_of) == 1:
         return ()
     ranks = sorted(set(rank_of.values()))
@@ -85,10 +132,9 @@ def shared_at_end(
     for _, (stages, num_bytes) in sorted(tied.items()):
         places = tuple(sorted({rank_of[stage] for stage in stages}))
         sums.setdefault(places, []).append(num_bytes)
-    devices = cluster.num_devices // len(ranks)
     for places, sizes in sums.items():
         if len(places) > 1:
-            axis = axis_of_copies(cluster, [place * devices for place in places])
+            axis = axis_of_copies(cluster, [firsts[place] for place in places])
             found.append(_shared(TIED, places, sizes, "all_reduce", axis))
     return tuple(each for each in found if each.count)
 

@@ -14,15 +14,16 @@ from dataclasses import replace
 
 import torch
 
-from autopar.cluster.parts import line_of, part_of
+from autopar.cluster.parts import part_of, place_parts
 from autopar.compile import Say
 from autopar.cost_model.pipeline import add_up
 from autopar.cost_model.sends import delays, shared_at_end, tied_in
 from autopar.driver.offers import Offers
 from autopar.driver.pipeline_shapes import PipelineShape, imposed_on
 from autopar.driver.promising_shapes import NEAR, Promising
-from autopar.driver.segment_ways import Divided, SegmentWays
-from autopar.driver.stage_plans import plan_stages
+from autopar.driver.segment_division import Divided
+from autopar.driver.segment_ways import SegmentWays
+from autopar.driver.stage_plans import AskedOfRank, plan_stages
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
 from autopar.ir.stages import in_stages
@@ -74,28 +75,34 @@ class _Pipeline:
 
     def __init__(self, asked: Asked, shape: PipelineShape, divided: Divided, say: Say) -> None:
         self.asked, self.shape, self.divided, self.say = asked, shape, divided, say
-        self.cluster = part_of(asked.cluster, asked.cluster.num_devices // shape.ranks)
         self.table = shape.table
+        sizes = [mesh.num_devices for mesh in divided.meshes]
+        self.clusters = [part_of(asked.cluster, size) for size in sizes]
+        self.firsts = place_parts(asked.cluster, sizes)
 
     def plan(self, graph: Graph) -> Plan:
         """The plan with the cuts that were chosen of `graph`, the step in its microbatches."""
         self.say(f"planning {self.shape} ({self.shape.schedule})")
-        table, options, ranks = self.table, self.asked.options, self.shape.ranks
-        starts = self.divided.starts
+        table, starts = self.table, self.divided.starts
         graphs = in_stages(graph, [start for _, start in starts])
-        options = replace(
-            options, mesh=self.divided.mesh.text, microbatches=self.shape.microbatches
-        )
-        asked = replace(self.asked, cluster=self.cluster, options=options)
-        found = plan_stages(asked, graphs, table, self.divided.narrowed, self.say)
+        ranks = [self._asked_of(rank) for rank in range(self.shape.ranks)]
+        found = plan_stages(ranks, graphs, table, self.say)
         layouts = [
             parse_layout(graph, each.structure) for graph, each in zip(graphs, found, strict=True)
         ]
-        sends = delays(layouts, line_of(self.asked.cluster, ranks) if ranks > 1 else None)
-        tied = tied_in(layouts)
-        shared = shared_at_end(self.asked.graph, tied, table.ranks, self.asked.cluster)
-        estimates = add_up(table, [each.estimates for each in found], sends, shared)
+        cluster, tied = self.asked.cluster, tied_in(layouts)
+        sends = delays(layouts, [self.firsts[table.ranks[k]] for k in range(len(found))], cluster)
+        shared = shared_at_end(self.asked.graph, tied, table.ranks, cluster, self.firsts)
+        devices = [layout.mesh.num_devices for layout in layouts]
+        estimates = add_up(table, [each.estimates for each in found], devices, sends, shared)
         return self._written(["", *(module for module, _ in starts)], found, estimates)
+
+    def _asked_of(self, rank: int) -> AskedOfRank:
+        """What is asked of the stages of a rank."""
+        mesh = self.divided.meshes[rank].text
+        options = replace(self.asked.options, mesh=mesh, microbatches=self.shape.microbatches)
+        asked = replace(self.asked, cluster=self.clusters[rank], options=options)
+        return AskedOfRank(asked, self.divided.narrowed[mesh])
 
     def _written(
         self,
@@ -107,9 +114,8 @@ class _Pipeline:
         # Of some stages the strategy has nothing to say.
         strategy = asked.options.strategy
         told = next(each for each in found if each.request.options.strategy == strategy).request
-        devices = self.cluster.num_devices
         stages = tuple(
-            Stage(start, self.table.ranks[k] * devices, each.structure)
+            Stage(start, self.firsts[self.table.ranks[k]], each.structure)
             for k, (start, each) in enumerate(zip(starts, found, strict=True))
         )
         structure = Structure(
@@ -138,7 +144,7 @@ class _Pipeline:
                 objective_ns=divided.objective_ns or estimates.step_ns,
                 bound_ns=min(divided.bound_ns, divided.objective_ns),
                 gap_ppm=divided.gap_ppm,
-                meshes_tried=(str(divided.mesh),),
+                meshes_tried=(divided.mesh_text,),
                 imposed=(*told.describe_imposed(), *imposed_on(asked.options)),
             ),
         )

@@ -16,7 +16,8 @@ from autopar.driver.pipeline_shapes import (
     shaped,
 )
 from autopar.driver.search import meshes_of, search
-from autopar.driver.segment_ways import Divided, SegmentWays
+from autopar.driver.segment_division import Divided
+from autopar.driver.segment_ways import SegmentWays
 from autopar.driver.stage_plans import STAGE_TOLERANCE
 from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
 from autopar.ir.units import format_ns
@@ -90,7 +91,7 @@ class Promising:
         has_many = len(meshes_of(whole.cluster, whole.options)) > _FEW
         if self.plain is None or not self.plain.is_tight or not has_many:
             return (whole,)
-        options = replace(whole.options, mesh=self.plain.mesh.text)
+        options = replace(whole.options, mesh=self.plain.mesh_text)
         return replace(whole, options=options, tolerance=STAGE_TOLERANCE), whole
 
     def _plain(self, known_ns: int | None) -> Divided | None:
@@ -130,7 +131,7 @@ class Promising:
             self._climb_from(best)
         for best, divided in self._best_of_ranks(self._within() or self.found):
             for shape in other_orders(self.asked.options, best, divided.waits):
-                self._consider(shape, divided.mesh.text)
+                self._consider(shape, divided.mesh_text)
         return sorted(self.found, key=_step_ns)
 
     def _climb_from(self, best: PipelineShape) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -35,25 +35,35 @@ STAGE_TOLERANCE = 1e-2
 """By which part a stage may take longer than it need: the step is known no better."""
 
 
+@dataclass(frozen=True, slots=True)
+class AskedOfRank:
+    """What is asked of the stages of one rank: a part of the cluster, and the mesh in `options`,
+    with choices that are `narrowed` where possible."""
+
+    asked: Asked
+    narrowed: Narrowed
+
+
 def plan_stages(
-    asked: Asked, graphs: Sequence[Graph], table: ActionTable, narrowed: Narrowed, say: Say
+    ranks: Sequence[AskedOfRank], graphs: Sequence[Graph], table: ActionTable, say: Say
 ) -> list[Candidate]:
-    """The plan of each of `graphs`, a part of what is `asked`, with choices that are `narrowed`
-    where possible. A device holds what waits in `table`, and the stages of a rank share its memory.
-    Stages that differ from another in nothing but the names of their parameters are planned as that
-    one. InfeasibleError if one does not fit in memory."""
-    can_be, options = _tied(graphs), asked.options
+    """The plan of each of `graphs`, as it is asked of its rank. A device holds what waits in
+    `table`, and the stages of a rank share its memory. Stages that differ from another in nothing
+    but the names of their parameters are planned as that one. InfeasibleError if one does not fit
+    in memory."""
+    can_be, options = _tied(graphs), ranks[0].asked.options
     hosted = {name: False for name, can in can_be.items() if not can}
     is_open = options.residency == "auto" and options.hosted is None
+    of_stages = [ranks[table.ranks[stage]] for stage in range(len(graphs))]
     try:
-        return _plan_all(asked, graphs, table, narrowed, hosted, say)
+        return _plan_all(of_stages, graphs, table, hosted, say)
     except InfeasibleError as error:
-        has_host = is_open and not why_not_hosted(options.optimizer, asked.cluster)
+        has_host = is_open and not why_not_hosted(options.optimizer, ranks[0].asked.cluster)
         if not has_host or not any(can_be.values()):
             raise
         # A stage with room keeps a tied weight on the device, where another one has none for it.
         say(f"{error}; with tied weights on the host")
-        return _plan_all(asked, graphs, table, narrowed, can_be, say)
+        return _plan_all(of_stages, graphs, table, can_be, say)
 
 
 def _tied(graphs: Sequence[Graph]) -> dict[str, bool]:
@@ -67,15 +77,14 @@ def _tied(graphs: Sequence[Graph]) -> dict[str, bool]:
 
 
 def _plan_all(
-    asked: Asked,
+    of_stages: Sequence[AskedOfRank],
     graphs: Sequence[Graph],
     table: ActionTable,
-    narrowed: Narrowed,
     hosted: Mapping[str, bool],
     say: Say,
 ) -> list[Candidate]:
     """`plan_stages`, where it is known of some parameters whether they are `hosted`."""
-    ends: dict[tuple[str, str], str] = {}
+    ends: dict[_End, str] = {}
     found: dict[int, Candidate] = {}
     known: dict[object, Candidate] = {}
     waiting = [table.others(stage) for stage in range(len(graphs))]
@@ -84,9 +93,9 @@ def _plan_all(
     )
     unit = max(1, -(-most.backward // _LEVELS))
     choices: dict[str, ParamChoice] = {}
-    for stage, strategy in _strategies(asked, graphs).items():
-        graph = graphs[stage]
-        settled = tuple(sorted(_settled(graph, ends)))
+    for stage, strategy in _strategies(of_stages, graphs).items():
+        graph, asked = graphs[stage], of_stages[stage].asked
+        settled = tuple(sorted(_settled(graph, ends, asked.options.mesh)))
         stored = {name: choices[name].storage for name in _params(graph) if name in choices}
         known_hosted = {**{name: bool(c.hosted) for name, c in choices.items()}, **hosted}
         limit = asked.memory_limit_bytes // len(table.stages_of(table.ranks[stage]))
@@ -96,31 +105,33 @@ def _plan_all(
             Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
             for each in waiting[stage]
         )
-        key = _signature(graph), limit, others, settled, tuple(stored), here.known_hosted
+        mesh = asked.cluster, asked.options.mesh
+        key = _signature(graph), mesh, limit, others, settled, tuple(stored), here.known_hosted
         if key not in known:
             say(f"planning stage {stage} of {len(graphs)}")
             while_waiting = here.while_waiting(others, is_split=table.is_split)
             wanted = replace(while_waiting, tolerance=STAGE_TOLERANCE)
-            known[key] = _best(wanted, settled, narrowed, say)
+            known[key] = _best(wanted, settled, of_stages[stage].narrowed, say)
         now = here.while_waiting(waiting[stage], is_split=table.is_split)
         found[stage] = _while_waiting(now, _renamed(known[key], graph))
-        ends |= _laid_out(graph, found[stage].structure)
+        ends |= _laid_out(graph, found[stage].structure, asked.options.mesh)
         laid = found[stage].structure.params
         choices = {name: param.choice for name, param in laid.items()} | choices
     return [found[stage] for stage in range(len(graphs))]
 
 
-def _strategies(asked: Asked, graphs: Sequence[Graph]) -> dict[int, str]:
+def _strategies(of_stages: Sequence[AskedOfRank], graphs: Sequence[Graph]) -> dict[int, str]:
     """The strategy of each stage, those first for whose tied weights it asks for something: other
     stages have them as these do. It is none where it has nothing to say. UnsuitedMeshError if that
     is so of all."""
-    strategy = asked.options.strategy
+    strategy = of_stages[0].asked.options.strategy
     if not strategy:
         return dict.fromkeys(range(len(graphs)), "")
-    (mesh,) = meshes_of(asked.cluster, asked.options)
     tied = _tied(graphs)
     first, suited = list[int](), list[int]()
     for stage, graph in enumerate(graphs):
+        asked = of_stages[stage].asked
+        (mesh,) = meshes_of(asked.cluster, asked.options)
         try:
             demands = expand_strategy(strategy, graph, mesh)
         except UnsuitedMeshError:
@@ -160,21 +171,25 @@ def _best(asked: Asked, settled: Narrowed, narrowed: Narrowed, say: Say) -> Cand
     return survey(replace(asked, narrowed=settled), say).best
 
 
+_End = tuple[str, str, str]
+"""Where something is sent, or where it comes: by op, tensor, and the mesh there."""
+
+
 def _settled(
-    graph: Graph, ends: dict[tuple[str, str], str]
+    graph: Graph, ends: dict[_End, str], mesh: str
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """How what a stage sends and is sent is laid out, by key, as far as other stages have settled
-    it."""
+    """How what a stage on `mesh` sends and is sent is laid out, by key, as far as other stages on
+    such a mesh have settled it."""
     for node in graph.nodes:
         other = {SEND: RECEIVE, RECEIVE: SEND}.get(node.op)
-        if other is not None and (other, node.target) in ends:
-            yield node.key, (ends[other, node.target],)
+        if other is not None and (other, node.target, mesh) in ends:
+            yield node.key, (ends[other, node.target, mesh],)
 
 
-def _laid_out(graph: Graph, structure: Structure) -> dict[tuple[str, str], str]:
-    """How what a stage sends and is sent is laid out, by op and tensor."""
+def _laid_out(graph: Graph, structure: Structure, mesh: str) -> dict[_End, str]:
+    """How what a stage sends and is sent is laid out."""
     ends = filter(is_end, graph.nodes)
-    return {(node.op, node.target): structure.ops[node.key] for node in ends}
+    return {(node.op, node.target, mesh): structure.ops[node.key] for node in ends}
 
 
 def _signature(graph: Graph) -> object:

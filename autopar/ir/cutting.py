@@ -10,6 +10,8 @@ Where backward comes in two parts, the second fills what ranks wait. Then a rank
 the forwards F of the stages before its own is done after `F + m T + O`, of its own T and O, at the
 earliest, in whatever order: the longest of these is what the step takes at the least. The cuts with
 the shortest step by the first formula are still the better ones where steps are played.
+
+Ranks may differ in their meshes: a segment takes what it takes on that of its rank.
 """
 
 from __future__ import annotations
@@ -23,13 +25,27 @@ from itertools import accumulate, pairwise
 class Way:
     """One way to do a segment: nanoseconds of a microbatch, forward and backward; bytes that are
     there all the time; bytes that a microbatch holds between its forward and its backward;
-    nanoseconds of what is done once in a step, beyond that; and those of the forward alone."""
+    nanoseconds of what is done once in a step, beyond that; and those of the forward alone. It is
+    that of a rank whose mesh is number `mesh` of those there are."""
 
     time_ns: int
     static_bytes: int
     saved_bytes: int
     once_ns: int = 0
     forward_ns: int = 0
+    mesh: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RankMeshes:
+    """The meshes that ranks of a pipeline may have, of so many devices each: all together have
+    `devices`, or each rank has the mesh that is `given`. Segments of sorts that are `alike`, as
+    those are that share a weight, are all on one mesh."""
+
+    sizes: tuple[int, ...]
+    devices: int
+    given: tuple[int, ...] = ()
+    alike: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +53,7 @@ class CutProblem:
     """`counts` segments of each sort follow one another, and have the `ways` of the sort to be
     done. Stage k is on rank `ranks[k]`, and holds `in_flight[k]` microbatches at most; what stages
     of a rank hold is within `limit_bytes` together. Where backward comes in two parts, it
-    `is_split`."""
+    `is_split`. Ranks have the one mesh there is, or each one of `meshes`."""
 
     counts: tuple[int, ...]
     ways: tuple[tuple[Way, ...], ...]
@@ -46,6 +62,7 @@ class CutProblem:
     microbatches: int
     limit_bytes: int
     is_split: bool = False
+    meshes: RankMeshes | None = None
 
     @property
     def chunks(self) -> int:
@@ -78,6 +95,15 @@ class Division:
         """The segment at which each stage but the first begins."""
         sizes = [round(sum(map(sum, stage))) for stage in self.taken]
         return tuple(sum(sizes[:k]) for k in range(1, len(sizes)))
+
+    def meshes(self, problem: CutProblem) -> tuple[int, ...]:
+        """The mesh of each rank, by its number."""
+        found = dict.fromkeys(sorted(problem.ranks), 0)
+        for rank, stage in zip(problem.ranks, self.taken, strict=True):
+            for numbers, ways in zip(stage, problem.ways, strict=True):
+                for number, way in zip(numbers, ways, strict=True):
+                    found[rank] = way.mesh if number else found[rank]
+        return tuple(found.values())
 
     def step_ns(self, problem: CutProblem) -> float:
         """What is made least of."""

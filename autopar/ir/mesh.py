@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -283,3 +283,14 @@ class Mesh:
         stride = prod(self.sizes[axis + 1 :])
         first = rank - self.coordinate(rank)[axis] * stride
         return tuple(first + i * stride for i in range(self.sizes[axis]))
+
+
+MESH_OF_RANK = "/"
+"""What stands between the meshes of the ranks of a pipeline, where these differ."""
+
+
+def meshes_text(meshes: Sequence[Mesh]) -> str:
+    """The mesh that all ranks of a pipeline have; where they differ, those of all, one after the
+    other: `dp=2,tp=2/dp=2/dp=2`."""
+    texts = [mesh.text for mesh in meshes]
+    return texts[0] if len({*texts}) == 1 else MESH_OF_RANK.join(texts)

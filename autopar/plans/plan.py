@@ -154,6 +154,15 @@ class Structure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return len({stage.first_rank for stage in self.stages})
 
     @property
+    def rank_meshes(self) -> tuple[Mesh, ...]:
+        """The mesh of each rank of a pipeline; the one there is where it is none."""
+        if not self.stages:
+            return (self.mesh,)
+        ranks = self.schedule.made(self.num_ranks).ranks
+        meshes = {ranks[k]: stage.structure.mesh for k, stage in enumerate(self.stages)}
+        return tuple(meshes[rank] for rank in sorted(meshes))
+
+    @property
     def num_devices(self) -> int:
         """How many devices the plan is for."""
         stages = {stage.first_rank: stage.structure for stage in self.stages}
@@ -317,14 +326,19 @@ def _check_table(structure: Structure, table: ActionTable) -> None:
     count = structure.schedule.microbatches
     if table.microbatches != count:
         raise ValueError(f"schedule: of {table.microbatches} microbatches, where there are {count}")
-    firsts = sorted({stage.first_rank for stage in structure.stages})
+    on: dict[int, tuple[int, tuple[int, ...]]] = {}
     for k, stage in enumerate(structure.stages):
-        rank = table.ranks[k]
-        if rank >= len(firsts) or stage.first_rank != firsts[rank]:
-            raise ValueError(f"schedule: stage {k} is on rank {rank}, not on {stage.first_rank}")
+        here = stage.first_rank, stage.structure.mesh.sizes
+        if on.setdefault(table.ranks[k], here) != here:
+            raise ValueError(
+                f"schedule: stage {k} is on rank {table.ranks[k]}, and not on its devices"
+            )
         if stage.structure.schedule.is_split != table.is_split:
             how = "two parts" if table.is_split else "one part"
             raise ValueError(f"schedule: backward comes in {how}, and otherwise in stage {k}")
+    devices = [d for first, sizes in on.values() for d in range(first, first + prod(sizes))]
+    if sorted(devices) != [*range(len(devices))]:
+        raise ValueError("schedule: stages of different ranks are on the same devices")
 
 
 def _check_structure(structure: Structure) -> None:

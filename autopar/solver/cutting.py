@@ -3,9 +3,10 @@
 Columns are how many segments of each sort each stage has (integer), and how many of them it does in
 each way; which sorts are all done once a stage is (binary); what the busiest rank takes; and the
 most that a rank takes for what is done once. A sort is begun only once the one before it is done.
-Depth costs nothing: equal segments are counted. At first a segment may be done partly in one way,
-partly in another, which bounds what is possible. Then, with the sizes of stages given, each is
-done in one.
+Depth costs nothing: equal segments are counted. Where ranks may differ in their meshes, which one
+each has is binary, and so is which one the segments have that have to be on one. At first a segment
+may be done partly in one way, partly in another, which bounds what is possible. Then, with the
+sizes of stages given, each is done in one.
 """
 
 # PuLP has no types of its own: what it hands out is unknown, not wrong.
@@ -22,7 +23,7 @@ from typing import Any, Literal
 import pulp
 
 from autopar.errors import InfeasibleError, SolverError
-from autopar.ir.cutting import CutProblem, Division
+from autopar.ir.cutting import CutProblem, Division, RankMeshes
 from autopar.solver.adapter import Highs, Outcome
 
 _GAP = 1e-3
@@ -90,6 +91,8 @@ class _Program:
         else:
             self._of_sizes(self.sizes)
         self._within_limits()
+        if self.problem.meshes is not None:
+            self._on_meshes(self.problem.meshes)
         solver = Highs({"mip_rel_gap": _GAP})
         solver.relax(self.program)
         answer = solver.solve_integer()
@@ -172,3 +175,41 @@ class _Program:
                 for column, way in zip(columns, ways, strict=True)
             ]
             self.program.addConstraint(pulp.lpSum(held) <= 1)
+
+    def _on_meshes(self, meshes: RankMeshes) -> None:
+        """A rank has one mesh, on which all of its segments are done, as are all that are alike."""
+        problem, program = self.problem, self.program
+        ranks = sorted(set(problem.ranks))
+        has = [self._one_of(f"m{rank:04d}", len(meshes.sizes)) for rank in ranks]
+        if meshes.given:
+            for rank, mesh in enumerate(meshes.given):
+                program.addConstraint(has[rank][mesh] >= 1)
+        else:
+            sized = [column * n for own in has for column, n in zip(own, meshes.sizes, strict=True)]
+            program.addConstraint(pulp.lpSum(sized) == meshes.devices)
+        for s in self.stages:
+            for k in self.sorts:
+                self._done_on([s], k, has[ranks.index(problem.ranks[s])])
+        for number, sorts in enumerate(meshes.alike):
+            one = self._one_of(f"l{number:04d}", len(meshes.sizes))
+            for k in sorts:
+                self._done_on(self.stages, k, one)
+
+    def _one_of(self, name: str, count: int) -> list[Any]:
+        columns = [
+            self.program.add_variable(f"{name}_{mesh:04d}", 0, 1, pulp.LpInteger)
+            for mesh in range(count)
+        ]
+        self.program.addConstraint(pulp.lpSum(columns) == 1)
+        return columns
+
+    def _done_on(self, stages: Sequence[int], sort: int, has: Sequence[Any]) -> None:
+        """What stages do of a sort they do on the mesh that is had."""
+        for mesh, column in enumerate(has):
+            taken = [
+                done
+                for s in stages
+                for done, way in zip(self.taken[s][sort], self.problem.ways[sort], strict=True)
+                if way.mesh == mesh
+            ]
+            self.program.addConstraint(pulp.lpSum(taken) <= self.problem.counts[sort] * column)

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver import segment_ways
+from autopar.driver import segment_plans
 from autopar.driver.offers import Offers
 from autopar.driver.pipeline_shapes import numbers_of_microbatches, numbers_of_ranks
 from autopar.driver.pipelining import search_stages
 from autopar.driver.promising_shapes import Promising
 from autopar.driver.search import search
-from autopar.driver.segment_ways import Divided, SegmentWays
+from autopar.driver.segment_division import Divided
+from autopar.driver.segment_ways import SegmentWays
 from autopar.ir.mesh import Mesh
 from autopar.ir.pipeline import ActionTable
 from autopar.plans.pipeline_orders import make_table
@@ -114,7 +115,7 @@ def test_orders_share_plans_of_segments(monkeypatch: pytest.MonkeyPatch) -> None
     plain, interleaved = (make_table("1f1b", 2, 8), make_table("interleaved", 2, 8, 2))
     first = known.divided(plain)
     solved: list[object] = []
-    monkeypatch.setattr(segment_ways, "best_as_stated", lambda *_: solved.append(1))
+    monkeypatch.setattr(segment_plans, "best_as_stated", lambda *_: solved.append(1))
     shared = known.divided(interleaved)
     assert not solved and first is not None and shared is not None
     monkeypatch.undo()
@@ -144,7 +145,9 @@ def test_a_number_of_ranks_that_waits_most_is_looked_at_again() -> None:
             step_ns, waits = took.get(shape, (500, 0.0))
             if known_ns is not None and step_ns >= known_ns:
                 return None
-            return Divided(Mesh(()), (), step_ns, waits, 0, 0, (), is_within=True, is_tight=False)
+            return Divided(
+                (Mesh(()),), (), step_ns, waits, 0, 0, {}, is_within=True, is_tight=False
+            )
 
     graph = trace(Chain([32] * 17), (torch.randn(64, 32),), {}).graph
     wanted = asked(graph, 8, stages="auto", microbatches="auto")

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import autopar
 from autopar.cluster.parsing import parse_cluster
-from autopar.cluster.parts import line_of, part_of
+from autopar.cluster.parts import axis_between, part_of, place_parts
 from autopar.compile import best_on
 from autopar.driver.pipelining import search_stages
 from autopar.errors import (
@@ -223,10 +223,18 @@ def test_parts_of_a_cluster() -> None:
     assert [level.size for level in part_of(cluster, 16).levels] == [2, 8]
     assert [level.size for level in part_of(cluster, 2).levels] == [2]
     assert part_of(cluster, 1).num_devices == 1
-    assert line_of(cluster, 4).crossed == cluster.levels[0].link
-    assert line_of(parse_cluster("8xH100"), 2).crossed == parse_cluster("8xH100").levels[0].link
+    assert axis_between(cluster, 0, 8, 4).crossed == cluster.levels[0].link
+    assert axis_between(cluster, 8, 12, 8).crossed == cluster.levels[1].link
     with pytest.raises(ClusterError, match="no even parts of 12 devices"):
         part_of(cluster, 12)
+    assert place_parts(cluster, [8, 8, 8, 8]) == (0, 8, 16, 24)
+    assert place_parts(cluster, [16, 8, 4, 4]) == (0, 16, 24, 28)
+    # One after the other the second would be half in a node, half in the next.
+    assert place_parts(cluster, [4, 8, 16, 4]) == (24, 16, 0, 28)
+    with pytest.raises(ClusterError, match="parts of 8, 8 devices are 16, but cluster 4x8xH100"):
+        place_parts(cluster, [8, 8])
+    with pytest.raises(ClusterError, match="no even parts of 12 devices"):
+        place_parts(cluster, [12, 12, 8])
 
 
 def test_what_cannot_be_is_an_error() -> None:

@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from autopar.driver import pipelining, promising_shapes, segment_sorts
 from autopar.driver.pipelining import search_stages
+from autopar.driver.segment_division import Divided
 from autopar.driver.segment_sorts import SampledStep
-from autopar.driver.segment_ways import Divided, SegmentWays
+from autopar.driver.segment_ways import SegmentWays
 from autopar.errors import InfeasibleError, StageError
 from autopar.ir.graph import Graph, Role
 from autopar.ir.microbatches import in_microbatches

@@ -138,7 +138,7 @@ def test_contradictions_are_told() -> None:
     ("order", "words"),
     [
         (PipelineSchedule("table", 4, table=("0F0 0B0", "1F0 1B0")), "of 1 microbatches, where"),
-        (PipelineSchedule("table", 1, table=("1F0 1B0", "0F0 0B0")), "stage 0 is on rank 1"),
+        (PipelineSchedule("table", 1, table=("0F0 1F0 1B0 0B0",)), "stage 1 is on rank 0, and not"),
         (PipelineSchedule("zb-h1", 4), "two parts, and otherwise in stage 0"),
     ],
 )
@@ -170,7 +170,7 @@ def equal_stages(name: str, ranks: int, microbatches: int, turn: TurnTimes) -> P
     structure = msgspec.structs.replace(
         one.structure, stages=stages, schedule=order, axes=(), params={}, ops={}, routes={}
     )
-    estimates = add_up(table, [each] * table.num_stages, (), ())
+    estimates = add_up(table, [each] * table.num_stages, [1] * table.num_stages, (), ())
     plan = msgspec.structs.replace(one, structure=structure, estimates=estimates)
     return Plan.from_bytes(plan.to_bytes())
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations, product
 
 import pytest
 
 from autopar.errors import InfeasibleError
-from autopar.ir.cutting import CutProblem, Division, Way
+from autopar.ir.cutting import CutProblem, Division, RankMeshes, Way
 from autopar.solver.cutting import divide
 
 _WAY = ((1, 100), (0, 10), (0, 10), (0, 60), (0, 50))
@@ -39,6 +40,26 @@ def drawn(seed: int) -> CutProblem | None:
     )
 
 
+def on_meshes(seed: int) -> CutProblem | None:
+    """Such a problem whose ranks may differ in their meshes, or are given them."""
+    problem, draw = drawn(seed), random.Random(-seed)
+    if problem is None:
+        return None
+    sizes = (2, 1) if draw.random() < 0.5 else (2, 1, 2)
+    ways = tuple(
+        tuple(
+            replace(draw.choice(own), time_ns=draw.randint(1, 100), mesh=k)
+            for k in range(len(sizes))
+        )
+        for own in problem.ways
+    )
+    ranks = len(set(problem.ranks))
+    given = tuple(draw.randrange(len(sizes)) for _ in range(ranks)) if draw.random() < 0.3 else ()
+    alike = ((0, len(ways) - 1),) if draw.random() < 0.5 else ()
+    meshes = RankMeshes(sizes, draw.randint(ranks, 2 * ranks), given, alike)
+    return replace(problem, ways=ways, meshes=meshes)
+
+
 def best_of_all(problem: CutProblem) -> tuple[float, float] | None:
     """The least step of all cuts and all ways that fit, and the least of what is bounded."""
     sorts = [k for k, count in enumerate(problem.counts) for _ in range(count)]
@@ -48,15 +69,55 @@ def best_of_all(problem: CutProblem) -> tuple[float, float] | None:
         for chosen in product(*(range(len(problem.ways[k])) for k in sorts)):
             taken = [[[0] * len(ways) for ways in problem.ways] for _ in problem.ranks]
             held = dict.fromkeys(problem.ranks, 0)
+            on: dict[int, set[int]] = {rank: set() for rank in problem.ranks}
             for stage, rank in enumerate(problem.ranks):
                 for at in range(ends[stage], ends[stage + 1]):
                     way = problem.ways[sorts[at]][chosen[at]]
                     taken[stage][sorts[at]][chosen[at]] += 1
                     held[rank] += way.static_bytes + problem.in_flight[stage] * way.saved_bytes
-            if max(held.values()) <= problem.limit_bytes:
+                    on[rank].add(way.mesh)
+            meshes = [problem.ways[sort][way].mesh for sort, way in zip(sorts, chosen, strict=True)]
+            if max(held.values()) <= problem.limit_bytes and can_be(problem, on, sorts, meshes):
                 division = Division(tuple(tuple(map(tuple, stage)) for stage in taken), 0)
+                assert division.meshes(problem) == tuple(min(on[rank]) for rank in sorted(on))
                 found.append((division.step_ns(problem), division.least_ns(problem)))
     return (min(a for a, _ in found), min(b for _, b in found)) if found else None
+
+
+def can_be(
+    problem: CutProblem, on: dict[int, set[int]], sorts: list[int], meshes: list[int]
+) -> bool:
+    """Whether ranks, which are `on` these meshes, may be, and so the segments, of these sorts."""
+    wanted = problem.meshes
+    if wanted is None:
+        return True
+    if any(len(own) > 1 for own in on.values()):
+        return False
+    ranks = [min(on[rank]) for rank in sorted(on)]
+    fits = tuple(ranks) == wanted.given or not wanted.given
+    if not wanted.given:
+        fits = sum(wanted.sizes[mesh] for mesh in ranks) == wanted.devices
+    together = [
+        {mesh for sort, mesh in zip(sorts, meshes, strict=True) if sort in alike}
+        for alike in wanted.alike
+    ]
+    return fits and all(len(each) == 1 for each in together)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_no_cuts_on_other_meshes_are_better(seed: int) -> None:
+    problem = on_meshes(seed)
+    if problem is None:
+        return
+    best = best_of_all(problem)
+    if best is None:
+        with pytest.raises(InfeasibleError, match="no stages fit in memory"):
+            divide(problem)
+        return
+    found = divide(problem)
+    step_ns, least_ns = best
+    assert step_ns <= found.step_ns(problem) <= 1.001 * step_ns
+    assert 0.99 * least_ns < found.bound_ns <= least_ns
 
 
 @pytest.mark.parametrize("seed", range(60))
