@@ -42,6 +42,26 @@ def part_of(cluster: Cluster, devices: int) -> Cluster:
     return replace(cluster, name=name, levels=kept or (replace(inner, size=1),))
 
 
+def sizes_of_parts(cluster: Cluster, ranks: int) -> tuple[int, ...]:
+    """The sizes of parts, largest first, that are next to what each of so many ranks would have if
+    they shared `cluster` evenly. Each is so many times the next, so that any number of them lie
+    evenly."""
+    devices = cluster.num_devices
+    possible = [size for size in range(1, devices) if has_parts(cluster, size)]
+    base = max((size for size in possible if size * ranks <= devices), default=1)
+    larger = [size for size in possible if size > base and size % base == 0]
+    smaller = [size for size in possible if size < base and base % size == 0]
+    return (*larger[:1], base, *smaller[-1:])
+
+
+def can_share(devices: int, ranks: int, sizes: Sequence[int]) -> bool:
+    """Whether so many ranks have all devices, where each has one of `sizes`."""
+    if not ranks or not sizes:
+        return ranks == devices == 0
+    most = min(ranks, devices // sizes[0])
+    return any(can_share(devices - n * sizes[0], ranks - n, sizes[1:]) for n in range(most + 1))
+
+
 def place_parts(cluster: Cluster, sizes: Sequence[int]) -> tuple[int, ...]:
     """The first device of each of several parts of so many devices, which are all of `cluster`: one
     after the other where all of them lie evenly so, else larger ones first. ClusterError if they

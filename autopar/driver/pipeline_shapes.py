@@ -4,9 +4,9 @@ schedule."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from autopar.cluster.parts import has_parts
+from autopar.cluster.parts import can_share, has_parts, sizes_of_parts
 from autopar.driver.microbatching import possible_counts
 from autopar.errors import StageError
 from autopar.ir.pipeline import ActionTable
@@ -20,6 +20,10 @@ WORTH_SPLITTING = 0.02
 """Orders in which backward comes in two parts are tried of themselves where the busiest rank waits
 for this part of the step, or longer: waiting is all that they can save."""
 
+WORTH_MIXING = 0.05
+"""Ranks may differ in how many devices they have where those that do not are idle for this part of
+what the busiest works, or more: that is about how well known it is what stages take."""
+
 _TABLE = "table"
 """The kind of a schedule that the user has written."""
 
@@ -27,13 +31,15 @@ _TABLE = "table"
 @dataclass(frozen=True, slots=True)
 class PipelineShape:
     """A pipeline but for its cuts: on how many ranks, with how many stages each, in how many
-    microbatches, in the order of which schedule, or of a table by its `rows`."""
+    microbatches, in the order of which schedule, or of a table by its `rows`. Ranks share the
+    devices evenly, or have one of so many devices each, if there are `sizes`."""
 
     ranks: int
     microbatches: int
     schedule: str
     chunks: int = 1
     rows: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     @property
     def table(self) -> ActionTable:
@@ -50,16 +56,43 @@ class PipelineShape:
     def __str__(self) -> str:
         stages = self.table.num_stages
         each = "" if stages == self.ranks else f" on {self.ranks} ranks"
-        return f"{stages} stages{each}, {self.microbatches} microbatches"
+        sizes = f" of {' or '.join(map(str, self.sizes))} devices" if self.sizes else ""
+        return f"{stages} stages{each}{sizes}, {self.microbatches} microbatches"
 
 
-def shaped(options: Options, ranks: int, microbatches: int) -> PipelineShape:
+def shaped(asked: Asked, ranks: int, microbatches: int) -> PipelineShape:
     """The pipeline on so many ranks that is asked for. Of a table the first microbatches are done,
-    if there are no more."""
+    if there are no more. Ranks that cannot share the devices evenly differ in how many they
+    have."""
+    options = asked.options
+    is_even = asked.cluster.num_devices % ranks == 0 or options.rank_meshes
+    sizes = () if is_even else sizes_of_parts(asked.cluster, ranks)
     if options.table is not None:
         table = options.table.first(microbatches)
-        return PipelineShape(ranks, microbatches, _TABLE, rows=tuple(str(table).splitlines()))
-    return PipelineShape(ranks, microbatches, *_order(options))
+        rows = tuple(str(table).splitlines())
+        return PipelineShape(ranks, microbatches, _TABLE, rows=rows, sizes=sizes)
+    return PipelineShape(ranks, microbatches, *_order(options), sizes=sizes)
+
+
+def mixed_shapes(asked: Asked, best: PipelineShape, idle: float) -> Sequence[PipelineShape]:
+    """The shapes whose ranks may differ in how many devices they have, in order of their number,
+    that are tried beside the `best` whose ranks do not, if these are `idle` for such a part of the
+    time that the busiest works: that is all that can be won."""
+    options, cluster = asked.options, asked.cluster
+    is_open = options.mesh.startswith("auto") and not options.asked
+    if best.sizes or best.ranks == 1 or idle < WORTH_MIXING or not is_open:
+        return []
+    sizes = sizes_of_parts(cluster, best.ranks)
+    numbers = [best.ranks]
+    if options.stages is None and not options.cuts and options.table is None:
+        most = len(segments(asked.graph)) // best.chunks
+        numbers = [*range(2, min(most, cluster.num_devices) + 1)]
+    return [
+        replace(shaped(asked, ranks, best.microbatches), sizes=sizes)
+        for ranks in numbers
+        if can_share(cluster.num_devices, ranks, sizes)
+        and has_order(best.schedule, ranks, best.microbatches)
+    ]
 
 
 def other_orders(options: Options, best: PipelineShape, waits: float) -> Iterator[PipelineShape]:
@@ -79,22 +112,37 @@ def numbers_of_ranks(asked: Asked) -> Sequence[int]:
     is asked for."""
     options, devices = asked.options, asked.cluster.num_devices
     if options.table is not None:
-        return [_sharing(devices, len(options.table.rows))]
+        return [_sharing(asked, len(options.table.rows))]
     name, chunks = _order(options)
     each = STAGES_PER_RANK.get(name, chunks)
     stages = len(options.cuts) + 1 if options.cuts else options.stages
+    if stages is None and options.rank_meshes:
+        return [_sharing(asked, len(options.rank_meshes))]
     if stages is None:
         most = len(segments(asked.graph)) // each
         shared = [n for n in range(2, min(most, devices) + 1) if devices % n == 0]
         return [n for n in shared if has_parts(asked.cluster, devices // n)]
     if stages % each:
         raise StageError(f"{stages} stages are not {each} on each rank")
-    return [_sharing(devices, stages // each)]
+    return [_sharing(asked, stages // each)]
 
 
-def _sharing(devices: int, ranks: int) -> int:
-    if devices % ranks:
-        raise StageError(f"{devices} devices are not shared evenly by {ranks} ranks")
+def _sharing(asked: Asked, ranks: int) -> int:
+    devices, meshes = asked.cluster.num_devices, asked.options.rank_meshes
+    if meshes and len(meshes) != ranks:
+        raise StageError(
+            f"mesh {asked.options.mesh!r} is of {len(meshes)} ranks, and {ranks} are asked for"
+        )
+    if devices % ranks and not meshes:
+        if not asked.options.mesh.startswith("auto"):
+            raise StageError(
+                f"{devices} devices are not shared evenly by {ranks} ranks: they differ in their "
+                "meshes, so give each its own, as in 2x2/2/2, or none"
+            )
+        if not can_share(devices, ranks, sizes_of_parts(asked.cluster, ranks)):
+            raise StageError(
+                f"{devices} devices are not shared by {ranks} ranks in parts that lie evenly"
+            )
     return ranks
 
 

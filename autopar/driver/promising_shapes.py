@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from autopar.driver.climbing import climb
 from autopar.driver.offers import Offers
 from autopar.driver.pipeline_shapes import (
     PipelineShape,
+    mixed_shapes,
     numbers_of_microbatches,
     numbers_of_ranks,
     other_orders,
@@ -47,7 +49,7 @@ class Promising:
         self.found: list[tuple[PipelineShape, Divided]] = []
         options = asked.options
         is_open = options.stages is None and not options.cuts and options.table is None
-        self.is_open = is_open and tried.best is None
+        self.is_open = is_open and not options.rank_meshes and tried.best is None
         """Whether one stage is to be planned."""
         self.plain: Divided | None = None
         """What a step in one stage is thought to be, where that is open and known."""
@@ -129,6 +131,10 @@ class Promising:
             self._weigh_plain()
         for best, _ in self._best_of_ranks(self._within()):
             self._climb_from(best)
+        for best, divided in sorted(self._within(), key=_step_ns)[:1]:
+            mixed = mixed_shapes(self.asked, best, divided.idle)
+            start = next((k for k, s in enumerate(mixed) if s.ranks >= best.ranks), len(mixed) - 1)
+            climb(len(mixed), start, partial(self._improves_mixed, mixed))
         for best, divided in self._best_of_ranks(self._within() or self.found):
             for shape in other_orders(self.asked.options, best, divided.waits):
                 self._consider(shape, divided.mesh_text)
@@ -137,7 +143,7 @@ class Promising:
     def _climb_from(self, best: PipelineShape) -> None:
         """To the best number of microbatches on as many ranks."""
         counts = numbers_of_microbatches(self.asked, best.ranks)
-        shapes = [shaped(self.asked.options, best.ranks, count) for count in counts]
+        shapes = [shaped(self.asked, best.ranks, count) for count in counts]
         climb(len(shapes), shapes.index(best), lambda k: self._improves(shapes[k]))
 
     def _best_of_ranks(
@@ -167,7 +173,7 @@ class Promising:
         start = next((k for k, n in enumerate(counts) if n >= _TURNS * ranks), len(counts) - 1)
         is_possible = False
         for count in (*counts[start:], *reversed(counts[:start])):
-            shape = shaped(self.asked.options, ranks, count)
+            shape = shaped(self.asked, ranks, count)
             if count < counts[start] and is_possible:
                 break
             divided = self._consider(shape)
@@ -186,6 +192,12 @@ class Promising:
             return shape in self._failed or self._known_ns() != before
         return True
 
+    def _improves_mixed(self, mixed: Sequence[PipelineShape], place: int) -> bool:
+        """Whether one of these shapes is better than what is known."""
+        before = self._known_ns()
+        self._consider(mixed[place])
+        return self._known_ns() != before
+
     def left(self) -> Iterator[tuple[PipelineShape, Divided]]:
         """Those that are not among the best, few microbatches first: of each number of ranks
         until a plan of one is better than what there is."""
@@ -194,7 +206,7 @@ class Promising:
         for ranks in numbers_of_ranks(self.asked):
             before = tried.best
             for count in numbers_of_microbatches(self.asked, ranks):
-                shape = shaped(self.asked.options, ranks, count)
+                shape = shaped(self.asked, ranks, count)
                 if shape in done or tried.best is not before:
                     continue
                 divided = self._divided(shape, None)
@@ -220,7 +232,10 @@ class Promising:
         say = self.tried.say
         say(f"{shape} ({shape.schedule})")
         try:
-            divided = self.ways.divided(shape.table, known_ns, mesh)
+            if shape.sizes:
+                divided = self.ways.mixed(shape.table, shape.sizes)
+            else:
+                divided = self.ways.divided(shape.table, known_ns, mesh)
         except (InfeasibleError, StageError, UnsuitedMeshError) as error:
             self.tried.fail(error)
             self._failed.add(shape)

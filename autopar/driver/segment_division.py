@@ -15,7 +15,7 @@ from autopar.cost_model.sends import gradient_bytes, hop_ns, sent_bytes, shared_
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.segment_plans import SegmentPlans, way_of
 from autopar.driver.segment_sorts import SampledStep
-from autopar.errors import InfeasibleError
+from autopar.errors import InfeasibleError, StageError
 from autopar.ir.cutting import CutProblem, Division, RankMeshes
 from autopar.ir.graph import Phase
 from autopar.ir.mesh import Mesh, meshes_text
@@ -90,7 +90,7 @@ class SegmentDivision:
 
     def divided(self) -> Divided:
         """The best stages, with what is planned and, if they do not fit, more that is planned
-        within less memory. InfeasibleError if nothing can be computed there."""
+        within less memory. StageError if ranks cannot have these meshes, however much they hold."""
         for part in (None, *_PARTS):
             if part is not None:
                 for plans in self.plans:
@@ -101,7 +101,14 @@ class SegmentDivision:
                 self.say(f"{meshes_text([plans.mesh for plans in self.plans])}: {error}")
         # Stages may fit that are planned for themselves: more is made again, of more ops.
         boundless = replace(self._problem(), limit_bytes=BOUNDLESS_BYTES)
-        return self._found(self._divide(boundless), is_within=False)
+        try:
+            return self._found(self._divide(boundless), is_within=False)
+        except InfeasibleError:
+            text = meshes_text([plans.mesh for plans in self.plans])
+            raise StageError(
+                f"no stages are on meshes {text}: stages that share a weight have to be on equal "
+                "meshes"
+            ) from None
 
     def _problem(self) -> CutProblem:
         stages, sorts = range(self.table.num_stages), self.sample.sorts

@@ -31,7 +31,7 @@ from autopar.errors import AutoparError, ConstraintError, InfeasibleError, NotIm
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
 from autopar.ir.input_sharding import with_handed
-from autopar.ir.mesh import Cluster
+from autopar.ir.mesh import Cluster, meshes_text
 from autopar.ir.sharding import Handed, Sharding
 from autopar.ir.version import __version__
 from autopar.plans.compatibility import check_fit
@@ -245,7 +245,7 @@ class Builder:
             if self.family.structure is not None:
                 first = self.family.structure
                 asked = replace(asked.in_stages_of(first), cuts=starts_in(traced.graph, first))
-            least = asked.for_stored(groups.mesh.text, self._as_stored(traced, groups))
+            least = asked.for_stored(self._meshes(groups), self._as_stored(traced, groups))
 
         def planned(options: Options) -> bytes:
             if not self.family.is_first:
@@ -265,20 +265,30 @@ class Builder:
 
         return Plan.from_bytes(agreement.share("plan", work))
 
+    def _meshes(self, groups: AllGroups) -> str:
+        """The mesh that other calls have, as an option."""
+        if isinstance(groups, StageGroups):
+            assert self.family.structure is not None
+            return meshes_text(self.family.structure.rank_meshes)
+        return groups.mesh.text
+
     def _as_stored(self, traced: Traced, groups: AllGroups) -> dict[str, Sharding]:
-        """How parameters are stored already; new ones are not."""
+        """How parameters are stored already; new ones as others of identical modules."""
         nodes = traced.graph.with_role(Role.PARAM)
         if self.request.plain:
+            assert not isinstance(groups, StageGroups)
             whole = Sharding.replicated(len(groups.mesh))
             return {node.target: whole for node in nodes}
         by_class: dict[str, Sharding] = {}
+        known: dict[str, Sharding] = {}
         for node in nodes:
             path, _, leaf = node.target.rpartition(".")
             held = getattr(self.model.get_submodule(path), leaf)
             name = params.stored_name(node.target, held)
             if name in self.family.storage:
-                by_class[node.key] = self.family.storage[name]
-        return {node.target: by_class[node.key] for node in nodes if node.key in by_class}
+                known[node.target] = by_class[node.key] = self.family.storage[name]
+        alike = {node.target: by_class[node.key] for node in nodes if node.key in by_class}
+        return alike | known
 
     def _bind(
         self,

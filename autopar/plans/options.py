@@ -12,7 +12,7 @@ from typing import Any
 from autopar.cluster.mesh_shapes import MeshLike, read_mesh
 from autopar.errors import ArgumentError, AutoparError, StageError
 from autopar.ir.files import read_at_most
-from autopar.ir.mesh import Device
+from autopar.ir.mesh import MESH_OF_RANK, Device
 from autopar.ir.pipeline import ActionTable, is_action
 from autopar.ir.sharding import Sharding
 from autopar.ir.units import parse_bytes, parse_seconds
@@ -63,11 +63,12 @@ def default_backend(kind: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """`mesh` is a shape ("8x8", "dp=8,tp=8"), or "auto" for the best of all with one or two axes,
-    "auto:3" with up to three. `optimizer` names one of `cost_model.optimizer.OPTIMIZERS`
-    ("adamw", "sgd", ...): its step counts, and what it keeps per parameter counts against the
-    memory limit, which defaults to the device's memory. `strict` turns the warning about an op
-    without a rule into an error. `constraints` and `strategy` ("" for none) are what is imposed
+    """`mesh` is a shape ("8x8", "dp=8,tp=8"), of a pipeline one for all its ranks or one for each
+    ("2x2/2/2"), or "auto" for the best of all with one or two axes, "auto:3" with up to three.
+    `optimizer` names one of `cost_model.optimizer.OPTIMIZERS` ("adamw", "sgd", ...): its step
+    counts, and what it keeps per parameter counts against the memory limit, which defaults to the
+    device's memory. `strict` turns the warning about an op without a rule into an error.
+    `constraints` and `strategy` ("" for none) are what is imposed
     on the plan; the rest is planned around it. `differentiable_outputs` names the outputs, as the
     model's user does or by their position, that have a gradient beside the losses; "*" stands for
     any text; `unread_outputs` in the same way those that are None while the model trains.
@@ -111,6 +112,12 @@ class Options:
     def table(self) -> ActionTable | None:
         """The table of actions that `schedule` is, if it is one."""
         return ActionTable.parse(self.schedule) if is_table(self.schedule) else None
+
+    @property
+    def rank_meshes(self) -> tuple[str, ...]:
+        """The meshes of the ranks of a pipeline, where each is given its own."""
+        texts = self.mesh.split(MESH_OF_RANK)
+        return tuple(texts) if len(texts) > 1 else ()
 
     @property
     def is_staged(self) -> bool:
@@ -206,14 +213,16 @@ def make_options(
     path of one, which settles `stages` and `microbatches`; `loss_chunks` as a number or "auto";
     `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that of what is
     saved. AutoparError on what cannot be read."""
-    num_stages = _count("stages", 1 if stages is None else stages)
+    axes, constraints = read_mesh(mesh), (*parse_pins(pins), *parse_forbidden(forbid))
+    num_stages = _count("stages", _usual_stages(axes) if stages is None else stages)
+    if MESH_OF_RANK in axes and num_stages == 1 and not cuts:
+        raise ArgumentError(f"mesh={axes!r}: that is of a pipeline, and stages={stages!r}")
     usual = "auto" if num_stages != 1 or cuts else 1
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
     if not isinstance(strict, bool):
         raise ArgumentError(f"strict={strict!r}: write True or False")
     order = read_schedule(schedule)
     count = _count("microbatches", usual if microbatches is None else microbatches)
-    axes, constraints = read_mesh(mesh), (*parse_pins(pins), *parse_forbidden(forbid))
     is_free = axes == "auto" and microbatches in (None, "auto") and not (constraints or strategy)
     if is_table(order):
         several = _several(cuts)
@@ -241,6 +250,11 @@ def make_options(
         saved_dtype=check_saved_dtype(saved_dtype),
         stages_if_waiting=stages is None and not cuts and order == "auto" and is_free,
     )
+
+
+def _usual_stages(mesh: str) -> int | str:
+    """How many stages there are where nobody says."""
+    return "auto" if MESH_OF_RANK in mesh else 1
 
 
 def _several(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -106,11 +106,6 @@ class StageGroups:
     copies: Mapping[tuple[int, ...], DeviceMesh]
     channels: PairChannels = field(repr=False)
 
-    @property
-    def mesh(self) -> Mesh:
-        """That of every stage."""
-        return self.stages[0].mesh
-
     def place(self, name: str) -> ParamPlace:
         """Where a parameter lies."""
         first_ranks, sharding = self.storage[name]
