@@ -132,6 +132,9 @@ class SegmentWays:
         asked = replace(
             self.asked, graph=graphs[sample.busiest], cluster=cluster, options=options
         ).while_waiting(_most(table), is_split=table.is_split)
+        if self.asked.options.rank_meshes:
+            (only,) = meshes_of(cluster, options)
+            asked = asked.among_others(only)
         return _PartOfCluster(asked, sample, table, graphs, self._free, self.say)
 
 
@@ -156,7 +159,8 @@ class _PartOfCluster:
 
     def plans(self, place: int) -> SegmentPlans:
         """Those on one of the meshes, none of which is made yet."""
-        each = [_on(replace(self.asked, graph=g), self.line[place]) for g in self.graphs]
+        mesh = self.line[place]
+        each = [_on(replace(self.asked, graph=graph), mesh) for graph in self.graphs]
         return SegmentPlans(self.sample, self.table, each, self.free, self.say)
 
 

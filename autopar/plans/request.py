@@ -26,7 +26,7 @@ from autopar.ir.sharding import Sharding
 from autopar.plans.compatibility import describe_inputs
 from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
-from autopar.plans.matching import settle
+from autopar.plans.matching import matches, settle
 from autopar.plans.options import Options
 from autopar.plans.rounded import kept_exact, step_with
 from autopar.plans.strategies import expand_strategy
@@ -80,16 +80,32 @@ class Asked:
     def of_part(
         self, graph: Graph, stored: Mapping[str, Sharding], hosted: Mapping[str, bool]
     ) -> Asked:
-        """The same of a part of the graph. Of some parameters it is known from other parts how they
-        are `stored`, or whether they are `hosted`."""
+        """The same of a part of the graph, of whose parameters alone constraints speak. Of some it
+        is known from other parts how they are `stored`, or whether they are `hosted`."""
         own = {node.target for node in graph.with_role(Role.PARAM)}
         known = tuple((name, is_so) for name, is_so in hosted.items() if name in own)
-        here = replace(self, graph=graph, known_hosted=known)
+        mine = tuple(
+            each
+            for each in self.constraints
+            if each.kind != "param" or any(matches(each.pattern, name) for name in own)
+        )
+        here = replace(self, graph=graph, constraints=mine, known_hosted=known)
         if not stored:
             return here
         alike = self.options.for_stored(self.options.mesh, stored, _TIED)
-        constraints = (*settle(graph, alike.constraints), *self.constraints)
+        constraints = (*settle(graph, alike.constraints), *mine)
         return replace(here, options=self.options.joined(alike), constraints=constraints)
+
+    def among_others(self, mesh: Mesh) -> Asked:
+        """The same of segments on `mesh`, where others are on meshes of their own: a sharding of so
+        many axes as `mesh` does not have is wanted there."""
+        count = len(mesh)
+        mine = tuple(
+            each
+            for each in self.constraints
+            if each.wanted.positional is None or len(each.wanted.positional.placements) == count
+        )
+        return replace(self, constraints=mine)
 
     def on(self, mesh: Mesh) -> PlanRequest:
         """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 
 import autopar
 from autopar.ir.fingerprint import fingerprint
@@ -23,7 +31,18 @@ from autopar.runtime.torch_private import flatten
 from autopar.tracer import trace
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
-from tests.runtime.workers import adamw, distance, gpt2, llama, slow_devices, train
+from tests.runtime.workers import (
+    RANK,
+    adamw,
+    batch,
+    distance,
+    gpt2,
+    llama,
+    most,
+    slow_devices,
+    staged,
+    train,
+)
 from tests.zoo.cases import build
 
 
@@ -92,8 +111,54 @@ def four() -> dict[str, Any]:
         "gpt2": train(gpt2, adamw, 4, **how, stages=2, strategy="fsdp"),
         "llama": train(lambda: llama(4), adamw, 4, **how, stages=4),
         "llama by tensors": train(llama, adamw, 4, **how, stages=2, strategy="megatron"),
+        "unequal": train(lambda: llama(4), adamw, 4, **how, mesh="1/2/1", schedule="zb-h1"),
+        "other calls": unequal_ranks(),
         "any": _differences(ANY[:1]),
     }
+
+
+def unequal_ranks() -> dict[str, float]:
+    """Calls of other sizes, in evaluation too, of a model whose ranks differ in their meshes, with
+    dropout, what is saved of it, and what is loaded into others."""
+    plain = gpt2()
+    for module in plain.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.2
+    model = staged(copy.deepcopy(plain), 4, stages=3, mesh="1/2/1", microbatches=2)
+    found: dict[str, float] = {}
+    losses: list[list[Tensor]] = []
+    for each, seed in ((model, 7 + RANK), (plain, 7)):
+        torch.manual_seed(seed)
+        losses.append([])
+        for size in (8, 6, 5):
+            loss = each(**{name: x[:size] for name, x in batch(size).items()}).loss
+            loss.backward()
+            losses[-1].append(loss)
+    found["losses"] = max(distance(a, b) for a, b in zip(*losses, strict=True))
+    found["gradients"] = most(model, plain, "grad")
+    for each in (model, plain):
+        each.eval()
+    with torch.no_grad():
+        found["evaluation"] = distance(model(**batch(1)).loss, plain(**batch(1)).loss)
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    if RANK == 0:
+        theirs = plain.state_dict()
+        found["saved"] = max(distance(whole[name], theirs[name]) for name in theirs)
+    folder = [tempfile.mkdtemp() if RANK == 0 else ""]
+    dist.broadcast_object_list(folder)
+    dcp.save(get_model_state_dict(model), checkpoint_id=folder[0])
+    other = staged(gpt2(), 4, stages=2, microbatches=2)
+    with torch.no_grad():
+        for param in other.parameters():
+            param.zero_()
+    other.eval()
+    other.prepare(**batch(1))
+    loaded = get_model_state_dict(other)
+    dcp.load(loaded, checkpoint_id=folder[0])
+    set_model_state_dict(other, loaded)
+    with torch.no_grad():
+        found["loaded"] = distance(other(**batch(1)).loss, plain(**batch(1)).loss)
+    return found
 
 
 def any_stages() -> dict[str, float]:

@@ -91,10 +91,16 @@ def check_training(ranks: list[Any], case: str) -> None:
         assert seen["same objects"] and seen["same names"] and seen["tied"]
 
 
-@pytest.mark.parametrize("case", ["gpt2", "llama", "llama by tensors"])
+@pytest.mark.parametrize("case", ["gpt2", "llama", "llama by tensors", "unequal"])
 def test_stages_of_two_processes_and_four_stages(four: list[Any], case: str) -> None:
     check_training(four, case)
     assert case == "llama" or all(rank[case]["sharded"] > 5 for rank in four)
+
+
+def test_other_calls_of_ranks_that_differ_in_their_meshes(four: list[Any]) -> None:
+    for rank in four:
+        assert max(rank["other calls"].values()) < TOLERANCE, rank["other calls"]
+    assert len(four[0]["other calls"]) == 5
 
 
 def test_stages_of_two_sizes_under_any_plan(four: list[Any]) -> None:
