@@ -54,12 +54,12 @@ def sizes_of_parts(cluster: Cluster, ranks: int) -> tuple[int, ...]:
     return (*larger[:1], base, *smaller[-1:])
 
 
-def can_share(devices: int, ranks: int, sizes: Sequence[int]) -> bool:
+def add_up_to(devices: int, ranks: int, sizes: Sequence[int]) -> bool:
     """Whether so many ranks have all devices, where each has one of `sizes`."""
     if not ranks or not sizes:
         return ranks == devices == 0
     most = min(ranks, devices // sizes[0])
-    return any(can_share(devices - n * sizes[0], ranks - n, sizes[1:]) for n in range(most + 1))
+    return any(add_up_to(devices - n * sizes[0], ranks - n, sizes[1:]) for n in range(most + 1))
 
 
 def place_parts(cluster: Cluster, sizes: Sequence[int]) -> tuple[int, ...]:

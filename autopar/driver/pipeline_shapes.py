@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from autopar.cluster.parts import can_share, has_parts, sizes_of_parts
+from autopar.cluster.parts import add_up_to, has_parts, sizes_of_parts
 from autopar.driver.microbatching import possible_counts
 from autopar.errors import StageError
 from autopar.ir.pipeline import ActionTable
@@ -90,7 +90,7 @@ def mixed_shapes(asked: Asked, best: PipelineShape, idle: float) -> Sequence[Pip
     return [
         replace(shaped(asked, ranks, best.microbatches), sizes=sizes)
         for ranks in numbers
-        if can_share(cluster.num_devices, ranks, sizes)
+        if add_up_to(cluster.num_devices, ranks, sizes)
         and has_order(best.schedule, ranks, best.microbatches)
     ]
 
@@ -139,7 +139,7 @@ def _sharing(asked: Asked, ranks: int) -> int:
                 f"{devices} devices are not shared evenly by {ranks} ranks: they differ in their "
                 "meshes, so give each its own, as in 2x2/2/2, or none"
             )
-        if not can_share(devices, ranks, sizes_of_parts(asked.cluster, ranks)):
+        if not add_up_to(devices, ranks, sizes_of_parts(asked.cluster, ranks)):
             raise StageError(
                 f"{devices} devices are not shared by {ranks} ranks in parts that lie evenly"
             )

@@ -117,8 +117,10 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons:
     if sent_ns:
         binds.append(f"of that, messages are under way to it for {format_ns(sent_ns)}")
     own = plan.estimates.stages
-    even = tuple(msgspec.structs.replace(e, turn=_mean([e.turn for e in own])) for e in own)
     structure = plan.structure
+    sizes = [stage.structure.num_devices for stage in structure.stages]
+    shared = _mean([each.turn for each in own], sizes)
+    even = tuple(msgspec.structs.replace(each, turn=shared) for each in own)
     return PipelineReasons(
         model=structure.model,
         step_ns=played.step_ns,
@@ -133,10 +135,12 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons:
     )
 
 
-def _mean(turns: Sequence[TurnTimes]) -> TurnTimes:
+def _mean(turns: Sequence[TurnTimes], sizes: Sequence[int]) -> TurnTimes:
+    """What stages of so many devices would take if all took as long."""
+    pairs = [*zip(turns, sizes, strict=True)]
     return TurnTimes(
         *(
-            sum(getattr(t, name) for t in turns) // len(turns)
+            sum(getattr(turn, name) * size for turn, size in pairs) // sum(sizes)
             for name in TurnTimes.__struct_fields__
         )
     )
@@ -180,8 +184,25 @@ def _moved_cuts(plan: Plan, table: ActionTable, rows: Sequence[StageRow]) -> Ite
             own = plan.structure.stages[loses].structure.params
             is_all = all(name.startswith(f"{module}.") for name in own)
             is_there = module in _listed(plan, loses, module) and _has(plan, loses, module)
-            if is_there and not is_all:
+            if is_there and not is_all and _is_known(plan, loses, gains, module):
                 yield _moved(plan, table, rows[gains], loses, module)
+
+
+def _is_known(plan: Plan, loses: int, gains: int, module: str) -> bool:
+    """Whether it is known what `module` takes in both stages: all modules like it have parameters
+    like its own there, and there are some, or as many devices."""
+    stages = plan.structure.stages
+    sizes = {stages[stage].structure.num_devices for stage in (loses, gains)}
+    kinds = {
+        tuple(
+            (name.removeprefix(each), param.shape, param.dtype)
+            for name, param in sorted(stages[stage].structure.params.items())
+            if name.startswith(f"{each}.")
+        )
+        for stage in (loses, gains)
+        for each in _listed(plan, stage, module)
+    }
+    return len(kinds) == 1 and (len(sizes) == 1 or _has(plan, gains, module))
 
 
 def _has(plan: Plan, stage: int, module: str) -> bool:

@@ -12,9 +12,10 @@ import torch
 from torch import nn
 
 import autopar
-from autopar.cluster.parts import can_share, sizes_of_parts
+from autopar.cluster.parts import add_up_to, sizes_of_parts
 from autopar.errors import ArgumentError, ClusterError, StageError
 from autopar.plans.plan import Plan
+from autopar.report.staged_reasons import pipeline_reasons
 from tests.planned import hostless
 from tests.zoo import ZOO
 
@@ -93,8 +94,8 @@ def test_sizes_next_to_an_even_share() -> None:
         ("6xH100", 4, (2, 1)), ("3x2xH100", 3, (2, 1)),
     ):  # fmt: skip
         assert sizes_of_parts(hostless(cluster), ranks) == sizes
-    assert can_share(8, 3, (4, 2, 1)) and can_share(8, 5, (4, 2, 1))
-    assert not can_share(8, 1, (4, 2, 1)) and not can_share(8, 9, (4, 2, 1))
+    assert add_up_to(8, 3, (4, 2, 1)) and add_up_to(8, 5, (4, 2, 1))
+    assert not add_up_to(8, 1, (4, 2, 1)) and not add_up_to(8, 9, (4, 2, 1))
 
 
 def test_weights_that_stages_share_are_on_equal_meshes() -> None:
@@ -105,6 +106,16 @@ def test_weights_that_stages_share_are_on_equal_meshes() -> None:
     assert len(tied) == 2
     with pytest.raises(StageError, match="stages that share a weight have to be on equal meshes"):
         autopar.plan(model, inputs, cluster=cluster, mesh="2/1/1", microbatches=2)
+
+
+def test_reasons_for_cuts_of_ranks_that_differ() -> None:
+    """Work is what devices do together. Of layers that differ no time is told in another stage, and
+    none of like ones where a stage of another size has none of them yet."""
+    plan = chain(mesh="4/2/2", widths=[1024] * 10)
+    reasons = pipeline_reasons(plan)
+    assert reasons.even_ns < plan.estimates.step_ns < 1.5 * reasons.even_ns
+    assert reasons.moved and min(each.step_ns for each in reasons.moved) > 0.9 * reasons.step_ns
+    assert not pipeline_reasons(chain(mesh="4/2/2")).moved
 
 
 @pytest.mark.parametrize(
