@@ -90,7 +90,7 @@ def mixed_shapes(asked: Asked, best: PipelineShape, idle: float) -> Sequence[Pip
     return [
         replace(shaped(asked, ranks, best.microbatches), sizes=sizes)
         for ranks in numbers
-        if add_up_to(cluster.num_devices, ranks, sizes)
+        if _can_differ(cluster.num_devices, ranks, sizes)
         and has_order(best.schedule, ranks, best.microbatches)
     ]
 
@@ -105,6 +105,13 @@ def other_orders(options: Options, best: PipelineShape, waits: float) -> Iterato
     if waits >= WORTH_SPLITTING:
         for name in ("zb-h1", "zb-v"):
             yield PipelineShape(ranks, count, name)
+
+
+def _can_differ(devices: int, ranks: int, sizes: Sequence[int]) -> bool:
+    """Whether so many ranks can have all devices where each has one of `sizes`, and not all the
+    same."""
+    others = (size for size in sizes if size * ranks != devices)
+    return any(add_up_to(devices - size, ranks - 1, sizes) for size in others)
 
 
 def numbers_of_ranks(asked: Asked) -> Sequence[int]:

@@ -131,10 +131,7 @@ class Promising:
             self._weigh_plain()
         for best, _ in self._best_of_ranks(self._within()):
             self._climb_from(best)
-        for best, divided in sorted(self._within(), key=_step_ns)[:1]:
-            mixed = mixed_shapes(self.asked, best, divided.idle)
-            start = next((k for k, s in enumerate(mixed) if s.ranks >= best.ranks), len(mixed) - 1)
-            climb(len(mixed), start, partial(self._improves_mixed, mixed))
+        self._mix()
         for best, divided in self._best_of_ranks(self._within() or self.found):
             for shape in other_orders(self.asked.options, best, divided.waits):
                 self._consider(shape, divided.mesh_text)
@@ -191,6 +188,19 @@ class Promising:
             self._consider(shape)
             return shape in self._failed or self._known_ns() != before
         return True
+
+    def _mix(self) -> None:
+        """Considers ranks that differ in how many devices they have beside the best that do not,
+        if they would be better than what is known were none of them idle."""
+        best, divided = min(self._within(), key=_step_ns, default=(None, None))
+        if best is None or divided is None:
+            return
+        least_ns, known_ns = (1 - divided.idle) * divided.step_ns, self._known_ns()
+        if known_ns is not None and least_ns >= known_ns:
+            return
+        mixed = mixed_shapes(self.asked, best, divided.idle)
+        start = next((k for k, s in enumerate(mixed) if s.ranks >= best.ranks), len(mixed) - 1)
+        climb(len(mixed), start, partial(self._improves_mixed, mixed))
 
     def _improves_mixed(self, mixed: Sequence[PipelineShape], place: int) -> bool:
         """Whether one of these shapes is better than what is known."""

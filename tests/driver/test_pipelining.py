@@ -238,8 +238,8 @@ def test_parts_of_a_cluster() -> None:
 
 
 def test_what_cannot_be_is_an_error() -> None:
-    with pytest.raises(StageError, match="4 devices are not shared evenly by 3 ranks"):
-        planned(stages=3, microbatches=2)
+    with pytest.raises(StageError, match="4 devices are not shared by 5 ranks in parts that lie"):
+        planned(stages=5, microbatches=2)
     with pytest.raises(StageError, match=r"no stage begins at 'model\.layers\.9'"):
         planned(cuts="model.layers.9", microbatches=2)
     with pytest.raises(ArgumentError, match="schedule='1f2b': write"):

@@ -128,8 +128,8 @@ def test_contradictions_are_told() -> None:
             planned(schedule=table)
     with pytest.raises(ArgumentError, match=r"schedule='nowhere\.table': write .*zb-v.* the path"):
         planned(schedule="nowhere.table")
-    with pytest.raises(StageError, match="4 devices are not shared evenly by 3 ranks"):
-        planned(schedule="0F0 0B0\n1F0 1B0\n2F0 2B0")
+    with pytest.raises(StageError, match="4 devices are not shared by 5 ranks in parts that lie"):
+        planned(schedule="\n".join(f"{stage}F0 {stage}B0" for stage in range(5)))
     with pytest.raises(StageError, match="3 stages are not 2 on each rank"):
         planned(schedule="zb-v", stages=3, microbatches=4)
 
