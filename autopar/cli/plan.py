@@ -26,7 +26,12 @@ from autopar.ir.gc_pause import collection_paused
     metavar="CLUSTER",
     help="64x8xH100, a .toml file or a profile; default: the devices at hand.",
 )
-@click.option("--mesh", default="auto", show_default=True, help="auto, auto:3, 8x8 or dp=8,tp=8.")
+@click.option(
+    "--mesh",
+    default="auto",
+    show_default=True,
+    help="auto, auto:3, 8x8 or dp=8,tp=8; of stages, 4/2/2.",
+)
 @click.option(
     "--profile",
     "profile_file",
