@@ -1,4 +1,4 @@
-"""From a problem to a solution: check, reduce, search, lift, and evaluate again."""
+"""From a problem to a solution: check, put in order, search, and evaluate again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autopar.solver.evaluate import Evaluator, evaluate
 from autopar.solver.exact import Aim, find_exactly
 from autopar.solver.infeasible import explain_conflict
 from autopar.solver.memory import least_usage_conflict
-from autopar.solver.reductions import reduce
+from autopar.solver.order import in_canonical_order
 from autopar.solver.search import SAME_COST, Clock, Progress, Search, silent
 
 LARGE = "message passing"
@@ -75,9 +75,9 @@ def solve(
         return _infeasible({}, conflict, reason)
     if is_large(problem):
         return _solve_large(problem, clock, progress or silent)
-    reduced, lift = reduce(problem)
+    ordered, lift = in_canonical_order(problem)
     aim = Aim(max_iterations=max_iterations, start=start, tolerance=tolerance)
-    state = _search(reduced, clock, progress or silent, cutoff, aim)
+    state = _search(ordered, clock, progress or silent, cutoff, aim)
     if state.infeasible:
         return _infeasible(state.statistics, *explain_conflict(problem, clock))
     if state.beaten:
@@ -153,8 +153,8 @@ def _finish(problem: Problem, state: Search, choice: tuple[int, ...]) -> Solutio
     assert state.evaluation is not None
     if not final.feasible or final.objective != state.evaluation.objective:
         raise SolverError(
-            f"problem {problem.name}: the plan costs {state.evaluation.objective} in the reduced "
-            f"problem and {final.objective} in the whole one {final.violation}".rstrip()
+            f"problem {problem.name}: the plan costs {state.evaluation.objective} as it was "
+            f"ordered and {final.objective} as it was stated {final.violation}".rstrip()
         )
     bound = min(_whole(state.bound), final.objective)
     proven = final.objective == bound

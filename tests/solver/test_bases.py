@@ -15,7 +15,7 @@ from autopar.solver.bases import as_basis, as_start
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.express import express
 from autopar.solver.ilp import Model, build_model
-from autopar.solver.reductions import reduce
+from autopar.solver.order import in_canonical_order
 from tests.solver.random_problems import problems
 from tests.solver.synthetic import transformer
 from tests.solver.test_exact import SETTINGS
@@ -85,7 +85,7 @@ def test_memory_is_limiting_where_more_of_it_is_worth_something() -> None:
 
 
 def _stated(problem: Problem) -> Model:
-    return build_model(reduce(problem)[0])
+    return build_model(in_canonical_order(problem)[0])
 
 
 def _relaxed(

@@ -19,7 +19,7 @@ from autopar.solver.column_generation.relays import relay
 from autopar.solver.distances import all_distances
 from autopar.solver.ilp import distinct_sinks
 from autopar.solver.memory import maximal_times
-from autopar.solver.reductions import reduce
+from autopar.solver.order import in_canonical_order
 from autopar.solver.search import Clock
 
 from .bruteforce import solve_by_enumeration
@@ -70,7 +70,7 @@ def test_answers_hold(stated: Problem, way: str) -> None:
 @given(problems(), st.integers(0, 2**32 - 1))
 def test_any_prices_bound_every_choice(stated: Problem, seed: int) -> None:
     """Potentials and memory prices are made up: what is proven must hold all the same."""
-    stated, _ = reduce(stated)
+    stated, _ = in_canonical_order(stated)
     draw = np.random.default_rng(seed)
     made_up = tuple(
         tuple(
@@ -132,7 +132,7 @@ def test_choices_that_are_out_are_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A choice whose bound is above the best plan is in no plan as cheap."""
     monkeypatch.setattr(driver, "MAX_CHOICES", 10**9)
     stated = transformer(1, (4,))
-    stated, _ = reduce(stated)
+    stated, _ = in_canonical_order(stated)
     relayed = relay(stated, all_distances(stated.flows), no_potentials(stated))
     assert relayed is not None
     passing = Passing(relayed, np.zeros(len(maximal_times(stated))))

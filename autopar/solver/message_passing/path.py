@@ -17,11 +17,11 @@ from autopar.solver.message_passing.ascent import Ascent
 from autopar.solver.message_passing.improving import Improver
 from autopar.solver.message_passing.infeasible import Shortage, find_shortage
 from autopar.solver.message_passing.plans import FoundPlan
+from autopar.solver.message_passing.slack import without_slack
 from autopar.solver.pairwise.bound import Guide, certify
 from autopar.solver.pairwise.core import Core, lay_out
 from autopar.solver.pairwise.memory import MemoryPrices
 from autopar.solver.reductions.contract import contract
-from autopar.solver.reductions.slack import without_slack
 from autopar.solver.search import Clock, Progress
 
 _FIRST_STEPS, _STEPS = 40, 100
