@@ -8,7 +8,9 @@ from autopar.codegen import bind
 from autopar.compile import Compiled
 from autopar.driver.stage_binding import make_step_in_stages
 from autopar.errors import PlanMismatchError
+from autopar.ir.gradients import results_of_gradients
 from autopar.ir.graph import Graph, Role
+from autopar.ir.sharding import Sharding
 from autopar.plans.plan import Structure
 from autopar.runtime.process.stage_groups import StageGroups, make_stage_groups
 from autopar.runtime.process.world import Groups, ParamPlace, World, make_groups
@@ -52,6 +54,16 @@ def check_homes(compiled: Compiled, groups: StageGroups) -> None:
                 )
 
 
+def check_stored(held: Mapping[str, Sharding], planned: Mapping[str, Sharding]) -> None:
+    """PlanMismatchError if a later program has a parameter otherwise than it is `held`."""
+    for name, sharding in planned.items():
+        if held.get(name, sharding) != sharding:
+            raise PlanMismatchError(
+                f"this call of the model is planned with parameter {name} as {sharding}, which "
+                f"lies as {held[name]}; this is a defect of autopar"
+            )
+
+
 def _read(graph: Graph) -> list[str]:
     """The parameters that a graph reads."""
     read = {ref.node for node in graph.nodes for ref in node.inputs}
@@ -64,9 +76,10 @@ def bound_step(
     """The step of this rank, as `backend` runs it. A collective call."""
     traced = compiled.traced
     cut = frozenset(f"detached:{i}" for i, leaf in enumerate(traced.outputs) if leaf.is_cut)
+    shown = {"cut": cut, "reach": results_of_gradients(traced.graph)}
     if compiled.plan.structure.stages:
         assert groups is None or isinstance(groups, StageGroups)
-        return make_step_in_stages(compiled, groups, world, backend, meter, cut)
+        return make_step_in_stages(compiled, groups, world, backend, meter, shown)
     assert groups is None or isinstance(groups, Groups)
     mesh = compiled.plan.structure.mesh
     names: Mapping[str, str] = {} if groups is None else groups.names
@@ -74,7 +87,7 @@ def bound_step(
     program = bind(compiled.program, names, mesh, coordinate, world.device)
     graphs = runnable(program, backend, meter, world.meeting)
     places = detached_places(traced.graph, program, groups)
-    return make_step(program, graphs, meter, places=places, cut=cut)
+    return make_step(program, graphs, meter, places=places, **shown)
 
 
 def taken_in_pieces(graph: Graph, structure: Structure) -> frozenset[str]:

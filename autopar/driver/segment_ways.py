@@ -134,7 +134,7 @@ class SegmentWays:
         ).while_waiting(_most(table), is_split=table.is_split)
         if self.asked.options.rank_meshes:
             (only,) = meshes_of(cluster, options)
-            asked = asked.among_others(only)
+            asked = asked.standing_for(asked.graph, only)
         return _PartOfCluster(asked, sample, table, graphs, self._free, self.say)
 
 
@@ -160,7 +160,7 @@ class _PartOfCluster:
     def plans(self, place: int) -> SegmentPlans:
         """Those on one of the meshes, none of which is made yet."""
         mesh = self.line[place]
-        each = [_on(replace(self.asked, graph=graph), mesh) for graph in self.graphs]
+        each = [_on(self.asked.standing_for(graph, mesh), mesh) for graph in self.graphs]
         return SegmentPlans(self.sample, self.table, each, self.free, self.say)
 
 

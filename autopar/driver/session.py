@@ -20,6 +20,7 @@ from autopar.driver.binding import (
     AllGroups,
     bound_step,
     check_homes,
+    check_stored,
     make_all_groups,
     stored_places,
     taken_in_pieces,
@@ -337,7 +338,9 @@ class Builder:
             family.structure = structure
         else:
             models = [self.model]
-        family.storage = {n: choice.storage for n, choice in choices.items()} | family.storage
+        stored = {n: choice.storage for n, choice in choices.items()}
+        check_stored(family.storage, stored)
+        family.storage = stored | family.storage
         family.places = {**places, **family.places}
         for model in models:
             if self.world.size == 1:

@@ -3,10 +3,11 @@ which tensor, and what leaves the step from where."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import torch
 
@@ -41,11 +42,11 @@ def make_step_in_stages(
     world: World,
     backend: str,
     meter: Meter,
-    cut: frozenset[str],
+    shown: Mapping[str, Any],
 ) -> Step:
     """The step of a pipeline on this rank; `groups` is None in a world of one. A collective call.
-    `cut` are the detached results that have a gradient in eager."""
-    return StageBinder(compiled, groups, world, backend, meter).step(cut)
+    `shown` is what `Step` says of results."""
+    return StageBinder(compiled, groups, world, backend, meter).step(shown)
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,9 @@ class StageBinder:
         self.random = self._random()
         self.ends = dict(self._ends())
 
-    def step(self, cut: frozenset[str]) -> Step:
+    def step(self, shown: Mapping[str, Any]) -> Step:
         """The step of this rank."""
-        shown = {"places": self._places(), "cut": cut}
-        return make_pipelined_step(self.line(), self.meter.timed, **shown)
+        return make_pipelined_step(self.line(), self.meter.timed, places=self._places(), **shown)
 
     def line(self) -> RankOfLine:
         """The pipeline as this rank knows it."""

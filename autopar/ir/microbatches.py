@@ -72,15 +72,14 @@ def in_other_microbatches(graph: Graph, whole: Graph, turns: int) -> Graph:
         replace(atom, size=sizes.get(number, atom.size)) for number, atom in enumerate(graph.atoms)
     )
 
+    def extent_of(extent: int, parts: Sequence[int]) -> int:
+        before = prod(graph.atoms[part].size for part in parts)
+        return extent * prod(atoms[part].size for part in parts) // before if before else extent
+
     @cache
     def resized(tensor: TensorType) -> TensorType:
-        shape = tuple(
-            extent
-            * prod(atoms[part].size for part in parts)
-            // prod(graph.atoms[part].size for part in parts)
-            for extent, parts in zip(tensor.shape, tensor.parts, strict=True)
-        )
-        return replace(tensor, shape=shape)
+        pairs = zip(tensor.shape, tensor.parts, strict=True)
+        return replace(tensor, shape=tuple(extent_of(*pair) for pair in pairs))
 
     nodes = tuple(replace(node, outputs=tuple(map(resized, node.outputs))) for node in graph.nodes)
     return replace(graph, nodes=nodes, atoms=atoms, turns=turns)
@@ -169,6 +168,7 @@ class _Splitter:
         ]
         atoms.append(Atom(self.turns, "turn", in_param=False))
         found = replace(self.graph, nodes=tuple(self.nodes), atoms=tuple(atoms), turns=self.turns)
+        found = _told_apart(found)
         found.check()
         return found
 
@@ -300,6 +300,21 @@ class _Splitter:
             )
         )
         return Ref(index)
+
+
+def _told_apart(graph: Graph) -> Graph:
+    """`graph`, in which ops of one key have equal tensors: the first of several identical layers
+    may be handed what the whole batch has, others what a turn has."""
+    kinds: dict[str, dict[object, str]] = defaultdict(dict)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.role is Role.OP:
+            known = kinds[node.key]
+            kind = node.outputs, graph.input_types(node)
+            key = known.setdefault(kind, f"{node.key}~other{len(known)}" if known else node.key)
+            node = node if key == node.key else replace(node, key=key)
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes))
 
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"

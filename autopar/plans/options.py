@@ -45,6 +45,9 @@ SAVED_DTYPES: tuple[SavedDtype, ...] = ("", "bfloat16", "float16")
 """What activations of float32 may be saved in."""
 
 
+STORED = "parameters as they are stored"
+"""The origin of what calls of a model ask for that are not the first."""
+
 _MAX_TABLE_BYTES = 2**24
 """Of the file that a table of actions is in."""
 
@@ -167,7 +170,7 @@ class Options:
         self,
         mesh: str,
         storage: Mapping[str, Sharding],
-        origin: str = "parameters as they are stored",
+        origin: str = STORED,
     ) -> Options:
         """Nothing imposed but `mesh`, and parameters as they are stored already."""
         constraints = tuple(

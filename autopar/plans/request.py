@@ -27,7 +27,7 @@ from autopar.plans.compatibility import describe_inputs
 from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
 from autopar.plans.matching import matches, settle
-from autopar.plans.options import Options
+from autopar.plans.options import STORED, Options
 from autopar.plans.rounded import kept_exact, step_with
 from autopar.plans.strategies import expand_strategy
 
@@ -82,7 +82,8 @@ class Asked:
     ) -> Asked:
         """The same of a part of the graph, of whose parameters alone constraints speak. Of some it
         is known from other parts how they are `stored`, or whether they are `hosted`."""
-        own = {node.target for node in graph.with_role(Role.PARAM)}
+        params = graph.with_role(Role.PARAM)
+        own = {node.target for node in params}
         known = tuple((name, is_so) for name, is_so in hosted.items() if name in own)
         mine = tuple(
             each
@@ -92,20 +93,30 @@ class Asked:
         here = replace(self, graph=graph, constraints=mine, known_hosted=known)
         if not stored:
             return here
-        alike = self.options.for_stored(self.options.mesh, stored, _TIED)
+        # What is planned as one is stored as one.
+        by_key = {n.key: stored[n.target] for n in params if n.target in stored}
+        pinned = {n.target: by_key[n.key] for n in params if n.key in by_key}
+        alike = self.options.for_stored(self.options.mesh, pinned, _TIED)
         constraints = (*settle(graph, alike.constraints), *mine)
         return replace(here, options=self.options.joined(alike), constraints=constraints)
 
-    def among_others(self, mesh: Mesh) -> Asked:
-        """The same of segments on `mesh`, where others are on meshes of their own: a sharding of so
-        many axes as `mesh` does not have is wanted there."""
-        count = len(mesh)
-        mine = tuple(
+    def standing_for(self, graph: Graph, mesh: Mesh) -> Asked:
+        """The same of segments, as `graph` has them, that stand on `mesh` for those of all stages,
+        which may have meshes of their own: of shardings by position those of as many axes are
+        wanted, and parameters that are planned as one as the first of them is stored."""
+        fitting = [
             each
             for each in self.constraints
-            if each.wanted.positional is None or len(each.wanted.positional.placements) == count
-        )
-        return replace(self, constraints=mine)
+            if each.wanted.positional is None or len(each.wanted.positional.placements) == len(mesh)
+        ]
+        keys = {node.target: node.key for node in graph.with_role(Role.PARAM)}
+        first: dict[str, Constraint] = {}
+        for each in fitting:
+            if each.origin == STORED and each.pattern in keys:
+                first.setdefault(keys[each.pattern], each)
+        mine = (each for each in fitting if each.origin != STORED)
+        alike = (replace(first[key], pattern=n) for n, key in keys.items() if key in first)
+        return replace(self, graph=graph, constraints=(*mine, *alike))
 
     def on(self, mesh: Mesh) -> PlanRequest:
         """The same of a plan on `mesh`. UnsuitedMeshError if something that is asked for makes no

@@ -53,7 +53,8 @@ class Step:
     inputs `saved:K`, `tangent:POS`; backward outputs `grad:NAME`. `backward` is None if there is
     nothing to differentiate. `inference` makes the same results where nothing is differentiated;
     it is `forward` unless given. `places` says where the pieces of detached results are, `cut`
-    which of them have a gradient in eager.
+    which of them have a gradient in eager. Of a parameter that is in `reach` the gradient comes
+    from these results alone, by their positions, and is None where there is none of theirs.
     """
 
     forward: RunnableGraph
@@ -64,6 +65,7 @@ class Step:
     backward_outputs: tuple[str, ...] = ()
     places: Mapping[str, Place] = field(default_factory=dict[str, Place])
     cut: frozenset[str] = frozenset()
+    reach: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
     inference: RunnableGraph | None = None
     _saved_params: tuple[int, ...] | None = field(default=None, init=False, compare=False)
 
@@ -110,6 +112,10 @@ class Step:
     def _is_saved(self) -> tuple[bool, ...]:
         """Of each forward output whether it is saved for backward."""
         return tuple(_kind(name) == "saved" for name in self.forward_outputs)
+
+    def is_reached(self, name: str, given: Collection[str]) -> bool:
+        """Whether a parameter has a gradient in a backward through results at such positions."""
+        return name not in self.reach or not self.reach[name].isdisjoint(given)
 
     @property
     def is_differentiated(self) -> bool:
@@ -275,7 +281,8 @@ class _Differentiable(torch.autograd.Function):
         inputs = _backward_inputs(ctx, given)
         assert step.backward is not None
         grads = _run(step.backward, inputs)
-        by_name = dict(zip(step.grads, grads, strict=True))
+        pairs = zip(step.grads, grads, strict=True)
+        by_name = {name: grad for name, grad in pairs if step.is_reached(name, given)}
         leaves = zip(ctx.params, ctx.leaves, strict=True)
         return (None, None, None, None, *(_like(by_name.get(name), leaf) for name, leaf in leaves))
 
