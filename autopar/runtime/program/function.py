@@ -143,11 +143,19 @@ class Step:
             values = self.shown(results)
         return dict(zip(self.results, values, strict=True))
 
-    @property
+    @cached_property
     def changes(self) -> list[str]:
         """The buffers and parameters that a call changes, as in `forward_inputs`."""
         pairs = [(_CHANGED_BY.get(_kind(name)), _rest(name)) for name in self.forward_outputs]
         return [f"{kind}:{name}" for kind, name in pairs if kind]
+
+    def memory_of_changes(self, inputs: Sequence[Tensor]) -> frozenset[int]:
+        """Where what a call changes lies of what the forward graph takes."""
+        if not self.changes:
+            return frozenset()
+        changed = {*self.changes}
+        pairs = zip(self.forward_inputs, inputs, strict=True)
+        return frozenset(_memory(value) for name, value in pairs if name in changed) - {0}
 
     @property
     def cut_positions(self) -> frozenset[int]:
@@ -237,6 +245,7 @@ class _Differentiable(torch.autograd.Function):
         inputs = step.inputs(dict(zip(step.params, leaves, strict=True)), others)
         if past is not None:
             past.watch(step.forward_inputs, inputs)
+        changing = step.memory_of_changes(inputs)
         results, saved = step.run(inputs)
         ctx.past = past
         ctx.positions = step.positions
@@ -248,6 +257,8 @@ class _Differentiable(torch.autograd.Function):
         ]
         # A result's grad_fn leads to ctx: a saved tensor that is one would keep itself alive.
         ids = {id(result) for result in results}
+        # What the model has changed once the call is over is saved as it was.
+        saved = [t.clone() if changing and _memory(t) in changing else t for t in saved]
         _save(ctx, step, [t.detach() if id(t) in ids else t for t in saved])
         ctx.set_materialize_grads(False)
         shown = step.shown(results)
