@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import autopar
 from autopar.cluster.parsing import parse_cluster
@@ -25,6 +25,7 @@ from autopar.errors import (
     StageError,
 )
 from autopar.ir.mesh import Mesh
+from autopar.ir.microbatches import in_microbatches, in_other_microbatches
 from autopar.ir.pipeline import Action
 from autopar.ir.sharding import Sharding
 from autopar.plans.compatibility import check_world
@@ -291,3 +292,41 @@ def test_what_is_made_again_does_not_say_where_to_cut() -> None:
     plan = autopar.plan(Gated(), inputs, cluster="4xH100", stages=2, microbatches=2)
     assert plan.structure.stages[1].start.startswith("layers.")
     assert autopar.verify(plan, Gated(), inputs).differences
+
+
+class TiedInList(nn.Module):
+    """The weight of the first layer is that of the last of its kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+        self.layers[3].weight = self.layers[0].weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x.square().mean()
+
+
+def test_a_weight_tied_within_a_list_is_stored_as_others_of_the_list() -> None:
+    inputs = (torch.randn(8, 8),)
+    found = autopar.plan(
+        TiedInList(), inputs, cluster=hostless("4xH100"), stages=2, microbatches=2, cuts="layers.2"
+    )
+    assert {stage.structure.num_devices for stage in found.structure.stages} == {2}
+    autopar.verify(found, TiedInList(), inputs)
+
+
+def test_tensors_without_elements_stay_so_in_other_microbatches() -> None:
+    """A mixture of experts counts what none of them took."""
+    config = MixtralConfig(
+        num_hidden_layers=2, hidden_size=32, intermediate_size=64, num_attention_heads=4,
+        num_key_value_heads=4, num_local_experts=4, vocab_size=96, max_position_embeddings=32,
+        use_cache=False,
+    )  # fmt: skip
+    ids = torch.randint(0, 96, (8, 16))
+    graph = trace(MixtralForCausalLM(config), (), {"input_ids": ids, "labels": ids}).graph
+    two = in_microbatches(graph, 2)
+    assert any(0 in tensor.shape for node in two.nodes for tensor in node.outputs)
+    assert in_other_microbatches(two, graph, 4) == in_microbatches(graph, 4)

@@ -180,3 +180,66 @@ def test_an_output_that_there_is_not(net: Net, where: str) -> None:
             autopar.plan(net, points(), cluster="cpu", differentiable_outputs="logit")
         else:
             autopar.compile(net, differentiable_outputs="logit")(*points())
+
+
+class TwoLosses(nn.Module):
+    """Two losses, each of a head of its own behind a layer that both have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.left, self.right = (nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(self.body(x))
+        return self.left(h).square().mean(), self.right(h).square().mean()
+
+
+@pytest.mark.parametrize("how", [{}, {"microbatches": 2}])
+def test_what_no_loss_leads_to_has_no_gradient(how: dict[str, Any]) -> None:
+    """So that an optimizer leaves it alone, whose moments and decay would move it."""
+    plain, x = TwoLosses(), torch.randn(8, 4)
+    ours = autopar.compile(copy.deepcopy(plain), cluster="cpu", **how)
+    optimizers = [torch.optim.AdamW(each.parameters(), 0.1) for each in (plain, ours)]
+    for losses in ((0, 1), (0,), (1,), (0,)):
+        for each in (plain, ours):
+            found = each(x)
+            sum(found[k] for k in losses).backward()
+        for (name, p), q in zip(plain.named_parameters(), ours.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None), (losses, name)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(q, p)
+
+
+class Remembering(nn.Module):
+    """Uses copies of a buffer and of a frozen weight, and then changes both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(8, 8)
+        self.register_buffer("scale", torch.rand(8))
+        self.factor = nn.Parameter(torch.rand(8), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.layer(x)) * self.scale.clone() * self.factor.clone()
+        with torch.no_grad():
+            self.scale.mul_(0.9)
+            self.factor.mul_(1.1)
+        return h.square().mean()
+
+
+@pytest.mark.parametrize("how", [{}, {"microbatches": 2}])
+def test_a_copy_of_what_a_model_changes_is_of_the_values_before(how: dict[str, Any]) -> None:
+    plain = Remembering()
+    ours = autopar.compile(copy.deepcopy(plain), cluster="cpu", **how)
+    for _ in range(3):
+        x = torch.randn(8, 8)
+        for each in (plain, ours):
+            each(x).backward()
+    for (name, a), b in zip(plain.state_dict().items(), ours.state_dict().values(), strict=True):
+        torch.testing.assert_close(b, a, msg=name)
+    torch.testing.assert_close(ours.layer.weight.grad, plain.layer.weight.grad)

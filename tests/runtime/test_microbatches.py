@@ -162,3 +162,25 @@ def test_validating_before_training() -> None:
     for p, q in zip(compiled.parameters(), plain.parameters(), strict=True):
         assert p.grad is not None and q.grad is not None
         assert distance(p.grad, q.grad) <= TOLERANCE
+
+
+class Listed(nn.Module):
+    """Layers in a list, of which the first is handed all of the input, and others what a turn made
+    of it, flattened by each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x).square().mean()
+
+
+def test_layers_in_a_list_are_handed_whole_inputs_and_parts_of_them() -> None:
+    plain, x = Listed(), torch.randn(8, 6, 8)
+    ours = autopar.compile(copy.deepcopy(plain), microbatches=2, cluster="cpu")
+    for each in (plain, ours):
+        each(x).backward()
+    for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
+        torch.testing.assert_close(q.grad, p.grad)
