@@ -11,26 +11,28 @@ from autopar.ir.mesh import Axis, Cluster, Level, Link
 
 
 def has_parts(cluster: Cluster, devices: int) -> bool:
-    """Whether groups of so many devices that are next to each other lie evenly in `cluster`."""
-    try:
-        part_of(cluster, devices)
-    except ClusterError:
-        return False
-    return True
+    """Whether all of `cluster` is groups of so many devices, each within a node, and so on at each
+    level, or of whole ones."""
+    left = devices
+    for level in reversed(cluster.levels):
+        if left % level.size and level.size % left:
+            return False
+        left //= min(left, level.size)
+    return left == 1
 
 
 def part_of(cluster: Cluster, devices: int) -> Cluster:
-    """A cluster of so many devices of `cluster` that are next to each other. ClusterError if
-    groups of that many lie unevenly in it."""
+    """A cluster of so many devices of `cluster` that are next to each other. ClusterError if that
+    many are neither within a node, and so on at each level, nor whole ones."""
     if devices == cluster.num_devices:
         return cluster
     levels: list[Level] = []
     left = devices
     for level in reversed(cluster.levels):
-        if left % level.size and level.size % left:
+        if left > level.size and left % level.size:
             raise ClusterError(
                 f"cluster {cluster.name} has no even parts of {devices} devices: "
-                f"{left} and {level.size} do not divide one another"
+                f"{left} are no multiple of {level.size}"
             )
         levels.append(replace(level, size=min(left, level.size)))
         left //= min(left, level.size)
@@ -76,11 +78,22 @@ def place_parts(cluster: Cluster, sizes: Sequence[int]) -> tuple[int, ...]:
     for order in (range(len(sizes)), sorted(range(len(sizes)), key=lambda k: -sizes[k])):
         ends = accumulate(sizes[k] for k in order)
         firsts = {k: end - sizes[k] for k, end in zip(order, ends, strict=True)}
-        if all(first % sizes[k] == 0 for k, first in firsts.items()):
+        if all(_lies_evenly(cluster, first, sizes[k]) for k, first in firsts.items()):
             return tuple(firsts[k] for k in range(len(sizes)))
     raise ClusterError(
         f"parts of {', '.join(map(str, sizes))} devices do not lie evenly in cluster {cluster.name}"
     )
+
+
+def _lies_evenly(cluster: Cluster, first: int, size: int) -> bool:
+    """Whether so many devices from `first` on are within a node, and so on at each level, or are
+    whole ones."""
+    block, found = cluster.num_devices, True
+    for level in cluster.levels:
+        block //= level.size
+        ends = first // block, (first + size - 1) // block
+        found &= ends[0] == ends[1] if size <= block else first % block == size % block == 0
+    return found
 
 
 def axis_between(cluster: Cluster, source: int, target: int, parts: int) -> Axis:

@@ -230,12 +230,18 @@ def test_parts_of_a_cluster() -> None:
         part_of(cluster, 12)
     assert place_parts(cluster, [8, 8, 8, 8]) == (0, 8, 16, 24)
     assert place_parts(cluster, [16, 8, 4, 4]) == (0, 16, 24, 28)
+    assert place_parts(parse_cluster("8xH100"), [2, 4, 2]) == (0, 2, 6)
     # One after the other the second would be half in a node, half in the next.
     assert place_parts(cluster, [4, 8, 16, 4]) == (24, 16, 0, 28)
     with pytest.raises(ClusterError, match="parts of 8, 8 devices are 16, but cluster 4x8xH100"):
         place_parts(cluster, [8, 8])
-    with pytest.raises(ClusterError, match="no even parts of 12 devices"):
+    with pytest.raises(ClusterError, match="no even parts of 12 devices: 12 are no multiple of 8"):
         place_parts(cluster, [12, 12, 8])
+    assert place_parts(cluster, [3, 5, 24]) == (0, 3, 8)
+    with pytest.raises(ClusterError, match="no even parts of 27 devices"):
+        place_parts(cluster, [5, 27])
+    with pytest.raises(ClusterError, match="parts of 5, 5, 6, 16 devices do not lie evenly"):
+        place_parts(cluster, [5, 5, 6, 16])
 
 
 def test_what_cannot_be_is_an_error() -> None:
