@@ -103,22 +103,29 @@ class SegmentWays:
         return SegmentDivision(self.asked, sample, table, plans, self.say, given).divided()
 
     def _quickest(self, table: ActionTable, size: int) -> SegmentPlans:
-        """Plans of segments on the mesh of so many devices on which the busiest take least."""
+        """Plans of segments on the mesh of so many devices on which the busiest take least.
+        InfeasibleError if nothing can be computed on any."""
         part, busiest = self._part(table, size, "auto"), self._sample(table.microbatches).busiest
         best: SegmentPlans | None = None
+        failure: InfeasibleError | None = None
 
         def improves(place: int) -> bool:
-            nonlocal best
+            nonlocal best, failure
             plans = part.plans(place)
+            known = None if best is None else best.of_stages[busiest][0].solution.objective
             try:
-                plans.plan_free(None if best is None else best.of_stages[busiest][0].solution.bound)
+                plans.plan_free(known)
+            except InfeasibleError as error:
+                failure = failure or error
+                return best is None
             except Beaten:
                 return False
             best = plans
             return True
 
         climb(len(part.line), part.start, improves)
-        assert best is not None
+        if best is None:
+            raise failure or InfeasibleError(f"no mesh of {size} devices")
         return best
 
     def _part(self, table: ActionTable, size: int, mesh: str) -> _PartOfCluster:

@@ -310,7 +310,8 @@ def _told_apart(graph: Graph) -> Graph:
     for node in graph.nodes:
         if node.role is Role.OP:
             known = kinds[node.key]
-            kind = node.outputs, graph.input_types(node)
+            tensors = (*graph.input_types(node), *node.outputs)
+            kind = tuple((t.shape, *map(len, t.parts)) for t in tensors)
             key = known.setdefault(kind, f"{node.key}~other{len(known)}" if known else node.key)
             node = node if key == node.key else replace(node, key=key)
         nodes.append(node)

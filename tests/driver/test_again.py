@@ -25,6 +25,7 @@ from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request
 from autopar.solver import evaluate, solve
 from autopar.solver.evaluate import peak_usage
+from autopar.solver.exact import WINDOWED_TOLERANCE
 from autopar.solver.search import silent
 from autopar.tracer import Traced, trace
 from tests.codegen.models import case
@@ -123,7 +124,8 @@ def test_equal_to_the_best_of_all_that_can_be_made_again(
         some = replace(price(replace(asked, again=keys)), usage_limit=limit)
         solution = solve(some)
         if solution.choice:
-            assert solution.status is Status.OPTIMAL
+            # With windows a plan is good enough within such a part of the bound.
+            assert solution.bound >= (1 - WINDOWED_TOLERANCE) * solution.objective
             costs.append(solution.objective)
     found = solve(replace(open_problem, usage_limit=limit))
     if not costs:
