@@ -47,13 +47,16 @@ def part_of(cluster: Cluster, devices: int) -> Cluster:
 def sizes_of_parts(cluster: Cluster, ranks: int) -> tuple[int, ...]:
     """The sizes of parts, largest first, that are next to what each of so many ranks would have if
     they shared `cluster` evenly. Each is so many times the next, so that any number of them lie
-    evenly."""
+    evenly; in one node any do, and where such sizes cannot be all of it they differ by one."""
     devices = cluster.num_devices
     possible = [size for size in range(1, devices) if has_parts(cluster, size)]
     base = max((size for size in possible if size * ranks <= devices), default=1)
     larger = [size for size in possible if size > base and size % base == 0]
     smaller = [size for size in possible if size < base and base % size == 0]
-    return (*larger[:1], base, *smaller[-1:])
+    found = (*larger[:1], base, *smaller[-1:])
+    if len(cluster.levels) == 1 and ranks <= devices and not add_up_to(devices, ranks, found):
+        return (devices // ranks + 1, devices // ranks)
+    return found
 
 
 def add_up_to(devices: int, ranks: int, sizes: Sequence[int]) -> bool:

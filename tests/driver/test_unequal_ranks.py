@@ -67,7 +67,9 @@ def test_layers_that_are_alike_have_as_many_devices_each() -> None:
     assert {size for _, size in placed(chain(stages=4, widths=[1024] * 9))} == {2}
 
 
-@pytest.mark.parametrize(("devices", "stages"), [(8, 3), (4, 3), (8, 5), (6, 4)])
+@pytest.mark.parametrize(
+    ("devices", "stages"), [(8, 3), (4, 3), (8, 5), (6, 4), (3, 2), (5, 2), (7, 3)]
+)
 def test_any_number_of_stages_shares_the_devices(devices: int, stages: int) -> None:
     plan = chain(devices, [64] * 7, stages=stages)
     taken = [d for first, size in placed(plan) for d in range(first, first + size)]
@@ -76,8 +78,8 @@ def test_any_number_of_stages_shares_the_devices(devices: int, stages: int) -> N
 
 
 def test_what_cannot_be_shared_is_an_error() -> None:
-    with pytest.raises(StageError, match="5 devices are not shared by 2 ranks in parts that lie"):
-        chain(5, stages=2)
+    with pytest.raises(StageError, match="4 devices are not shared by 5 ranks in parts that lie"):
+        chain(4, stages=5)
     with pytest.raises(StageError, match=r"8 devices are not shared evenly by 3 ranks: .* 2x2/2/2"):
         chain(stages=3, mesh="2")
     with pytest.raises(StageError, match="'4/2/2' is of 3 ranks, and 2 are asked for"):
@@ -91,7 +93,7 @@ def test_what_cannot_be_shared_is_an_error() -> None:
 def test_sizes_next_to_an_even_share() -> None:
     for cluster, ranks, sizes in (
         ("8xH100", 4, (4, 2, 1)), ("8xH100", 3, (4, 2, 1)), ("4x8xH100", 4, (16, 8, 4)),
-        ("6xH100", 4, (2, 1)), ("3x2xH100", 3, (2, 1)),
+        ("6xH100", 4, (2, 1)), ("3x2xH100", 3, (2, 1)), ("5xH100", 2, (3, 2)),
     ):  # fmt: skip
         assert sizes_of_parts(hostless(cluster), ranks) == sizes
     assert add_up_to(8, 3, (4, 2, 1)) and add_up_to(8, 5, (4, 2, 1))
