@@ -104,25 +104,10 @@ def can_be(
     return fits and all(len(each) == 1 for each in together)
 
 
-@pytest.mark.parametrize("seed", range(120))
-def test_no_cuts_on_other_meshes_are_better(seed: int) -> None:
-    problem = on_meshes(seed)
-    if problem is None:
-        return
-    best = best_of_all(problem)
-    if best is None:
-        with pytest.raises(InfeasibleError, match="no stages fit in memory"):
-            divide(problem)
-        return
-    found = divide(problem)
-    step_ns, least_ns = best
-    assert step_ns <= found.step_ns(problem) <= 1.001 * step_ns
-    assert 0.99 * least_ns < found.bound_ns <= least_ns
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_no_cuts_are_better(seed: int) -> None:
-    problem = drawn(seed)
+@pytest.mark.parametrize(
+    "problem", [*map(drawn, range(60)), *map(on_meshes, range(120))], ids=lambda _: ""
+)
+def test_no_cuts_are_better(problem: CutProblem | None) -> None:
     if problem is None:
         return
     best = best_of_all(problem)
@@ -134,8 +119,8 @@ def test_no_cuts_are_better(seed: int) -> None:
     step_ns, least_ns = best
     assert step_ns <= found.step_ns(problem) and least_ns <= found.least_ns(problem)
     assert 0.99 * least_ns < found.bound_ns <= least_ns
-    if all(len(ways) == 1 for ways in problem.ways):
-        # Then nothing is left to choose once the sizes are.
+    if problem.meshes or all(len(ways) == 1 for ways in problem.ways):
+        # Then nothing is left to choose once sizes and meshes are.
         assert found.step_ns(problem) <= 1.001 * step_ns
 
 
