@@ -65,8 +65,8 @@ def shaped(asked: Asked, ranks: int, microbatches: int) -> PipelineShape:
     if there are no more. Ranks that cannot share the devices evenly differ in how many they
     have."""
     options = asked.options
-    is_even = asked.cluster.num_devices % ranks == 0 or options.rank_meshes
-    sizes = () if is_even else sizes_of_parts(asked.cluster, ranks)
+    is_uneven = asked.cluster.num_devices % ranks > 0 and not options.rank_meshes
+    sizes = sizes_of_parts(asked.cluster, ranks) if is_uneven else ()
     if options.table is not None:
         table = options.table.first(microbatches)
         rows = tuple(str(table).splitlines())
@@ -79,7 +79,7 @@ def mixed_shapes(asked: Asked, best: PipelineShape, idle: float) -> Sequence[Pip
     that are tried beside the `best` whose ranks do not, if these are `idle` for such a part of the
     time that the busiest works: that is all that can be won."""
     options, cluster = asked.options, asked.cluster
-    is_open = options.mesh.startswith("auto") and not options.asked
+    is_open = options.is_mesh_open and not options.asked
     if best.sizes or best.ranks == 1 or idle < WORTH_MIXING or not is_open:
         return []
     sizes = sizes_of_parts(cluster, best.ranks)
@@ -141,7 +141,7 @@ def _sharing(asked: Asked, ranks: int) -> int:
             f"mesh {asked.options.mesh!r} is of {len(meshes)} ranks, and {ranks} are asked for"
         )
     if devices % ranks and not meshes:
-        if not asked.options.mesh.startswith("auto"):
+        if not asked.options.is_mesh_open:
             raise StageError(
                 f"{devices} devices are not shared evenly by {ranks} ranks: they differ in their "
                 "meshes, so give each its own, as in 2x2/2/2, or none"

@@ -96,13 +96,13 @@ class SegmentDivision:
                 for plans in self.plans:
                     plans.plan_within(int(self.limit * part))
             try:
-                return self._found(self._divide(self._problem()))
+                return self._found(self._problem())
             except InfeasibleError as error:
                 self.say(f"{meshes_text([plans.mesh for plans in self.plans])}: {error}")
         # Stages may fit that are planned for themselves: more is made again, of more ops.
         boundless = replace(self._problem(), limit_bytes=BOUNDLESS_BYTES)
         try:
-            return self._found(self._divide(boundless), is_within=False)
+            return self._found(boundless, is_within=False)
         except InfeasibleError:
             text = meshes_text([plans.mesh for plans in self.plans])
             raise StageError(
@@ -152,8 +152,9 @@ class SegmentDivision:
         numbers = [sum(start <= op for start in starts[1:]) for op in ops]
         return divide(problem, problem.sizes(numbers))
 
-    def _found(self, division: Division, *, is_within: bool = True) -> Divided:
-        parts, cuts, problem = self.sample.parts, self.asked.options.cuts, self._problem()
+    def _found(self, problem: CutProblem, *, is_within: bool = True) -> Divided:
+        division = self._divide(problem)
+        parts, cuts = self.sample.parts, self.asked.options.cuts
         starts = [(parts[k].module, parts[k].start) for k in division.starts if not cuts]
         stages = [self._estimates(taken) for taken in division.taken]
         on = division.meshes(problem)

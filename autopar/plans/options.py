@@ -71,8 +71,8 @@ class Options:
     `optimizer` names one of `cost_model.optimizer.OPTIMIZERS` ("adamw", "sgd", ...): its step
     counts, and what it keeps per parameter counts against the memory limit, which defaults to the
     device's memory. `strict` turns the warning about an op without a rule into an error.
-    `constraints` and `strategy` ("" for none) are what is imposed
-    on the plan; the rest is planned around it. `differentiable_outputs` names the outputs, as the
+    `constraints` and `strategy` ("" for none) are what is imposed on the plan; the rest is planned
+    around it. `differentiable_outputs` names the outputs, as the
     model's user does or by their position, that have a gradient beside the losses; "*" stands for
     any text; `unread_outputs` in the same way those that are None while the model trains.
     `backend`, one of `BACKENDS` or "" for the device's own, decides what is priced.
@@ -115,6 +115,11 @@ class Options:
     def table(self) -> ActionTable | None:
         """The table of actions that `schedule` is, if it is one."""
         return ActionTable.parse(self.schedule) if is_table(self.schedule) else None
+
+    @property
+    def is_mesh_open(self) -> bool:
+        """Whether the mesh is for the search to choose."""
+        return self.mesh.startswith("auto")
 
     @property
     def rank_meshes(self) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
     except StageError:
         return False
     # Of a mesh with several axes the second stage has but the first in every other case.
-    sizes = [place.sizes, place.sizes[: 1 + seed % 2] or place.sizes]
+    sizes = [place.sizes, place.sizes[: 1 + seed % 2]]
     plans = [random_plan(graph, mesh(*sizes[k]), seed + k) for k, graph in enumerate(graphs)]
     pairs = zip(plans, graphs, strict=True)
     steps = tuple(generate(traced.gm, traced.graph, plan, graph) for plan, graph in pairs)
