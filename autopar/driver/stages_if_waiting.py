@@ -11,7 +11,7 @@ from autopar.compile import Say
 from autopar.driver.margin import find_margin
 from autopar.driver.pipelining import search_stages
 from autopar.driver.search import planned, survey
-from autopar.errors import InfeasibleError, StageError
+from autopar.errors import InfeasibleError, SolverError, StageError
 from autopar.ir.microbatches import trains
 from autopar.ir.units import format_ns
 from autopar.plans.estimates import LARGE_WAIT
@@ -70,7 +70,7 @@ def _in_stages(asked: Asked, say: Say, plain: Plan) -> Plan | None:
     options = replace(asked.options, stages=None, microbatches=None, stages_if_waiting=False)
     try:
         found = search_stages(replace(asked, options=options), say, plain)
-    except (InfeasibleError, StageError) as error:
+    except (InfeasibleError, SolverError, StageError) as error:
         say(f"{error}")
         return None
     return None if found is plain else found

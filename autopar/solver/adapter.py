@@ -273,6 +273,12 @@ class Highs(pulp.HiGHS):
             columns = np.union1d(columns, extra).astype(np.int32)
         self._set_kind(columns, highspy.HighsVarType.kInteger)
         self._run()
+        if self.last.outcome is Outcome.FAILED:
+            # HiGHS's presolve sometimes ends with a point that breaks a row, and says so.
+            self._highs.clearSolver()
+            self.set_option("presolve", "off")
+            self._run()
+            self.set_option("presolve", "choose")
         return self.last
 
     def solve_warm(self, most: int | None = None) -> Answer:

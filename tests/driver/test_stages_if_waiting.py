@@ -13,7 +13,7 @@ import torch
 import autopar
 from autopar.cluster.parsing import parse_cluster
 from autopar.driver import stages_if_waiting
-from autopar.errors import StageError
+from autopar.errors import AutoparError, InfeasibleError, SolverError, StageError
 from autopar.ir.mesh import Cluster, Level, Link
 from autopar.plans.plan import IN_STAGES, Plan
 from tests.driver.test_segments import Chain
@@ -89,9 +89,12 @@ def test_stages_are_to_win_more_than_prices_err(
     assert ("the best take" in found.provenance.statistics.get(IN_STAGES, "")) is not is_taken
 
 
-def test_stages_that_cannot_be_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [StageError, InfeasibleError, SolverError])
+def test_stages_that_cannot_be_are_no_failure(
+    kind: type[AutoparError], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def search_stages(*_: object) -> Plan:
-        raise StageError("no stages")
+        raise kind("no stages")
 
     monkeypatch.setattr(stages_if_waiting, "search_stages", search_stages)
     found, has_looked = planned(joined_by(4e8))
