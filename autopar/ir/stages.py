@@ -24,10 +24,12 @@ from autopar.ir.graph import (
     Phase,
     Ref,
     Role,
+    TensorType,
     per_graph,
     transplanted,
 )
-from autopar.ir.stage_homes import Assignment, assign
+from autopar.ir.microbatches import TURN
+from autopar.ir.stage_homes import Assignment, assign, forward_readers
 from autopar.ir.uses import root_of
 
 SEND, RECEIVE = "autopar.send.default", "autopar.receive.default"
@@ -89,7 +91,34 @@ def in_stages(graph: Graph, cuts: Sequence[int]) -> tuple[Graph, ...]:
     of forward. StageError, saying what is in the way, if it cannot be cut so."""
     if any(a >= b for a, b in pairwise(cuts)):
         raise StageError("stages are listed in the order in which the model computes them")
+    graph = _with_turns_of_forward(graph, cuts)
     return _Cutter(graph, assign(graph, cuts), len(cuts) + 1).run()
+
+
+def _with_turns_of_forward(graph: Graph, cuts: Sequence[int]) -> Graph:
+    """`graph` whose backward reads what a turn has of a tensor of the whole batch, such as noise
+    that a loss is compared with, as forward has cut it, where stages read that which do not make
+    it: they are sent no more."""
+    turns = [
+        node
+        for node in graph.with_role(Role.OP)
+        if node.op == TURN and graph.nodes[node.inputs[0].node].role is Role.OP
+    ]
+    if not turns:
+        return graph
+    readers = forward_readers(graph, cuts)
+    cut: dict[tuple[Ref, TensorType], Ref] = {}
+    other: dict[Ref, Ref] = {}
+    for node in turns:
+        kind = node.inputs[0], node.outputs[0]
+        if node.phase is Phase.FORWARD:
+            cut[kind] = Ref(node.index)
+        elif kind in cut and len(readers[cut[kind].node]) > 1:
+            other[Ref(node.index)] = cut[kind]
+    if not other:
+        return graph
+    nodes = (transplanted(n, n.index, lambda ref: other.get(ref, ref)) for n in graph.nodes)
+    return replace(graph, nodes=tuple(nodes))
 
 
 class _Cutter:

@@ -110,9 +110,11 @@ class TurnRun:
         return sent
 
     def backward(self, turn: int, received: dict[str, Any] | None = None) -> dict[str, Any]:
-        """The backward of a turn, or the first part of it, likewise."""
-        sent = self._run("backward", turn, received)
-        if self._part(turn).weights is None:
+        """The backward of a turn, or the first part of it, likewise. Where all of it is of the
+        whole batch, turns before the last have none."""
+        part = self._part(turn)
+        sent = {} if part.backward is None else self._run("backward", turn, received)
+        if part.weights is None:
             del self.saved[turn]
         return sent
 
