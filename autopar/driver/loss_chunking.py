@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autopar.compile import Say
 from autopar.driver.chunk_counts import in_chunks
-from autopar.driver.microbatching import best_in_turns
+from autopar.driver.microbatching import best_in_turns, cutoff_after
 from autopar.errors import InfeasibleError
 from autopar.plans.fitting import Beaten, Candidate, bounded
 from autopar.plans.request import PlanRequest
@@ -36,7 +36,7 @@ def best_in_chunks(
     if whole is not None:
         if not whole.is_tight:
             return whole
-        cutoff = whole.solution.objective
+        cutoff = cutoff_after(whole)
         bounds.append(whole.solution.bound)
     best = _in_chunks(request, say, cutoff, bounds, whole) or whole
     if best is None:

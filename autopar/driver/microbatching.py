@@ -42,7 +42,7 @@ def best_in_turns(
         if count > 1:
             say(f"{request.mesh}: in {count} microbatches")
         try:
-            least = cutoff if best is None else best.solution.objective
+            least = cutoff if best is None else cutoff_after(best)
             found = _best_of(here, ladder, say, least, best or after)
         except InfeasibleError as error:
             failure = failure or error
@@ -84,7 +84,7 @@ def _best_of(
     is_tight = False
     for chunks in ladder:
         say(f"{request.mesh}: in {chunks} chunks")
-        least = cutoff if best is None else best.solution.objective
+        least = cutoff if best is None else cutoff_after(best)
         try:
             here = replace(request, loss_chunks=chunks)
             found = best_on(here, say, least, after=best or after)
@@ -109,6 +109,11 @@ def _best_of(
         raise Beaten(request.mesh, min(bounds), is_tight=is_tight)
     assert failure is not None
     raise failure
+
+
+def cutoff_after(found: Candidate) -> int:
+    """What a plan of another form has to take less than, where one is `found`."""
+    return int(found.solution.objective * (1 - found.request.tolerance))
 
 
 def _counts(request: PlanRequest) -> Sequence[int]:

@@ -146,15 +146,16 @@ class Promising:
     def _best_of_ranks(
         self, found: Sequence[tuple[PipelineShape, Divided]]
     ) -> Iterator[tuple[PipelineShape, Divided]]:
-        """The best of those `found`, and of each other number of ranks the best, if it would be
-        better than what is known by then did its busiest rank not wait: in other microbatches or
+        """Of each number of ranks the best of those `found`, if it is the best that is known by
+        then, or would be better than that did its busiest rank not wait: in other microbatches or
         another order it waits less."""
         of_ranks: dict[int, tuple[PipelineShape, Divided]] = {}
         for each in sorted(found, key=_step_ns):
             of_ranks.setdefault(each[0].ranks, each)
-        for number, each in enumerate(of_ranks.values()):
-            working_ns, known_ns = (1 - each[1].waits) * each[1].step_ns, self._known_ns()
-            if not number or known_ns is None or working_ns < known_ns:
+        for each in of_ranks.values():
+            step_ns, known_ns = each[1].step_ns, self._known_ns()
+            working_ns = (1 - each[1].waits) * step_ns
+            if known_ns is None or step_ns <= known_ns or working_ns < known_ns:
                 yield each
 
     def _start(self, ranks: Sequence[int]) -> int:

@@ -23,9 +23,36 @@ from autopar.plans.request import PlanRequest
 _TOLERANCE = 0.02
 """Of what segments take: each stage is planned again, within its own limit of memory."""
 
-FreePlans = dict[tuple[str, int, bool, int], Candidate]
-"""Plans of segments without a limit of memory: on which mesh, in how many microbatches, whether
-backward comes in two parts, and of which stage."""
+_Place = tuple[str, int, bool]
+"""A mesh, a stage, and whether the step is in one microbatch: its stages may be others."""
+
+_Form = tuple[int, bool]
+"""In how many microbatches, and whether backward comes in two parts."""
+
+
+class FreePlans:
+    """Plans of segments without a limit of memory, and what none takes less than."""
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[_Place, _Form], Candidate] = {}
+        self._bounds: dict[_Place, dict[_Form, int]] = {}
+
+    def get(self, place: _Place, form: _Form) -> Candidate | None:
+        """What is planned, if it is."""
+        return self._plans.get((place, form))
+
+    def bound_ns(self, place: _Place, form: _Form) -> int:
+        """What is known that none takes less than: more microbatches, or a backward in two parts,
+        never take less time."""
+        count, is_split = form
+        known = self._bounds.get(place, {}).items()
+        return max((ns for (n, two), ns in known if n <= count and two <= is_split), default=0)
+
+    def add(self, place: _Place, form: _Form, bound_ns: int, found: Candidate | None) -> None:
+        """Takes what is `found`, or known of it."""
+        self._bounds.setdefault(place, {})[form] = bound_ns
+        if found is not None:
+            self._plans[place, form] = found
 
 
 class SegmentPlans:
@@ -65,13 +92,20 @@ class SegmentPlans:
         """The plan of a stage, whatever it holds. Other orders have the same, and hold another
         number of microbatches meanwhile."""
         request, table = self.requests[stage], self.table
-        key = request.mesh.text, table.microbatches, table.is_split, stage
+        place = request.mesh.text, stage, table.microbatches == 1
+        form = table.microbatches, table.is_split
         least = cutoff if stage == self.sample.busiest else None
-        if key not in self.free:
-            self.free[key] = best_as_stated(request, self._stated(stage, None), self.say, least)
-        found = self.free[key]
-        if least is not None and found.solution.bound >= least:
-            raise Beaten(request.mesh, found.solution.bound)
+        known_ns = self.free.bound_ns(place, form)
+        if least is not None and known_ns >= least:
+            raise Beaten(request.mesh, known_ns)
+        found = self.free.get(place, form)
+        if found is None:
+            try:
+                found = best_as_stated(request, self._stated(stage, None), self.say, least)
+            except Beaten as beaten:
+                self.free.add(place, form, beaten.bound, None)
+                raise
+            self.free.add(place, form, found.solution.bound, found)
         now = replace(found.request, in_flight=request.in_flight, others=request.others)
         if now == found.request:
             return found

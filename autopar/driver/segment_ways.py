@@ -35,7 +35,7 @@ class SegmentWays:
     def __init__(self, asked: Asked, say: Say) -> None:
         self.asked, self.say = asked, say
         self._sampled: dict[bool, SampledStep] = {}
-        self._free: FreePlans = {}
+        self._free = FreePlans()
 
     def graph(self, microbatches: int) -> Graph:
         """The whole step, in so many microbatches."""

@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from autopar.driver import pipelining, promising_shapes, segment_sorts
+from autopar.driver import pipelining, promising_shapes, segment_plans, segment_sorts
 from autopar.driver.pipelining import search_stages
 from autopar.driver.segment_division import Divided
+from autopar.driver.segment_plans import FreePlans
 from autopar.driver.segment_sorts import SampledStep
 from autopar.driver.segment_ways import SegmentWays
 from autopar.errors import InfeasibleError, StageError
@@ -108,6 +109,27 @@ def test_stages_that_take_longer_than_what_is_known_are_left_out() -> None:
     assert ways.divided(table, found.step_ns // 2) is None
     again = ways.divided(table, found.step_ns * 3)
     assert again is not None and again.step_ns == found.step_ns
+
+
+def test_what_no_segments_take_less_than_is_known_of_more_microbatches() -> None:
+    """And of a backward in two parts: nothing is priced to find out once more."""
+    free, place = FreePlans(), ("2", 0, False)
+    free.add(place, (4, False), 100, None)
+    assert free.bound_ns(place, (8, False)) == free.bound_ns(place, (4, True)) == 100
+    assert free.bound_ns(place, (2, False)) == free.bound_ns(("2", 1, False), (8, False)) == 0
+    free.add(place, (8, True), 120, None)
+    assert [free.bound_ns(place, (8, two)) for two in (False, True)] == [100, 120]
+
+
+def test_other_microbatches_are_left_out_by_what_fewer_take(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ways = SegmentWays(asked(chain(*[256] * 9), 4, stages=2), silent)
+    found = ways.divided(make_table("1f1b", 2, 4))
+    assert found is not None
+    monkeypatch.setattr(segment_plans, "price", None)
+    for name, count in (("1f1b", 8), ("zb-h1", 4)):
+        assert ways.divided(make_table(name, 2, count), found.step_ns // 3) is None
 
 
 def test_within_less_memory_segments_take_longer() -> None:
