@@ -70,10 +70,7 @@ class TurnStates:
         self, node: Node, given: Sequence[Placement]
     ) -> tuple[tuple[Placement, ...], tuple[Placement, ...]] | None:
         """How an op reads its inputs and leaves its outputs: of its part of the batch if it can."""
-        for option in self._options(node):
-            inputs, outputs = (
-                tuple(state[0] for state in states) for states in shardings(node, Choice((option,)))
-            )
+        for inputs, outputs in self._ways(node):
             if P in inputs and P not in given:
                 continue
             if node.op in _UNREAD:
@@ -93,14 +90,21 @@ class TurnStates:
             return _is_zero(self.graph.nodes[ref.node]) or "float" in self.graph.type_of(ref).dtype
         return have == want or (have == R and want.kind == "S")
 
-    def _options(self, node: Node) -> Iterator[str]:
+    def _ways(self, node: Node) -> Iterator[tuple[tuple[Placement, ...], tuple[Placement, ...]]]:
+        """How an op may read its inputs, and then leave its outputs, best first."""
+        options = [REPLICATE]
         if node.index not in self._whole:
-            for factor in node.factors:
-                is_free = not (factor.whole or factor.exchanged or factor.members)
-                if is_free and factor.atom in self.batch:
-                    yield factor.name
-            yield from (f"+{k}" for k in range(len(node.partial)))
-        yield REPLICATE
+            free = (f for f in node.factors if not (f.whole or f.exchanged or f.members))
+            parts = (factor.name for factor in free if factor.atom in self.batch)
+            options = [*parts, *(f"+{k}" for k in range(len(node.partial))), REPLICATE]
+        for option in options:
+            states = shardings(node, Choice((option,)))
+            inputs, outputs = (tuple(state[0] for state in each) for each in states)
+            if option == REPLICATE and node.op in _PRODUCTS and node.index not in self._whole:
+                # As of the gradient of a weight that is a product of others.
+                yield (P, R), (P,)
+                yield (R, P), (P,)
+            yield inputs, outputs
 
     def _widen(self, stuck: Node) -> None:
         """What `stuck` reads is computed of the whole batch, as far as that is only known of the

@@ -6,7 +6,7 @@ data."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -149,8 +149,22 @@ def _assign(x: Tensor, index: Any, value: Any) -> None:
         x[index] = value
 
 
+def _is_no_mode_on(*_: Any) -> bool:
+    return False
+
+
+_OTHERWISE = {"scaled_dot_product_attention": attend, "has_torch_function": _is_no_mode_on}
+_multi_head_attention = FunctionType(
+    F.multi_head_attention_forward.__code__,
+    {**vars(F), **_OTHERWISE},
+    argdefs=F.multi_head_attention_forward.__defaults__,
+)
+"""PyTorch's own, whose attention is one op too: what a function of torch calls is not seen here,
+nor by other modes, which it would be handed to as a whole."""
+
 _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: attend,
+    F.multi_head_attention_forward: _multi_head_attention,
     F.embedding: _embedding,
     F.embedding_bag: _embedding_bag,
     Tensor.__setitem__: _assign,

@@ -1,5 +1,6 @@
 """Functions of torch that are spelled out while a model is traced: they look at values to check
-them, or are taken apart by torch into what has another gradient at a kink."""
+them, or are taken apart by torch into what has another gradient at a kink, or into one op of which
+nothing can be sharded."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from autopar.tracer.torch_private import weight_norm
 
 
 def _checked(plain: Callable[..., Any]) -> Callable[..., Tensor]:
@@ -132,6 +135,14 @@ def _corrcoef(input: Tensor) -> Tensor:
     return found.clamp(-1, 1)
 
 
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """`v` in its direction alone, of lengths `g`: of each slice along `dim`, or if that is -1 of
+    all of it."""
+    others = None if dim == -1 else [other for other in range(v.dim()) if other != dim]
+    length = torch.linalg.vector_norm(v, dim=others, keepdim=others is not None)
+    return v * (g / length)
+
+
 SPELLED_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.linalg.cholesky: _cholesky,
     torch.linalg.inv: _checked(torch.linalg.inv_ex),
@@ -142,4 +153,5 @@ SPELLED_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
     **dict.fromkeys((torch.corrcoef, Tensor.corrcoef), _corrcoef),
     F.gaussian_nll_loss: _gaussian_nll_loss,
     F.multi_margin_loss: _multi_margin_loss,
+    weight_norm: _weight_norm,
 }

@@ -86,7 +86,11 @@ __all__ = [
     "tree_flatten",
     "tree_map",
     "tree_unflatten",
+    "weight_norm",
 ]
+
+weight_norm = torch._weight_norm
+"""What the weight norms of `torch.nn.utils` call."""
 
 
 @contextmanager

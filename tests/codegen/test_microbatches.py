@@ -23,6 +23,7 @@ from autopar.plans.request import ask
 from autopar.runtime.simulator.spmd import train_step
 from autopar.solver.search import silent
 from autopar.tracer import trace
+from autopar.tracer.torch_private import weight_norm
 from tests.codegen.meshes import mesh
 from tests.codegen.models import case
 from tests.codegen.random_plans import random_plan
@@ -206,6 +207,38 @@ def test_gradients_that_are_one_tensor_leave_as_copies(sizes: tuple[int, ...], t
     # The sum over turns of a view has memory of its own.
     assert sum(copies) == (2 if turns == 1 else 1)
     step = train_step(program, on, found.graph, plan.structure, tensors | {"input:0": x})
+    model(x).backward()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(step.gradients[name], parameter.grad)
+
+
+class Composed(nn.Module):
+    """Weights that are products of parameters, in both places, in a batch and of several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w, self.a = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(2, 4))
+        self.b, self.c = nn.Parameter(torch.randn(4, 2)), nn.Parameter(torch.randn(3, 4, 4))
+        self.g = nn.Parameter(torch.rand(4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.w + self.b @ self.a + torch.bmm(self.c, self.c).sum(0)
+        weight = weight_norm(weight, self.g, 0) @ self.w.tanh()
+        return functional.linear(x, weight).square().mean()
+
+
+@pytest.mark.parametrize("turns", [1, 4])
+@pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
+def test_weights_that_are_made_of_parameters(sizes: tuple[int, ...], turns: int) -> None:
+    """Their gradients are sums over turns, and linear in those are the parameters'."""
+    model, x = Composed().double(), torch.randn(8, 4, dtype=torch.float64)
+    found, on = trace(model, (x,), {}), mesh(*sizes)
+    plan = random_plan(found.graph, on, 0, microbatches=turns)
+    tensors = {f"param:{n}": p.detach() for n, p in model.named_parameters()}
+    program = generate(found.gm, found.graph, plan)
+    step = train_step(
+        program, on, found.graph, plan.structure, tensors | {"input:0": x}, tolerance=1e-9
+    )
     model(x).backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(step.gradients[name], parameter.grad)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import BaseTorchFunctionMode
 
 from autopar.runtime.ops import attention
 from autopar.runtime.ops.attention import sdpa, sdpa_backward
@@ -151,6 +152,32 @@ def test_calls_of_torch_become_the_op(mask_kind: str) -> None:
         actual = F.scaled_dot_product_attention(*inputs, attn_mask=mask, enable_gqa=True)
     assert "autopar::sdpa" in {event.name for event in profile.events()}
     close(actual, expected)
+
+
+LAYERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "encoder": nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True),
+    "attention": lambda x: nn.MultiheadAttention(8, 2)(x, x, x, need_weights=False)[0],
+    "decoder": lambda x: nn.TransformerDecoderLayer(8, 2, 16, dropout=0.0)(x, x),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_so_does_that_of_torchs_own_layers(name: str) -> None:
+    """Inside of a function of torch; other modes, as those of a trace, are on as well."""
+    x = torch.randn(2, 4, 8, requires_grad=True)
+
+    def run() -> tuple[Tensor, ...]:
+        torch.manual_seed(0)
+        out = LAYERS[name](x)
+        return out, *torch.autograd.grad(out.square().sum(), x)
+
+    expected = run()
+    with CallMode(), BaseTorchFunctionMode(), torch.profiler.profile() as profile:
+        actual = run()
+    names = {event.name for event in profile.events()}
+    assert "autopar::sdpa" in names and "aten::scaled_dot_product_attention" not in names
+    for got, want in zip(actual, expected, strict=True):
+        torch.testing.assert_close(got, want)
 
 
 @pytest.mark.parametrize("rank", [3, 5])

@@ -14,6 +14,7 @@ from autopar import compile as compiled
 from autopar.errors import GuardError, TraceError
 from autopar.tracer import trace
 from autopar.tracer.calls import CallMode
+from autopar.tracer.torch_private import weight_norm
 
 Function = Callable[[Tensor], Tensor]
 SCORES = torch.randn(8, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -56,6 +57,9 @@ FUNCTIONS: dict[str, Function] = {
     "margins": lambda x: F.multi_margin_loss(x, TARGETS, reduction="none"),
     "margins of before": lambda x: F.multi_margin_loss(x, TARGETS, size_average=False),
     "margin of one": lambda x: F.multi_margin_loss(x[0], torch.tensor(2), reduction="none"),
+    "weight norm of rows": lambda x: weight_norm(x, x[:, :1].exp(), 0),
+    "weight norm of columns": lambda x: weight_norm(x, x[:1].exp(), 1),
+    "weight norm": lambda x: weight_norm(x, x.sum().exp(), -1),
     "module": lambda x: nn.MultiMarginLoss(reduction="sum")(x, TARGETS),
 }  # fmt: skip
 
