@@ -207,8 +207,10 @@ class _Phase:
         is_next = node.index not in self.casts.gradients and node.index not in self.computed
         if is_next:
             self._read(node)
-        for place in self.starting.get(node.index, ()):
-            self._gather(place)
+        # What takes several steps waits for the first of them: behind no bucket that starts here.
+        for start in (self._make_sources, self._gather):
+            for place in self.starting.get(node.index, ()):
+                start(place)
         # One of those gathers may have asked for this very cast.
         if is_next and node.index not in self.computed:
             self._compute(node)
@@ -273,13 +275,16 @@ class _Phase:
     def _gather(self, place: int) -> None:
         """Start a bucket of gathers, if nothing has."""
         bucket = self.gathers.buckets[place]
-        if bucket.transfers[0].target in self.coming:
-            return
-        for transfer in bucket.transfers:
-            source = transfer.source
-            if source not in self.made:
+        if bucket.transfers[0].target not in self.coming:
+            self._make_sources(place)
+            self._start(bucket.message())
+
+    def _make_sources(self, place: int) -> None:
+        """What a bucket brings on is there, unless it has started."""
+        for transfer in self.gathers.buckets[place].transfers:
+            source, has_started = transfer.source, transfer.target in self.coming
+            if source not in self.made and not has_started:
                 self._need(self.step.groups[source.ref, self.phase], source.state)
-        self._start(bucket.message())
 
     def _start(self, message: Message) -> None:
         self.events.append(Start(message))

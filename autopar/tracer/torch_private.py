@@ -89,7 +89,7 @@ __all__ = [
     "weight_norm",
 ]
 
-weight_norm = torch._weight_norm
+weight_norm = torch._weight_norm  # pyright: ignore[reportPrivateImportUsage]
 """What the weight norms of `torch.nn.utils` call."""
 
 

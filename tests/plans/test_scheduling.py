@@ -196,6 +196,32 @@ def test_any_plan_makes_what_it_reads_and_frees_what_it_made(
     check(*scheduled(seed, mesh, bucket_bytes))
 
 
+def test_first_steps_of_gathers_wait_behind_no_gather_of_the_next_block() -> None:
+    """Links carry one message after the other: the op would wait for gathers that can hide."""
+    seen = 0
+    for seed in range(29, 40):
+        _, found = scheduled(seed, "2x2x2", 1)
+        between: list[list[Event]] = [[]]
+        for event in found.events:
+            if isinstance(event, Compute):
+                between.append([])
+            between[-1].append(event)
+        for events in between:
+            waits = {event.message for event in events if isinstance(event, Wait)}
+            starts = [event.message for event in events if isinstance(event, Start)]
+            ahead = set[int]()
+            for message in starts:
+                first = message.transfers[0]
+                if not first.key.startswith("param:"):
+                    continue
+                if message in waits:
+                    assert first.collective.axis not in ahead, (seed, first)
+                else:
+                    ahead.add(first.collective.axis)
+                    seen += not waits.isdisjoint(starts)
+    assert seen
+
+
 def without(kind: type[Event]) -> Callable[[tuple[Event, ...]], tuple[Event, ...]]:
     def removed(events: tuple[Event, ...]) -> tuple[Event, ...]:
         place = next(k for k, event in enumerate(events) if isinstance(event, kind))
