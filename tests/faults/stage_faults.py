@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from autopar.cost_model import account
+from autopar.driver import pipelining
 from autopar.ir import backward_parts, exchange
+from autopar.ir.cutting import RankMeshes
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.pipeline import Waiting
 from autopar.ir.stages import StageLink
 from autopar.runtime.program import mail, turns
 from autopar.runtime.simulator import stages
+from autopar.solver import cutting
 from tests.driver.test_split_pipelines import test_what_waits_for_either_part_is_held
-from tests.faults.table import by_test, fault
+from tests.driver.test_unequal_ranks import test_any_number_of_stages_shares_the_devices
+from tests.faults.table import Detector, by_test, fault
 from tests.ir.test_backward_parts import test_the_first_part_is_what_other_stages_wait_for
 from tests.ir.test_exchange import test_pieces_are_put_together_of_what_overlaps
 from tests.runtime.test_pipelined import test_ranks_compute_together
+from tests.solver.test_cutting import best_of_all, on_meshes, test_no_cuts_are_better
 from tests.zoo.test_stages import test_between_modules_in_every_schedule
 from tests.zoo.test_two_parts import (
     test_zero_bubble_is_eager,
@@ -139,3 +145,46 @@ def what_waits_for_weights_not_counted(patch: Patch) -> None:
         return original(scheduled, prices, [Waiting(each.backward) for each in others])
 
     patch.setattr(account, "waiting_bytes", waiting)
+
+
+def _cut_on_meshes() -> None:
+    for problem in map(on_meshes, range(40)):
+        if problem is not None and best_of_all(problem) is not None:
+            test_no_cuts_are_better(problem)
+
+
+CUT_ON_MESHES = Detector("test_cutting.test_no_cuts_are_better, ranks that differ", _cut_on_meshes)
+
+
+@fault(CUT_ON_MESHES)
+def more_devices_than_there_are(patch: Patch) -> None:
+    """Each rank has the mesh that is best for it."""
+    original = cutting._Program._on_meshes
+
+    def on(self: Any, meshes: RankMeshes) -> None:
+        sizes, devices = meshes.sizes, len(set(self.problem.ranks))
+        is_given = bool(meshes.given)
+        original(
+            self, meshes if is_given else replace(meshes, sizes=(1,) * len(sizes), devices=devices)
+        )
+
+    patch.setattr(cutting._Program, "_on_meshes", on)
+
+
+@fault(CUT_ON_MESHES)
+def a_shared_weight_on_two_meshes(patch: Patch) -> None:
+    original = cutting._Program._on_meshes
+
+    def on(self: Any, meshes: RankMeshes) -> None:
+        original(self, replace(meshes, alike=()))
+
+    patch.setattr(cutting._Program, "_on_meshes", on)
+
+
+@fault(by_test(test_any_number_of_stages_shares_the_devices, 5, 2), silent=False)
+def ranks_that_begin_where_equal_ones_would(patch: Patch) -> None:
+    def evenly(cluster: Any, sizes: Sequence[int]) -> tuple[int, ...]:
+        each = cluster.num_devices // len(sizes)
+        return tuple(range(0, each * len(sizes), each))
+
+    patch.setattr(pipelining, "place_parts", evenly)
