@@ -11,7 +11,7 @@ The graph that is cut is that in microbatches: each turn sends its part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -121,6 +121,12 @@ def _with_turns_of_forward(graph: Graph, cuts: Sequence[int]) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
+def _modules(name: str) -> list[str]:
+    """The modules that a parameter is in, innermost first."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]
+
+
 class _Cutter:
     def __init__(self, graph: Graph, homes: Assignment, count: int) -> None:
         self.graph, self.homes, self.count = graph, homes, count
@@ -130,14 +136,29 @@ class _Cutter:
         """What is sent to a stage, with the stage that sends it."""
         self.needs: list[tuple[Ref, int]] = []
 
+    def _unread(self) -> Iterator[tuple[int, int]]:
+        """The parameters that nobody reads, which have to be somewhere, each with a stage: where
+        what is next to it by name is read. There another call finds it that reads it, as of another
+        adapter."""
+        read = {ref.node for node in self.graph.nodes for ref in node.inputs}
+        stages: dict[str, int] = {}
+        unread: list[Node] = []
+        for node in self.graph.with_role(Role.PARAM):
+            if node.index not in read:
+                unread.append(node)
+                continue
+            for module in _modules(node.target):
+                stages.setdefault(module, min(self.homes.readers.get(node.index, (0,))))
+        for node in unread:
+            known = (stages[module] for module in _modules(node.target) if module in stages)
+            yield node.index, next(known, 0)
+
     def run(self) -> tuple[Graph, ...]:
         # Every rank is handed the model's inputs, whatever it reads of them.
         inputs = {node.index for node in self.graph.with_role(Role.INPUT)}
         self.kept = [set(inputs) for _ in range(self.count)]
-        # What nobody reads has to be somewhere.
-        read = {ref.node for node in self.graph.nodes for ref in node.inputs}
-        params = (node.index for node in self.graph.with_role(Role.PARAM))
-        self.kept[0] |= set(params) - read
+        for index, stage in self._unread():
+            self.kept[stage].add(index)
         for node in self.graph.with_role(*OUTPUT_ROLES):
             for stage in self._leaves_from(node):
                 self.kept[stage].add(node.index)

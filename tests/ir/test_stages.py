@@ -241,3 +241,37 @@ def test_a_gradient_goes_back_through_layers_that_are_not_trained() -> None:
     assert [grads(stage) for stage in stages] == [{"embed.weight"}, set(), set()]
     back = [sum("tanh_backward" in n.op for n in stage.with_role(Role.OP)) for stage in stages]
     assert back == [1, 1, 2]
+
+
+class Adapted(nn.Module):
+    """A layer with two adapters, of which the model that it is in reads one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.a, self.b = (nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor, which: str) -> Tensor:
+        return (self.base(x) + getattr(self, which)(x)).tanh()
+
+
+class Adapters(nn.Module):
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        self.spare = nn.Parameter(torch.zeros(3))
+        self.layers, self.which = nn.ModuleList(Adapted() for _ in range(4)), which
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, self.which)
+        return x.square().mean()
+
+
+def test_what_nobody_reads_is_where_another_call_reads_it() -> None:
+    """As once another adapter is set; what is near nothing is in the first stage."""
+    found: list[list[set[str]]] = []
+    for which in "ab":
+        whole = in_microbatches(trace(Adapters(which), (torch.randn(4, 8),), {}).graph, 2)
+        parts = in_stages(whole, [cut_at(whole, f"layers.{k}") for k in (1, 3)])
+        found.append([params(part) for part in parts])
+    assert found[0] == found[1]
+    assert "spare" in found[0][0] and "layers.3.b.weight" in found[0][2]
