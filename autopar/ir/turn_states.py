@@ -101,9 +101,11 @@ class TurnStates:
             states = shardings(node, Choice((option,)))
             inputs, outputs = (tuple(state[0] for state in each) for each in states)
             if option == REPLICATE and node.op in _PRODUCTS and node.index not in self._whole:
-                # As of the gradient of a weight that is a product of others.
-                yield (P, R), (P,)
-                yield (R, P), (P,)
+                # As of the gradient of a weight that is a product of others. What is known of the
+                # inputs alone is had whole instead: what is made of it may be no sum.
+                for k in (0, 1):
+                    if node.inputs[k].node in self._known:
+                        yield ((P, R), (R, P))[k], (P,)
             yield inputs, outputs
 
     def _widen(self, stuck: Node) -> None:

@@ -97,7 +97,8 @@ def test_one_stage_is_planned_in_any_number_of_microbatches() -> None:
 
 
 def test_once_one_stage_is_planned_pipelines_that_take_longer_are_left_out() -> None:
-    """Links are fast: by what their busiest segments take alone they are known to be longer."""
+    """Links are fast: by what their busiest segments take alone they are known to be longer. Other
+    orders are not even looked at, in which ranks would wait less."""
     said: list[str] = []
     graph = trace(Chain([256] * 13), (torch.randn(4096, 256),), {}).graph
     plan = search_stages(asked(graph, 8, stages="auto", microbatches="auto"), said.append)
@@ -105,7 +106,8 @@ def test_once_one_stage_is_planned_pipelines_that_take_longer_are_left_out() -> 
     planned = said.index("solving for mesh dp=8")
     assert sum(": about " in text for text in said[:planned]) == 2
     assert not any(": about " in text for text in said[planned:])
-    assert sum("no better" in text for text in said[planned:]) >= 4
+    assert sum("no better" in text for text in said[planned:]) >= 2
+    assert not any("zb-" in text or "interleaved" in text for text in said)
 
 
 def test_orders_share_plans_of_segments(monkeypatch: pytest.MonkeyPatch) -> None:
