@@ -148,7 +148,7 @@ class _Cutter:
                 unread.append(node)
                 continue
             for module in _modules(node.target):
-                stages.setdefault(module, min(self.homes.readers.get(node.index, (0,))))
+                stages.setdefault(module, min(self.homes.readers.get(node.index, ()), default=0))
         for node in unread:
             known = (stages[module] for module in _modules(node.target) if module in stages)
             yield node.index, next(known, 0)
