@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -276,32 +275,3 @@ def test_what_nobody_reads_is_where_another_call_reads_it() -> None:
         found.append([params(part) for part in parts])
     assert found[0] == found[1]
     assert "spare" in found[0][0] and "layers.3.b.weight" in found[0][2]
-
-
-class _ScaledBack(torch.autograd.Function):
-    """The gradient alone is scaled."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
-        ctx.save_for_backward(scale)
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (scale,) = ctx.saved_tensors
-        return gradients[0] * scale, None
-
-
-class ScaledBack(Adapters):
-    def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = _ScaledBack.apply(layer(x, self.which), self.spare)
-        return x.square().mean()
-
-
-def test_a_parameter_that_backward_alone_reads_is_in_some_stage() -> None:
-    model = ScaledBack("a")
-    model.spare = nn.Parameter(torch.ones(8), requires_grad=False)
-    whole = in_microbatches(trace(model, (torch.randn(4, 8),), {}).graph, 2)
-    parts = in_stages(whole, [cut_at(whole, "layers.2")])
-    assert any("spare" in params(part) for part in parts)
