@@ -290,8 +290,17 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def _check_owners(graphs: Sequence[Graph]) -> None:
-    """StageError if a buffer or parameter that forward changes is read by several stages."""
+    """StageError if a buffer or parameter that forward changes is read by several stages, or a
+    gradient is made where its parameter is not, as between the ops of a batch norm."""
     for stage, graph in enumerate(graphs):
+        gradients, params = (
+            {n.target for n in graph.with_role(r)} for r in (Role.GRAD, Role.PARAM)
+        )
+        if lost := sorted(gradients - params):
+            raise StageError(
+                f"no such stages: the gradient of {lost[0]} is made by stage {stage}, and another "
+                "reads it"
+            )
         changed = {node.target for node in graph.with_role(Role.MUTATION, Role.UPDATE)}
         for other in (*graphs[:stage], *graphs[stage + 1 :]):
             read = {node.target for node in other.with_role(Role.BUFFER, Role.PARAM)}

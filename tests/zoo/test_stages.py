@@ -38,7 +38,8 @@ def test_any_cuts_are_eager(name: str, turns: int) -> None:
             )
         except StageError as error:
             # Some cuts leave a stage nothing but masks, or run through a batch norm.
-            assert "nothing to compute" in str(error) or "is changed by stage" in str(error)
+            told = ("nothing to compute", "is changed by stage", "is made by stage")
+            assert any(text in str(error) for text in told)
         else:
             equal += 1
     assert equal >= 2
@@ -73,7 +74,8 @@ def test_every_model_on_ranks_in_every_schedule(
         try:
             check_stages(whole, any_cuts(graph, count, seed), turns, schedule, seed, [sizes])
         except StageError as error:
-            assert "nothing to compute" in str(error) or "is changed by stage" in str(error)
+            told = ("nothing to compute", "is changed by stage", "is made by stage")
+            assert any(text in str(error) for text in told)
         else:
             return
     raise AssertionError(f"{name} was cut nowhere into {count + 1} stages")
