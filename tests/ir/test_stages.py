@@ -168,9 +168,14 @@ def test_running_statistics_have_one_owner() -> None:
             in_stages(whole, [place])
         except StageError as error:
             failures.append(str(error))
-    # Within the norm, some cuts leave the old mean to one stage and the new one to another.
-    assert failures
-    assert all(re.search(r"stem\.1\.running_\w+ is changed by stage", each) for each in failures)
+    # Within the norm, some cuts leave the old mean to one stage and the new one to another, or the
+    # gradient of its bias to one that does not have it.
+    told = (
+        r"stem\.1\.running_\w+ is changed by stage",
+        r"gradient of stem\.1\.bias is made by stage",
+    )
+    assert any(re.search(told[0], each) for each in failures)
+    assert all(re.search("|".join(told), each) for each in failures)
 
 
 def test_a_link_is_the_same_from_both_ends() -> None:
