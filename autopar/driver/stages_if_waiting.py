@@ -39,10 +39,15 @@ def search_one_or_several(asked: Asked, say: Say) -> Plan:
     is_open = asked.options.stages_if_waiting and trains(asked.graph)
     if is_open and is_hindered(found.best):
         say("devices wait, or do the same work, for long; looking for stages, which send less")
-        staged = _in_stages(asked, say, plain)
-        if staged is not None and _step_ns(staged) < (1 - PRICES_ERR) * _step_ns(plain):
-            return staged
-        told = f"the best take {format_ns(_step_ns(staged))}" if staged else "none is better"
+        try:
+            staged, told = _in_stages(asked, say, plain), "none is better"
+        except SolverError as error:
+            say(f"{error}")
+            staged, told = None, "what they take is not known"
+        if staged is not None:
+            if _step_ns(staged) < (1 - PRICES_ERR) * _step_ns(plain):
+                return staged
+            told = f"the best take {format_ns(_step_ns(staged))}"
     if asked.margin:
         plain = planned(found, find_margin(found, say))
     if not told:
@@ -70,7 +75,7 @@ def _in_stages(asked: Asked, say: Say, plain: Plan) -> Plan | None:
     options = replace(asked.options, stages=None, microbatches=None, stages_if_waiting=False)
     try:
         found = search_stages(replace(asked, options=options), say, plain)
-    except (InfeasibleError, SolverError, StageError) as error:
+    except (InfeasibleError, StageError) as error:
         say(f"{error}")
         return None
     return None if found is plain else found

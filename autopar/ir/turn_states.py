@@ -92,21 +92,16 @@ class TurnStates:
 
     def _ways(self, node: Node) -> Iterator[tuple[tuple[Placement, ...], tuple[Placement, ...]]]:
         """How an op may read its inputs, and then leave its outputs, best first."""
-        options = [REPLICATE]
         if node.index not in self._whole:
             free = (f for f in node.factors if not (f.whole or f.exchanged or f.members))
-            parts = (factor.name for factor in free if factor.atom in self.batch)
-            options = [*parts, *(f"+{k}" for k in range(len(node.partial))), REPLICATE]
-        for option in options:
-            states = shardings(node, Choice((option,)))
-            inputs, outputs = (tuple(state[0] for state in each) for each in states)
-            if option == REPLICATE and node.op in _PRODUCTS and node.index not in self._whole:
+            yield from (_read(node, f.name) for f in free if f.atom in self.batch)
+            yield from (_read(node, f"+{k}") for k in range(len(node.partial)))
+            for k, ref in enumerate(node.inputs if node.op in _PRODUCTS else ()):
                 # As of the gradient of a weight that is a product of others. What is known of the
                 # inputs alone is had whole instead: what is made of it may be no sum.
-                for k in (0, 1):
-                    if node.inputs[k].node in self._known:
-                        yield ((P, R), (R, P))[k], (P,)
-            yield inputs, outputs
+                if ref.node in self._known:
+                    yield ((P, R), (R, P))[k], (P,)
+        yield _read(node, REPLICATE)
 
     def _widen(self, stuck: Node) -> None:
         """What `stuck` reads is computed of the whole batch, as far as that is only known of the
@@ -129,8 +124,14 @@ class TurnStates:
                 missing += (ref.node for ref in self.graph.nodes[index].inputs)
 
 
+def _read(node: Node, option: str) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    """How an op reads its inputs and leaves its outputs with a choice for one mesh axis."""
+    inputs, outputs = shardings(node, Choice((option,)))
+    return tuple(state[0] for state in inputs), tuple(state[0] for state in outputs)
+
+
 _PRODUCTS = {"aten.mm.default", "aten.bmm.default"}
-"""Ops that are linear in each of their inputs, of which no partial input is made use of."""
+"""Ops that are linear in each of their inputs. No mesh axis makes use of partial ones."""
 
 
 def is_proportional(graph: Graph) -> bool:
