@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 
@@ -212,6 +212,40 @@ def trained(asked: tuple[str, ...], term: Callable[[Any], Tensor]) -> dict[str, 
     return seen
 
 
+class Recurrent(nn.Module):
+    """Returns a state that a script hands back at the next call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        self.recurrent = nn.GRU(8, 8, batch_first=True)
+
+    def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        x, state = self.recurrent(self.first(x), state)
+        return self.last(x).square().mean(), state
+
+
+def handed_back(stages: int, microbatches: int) -> float:
+    """How far losses and gradients are from eager's where each call gets the last one's state."""
+    torch.manual_seed(0)
+    reference = Recurrent()
+    options: Any = {"stages": stages, "microbatches": microbatches}
+    model = autopar.compile(copy.deepcopy(reference), cluster=slow_devices(2), **options)
+    ours = theirs = None
+    furthest = 0.0
+    for seed in range(3):
+        x = torch.randn(8, 4, 8, generator=torch.Generator().manual_seed(seed))
+        loss, ours = model(x, ours)
+        expected, theirs = reference(x, theirs)
+        (loss * 2).backward()
+        (expected * 2).backward()
+        ours, theirs = ours.detach(), theirs.detach()
+        furthest = max(furthest, float((loss - expected).abs()), distance(ours, theirs))
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    grads = [(p.grad, q.grad) for p, q in pairs if p.grad is not None and q.grad is not None]
+    return max(furthest, *(distance(ours, theirs) for ours, theirs in grads))
+
+
 def two() -> dict[str, Any]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -224,6 +258,7 @@ def two() -> dict[str, Any]:
         "shown": trained((), lambda h: h.square().mean()),
         "asked for": trained(("h",), lambda h: h[:, 1].exp().sum()),
         "not used": trained((), lambda h: torch.zeros(())),
+        "handed back": [handed_back(1, 1), handed_back(1, 2), handed_back(2, 1)],
     }
     dist.destroy_process_group()
     return found

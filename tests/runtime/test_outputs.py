@@ -44,3 +44,9 @@ def test_training_through_another_output_is_that_of_one_process(ranks: list[Any]
 
 def test_what_every_rank_has_all_of_is_plain(ranks: list[Any]) -> None:
     assert all(rank["whole"] for rank in ranks)
+
+
+def test_a_state_that_is_handed_back_is_what_it_is_on_one_device(ranks: list[Any]) -> None:
+    """In one stage, in microbatches, and in stages, where one of the ranks has none of it."""
+    for rank in ranks:
+        assert max(rank["handed back"]) < 1e-5

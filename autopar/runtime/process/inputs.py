@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,23 @@ Inputs = str | Mapping[str, str]
 _KINDS = ("global", "local")
 
 
+class Whole(Protocol):
+    """A tensor that ranks hold pieces of, with its own shape: a DTensor, or what a model returned."""
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def requires_grad(self) -> bool: ...
+    def full_tensor(self) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A tensor of which this rank holds `local`. Where that is not all of it, `source` is the
-    whole as a DTensor, and `handed` says which piece, if that can be said."""
+    whole as a DTensor or an output, and `handed` says which piece, if that can be said."""
 
     local: Tensor
-    source: DTensor | None = None
+    source: Whole | None = None
     handed: Handed | None = None
 
     @property
@@ -101,6 +111,8 @@ def same_everywhere(leaves: Sequence[Any]) -> list[Tensor]:
 def _take(leaf: Tensor, is_local: bool, world: World) -> Piece:
     if isinstance(leaf, DTensor):
         return _of_dtensor(leaf, world)
+    if hasattr(leaf, "full_tensor"):
+        return Piece(leaf, cast("Whole", leaf))
     local = leaf.to(world.device, non_blocking=True)
     mesh = world.device_mesh
     if mesh is None or not is_local or local.dim() == 0:
