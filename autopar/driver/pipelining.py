@@ -9,7 +9,7 @@ microbatches in flight leave (`stage_plans`). The step is that of all stages pla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -24,9 +24,11 @@ from autopar.driver.promising_shapes import NEAR, Promising
 from autopar.driver.segment_division import Divided
 from autopar.driver.segment_ways import SegmentWays
 from autopar.driver.stage_plans import AskedOfRank, plan_stages
+from autopar.errors import InfeasibleError
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Graph
 from autopar.ir.stages import in_stages
+from autopar.ir.units import format_ns
 from autopar.ir.version import __version__
 from autopar.plans.compatibility import describe_inputs
 from autopar.plans.estimates import Estimates
@@ -40,7 +42,11 @@ from autopar.plans.plan import (
     Stage,
     Structure,
 )
-from autopar.plans.request import Asked
+from autopar.plans.request import Asked, Narrowed
+
+_AS_THOUGHT = 1.1
+"""Up to which part of the step that its segments were thought to take a pipeline is as expected.
+What segments take together is mostly a few per cent more than what stages take."""
 
 
 def search_stages(asked: Asked, say: Say, known: Plan | None = None) -> Plan:
@@ -81,11 +87,25 @@ class _Pipeline:
         self.firsts = place_parts(asked.cluster, sizes)
 
     def plan(self, graph: Graph) -> Plan:
-        """The plan with the cuts that were chosen of `graph`, the step in its microbatches."""
+        """The plan with the cuts that were chosen of `graph`, the step in its microbatches. Segments
+        are planned each for itself: what one leaves in shards the next may want whole, and where
+        that takes much longer than was thought, other choices do better."""
         self.say(f"planning {self.shape} ({self.shape.schedule})")
+        graphs = in_stages(graph, [start for _, start in self.divided.starts])
+        found = self._planned(graphs, self.divided.narrowed)
+        if found.estimates.step_ns <= _AS_THOUGHT * self.divided.step_ns:
+            return found
+        self.say(f"{format_ns(found.estimates.step_ns)}, which is more than was thought; with other choices")
+        try:
+            other = self._planned(graphs, dict.fromkeys(self.divided.narrowed, ()))
+        except InfeasibleError as error:
+            self.say(f"{error}")
+            return found
+        return min(found, other, key=lambda plan: plan.estimates.step_ns)
+
+    def _planned(self, graphs: Sequence[Graph], narrowed: Mapping[str, Narrowed]) -> Plan:
         table, starts = self.table, self.divided.starts
-        graphs = in_stages(graph, [start for _, start in starts])
-        ranks = [self._asked_of(rank) for rank in range(self.shape.ranks)]
+        ranks = [self._asked_of(rank, narrowed) for rank in range(self.shape.ranks)]
         found = plan_stages(ranks, graphs, table, self.say)
         layouts = [
             parse_layout(graph, each.structure) for graph, each in zip(graphs, found, strict=True)
@@ -97,12 +117,12 @@ class _Pipeline:
         estimates = add_up(table, [each.estimates for each in found], devices, sends, shared)
         return self._written(["", *(module for module, _ in starts)], found, estimates)
 
-    def _asked_of(self, rank: int) -> AskedOfRank:
+    def _asked_of(self, rank: int, narrowed: Mapping[str, Narrowed]) -> AskedOfRank:
         """What is asked of the stages of a rank."""
         mesh = self.divided.meshes[rank].text
         options = replace(self.asked.options, mesh=mesh, microbatches=self.shape.microbatches)
         asked = replace(self.asked, cluster=self.clusters[rank], options=options)
-        return AskedOfRank(asked, self.divided.narrowed[mesh])
+        return AskedOfRank(asked, narrowed[mesh])
 
     def _written(
         self,

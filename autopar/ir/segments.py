@@ -25,7 +25,8 @@ class Segment:
 
 
 def segments(graph: Graph) -> tuple[Segment, ...]:
-    """All of them, in the order in which forward computes them."""
+    """All of them, in the order in which forward computes them: one of the whole, without a module,
+    where no module begins one."""
     ops = [
         node
         for node in graph.with_role(Role.OP)
@@ -43,6 +44,8 @@ def segments(graph: Graph) -> tuple[Segment, ...]:
             if not found or begins[module] > last:
                 found.append(Segment(module, node.index if found else 0))
         last = node.index
+    if not found:
+        return (Segment("", 0),)
     changes = [*_changes(graph)]
     return tuple(
         each for each in found if not any(first < each.start <= last for first, last in changes)

@@ -251,9 +251,30 @@ def test_what_cannot_be_is_an_error() -> None:
         planned(cuts="model.layers.9", microbatches=2)
     with pytest.raises(ArgumentError, match="schedule='1f2b': write"):
         planned(stages=2, schedule="1f2b")
+    with pytest.raises(StageError, match="2 stages are more than the model has parts: 1"):
+        autopar.plan(nn.Linear(4, 4), (torch.zeros(8, 4),), cluster="4xcpu", stages=2)
     found = planned(stages=2, microbatches=4).structure
     with pytest.raises(PlanMismatchError, match=r"\(mesh stage=2\), but 1 process"):
         check_world(found, 1)
+
+
+def test_what_goes_from_one_segment_to_the_next_is_not_forgotten() -> None:
+    """Of these the layers are best whole and the head in shards, each for itself: messages between
+    them took twice as long as all else."""
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(nn.Linear(16, 16) for _ in range(6)))
+            self.head = nn.Linear(16, 5)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.head(self.layers(x)), y)
+
+    inputs = torch.zeros(8, 16), torch.arange(8) % 5
+    options: dict[str, Any] = {"stages": 2, "microbatches": 2, "mesh": "2"}
+    found = autopar.plan(Small(), inputs, cluster="4xcpu", **options)
+    assert [stage.estimates.exposed_communication_ns for stage in found.stages] == [0, 0]
 
 
 def test_as_many_stages_as_are_best() -> None:
