@@ -63,7 +63,8 @@ class CallMode(TorchFunctionMode):
                 if look.clamps is not None:
                     met = args[0] if look.answer else args[0].logical_not()
                     self._conditions.setdefault((frame.f_code, look.clamps), []).append(met)
-                return _Told(look.answer)
+                is_bool = look.is_check and args[0].dtype is torch.bool
+                return look.answer if is_bool else _Told(look.answer)
         if func is torch.clamp and self._conditions:
             frame = users_frame()
             conditions = self._conditions.pop((frame.f_code, frame.f_lineno), ())

@@ -19,10 +19,12 @@ NOT_THE_USERS = tuple(str(Path(str(file)).parent) for file in (torch.__file__, _
 @dataclass(frozen=True, slots=True)
 class Look:
     """What all looks at data in a line are told. With `clamps`, they decide whether the result of
-    the `torch.clamp` in that line stands for what it is given."""
+    the `torch.clamp` in that line stands for what it is given. The line `is_check` where it calls
+    what raises unless it is handed a bool that is true."""
 
     answer: bool
     clamps: int | None = None
+    is_check: bool = False
 
 
 def users_frame() -> FrameType:
@@ -40,7 +42,7 @@ def look_of(frame: FrameType) -> Look | None:
 
 @cache
 def _looks(file: str) -> dict[int, Look]:
-    """By line. What an assertion, or an `if` that only raises, needs so that nothing is raised:
+    """By line. What an assertion, a check, or an `if` that only raises, needs so that nothing is raised:
     data was checked by whoever wrote the model. What an `if` that only clamps needs to do it. Left
     out are lines where some looks need the contrary, and checks whose error is caught."""
     try:
@@ -54,6 +56,8 @@ def _looks(file: str) -> dict[int, Look]:
         look, last = None, node
         if isinstance(node, ast.Assert) and node not in caught:
             look = _told(node.test, True)
+        elif isinstance(node, ast.Expr) and _is_check(node.value) and node not in caught:
+            look = Look(True, is_check=True)
         elif isinstance(node, ast.If):
             last, clamps = node.test, _clamps(node)
             if clamps is not None and _in_turn(node.test, True):
@@ -68,6 +72,17 @@ def _looks(file: str) -> dict[int, Look]:
             lines = range(node.lineno, (last.end_lineno or last.lineno) + 1)
             found |= dict.fromkeys(lines, look)
     return found
+
+
+def _is_check(value: ast.expr) -> bool:
+    """Whether it is a call of torch's `_check` or its kin, or of that of transformers."""
+    match value:
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=name)):
+            return name.startswith("_check")
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+            return name == "torch_compilable_check"
+        case _:
+            return False
 
 
 def _told(test: ast.expr, answer: bool, clamps: int | None = None) -> Look | None:

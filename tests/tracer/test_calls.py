@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.utils import torch_compilable_check
 
 from autopar import plan, verify
 from autopar.errors import TraceError
@@ -46,6 +47,21 @@ class Asserting(Words):
 class Denying(Words):
     def look(self, ids: Tensor) -> bool:
         assert not (ids < 0).any()
+        return False
+
+
+class Checking(Words):
+    """As torch and models of transformers with images write it."""
+
+    def look(self, ids: Tensor) -> bool:
+        torch._check_tensor_all(ids >= 0, lambda: "no such word")
+        torch._check(
+            (ids < 8).all().item(),
+            lambda: "no such word",
+        )
+        torch._check_with(ValueError, bool(ids.max() < 8), lambda: "no such word")
+        torch_compilable_check(ids.max() < 8, f"no such word: {ids.max()}")
+        torch_compilable_check(ids.min().item() >= 0, "no such word")
         return False
 
 
@@ -134,7 +150,7 @@ class Rolling(Words):
         return bool(torch.rand(()) < 0.5)
 
 
-@pytest.mark.parametrize("kind", [Asserting, Denying, Raising])
+@pytest.mark.parametrize("kind", [Asserting, Checking, Denying, Raising])
 def test_what_only_checks_is_taken_to_hold(kind: type[nn.Module]) -> None:
     assert "aten.embedding.default" in ops(kind(), IDS)
 
