@@ -2,7 +2,8 @@
 
 ruff's TID251 bans names one by one; this finds every `torch._x`, `torch.fx._x`, ... by its
 underscore, through aliases too. Allowed are the files that `pyproject.toml` exempts from TID251.
-`torch.ops._x` is not Python API but an op's name, and is allowed.
+`torch.ops._x` is not Python API but an op's name, and is allowed, as are `torch._check` and its kin,
+which torch documents for models.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def exempt_files(root: Path) -> tuple[str, ...]:
 def private_part(name: str) -> str | None:
     """`torch.fx._x` of `torch.fx._x.y`; None if nothing private to torch is named."""
     parts = name.split(".")
-    if parts[0] != "torch" or parts[1:2] == ["ops"]:
+    if parts[0] != "torch" or parts[1:2] == ["ops"] or name.startswith("torch._check"):
         return None
     for i, part in enumerate(parts):
         if part.startswith("_") and not part.startswith("__"):

@@ -30,8 +30,7 @@ def report(
         raise click.UsageError("say what to write: -o PAGE, --trace TRACE, or both")
     plan = Plan.load(file)
     if stage is not None or trace_file is not None:
-        # A trace is of one stage.
-        plan = stage_of(plan, stage)
+        plan = stage_of(plan, stage, "a trace")
     if output is not None:
         from autopar.report.html.page import html
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from autopar.cost_model.rates import cluster_rates
+from autopar.ir.mesh import Cluster
 from autopar.ir.pipeline import ActionTable
 from autopar.plans.estimates import Delay, Estimates, MemoryCurve, Shared
 from autopar.plans.pipelines import play_pipeline
@@ -17,9 +19,10 @@ def add_up(
     devices: Sequence[int],
     sends: Sequence[Delay],
     shared: Sequence[Shared],
+    cluster: Cluster,
 ) -> Estimates:
-    """The estimates of a pipeline whose stages have so many devices each. What ranks share at the
-    end is communication that nothing hides."""
+    """The estimates of a pipeline on `cluster` whose stages have so many devices each. What ranks
+    share at the end is communication that nothing hides."""
     played = play_pipeline(table, stages, sends, shared)
     step_ns = played.step_ns
     busy = [_busy_ns(table, stages, rank) for rank in range(len(table.rows))]
@@ -40,6 +43,7 @@ def add_up(
         **total,
         step_ns=step_ns,
         bubble_ns=step_ns - busy[rank] - shared_ns,
+        cluster=cluster_rates(cluster),
         flops=sum(each.flops for each in stages),
         memory=fullest.memory,
         tokens_per_s=first.tokens * 10**9 // step_ns if step_ns else 0,

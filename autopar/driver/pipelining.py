@@ -87,15 +87,18 @@ class _Pipeline:
         self.firsts = place_parts(asked.cluster, sizes)
 
     def plan(self, graph: Graph) -> Plan:
-        """The plan with the cuts that were chosen of `graph`, the step in its microbatches. Segments
-        are planned each for itself: what one leaves in shards the next may want whole, and where
-        that takes much longer than was thought, other choices do better."""
+        """The plan with the cuts that were chosen of `graph`, the step in its microbatches.
+
+        Segments are planned each for itself: what one leaves in shards the next may want whole.
+        Where that takes much longer than was thought, other choices may do better.
+        """
         self.say(f"planning {self.shape} ({self.shape.schedule})")
         graphs = in_stages(graph, [start for _, start in self.divided.starts])
         found = self._planned(graphs, self.divided.narrowed)
         if found.estimates.step_ns <= _AS_THOUGHT * self.divided.step_ns:
             return found
-        self.say(f"{format_ns(found.estimates.step_ns)}, which is more than was thought; with other choices")
+        step = format_ns(found.estimates.step_ns)
+        self.say(f"step {step}, which is more than was thought; with other choices")
         try:
             other = self._planned(graphs, dict.fromkeys(self.divided.narrowed, ()))
         except InfeasibleError as error:
@@ -114,7 +117,9 @@ class _Pipeline:
         sends = delays(layouts, [self.firsts[table.ranks[k]] for k in range(len(found))], cluster)
         shared = shared_at_end(self.asked.graph, tied, table.ranks, cluster, self.firsts)
         devices = [layout.mesh.num_devices for layout in layouts]
-        estimates = add_up(table, [each.estimates for each in found], devices, sends, shared)
+        estimates = add_up(
+            table, [each.estimates for each in found], devices, sends, shared, cluster
+        )
         return self._written(["", *(module for module, _ in starts)], found, estimates)
 
     def _asked_of(self, rank: int, narrowed: Mapping[str, Narrowed]) -> AskedOfRank:

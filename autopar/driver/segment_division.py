@@ -104,7 +104,8 @@ class SegmentDivision:
         try:
             return self._found(boundless, is_within=False)
         except InfeasibleError:
-            text = meshes_text([plans.mesh for plans in self.plans])
+            ranks = self.given or range(len(self.plans))
+            text = meshes_text([self.plans[k].mesh for k in ranks])
             raise StageError(
                 f"no stages are on meshes {text}: stages that share a weight have to be on equal "
                 "meshes"
@@ -138,7 +139,7 @@ class SegmentDivision:
             ends.append(ends[-1] + sort.count)
         alike = {
             tuple(sorted({bisect_right(ends, segment) - 1 for segment in segments}))
-            for segments in self.sample.tied.values()
+            for segments in self.sample.shared.values()
         }
         sizes = tuple(plans.mesh.num_devices for plans in self.plans)
         return RankMeshes(sizes, self.asked.cluster.num_devices, self.given, tuple(sorted(alike)))

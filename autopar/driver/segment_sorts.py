@@ -109,16 +109,20 @@ class SampledStep:
         ), planned
 
     @cached_property
-    def tied(self) -> Mapping[str, tuple[int, ...]]:
-        """The weights that are trained and used by several segments, with the numbers of these."""
+    def shared(self) -> Mapping[str, tuple[int, ...]]:
+        """The weights that are used by several segments, with the numbers of these."""
         readers = forward_readers(self.graph, [part.start for part in self.parts[1:]])
-        trained = {node.target for node in self.graph.with_role(Role.GRAD)}
         found = {
             node.target: tuple(sorted(readers.get(node.index, ())))
             for node in self.graph.with_role(Role.PARAM)
-            if node.target in trained
         }
         return {name: segments for name, segments in found.items() if len(segments) > 1}
+
+    @cached_property
+    def tied(self) -> Mapping[str, tuple[int, ...]]:
+        """Those of the `shared` weights that are trained."""
+        trained = {node.target for node in self.graph.with_role(Role.GRAD)}
+        return {name: found for name, found in self.shared.items() if name in trained}
 
     @cached_property
     def busiest(self) -> int:

@@ -9,7 +9,7 @@ from typing import Literal
 from autopar.ir.units import format_bytes, format_ns, format_percent
 from autopar.plans.estimates import Estimates
 from autopar.plans.plan import Plan
-from autopar.report.costs import held_by
+from autopar.report.costs import HOLDER_TITLES, held_by
 from autopar.report.summary import blocks
 
 Unit = Literal["ns", "bytes", "flops", "tokens/s", "ppm"]
@@ -62,6 +62,9 @@ OWN_WORDS = (TIME, MEMORY, STAGES, RATES)
 
 _SECTIONS = (TIME, MEMORY, STAGES, AXES, BLOCKS, RATES)
 
+_HOLDERS = ("peak", *HOLDER_TITLES.values())
+"""All that memory may hold, in order: a plan may have nothing of some."""
+
 _Place = tuple[str, tuple[int, str], str, Unit]
 """Section, order within it, name and unit."""
 
@@ -81,8 +84,8 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
     holders = {"peak": memory.total, **held_by(memory)}
     for k, (name, ns) in enumerate(times.items()):
         yield (TIME, (k, ""), name, "ns"), ns
-    for k, (name, num_bytes) in enumerate(holders.items()):
-        yield (MEMORY, (k, ""), name, "bytes"), num_bytes
+    for name, num_bytes in holders.items():
+        yield (MEMORY, (_HOLDERS.index(name), ""), name, "bytes"), num_bytes
     for k, each in enumerate(estimates.stages):
         place = (k, "")
         yield (STAGES, place, f"stage {k}, all microbatches", "ns"), each.step_ns

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autopar.errors import PlanError
 from autopar.plans.plan import Plan
 from autopar.report.pipeline import stages_text
@@ -15,7 +17,9 @@ def explained(plan: Plan, name: str = "", stage: int | None = None) -> Reasons |
     neither name nor stage. PlanError if several stages have it, or there is no such stage;
     AutoparError, with what comes close, if nothing has the name."""
     if not plan.structure.stages or stage is not None:
-        return reasons(stage_of(plan, stage), name)
+        found = reasons(stage_of(plan, stage), name)
+        is_all = stage is not None and not name
+        return replace(found, subject=f"stage {stage}") if is_all else found
     if not name:
         return pipeline_reasons(plan)
     having = [k for k, each in enumerate(plan.stages) if knows(each, name)]

@@ -21,14 +21,16 @@ def page_of(content: Printed) -> RenderableType:
     return content.page()
 
 
-def stage_of(plan: Plan, stage: int | None) -> Plan:
+def stage_of(plan: Plan, stage: int | None, what: str = "") -> Plan:
     """A stage of a pipeline as a plan of its own; without a number, a plan that is no pipeline.
-    PlanError, saying what there is, otherwise."""
+    PlanError, saying what there is, otherwise, and `what` it is that has to be of one stage."""
     count = len(plan.structure.stages)
     if stage is None and not count:
         return plan
     if stage is None:
-        raise PlanError(f"the plan has {count} stages: say which (--stage 0 to {count - 1})")
+        why = f"{what} is of one stage, and " if what else ""
+        last = count - 1
+        raise PlanError(f"{why}the plan has {count} stages: say which (--stage 0 to {last})")
     if stage >= count:
         what = f"{count} stages, 0 to {count - 1}" if count else "no stages"
         raise PlanError(f"there is no stage {stage}: the plan has {what}")

@@ -42,9 +42,9 @@ def look_of(frame: FrameType) -> Look | None:
 
 @cache
 def _looks(file: str) -> dict[int, Look]:
-    """By line. What an assertion, a check, or an `if` that only raises, needs so that nothing is raised:
-    data was checked by whoever wrote the model. What an `if` that only clamps needs to do it. Left
-    out are lines where some looks need the contrary, and checks whose error is caught."""
+    """By line. What an assertion, a check, or an `if` that only raises, needs so that nothing is
+    raised: data was checked by whoever wrote the model. What an `if` that only clamps needs to do
+    it. Left out are lines where some looks need the contrary, and checks whose error is caught."""
     try:
         tree = ast.parse(Path(file).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):

@@ -34,6 +34,7 @@ from autopar.plans.options import make_options
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import Plan
 from autopar.plans.request import ask
+from autopar.report.bill import MEMORY
 from autopar.report.difference import compare
 from autopar.runtime.process.stage_groups import storage_in_stages
 from autopar.solver.search import silent
@@ -216,6 +217,15 @@ def test_what_differs_between_pipelines_is_told() -> None:
     topics = {topic.title: topic for topic in compare(a, b).topics}
     changed = {change.what for change in topics["pipeline"].changes}
     assert changed == {"schedule", "stages begin with"}
+    found = compare(a, planned(microbatches=1))
+    assert not {
+        change.what
+        for topic in found.topics
+        if topic.cause == "request"
+        for change in topic.changes
+    }
+    names = [figure.name for figure in found.bill if figure.section == MEMORY]
+    assert len(set(names)) == len(names)
 
 
 def test_parts_of_a_cluster() -> None:

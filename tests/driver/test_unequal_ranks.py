@@ -108,6 +108,10 @@ def test_weights_that_stages_share_are_on_equal_meshes() -> None:
     assert len(tied) == 2
     with pytest.raises(StageError, match="stages that share a weight have to be on equal meshes"):
         autopar.plan(model, inputs, cluster=cluster, mesh="2/1/1", microbatches=2)
+    # One that is frozen too: stages have it as the first of them stores it.
+    model.requires_grad_(False).transformer.ln_f.requires_grad_(True)
+    with pytest.raises(StageError, match=r"on meshes dp=2/1/1: stages that share a weight"):
+        autopar.plan(model, inputs, cluster=cluster, mesh="2/1/1", microbatches=2)
 
 
 def test_reasons_for_cuts_of_ranks_that_differ() -> None:

@@ -23,8 +23,8 @@ Inputs = str | Mapping[str, str]
 _KINDS = ("global", "local")
 
 
-class Whole(Protocol):
-    """A tensor that ranks hold pieces of, with its own shape: a DTensor, or what a model returned."""
+class InPieces(Protocol):
+    """A tensor of its own shape that ranks hold pieces of: a DTensor, or what a model returned."""
 
     @property
     def shape(self) -> torch.Size: ...
@@ -39,7 +39,7 @@ class Piece:
     whole as a DTensor or an output, and `handed` says which piece, if that can be said."""
 
     local: Tensor
-    source: Whole | None = None
+    source: InPieces | None = None
     handed: Handed | None = None
 
     @property
@@ -112,7 +112,7 @@ def _take(leaf: Tensor, is_local: bool, world: World) -> Piece:
     if isinstance(leaf, DTensor):
         return _of_dtensor(leaf, world)
     if hasattr(leaf, "full_tensor"):
-        return Piece(leaf, cast("Whole", leaf))
+        return Piece(leaf, cast("InPieces", leaf))
     local = leaf.to(world.device, non_blocking=True)
     mesh = world.device_mesh
     if mesh is None or not is_local or local.dim() == 0:
