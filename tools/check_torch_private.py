@@ -2,8 +2,8 @@
 
 ruff's TID251 bans names one by one; this finds every `torch._x`, `torch.fx._x`, ... by its
 underscore, through aliases too. Allowed are the files that `pyproject.toml` exempts from TID251.
-`torch.ops._x` is not Python API but an op's name, and is allowed, as are `torch._check` and its kin,
-which torch documents for models.
+`torch.ops._x` is not Python API but an op's name, and is allowed, as are `torch._check` and its
+kin, which torch documents for models.
 """
 
 from __future__ import annotations
