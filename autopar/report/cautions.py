@@ -7,7 +7,7 @@ from math import prod
 
 from autopar.ir.graph import itemsize
 from autopar.ir.stages import RECEIVE, SEND
-from autopar.ir.units import format_bytes, format_percent, format_share
+from autopar.ir.units import format_bytes, format_ns, format_percent, format_share
 from autopar.plans.plan import IN_STAGES, MAX_TENSOR_BYTES, Plan, Provenance
 from autopar.report.names import tensor_name
 from autopar.report.placed import REPLICATED, ParamGroup, parsed
@@ -16,10 +16,16 @@ LARGE_SHARE = 0.01
 """What is replicated and takes this share of the memory limit is worth a warning."""
 
 
+MUCH_LONGER = 1.15
+"""From which part of the modelled step on one that takes longer is worth a warning: models of one
+or two layers, most of whose step is outside of layers, take up to a tenth longer."""
+
+
 def cautions(plan: Plan, params: Sequence[ParamGroup]) -> Iterator[str]:
     """Warnings, the gravest first."""
     yield from cautions_of_decisions(plan, params)
     yield from _waiting(plan)
+    yield from _played_longer(plan)
     if not plan.provenance.is_proven:
         yield f"not proven optimal: {doubt(plan.provenance)}"
     yield from _fragile(plan)
@@ -35,6 +41,17 @@ def _waiting(plan: Plan) -> Iterator[str]:
             f"devices wait for communication in {format_share(waits_ns, step_ns)} of the step: "
             "stages of a pipeline send less "
             + ("(--stages auto looks for them)" if found is None else f"(looked for: {found})")
+        )
+
+
+def _played_longer(plan: Plan) -> Iterator[str]:
+    """That a step in one stage, event by event, is far from what the solver made least of."""
+    step_ns, modelled_ns = plan.estimates.step_ns, plan.estimates.modelled_ns
+    if not plan.structure.stages and step_ns > MUCH_LONGER * modelled_ns:
+        longer = format_percent(step_ns / modelled_ns - 1)
+        yield (
+            f"event by event the step takes {longer} longer than as modelled "
+            f"({format_ns(modelled_ns)}), by which plans are chosen: another one may be faster"
         )
 
 

@@ -80,3 +80,12 @@ def test_a_plan_in_one_stage_that_waits_names_stages(part: float, op: str, warne
     found = summarize(msgspec.structs.replace(plan, provenance=told)).warnings
     assert any("(looked for: the best take 2 ms)" in text for text in found) is warned
     assert not any("--stages auto" in text for text in found)
+
+
+@pytest.mark.parametrize(("longer", "warned"), [(1.2, True), (1.1, False)])
+def test_a_step_that_takes_longer_than_as_modelled_is_told(longer: float, warned: bool) -> None:
+    plan = two_axis_plan()
+    step_ns = int(longer * plan.estimates.modelled_ns)
+    estimates = msgspec.structs.replace(plan.estimates, step_ns=step_ns)
+    found = summarize(msgspec.structs.replace(plan, estimates=estimates)).warnings
+    assert any("20 % longer than as modelled" in text for text in found) is warned
