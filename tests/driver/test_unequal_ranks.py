@@ -126,12 +126,15 @@ def test_reasons_for_cuts_of_ranks_that_differ() -> None:
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    list(
-        product(
-            ("gpt2", "llama", "resnet"),
+    [
+        *product(
+            ("gpt2", "llama"),
             ({"schedule": "1f1b"}, {"schedule": "zb-h1"}, {"schedule": "gpipe"}),
-        )
-    ),
+        ),
+        # In one microbatch, for its batch norms: GPipe is 1F1B there.
+        ("resnet", {"schedule": "1f1b"}),
+        ("resnet", {"schedule": "zb-h1"}),
+    ],
 )
 def test_gradients_are_those_of_eager(name: str, how: dict[str, Any]) -> None:
     model, inputs = ZOO[name]()
