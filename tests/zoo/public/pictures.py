@@ -106,6 +106,25 @@ def _vilt() -> Any:
     return made, {"input_ids": ids(), "pixel_values": images()}
 
 
+def _llava() -> Any:
+    """Its first words stand for the patches of a picture."""
+    image = VOCAB - 1
+    vision = {"model_type": "clip_vision_model", **_VIT}
+    text = {"model_type": "llama", **_TEXT}
+    made = model(
+        "LlavaForConditionalGeneration",
+        vision_config=vision,
+        text_config=text,
+        image_token_id=image,
+        vision_feature_layer=-1,
+    )
+    patches = (_VIT["image_size"] // _VIT["patch_size"]) ** 2
+    words = ids() % image
+    given = torch.cat([torch.full((BATCH, patches), image), words], 1)
+    labels = torch.cat([torch.full((BATCH, patches), -100), words], 1)
+    return made, {"input_ids": given, "labels": labels, "pixel_values": images()}
+
+
 MODELS = {
     "ViTForImageClassification": _classifier("ViTForImageClassification", **_VIT),
     "DeiTForImageClassification": _classifier("DeiTForImageClassification", **_VIT),
@@ -203,6 +222,7 @@ MODELS = {
     ),
     "CLIPModel": _two_towers("CLIPModel"),
     "SiglipModel": _two_towers("SiglipModel"),
+    "LlavaForConditionalGeneration": _llava,
     "ViltModel": _vilt,
     "VideoMAEForVideoClassification": lambda: (
         model("VideoMAEForVideoClassification", **_VIT, num_frames=4),
