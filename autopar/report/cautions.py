@@ -47,7 +47,7 @@ def _waiting(plan: Plan) -> Iterator[str]:
 def _played_longer(plan: Plan) -> Iterator[str]:
     """That a step in one stage, event by event, is far from what the solver made least of."""
     step_ns, modelled_ns = plan.estimates.step_ns, plan.estimates.modelled_ns
-    if not plan.structure.stages and step_ns > MUCH_LONGER * modelled_ns:
+    if not plan.structure.stages and step_ns > MUCH_LONGER * modelled_ns > 0:
         longer = format_percent(step_ns / modelled_ns - 1)
         yield (
             f"event by event the step takes {longer} longer than as modelled "
