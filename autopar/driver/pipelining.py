@@ -46,7 +46,8 @@ from autopar.plans.request import Asked, Narrowed
 
 _AS_THOUGHT = 1.1
 """Up to which part of the step that its segments were thought to take a pipeline is as expected.
-What segments take together is mostly a few per cent more than what stages take."""
+Mostly it is within a few per cent; where memory binds hard, 13 were seen. Where what segments send
+one another was not thought of, small models took twice as long."""
 
 
 def search_stages(asked: Asked, say: Say, known: Plan | None = None) -> Plan:
