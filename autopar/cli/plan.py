@@ -48,7 +48,7 @@ from autopar.ir.gc_pause import collection_paused
     "--microbatches",
     metavar="N|auto",
     help="Work on the batch in N parts, one after the other; auto: as many as are best where "
-    "memory binds. Default: 1, in stages auto.",
+    "memory binds. Default: 1, or auto in stages and where nothing fits otherwise.",
 )
 @click.option(
     "--residency",
@@ -76,8 +76,8 @@ from autopar.ir.gc_pause import collection_paused
     "--stages",
     metavar="N|auto",
     help="Cut the model into N stages of a pipeline; auto: as many as are best, or none. Default: "
-    "1, or auto where devices wait, or do the same work, for a third of its step and nothing is "
-    "asked of its mesh, microbatches or shardings.",
+    "1, or auto where that does not fit, or devices wait, or do the same work, for a third of its "
+    "step, and nothing is asked of its mesh, microbatches or shardings.",
 )
 @click.option(
     "--cut",

@@ -102,7 +102,7 @@ def compile(
     `time_limit` (seconds, or "2min") and `strict` are as in `Options`. `pins`, `forbid` and
     `strategy` say what the plan must be like (docs/constraints.md). The batch is worked on in
     `microbatches`, one after the other, which takes less memory; "auto" finds how many where memory
-    binds (docs/microbatches.md). Parameters live, with their gradients and the optimizer's states,
+    binds (docs/microbatches.md); it is 1 unless that is said, or nothing fits so. Parameters live, with their gradients and the optimizer's states,
     where `residency` says: on the device ("cuda"), on its host ("cpu"), or where it is best if
     memory binds ("auto"; docs/residency.md). What the model wraps in `torch.utils.checkpoint` is
     free to be planned, or made again as it asks (`checkpoint="as written"`).
@@ -111,8 +111,9 @@ def compile(
     for backward in `saved_dtype` ("bfloat16" or "float16"), which rounds gradients.
     The model is cut into `stages` of a pipeline, before the modules `cuts`, whose microbatches
     follow a `schedule`, as in `plan` (docs/pipeline.md): each rank has its stages' parameters.
-    Unless it is said how many, there are several where one would wait, and nothing is asked of its
-    mesh, microbatches or shardings; one where ranks have rows of their own.
+    Unless it is said how many, there are several where one would wait or does not fit in memory,
+    and nothing is asked of its mesh, microbatches or shardings; one where ranks have rows of their
+    own.
     `differentiable_outputs` ("logits", or several) names outputs that a backward is to go through
     beside the losses: planned so from the start, where it would else be planned at the first
     backward that does. `unread_outputs` names in the same way those that no script looks at
@@ -205,9 +206,10 @@ def plan(
     than the best one of another structure (docs/explain.md); `progress` is told what is being done.
 
     The model is cut into `stages` of a pipeline ("auto": as many as are best, or none; default: 1,
-    or "auto" where that waits and nothing is asked of its mesh, microbatches or shardings), before
-    the modules `cuts` if those are given, whose microbatches follow a `schedule` ("1f1b", "gpipe",
-    "interleaved:2", "zb-h1", "zb-v", or a table of your own or the path of one; docs/pipeline.md).
+    or "auto" where that waits or does not fit, and nothing is asked of its mesh, microbatches or
+    shardings), before the modules `cuts` if those are given, whose microbatches follow a `schedule`
+    ("1f1b", "gpipe", "interleaved:2", "zb-h1", "zb-v", or a table of your own or the path of one;
+    docs/pipeline.md).
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """

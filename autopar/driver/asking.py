@@ -12,7 +12,7 @@ from autopar.cluster.measured import measured_on
 from autopar.cluster.profile import Profile
 from autopar.compile import ModelCall, Say
 from autopar.driver.pipelining import search_stages
-from autopar.driver.stages_if_waiting import search_one_or_several
+from autopar.driver.stages_if_needed import search_one_or_several
 from autopar.errors import ArgumentError, ConstraintError, InfeasibleError
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.mesh import Cluster

@@ -20,7 +20,7 @@ from autopar.driver.chunk_counts import chunk_count, chunk_ladder
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.leanest import leanest
 from autopar.driver.microbatching import possible_counts
-from autopar.driver.search import Tried, planned, survey
+from autopar.driver.search import Tried, explaining, planned, survey
 from autopar.errors import InfeasibleError
 from autopar.ir.problem import Problem
 from autopar.ir.units import format_bytes
@@ -39,12 +39,13 @@ def find_frontier(asked: Asked, limits: Sequence[int], say: Say) -> Frontier:
     once. The limit that is asked for, or else the memory of a device, is among them if it lies
     between.
 
-    Errors are those of `search.survey`, but no limit is too small: its point has no plan.
+    Errors are those of `search.search`, but no limit is too small: its point has no plan.
     """
     own = asked.options.memory_limit_bytes or asked.cluster.device.memory_bytes
     boundless = replace(asked.options, memory_limit_bytes=BOUNDLESS_BYTES)
     asked = replace(asked, options=boundless)
-    first = survey(asked, say)
+    with explaining(asked, say):
+        first = survey(asked, say)
     meshes = [_OnMesh(asked.on(tried.mesh), tried) for tried in first.tried]
     if asked.options.microbatches is None:
         counts = possible_counts(asked.graph)[1:]

@@ -50,12 +50,14 @@ Mostly it is within a few per cent; where memory binds hard, 13 were seen. Where
 one another was not thought of, small models took twice as long."""
 
 
-def search_stages(asked: Asked, say: Say, known: Plan | None = None) -> Plan:
+def search_stages(
+    asked: Asked, say: Say, known: Plan | None = None, *, only_several: bool = False
+) -> Plan:
     """The plan with the shortest step among those that are asked for, in one stage too where their
-    number is open: `known`, if that is planned. StageError if the model cannot be cut so;
-    InfeasibleError if nothing fits in memory."""
+    number is open: `known`, if that is planned; none, if `only_several` are looked for. StageError
+    if the model cannot be cut so; InfeasibleError if nothing fits in memory."""
     tried, ways = Offers(say, known), SegmentWays(asked, say)
-    promising = Promising(asked, ways, tried)
+    promising = Promising(asked, ways, tried, only_several=only_several)
     shapes = promising.best()
     plain = promising.plain if promising.has_plain else None
     least = None if plain is None else plain.step_ns

@@ -44,12 +44,15 @@ class Promising:
     """The shapes that may have the shortest step, by what their segments take. What fails is told
     to `tried`."""
 
-    def __init__(self, asked: Asked, ways: SegmentWays, tried: Offers) -> None:
+    def __init__(
+        self, asked: Asked, ways: SegmentWays, tried: Offers, *, only_several: bool = False
+    ) -> None:
         self.asked, self.ways, self.tried = asked, ways, tried
         self.found: list[tuple[PipelineShape, Divided]] = []
         options = asked.options
         is_open = options.stages is None and not options.cuts and options.table is None
-        self.is_open = is_open and not options.rank_meshes and tried.best is None
+        is_open = is_open and not options.rank_meshes and not only_several
+        self.is_open = is_open and tried.best is None
         """Whether one stage is to be planned."""
         self.plain: Divided | None = None
         """What a step in one stage is thought to be, where that is open and known."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -55,9 +56,27 @@ class Survey:
 
 
 def search(asked: Asked, say: Say) -> Plan:
-    """The plan with the shortest predicted step over all meshes that are admitted; errors are those
-    of `survey`."""
-    return planned(survey(asked, say))
+    """The plan with the shortest predicted step over all meshes that are admitted. InfeasibleError,
+    with what would do, if none has a plan within the memory limit."""
+    with explaining(asked, say):
+        return planned(survey(asked, say))
+
+
+@contextmanager
+def explaining(asked: Asked, say: Say) -> Generator[None]:
+    """Within it, where no mesh has a plan, the error says what is missing on the first mesh and
+    what would do, or which of the limits that are asked for conflict."""
+    try:
+        yield
+    except InfeasibleError as why:
+        first = suited(asked, meshes_of(asked.cluster, asked.options))[0]
+        if asked.options.asked:
+            say("looking for the limits that conflict")
+            raise explain_infeasible(first, partial(_failure, say)) from why
+        if any(map(is_end, asked.graph.nodes)):
+            # Of a stage: more devices or a smaller batch are for all stages to have.
+            raise
+        raise InfeasibleError(explain_shortage(asked, first, why, say)) from why
 
 
 def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
@@ -65,8 +84,8 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
 
     Meshes along the levels of the cluster come first: a good plan in hand cuts off the others as
     soon as they are known to have no better one, or none within `margin` (a fraction) of it. Of
-    equally good meshes the first that is listed wins. InfeasibleError, saying what is missing on
-    the first mesh, if none has a plan within the memory limit.
+    equally good meshes the first that is listed wins. InfeasibleError, that of the first mesh, if
+    none has a plan within the memory limit.
     """
     requests = suited(asked, meshes_of(asked.cluster, asked.options))
     best: Candidate | None = None
@@ -91,15 +110,7 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
         if least is None or found.solution.objective < least:
             best, best_place = found, place
     if best is None:
-        if not asked.options.asked:
-            first = min(failures)
-            why = failures[first]
-            if any(map(is_end, asked.graph.nodes)):
-                # Of a stage: more devices or a smaller batch are for all stages to have.
-                raise why
-            raise InfeasibleError(explain_shortage(asked, requests[first], why, say)) from why
-        say("looking for the limits that conflict")
-        raise explain_infeasible(requests[0], partial(_failure, say))
+        raise failures[min(failures)]
     known = tuple(tried[place] for place in sorted(tried))
     bound = min(each.bound for each in known)
     best = replace(best, solution=bounded(best.solution, bound))

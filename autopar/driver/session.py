@@ -240,7 +240,7 @@ class Builder:
         asked = self.request.options
         if call.handed:
             # Stages take inputs whole.
-            asked = replace(asked, stages_if_waiting=False)
+            asked = replace(asked, stages_if_needed=False)
         least = asked
         if groups is not None:
             if self.family.structure is not None:

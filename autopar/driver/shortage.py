@@ -48,13 +48,12 @@ def explain_shortage(asked: Asked, request: PlanRequest, why: InfeasibleError, s
         *_on_host(request, say),
         *_microbatches(request, say),
         *_smaller_batch(request, found.estimates, say),
-        *_stages(asked),
     )
     return (
         f"mesh {request.mesh or 'of one device'}: the leanest plan found peaks at "
         f"{format_bytes(_peak(found))} per device where the memory limit is {format_bytes(limit)}: "
         f"{format_bytes(_peak(found) - limit)} is missing. It holds {_holders(found.estimates)}. "
-        f"What would do: {'; '.join(remedies)}"
+        f"What would do: {'; '.join(remedies)}{_looked_for(asked)}"
     )
 
 
@@ -123,6 +122,8 @@ def _on_host(request: PlanRequest, say: Say) -> Iterator[str]:
 
 def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
     """The fewest microbatches, if any are found, whose leanest plan is within the limit."""
+    if request.options.microbatches_if_needed:
+        return
     for count in possible_counts(request.graph)[1 : 1 + _TRIES]:
         found = _leanest(replace(request, microbatches=count), say)
         if found is not None and _peak(found) <= request.memory_limit_bytes:
@@ -130,11 +131,14 @@ def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
             return
 
 
-def _stages(asked: Asked) -> Iterator[str]:
-    """Stages of a pipeline: to know of them takes longer than an error should."""
-    is_possible = asked.cluster.num_devices > 1 and trains(asked.graph)
-    if asked.options.stages_if_waiting and is_possible:
-        yield "perhaps --stages auto, in microbatches, which was not tried"
+def _looked_for(asked: Asked) -> str:
+    """What nobody asked for and was looked for before there is this error."""
+    options, found = asked.options, list[str]()
+    if options.microbatches_if_needed and len(possible_counts(asked.graph)) > 1:
+        found.append("microbatches")
+    if options.stages_if_needed and trains(asked.graph) and asked.cluster.num_devices > 1:
+        found.append("stages")
+    return f". Looked for as well: {' and '.join(found)}, and none fit" if found else ""
 
 
 def _smaller_batch(request: PlanRequest, estimates: Estimates, say: Say) -> Iterator[str]:

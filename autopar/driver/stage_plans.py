@@ -13,7 +13,7 @@ from autopar.compile import Say
 from autopar.cost_model.account import account
 from autopar.cost_model.residency import why_not_hosted
 from autopar.driver.loss_chunking import best_in_chunks
-from autopar.driver.search import meshes_of, survey
+from autopar.driver.search import explaining, meshes_of, survey
 from autopar.errors import InfeasibleError, UnsuitedMeshError
 from autopar.ir.choices import ParamChoice
 from autopar.ir.fingerprint import fingerprint
@@ -168,7 +168,9 @@ def _best(asked: Asked, settled: Narrowed, narrowed: Narrowed, say: Say) -> Cand
             return best_in_chunks(replace(asked, narrowed=(*settled, *narrowed)).on(mesh), say)
         except InfeasibleError as error:
             say(f"{error}; with other choices")
-    return survey(replace(asked, narrowed=settled), say).best
+    asked = replace(asked, narrowed=settled)
+    with explaining(asked, say):
+        return survey(asked, say).best
 
 
 _End = tuple[str, str, str]

@@ -86,8 +86,9 @@ class Options:
     The model is cut into `stages`, None for as many as are best, before the modules `cuts` if those
     are given; they work on microbatches as `schedule` says: one of
     `pipeline_orders.SCHEDULES`, with a colon and its stages per rank where it is interleaved,
-    "auto", or a table as text (`table`). Where nobody has said how many stages, there
-    are several if one waits for communication above all: `stages_if_waiting`.
+    "auto", or a table as text (`table`). Where nobody has said how many there are to be, there is
+    one microbatch, and one stage, unless that does not fit in memory (`microbatches_if_needed`,
+    `stages_if_needed`); there are several stages too if one waits for communication above all.
     """
 
     mesh: str = "auto"
@@ -109,7 +110,8 @@ class Options:
     schedule: str = "auto"
     unread_outputs: tuple[str, ...] = ()
     saved_dtype: SavedDtype = ""
-    stages_if_waiting: bool = False
+    microbatches_if_needed: bool = False
+    stages_if_needed: bool = False
 
     @property
     def table(self) -> ActionTable | None:
@@ -160,15 +162,15 @@ class Options:
         the plan of an earlier one, have them; in one stage if it has one. Where nobody asked for
         stages, nobody said how many microbatches they have."""
         if not structure.stages:
-            return replace(self, stages=1, cuts=(), schedule="auto", stages_if_waiting=False)
+            return replace(self, stages=1, cuts=(), schedule="auto", stages_if_needed=False)
         made = structure.schedule
         chunks = f":{made.chunks}" if made.kind == "interleaved" else ""
         schedule = "\n".join(made.table) or made.kind + chunks
         cuts = tuple(stage.start for stage in structure.stages[1:])
-        count = None if self.stages_if_waiting else self.microbatches
+        count = None if self.stages_if_needed else self.microbatches
         return replace(
             self, stages=len(structure.stages), cuts=cuts, schedule=schedule, microbatches=count,
-            stages_if_waiting=False,
+            stages_if_needed=False,
         )  # fmt: skip
 
     def for_stored(
@@ -183,7 +185,7 @@ class Options:
             for name, sharding in storage.items()
         )
         return replace(
-            self, mesh=mesh, constraints=constraints, strategy="", stages_if_waiting=False
+            self, mesh=mesh, constraints=constraints, strategy="", stages_if_needed=False
         )
 
 
@@ -256,7 +258,8 @@ def make_options(
         loss_chunks=_count("loss_chunks", loss_chunks),
         unread_outputs=_several(unread_outputs),
         saved_dtype=check_saved_dtype(saved_dtype),
-        stages_if_waiting=stages is None and not cuts and order == "auto" and is_free,
+        microbatches_if_needed=microbatches is None and count == 1,
+        stages_if_needed=stages is None and not cuts and order == "auto" and is_free,
     )
 
 

@@ -11,6 +11,7 @@ import torch
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
+from autopar.driver.asking import answer
 from autopar.driver.leanest import leanest
 from autopar.driver.search import search
 from autopar.driver.shortage import with_smaller_batch
@@ -116,9 +117,10 @@ def test_on_one_device() -> None:
         search(asked(5 * MIB, devices=1), silent)
 
 
-def test_stages_that_nobody_spoke_of_are_named() -> None:
-    wanted = asked(5 * MIB)
-    assert "--stages" not in told()
-    open_to_stages = replace(wanted, options=replace(wanted.options, stages_if_waiting=True))
-    with pytest.raises(InfeasibleError, match="perhaps --stages auto, in microbatches"):
-        search(open_to_stages, silent)
+def test_what_was_looked_for_unasked_is_named() -> None:
+    assert "Looked for" not in told() and "--microbatches" in told()
+    wanted = asked("1MiB")
+    is_open = {"mesh": "auto", "microbatches_if_needed": True, "stages_if_needed": True}
+    with pytest.raises(InfeasibleError, match=r"microbatches and stages, and none fit$") as caught:
+        answer(replace(wanted, options=replace(wanted.options, **is_open)), silent)
+    assert "--microbatches" not in str(caught.value)

@@ -12,7 +12,7 @@ import torch
 
 import autopar
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver import stages_if_waiting
+from autopar.driver import stages_if_needed
 from autopar.errors import AutoparError, InfeasibleError, SolverError, StageError
 from autopar.ir.mesh import Cluster, Level, Link
 from autopar.plans.plan import IN_STAGES, Plan
@@ -29,11 +29,13 @@ def joined_by(bytes_per_s: float, devices: int = 2) -> Cluster:
     return replace(cluster, device=device, levels=(Level(devices, link),))
 
 
-def planned(cluster: Cluster, **options: Any) -> tuple[Plan, bool]:
+def planned(
+    cluster: Cluster, width: int = 2048, samples: int = 1024, **options: Any
+) -> tuple[Plan, bool]:
     """The plan of a few layers, and whether stages were looked for."""
     said: list[str] = []
     with torch.device("meta"):
-        model, x = Chain([2048] * 9), torch.zeros(1024, 2048)
+        model, x = Chain([width] * 9), torch.zeros(samples, width)
     found = autopar.plan(model, (x,), cluster=cluster, progress=said.append, **options)
     return found, any(LOOKING in text for text in said)
 
@@ -68,7 +70,7 @@ def test_fast_links_are_no_reason_to_look() -> None:
 
 
 def test_a_short_step_is_not_worth_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages_if_waiting, "WORTH_LOOKING_NS", 10**12)
+    monkeypatch.setattr(stages_if_needed, "WORTH_LOOKING_NS", 10**12)
     found, has_looked = planned(joined_by(4e8))
     assert not found.structure.stages and not has_looked
 
@@ -77,13 +79,13 @@ def test_a_short_step_is_not_worth_the_time(monkeypatch: pytest.MonkeyPatch) -> 
 def test_stages_are_to_win_more_than_prices_err(
     part: float, is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def search_stages(_asked: object, _say: object, known: Plan) -> Plan:
+    def search_stages(_asked: object, _say: object, known: Plan, **_options: object) -> Plan:
         step_ns = int(part * known.estimates.step_ns)
         estimates = msgspec.structs.replace(known.estimates, step_ns=step_ns)
         return msgspec.structs.replace(known, estimates=estimates)
 
     plain, _ = planned(joined_by(4e8), stages=1)
-    monkeypatch.setattr(stages_if_waiting, "search_stages", search_stages)
+    monkeypatch.setattr(stages_if_needed, "search_stages", search_stages)
     found, _ = planned(joined_by(4e8))
     assert (found.estimates.step_ns < plain.estimates.step_ns) is is_taken
     assert ("the best take" in found.provenance.statistics.get(IN_STAGES, "")) is not is_taken
@@ -93,11 +95,39 @@ def test_stages_are_to_win_more_than_prices_err(
 def test_stages_that_cannot_be_are_no_failure(
     kind: type[AutoparError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def search_stages(*_: object) -> Plan:
+    def search_stages(*_: object, **_options: object) -> Plan:
         raise kind("no stages")
 
-    monkeypatch.setattr(stages_if_waiting, "search_stages", search_stages)
+    monkeypatch.setattr(stages_if_needed, "search_stages", search_stages)
     found, has_looked = planned(joined_by(4e8))
     assert has_looked and not found.structure.stages
     told = "what they take is not known" if kind is SolverError else "none is better"
     assert found.provenance.statistics[IN_STAGES] == told
+
+
+def test_microbatches_where_nothing_fits_at_once() -> None:
+    few: dict[str, Any] = {"width": 64, "samples": 8192, "memory_limit": "8MiB"}
+    with pytest.raises(InfeasibleError, match=r"--microbatches 2 "):
+        planned(joined_by(1e12), microbatches=1, **few)
+    found, _ = planned(joined_by(1e12), **few)
+    assert not found.structure.stages
+    assert found.to_bytes() == planned(joined_by(1e12), microbatches="auto", **few)[0].to_bytes()
+
+
+def test_stages_where_one_does_not_fit() -> None:
+    """Nothing is shared evenly by two devices, and no batch is cut."""
+    odd: dict[str, Any] = {"width": 509, "samples": 509, "memory_limit": "26MiB"}
+    with pytest.raises(InfeasibleError, match=r"the leanest plan found peaks at 27\.8 MiB"):
+        planned(joined_by(1e12), stages=1, **odd)
+    found, has_looked = planned(joined_by(1e12), **odd)
+    assert has_looked and found.estimates.memory.total <= found.estimates.memory_limit
+    assert found.to_bytes() == planned(joined_by(1e12), stages="auto", **odd)[0].to_bytes()
+
+
+def test_where_nothing_fits_at_all_one_stage_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def search_stages(*_: object, **_options: object) -> Plan:
+        raise StageError("no stages")
+
+    monkeypatch.setattr(stages_if_needed, "search_stages", search_stages)
+    with pytest.raises(InfeasibleError, match=r"^mesh dp=2: the leanest plan found peaks"):
+        planned(joined_by(1e12), width=509, samples=509, memory_limit="26MiB")

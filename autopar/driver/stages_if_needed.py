@@ -1,0 +1,105 @@
+"""Plans of which nobody has said how many microbatches or stages they have: one, unless that does
+not fit in memory, or its devices wait for each other, or do the same work, for long, and several
+stages take less."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from autopar.compile import Say
+from autopar.driver.margin import find_margin
+from autopar.driver.microbatching import possible_counts
+from autopar.driver.pipelining import search_stages
+from autopar.driver.search import Survey, explaining, planned, survey
+from autopar.errors import InfeasibleError, SolverError, StageError
+from autopar.ir.microbatches import trains
+from autopar.ir.units import format_ns
+from autopar.plans.estimates import LARGE_WAIT
+from autopar.plans.fitting import Candidate
+from autopar.plans.plan import FRAGILE, IN_STAGES, Plan
+from autopar.plans.request import Asked
+
+WORTH_LOOKING_NS = 10_000_000
+"""To look for stages takes seconds to minutes: a step that loses less has hardly that to win in
+thousands of them."""
+
+PRICES_ERR = 0.2
+"""What steps take is known to about this part, and scripts may do less in stages: those that nobody
+asked for are to win more. Of emulated clusters (`benchmarks.emulated`), stages that were thought to
+win a tenth took longer, and those that were thought to win a quarter or more won."""
+
+
+def search_one_or_several(asked: Asked, say: Say) -> Plan:
+    """The best plan in one stage, in microbatches only if it does not fit in memory else; or one in
+    several stages, if one stage does not fit, or is hindered and they take less by more than prices
+    err. InfeasibleError, with what would do, if none fits."""
+    options = asked.options
+    is_open = options.stages_if_needed and trains(asked.graph) and asked.cluster.num_devices > 1
+    try:
+        found = _in_one(asked, say)
+    except InfeasibleError as why:
+        if is_open:
+            say(f"{why}; looking for stages, each of which holds its own part")
+            staged, _ = _in_stages(asked, say)
+            if staged is not None:
+                return staged
+        with explaining(asked, say):
+            raise
+    plain, told = planned(found), ""
+    if is_open and is_hindered(found.best):
+        say("devices wait, or do the same work, for long; looking for stages, which send less")
+        staged, told = _in_stages(asked, say, plain)
+        if staged is not None:
+            if _step_ns(staged) < (1 - PRICES_ERR) * _step_ns(plain):
+                return staged
+            told = f"the best take {format_ns(_step_ns(staged))}"
+    if asked.margin:
+        plain = planned(found, find_margin(found, say))
+    if not told:
+        return plain
+    statistics = {**plain.provenance.statistics, IN_STAGES: told}
+    provenance = msgspec.structs.replace(plain.provenance, statistics=statistics)
+    return msgspec.structs.replace(plain, provenance=provenance)
+
+
+def is_hindered(found: Candidate) -> bool:
+    """Whether a plan loses much of its step, for long enough: beyond what its ops take where each
+    is shared in the way that is best for it alone, and nothing is sent."""
+    step_ns = found.estimates.step_ns
+    lost_ns = step_ns - sum(int(costs.min()) for costs in found.problem.costs)
+    return lost_ns > max(LARGE_WAIT * step_ns, WORTH_LOOKING_NS)
+
+
+def _step_ns(plan: Plan) -> int:
+    """Nanoseconds of a step, as predicted."""
+    return plan.estimates.step_ns
+
+
+def _in_one(asked: Asked, say: Say) -> Survey:
+    """What is known of one stage: at once, or in microbatches if that does not fit and nobody has
+    said how many. InfeasibleError if there is no plan."""
+    # With a margin, meshes are not cut off before they are known to make the plan no fragile one.
+    margin = FRAGILE if asked.margin else 0.0
+    try:
+        return survey(asked, say, margin=margin)
+    except InfeasibleError as why:
+        if not asked.options.microbatches_if_needed or len(possible_counts(asked.graph)) == 1:
+            raise
+        say(f"{why}; looking for microbatches, which take less memory")
+        options = replace(asked.options, microbatches=None)
+        return survey(replace(asked, options=options), say, margin=margin)
+
+
+def _in_stages(asked: Asked, say: Say, plain: Plan | None = None) -> tuple[Plan | None, str]:
+    """The best plan in several stages, if there is one and the `plain` one is not as good; else why
+    there is not."""
+    options = replace(asked.options, stages=None, microbatches=None, stages_if_needed=False)
+    try:
+        found = search_stages(replace(asked, options=options), say, plain, only_several=True)
+    except (InfeasibleError, StageError, SolverError) as error:
+        say(f"{error}")
+        unknown = isinstance(error, SolverError)
+        return None, "what they take is not known" if unknown else "none is better"
+    return None if found is plain else found, "none is better"
