@@ -104,8 +104,9 @@ def compile(
     `microbatches`, one after the other, which takes less memory; "auto" finds how many where memory
     binds (docs/microbatches.md); unsaid it is 1, or "auto" where nothing fits so. Parameters live,
     with their gradients and the optimizer's states, where `residency` says: on the device ("cuda"),
-    on its host ("cpu"), or where it is best if memory binds ("auto"; docs/residency.md). What the model wraps in `torch.utils.checkpoint` is
-    free to be planned, or made again as it asks (`checkpoint="as written"`).
+    on its host ("cpu"), or where it is best if memory binds ("auto"; docs/residency.md). What the
+    model wraps in `torch.utils.checkpoint` is free to be planned, or made again as it asks
+    (`checkpoint="as written"`).
     The loss of a head with many classes is worked on in `loss_chunks` of a rank's rows; "auto" does
     so where memory binds and that is better (docs/loss-chunks.md). Activations of float32 are saved
     for backward in `saved_dtype` ("bfloat16" or "float16"), which rounds gradients.
