@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 from autopar.ir.graph import Arg, Ref
@@ -32,6 +33,32 @@ def scatter(call: Call) -> Rule | None:
     inputs = [singles(target), *[singles(picked)] * (len(call.inputs) - 1)]
     partial = linear(call, (call.arg(0), source))
     return rule(inputs, [singles(target)], whole=whole, partial=partial)
+
+
+def scatter_reduce(call: Call) -> Rule | None:
+    """aten.scatter_reduce(x, dim, index, source, reduce): linear if it adds to what is there."""
+    found = scatter(call)
+    adds = call.arg(4, "reduce") == "sum" and call.arg(5, "include_self", True)
+    return found if found is None or adds else replace(found, partial=())
+
+
+def bucketize(call: Call) -> Rule:
+    """aten.bucketize(x, boundaries): `a, b! -> a`."""
+    names = letters(len(call.out))
+    inputs = place(call, {0: singles(names), 1: singles("b")})
+    return rule(inputs, [singles(names)], whole="b")
+
+
+def searchsorted(call: Call) -> Rule | None:
+    """aten.searchsorted(boundaries, x, sorter=): `a b!, a k -> a k`, or the same boundaries for
+    all."""
+    bounds, sought = call.arg(0, "sorted_sequence"), call.arg(1, "self")
+    if call.arg(5, "sorter") is not None or not isinstance(sought, Ref):
+        return None
+    names = letters(len(call.out))
+    own = "b" if len(call.shape(bounds)) == 1 else (*names[:-1], "b")
+    inputs = place(call, {0: singles(own), 1: singles(names)})
+    return rule(inputs, [singles(names)], whole="b")
 
 
 def _matched(
@@ -119,6 +146,9 @@ INDEX: Family = (
     (Op(index_put), "index_put _unsafe_index_put"),
     (Op(gather), "gather"),
     (Op(scatter), "scatter.src scatter.value scatter_add"),
+    (Op(scatter_reduce), "scatter_reduce.two"),
+    (Op(bucketize, exact=True), "bucketize.Tensor"),
+    (Op(searchsorted, exact=True), "searchsorted.Tensor"),
     (Op(index_select), "index_select"),
     (Op(index_add), "index_add"),
 )

@@ -46,7 +46,7 @@ special_spherical_bessel_j0 special_zeta frexp.Tensor round.decimals polygamma c
 
 _LINEAR = {
     "0": """
-        clone contiguous _to_copy div.Tensor div.Scalar elu_backward gelu_backward
+        clone contiguous _conj_physical _to_copy div.Tensor div.Scalar elu_backward gelu_backward
         hardswish_backward leaky_relu_backward lift_fresh_copy mul.Scalar
         native_dropout_backward neg silu_backward tanh_backward threshold_backward
     """,

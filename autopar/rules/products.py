@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import prod
 
 from autopar.ir.graph import Graph, Node
-from autopar.rules.call import Call, aligned, linear, place, rule, singles
+from autopar.rules.call import Call, aligned, letters, linear, place, rule, singles
 from autopar.rules.notation import Rule, parse_rule
 from autopar.rules.op import Family, Op
 
@@ -20,6 +20,27 @@ def _addmm(call: Call) -> Rule | None:
     product = "b m k!, b k! n -> b m n" if len(names) == 3 else "m k!, k! n -> m n"
     parsed = parse_rule(product)
     return replace(parsed, inputs=(added, *parsed.inputs))
+
+
+def _trilinear(call: Call) -> Rule | None:
+    """aten._trilinear(a, b, c, expand_a, expand_b, expand_c, sumdim): of the dims that there are in
+    all, each factor has those that it is not expanded along, and their product is summed over
+    others: of `nn.Bilinear` `n i, o i j, n j -> n o`."""
+    factors = [call.arg(k) for k in range(3)]
+    missing = [call.integers(3 + k, f"expand{k + 1}") or () for k in range(3)]
+    names = letters(len(call.shape(factors[0])) + len(missing[0]))
+    dims = [tuple(a for d, a in enumerate(names) if d not in gone) for gone in missing]
+    sizes = {
+        (name, size)
+        for factor, own in zip(factors, dims, strict=True)
+        for name, size in zip(own, call.shape(factor), strict=True)
+    }
+    if len(sizes) > len(names):
+        return None
+    summed = call.integers(6, "sumdim") or ()
+    result = singles(a for d, a in enumerate(names) if d not in summed)
+    inputs = place(call, {k: singles(own) for k, own in enumerate(dims)})
+    return rule(inputs, [result], partial=linear(call, *([factor] for factor in factors)))
 
 
 def grouped_matmul(call: Call) -> Rule:
@@ -51,6 +72,11 @@ def _flops(node: Node, graph: Graph) -> float:
     return 2.0 * prod(graph.atoms[f.atom].size for f in node.factors)
 
 
+def _trilinear_flops(node: Node, graph: Graph) -> float:
+    """One factor more in each term of the sum."""
+    return 1.5 * _flops(node, graph)
+
+
 def _grouped_flops(node: Node, graph: Graph) -> float:
     """Every row (or column) meets the matrix of one group alone, unless both have groups."""
     left, right = (graph.type_of(ref).shape for ref in node.inputs[:2])
@@ -63,6 +89,7 @@ PRODUCTS: Family = (
     (Op("m k, k -> m", _flops), "mv"),
     (Op("k, k -> _", _flops), "dot"),
     (Op(_addmm, _flops), "addmm baddbmm"),
+    (Op(_trilinear, _trilinear_flops), "_trilinear"),
     (
         Op(grouped_matmul, _grouped_flops),
         "_grouped_mm transformers.grouped_mm_fallback.default",

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
@@ -20,10 +21,16 @@ from autopar.tracer.decompose import META
 from autopar.tracer.pieces_norm import NORM_PIECES
 from autopar.tracer.snapshot import call_of
 
+aten = torch.ops.aten
+
 Pieces = Callable[..., Any]
 """An op as a function of its arguments that calls other ops; NotImplemented leaves it as it is."""
 
-PIECES_OF: dict[Any, Pieces] = {**NORM_PIECES}
+PIECES_OF: dict[Any, Pieces] = {
+    **NORM_PIECES,
+    # A view whose numbers are other ones than its memory's cannot be sent.
+    aten._conj.default: aten._conj_physical.default,
+}
 
 
 def split_into_pieces(gm: fx.GraphModule) -> fx.GraphModule:

@@ -42,6 +42,11 @@ def C(*shape: int) -> Made:
     return Made(shape, "complex")
 
 
+def S(*shape: int) -> Made:
+    """Numbers that do not descend along the last dim."""
+    return Made(shape, "sorted")
+
+
 def make(value: Any, generator: torch.Generator) -> Any:
     """`value` with its tensors made."""
     if isinstance(value, Made):
@@ -60,6 +65,8 @@ def _tensor(made: Made, generator: torch.Generator) -> Tensor:
         return torch.randn(made.shape, generator=generator, dtype=torch.complex128)
     if made.kind == "float32":
         return torch.randn(made.shape, generator=generator)
+    if made.kind == "sorted":
+        return torch.randn(made.shape, generator=generator, dtype=torch.float64).sort().values
     if made.kind == "unit":
         return 0.1 + 0.8 * torch.rand(made.shape, generator=generator, dtype=torch.float64)
     return torch.randn(made.shape, generator=generator, dtype=torch.float64)

@@ -12,7 +12,7 @@ from tests.rules import (  # noqa: F401 - more samples
     samples_images,
     samples_recurrent,
 )
-from tests.rules.making import B, C, F, I, U
+from tests.rules.making import B, C, F, I, S, U
 from tests.rules.sampling import SAMPLES, sample
 
 __all__ = ["SAMPLES"]
@@ -25,6 +25,9 @@ sample("addmm", F(4, 1), F(4, 6), F(6, 9), beta=0.5, alpha=2.0)
 sample("bmm", F(2, 4, 6), F(2, 6, 3))
 sample("baddbmm", F(2, 4, 3), F(2, 4, 6), F(2, 6, 3), beta=2)
 sample("baddbmm", F(4, 1), F(2, 4, 6), F(2, 6, 3))
+_BILINEAR = ((1, 3), (0,), (1, 2), (2, 3))
+sample("_trilinear", F(6, 4), F(9, 4, 8), F(6, 8), *_BILINEAR)
+sample("_trilinear", F(6, 9), F(6, 4), F(6, 8), (2, 3), (1, 3), (1, 2), (0,))
 sample("mv", F(4, 6), F(6))
 sample("dot", F(6), F(6))
 
@@ -243,7 +246,7 @@ sample("_log_softmax _softmax", F(3, 8), -1, False)
 sample("_safe_softmax", F(4, 6), -1)
 sample("_log_softmax_backward_data _softmax_backward_data", F(4, 6), F(4, 6), -1, torch.float64)
 sample("_log_softmax_backward_data _softmax_backward_data", F(3, 8), F(3, 8), -1, torch.float64)
-sample("cumsum cumprod argsort", F(4, 6), 0)
+sample("cumsum cumprod argsort cummax cummin logcumsumexp", F(4, 6), 0)
 sample("cumsum", I(4, 6, high=9), -1)
 sample("sort", F(4, 6))
 sample("sort", F(4, 6), 0)
@@ -303,6 +306,12 @@ sample("scatter_add", F(4, 6), 0, I(2, 6, high=4), F(2, 6))
 sample("scatter_add", F(4, 6), 0, I(2, 3, high=4), F(2, 3))
 sample("scatter.value", F(4, 6), 1, I(4, 2, high=6), 0)
 sample("scatter.value", F(4, 6), 1, I(4, 2, high=6), 1.0)
+for how in ("sum", "mean", "amax", "prod"):
+    sample("scatter_reduce.two", F(4, 6), 1, I(4, 3, high=6), F(4, 3), how)
+sample("scatter_reduce.two", F(4, 6), 1, I(4, 3, high=6), F(4, 3), "sum", include_self=False)
+sample("bucketize.Tensor", F(4, 6), S(5))
+sample("searchsorted.Tensor", S(5), F(4, 6))
+sample("searchsorted.Tensor", S(4, 5), F(4, 6), right=True)
 sample("index_select", F(4, 6, 3), 1, I(4, high=6))
 sample("index_add", F(4, 6, 3), 1, I(4, high=6), F(4, 4, 3))
 _INDEX = "index.Tensor _unsafe_index.Tensor"

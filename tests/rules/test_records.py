@@ -37,6 +37,7 @@ NAMED_ELSEWHERE = {
     "runtime/program/sharded.py": "what a user may do with an output in pieces: eager, not planned",
     "runtime/simulator/precision.py": "which kernels of eager take sums in float32",
     "tracer/normalize.py": "losses whose mean becomes a sum before there is a graph to plan",
+    "tracer/pieces.py": "a view that is copied before there is a graph to plan",
     "tracer/pieces_norm.py": "norms that are split before there is a graph to plan",
 }
 """Files that name ops, other than records and emitters, and for what."""
