@@ -39,6 +39,7 @@ from autopar.plans.fitting import (
     Fitting,
     bounded,
     check_host,
+    infeasible,
     lacks_host_memory,
 )
 from autopar.plans.layout import stage_graphs
@@ -48,7 +49,7 @@ from autopar.plans.request import PlanRequest
 from autopar.plans.settling import same_choice, settled_request
 from autopar.runtime.program.guards import Read
 from autopar.runtime.program.program import Program
-from autopar.solver import evaluate, solve
+from autopar.solver import evaluate, least_usage_conflict, solve
 from autopar.tracer import Traced, Wanted, only_losses, trace
 
 Found = TypeVar("Found")
@@ -163,6 +164,16 @@ def best_on(
     check_host(found)
     is_stated = found.problem.usage_limit is not None
     return replace(found, is_tight=is_stated and found.solution.is_limiting)
+
+
+def check_least(request: PlanRequest) -> None:
+    """InfeasibleError if what any plan holds at the least breaks the memory limit: that is known
+    without a search."""
+    request = request.as_asked().opened()
+    stated = replace(price(request), usage_limit=request.memory_limit_bytes)
+    conflict = least_usage_conflict(stated)
+    if conflict is not None:
+        raise infeasible(request.mesh, conflict)
 
 
 def best_as_stated(

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autopar.compile import Say, best_on
+from autopar.compile import Say, best_on, check_least
 from autopar.driver.chunk_counts import chunk_ladder
 from autopar.errors import InfeasibleError, MicrobatchError, NotImposedWarning
 from autopar.ir.contractions import batch_atoms
@@ -42,6 +42,8 @@ def best_in_turns(
         if count > 1:
             say(f"{request.mesh}: in {count} microbatches")
         try:
+            if failure is not None and best is None:
+                check_least(replace(here, loss_chunks=ladder[-1]))
             least = cutoff if best is None else cutoff_after(best)
             found = _best_of(here, ladder, say, least, best or after)
         except InfeasibleError as error:
@@ -87,6 +89,8 @@ def _best_of(
         least = cutoff if best is None else cutoff_after(best)
         try:
             here = replace(request, loss_chunks=chunks)
+            if failure is not None and best is None:
+                check_least(here)
             found = best_on(here, say, least, after=best or after)
         except InfeasibleError as error:
             failure = error

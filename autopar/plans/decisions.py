@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.ir.choices import ParamChoice
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
-from autopar.ir.problem import Problem, Solution
+from autopar.ir.problem import Conflict, Problem, Solution
 from autopar.ir.units import format_bytes
 from autopar.ir.uses import SAVED
 from autopar.plans.compatibility import describe_inputs
@@ -70,11 +70,8 @@ def _routes(problem: Problem, solution: Solution) -> dict[str, tuple[str, ...]]:
     return routes
 
 
-def describe_conflict(solution: Solution) -> str:
-    """What is missing, and what holds it, for an infeasible solution with a memory conflict."""
-    conflict = solution.conflict
-    if conflict is None:
-        return str(solution.statistics.get("reason", "no combination of choices is allowed"))
+def describe_conflict(conflict: Conflict) -> str:
+    """What is missing, and what holds it."""
     missing = format_bytes(conflict.needed - conflict.limit)
     holders = ", ".join(f"{key} {format_bytes(size)}" for key, size in conflict.largest[:5])
     return (

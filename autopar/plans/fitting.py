@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from autopar.errors import InfeasibleError, SolverError
 from autopar.ir.mesh import Mesh
 from autopar.ir.moments import Moment
-from autopar.ir.problem import Basis, Problem, Solution, Status
+from autopar.ir.problem import Basis, Conflict, Problem, Solution, Status
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.decisions import describe_conflict
 from autopar.plans.estimates import Estimates
@@ -100,7 +100,7 @@ class Fitting:
             return False
         conflict = solution.conflict
         if conflict is None or not any(self.rows.values()):
-            raise InfeasibleError(f"{_on(mesh)}: {describe_conflict(solution)}")
+            raise infeasible(mesh, conflict, str(solution.statistics.get("reason", "")))
         if self.is_leanest:
             raise self.failure()
         # Another plan may have less of what is not counted.
@@ -190,6 +190,12 @@ def bounded(solution: Solution, bound: int) -> Solution:
     bound = min(bound, solution.objective)
     status = Status.OPTIMAL if bound == solution.objective else Status.FEASIBLE
     return replace(solution, status=status, bound=bound)
+
+
+def infeasible(mesh: Mesh, conflict: Conflict | None, reason: str = "") -> InfeasibleError:
+    """Why there is no plan: what is missing, and what holds it, if that is memory."""
+    told = describe_conflict(conflict) if conflict else reason
+    return InfeasibleError(f"{_on(mesh)}: {told or 'no combination of choices is allowed'}")
 
 
 def _on(mesh: Mesh) -> str:

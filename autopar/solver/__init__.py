@@ -2,5 +2,6 @@
 
 from autopar.solver.driver import solve
 from autopar.solver.evaluate import Evaluation, evaluate
+from autopar.solver.memory import least_usage_conflict
 
-__all__ = ["Evaluation", "evaluate", "solve"]
+__all__ = ["Evaluation", "evaluate", "least_usage_conflict", "solve"]

@@ -131,3 +131,16 @@ def test_where_nothing_fits_at_all_one_stage_is_told_of(monkeypatch: pytest.Monk
     monkeypatch.setattr(stages_if_needed, "search_stages", search_stages)
     with pytest.raises(InfeasibleError, match=r"^mesh dp=2: the leanest plan found peaks"):
         planned(joined_by(1e12), width=509, samples=509, memory_limit="26MiB")
+
+
+def test_microbatches_that_hold_too_much_are_left_out_without_a_search() -> None:
+    said: list[str] = []
+    with torch.device("meta"):
+        model, x = Chain([64] * 9), torch.zeros(8192, 64)
+    with pytest.raises(InfeasibleError):
+        autopar.plan(
+            model, (x,), cluster=joined_by(1e12), progress=said.append,
+            memory_limit="128KiB", mesh="2", microbatches="auto",
+        )  # fmt: skip
+    assert sum("microbatches" in text for text in said) > 5
+    assert sum("memory binds" in text for text in said) == 1
