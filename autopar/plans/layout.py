@@ -191,7 +191,8 @@ def starts_in(graph: Graph, structure: Structure) -> tuple[str, ...]:
             if start is None:
                 raise StageError(
                     f"this call of the model reads no parameter of stage {number}, which begins "
-                    f"with {stage.start}: call the whole model, or cut it elsewhere"
+                    f"with {stage.start}: call the whole model, cut it elsewhere (cuts=), or "
+                    "compile it with stages=1"
                 )
             found.append(start)
     return tuple(found)

@@ -6,6 +6,7 @@ nothing is computed or allocated, whatever device the model is on; the model com
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -225,6 +226,7 @@ def capture(
         # What the model looks at may follow from its code alone. And some models leave out what
         # they need where they are compiled, and run in eager alone.
         compiled = is_data_dependent(error)
+        watch.spare_replaced()
         try:
             step, gm = _joint_graph(model, leaves, spec, wanted, watch, Known, as_compiled=compiled)
         except TraceError as last:
@@ -268,7 +270,12 @@ def _joint_graph(
     mode = kind(allow_non_fake_inputs=True)
     paths = {module: name for name, module in model.named_modules()}
     stand_in = partial(fake_tensor, mode=mode)
-    with staged(model, leaves, spec, stand_in, paths, wanted, watch) as (step, fakes):
+    with (
+        staged(model, leaves, spec, stand_in, paths, wanted, watch) as (step, fakes),
+        warnings.catch_warnings(),
+    ):
+        # Of a backward that fails, which the error tells, and which may be tried again.
+        warnings.filterwarnings("ignore", "Error detected in")
         step.known = mode if isinstance(mode, Known) else None
         try:
             return step, torch_private.joint_graph(step, fakes, mode, as_compiled=as_compiled)

@@ -44,6 +44,8 @@ class Watch:
         self._found: dict[tuple[int, str], None] = {}
         self._around = reachable(model, leaves or [])
         self._effects: dict[str, None] = {}
+        self._replaced: dict[tuple[nn.Module, str], None] = {}
+        self._spared: dict[tuple[nn.Module, str], None] = {}
 
     @property
     def reads(self) -> tuple[Read, ...]:
@@ -54,21 +56,46 @@ class Watch:
             inside.append(Read(owner, name, _label(called, name)))
         return (*inside, *self._around)
 
+    def spare_replaced(self) -> None:
+        """Of buffers that forward replaces it reads copies from now on: where backward needs the
+        old values, they are not to be changed in place."""
+        self._spared |= self._replaced
+
     @contextmanager
     def forward(self) -> Generator[None, None, None]:
         """Around a call of the model, which is as before afterwards. A buffer that is replaced
         inside is changed in place, which a program can do."""
         modules = list(self._paths)
         with untouched(modules) as before:
+            for module, name in self._spared:
+                module._buffers[name] = module.get_buffer(name).clone()
             with _recorded(self._found, self._owners):
                 yield
             for module, (attributes, copies) in zip(modules, before, strict=True):
                 for name in _changed(module, attributes, copies):
                     self._effects[f"sets {_label(self._paths[module] or 'the model', name)}"] = None
-                for name in _replaced(module, copies):
+                for name in self._settled(module, copies):
                     self._effects[
                         f"replaces {_label(self._paths[module] or 'the model', name)}"
                     ] = None
+
+    def _settled(self, module: nn.Module, copies: dict[str, Any]) -> Iterator[str]:
+        """The parameters and submodules that were replaced; buffers are changed in place."""
+        for table in TABLES:
+            now, was = vars(module)[table], copies[table]
+            for name in {**was, **now}:
+                old, new = was.get(name), now.get(name)
+                if new is old:
+                    continue
+                alike = isinstance(old, Tensor) and isinstance(new, Tensor)
+                alike = alike and old.shape == new.shape and old.dtype == new.dtype
+                if table == "_buffers" and alike:
+                    with torch.no_grad():
+                        old.copy_(new)
+                    now[name] = old
+                    self._replaced[module, name] = None
+                else:
+                    yield name
 
     @contextmanager
     def around(self, strict: bool) -> Generator[None, None, None]:
@@ -202,23 +229,6 @@ def _same(now: Any, was: Any) -> bool:
     if isinstance(now, list):
         return len(now) == len(was) and all(a is b for a, b in zip(now, was, strict=True))
     return bool(now == was) if isinstance(now, bool | int | float | str | set) else now is was
-
-
-def _replaced(module: nn.Module, copies: dict[str, Any]) -> Iterator[str]:
-    """The parameters and submodules that were replaced; buffers are changed in place instead."""
-    for table in TABLES:
-        now, was = vars(module)[table], copies[table]
-        for name in {**was, **now}:
-            old, new = was.get(name), now.get(name)
-            if new is old:
-                continue
-            alike = isinstance(old, Tensor) and isinstance(new, Tensor) and old.shape == new.shape
-            if table == "_buffers" and alike and old.dtype == new.dtype:
-                with torch.no_grad():
-                    old.copy_(new)
-                now[name] = old
-            else:
-                yield name
 
 
 def _held(read: Read) -> Any:

@@ -329,6 +329,43 @@ def test_a_buffer_that_forward_replaces_is_changed() -> None:
     assert len(model.plans) == 1
 
 
+class Fading(nn.Module):
+    """Buffers that are replaced once gradients need what they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(4))
+        self.register_buffer("shift", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x) * self.scale + self.shift
+        self.scale = self.scale * 0.9
+        h = h.tanh() * self.scale
+        with torch.no_grad():
+            self.scale = self.scale + h.mean(0)
+            self.shift = self.shift + 1
+        self.shift.mul_(0.5)
+        return (h * self.scale + self.shift).square().sum()
+
+
+def test_a_buffer_is_replaced_once_gradients_need_what_it_was() -> None:
+    plain, model = Fading(), autopar.compile(Fading())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.prepare(X)
+    for _ in range(3):
+        losses = [each(X) for each in (plain, model)]
+        torch.testing.assert_close(*losses)
+        for loss in losses:
+            loss.backward()
+        for name, tensor in plain.state_dict(keep_vars=True).items():
+            torch.testing.assert_close(model.state_dict()[name], tensor.detach())
+    torch.testing.assert_close(model.linear.weight.grad, plain.linear.weight.grad)
+    assert len(model.plans) == 1
+
+
 def test_a_tensor_that_is_a_plain_attribute_is_changed_as_eager_changes_it() -> None:
     class Counts(Takes):
         def __init__(self) -> None:
