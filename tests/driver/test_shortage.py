@@ -119,7 +119,7 @@ def test_on_one_device() -> None:
 
 def test_what_was_looked_for_unasked_is_named() -> None:
     assert "Looked for" not in told() and "--microbatches" in told()
-    wanted = asked("1MiB")
+    wanted = asked("16KiB", batch=16)
     is_open = {"mesh": "auto", "microbatches_if_needed": True, "stages_if_needed": True}
     with pytest.raises(InfeasibleError, match=r"microbatches and stages, and none fit$") as caught:
         answer(replace(wanted, options=replace(wanted.options, **is_open)), silent)

@@ -66,6 +66,12 @@ def test_gradient_of_batch_norm(shape: tuple[int, ...], affine: bool, mask: list
     assert PIECES_OF[op](grad, x, scale, *fixed) is NotImplemented
 
 
+def test_conjugates_are_numbers_of_their_own() -> None:
+    x = torch.view_as_complex(drawn(4, 3, 2))
+    assert_same(aten._conj.default, x)
+    assert not PIECES_OF[aten._conj.default](x).is_conj()
+
+
 @pytest.mark.parametrize("correction", [None, 0, 1, 2.5, 4])
 @pytest.mark.parametrize("keepdim", [True, False])
 @pytest.mark.parametrize("dim", [None, [], [1], [-1, 0]], ids=str)
@@ -96,4 +102,5 @@ def test_every_piece_is_tested() -> None:
         aten.var.correction,
         aten.std.correction,
         aten.var_mean.correction,
+        aten._conj.default,
     }
