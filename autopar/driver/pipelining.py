@@ -21,6 +21,7 @@ from autopar.cost_model.sends import delays, shared_at_end, tied_in
 from autopar.driver.offers import Offers
 from autopar.driver.pipeline_shapes import PipelineShape, imposed_on
 from autopar.driver.promising_shapes import NEAR, Promising
+from autopar.driver.search import explaining
 from autopar.driver.segment_division import Divided
 from autopar.driver.segment_ways import SegmentWays
 from autopar.driver.stage_plans import AskedOfRank, plan_stages
@@ -76,6 +77,9 @@ def search_stages(
         for shape, divided in promising.left():
             graph = ways.graph(shape.microbatches)
             tried.offer(_Pipeline(asked, shape, divided, say).plan, graph)
+    if tried.best is None and promising.is_open:
+        with explaining(promising.in_one, say):
+            return tried.found()
     return tried.found()
 
 

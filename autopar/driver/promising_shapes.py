@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from autopar.compile import Say
 from autopar.driver.climbing import climb
 from autopar.driver.offers import Offers
 from autopar.driver.pipeline_shapes import (
@@ -17,12 +18,13 @@ from autopar.driver.pipeline_shapes import (
     other_orders,
     shaped,
 )
-from autopar.driver.search import meshes_of, search
+from autopar.driver.search import meshes_of, planned, survey
 from autopar.driver.segment_division import Divided
 from autopar.driver.segment_ways import SegmentWays
 from autopar.driver.stage_plans import STAGE_TOLERANCE
 from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
 from autopar.ir.units import format_ns
+from autopar.plans.plan import Plan
 from autopar.plans.request import Asked
 
 _TURNS = 4
@@ -61,6 +63,11 @@ class Promising:
         self._failed: set[PipelineShape] = set()
         """Those that cannot be, or not in that much memory."""
 
+    @property
+    def in_one(self) -> Asked:
+        """What is asked, of one stage."""
+        return replace(self.asked, options=replace(self.asked.options, stages=1))
+
     def may_be_plain(self) -> bool:
         """Whether one stage may be as good as any number that is thought to fit in memory."""
         thought_ns = self._thought_ns()
@@ -79,7 +86,7 @@ class Promising:
 
     def plan_plain(self) -> None:
         """Offers the plan in one stage."""
-        self.has_plain = self.tried.offer_any(search, self._plain_asked(), self.tried.say)
+        self.has_plain = self.tried.offer_any(_best_in_one, self._plain_asked(), self.tried.say)
 
     def _weigh_plain(self) -> None:
         """Plans one stage, where that may be as good as what was found so far: what it takes is
@@ -92,7 +99,7 @@ class Promising:
     def _plain_asked(self) -> Sequence[Asked]:
         """One stage, on any mesh: where there are many and memory binds, so that each takes long,
         first on the best by what segments take."""
-        whole = replace(self.asked, options=replace(self.asked.options, stages=1))
+        whole = self.in_one
         has_many = len(meshes_of(whole.cluster, whole.options)) > _FEW
         if self.plain is None or not self.plain.is_tight or not has_many:
             return (whole,)
@@ -257,6 +264,11 @@ class Promising:
         if divided is not None:
             say(f"{shape}: about {format_ns(divided.step_ns)}")
         return divided
+
+
+def _best_in_one(asked: Asked, say: Say) -> Plan:
+    """The best plan in one stage. Errors are not explained: there may be one in several."""
+    return planned(survey(asked, say))
 
 
 def _step_ns(found: tuple[PipelineShape, Divided]) -> int:

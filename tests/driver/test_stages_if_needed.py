@@ -144,3 +144,8 @@ def test_microbatches_that_hold_too_much_are_left_out_without_a_search() -> None
         )  # fmt: skip
     assert sum("microbatches" in text for text in said) > 5
     assert sum("memory binds" in text for text in said) == 1
+
+
+def test_where_stages_are_asked_for_and_nothing_fits_it_is_said_what_would_do() -> None:
+    with pytest.raises(InfeasibleError, match=r"^mesh dp=2: .* What would do: --memory-limit"):
+        planned(joined_by(1e12), 509, 509, stages="auto", memory_limit="4MiB")
