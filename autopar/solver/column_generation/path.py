@@ -33,6 +33,7 @@ from autopar.solver import exact
 from autopar.solver.column_generation.passing import Passing, memory_prices, unpriced
 from autopar.solver.column_generation.potentials import no_potentials, potentials
 from autopar.solver.column_generation.relays import relay
+from autopar.solver.column_generation.ways_weighed import distances_weighed
 from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
@@ -95,8 +96,11 @@ def quick_bound(problem: Problem, clock: Clock) -> float:
 
 def _without_prices(problem: Problem) -> Passing | None:
     """Message passing with nothing known of any price; None if there is no plan."""
-    summed = weighed(problem, first_shares(problem)) if problem.windows else problem
-    relayed = relay(summed, all_distances(summed.flows), no_potentials(summed))
+    summed, distances = problem, all_distances(problem.flows)
+    if problem.windows:
+        summed = weighed(problem, first_shares(problem))
+        distances = distances_weighed(problem.flows, summed.flows)
+    relayed = relay(summed, distances, no_potentials(summed))
     return None if relayed is None else Passing(relayed, unpriced(summed))
 
 
@@ -160,6 +164,7 @@ class _Work:
         if found.choice:
             chosen = self._chosen(self.kept, found.choice)
             state.offer(chosen, state.evaluator(chosen))
+            self._leave_out(self.kept)
         if found.relaxation is None or found.infeasible:
             grown = self._grow(sum(map(len, self.kept)))
             state.infeasible = found.infeasible and not grown
@@ -169,7 +174,7 @@ class _Work:
         summed, distances = self.problem, self.distances
         if summed.windows:
             summed = weighed(summed, model.shares(row_duals))
-            distances = all_distances(summed.flows)
+            distances = distances_weighed(self.problem.flows, summed.flows)
         prices = potentials(summed, self.kept, model, row_duals, distances)
         relayed = relay(summed, distances, prices)
         assert relayed is not None, "what is possible by itself does not depend on prices"
@@ -199,11 +204,19 @@ class _Work:
             self._read_off(passing)
         for i, bounds in enumerate(passing.at_least()):
             self._at_least[i] = np.maximum(self._at_least[i], bounds)
-        best = state.evaluation
+        self._leave_out([np.empty(0, dtype=np.int64)] * len(self.kept))
+
+    def _leave_out(self, spared: Sequence[IntArray]) -> None:
+        """Leaves out what is known to be in no plan as good as the best one, but for the `spared`
+        choices: those of a master whose prices are still to be read."""
+        state, best = self.state, self.state.evaluation
         if best is None:
             return
         most = best.objective * (1 + _ROUNDING)
-        still = [np.flatnonzero(bounds <= most) for bounds in self._at_least]
+        still = [
+            np.union1d(np.flatnonzero(bounds <= most), some)
+            for bounds, some in zip(self._at_least, spared, strict=True)
+        ]
         if not all(map(len, still)):
             state.raise_bound(float(best.objective))
             return
