@@ -25,11 +25,11 @@ MAX_CHOICES = 8_000
 """Choices that the integer program takes, with flows: models on two axes have about 5,000."""
 
 _COARSE = 0.02
-"""From which tolerance on plans are found by column generation, of problems with windows and more
-than `_FEW_CHOICES`: there part of the problem shows within a second or so how good a plan is, and
-the whole takes up to twenty times as long."""
-
 _FEW_CHOICES = 2_000
+"""Plans of problems with windows and more choices are found by column generation where there is no
+limit on memory, or the tolerance is `_COARSE`: there part of the problem shows within a second or
+so how good a plan is, and the whole takes three to twenty times as long. Where memory binds, plans
+without it rule out little, and a relaxation that goes on from another is faster."""
 
 SOLVER = f"HiGHS {highspy.Highs().version()}"
 
@@ -103,8 +103,10 @@ def _search(
     aim: Aim,
 ) -> Search:
     count = sum(map(len, problem.costs))
-    is_coarse = aim.tolerance >= _COARSE and bool(problem.windows) and count > _FEW_CHOICES
-    is_small = count <= MAX_CHOICES and not is_coarse
+    in_parts = bool(problem.windows) and count > _FEW_CHOICES and aim.max_iterations is None
+    is_free = problem.usage_limit is None and aim.start is None
+    in_parts = in_parts and (is_free or aim.tolerance >= _COARSE)
+    is_small = count <= MAX_CHOICES and not in_parts
     if is_small and (cutoff is None or aim.start is not None):
         # A relaxation that goes on from another takes no longer than a bound without one.
         least = inf if cutoff is None else cutoff

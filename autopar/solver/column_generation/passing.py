@@ -20,7 +20,8 @@ from autopar.solver.pairwise.memory import MemoryPrices
 from autopar.solver.search import Clock
 
 _SWEEPS_PER_LOOK = 10
-_PROGRESS = 1e-4
+PROGRESS = 1e-4
+"""Sweeps end when so many raise the bound by no more than such a part of it."""
 
 
 class Passing:
@@ -35,20 +36,30 @@ class Passing:
         self._theta = self.core.cost + self.memory.prices(multipliers)
         self._plan = np.zeros(self.core.num_nodes, dtype=np.int64)
 
-    def settle(self, clock: Clock, most_sweeps: int) -> int:
-        """Sweeps until the bound rises no more, or `most_sweeps` are done; returns the bound, as
-        far as exact arithmetic proves it."""
+    def settle(
+        self,
+        clock: Clock,
+        most_sweeps: int,
+        *,
+        progress: float = PROGRESS,
+        known: float = float("-inf"),
+    ) -> int:
+        """Sweeps until ten of them raise the bound by no more than `progress`, a part of it, or
+        `most_sweeps` are done, or would be before the bound is above one that is `known`; returns
+        the bound, as far as exact arithmetic proves it."""
         core = self.core
         order, free = np.arange(core.num_nodes), np.ones(core.num_nodes, dtype=np.bool_)
         margin = np.zeros(core.num_nodes)
         bound = last = float("-inf")
-        for _ in range(0, most_sweeps, _SWEEPS_PER_LOOK):
+        for done in range(0, most_sweeps, _SWEEPS_PER_LOOK):
             for _ in range(_SWEEPS_PER_LOOK):
                 for upward in (True, False):
                     bound = kernels.sweep(
                         core, upward, order, free, self._theta, self._message, self._plan, margin
                     )
-            if bound - last <= _PROGRESS * abs(bound) or clock.expired:
+            looks_left = (most_sweeps - done) // _SWEEPS_PER_LOOK - 1
+            is_vain = bound + looks_left * (bound - last) < known
+            if bound - last <= progress * abs(bound) or is_vain or clock.expired:
                 break
             last = bound
         return certify(core, self.memory, Guide(self.multipliers, self._message, bound, 1.0))

@@ -13,10 +13,6 @@ choices per node is a large program. There the plan that message passing reads o
 is enough if it is within `TOLERANCE`. If it is not, one master raises the bound; more of them take
 minutes and bring little: the plan states its gap.
 
-A problem of many nodes with few choices each, such as a convolutional network on two axes, needs
-masters of nearly all its choices before message passing tells the bound, while its own relaxation
-is quick and tight. It is solved as a whole, as far as `TOLERANCE`.
-
 This is column generation (Gilmore and Gomory, 1961) with message passing (Kolmogorov, "Convergent
 Tree-Reweighted Message Passing for Energy Minimization", 2006) to price whole chains of columns,
 which one after the other would not pay, and to stop with a bound.
@@ -30,7 +26,7 @@ import numpy as np
 
 from autopar.ir.problem import BoolArray, FloatArray, Flow, IntArray, Problem
 from autopar.solver import exact
-from autopar.solver.column_generation.passing import Passing, memory_prices, unpriced
+from autopar.solver.column_generation.passing import PROGRESS, Passing, memory_prices, unpriced
 from autopar.solver.column_generation.potentials import no_potentials, potentials
 from autopar.solver.column_generation.relays import relay
 from autopar.solver.column_generation.ways_weighed import distances_weighed
@@ -44,14 +40,10 @@ from autopar.solver.ways import shortest_ways
 from autopar.solver.windows import first_shares, weighed
 
 TOLERANCE = 0.01
-"""The gap with which a plan is good enough, as a part of its cost, if it cannot be closed soon."""
+"""The gap with which a plan is good enough, as a part of its cost, where rounds bring little."""
 
 _MANY_NODES = 1_000
 """Nodes of which a master of `_FIRST_CHOICES` has no more than two choices each."""
-
-_FEW_EACH = 32
-_WHOLE_CHOICES = 40_000
-"""Choices per node, on average, and in all, of a problem that is solved as a whole."""
 
 _ROUNDS, _PROGRESS = 12, 0.01
 _PATIENCE, _COARSE_PATIENCE = 2, 1
@@ -61,11 +53,17 @@ lacks."""
 
 _FIRST_CHOICES = 1_000
 _MORE_CHOICES = 1_000
-_FEW_CHOICES, _FEW_WHEN_COARSE = 6_000, 2_500
+_FEW_CHOICES, _FEW_WHEN_COARSE = 4_000, 2_500
 """Choices of which what is left of a problem is solved as a whole, and where more than `TOLERANCE`
 is allowed: there rounds are as good a proof as that needs."""
+_VERY_FEW, _NEAR = 1_000, 0.02
+"""Choices of which it is solved as a whole whatever the gap, and the gap up to which it is with more
+of them: before, another master takes less and leaves out most."""
 
 _SWEEPS = 240
+_FIRST_PROGRESS = 1e-3
+"""What sweeps bring at the least that go on before any price is known."""
+
 _ROUNDING = 1e-9
 """How far a bound in floating point may be off, as a part of it: sums of a few thousand terms."""
 
@@ -118,6 +116,9 @@ class _Work:
         tolerance: float,
     ) -> None:
         self.problem = problem
+        self._breaks_ties = not tolerance
+        if problem.windows:
+            tolerance = max(tolerance, exact.WINDOWED_TOLERANCE)
         self.state = Search(
             problem, Evaluator(problem), clock, progress, cutoff=cutoff, tolerance=tolerance
         )
@@ -133,9 +134,6 @@ class _Work:
         self._room = 2 * len(problem.keys) if self._has_many else 0
         self._is_coarse = tolerance > TOLERANCE
         self._stalled = 0
-        num_choices = sum(map(len, problem.costs))
-        few = min(_FEW_EACH * len(problem.keys), _WHOLE_CHOICES)
-        self._is_thin = num_choices <= few and not self._is_coarse
 
     def begin(self) -> None:
         """Chooses the first master: what is leanest, and what message passing alone deems good."""
@@ -145,15 +143,12 @@ class _Work:
             return
         if self._has_many:
             self._offer_first()
-        self._learn(passing, _SWEEPS)
+        self._learn(passing, _FIRST_PROGRESS)
         self._done = self._has_many and self._gap() <= TOLERANCE
         self.state.unlimited_bound = self.state.bound
         if self.finished():
             return
-        if self._is_thin:
-            self._close(exact.Aim(cutoff=self.state.cutoff, tolerance=TOLERANCE, dives=True))
-        else:
-            self._grow(max(_FIRST_CHOICES, self._room))
+        self._grow(max(_FIRST_CHOICES, self._room))
 
     def round(self, number: int) -> None:
         """One master, and what its prices say of the whole."""
@@ -161,6 +156,7 @@ class _Work:
         master = keep_choices(self.problem, self.kept)
         found = exact.find_exactly(master, state.clock, state.progress, self._master)
         state.statistics |= found.statistics | {"rounds": number + 1}
+        state.basis = found.basis or state.basis
         if found.choice:
             chosen = self._chosen(self.kept, found.choice)
             state.offer(chosen, state.evaluator(chosen))
@@ -178,12 +174,14 @@ class _Work:
         prices = potentials(summed, self.kept, model, row_duals, distances)
         relayed = relay(summed, distances, prices)
         assert relayed is not None, "what is possible by itself does not depend on prices"
-        self._learn(Passing(relayed, memory_prices(self.problem, model, row_duals)), _SWEEPS)
+        self._learn(Passing(relayed, memory_prices(self.problem, model, row_duals)))
         num_left = sum(map(len, self.left))
         has_progress = self._gap() <= (1 - _PROGRESS) * before
         self._stalled = 0 if has_progress else self._stalled + 1
         state.progress(f"round {number + 1}: gap {self._gap():.4%}, {num_left} choices left")
-        if not self.finished():
+        if state.proven and self._breaks_ties and num_left <= _FEW_CHOICES:
+            self._close()
+        elif not self.finished():
             self._close_or_grow(num_left)
 
     def finished(self) -> bool:
@@ -196,10 +194,11 @@ class _Work:
             int(left[some[c]]) for left, some, c in zip(self.left, kept, choice, strict=True)
         )
 
-    def _learn(self, passing: Passing, most_sweeps: int) -> None:
+    def _learn(self, passing: Passing, progress: float = PROGRESS) -> None:
         """Takes the bounds of `passing`, and leaves out the choices that they exclude."""
         state = self.state
-        state.raise_bound(passing.settle(state.clock, most_sweeps))
+        known = state.bound
+        state.raise_bound(passing.settle(state.clock, _SWEEPS, progress=progress, known=known))
         if self._has_many:
             self._read_off(passing)
         for i, bounds in enumerate(passing.at_least()):
@@ -262,9 +261,9 @@ class _Work:
         return self.state.gap / best.objective if best and best.objective else float("inf")
 
     def _close_or_grow(self, num_left: int) -> None:
-        few = max(_FEW_WHEN_COARSE if self._is_coarse else _FEW_CHOICES, self._room)
+        few = _FEW_WHEN_COARSE if self._is_coarse else _FEW_CHOICES
         more = max(_MORE_CHOICES, self._room)
-        if self.state.evaluation is not None and num_left <= few:
+        if num_left <= (max(few, self._room) if self._gap() <= _NEAR else _VERY_FEW):
             self._close()
         elif self._is_enough():
             self._done = True
@@ -291,12 +290,13 @@ class _Work:
         ]
         return sum(map(len, self.kept)) - before
 
-    def _close(self, aim: exact.Aim | None = None) -> None:
+    def _close(self) -> None:
         """Solves what is left of the problem: no better plan has any other choice."""
         state = self.state
-        aim = aim or exact.Aim(dives=True, tolerance=state.tolerance)
+        aim = exact.Aim(tolerance=0.0 if self._breaks_ties else state.tolerance)
         found = exact.find_exactly(self.problem, state.clock, state.progress, aim)
         state.statistics |= found.statistics
+        state.basis = found.basis or state.basis
         if found.choice:
             chosen = self._chosen([np.arange(len(some)) for some in self.left], found.choice)
             state.prefer(chosen, state.evaluator(chosen))

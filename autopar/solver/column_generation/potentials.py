@@ -2,40 +2,30 @@
 
 In the relaxation, a commodity of a flow has a price at every state: a sink pays it, the source gets
 it, and over an arc it rises by at most the part of the arc's cost that falls to the commodity. The
-duals of the master's balances are such prices, but only for states of its ways. Between what these
-allow, prices of other states are open: a sink would pay as much as a way from a known state costs
-(`asked`), a source would get as little as a way on to one saves (`made`). Message passing starts
-from both and settles them.
+duals of the master's balances are such prices, but only for states of its ways. Prices of other
+states are open between two: a sink would pay no more than a way from a known state costs, a source
+would get no less than a way on to one saves. Message passing starts from the middle, which rises
+over no arc by more than that costs, as both of them do (it raises the bound further, and sooner,
+than from the one for sinks and the other for sources), and settles them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem
 from autopar.solver.ilp import Model, distinct_sinks
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Potential:
-    """One commodity's prices per state: at most what a sink pays, at least what a source gets."""
-
-    asked: FloatArray
-    made: FloatArray
-
-
-Potentials = tuple[tuple[Potential, ...], ...]
-"""Per flow and commodity, in the order of `distinct_sinks`."""
+Potentials = tuple[tuple[FloatArray, ...], ...]
+"""Per flow and commodity, in the order of `distinct_sinks`, the price at each state."""
 
 
 def no_potentials(problem: Problem) -> Potentials:
     """All prices zero."""
     return tuple(
-        (Potential(np.zeros(len(f.states)), np.zeros(len(f.states))),) * len(distinct_sinks(f))
-        for f in problem.flows
+        (np.zeros(len(flow.states)),) * len(distinct_sinks(flow)) for flow in problem.flows
     )
 
 
@@ -52,14 +42,14 @@ def potentials(
     Sinks of one node that ask alike there are one commodity of the master, though they may be two
     of the problem: the first bears the price.
     """
-    found: list[tuple[Potential, ...]] = []
+    found: list[tuple[FloatArray, ...]] = []
     for flow, balances, distance in zip(problem.flows, model.balances, distances, strict=True):
         left: dict[tuple[int, bytes], IntArray] = {}
         for node, states in distinct_sinks(flow):
             key = (node, states[kept[node]].tobytes())
             if key not in left:
                 left[key] = balances[len(left)]
-        of_flow: list[Potential] = []
+        of_flow: list[FloatArray] = []
         for node, states in distinct_sinks(flow):
             state = states[kept[node]]
             rows = left.pop((node, state.tobytes()), np.full(len(flow.states), -1))
@@ -68,16 +58,17 @@ def potentials(
     return tuple(found)
 
 
-def _potential(rows: IntArray, row_duals: FloatArray, distance: IntArray) -> Potential:
+def _potential(rows: IntArray, row_duals: FloatArray, distance: IntArray) -> FloatArray:
     known = np.flatnonzero(rows >= 0)
     if not len(known):
-        nothing = np.zeros(len(rows))
-        return Potential(nothing, nothing)
+        return np.zeros(len(rows))
     price: FloatArray = -row_duals[rows[known]]
     way: FloatArray = np.where(distance >= FORBIDDEN, np.inf, distance.astype(np.float64))
-    asked: FloatArray = (price[:, None] + way[known]).min(axis=0)
-    made: FloatArray = (price[None, :] - way[:, known]).max(axis=1)
-    asked = np.where(np.isfinite(asked), asked, made)
-    made = np.where(np.isfinite(made), made, asked)
-    reached = np.isfinite(asked)
-    return Potential(np.where(reached, asked, 0.0), np.where(reached, made, 0.0))
+    most: FloatArray = (price[:, None] + way[known]).min(axis=0)
+    least: FloatArray = (price[None, :] - way[:, known]).max(axis=1)
+    most = np.where(np.isfinite(most), most, least)
+    least = np.where(np.isfinite(least), least, most)
+    reached = np.isfinite(most)
+    return np.where(
+        reached, (np.where(reached, most, 0.0) + np.where(reached, least, 0.0)) / 2, 0.0
+    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, FloatArray, Flow, IntArray, Problem
-from autopar.solver.column_generation.potentials import Potential, Potentials
+from autopar.solver.column_generation.potentials import Potentials
 from autopar.solver.distances import all_distances
 from autopar.solver.ilp import distinct_sinks
 from autopar.solver.pairwise.core import Core, lay_out
@@ -111,24 +111,26 @@ def _places(problem: Problem) -> list[float]:
     return places
 
 
-def _meet(builder: _Builder, flow: Flow, distance: IntArray, prices: tuple[Potential, ...]) -> None:
+def _meet(
+    builder: _Builder, flow: Flow, distance: IntArray, prices: tuple[FloatArray, ...]
+) -> None:
     every = np.arange(len(flow.states))
     node = builder.add_node(len(every), builder.places[flow.source] + 0.5)
     table = _paid(distance, flow.source_state, every)
-    to_source = -_at(prices[0].made + prices[1].made, flow.source_state)
+    to_source = -_at(prices[0] + prices[1], flow.source_state)
     to_node = np.zeros(len(every))
     for (sink, state), price in zip(distinct_sinks(flow), prices, strict=True):
         way = _paid(distance, every, state)
         if sink == flow.source:
-            table, to_source = added(table, way.T), to_source + _at(price.asked, state)
+            table, to_source = added(table, way.T), to_source + _at(price, state)
         else:
-            builder.link(node, sink, way, -price.made, _at(price.asked, state))
-            to_node = to_node + price.asked
+            builder.link(node, sink, way, -price, _at(price, state))
+            to_node = to_node + price
     builder.link(flow.source, node, table, to_source, to_node)
 
 
 def _split(
-    builder: _Builder, flow: Flow, distance: IntArray, prices: tuple[Potential, ...]
+    builder: _Builder, flow: Flow, distance: IntArray, prices: tuple[FloatArray, ...]
 ) -> None:
     parts = _shares(flow, prices)
     for (sink, state), price, part in zip(distinct_sinks(flow), prices, parts, strict=True):
@@ -137,15 +139,15 @@ def _split(
         if sink == flow.source:
             builder.charge(sink, np.diagonal(table))
         else:
-            to_source = -_at(price.made, flow.source_state)
-            builder.link(flow.source, sink, table, to_source, _at(price.asked, state))
+            to_source = -_at(price, flow.source_state)
+            builder.link(flow.source, sink, table, to_source, _at(price, state))
 
 
-def _shares(flow: Flow, prices: tuple[Potential, ...]) -> list[IntArray]:
+def _shares(flow: Flow, prices: tuple[FloatArray, ...]) -> list[IntArray]:
     """What of each arc's cost falls to each commodity: the rise of its price, as far as the cost
     suffices for all, and of the rest as much as to any other. The sum is the cost."""
     costs = np.minimum(flow.costs, FORBIDDEN).astype(np.float64)
-    rises = np.array([np.maximum(0.0, p.asked[flow.heads] - p.asked[flow.tails]) for p in prices])
+    rises = np.array([np.maximum(0.0, p[flow.heads] - p[flow.tails]) for p in prices])
     total = rises.sum(axis=0)
     fitting = rises * np.minimum(1.0, costs / np.maximum(total, 1.0))
     rest = np.maximum(0.0, costs - fitting.sum(axis=0)) / len(prices)

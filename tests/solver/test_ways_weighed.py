@@ -1,0 +1,86 @@
+"""What fastest ways cost by other figures: against every way there is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import permutations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autopar.ir.problem import FORBIDDEN, Flow, Saving, Window
+from autopar.solver import evaluate
+from autopar.solver.column_generation.passing import Passing, unpriced
+from autopar.solver.column_generation.potentials import no_potentials
+from autopar.solver.column_generation.relays import relay
+from autopar.solver.column_generation.ways_weighed import distances_weighed
+from autopar.solver.distances import all_distances
+from autopar.solver.search import Clock
+from autopar.solver.windows import weighed
+
+from .making import flow, problem
+
+STATES = 4
+
+ARCS = st.lists(
+    st.tuples(
+        st.integers(0, STATES - 1),
+        st.integers(0, STATES - 1),
+        st.sampled_from([0, 1, 2, 3, FORBIDDEN]),
+        st.integers(0, 3),
+    ),
+    max_size=10,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(ARCS)
+def test_of_all_fastest_ways_the_cheapest_counts(arcs: list[tuple[int, int, int, int]]) -> None:
+    given_arcs = flow(0, [0], [], [(tail, head, cost) for tail, head, cost, _ in arcs], STATES)
+    other_costs = [FORBIDDEN if cost >= FORBIDDEN else other for _, _, cost, other in arcs]
+    other = replace(given_arcs, costs=np.array(other_costs, np.int64))
+    (found,) = distances_weighed([given_arcs], [other])
+    for start in range(STATES):
+        for end in range(STATES):
+            ways = list(_ways(given_arcs, other, start, end))
+            assert found[start, end] == (min(ways)[1] if ways else FORBIDDEN)
+
+
+def _ways(given_arcs: Flow, other: Flow, start: int, end: int) -> list[tuple[int, int]]:
+    """What each way costs by either figures, of those that come by no state twice."""
+    if start == end:
+        return [(0, 0)]
+    between = [state for state in range(STATES) if state not in (start, end)]
+    found: list[tuple[int, int]] = []
+    for count in range(len(between) + 1):
+        for middle in permutations(between, count):
+            stops = [start, *middle, end]
+            hops = list(zip(stops, stops[1:], strict=False))
+            best = [_hop(given_arcs, other, *hop) for hop in hops]
+            if all(best):
+                found.append((sum(min(b)[0] for b in best), sum(min(b)[1] for b in best)))
+    return found
+
+
+def _hop(given_arcs: Flow, other: Flow, tail: int, head: int) -> list[tuple[int, int]]:
+    there = (given_arcs.tails == tail) & (given_arcs.heads == head)
+    pairs = zip(given_arcs.costs[there].tolist(), other.costs[there].tolist(), strict=True)
+    return [(cost, weight) for cost, weight in pairs if cost < FORBIDDEN]
+
+
+def test_no_bound_is_of_slow_ways_that_are_hidden() -> None:
+    """State 2 is 5 away, or 6 by state 1, all of which is hidden: tensors take the fast way."""
+    way = flow(0, [0], [(1, [2])], [(0, 2, 5), (0, 1, 3), (1, 2, 3)], 3)
+    stated = problem([[0], [0]], flows=[way])
+    hidden = Saving("link", {0: np.array([0])}, {0: np.array([0, 3, 3])})
+    ample = Saving("device", {0: np.array([9])}, {})
+    stated = replace(stated, windows=(Window("block", (hidden, ample)),))
+    summed = weighed(stated, (np.array([1.0, 0.0]),))
+    bounds: list[int] = []
+    for distances in (all_distances(summed.flows), distances_weighed(stated.flows, summed.flows)):
+        relayed = relay(summed, distances, no_potentials(summed))
+        assert relayed is not None
+        bounds.append(Passing(relayed, unpriced(summed)).settle(Clock(None), 100))
+    assert bounds == [0, 5]
+    assert evaluate(stated, (0, 0)).objective == 5
