@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 from hypothesis import given, settings
@@ -56,7 +56,7 @@ def _ways(given_arcs: Flow, other: Flow, start: int, end: int) -> list[tuple[int
     for count in range(len(between) + 1):
         for middle in permutations(between, count):
             stops = [start, *middle, end]
-            hops = list(zip(stops, stops[1:], strict=False))
+            hops = list(pairwise(stops))
             best = [_hop(given_arcs, other, *hop) for hop in hops]
             if all(best):
                 found.append((sum(min(b)[0] for b in best), sum(min(b)[1] for b in best)))

@@ -57,8 +57,8 @@ _FEW_CHOICES, _FEW_WHEN_COARSE = 4_000, 2_500
 """Choices of which what is left of a problem is solved as a whole, and where more than `TOLERANCE`
 is allowed: there rounds are as good a proof as that needs."""
 _VERY_FEW, _NEAR = 1_000, 0.02
-"""Choices of which it is solved as a whole whatever the gap, and the gap up to which it is with more
-of them: before, another master takes less and leaves out most."""
+"""Choices of which it is solved as a whole whatever the gap, and the gap up to which it is with
+more of them: before, another master takes less and leaves out most."""
 
 _SWEEPS = 240
 _FIRST_PROGRESS = 1e-3

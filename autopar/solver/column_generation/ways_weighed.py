@@ -1,4 +1,4 @@
-"""What tensors' ways cost where the savings of windows are taken off their arcs (`windows.weighed`).
+"""What ways of tensors cost where the savings of windows are taken off arcs (`windows.weighed`).
 
 A tensor takes a fastest way by the costs that arcs have. By what is left of them after savings,
 slower ways may be cheaper: a bound on plans that take them would be one of plans that there are not
