@@ -6,7 +6,8 @@ Each case has a process of its own, so that its peak memory is its own:
     python -m benchmarks.plan_time --case 8x8 --layers 3 --markdown
 
 A case is the nodes and devices of a cluster of H100s, which are the mesh as well unless one follows
-after a colon: `64x8:8x8x8` is three axes on 512 devices, `8x8:auto` the search over all meshes.
+after a colon: `64x8:8x8x8` is three axes on 512 devices, `8x8:auto` the search over all meshes. What
+follows after an `@` is the number of sequences of the batch, if that is not 64.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from autopar.plans.plan import Plan
 
 ROOT = Path(__file__).resolve().parents[1]
-CASES = ("8", "8x8", "32x8", "64x8:8x8x8", "8x8:auto")
+CASES = ("8", "8x8", "32x8", "64x8:8x8x8", "64x8:8x8x8@512", "8x8:auto")
 PHASES = ("import", "build", "trace", "price", "solve", "plan", "rewrite")
 HEADER = ("H100", *PHASES, "total", "nodes", "variables", "rows", "peak", "step", "proof")
 VOCABULARY, BATCH, SEQUENCE = 128_256, 64, 2048
@@ -96,7 +97,7 @@ def measure(case: str, layers: int, tell: Tell) -> Result:
     phases.cpu_s["import"] = time.process_time()
     with torch.device("meta"):
         model = phases.timed("build", llama_8b)(layers)
-        inputs = tokens(VOCABULARY, BATCH, SEQUENCE, "meta")
+        inputs = tokens(VOCABULARY, _batch(case), SEQUENCE, "meta")
     tell("tracing")
     traced = phases.timed("trace", trace)(model, (), inputs)
     note = ""
@@ -130,13 +131,17 @@ def _plan(graph: Graph, case: str, limit_bytes: int | None, phases: Phases, tell
     from autopar.plans.request import ask
 
     flow = import_module("autopar.compile")
-    devices, _, mesh = case.partition(":")
+    devices, _, mesh = case.partition("@")[0].partition(":")
     with ExitStack() as stack:
         for phase in ("price", "solve"):
             timed = phases.timed(phase, getattr(flow, phase))
             stack.enter_context(patch.object(flow, phase, timed))
         options = Options(mesh=mesh or devices, memory_limit_bytes=limit_bytes)
         return search(ask(graph, parse_cluster(f"{devices}xH100"), options), tell)
+
+
+def _batch(case: str) -> int:
+    return int(case.partition("@")[2] or BATCH)
 
 
 def _peak_bytes() -> int:

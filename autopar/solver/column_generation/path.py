@@ -40,7 +40,7 @@ from autopar.solver.ways import shortest_ways
 from autopar.solver.windows import first_shares, weighed
 
 TOLERANCE = 0.01
-"""The gap with which a plan is good enough, as a part of its cost, where rounds bring little."""
+"""The gap with which a plan is good enough, as a part of its cost, where rounds take long."""
 
 _MANY_NODES = 1_000
 """Nodes of which a master of `_FIRST_CHOICES` has no more than two choices each."""
@@ -59,6 +59,9 @@ is allowed: there rounds are as good a proof as that needs."""
 _VERY_FEW, _NEAR = 1_000, 0.02
 """Choices of which it is solved as a whole whatever the gap, and the gap up to which it is with
 more of them: before, another master takes less and leaves out most."""
+
+_SOON = 8_000
+"""Choices of which another round takes a few seconds: rounds go on within `TOLERANCE`."""
 
 _SWEEPS = 240
 _FIRST_PROGRESS = 1e-3
@@ -265,15 +268,17 @@ class _Work:
         more = max(_MORE_CHOICES, self._room)
         if num_left <= (max(few, self._room) if self._gap() <= _NEAR else _VERY_FEW):
             self._close()
-        elif self._is_enough():
+        elif self._is_enough(num_left):
             self._done = True
         elif self._add_neighbours() < more and not self._grow(more):
             self._close()
 
-    def _is_enough(self) -> bool:
-        is_found = self._has_many and self.state.evaluation is not None
-        patience = _COARSE_PATIENCE if self._is_coarse else _PATIENCE
-        return is_found or self._gap() <= TOLERANCE or self._stalled >= patience
+    def _is_enough(self, num_left: int) -> bool:
+        if self._has_many and self.state.evaluation is not None:
+            return True
+        if self._gap() <= TOLERANCE:
+            return bool(self._stalled) or num_left > _SOON
+        return self._stalled >= (_COARSE_PATIENCE if self._is_coarse else _PATIENCE)
 
     def _add_neighbours(self) -> int:
         """Adds what is next to the best plan to the master; returns how many choices that were."""
