@@ -6,8 +6,8 @@ Each case has a process of its own, so that its peak memory is its own:
     python -m benchmarks.plan_time --case 8x8 --layers 3 --markdown
 
 A case is the nodes and devices of a cluster of H100s, which are the mesh as well unless one follows
-after a colon: `64x8:8x8x8` is three axes on 512 devices, `8x8:auto` the search over all meshes. What
-follows after an `@` is the number of sequences of the batch, if that is not 64.
+after a colon: `64x8:8x8x8` is three axes on 512 devices, `8x8:auto` the search over all meshes. An
+`@512` at its end is the number of sequences of the batch, which are 64 otherwise.
 """
 
 from __future__ import annotations
