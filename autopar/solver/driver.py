@@ -47,7 +47,7 @@ def solve(
     """The cheapest plan of `problem`, with what is proven about it.
 
     Without `time_limit_s` the answer depends on the problem alone and is `OPTIMAL`, `INFEASIBLE`
-    or, of problems beyond `MAX_CHOICES` or `MAX_ENTRIES`, `FEASIBLE` with its bound. With it, the
+    or, with windows or beyond `MAX_CHOICES` or `MAX_ENTRIES`, `FEASIBLE` with its bound. With it, the
     best plan in hand when the time is up is `FEASIBLE`, and `LIMIT` says that there is none. Ties
     go to the lowest tie weight (`ties`). `progress` is told of new plans and bounds. SolverError:
     the problem is malformed, or HiGHS failed or contradicts the evaluation.
@@ -59,8 +59,8 @@ def solve(
     all but its limits, from which a relaxation goes on; of any other, it is of no use.
 
     With a `tolerance` the answer is the first plan that is known to cost no more than another by
-    more than such a part. Where that is `_COARSE`, `start` and `max_iterations` count for nothing,
-    and a plan whose gap does not close soon is the answer with that gap.
+    more than such a part. Where that is `_COARSE`, `start` counts for nothing, and a plan whose gap
+    does not close soon is the answer with that gap.
 
     Where no plan costs less than `cutoff`, the answer may be `BEATEN`, with a bound that says so.
 

@@ -5,8 +5,8 @@ what every tensor costs in every state. Message passing extends the prices to al
 gives a lower bound for the whole problem, and one per choice for the plans that have it. Choices
 whose bound exceeds the best plan are out for good; those next to the best plan and the most
 promising of the others enter the next master. When few choices are left, the problem with these is
-solved exactly, and what comes of it is optimal. Else rounds go on until the plan is within
-`TOLERANCE` of the bound.
+solved exactly, and what comes of it is optimal. Else rounds go on until the plan is as near to the
+bound as is asked for, or within `TOLERANCE` of it where they take long.
 
 Of a problem of very many nodes, a model of a thousand different layers, even a master of two
 choices per node is a large program. There the plan that message passing reads off comes first, and
