@@ -47,10 +47,10 @@ def solve(
     """The cheapest plan of `problem`, with what is proven about it.
 
     Without `time_limit_s` the answer depends on the problem alone and is `OPTIMAL`, `INFEASIBLE`
-    or, with windows or beyond `MAX_CHOICES` or `MAX_ENTRIES`, `FEASIBLE` with its bound. With it, the
-    best plan in hand when the time is up is `FEASIBLE`, and `LIMIT` says that there is none. Ties
-    go to the lowest tie weight (`ties`). `progress` is told of new plans and bounds. SolverError:
-    the problem is malformed, or HiGHS failed or contradicts the evaluation.
+    or, with windows or beyond `MAX_CHOICES` or `MAX_ENTRIES`, `FEASIBLE` with its bound. With
+    it, the best plan in hand when the time is up is `FEASIBLE`, and `LIMIT` says that there is
+    none. Ties go to the lowest tie weight (`ties`). `progress` is told of new plans and bounds.
+    SolverError: the problem is malformed, or HiGHS failed or contradicts the evaluation.
 
     With `max_iterations`, steps of the simplex method in each linear program, the work is limited
     without a clock, on problems of one integer program; the answer is then as with a time limit.
