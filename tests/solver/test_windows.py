@@ -185,6 +185,7 @@ def test_column_generation_says_no_more_than_is_so(stated: Problem, tolerance: f
         patch.setattr(path, "_MORE_CHOICES", 2)
         patch.setattr(path, "_FEW_CHOICES", 3)
         patch.setattr(path, "_FEW_WHEN_COARSE", 3)
+        patch.setattr(path, "_VERY_FEW", 3)
         solution = solve(stated, tolerance=tolerance)
     if best.objective is None:
         assert solution.status is Status.INFEASIBLE

@@ -97,10 +97,11 @@ def quick_bound(problem: Problem, clock: Clock) -> float:
 
 def _without_prices(problem: Problem) -> Passing | None:
     """Message passing with nothing known of any price; None if there is no plan."""
-    summed, distances = problem, all_distances(problem.flows)
     if problem.windows:
         summed = weighed(problem, first_shares(problem))
         distances = distances_weighed(problem.flows, summed.flows)
+    else:
+        summed, distances = problem, all_distances(problem.flows)
     relayed = relay(summed, distances, no_potentials(summed))
     return None if relayed is None else Passing(relayed, unpriced(summed))
 
