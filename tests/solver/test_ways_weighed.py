@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autopar.ir.problem import FORBIDDEN, Flow, Saving, Window
+from autopar.ir.problem import FORBIDDEN, Flow, Problem, Saving, Window
 from autopar.solver import evaluate
 from autopar.solver.column_generation.passing import Passing, unpriced
 from autopar.solver.column_generation.potentials import no_potentials
@@ -17,9 +17,11 @@ from autopar.solver.column_generation.relays import relay
 from autopar.solver.column_generation.ways_weighed import distances_weighed
 from autopar.solver.distances import all_distances
 from autopar.solver.search import Clock
-from autopar.solver.windows import weighed
+from autopar.solver.windows import normalised, weighed
 
+from .bruteforce import solve_by_enumeration
 from .making import flow, problem
+from .random_problems import windowed_problems
 
 STATES = 4
 
@@ -84,3 +86,23 @@ def test_no_bound_is_of_slow_ways_that_are_hidden() -> None:
         bounds.append(Passing(relayed, unpriced(summed)).settle(Clock(None), 100))
     assert bounds == [0, 5]
     assert evaluate(stated, (0, 0)).objective == 5
+
+
+@settings(max_examples=200, deadline=None)
+@given(windowed_problems(), st.integers(0, 2**32 - 1))
+def test_any_shares_bound_every_choice(stated: Problem, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    shares = normalised([draw.uniform(0, 1, len(window.savings)) for window in stated.windows])
+    summed = weighed(stated, shares)
+    distances = distances_weighed(stated.flows, summed.flows)
+    relayed = relay(summed, distances, no_potentials(summed))
+    best = solve_by_enumeration(stated)
+    if relayed is None or best.objective is None:
+        assert best.objective is None
+        return
+    passing = Passing(relayed, unpriced(summed))
+    bound, at_least = passing.settle(Clock(None), 100), passing.at_least()
+    assert bound <= best.objective
+    for choice in best.choices:
+        for node, c in enumerate(choice):
+            assert at_least[node][c] <= best.objective * (1 + 1e-9) + 1e-6
