@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from autopar.ir.graph import itemsize
+from autopar.ir.graph import Node, itemsize
 from autopar.ir.heads import Head, heads_of
 from autopar.plans.request import PlanRequest
 
@@ -52,6 +52,14 @@ def chunk_ladder(request: PlanRequest) -> tuple[int, ...]:
     return tuple(each for each in found if each > 1)
 
 
+def most_saved_bytes(request: PlanRequest) -> int:
+    """What chunks save of a device's memory at the most: scores, what the loss makes of them, and
+    their gradient."""
+    parts = request.cluster.num_devices * request.microbatches
+    made = (_made_bytes(head) + _bytes(head.loss) for head in heads_of(request.graph))
+    return sum(made) // parts
+
+
 def in_chunks(request: PlanRequest) -> PlanRequest:
     """The same with the loss in as many chunks as are of use, where that is open and saves
     memory: no other plan holds less."""
@@ -61,5 +69,10 @@ def in_chunks(request: PlanRequest) -> PlanRequest:
 
 def _made_bytes(head: Head) -> int:
     """Bytes of the scores, and of what the loss makes of them."""
-    scores, loss = head.product.outputs[0], head.loss.outputs[0]
-    return prod(scores.shape) * (itemsize(scores.dtype) + itemsize(loss.dtype))
+    return _bytes(head.product) + _bytes(head.loss)
+
+
+def _bytes(node: Node) -> int:
+    """Bytes of what an op makes first."""
+    made = node.outputs[0]
+    return prod(made.shape) * itemsize(made.dtype)

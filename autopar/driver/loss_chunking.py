@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autopar.compile import Say
 from autopar.driver.chunk_counts import in_chunks
-from autopar.driver.microbatching import best_in_turns, cutoff_after
+from autopar.driver.microbatching import InTurns, best_in_turns, cutoff_after
 from autopar.errors import InfeasibleError
 from autopar.plans.fitting import Beaten, Candidate, bounded
 from autopar.plans.request import PlanRequest
@@ -22,23 +22,24 @@ def best_in_chunks(
     """`best_in_turns`, with the loss whole, and in chunks as well if memory binds then: chunks take
     less memory, and more time where scores are made twice. InfeasibleError if neither fits."""
     if in_chunks(request).loss_chunks == request.loss_chunks:
-        return best_in_turns(request, say, cutoff, after=after)
-    whole: Candidate | None = None
+        return best_in_turns(request, say, cutoff, after=after).best
+    turns: InTurns | None = None
     bounds: list[int] = []
     try:
-        whole = best_in_turns(request, say, cutoff, after=after)
+        turns = best_in_turns(request, say, cutoff, after=after)
     except InfeasibleError as error:
         say(f"{request.mesh}: {error}")
     except Beaten as beaten:
         if not beaten.is_tight:
             raise
         bounds.append(beaten.bound)
+    whole = turns.best if turns is not None else None
     if whole is not None:
         if not whole.is_tight:
             return whole
         cutoff = cutoff_after(whole)
         bounds.append(whole.solution.bound)
-    best = _in_chunks(request, say, cutoff, bounds, whole) or whole
+    best = _in_chunks(request, say, cutoff, bounds, turns) or whole
     if best is None:
         raise Beaten(request.mesh, min(bounds), is_tight=True)
     return replace(best, solution=bounded(best.solution, min(bounds)))
@@ -49,14 +50,15 @@ def _in_chunks(
     say: Say,
     cutoff: int | None,
     bounds: list[int],
-    whole: Candidate | None,
+    whole: InTurns | None,
 ) -> Candidate | None:
     """The best plan with the loss in chunks, if it takes less than `cutoff`; what no such plan
-    beats is added to the `bounds` of others. It is found from that of the `whole` loss, if there is
-    one. InfeasibleError if none fits, and there are no others."""
+    beats is added to the `bounds` of others. It is found from those of the `whole` loss, if there
+    are any. InfeasibleError if none fits, and there are no others."""
     say(f"{request.mesh}: with the loss in chunks")
+    after = None if whole is None else whole.best
     try:
-        found = best_in_turns(request, say, cutoff, chunked=True, after=whole)
+        found = best_in_turns(request, say, cutoff, after=after, whole=whole, chunked=True).best
     except InfeasibleError:
         if not bounds:
             raise

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
 
 from autopar.compile import Say, best_on, check_least
-from autopar.driver.chunk_counts import chunk_ladder
+from autopar.driver.chunk_counts import chunk_ladder, most_saved_bytes
 from autopar.errors import InfeasibleError, MicrobatchError, NotImposedWarning
 from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import Graph
 from autopar.ir.microbatches import in_microbatches, trains
+from autopar.ir.problem import Solution
 from autopar.plans.fitting import Beaten, Candidate, bounded
 from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest
+
+
+@dataclass(frozen=True, slots=True)
+class InTurns:
+    """The `best` plan over numbers of microbatches, and the best of `each` number."""
+
+    best: Candidate
+    each: Mapping[int, Candidate]
 
 
 def best_in_turns(
@@ -22,14 +32,17 @@ def best_in_turns(
     say: Say,
     cutoff: int | None = None,
     *,
-    chunked: bool = False,
     after: Candidate | None = None,
-) -> Candidate:
+    whole: InTurns | None = None,
+    chunked: bool = False,
+) -> InTurns:
     """`compile.best_on`, over all numbers of microbatches that are asked for: powers of two, where
     that is open, for as long as memory binds and each is better than the one before. More of them
     take less memory and never less time. If `chunked`, the loss is in chunks, as many as are best
-    of a ladder (`chunk_counts`), for as long as that saves memory. The first is found from the one
-    `after` which it comes, in which memory binds, and each from the one before."""
+    of a ladder (`chunk_counts`), for as long as that saves memory, and may be worth it beside the
+    plans with the `whole` loss. The first is found from the one `after` which it comes, in which
+    memory binds, and each from the one before."""
+    each: dict[int, Candidate] = {}
     best: Candidate | None = None
     bounds: list[int] = []
     failure: InfeasibleError | None = None
@@ -45,7 +58,10 @@ def best_in_turns(
             if failure is not None and best is None:
                 check_least(replace(here, loss_chunks=ladder[-1]))
             least = cutoff if best is None else cutoff_after(best)
+            if chunked and least is not None and whole is not None and count in whole.each:
+                _check_worth(here, whole.each[count].solution, least)
             found = _best_of(here, ladder, say, least, best or after)
+            each[count] = found
         except InfeasibleError as error:
             failure = failure or error
             continue
@@ -61,11 +77,20 @@ def best_in_turns(
         if best is not found or not found.is_tight:
             break
     if best is not None:
-        return replace(best, solution=bounded(best.solution, min(bounds)))
+        return InTurns(replace(best, solution=bounded(best.solution, min(bounds))), each)
     if bounds:
         raise Beaten(request.mesh, min(bounds), is_tight=is_tight)
     assert failure is not None
     raise failure
+
+
+def _check_worth(request: PlanRequest, whole: Solution, least: int) -> None:
+    """Beaten if a plan with the loss in chunks is not thought to take less than `least`: beside one
+    with the `whole` loss it saves no more than the memory that is free then is worth."""
+    if whole.byte_ns is not None:
+        saved_ns = ceil(whole.byte_ns * most_saved_bytes(request))
+        if whole.objective - saved_ns >= least:
+            raise Beaten(request.mesh, max(0, whole.bound - saved_ns), is_tight=True)
 
 
 def _best_of(

@@ -68,13 +68,6 @@ class Promising:
         """What is asked, of one stage."""
         return replace(self.asked, options=replace(self.asked.options, stages=1))
 
-    def may_be_plain(self) -> bool:
-        """Whether one stage may be as good as any number that is thought to fit in memory."""
-        thought_ns = self._thought_ns()
-        if self.plain is None:
-            return False
-        return thought_ns is None or self.plain.step_ns <= NEAR * thought_ns
-
     def looks_better_plain(self) -> bool:
         """Whether one stage may be better than the best plan of some, which may take longer than
         they were thought to: far longer where what was thought is of no use."""
@@ -88,12 +81,12 @@ class Promising:
         """Offers the plan in one stage."""
         self.has_plain = self.tried.offer_any(_best_in_one, self._plain_asked(), self.tried.say)
 
-    def _weigh_plain(self) -> None:
-        """Plans one stage, where that may be as good as what was found so far: what it takes is
-        then known, and shapes that take longer are left out early."""
-        thought_ns = self._thought_ns()
-        self.plain = self._plain(None if thought_ns is None else int(NEAR * thought_ns))
-        if self.may_be_plain():
+    def _weigh_plain(self, thought_ns: int | None) -> None:
+        """Plans one stage, where that may be as good as what is thought to take so long: what it
+        takes is then known, and shapes that take longer are left out early."""
+        known_ns = None if thought_ns is None else int(NEAR * thought_ns)
+        self.plain = self.plain or self._plain(known_ns)
+        if self.plain is not None and (known_ns is None or self.plain.step_ns <= known_ns):
             self.plan_plain()
 
     def _plain_asked(self) -> Sequence[Asked]:
@@ -126,19 +119,24 @@ class Promising:
         return min((ns for ns in known if ns is not None), default=None)
 
     def best(self) -> list[tuple[PipelineShape, Divided]]:
-        """Best first. One stage is weighed after the first of them, where it is open."""
+        """Best first. One stage is weighed beside the first of them, where it is open: before that
+        is planned within the memory there is, if one stage may be better than it is without."""
         ranks = numbers_of_ranks(self.asked)
         start = self._start(ranks)
 
         def improves(k: int) -> bool:
+            is_open = k == start and self.is_open
+            hoped_ns = self._hoped_ns(ranks[k]) if is_open else None
+            if hoped_ns is not None:
+                self._weigh_plain(hoped_ns)
             found = self._improves_on(ranks[k])
-            if k == start and self.is_open:
-                self._weigh_plain()
+            if is_open and self.has_plain is None:
+                self._weigh_plain(self._thought_ns())
             return found
 
         climb(len(ranks), start, improves)
         if not ranks and self.is_open:
-            self._weigh_plain()
+            self._weigh_plain(None)
         for best, _ in self._best_of_ranks(self._within()):
             self._climb_from(best)
         self._mix()
@@ -173,12 +171,28 @@ class Promising:
         nodes = self.asked.cluster.levels[0].size
         return ranks.index(nodes) if nodes in ranks else len(ranks) // 2
 
+    def _counts(self, ranks: int) -> tuple[Sequence[int], int]:
+        """The numbers of microbatches on so many ranks, and the place of the first to consider."""
+        counts = numbers_of_microbatches(self.asked, ranks)
+        enough = (k for k, count in enumerate(counts) if count >= _TURNS * ranks)
+        return counts, next(enough, len(counts) - 1)
+
+    def _hoped_ns(self, ranks: int) -> int | None:
+        """What a pipeline on so many ranks may take at the least, if that is known soon."""
+        counts, start = self._counts(ranks)
+        shape = shaped(self.asked, ranks, counts[start])
+        if shape.sizes:
+            return None
+        try:
+            return self.ways.hoped_ns(shape.table)
+        except (InfeasibleError, StageError, UnsuitedMeshError):
+            return None
+
     def _improves_on(self, ranks: int) -> bool:
         """Whether a pipeline on so many ranks is better than those before, if any fit in memory, or
         there is none at all: in some microbatches for each, in as many more as it takes to fit, or
         in fewer where more cannot be."""
-        before, counts = self._thought_ns(), numbers_of_microbatches(self.asked, ranks)
-        start = next((k for k, n in enumerate(counts) if n >= _TURNS * ranks), len(counts) - 1)
+        before, (counts, start) = self._thought_ns(), self._counts(ranks)
         is_possible = False
         for count in (*counts[start:], *reversed(counts[:start])):
             shape = shaped(self.asked, ranks, count)

@@ -22,6 +22,7 @@ from autopar.ir.mesh import Mesh, meshes_text
 from autopar.ir.pipeline import ActionTable, Pass
 from autopar.ir.stages import cut_at
 from autopar.plans.estimates import Delay, Estimates, Shared, TurnTimes
+from autopar.plans.fitting import Beaten
 from autopar.plans.layout import parse_layout
 from autopar.plans.pipelines import play_pipeline
 from autopar.plans.request import Asked, Narrowed
@@ -88,20 +89,37 @@ class SegmentDivision:
         self.plans, self.given = plans, given
         self.limit = asked.memory_limit_bytes
 
-    def divided(self) -> Divided:
+    def divided(self, known_ns: int | None = None) -> Divided:
         """The best stages, with what is planned and, if they do not fit, more that is planned
-        within less memory. StageError if ranks cannot have these meshes, however much they hold."""
-        for part in (None, *_PARTS):
-            if part is not None:
-                for plans in self.plans:
-                    plans.plan_within(int(self.limit * part))
-            try:
-                return self._found(self._problem())
-            except InfeasibleError as error:
-                self.say(f"{meshes_text([plans.mesh for plans in self.plans])}: {error}")
+        within less memory. StageError if ranks cannot have these meshes, however much they hold;
+        Beaten if they would take `known_ns` or more whatever they held."""
+        found = self._within()
+        if found is not None:
+            return found
+        least_ns = self.boundless().step_ns
+        if known_ns is not None and least_ns >= known_ns:
+            raise Beaten(self.plans[0].mesh, least_ns)
+        for part in _PARTS:
+            for plans in self.plans:
+                plans.plan_within(int(self.limit * part))
+            found = self._within()
+            if found is not None:
+                return found
         # Stages may fit that are planned for themselves: more is made again, of more ops.
-        boundless = replace(self._problem(), limit_bytes=BOUNDLESS_BYTES)
+        return self.boundless()
+
+    def _within(self) -> Divided | None:
+        """The best stages within the memory there is, of what is planned; None if none are."""
         try:
+            return self._found(self._problem())
+        except InfeasibleError as error:
+            self.say(f"{meshes_text([plans.mesh for plans in self.plans])}: {error}")
+            return None
+
+    def boundless(self) -> Divided:
+        """The best stages, whatever they hold, of what is planned. StageError if there are none."""
+        try:
+            boundless = replace(self._problem(), limit_bytes=BOUNDLESS_BYTES)
             return self._found(boundless, is_within=False)
         except InfeasibleError:
             ranks = self.given or range(len(self.plans))

@@ -77,12 +77,23 @@ class SegmentWays:
 
             def divided(least_ns: int | None) -> Divided:
                 plans.plan_free(None if least_ns is None else int(least_ns / often))
-                return SegmentDivision(self.asked, sample, table, [plans], self.say).divided()
+                division = SegmentDivision(self.asked, sample, table, [plans], self.say)
+                return division.divided(least_ns)
 
             return found.offer(divided)
 
         climb(len(part.line), part.start, improves)
         return found.best()
+
+    def hoped_ns(self, table: ActionTable) -> int:
+        """The step of the best stages for `table` on the mesh that is likely to be good, whatever
+        they hold. InfeasibleError or StageError if there are none."""
+        sample = self._sample(table.microbatches)
+        size = self.asked.cluster.num_devices // len(table.rows)
+        part = self._part(table, size, self.asked.options.mesh)
+        plans = part.plans(part.start)
+        plans.plan_free(None)
+        return SegmentDivision(self.asked, sample, table, [plans], self.say).boundless().step_ns
 
     def mixed(self, table: ActionTable, sizes: Sequence[int]) -> Divided:
         """The best stages for `table` whose ranks have one of so many devices each, on the mesh of

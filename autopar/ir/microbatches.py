@@ -53,7 +53,13 @@ def in_microbatches(graph: Graph, turns: int) -> Graph:
         return graph
     known = _made(graph)
     if turns not in known:
-        known[turns] = _Splitter(_with_counts(graph), turns).run()
+        _check(graph, turns)
+        other = next(iter(known.values()), None)
+        known[turns] = (
+            _Splitter(_with_counts(graph), turns).run()
+            if other is None
+            else in_other_microbatches(other, graph, turns)
+        )
     return known[turns]
 
 
@@ -119,11 +125,25 @@ def _with_counts(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
+def _check(graph: Graph, turns: int) -> None:
+    batch = batch_atoms(graph)
+    if not batch:
+        raise MicrobatchError("no microbatches: no input has a batch, a dim 0 that it is led by")
+    for size in sorted({graph.atoms[atom].size for atom in batch}):
+        if size % turns:
+            raise MicrobatchError(f"a batch of {size} is not divided by {turns} microbatches")
+    values = [node.target for node in graph.with_role(Role.VALUE)]
+    if values:
+        raise MicrobatchError(
+            f"no microbatches: the gradient of output {listed(values)} comes from the script, "
+            "which has to see the whole batch; let the model return its loss"
+        )
+
+
 class _Splitter:
     def __init__(self, graph: Graph, turns: int) -> None:
         self.graph, self.turns = graph, turns
         self.batch = batch_atoms(graph)
-        self._check()
         found = TurnStates(graph, self.batch)
         self.states, self.wants = found.states, found.wants
         self.turn_atom = len(graph.atoms)
@@ -132,24 +152,6 @@ class _Splitter:
         self.cut: dict[tuple[Ref, Placement, Phase], Ref] = {}
         self.gathered: dict[Ref, Ref] = {}
         """Where what turns make of a result is put together."""
-
-    def _check(self) -> None:
-        sizes = {self.graph.atoms[atom].size for atom in self.batch}
-        if not self.batch:
-            raise MicrobatchError(
-                "no microbatches: no input has a batch, a dim 0 that it is led by"
-            )
-        for size in sorted(sizes):
-            if size % self.turns:
-                raise MicrobatchError(
-                    f"a batch of {size} is not divided by {self.turns} microbatches"
-                )
-        values = [node.target for node in self.graph.with_role(Role.VALUE)]
-        if values:
-            raise MicrobatchError(
-                f"no microbatches: the gradient of output {listed(values)} comes from the script, "
-                "which has to see the whole batch; let the model return its loss"
-            )
 
     def run(self) -> Graph:
         leaving = defaultdict[Ref, list[Node]](list)
@@ -175,9 +177,11 @@ class _Splitter:
     def _put(self, node: Node) -> None:
         """The node, which works on what a turn has."""
         wants = self.wants.get(node.index, tuple(self.states[ref] for ref in node.inputs))
-        place = self.place | self.gathered if node.role in OUTPUT_ROLES else self.place
+        gathered = self.gathered if node.role in OUTPUT_ROLES else {}
         read = {
-            ref: self._cut(ref, want, node.phase) if self.states[ref] != want else place[ref]
+            ref: self._cut(ref, want, node.phase)
+            if self.states[ref] != want
+            else gathered.get(ref, self.place[ref])
             for ref, want in zip(node.inputs, wants, strict=True)
         }
         made = transplanted(node, len(self.nodes), lambda ref: read[ref])

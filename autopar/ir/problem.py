@@ -179,8 +179,10 @@ class Solution:
     `objective` is the cost of `choice`, computed again from the problem (not the solver's word);
     `bound` is a proven lower bound on every solution's cost. `arcs[f]` lists the arcs of flow `f`
     that are used, in ascending order. `choice` is empty when the status has no solution. `basis` is
-    where the relaxation ended, if one was solved. Memory `is_limiting` unless it is known that no
-    plan would be better with more of it, or none below the cutoff, but for what is tolerated.
+    where the relaxation ended, if one was solved, and `byte_ns` what a byte more of memory would
+    save by that, of which no more bytes save more each. Memory `is_limiting` unless it is known
+    that no plan would be better with more of it, or none below the cutoff, but for what is
+    tolerated.
     """
 
     status: Status
@@ -192,6 +194,7 @@ class Solution:
     statistics: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
     conflict: Conflict | None = None
     basis: Basis | None = field(default=None, repr=False, compare=False)
+    byte_ns: float | None = field(default=None, compare=False)
     is_limiting: bool = True
 
     @property

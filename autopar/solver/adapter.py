@@ -26,7 +26,7 @@ from autopar.errors import SolverError
 from autopar.ir.problem import BoolArray, FloatArray
 
 Option = str | int | float | bool
-_ANY_NUMBER = 2**31 - 1
+_ANY_NUMBER, _ANY_COST = 2**31 - 1, float("inf")
 _INTERIOR: dict[str, Option] = {
     "solver": "ipm",
     "ipm_optimality_tolerance": 1e-7,
@@ -111,25 +111,27 @@ class Highs(pulp.HiGHS):
         program: pulp.LpProblem,
         patience: int | None = None,
         start: highspy.HighsBasis | None = None,
+        enough: float = _ANY_COST,
     ) -> Answer:
         """Takes the program over and solves its relaxation, without presolve, from `start` on if
         there is one: by the interior point method, with a crossover to a basis, where the simplex
         method takes more steps than `patience`. Dense rows, as windows have them, sometimes make
-        those many.
+        those many. It ends at a `LIMIT`, with the duals it has, once it costs `enough`.
 
         On the programs of `ilp`, presolve costs more than it saves: it folds the flows' sparse
         states into dense rows. Without it, one to thirteen times faster was measured (three axes).
         """
         self._presolve, self._start = "off", start
-        most = self.options.get("simplex_iteration_limit", _ANY_NUMBER)
-        if patience is not None:
-            self.options["simplex_iteration_limit"] = patience
+        own, most = self.options, self.options.get("simplex_iteration_limit", _ANY_NUMBER)
+        steps = most if patience is None else patience
+        self.options = own | {"simplex_iteration_limit": steps, "objective_bound": enough}
         program.solve(self)
-        if patience is not None:
-            self.options["simplex_iteration_limit"] = most
-            self.set_option("simplex_iteration_limit", most)
-            if self._highs.getModelStatus() == highspy.HighsModelStatus.kIterationLimit:
-                self._run_interior()
+        self.options = own
+        self.set_option("simplex_iteration_limit", most)
+        self.set_option("objective_bound", _ANY_COST)
+        status = self._highs.getModelStatus()
+        if patience is not None and status == highspy.HighsModelStatus.kIterationLimit:
+            self._run_interior()
         self.set_option("presolve", "choose")
         return self.last
 

@@ -27,9 +27,10 @@ MAX_CHOICES = 8_000
 _COARSE = 0.02
 _FEW_CHOICES = 2_000
 """Plans of problems with windows and more choices are found by column generation where there is no
-limit on memory, or the tolerance is `_COARSE`: there part of the problem shows within a second or
-so how good a plan is, and the whole takes three to twenty times as long. Where memory binds, plans
-without it rule out little, and a relaxation that goes on from another is faster."""
+limit on memory, or no start and a tolerance that is `_COARSE`: there part of the problem shows
+within a second or so how good a plan is, and the whole takes three to twenty times as long. Where
+memory binds, plans without it rule out little, and a relaxation that goes on from another is
+faster, with dives after it where the tolerance is `_COARSE`."""
 
 SOLVER = f"HiGHS {highspy.Highs().version()}"
 
@@ -59,8 +60,8 @@ def solve(
     all but its limits, from which a relaxation goes on; of any other, it is of no use.
 
     With a `tolerance` the answer is the first plan that is known to cost no more than another by
-    more than such a part. Where that is `_COARSE`, `start` counts for nothing, and a plan whose gap
-    does not close soon is the answer with that gap.
+    more than such a part. Where that is `_COARSE`, a plan whose gap does not close soon is the
+    answer with that gap.
 
     Where no plan costs less than `cutoff`, the answer may be `BEATEN`, with a bound that says so.
 
@@ -105,12 +106,13 @@ def _search(
     count = sum(map(len, problem.costs))
     in_parts = bool(problem.windows) and count > _FEW_CHOICES and aim.max_iterations is None
     is_free = problem.usage_limit is None and aim.start is None
-    in_parts = in_parts and (is_free or aim.tolerance >= _COARSE)
+    is_coarse = aim.tolerance >= _COARSE
+    in_parts = in_parts and (is_free or (is_coarse and aim.start is None))
     is_small = count <= MAX_CHOICES and not in_parts
     if is_small and (cutoff is None or aim.start is not None):
         # A relaxation that goes on from another takes no longer than a bound without one.
         least = inf if cutoff is None else cutoff
-        return find_exactly(problem, clock, progress, replace(aim, cutoff=least))
+        return find_exactly(problem, clock, progress, replace(aim, cutoff=least, dives=is_coarse))
     # numba takes a moment to import, and a single problem on one or two axes does not need it.
     from autopar.solver.column_generation.path import generate_columns, quick_bound
 
@@ -169,6 +171,7 @@ def _finish(problem: Problem, state: Search, choice: tuple[int, ...]) -> Solutio
         solver=SOLVER,
         statistics=state.statistics,
         basis=state.basis,
+        byte_ns=state.byte_ns,
         is_limiting=state.is_limiting,
     )
 

@@ -14,32 +14,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from math import inf
 from time import process_time
 
 import numpy as np
 
 from autopar.errors import SolverError
-from autopar.ir.problem import FORBIDDEN, Basis, FloatArray, IntArray, Problem
+from autopar.ir.problem import Basis, FloatArray, IntArray, Problem
 from autopar.solver.adapter import Answer, Highs, Outcome
 from autopar.solver.bases import as_basis, as_start
 from autopar.solver.bounds import DualBound, dual_bound, least_cost
 from autopar.solver.dive import dive, num_fractional, rounded
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.express import express
+from autopar.solver.forbidding import LARGEST_COST, forbid_above, largest_cost
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import Model, build_model
 from autopar.solver.memory import usages_at
 from autopar.solver.search import SAME_COST, Clock, Progress, Search
 from autopar.solver.tiebreak import break_ties, restrict
 from autopar.solver.ways import Ways, any_way
-from autopar.solver.windows import most_hidden
 
 _MAX_ROUNDS = 500
 _FEW_NODES = 200
-_LARGEST_COST = 2**38
-"""Costs beyond this would set the scale of all others: what no plan can use is forbidden first."""
-
 WINDOWED_TOLERANCE = 1e-3
 """The gap with which a plan of a problem with windows is good enough. In the relaxation, resources
 of a window share one choice between them as no plan can."""
@@ -97,13 +95,13 @@ def find_exactly(problem: Problem, clock: Clock, progress: Progress, aim: Aim = 
     state = Search(
         problem, Evaluator(problem), clock, progress, cutoff=aim.cutoff, tolerance=tolerance
     )
-    if clock.limit_s is not None or largest_cost(problem) > _LARGEST_COST:
+    if clock.limit_s is not None or largest_cost(problem) > LARGEST_COST:
         _descend(state, None)
     while True:
         if state.evaluation is not None:
             problem = forbid_above(problem, state.evaluation.objective)
         largest = largest_cost(problem)
-        is_over = _solve(state, problem, aim) or clock.expired or largest <= _LARGEST_COST
+        is_over = _solve(state, problem, aim) or clock.expired or largest <= LARGEST_COST
         if is_over or state.evaluation is None:
             return state
         if largest_cost(forbid_above(problem, state.evaluation.objective)) == largest:
@@ -166,7 +164,11 @@ def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs
     built = process_time()
     patience = int(model.num_rows * _PATIENCE) if model.windows else None
     start = None if aim.start is None else as_start(model, aim.start)
-    answer = highs.relax(program, patience, start)
+    enough = inf if most is not None else _beaten_cost(aim) * model.cost_scale
+    answer = highs.relax(program, patience, start, enough)
+    is_over = most is not None or state.clock.expired or _is_beaten(model, answer, aim.cutoff)
+    if answer.outcome is Outcome.LIMIT and not is_over:
+        answer = highs.relax(program, patience, start)
     if answer.outcome is Outcome.OPTIMAL:
         state.basis = as_basis(model, highs.basis())
     state.statistics |= {
@@ -180,6 +182,19 @@ def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs
     }
     state.progress(f"relaxation of {model.num_columns} columns: {answer.detail}")
     return highs, answer
+
+
+def _beaten_cost(aim: Aim) -> float:
+    """What a relaxation may cost that need not be solved to its end: no plan is below the cutoff
+    then, nor, as far as that is known, below the plan that the cutoff is tolerated of."""
+    return aim.cutoff / (1 - aim.tolerance) * (1 + _TOLERANCE)
+
+
+def _is_beaten(model: Model, answer: Answer, cutoff: float) -> bool:
+    """Whether a relaxation that came to no end says that no plan costs less than `cutoff`."""
+    if not len(answer.row_duals):
+        return False
+    return dual_bound(model, answer.row_duals / model.cost_scale).value - SAME_COST > cutoff - 1
 
 
 def _read_relaxation(
@@ -198,6 +213,7 @@ def _read_relaxation(
         return None
     state.relaxation = model, answer.row_duals / model.cost_scale
     state.shares = model.shares(state.relaxation[1])
+    state.byte_ns = model.byte_ns(state.relaxation[1])
     duals = dual_bound(model, state.relaxation[1])
     state.raise_bound(duals.value)
     if not answer.row_duals[[limit.row for limit in model.limits]].any():
@@ -358,33 +374,3 @@ def _cover(
         )
     joined = np.concatenate(columns)
     return joined, np.ones(len(joined)), count - 1.0
-
-
-def largest_cost(problem: Problem) -> int:
-    """The largest absolute cost of anything allowed."""
-    parts = [*problem.costs, *(e.cost for e in problem.edges), *(f.costs for f in problem.flows)]
-    return max((int(np.abs(p[p < FORBIDDEN]).max(initial=0)) for p in parts), default=0)
-
-
-def forbid_above(problem: Problem, objective: int) -> Problem:
-    """`problem` with every choice, pair and arc forbidden that no plan of at most `objective` uses.
-
-    A plan costs at least the sum of what each node and each edge costs at the least.
-    """
-    least = sum(int(costs.min()) for costs in problem.costs)
-    least += sum(int(edge.cost.min()) for edge in problem.edges)
-    least -= sum(most_hidden(window) for window in problem.windows)
-    room = objective - least
-    return replace(
-        problem,
-        costs=tuple(_capped(costs, int(costs.min()) + room) for costs in problem.costs),
-        edges=tuple(
-            replace(edge, cost=_capped(edge.cost, int(edge.cost.min()) + room))
-            for edge in problem.edges
-        ),
-        flows=tuple(replace(flow, costs=_capped(flow.costs, room)) for flow in problem.flows),
-    )
-
-
-def _capped(costs: IntArray, most: int) -> IntArray:
-    return np.where(costs > min(most, FORBIDDEN), FORBIDDEN, costs)

@@ -107,6 +107,11 @@ class Model:
         largest = int(np.abs(self.cost).max(initial=1))
         return 2.0 ** (_LARGEST_COST_BITS - largest.bit_length())
 
+    def byte_ns(self, row_duals: FloatArray) -> float:
+        """What a byte more would save, if it were there at all times, by `row_duals` in units of
+        the cost: no more bytes save more each."""
+        return sum(max(0.0, -float(row_duals[each.row])) * each.scale for each in self.limits)
+
     def shares(self, row_duals: FloatArray) -> Shares:
         """What `row_duals`, in units of the cost, say of the windows: their savings' weights."""
         scales = zip(self.windows, self.window_scales, strict=True)

@@ -46,8 +46,9 @@ class Search:
     """`bound` is below every plan's cost; `choice` is empty until there is a feasible plan.
     `relaxation` is the model that was relaxed last, with its row duals in units of the cost, and
     `shares` what these say of the windows; it ended at `basis`. `unlimited_bound` is below the
-    cost of every plan, whatever memory it takes. Plans that cost `cutoff` or more
-    are of no interest, nor is a gap of `tolerance` times the cost."""
+    cost of every plan, whatever memory it takes, and `byte_ns` what a byte more of it would save.
+    Plans that cost `cutoff` or more are of no interest, nor is a gap of `tolerance` times the
+    cost."""
 
     problem: Problem
     evaluator: Evaluator
@@ -60,6 +61,7 @@ class Search:
     relaxation: tuple[Model, FloatArray] | None = None
     shares: Shares | None = None
     basis: Basis | None = None
+    byte_ns: float | None = None
     unlimited_bound: float = float("-inf")
     cutoff: float = float("inf")
     tolerance: float = 0.0

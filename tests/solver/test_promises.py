@@ -20,7 +20,7 @@ from autopar.ir.problem import FORBIDDEN, IntArray, Problem, Status
 from autopar.solver import evaluate, solve, tiebreak
 from autopar.solver.bounds import dual_bound, least_cost
 from autopar.solver.evaluate import Evaluator
-from autopar.solver.exact import forbid_above
+from autopar.solver.forbidding import forbid_above
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import build_model
 from autopar.solver.order import in_canonical_order

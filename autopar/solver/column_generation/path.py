@@ -171,6 +171,7 @@ class _Work:
             self._done = not grown
             return
         model, row_duals = found.relaxation
+        state.byte_ns = found.byte_ns
         summed, distances = self.problem, self.distances
         if summed.windows:
             summed = weighed(summed, model.shares(row_duals))
