@@ -97,14 +97,16 @@ def test_one_stage_is_planned_in_any_number_of_microbatches() -> None:
 
 
 def test_once_one_stage_is_planned_pipelines_that_take_longer_are_left_out() -> None:
-    """Links are fast: by what their busiest segments take alone they are known to be longer. Other
-    orders are not even looked at, in which ranks would wait less."""
+    """Links are fast: one stage is as good as the first pipeline would be with all the memory it
+    likes, and is planned first; by what their busiest segments take alone pipelines are known to be
+    longer. Other orders are not even looked at, in which ranks would wait less."""
     said: list[str] = []
     graph = trace(Chain([256] * 13), (torch.randn(4096, 256),), {}).graph
     plan = search_stages(asked(graph, 8, stages="auto", microbatches="auto"), said.append)
     assert not plan.structure.stages
     planned = said.index("solving for mesh dp=8")
-    assert sum(": about " in text for text in said[:planned]) == 2
+    assert [text for text in said[:planned] if ": about " in text][0].startswith("1 stages")
+    assert sum(": about " in text for text in said[:planned]) == 1
     assert not any(": about " in text for text in said[planned:])
     assert sum("no better" in text for text in said[planned:]) >= 2
     assert not any("zb-" in text or "interleaved" in text for text in said)
