@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from autopar.ir.graph import Node, itemsize
+from autopar.ir.graph import itemsize
 from autopar.ir.heads import Head, heads_of
 from autopar.plans.request import PlanRequest
 
@@ -56,7 +56,7 @@ def most_saved_bytes(request: PlanRequest) -> int:
     """What chunks save of a device's memory at the most: scores, what the loss makes of them, and
     their gradient."""
     parts = request.cluster.num_devices * request.microbatches
-    made = (_made_bytes(head) + _bytes(head.loss) for head in heads_of(request.graph))
+    made = (_made_bytes(head, of_loss=2) for head in heads_of(request.graph))
     return sum(made) // parts
 
 
@@ -67,12 +67,7 @@ def in_chunks(request: PlanRequest) -> PlanRequest:
     return replace(request, loss_chunks=chunk_count(request)) if is_open else request
 
 
-def _made_bytes(head: Head) -> int:
-    """Bytes of the scores, and of what the loss makes of them."""
-    return _bytes(head.product) + _bytes(head.loss)
-
-
-def _bytes(node: Node) -> int:
-    """Bytes of what an op makes first."""
-    made = node.outputs[0]
-    return prod(made.shape) * itemsize(made.dtype)
+def _made_bytes(head: Head, of_loss: int = 1) -> int:
+    """Bytes of the scores, and of so many tensors that the loss makes of them."""
+    scores, loss = head.product.outputs[0], head.loss.outputs[0]
+    return prod(scores.shape) * (itemsize(scores.dtype) + of_loss * itemsize(loss.dtype))
