@@ -234,14 +234,15 @@ def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
     request, say = fitting.request, fitting.say
     for _ in range(MAX_ROUNDS):
         problem = fitting.problem()
-        solution = _solve(request, problem, say, cutoff, fitting.basis)
+        rough = problem.usage_limit is not None and not fitting.is_known
+        solution = _solve(request, problem, say, cutoff, fitting.basis, rough=rough)
         fitting.basis = solution.basis or fitting.basis
         if fitting.rules_out(solution):
             continue
         settled, plain, found = _settle(request, problem, solution)
         structure = make_structure(settled, plain, found)
         bill = account(settled, structure)
-        if fitting.holds(solution, found, bill):
+        if fitting.holds(solution, found, bill) and not solution.is_rough:
             if request.is_open:
                 plain = with_moments(settled, plain, fitting.rows)
             found = bounded(found, fitting.bound)
@@ -253,11 +254,22 @@ def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
 
 
 def _solve(
-    request: PlanRequest, problem: Problem, say: Say, cutoff: int | None, start: Basis | None
+    request: PlanRequest,
+    problem: Problem,
+    say: Say,
+    cutoff: int | None,
+    start: Basis | None,
+    *,
+    rough: bool = False,
 ) -> Solution:
-    limit_s, tolerance = request.options.time_limit_s, request.tolerance
     return solve(
-        problem, time_limit_s=limit_s, progress=say, cutoff=cutoff, start=start, tolerance=tolerance
+        problem,
+        time_limit_s=request.options.time_limit_s,
+        progress=say,
+        cutoff=cutoff,
+        start=start,
+        tolerance=request.tolerance,
+        rough=rough,
     )
 
 

@@ -182,7 +182,7 @@ class Solution:
     where the relaxation ended, if one was solved, and `byte_ns` what a byte more of memory would
     save by that, of which no more bytes save more each. Memory `is_limiting` unless it is known
     that no plan would be better with more of it, or none below the cutoff, but for what is
-    tolerated.
+    tolerated. What `is_rough` is the first plan that was found, as was asked for.
     """
 
     status: Status
@@ -196,6 +196,7 @@ class Solution:
     basis: Basis | None = field(default=None, repr=False, compare=False)
     byte_ns: float | None = field(default=None, compare=False)
     is_limiting: bool = True
+    is_rough: bool = False
 
     @property
     def gap(self) -> float:

@@ -82,6 +82,8 @@ class Fitting:
     estimates: Estimates | None = None
     is_leanest: bool = False
     """Whether no more is set aside than some plan leaves."""
+    is_known: bool = False
+    """Whether a plan within the limit has shown what else counts: the first seldom fits."""
 
     def problem(self) -> Problem:
         """The problem, with all that counts."""
@@ -113,6 +115,7 @@ class Fitting:
         open any more. If not, what breaks the limit counts from now on. SolverError if the plan
         does not cost what the solver says."""
         mesh, estimates = self.request.mesh, bill.estimates
+        self.is_known = self.stated.usage_limit is not None
         if estimates.modelled_ns != found.objective:
             raise SolverError(
                 f"mesh {mesh}: the plan costs {estimates.modelled_ns} ns by its own bill and "

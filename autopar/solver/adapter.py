@@ -268,12 +268,23 @@ class Highs(pulp.HiGHS):
             np.where(at_upper, upper, np.minimum(upper, lower + slack)),
         )
 
-    def solve_integer(self, extra: npt.NDArray[np.int64] | None = None) -> Answer:
-        """Runs again with the integer columns integer, and those of `extra` with them."""
+    def solve_integer(
+        self, extra: npt.NDArray[np.int64] | None = None, enough: float = _ANY_COST
+    ) -> Answer:
+        """Runs again with the integer columns integer, and those of `extra` with them: what costs
+        `enough` or more counts for nothing."""
         columns = self._integer
         if extra is not None and len(extra):
             columns = np.union1d(columns, extra).astype(np.int32)
         self._set_kind(columns, highspy.HighsVarType.kInteger)
+        self.set_option("objective_bound", enough)
+        try:
+            self._run_integer()
+        finally:
+            self.set_option("objective_bound", _ANY_COST)
+        return self.last
+
+    def _run_integer(self) -> None:
         self._run()
         if self.last.outcome is Outcome.FAILED:
             # HiGHS's presolve sometimes ends with a point that breaks a row, and says so.
@@ -281,7 +292,6 @@ class Highs(pulp.HiGHS):
             self.set_option("presolve", "off")
             self._run()
             self.set_option("presolve", "choose")
-        return self.last
 
     def solve_warm(self, most: int | None = None) -> Answer:
         """Runs the relaxation again from the last basis, `most` steps of the simplex method."""

@@ -44,6 +44,7 @@ def solve(
     max_iterations: int | None = None,
     start: Basis | None = None,
     tolerance: float = 0.0,
+    rough: bool = False,
 ) -> Solution:
     """The cheapest plan of `problem`, with what is proven about it.
 
@@ -63,6 +64,9 @@ def solve(
     more than such a part. Where that is `_COARSE`, a plan whose gap does not close soon is the
     answer with that gap.
 
+    What is to be `rough` may be the first plan that there is, which `is_rough` then, where more of
+    the search would take long: of windows and many choices.
+
     Where no plan costs less than `cutoff`, the answer may be `BEATEN`, with a bound that says so.
 
     `statistics` holds the size of the program as HiGHS got it, CPU seconds by phase, branch and
@@ -77,7 +81,7 @@ def solve(
     if is_large(problem):
         return _solve_large(problem, clock, progress or silent)
     ordered, lift = in_canonical_order(problem)
-    aim = Aim(max_iterations=max_iterations, start=start, tolerance=tolerance)
+    aim = Aim(max_iterations=max_iterations, start=start, tolerance=tolerance, rough=rough)
     state = _search(ordered, clock, progress or silent, cutoff, aim)
     if state.infeasible:
         return _infeasible(state.statistics, *explain_conflict(problem, clock))
@@ -107,7 +111,7 @@ def _search(
     in_parts = bool(problem.windows) and count > _FEW_CHOICES and aim.max_iterations is None
     is_free = problem.usage_limit is None and aim.start is None
     is_coarse = aim.tolerance >= _COARSE
-    in_parts = in_parts and (is_free or (is_coarse and aim.start is None))
+    in_parts = in_parts and is_free
     is_small = count <= MAX_CHOICES and not in_parts
     if is_small and (cutoff is None or aim.start is not None):
         # A relaxation that goes on from another takes no longer than a bound without one.
@@ -172,6 +176,7 @@ def _finish(problem: Problem, state: Search, choice: tuple[int, ...]) -> Solutio
         statistics=state.statistics,
         basis=state.basis,
         byte_ns=state.byte_ns,
+        is_rough=state.is_rough,
         is_limiting=state.is_limiting,
     )
 

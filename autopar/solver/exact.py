@@ -21,17 +21,17 @@ from time import process_time
 import numpy as np
 
 from autopar.errors import SolverError
-from autopar.ir.problem import Basis, FloatArray, IntArray, Problem
+from autopar.ir.problem import Basis, Problem
 from autopar.solver.adapter import Answer, Highs, Outcome
 from autopar.solver.bases import as_basis, as_start
 from autopar.solver.bounds import DualBound, dual_bound, least_cost
 from autopar.solver.dive import dive, num_fractional, rounded
-from autopar.solver.evaluate import Evaluation, Evaluator
+from autopar.solver.evaluate import Evaluator
 from autopar.solver.express import express
 from autopar.solver.forbidding import LARGEST_COST, forbid_above, largest_cost
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import Model, build_model
-from autopar.solver.memory import usages_at
+from autopar.solver.mending import check_agreement, cover, undercharged
 from autopar.solver.search import SAME_COST, Clock, Progress, Search
 from autopar.solver.tiebreak import break_ties, restrict
 from autopar.solver.ways import Ways, any_way
@@ -76,7 +76,9 @@ class Aim:
     `tolerance` when the best plan's gap is at most that part of its cost, whatever its weight. With
     `max_iterations`, no linear program takes more steps of the simplex method than that, and branch
     and bound no more than `_FEW_NODES` nodes. With windows, plans come of `dives` if so wished, and
-    there is no integer program where it is large. Relaxations go on from `start` where it fits."""
+    there is no integer program where it is large. Relaxations go on from `start` where it fits.
+    What is `rough` ends with the first plan where that is far from the bound and the integer
+    program is large."""
 
     ways: Ways = any_way
     cutoff: float = float("inf")
@@ -84,6 +86,7 @@ class Aim:
     max_iterations: int | None = None
     dives: bool = False
     start: Basis | None = None
+    rough: bool = False
 
 
 EXACT = Aim()
@@ -122,6 +125,9 @@ def _solve(state: Search, problem: Problem, aim: Aim) -> bool:
     if state.infeasible:
         return True
     is_enough = False
+    if aim.rough and duals is not None and _is_far(state, duals):
+        state.is_rough = True
+        return True
     if not state.settled and answer.outcome is Outcome.OPTIMAL:
         is_enough = bool(model.windows and duals and _narrow(state, model, highs, duals, aim))
         if not is_enough:
@@ -254,9 +260,30 @@ def _is_enough(state: Search, duals: DualBound, aim: Aim, *, is_far: bool) -> bo
     branch and bound comes to no end."""
     if state.settled or state.evaluation is None:
         return state.settled
-    open_columns = np.abs(duals.reduced_costs) <= _room(state, duals)
-    is_slow = int(open_columns.sum()) > _MAX_WINDOWED
+    is_slow = _num_open(state, duals) > _MAX_WINDOWED
     return is_slow and (aim.dives or is_far or state.gap <= _CLOSE * duals.value)
+
+
+def _wanted(state: Search, duals: DualBound | None) -> float:
+    """What a plan has to cost less than to be looked for, with windows: what the best one costs, or
+    in a large program what it may cost more than others."""
+    best = state.evaluation
+    if best is None or not state.problem.windows:
+        return inf
+    is_slow = duals is not None and _num_open(state, duals) > _MAX_WINDOWED
+    return best.objective * (1 - state.tolerance) if is_slow else best.objective
+
+
+def _num_open(state: Search, duals: DualBound) -> int:
+    """How many columns plans may use that are better than the best one."""
+    return int((np.abs(duals.reduced_costs) <= _room(state, duals)).sum())
+
+
+def _is_far(state: Search, duals: DualBound) -> bool:
+    """Whether there is a plan that is not `_CLOSE` to the bound, and many columns are open."""
+    if not state.problem.windows or state.evaluation is None or state.settled:
+        return False
+    return state.gap > _CLOSE * duals.value and _num_open(state, duals) > _MAX_WINDOWED
 
 
 def _room(state: Search, duals: DualBound) -> float:
@@ -273,26 +300,30 @@ def _solve_integer(
     room: float = float("inf"),
 ) -> bool:
     """The best plan, of those that cost at most `room` more than the relaxation, and of others that
-    need no more; whether one is known to be that."""
+    need no more; whether one is known to be that. With windows, only one that is better than the
+    best so far by more than is tolerated."""
     started = process_time()
-    most, is_whole, is_best = float("inf"), True, False
+    most, is_whole, is_best, wanted = inf, True, False, _wanted(state, duals)
     if duals is not None:
-        is_whole = _room(state, duals) <= room
-        room = min(_room(state, duals), room)
+        left = min(_room(state, duals), max(0.0, wanted - duals.value))
+        is_whole = left <= room
+        room = min(left, room)
         most = duals.value + room
         if room < float("inf"):
             restrict(highs, model, duals, room)
     extra = np.empty(0, dtype=np.int64)
     for _ in range(_MAX_ROUNDS):
         highs.limit_time(state.clock.left_s())
-        answer = highs.solve_integer(extra)
+        answer = highs.solve_integer(extra, wanted * model.cost_scale)
         state.statistics["nodes"] = int(state.statistics["nodes"]) + answer.num_nodes
         if answer.outcome is Outcome.INFEASIBLE:
-            _no_plan(state, most, is_whole=is_whole)
+            is_best = wanted < inf
+            least = min(most, wanted - _TOLERANCE / model.cost_scale)
+            _no_plan(state, least, is_whole=is_whole and not is_best)
             break
         if answer.outcome is Outcome.FAILED and state.evaluation is None:
             raise SolverError(f"HiGHS failed on the integer program: {answer.detail}")
-        _raise_bound(state, min((answer.bound - _TOLERANCE) / model.cost_scale, most))
+        _raise_bound(state, min((answer.bound - _TOLERANCE) / model.cost_scale, most, wanted))
         if not len(answer.values):
             break
         is_best = answer.outcome is Outcome.OPTIMAL
@@ -302,11 +333,11 @@ def _solve_integer(
         if state.settled or answer.outcome is not Outcome.OPTIMAL:
             break
         if not evaluation.feasible:
-            highs.add_limit(*_cover(state.problem, model, choice, evaluation))
+            highs.add_limit(*cover(state.problem, model, choice, evaluation))
             continue
-        fractional = _undercharged(model, answer.values, evaluation, extra)
+        fractional = undercharged(model, answer.values, evaluation, extra)
         if not len(fractional):
-            _check_agreement(state, evaluation, answer.objective / model.cost_scale)
+            check_agreement(state, evaluation, answer.objective / model.cost_scale)
             break
         extra = np.union1d(extra, fractional)
     took = float(state.statistics.get("mip_cpu_s", 0.0)) + process_time() - started
@@ -329,48 +360,3 @@ def _raise_bound(state: Search, bound: float) -> None:
     if state.evaluation is not None:
         bound = min(bound, float(state.evaluation.objective))
     state.raise_bound(bound)
-
-
-def _check_agreement(state: Search, evaluation: Evaluation, objective: float) -> None:
-    """The ILP may be off by HiGHS's tolerances, not by more; with windows, it may find slower ways
-    of which more is hidden."""
-    if state.problem.windows:
-        return
-    if evaluation.exact and evaluation.objective > objective + 1 + 1e-6 * abs(objective):
-        raise SolverError(
-            f"problem {state.problem.name}: HiGHS says {objective:.1f} for a plan that costs "
-            f"{evaluation.objective}; please report this with the problem"
-        )
-
-
-def _undercharged(
-    model: Model, values: FloatArray, evaluation: Evaluation, extra: IntArray
-) -> IntArray:
-    """Shared arcs of the flows that the ILP prices below what they cost, not yet in `extra`."""
-    found = [
-        shared
-        for columns, shared, cost in zip(
-            model.flows, model.shared, evaluation.flow_costs, strict=True
-        )
-        if cost > float(values[columns] @ model.cost[columns]) + 0.5
-    ]
-    return np.setdiff1d(np.concatenate([np.empty(0, dtype=np.int64), *found]), extra)
-
-
-def _cover(
-    problem: Problem, model: Model, choice: tuple[int, ...], evaluation: Evaluation
-) -> tuple[IntArray, FloatArray, float]:
-    """A row that forbids what is live at the peak, and whatever uses at least as much."""
-    columns: list[IntArray] = []
-    count = 0
-    for node, usage in usages_at(problem, evaluation.peak_time):
-        used = usage[choice[node]]
-        if used > usage.min():
-            count += 1
-            columns.append(model.choices[node][(usage >= used) & (model.choices[node] >= 0)])
-    if not count:
-        raise SolverError(
-            f"problem {problem.name}: HiGHS's answer breaks a rule ({evaluation.violation})"
-        )
-    joined = np.concatenate(columns)
-    return joined, np.ones(len(joined)), count - 1.0

@@ -47,6 +47,7 @@ class Search:
     `relaxation` is the model that was relaxed last, with its row duals in units of the cost, and
     `shares` what these say of the windows; it ended at `basis`. `unlimited_bound` is below the
     cost of every plan, whatever memory it takes, and `byte_ns` what a byte more of it would save.
+    It `is_rough` where the search ended with the first plan, though more could be found.
     Plans that cost `cutoff` or more are of no interest, nor is a gap of `tolerance` times the
     cost."""
 
@@ -62,6 +63,7 @@ class Search:
     shares: Shares | None = None
     basis: Basis | None = None
     byte_ns: float | None = None
+    is_rough: bool = False
     unlimited_bound: float = float("-inf")
     cutoff: float = float("inf")
     tolerance: float = 0.0

@@ -105,7 +105,7 @@ def test_once_one_stage_is_planned_pipelines_that_take_longer_are_left_out() -> 
     plan = search_stages(asked(graph, 8, stages="auto", microbatches="auto"), said.append)
     assert not plan.structure.stages
     planned = said.index("solving for mesh dp=8")
-    assert [text for text in said[:planned] if ": about " in text][0].startswith("1 stages")
+    assert next(text for text in said[:planned] if ": about " in text).startswith("1 stages")
     assert sum(": about " in text for text in said[:planned]) == 1
     assert not any(": about " in text for text in said[planned:])
     assert sum("no better" in text for text in said[planned:]) >= 2
