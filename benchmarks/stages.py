@@ -16,6 +16,7 @@ import time
 import click
 import msgspec
 
+from autopar.ir.gc_pause import collection_paused
 from benchmarks.processes import told_by
 from benchmarks.tables import markdown, show
 
@@ -37,8 +38,10 @@ class Planned(msgspec.Struct, frozen=True):
     gap_ppm: int
 
 
+@collection_paused()
 def measure(case: str) -> Planned:
-    """Plan a case in this process, which has done nothing yet."""
+    """Plan a case in this process, which has done nothing yet, without looking for cycles of what
+    is left, as `autopar plan` does."""
     import torch
 
     from autopar.cluster.parsing import parse_cluster

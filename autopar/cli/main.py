@@ -7,7 +7,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TextIO
 
 import click
@@ -22,7 +22,7 @@ from autopar.cli.show import show
 from autopar.cli.solve import solve
 from autopar.cli.verify import verify
 from autopar.errors import AutoparError, AutoparWarning, sentence
-from autopar.ir.gc_pause import end_collection
+from autopar.ir.gc_pause import collection_paused, end_collection
 from autopar.ir.version import __version__
 
 INTERRUPTED = 130
@@ -41,6 +41,16 @@ class Cli(click.Group):
         **extra: Any,
     ) -> Any:
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
+        is_own = args is None
+        # What is left of a plan is not looked through before the process that told it ends.
+        with collection_paused() if is_own and arguments[0] == plan.name else nullcontext():
+            status = self._status(arguments, complete_var, **extra)
+            if is_own:
+                end_collection()
+        sys.exit(status)
+
+    def _status(self, arguments: list[str], complete_var: str | None, **extra: Any) -> int:
+        """Runs a command, and says what it ended with."""
         try:
             with _spoken_warnings():
                 status = super().main(arguments, "autopar", complete_var, False, **extra)
@@ -60,9 +70,7 @@ class Cli(click.Group):
                 traceback.print_exc()
             _say("error", _told(error))
             status = error.exit_status if isinstance(error, AutoparError) else 1
-        if args is None:
-            end_collection()
-        sys.exit(status if isinstance(status, int) else 0)
+        return status if isinstance(status, int) else 0
 
 
 def _told(error: Exception) -> str:

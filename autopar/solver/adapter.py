@@ -13,7 +13,7 @@ fixed at zero, or with its integer columns integer after they were relaxed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import chain
 
@@ -271,8 +271,8 @@ class Highs(pulp.HiGHS):
     def solve_integer(
         self, extra: npt.NDArray[np.int64] | None = None, enough: float = _ANY_COST
     ) -> Answer:
-        """Runs again with the integer columns integer, and those of `extra` with them: what costs
-        `enough` or more counts for nothing."""
+        """Runs again with the integer columns integer, and those of `extra` with them. What costs
+        `enough` or more is not looked for, though it may be found."""
         columns = self._integer
         if extra is not None and len(extra):
             columns = np.union1d(columns, extra).astype(np.int32)
@@ -282,7 +282,8 @@ class Highs(pulp.HiGHS):
             self._run_integer()
         finally:
             self.set_option("objective_bound", _ANY_COST)
-        return self.last
+        self.answer = replace(self.last, bound=min(self.last.bound, enough))
+        return self.answer
 
     def _run_integer(self) -> None:
         self._run()

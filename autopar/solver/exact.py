@@ -323,7 +323,7 @@ def _solve_integer(
             break
         if answer.outcome is Outcome.FAILED and state.evaluation is None:
             raise SolverError(f"HiGHS failed on the integer program: {answer.detail}")
-        _raise_bound(state, min((answer.bound - _TOLERANCE) / model.cost_scale, most, wanted))
+        _raise_bound(state, min((answer.bound - _TOLERANCE) / model.cost_scale, most))
         if not len(answer.values):
             break
         is_best = answer.outcome is Outcome.OPTIMAL

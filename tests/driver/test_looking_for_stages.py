@@ -17,6 +17,7 @@ from autopar.driver.pipelining import search_stages
 from autopar.driver.promising_shapes import Promising
 from autopar.driver.search import search
 from autopar.driver.segment_division import Divided
+from autopar.driver.segment_plans import SegmentPlans
 from autopar.driver.segment_ways import SegmentWays
 from autopar.ir.mesh import Mesh
 from autopar.ir.pipeline import ActionTable
@@ -125,6 +126,20 @@ def test_orders_share_plans_of_segments(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.undo()
     alone = SegmentWays(known.asked, silent).divided(interleaved)
     assert alone == shared
+
+
+def test_a_mesh_that_is_beaten_without_a_limit_is_not_planned_within_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, table = trace(Chain([256] * 9), (torch.randn(512, 256),)).graph, make_table("1f1b", 2, 8)
+    tight = asked(graph, 2, stages=2, microbatches=8, memory_limit=5 << 20)
+    within: list[int] = []
+    monkeypatch.setattr(SegmentPlans, "plan_within", lambda _, limit: within.append(limit))
+    hoped_ns = SegmentWays(tight, silent).hoped_ns(table)
+    assert SegmentWays(tight, silent).divided(table, hoped_ns) is None
+    assert not within
+    assert SegmentWays(tight, silent).divided(table, hoped_ns + 1) is not None
+    assert within
 
 
 def test_a_number_of_ranks_that_waits_most_is_looked_at_again() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import autopar
 from autopar.codegen import generate
 from autopar.compile import ModelCall, plan_call
-from autopar.driver.chunk_counts import chunk_count, chunk_ladder
+from autopar.driver.chunk_counts import chunk_count, chunk_ladder, most_saved_bytes
 from autopar.driver.frontier import find_frontier
 from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.search import Survey, planned, survey
@@ -121,6 +122,33 @@ def test_where_there_is_little_to_save_it_is_not_tried() -> None:
     best_in_chunks(small, said.append)
     assert not any("chunks" in text for text in said)
     assert chunk_count(replace(small, graph=case("mlp").traced.graph).within(1000)) == 1
+
+
+def test_what_counts_is_as_large_as_the_scores() -> None:
+    """Scores of float32, what the loss makes of them, and their gradient."""
+    scores = 4 * BATCH * LENGTH * VOCAB // 2
+    assert most_saved_bytes(request(None, "auto")) == 3 * scores
+    assert chunk_count(request(32 * 2 * scores, "auto")) == 2
+    assert chunk_count(request(32 * 2 * scores + 1, "auto")) == 1
+
+
+@pytest.mark.parametrize(("tolerance", "is_tried"), [(0.0, True), (0.9, False)])
+def test_chunks_that_would_save_less_than_is_tolerated_are_not_planned(
+    monkeypatch: pytest.MonkeyPatch, tolerance: float, is_tried: bool
+) -> None:
+    tried: list[int] = []
+
+    def best_on(asked: PlanRequest, *args: Any, **kwargs: Any) -> Candidate:
+        tried.append(asked.loss_chunks)
+        return compile.best_on(asked, *args, **kwargs)
+
+    compile = import_module("autopar.compile")
+    limit = best(None, 1, "logits").estimates.memory.total * 95 // 100
+    monkeypatch.setattr("autopar.driver.microbatching.best_on", best_on)
+    asked = replace(request(limit, "auto", "logits"), tolerance=tolerance)
+    found = best_in_chunks(asked, silent)
+    assert found.estimates.memory.total <= limit
+    assert tried[0] == 1 and (len(tried) > 1) == is_tried
 
 
 def test_no_count_that_is_tried_is_better_than_what_is_taken(

@@ -106,3 +106,24 @@ def test_hand_over_keeps_signs_limits_and_costs() -> None:
     assert answer.objective == pytest.approx(3 * 1 + 2 * 4)
     assert answer.values.tolist() == pytest.approx([1, 4])
     assert (x.varValue, y.varValue) == pytest.approx((1, 4))
+
+
+def test_a_relaxation_ends_once_it_costs_enough() -> None:
+    highs = Highs()
+    least = highs.relax(knapsack()).objective
+    answer = highs.relax(knapsack(), enough=1.1 * least)
+    assert answer.outcome is Outcome.LIMIT and 1.1 * least <= answer.objective < least
+    assert len(answer.row_duals)
+    assert highs.relax(knapsack()).objective == least
+
+
+def test_what_costs_enough_is_not_looked_for() -> None:
+    """It may be found without, and proves nothing then of what costs less."""
+    highs = Highs()
+    highs.relax(knapsack(20))
+    best = highs.solve_integer()
+    known = highs.solve_integer(enough=best.objective - 5)
+    assert known.num_nodes < best.num_nodes / 2
+    assert known.bound <= best.objective - 5
+    for answer in (highs.solve_integer(enough=best.objective + 1), highs.solve_integer()):
+        assert round(answer.objective) == round(answer.bound) == round(best.objective)

@@ -135,8 +135,12 @@ def test_a_plan_far_from_the_bound_is_kept_where_all_plans_near_it_are(
     windows = tuple(replace(window, key=f"window{k}") for k, window in enumerate(pairs))
     stated = replace(problem([[30, 30]] * count), windows=windows)
     assert solve(stated).status is Status.OPTIMAL
+    assert not solve(stated, rough=True).is_rough
     monkeypatch.setattr(exact, "_MAX_WINDOWED", 0)
+    first = solve(stated, rough=True)
+    assert first.is_rough and first.bound == 15 * count < first.objective
     found = solve(stated)
+    assert not found.is_rough
     assert (found.status, found.objective) == (Status.FEASIBLE, 30 * count)
     assert 15 * count <= found.bound < 16 * count
 
