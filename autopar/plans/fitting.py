@@ -84,6 +84,8 @@ class Fitting:
     """Whether no more is set aside than some plan leaves."""
     is_known: bool = False
     """Whether a plan within the limit has shown what else counts: the first seldom fits."""
+    is_guess: bool = False
+    """Whether what is set aside is that of a rough plan, which may have far more on its way."""
 
     def problem(self) -> Problem:
         """The problem, with all that counts."""
@@ -103,6 +105,9 @@ class Fitting:
         conflict = solution.conflict
         if conflict is None or not any(self.rows.values()):
             raise infeasible(mesh, conflict, str(solution.statistics.get("reason", "")))
+        if self.is_guess:
+            self.rows, self.is_guess = dict.fromkeys(self.rows, 0), False
+            return True
         if self.is_leanest:
             raise self.failure()
         # Another plan may have less of what is not counted.
@@ -127,6 +132,7 @@ class Fitting:
         if estimates.memory.total <= self.request.memory_limit_bytes:
             return True
         self._learn(solution, dict(bill.fullest[:_MOMENTS]))
+        self.is_guess = solution.is_rough
         return False
 
     def _learn(self, solution: Solution, fullest: Mapping[Moment, int]) -> None:

@@ -77,8 +77,8 @@ class Aim:
     `max_iterations`, no linear program takes more steps of the simplex method than that, and branch
     and bound no more than `_FEW_NODES` nodes. With windows, plans come of `dives` if so wished, and
     there is no integer program where it is large. Relaxations go on from `start` where it fits.
-    What is `rough` ends with the first plan where that is far from the bound and the integer
-    program is large."""
+    What is `rough` ends with the first plan where that is a few percent from the bound and the
+    integer program is large."""
 
     ways: Ways = any_way
     cutoff: float = float("inf")
@@ -280,10 +280,12 @@ def _num_open(state: Search, duals: DualBound) -> int:
 
 
 def _is_far(state: Search, duals: DualBound) -> bool:
-    """Whether there is a plan that is not `_CLOSE` to the bound, and many columns are open."""
+    """Whether there is a plan that is not `_CLOSE` to the bound, if near it, and many columns are
+    open."""
     if not state.problem.windows or state.evaluation is None or state.settled:
         return False
-    return state.gap > _CLOSE * duals.value and _num_open(state, duals) > _MAX_WINDOWED
+    is_near = _CLOSE * duals.value < state.gap <= _NEAR[-1] * duals.value
+    return is_near and _num_open(state, duals) > _MAX_WINDOWED
 
 
 def _room(state: Search, duals: DualBound) -> float:
