@@ -169,7 +169,7 @@ def best_on(
 def _is_form_of(request: PlanRequest, other: PlanRequest) -> bool:
     """Whether two requests are of the same step on the same mesh: of another number of microbatches
     a relaxation is solved sooner from nothing than from the end of this one's."""
-    forms = ((r.mesh, r.microbatches, r.loss_chunks) for r in (request, other))
+    forms = ((r.mesh, r.microbatches) for r in (request, other))
     return len({*forms}) == 1
 
 
