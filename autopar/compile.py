@@ -156,7 +156,12 @@ def best_on(
         fitting = _fitting(request, stated, say)
         if after is not None:
             fitting.rows = dict.fromkeys(known_in(request.step, after.moments), 0)
-            fitting.basis = after.solution.basis if _is_form_of(request, after.request) else None
+            # In another number of microbatches a relaxation is solved sooner from nothing.
+            is_near = (after.mesh, after.request.microbatches) == (
+                request.mesh,
+                request.microbatches,
+            )
+            fitting.basis = after.solution.basis if is_near else None
     found = _within(fitting, cutoff)
     assert found is not None
     if request.hosted is None and lacks_host_memory(found):
@@ -164,13 +169,6 @@ def best_on(
     check_host(found)
     is_stated = found.problem.usage_limit is not None
     return replace(found, is_tight=is_stated and found.solution.is_limiting)
-
-
-def _is_form_of(request: PlanRequest, other: PlanRequest) -> bool:
-    """Whether two requests are of the same step on the same mesh: of another number of microbatches
-    a relaxation is solved sooner from nothing than from the end of this one's."""
-    forms = ((r.mesh, r.microbatches) for r in (request, other))
-    return len({*forms}) == 1
 
 
 def check_least(request: PlanRequest) -> None:

@@ -53,8 +53,8 @@ def chunk_ladder(request: PlanRequest) -> tuple[int, ...]:
 
 
 def most_saved_bytes(request: PlanRequest) -> int:
-    """What chunks save of a device's memory at the most: scores, what the loss makes of them, and
-    their gradient."""
+    """What chunks save of a device's memory at the most where all devices share the scores: these,
+    what the loss makes of them, and their gradient."""
     parts = request.cluster.num_devices * request.microbatches
     made = (_made_bytes(head, of_loss=2) for head in heads_of(request.graph))
     return sum(made) // parts

@@ -58,7 +58,7 @@ def best_in_turns(
             if failure is not None and best is None:
                 check_least(replace(here, loss_chunks=ladder[-1]))
             least = cutoff if best is None else cutoff_after(best)
-            if chunked and least is not None and whole is not None and count in whole.each:
+            if least is not None and whole is not None and count in whole.each:
                 _check_worth(here, whole.each[count].solution, least)
             found = _best_of(here, ladder, say, least, best or after)
             each[count] = found

@@ -81,7 +81,7 @@ class Aim:
     integer program is large."""
 
     ways: Ways = any_way
-    cutoff: float = float("inf")
+    cutoff: float = inf
     tolerance: float = 0.0
     max_iterations: int | None = None
     dives: bool = False
@@ -291,7 +291,7 @@ def _is_far(state: Search, duals: DualBound) -> bool:
 def _room(state: Search, duals: DualBound) -> float:
     """What plans may cost more than the relaxation and not more than the best one."""
     best = state.evaluation
-    return float("inf") if best is None else best.objective - duals.value + SAME_COST
+    return inf if best is None else best.objective - duals.value + SAME_COST
 
 
 def _solve_integer(
@@ -299,7 +299,7 @@ def _solve_integer(
     model: Model,
     highs: Highs,
     duals: DualBound | None,
-    room: float = float("inf"),
+    room: float = inf,
 ) -> bool:
     """The best plan, of those that cost at most `room` more than the relaxation, and of others that
     need no more; whether one is known to be that. With windows, only one that is better than the
@@ -311,7 +311,7 @@ def _solve_integer(
         is_whole = left <= room
         room = min(left, room)
         most = duals.value + room
-        if room < float("inf"):
+        if room < inf:
             restrict(highs, model, duals, room)
     extra = np.empty(0, dtype=np.int64)
     for _ in range(_MAX_ROUNDS):
