@@ -10,5 +10,5 @@ import torch
 
 _LIBRARY = torch.library.Library("torchvision", "FRAGMENT")
 for _name in ("nms", "qnms"):
-    if not hasattr(torch.ops.torchvision, _name):
+    if torch.version.cuda is None and not hasattr(torch.ops.torchvision, _name):
         _LIBRARY.define(f"{_name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

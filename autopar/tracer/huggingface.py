@@ -29,6 +29,7 @@ def prepared(model: nn.Module) -> Generator[None, None, None]:
     configs = _configs(outermost)
     with (
         _without_a_look_at_padding(),
+        _masks_where_eager_has_them(),
         _without_cache(outermost, configs),
         _attention_as_one_op(outermost, configs),
         _experts_as_one_op(outermost, configs),
@@ -46,6 +47,21 @@ def _without_a_look_at_padding() -> Generator[None, None, None]:
         yield
     finally:
         library.warn_if_padding_and_no_attention_mask = before
+
+
+@contextmanager
+def _masks_where_eager_has_them() -> Generator[None, None, None]:
+    """Where nobody gave a mask, there is none whose values could not be looked at: releases before
+    5.23 make one of all that is traced, which fused attention takes for any mask."""
+    from transformers import masking_utils
+
+    library: Any = masking_utils
+    is_tracing = library.is_tracing
+    library.is_tracing = lambda tensor=None: tensor is not None and is_tracing(tensor)
+    try:
+        yield
+    finally:
+        library.is_tracing = is_tracing
 
 
 @contextmanager

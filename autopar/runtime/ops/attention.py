@@ -6,7 +6,7 @@ the scores, and broadcasts to [B, Hq, S, T]. `lse` [B, Hq, S] is the log of the 
 of each row of scores. A causal row s attends to columns 0..s. Results and gradients lie in memory
 as [B, S, H, D], which is what the projections around attention read and write.
 
-The device's fused kernel runs where it applies, and otherwise the formulas of
+The device's fused kernels run where they apply, and otherwise the formulas of
 "FlashAttention" (arXiv:2205.14135, appendix B) on the whole score matrix.
 """
 
@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from autopar.runtime.ops import efficient_attention
 
 _FLASH_CPU = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _FLASH_CUDA = (torch.bfloat16, torch.float16)
@@ -44,6 +46,9 @@ def sdpa(
         out, lse = torch.ops.aten._scaled_dot_product_flash_attention(
             *_strided(q, k, v), 0.0, is_causal, False, scale=scale
         )[:2]
+    elif efficient_attention.applies(q, v, mask, is_causal):
+        heads = _strided(q, _spread(k, q), _spread(v, q))
+        out, lse = efficient_attention.efficient_forward(*heads, mask, is_causal, scale)
     else:
         out, lse = forward_formulas(q, k, v, mask, 0 if is_causal else None, scale)
     return by_position(out), lse.contiguous()
@@ -93,6 +98,10 @@ def sdpa_backward(
             unused,
             scale=scale,
         )
+    elif efficient_attention.applies(q, v, mask, is_causal):
+        heads = _strided(grad_out, q, _spread(k, q), _spread(v, q), out)
+        dq, dk, dv = efficient_attention.efficient_backward(*heads, lse, mask, is_causal, scale)
+        dk, dv = _gather(dk, k), _gather(dv, v)
     else:
         past = 0 if is_causal else None
         dq, dk, dv = backward_formulas(grad_out, q, k, v, out, lse, mask, past, scale)
