@@ -122,8 +122,8 @@ def notes(results: Results) -> list[str]:
             step_s, peak = variant.predicted_step_s, variant.predicted_peak_bytes
             if step_s is not None and peak is not None:
                 lines.append(
-                    f"{case.model}, {variant.name} predicted {step_s * 1e3:.2f} ms without the "
-                    f"optimizer's step, and {peak / 2**30:.2f} GiB"
+                    f"{case.model}, {variant.name} predicted {step_s * 1e3:.2f} ms, "
+                    f"and {peak / 2**30:.2f} GiB"
                 )
     return lines
 

@@ -89,13 +89,16 @@ def _product_s(point: Point, device: Device) -> float:
 
 
 def _attention_s(point: Point, device: Device) -> float:
-    (mask, direction), of = point.words, point.figures
+    (mask, direction, *dtypes), of = point.words, point.figures
     causal, backward = mask == "causal", direction == "backward"
     rows, length, width = of["batch"] * of["heads"] * of["length"], of["length"], of["head_dim"]
-    scores = Scores(rows, length, width, 10.0 if backward else 4.0, causal, backward)
+    scores = Scores(
+        rows, length, width, 10.0 if backward else 4.0, causal, backward, added=mask == "masked"
+    )
     flops = scores.per_score * rows * length * width * (0.5 if causal else 1.0)
-    moved = (8 if backward else 4) * 2 * rows * width
-    return attention_s(flops, scores, moved, "bfloat16", device)
+    (dtype,) = dtypes or ("bfloat16",)
+    moved = (8 if backward else 4) * itemsize(dtype) * rows * width
+    return attention_s(flops, scores, moved, dtype, device)
 
 
 def _stream_s(point: Point, device: Device) -> float:
@@ -120,8 +123,8 @@ def scores(points: Iterable[Point]) -> dict[tuple[str, str], np.ndarray]:
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for point in points:
         where = "several nodes" if point.figures.get("nodes", 1) > 1 else ""
-        dtype = next((word for word in point.words if word.startswith(("float32", "float8"))), "")
-        kind = " ".join(filter(None, (point.device, where, dtype)))
+        others = [w for w in point.words if w.startswith(("float32", "float8", "masked"))]
+        kind = " ".join(filter(None, (point.device, where, *others)))
         found[point.family, kind].append(predicted_us(point) / point.us - 1)
     return {kind: np.array(errors) for kind, errors in found.items()}
 

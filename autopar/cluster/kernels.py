@@ -7,6 +7,9 @@ half was held out; the residuals, median and 90th percentile, are of that half. 
 same card differ by 7 %. Attention is that of FlashAttention 2, the kernel of
 `runtime/ops/attention.py`, forward under a causal mask in vLLM (same source); its later versions
 reach more. Backward on A100 was not measured: 0.83 of forward's rate, as on Hopper and Blackwell.
+Under a mask, and in float32, the memory-efficient kernel runs, which has no instructions of Hopper:
+measured on one H100 (autopar::sdpa, torch 2.11, heads of 64 and 128, 512 to 2,048 tokens), and told
+for other generations from its rate there by multiprocessors and clocks.
 Streams: te42kyfo/gpu-benches, microsoft/vidur, and RMSNorm in NVIDIA/cudnn-frontend, whose backward
 under torch.compile comes to 0.37 of the bandwidth on H200 and 0.33 on GB200.
 
@@ -42,6 +45,8 @@ AMPERE_KERNELS = Kernels(
     attention_narrow=0.92,
     attention_backward=0.83,
     attention_tokens=378,
+    attention_float32=0.584,
+    attention_masked=0.38,
     pointwise=0.86,
     reduction=0.7,
     reduction_backward=0.37,
@@ -64,6 +69,8 @@ HOPPER_KERNELS = Kernels(
     attention_narrow=0.92,
     attention_backward=0.87,
     attention_tokens=300,
+    attention_float32=0.66,
+    attention_masked=0.32,
     pointwise=0.8,
     reduction=0.8,
     reduction_backward=0.37,
@@ -88,6 +95,8 @@ BLACKWELL_KERNELS = Kernels(
     attention_narrow=0.88,
     attention_backward=0.87,
     attention_tokens=300,
+    attention_float32=0.57,
+    attention_masked=0.25,
     pointwise=0.75,
     reduction=0.65,
     reduction_backward=0.33,
@@ -109,6 +118,8 @@ ADA_KERNELS = Kernels(
     attention_narrow=0.97,
     attention_backward=0.83,
     attention_tokens=204,
+    attention_float32=0.486,
+    attention_masked=0.38,
     pointwise=0.9,
     reduction=0.7,
     reduction_backward=0.37,
@@ -125,7 +136,7 @@ GRAPHICS_BLACKWELL_KERNELS = replace(
     attention_narrow=0.92,
     attention_tokens=253,
 )
-# Without FlashAttention 2, which starts at compute capability 8.0, scores are written out.
+# Without FlashAttention 2, which starts at compute capability 8.0.
 VOLTA_KERNELS = replace(
     AMPERE_KERNELS, processors=80, attention=0.15, pointwise=0.91, reduction=0.65
 )

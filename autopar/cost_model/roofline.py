@@ -16,7 +16,8 @@ Attention does F FLOPs, f for each head dim of a score (4 forward, 10 backward).
 dim d over s keys, a row takes as long as if it had c0 more scores (overhead = f R d c0), and the
 kernel no less than one tile of 128 rows on one multiprocessor does (tail = 128 f d (s + c0/c) S,
 with c = 1/2 under a causal mask, else 1). Without a mask, whose diagonal cuts through tiles, c0 is
-a part `FULL` of what it is under one. e is lower in backward, and for narrow heads.
+a part `FULL` of what it is under one. e is lower in backward, for narrow heads, and where a mask is
+added to the scores or they are of float32, which other kernels compute.
 
 Where the device's kernels were measured (`mesh.Measured`), the points take the place of the laws
 between them (`interpolation`), with all that a kernel takes, and the laws go on from the outermost.
@@ -130,7 +131,10 @@ def _attention_s(
     width = 1 - 2 * (1 - wide) * (1 - its.attention_narrow)
     if wide < 0.5:
         width = its.attention_narrow * 2 * wide
-    reached = its.attention * width * (its.attention_backward if scores.backward else 1.0)
+    reached = its.attention_float32 if dtype == "float32" else its.attention
+    if scores.added and dtype != "float32":
+        reached *= its.attention_masked
+    reached *= width * (its.attention_backward if scores.backward else 1.0)
     compute_s = compute / (reached * device.peak(dtype))
     memory_s = stream_s(bytes_moved, device, its.product_memory)
     return scores.passes * device.floor_s(its.start_s) + max(compute_s, memory_s)

@@ -19,7 +19,9 @@ class Kernels:
     they are thin; `wave` and `depth` say how many waves of tiles over the `processors`, and how
     many products in a sum, bring them to half of that. Attention comes to a part `attention` of the
     peak with heads of 128, of which heads of 64 reach `attention_narrow` and backward
-    `attention_backward`; a row of it takes as long as if it had `attention_tokens` more scores.
+    `attention_backward`; a row of it takes as long as if it had `attention_tokens` more scores. In
+    float32 it is `attention_float32` in place of `attention`, and a mask that is a tensor leaves
+    `attention_masked` of the rate of other dtypes.
     `pointwise` kernels, and what reduces rows forward and backward, reach parts of the bandwidth.
     """
 
@@ -34,6 +36,8 @@ class Kernels:
     attention_narrow: float = 0.9
     attention_backward: float = 0.85
     attention_tokens: float = 300.0
+    attention_float32: float = 0.4
+    attention_masked: float = 1.0
     pointwise: float = 0.8
     reduction: float = 0.7
     reduction_backward: float = 0.37

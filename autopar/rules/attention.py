@@ -176,6 +176,7 @@ def _scores(graph: Graph, node: Node, num: int, steps: int) -> Scores:
         causal=is_causal(node),
         backward=node.op == BACKWARD,
         passes=steps,
+        added=isinstance(node.args[_CAUSAL_AT[node.op] - 1], Ref),
     )
 
 

@@ -91,7 +91,7 @@ class Joint:
 class Scores:
     """The scores of attention that one kernel computes, on the rank that has most: `rows` (of all
     heads and samples) by `keys`, half of them under a causal mask, with `per_score` FLOPs for each
-    head dim; `passes` such kernels."""
+    head dim; `passes` such kernels. With `added`, a mask that is a tensor is added to them."""
 
     rows: int
     keys: int
@@ -100,6 +100,7 @@ class Scores:
     causal: bool
     backward: bool
     passes: int = 1
+    added: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import Placement
 from torch.nn.utils import clip_grad
+from torch.utils._pytree import tree_flatten
 
 
 def mesh_of_others(kind: str, ranks: Tensor, names: tuple[str, ...]) -> DeviceMesh:
@@ -55,6 +56,17 @@ def local_slices(
 def is_of(mesh: DeviceMesh) -> bool:
     """Whether this rank is one of the mesh's."""
     return mesh.get_coordinate() is not None
+
+
+def parameter_of(data: Tensor, *, requires_grad: bool) -> nn.Parameter:
+    """`data` as a parameter. An op on a DTensor, as `nn.Parameter` does one, gives a rank that is
+    not of its mesh a tensor on the CPU: autograd then finds gradients on another device."""
+    if not isinstance(data, DTensor):
+        return nn.Parameter(data, requires_grad=requires_grad)
+    made: Any = dtensor_like(piece_of(data), data)
+    made.requires_grad_(requires_grad)
+    made._is_param = True
+    return made
 
 
 def piece_elsewhere(whole: Tensor, device: torch.device | str) -> Tensor:
@@ -139,7 +151,7 @@ def _handled(table: dict[Any, Any], op: Any, known: Any, handler: Handler) -> An
             return known(op, args, kwargs)
         table.pop(op, None)
         try:
-            return op(*args, **kwargs)
+            return _where_it_is(op(*args, **kwargs), args)
         finally:
             table[op] = handle
 
@@ -147,6 +159,20 @@ def _handled(table: dict[Any, Any], op: Any, known: Any, handler: Handler) -> An
         return handler(plain, op, args, kwargs)
 
     return handle
+
+
+def _where_it_is(result: Any, args: Sequence[Any]) -> Any:
+    """The result of an op on `args`. To a rank that is not of a DTensor's mesh torch gives a tensor
+    on the CPU: it is to lie where the rank's pieces do, or an optimizer finds its states on another
+    device than parameters."""
+    if isinstance(result, (list, tuple)):
+        return type(result)(_where_it_is(each, args) for each in result)
+    if not isinstance(result, DTensor) or is_of(result.device_mesh):
+        return result
+    given = next(x for x in tree_flatten(args)[0] if isinstance(x, DTensor))
+    device = piece_of(given).device
+    piece = piece_of(result)
+    return result if piece.device == device else dtensor_like(piece.to(device), result)
 
 
 def take_over_assignments(piece_for: Callable[[DTensor, Tensor], Tensor | None]) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import autopar
-from tests.runtime.workers import distance
+from tests.runtime.workers import distance, whole
 
 WORDS, ROWS, LENGTH = 512, 8, 128
 STEPS = 3
@@ -56,6 +56,12 @@ def batch(step: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "labels": ids.clone()}
 
 
+def apart(a: Tensor | None, b: Tensor | None) -> float:
+    """`distance` of tensors on any devices."""
+    assert a is not None and b is not None
+    return distance(whole(a).cpu(), b.cpu())
+
+
 def trained(
     plain: nn.Module, around: AbstractContextManager[Any] | None = None, **options: Any
 ) -> tuple[dict[str, float], Any]:
@@ -74,9 +80,9 @@ def trained(
         pairs = zip(ours.parameters(), plain.parameters(), strict=True)
         here = [(p, q) for p, q in pairs if p.grad is not None]
         if step == 0:
-            seen["grad"] = max(distance(p.grad, q.grad) for p, q in here)
+            seen["grad"] = max(apart(p.grad, q.grad) for p, q in here)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    seen["param"] = max(distance(p, q) for p, q in here)
+    seen["param"] = max(apart(p, q) for p, q in here)
     return seen, ours

@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.tensor import DTensor
 
+from autopar.runtime.dtensor_private import dtensor_like, parameter_of
 from autopar.runtime.program.sharded import whole_of
 from tests.runtime.microbatch_workers import trained
 from tests.runtime.stage_call_workers import other_calls, shared_at_end
@@ -101,7 +102,16 @@ def scripts() -> dict[str, float]:
     found["loaded"] = most(model, plain)
     empty = [p for p in model.parameters() if not p.to_local().numel()]
     found["not here"] = float(len(empty))
+    found["other device"] = float(sum(x.to_local().device.type != "meta" for x in _made(empty[0])))
     return found
+
+
+def _made(param: Any) -> list[DTensor]:
+    """What ops make of a tensor on the ranks that are not of its mesh, where it is on a device that
+    is not the CPU."""
+    there = dtensor_like(torch.empty(0, device="meta"), param)
+    both = [torch.zeros_like(there), there * 2, there.detach(), there.clone()]
+    return [*both, parameter_of(there, requires_grad=True)]  # type: ignore[list-item]
 
 
 def gradients_of_several_stages() -> dict[str, float]:

@@ -9,9 +9,12 @@ import pytest
 import torch
 import transformers as hf
 from torch import Tensor, nn
+from transformers import masking_utils
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from autopar.tracer import trace
+from tests.zoo import ZOO
 from tests.zoo.cases import make_case, moved
 from tests.zoo.decoders import BATCH, SEQ, SHAPE, VOCAB, tokens
 from tests.zoo.equality import check_any_plan
@@ -132,3 +135,23 @@ def test_attention_that_a_user_wrote_is_traced_as_it_is() -> None:
         as_eager(Loss(model), tokens())
     finally:
         del ALL_ATTENTION_FUNCTIONS._global_mapping["mean"]
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_no_mask_is_made_where_none_was_given(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases of transformers before 5.23 ask so, also where there is no mask to look at."""
+
+    def older(find: Any) -> Any:
+        def ignored(padding_mask: Any, *given: Any, **named: Any) -> bool:
+            traced = masking_utils.is_tracing(padding_mask)
+            return not traced and find(padding_mask, *given, **named)
+
+        return ignored
+
+    for each in ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa"):
+        monkeypatch.setattr(masking_utils, each, older(getattr(masking_utils, each)))
+    model, inputs = ZOO[name]()
+    inputs = {key: value for key, value in inputs.items() if "mask" not in key}
+    nodes = trace(model, (), inputs).graph.nodes
+    masks = [node.args[3] for node in nodes if node.op == "autopar.sdpa.default"]
+    assert masks and masks == [None] * len(masks)

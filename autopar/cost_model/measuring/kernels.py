@@ -8,13 +8,13 @@ from collections.abc import Callable
 from itertools import cycle
 
 import torch
-import torch.nn.functional as F
 
 from autopar.cluster.profile import Attention, Matmul, Pointwise
 from autopar.cost_model.measuring import stopwatch
 from autopar.cost_model.measuring.stopwatch import Stopwatch, Timed, random
 from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
+from autopar.runtime.ops.attention import sdpa, sdpa_backward
 
 _LAUNCHES = 200
 
@@ -62,23 +62,23 @@ def matmuls(watch: Stopwatch) -> tuple[Matmul, ...]:
 
 
 def attentions(watch: Stopwatch) -> tuple[Attention, ...]:
-    """Those of the cases, forward and backward."""
+    """Those of the cases, forward and backward, by the kernel that graphs call."""
     found: list[Attention] = []
     for *shape, dtype in watch.cases.attentions:
         batch, heads, sequence, head_dim = shape
 
         def both(shape: list[int] = shape, dtype: str = dtype) -> tuple[Timed, Timed]:
-            query, key, value, gradient = (
-                random(watch.device, *shape, dtype=dtype) for _ in range(4)
+            batch, heads, sequence, head_dim = shape
+            inputs = [
+                random(watch.device, batch, sequence, heads, head_dim, dtype=dtype).transpose(1, 2)
+                for _ in range(4)
+            ]
+            *given, gradient = inputs
+            made = sdpa(*given, None, True, None)
+            return (
+                lambda: sdpa(*given, None, True, None),
+                lambda: sdpa_backward(gradient, *given, *made, None, True, None),
             )
-            inputs = [t.requires_grad_() for t in (query, key, value)]
-
-            def forward() -> torch.Tensor:
-                with torch.no_grad():
-                    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-            out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-            return forward, lambda: torch.autograd.grad(out, inputs, gradient, retain_graph=True)
 
         # Query, key, value, output, their four gradients, and as much again for what kernels take.
         num_bytes = 16 * batch * heads * sequence * head_dim * itemsize(dtype)

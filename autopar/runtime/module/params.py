@@ -28,6 +28,7 @@ from autopar.runtime.dtensor_private import (
     dtensor_of,
     is_of,
     local_slices,
+    parameter_of,
     piece_elsewhere,
 )
 from autopar.runtime.module.changes import know_changes
@@ -196,14 +197,14 @@ def shard_parameters(
         if (param.device_mesh, param.placements) == place and not param.is_meta:
             continue
         whole = param.to_local().detach()
-        if not whole.is_meta:
+        if not is_of(place.mesh):
+            piece = piece_elsewhere(whole, place.mesh.device_type)
+        elif not whole.is_meta:
             # A copy, so that the whole can be freed.
             piece = cut_piece(whole, *place).clone(memory_format=torch.contiguous_format)
-        elif is_of(place.mesh):
+        else:
             slices = local_slices(param.shape, *place)
             piece = sources.read(name, slices).to(place.mesh.device_type)
-        else:
-            piece = piece_elsewhere(whole, place.mesh.device_type)
         new = _parameter(_stored(name, piece, param, place, hosted), param)
         if isinstance(param.grad, DTensor):
             grad = cut_piece(param.grad.to_local(), *place)
@@ -281,7 +282,7 @@ def _swap(name: str, param: Tensor, new: Tensor) -> None:
 
 
 def _parameter(data: Tensor, like: Tensor) -> nn.Parameter:
-    new = nn.Parameter(data, requires_grad=like.requires_grad)
+    new = parameter_of(data, requires_grad=like.requires_grad)
     vars(new).update(vars(like))
     hand_hooks(like, new)
     return new

@@ -47,8 +47,8 @@ def sdpa(
             *_strided(q, k, v), 0.0, is_causal, False, scale=scale
         )[:2]
     elif efficient_attention.applies(q, v, mask, is_causal):
-        heads = _strided(q, _spread(k, q), _spread(v, q))
-        out, lse = efficient_attention.efficient_forward(*heads, mask, is_causal, scale)
+        q, k, v = _strided(q, _spread(k, q), _spread(v, q))
+        out, lse = efficient_attention.efficient_forward(q, k, v, mask, is_causal, scale)
     else:
         out, lse = forward_formulas(q, k, v, mask, 0 if is_causal else None, scale)
     return by_position(out), lse.contiguous()
@@ -99,8 +99,10 @@ def sdpa_backward(
             scale=scale,
         )
     elif efficient_attention.applies(q, v, mask, is_causal):
-        heads = _strided(grad_out, q, _spread(k, q), _spread(v, q), out)
-        dq, dk, dv = efficient_attention.efficient_backward(*heads, lse, mask, is_causal, scale)
+        grad, q, keys, values, out = _strided(grad_out, q, _spread(k, q), _spread(v, q), out)
+        dq, dk, dv = efficient_attention.efficient_backward(
+            grad, q, keys, values, out, lse, mask, is_causal, scale
+        )
         dk, dv = _gather(dk, k), _gather(dv, v)
     else:
         past = 0 if is_causal else None

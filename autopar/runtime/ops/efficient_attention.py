@@ -3,7 +3,9 @@ FlashAttention takes neither. Shapes are those of `attention`, with as many key 
 
 Under a mask, `lse` is that of scores from which the largest that the mask adds to their row was
 taken, so that it has room for the log of a sum where all of a row is -1e9; the backward of the same
-mask reads it so. It is -inf in rows that attend to nothing.
+mask reads it so. It is -inf in rows that attend to nothing. Where so much is added to all of a row
+that the products are lost in rounding, they are not added at all: such a row attends to all that it
+may alike, as in eager, and no gradient of keys comes from it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ _ALIGNED_BYTES = 16
 """Of the rows of queries, keys, values and masks."""
 _LSE_BLOCK = 32
 """The kernel's rows of lse are filled up to a multiple of it."""
+_LOST = -(2.0**26)
+"""Float32 rounds what is added to it to multiples of 8."""
 
 
 def applies(q: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
@@ -37,7 +41,9 @@ def efficient_forward(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """(attention, lse)."""
-    bias = None if mask is None else _bias(mask, q, k)
+    bias = None
+    if mask is not None:
+        bias, q = _bias(mask, q, k), _without_lost_rows(q, mask)
     attend = partial(
         torch.ops.aten._scaled_dot_product_efficient_attention, compute_log_sumexp=True
     )
@@ -64,7 +70,7 @@ def efficient_backward(
     """The gradients of queries, keys and values."""
     bias = None
     if mask is not None:
-        bias, empty = _bias(mask, q, k), _empty_rows(mask)
+        bias, q, empty = _bias(mask, q, k), _without_lost_rows(q, mask), _empty_rows(mask)
         # Their weights are exp(bias - 0), which is 0.
         lse = lse.masked_fill(empty, 0)
         grad_out = grad_out.masked_fill(empty.unsqueeze(-1), 0)
@@ -80,6 +86,13 @@ def efficient_backward(
 def _empty_rows(mask: Tensor) -> Tensor:
     """[B or 1, H or 1, S or 1]: which rows attend to nothing."""
     return ~(mask if mask.dtype == torch.bool else mask != -math.inf).any(-1)
+
+
+def _without_lost_rows(q: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype == torch.bool:
+        return q
+    largest = mask.amax(-1, keepdim=True)
+    return q.masked_fill((largest <= _LOST) & (largest > -math.inf), 0)
 
 
 def _bias(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
