@@ -221,35 +221,48 @@ class Graph:
 
     def check(self) -> None:
         """ValueError if the graph is not well formed: order, references, parts, factors, keys."""
+        fit = set[int]()  # By identity: nodes of identical layers share their types.
         for position, node in enumerate(self.nodes):
-            where = f"node {node.index} ({node.name}, {node.op})"
-            if node.index != position:
-                raise ValueError(f"{where}: stands at position {position}")
-            for ref in node.inputs:
-                if not 0 <= ref.node < position:
-                    raise ValueError(f"{where}: reads node {ref.node}, which does not precede it")
-                if ref.output >= len(self.nodes[ref.node].outputs):
-                    raise ValueError(f"{where}: reads output {ref.output} of node {ref.node}")
+            wrong = self._misplaced(position, node)
             for tensor in node.outputs:
-                self._check_type(where, tensor)
-            for factor in node.factors:
-                self._check_factor(where, node, factor)
+                if id(tensor) not in fit:
+                    wrong = wrong or self._misfit(tensor)
+                    fit.add(id(tensor))
+            wrong = wrong or self._misnamed(node)
+            if wrong:
+                raise ValueError(f"node {node.index} ({node.name}, {node.op}): {wrong}")
 
-    def _check_type(self, where: str, tensor: TensorType) -> None:
+    def _misplaced(self, position: int, node: Node) -> str:
+        if node.index != position:
+            return f"stands at position {position}"
+        for ref in node.inputs:
+            if not 0 <= ref.node < position:
+                return f"reads node {ref.node}, which does not precede it"
+            if ref.output >= len(self.nodes[ref.node].outputs):
+                return f"reads output {ref.output} of node {ref.node}"
+        return ""
+
+    def _misfit(self, tensor: TensorType) -> str:
         sizes = tuple(prod(self.atoms[a].size for a in parts) for parts in tensor.parts)
-        if sizes != tensor.shape:
-            raise ValueError(f"{where}: parts multiply to {sizes}, the shape is {tensor.shape}")
+        return (
+            ""
+            if sizes == tensor.shape
+            else f"parts multiply to {sizes}, the shape is {tensor.shape}"
+        )
 
-    def _check_factor(self, where: str, node: Node, factor: Factor) -> None:
-        if factor.members:
-            return
-        types = (*self.input_types(node), *node.outputs)
-        slots = (*factor.inputs, *factor.outputs)
-        if len(types) != len(slots):
-            raise ValueError(f"{where}: factor {factor.name} covers {len(slots)} tensors")
-        for tensor, slot in zip(types, slots, strict=True):
-            if slot is not None and tensor.parts[slot[0]][slot[1]] != factor.atom:
-                raise ValueError(f"{where}: factor {factor.name} is not atom {factor.atom} there")
+    def _misnamed(self, node: Node) -> str:
+        factors = [factor for factor in node.factors if not factor.members]
+        if not factors:
+            return ""
+        parts = [tensor.parts for tensor in (*self.input_types(node), *node.outputs)]
+        for factor in factors:
+            slots = (*factor.inputs, *factor.outputs)
+            if len(parts) != len(slots):
+                return f"factor {factor.name} covers {len(slots)} tensors"
+            for part, slot in zip(parts, slots, strict=True):
+                if slot is not None and part[slot[0]][slot[1]] != factor.atom:
+                    return f"factor {factor.name} is not atom {factor.atom} there"
+        return ""
 
     def __str__(self) -> str:
         """One line per node, for people and for golden tests."""

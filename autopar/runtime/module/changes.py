@@ -85,6 +85,8 @@ def know_rows_differ() -> None:
 def _handler_of(op: Any) -> Handler | None:
     if draws_numbers(op):
         return _drawn
+    if op is aten.detach_.default:
+        return _detached
     if has_out(op) or (is_in_place(op) and not _is_by_element(op)):
         return _computed_into
     if is_in_place(op):
@@ -126,6 +128,12 @@ _MADE_ANEW = frozenset(
     }
 )  # fmt: skip
 """Ops that make a tensor of any shape where another one is."""
+
+
+def _detached(_: TorchCall, __: Any, args: Sequence[Any], ___: Mapping[str, Any]) -> Any:
+    """Autograd has done it. To DTensor the op is unknown in torch 2.11, where autograd calls it for
+    what a function of its own hands on."""
+    return args[0]
 
 
 def _made_anew(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
