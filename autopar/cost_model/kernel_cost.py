@@ -15,11 +15,11 @@ from math import prod
 from autopar.cost_model.roofline import attention_s, pointwise_s, product_s, stream_s
 from autopar.ir.choices import Choice
 from autopar.ir.draws import STATE
-from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize
+from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize, per_graph
 from autopar.ir.mesh import Device
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
-from autopar.ir.uses import Group, root_of
+from autopar.ir.uses import groups, root_of
 from autopar.rules.op import Work
 from autopar.rules.work import busiest_work, fuses, inner_bytes, is_contraction, reduces
 
@@ -41,19 +41,28 @@ def is_fusible(node: Node) -> bool:
     return node.role is Role.OP and fuses(node.op)
 
 
-def traffic(graph: Graph, groups: Sequence[Group], *, fused: bool) -> Mapping[int, Traffic]:
+def traffic(graph: Graph, *, fused: bool) -> Mapping[int, Traffic]:
     """Per op that is not a view: what it reads and writes, `fused` with its like or on its own."""
+    return _traffic_fused(graph) if fused else _traffic_alone(graph)
+
+
+@per_graph
+def _traffic_alone(graph: Graph) -> Mapping[int, Traffic]:
+    return {
+        node.index: Traffic(
+            tuple(_maker(graph, ref).op != STATE for ref in node.inputs),
+            (node.op != STATE,) * len(node.outputs),
+        )
+        for node in graph.with_role(Role.OP)
+        if not node.view
+    }
+
+
+@per_graph
+def _traffic_fused(graph: Graph) -> Mapping[int, Traffic]:
     ops = [node for node in graph.with_role(Role.OP) if not node.view]
-    if not fused:
-        return {
-            node.index: Traffic(
-                tuple(_maker(graph, ref).op != STATE for ref in node.inputs),
-                (node.op != STATE,) * len(node.outputs),
-            )
-            for node in ops
-        }
     users: dict[Ref, set[tuple[int, Phase]]] = {}
-    for group in groups:
+    for group in groups(graph):
         phase = graph.nodes[group.root.node].phase
         users.setdefault(group.root, set()).update((use.node, phase) for use in group.uses)
     found: dict[int, Traffic] = {}

@@ -130,4 +130,7 @@ def sent(
         whole = to_ns(collective_s(each.kind, each.in_bytes, each.out_bytes, axis))
         return max(0, whole - round(each.behind * compute_ns))
 
-    return tuple((each, ns(each)) for each in exchanges(graph, node, choice, mesh.sizes))
+    found = exchanges(graph, node, choice, mesh.sizes)
+    # A ring sends the same in each of its hops.
+    priced = {each: ns(each) for each in dict.fromkeys(found)}
+    return tuple((each, priced[each]) for each in found)

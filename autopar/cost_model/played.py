@@ -60,7 +60,7 @@ def play_step(request: PlanRequest, structure: Structure) -> PlayedStep:
     graph = layout.graph
     all_groups = groups(graph)
     fused = options.fuses(cluster.device)
-    compute, launched = _ops_ns(layout, cluster, mesh, all_groups, fused=fused)
+    compute, launched = _ops_ns(layout, cluster, mesh, fused=fused)
     inside = _inside(layout, mesh, compute)
     shares = sharing(graph)
     alike = {group.key: group for group in all_groups}
@@ -102,13 +102,13 @@ def _inside(
 
 
 def _ops_ns(
-    layout: Layout, cluster: Cluster, mesh: Mesh, all_groups: Sequence[Group], *, fused: bool
+    layout: Layout, cluster: Cluster, mesh: Mesh, *, fused: bool
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Per op its time on the device, and that in which the host launches it."""
     graph, device = layout.graph, cluster.device
     compute, launched = dict[int, int](), dict[int, int]()
     cached: dict[object, tuple[int, int]] = {}
-    for index, done in traffic(graph, all_groups, fused=fused).items():
+    for index, done in traffic(graph, fused=fused).items():
         node = graph.nodes[index]
         kind = (node.key, done)
         if kind not in cached:

@@ -132,7 +132,7 @@ def _compute(
     of the class; the optimizer's time of parameters that are trained."""
     graph, cluster, mesh, options = request.step, request.cluster, request.mesh, request.options
     work, known = (
-        traffic(graph, all_groups, fused=options.fuses(cluster.device)),
+        traffic(graph, fused=options.fuses(cluster.device)),
         blocks_of(graph, mesh),
     )
     kinds = Counter(

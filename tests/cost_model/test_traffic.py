@@ -12,7 +12,6 @@ from autopar.errors import AutoparError
 from autopar.ir.choices import Choice
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.sharding import Sharding
-from autopar.ir.uses import groups
 from autopar.plans.decisions import make_structure
 from autopar.plans.options import Options, make_options
 from autopar.plans.request import ask
@@ -37,7 +36,7 @@ def chain() -> Graph:
 def seconds(name: str, backend: str = "") -> list[float]:
     """Of both pointwise ops, on one device."""
     graph, device = chain(), DEVICES[name]
-    done = traffic(graph, groups(graph), fused=Options(backend=backend).fuses(device))
+    done = traffic(graph, fused=Options(backend=backend).fuses(device))
     whole = (Sharding(()),), (Sharding(()),)
     ops = [node for node in graph.with_role(Role.OP) if node.phase is Phase.FORWARD][:2]
     return [node_s(graph, op, done[op.index], Choice(()), whole, (), device) for op in ops]
