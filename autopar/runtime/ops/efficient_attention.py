@@ -11,7 +11,6 @@ may alike, as in eager, and no gradient of keys comes from it.
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -44,10 +43,9 @@ def efficient_forward(
     bias = None
     if mask is not None:
         bias, q = _bias(mask, q, k), _without_lost_rows(q, mask)
-    attend = partial(
-        torch.ops.aten._scaled_dot_product_efficient_attention, compute_log_sumexp=True
-    )
-    out, lse = attend(q, k, v, bias, is_causal=is_causal, scale=scale)[:2]
+    out, lse = torch.ops.aten._scaled_dot_product_efficient_attention(
+        q, k, v, bias, compute_log_sumexp=True, is_causal=is_causal, scale=scale
+    )[:2]
     lse = lse[..., : q.shape[2]]
     if mask is not None:
         empty = _empty_rows(mask)
