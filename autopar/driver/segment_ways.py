@@ -216,9 +216,9 @@ class _Best:
 
 def _place(mesh: Mesh) -> tuple[int, ...]:
     """Where a mesh is in a line of those of equal size: by the size of its last axis, so that
-    neighbours differ in little."""
+    neighbours differ in little; the largest first, as less of it is the likelier to be better."""
     last = mesh.sizes[-1] if len(mesh.sizes) > 1 else 1
-    return len(mesh.sizes) > 2, last, *mesh.sizes
+    return len(mesh.sizes) > 2, -last, *mesh.sizes
 
 
 def _on(asked: Asked, mesh: Mesh) -> PlanRequest:

@@ -19,6 +19,12 @@ def tried(costs: list[int], start: int) -> list[int]:
 
 
 def test_each_way_ends_where_nothing_is_better() -> None:
-    assert tried([9, 3, 5, 4, 6, 1], 2) == [2, 3, 4, 1, 0]
+    assert tried([9, 3, 5, 6, 4, 1], 2) == [2, 3, 1, 0]
+
+
+def test_the_other_way_is_not_tried_where_one_is_better() -> None:
+    assert tried([9, 3, 5, 4, 6, 1], 2) == [2, 3, 4]
+    # All that is there in one way may not fit in memory.
+    assert tried([2, 9, 8, 7], 1) == [1, 2, 3, 0]
     assert tried([1, 2, 3, 4], 3) == [3, 2, 1, 0]
     assert tried([7], 0) == [0]
