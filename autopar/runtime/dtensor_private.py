@@ -151,7 +151,7 @@ def _handled(table: dict[Any, Any], op: Any, known: Any, handler: Handler) -> An
             return known(op, args, kwargs)
         table.pop(op, None)
         try:
-            return _where_it_is(op(*args, **kwargs), args)
+            return _where_it_is(op(*args, **kwargs), (args, kwargs))
         finally:
             table[op] = handle
 
@@ -161,16 +161,16 @@ def _handled(table: dict[Any, Any], op: Any, known: Any, handler: Handler) -> An
     return handle
 
 
-def _where_it_is(result: Any, args: Sequence[Any]) -> Any:
-    """The result of an op on `args`. To a rank that is not of a DTensor's mesh torch gives a tensor
-    on the CPU: it is to lie where the rank's pieces do, or an optimizer finds its states on another
-    device than parameters."""
+def _where_it_is(result: Any, given: Any) -> Any:
+    """The result of an op on what it was `given`. To a rank that is not of a DTensor's mesh torch
+    gives a tensor on the CPU: it is to lie where the rank's pieces do, or an optimizer finds its
+    states on another device than parameters."""
     if isinstance(result, (list, tuple)):
-        return type(result)(_where_it_is(each, args) for each in result)
+        return type(result)([_where_it_is(each, given) for each in result])
     if not isinstance(result, DTensor) or is_of(result.device_mesh):
         return result
-    given = next(x for x in tree_flatten(args)[0] if isinstance(x, DTensor))
-    device = piece_of(given).device
+    first = next(x for x in tree_flatten(given)[0] if isinstance(x, DTensor))
+    device = piece_of(first).device
     piece = piece_of(result)
     return result if piece.device == device else dtensor_like(piece.to(device), result)
 
