@@ -8,8 +8,9 @@ same card differ by 7 %. Attention is that of FlashAttention 2, the kernel of
 `runtime/ops/attention.py`, forward under a causal mask in vLLM (same source); its later versions
 reach more. Backward on A100 was not measured: 0.83 of forward's rate, as on Hopper and Blackwell.
 Under a mask, and in float32, the memory-efficient kernel runs, which has no instructions of Hopper:
-measured on one H100 (autopar::sdpa, torch 2.11, heads of 64 and 128, 512 to 2,048 tokens), and told
-for other generations from its rate there by multiprocessors and clocks.
+measured on one H100 (autopar::sdpa, torch 2.11, heads of 64 and 128, 512 to 2,048 tokens). Both
+figures are estimates for other generations: under a mask about what its rate there comes to by
+multiprocessors and clocks, in float32 half to two thirds of the peak.
 Streams: te42kyfo/gpu-benches, microsoft/vidur, and RMSNorm in NVIDIA/cudnn-frontend, whose backward
 under torch.compile comes to 0.37 of the bandwidth on H200 and 0.33 on GB200.
 

@@ -106,12 +106,13 @@ def scripts() -> dict[str, float]:
     return found
 
 
-def _made(param: Any) -> list[DTensor]:
+def _made(one: Any) -> list[DTensor]:
     """What ops make of a tensor on the ranks that are not of its mesh, where it is on a device that
     is not the CPU."""
-    there = dtensor_like(torch.empty(0, device="meta"), param)
-    both = [torch.zeros_like(there), there * 2, there.detach(), there.clone()]
-    return [*both, parameter_of(there, requires_grad=True)]  # type: ignore[list-item]
+    there = dtensor_like(torch.empty(0, device="meta"), one)
+    param: Any = parameter_of(there, requires_grad=True)
+    assert isinstance(param, nn.Parameter) and param.is_leaf and param.requires_grad
+    return [torch.zeros_like(there), there * 2, there.detach(), there.clone(), param]
 
 
 def gradients_of_several_stages() -> dict[str, float]:
