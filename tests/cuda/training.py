@@ -1,4 +1,4 @@
-"""Models that are trained beside eager on the same GPU, and what differs."""
+"""Models that are trained beside eager on the same device, a GPU, and what differs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import autopar
+from tests.device import device
 from tests.runtime.workers import distance, whole
 
 WORDS, ROWS, LENGTH = 512, 8, 128
@@ -23,7 +24,7 @@ def gpt2(dropout: float = 0.0) -> nn.Module:
         n_layer=4, n_embd=256, n_head=4, vocab_size=WORDS, n_positions=LENGTH,
         resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=0.0, use_cache=False,
     )  # fmt: skip
-    return GPT2LMHeadModel(config).cuda()
+    return GPT2LMHeadModel(config).to(device("cuda"))
 
 
 def llama() -> nn.Module:
@@ -32,7 +33,7 @@ def llama() -> nn.Module:
         num_hidden_layers=4, hidden_size=256, intermediate_size=512, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=WORDS, max_position_embeddings=LENGTH, use_cache=False,
     )  # fmt: skip
-    return LlamaForCausalLM(config).cuda()
+    return LlamaForCausalLM(config).to(device("cuda"))
 
 
 def wide() -> nn.Module:
@@ -42,17 +43,17 @@ def wide() -> nn.Module:
         n_layer=4, n_embd=1024, n_head=16, vocab_size=8192, n_positions=1024,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
     )  # fmt: skip
-    return GPT2LMHeadModel(config).cuda()
+    return GPT2LMHeadModel(config).to(device("cuda"))
 
 
 def wide_batch() -> dict[str, Tensor]:
-    ids = torch.randint(0, 8192, (8, 1024)).cuda()
+    ids = torch.randint(0, 8192, (8, 1024)).to(device("cuda"))
     return {"input_ids": ids, "labels": ids.clone()}
 
 
 def batch(step: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(step)
-    ids = torch.randint(0, WORDS, (ROWS, LENGTH), generator=generator).cuda()
+    ids = torch.randint(0, WORDS, (ROWS, LENGTH), generator=generator).to(device("cuda"))
     return {"input_ids": ids, "labels": ids.clone()}
 
 

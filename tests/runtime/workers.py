@@ -33,6 +33,7 @@ from autopar.ir.mesh import Cluster, Level, Link
 from autopar.runtime.program.sharded import ShardedOutput
 from autopar.tracer import trace
 from tests.codegen.random_plans import random_plan
+from tests.device import device
 from tests.planned import plan_for
 from tests.runtime.chunk_workers import chunks
 
@@ -47,7 +48,7 @@ def gpt2() -> nn.Module:
         n_layer=2, n_embd=32, n_head=4, vocab_size=96, n_positions=LENGTH,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
     )  # fmt: skip
-    return GPT2LMHeadModel(config)
+    return GPT2LMHeadModel(config).to(device())
 
 
 def llama(layers: int = 2) -> nn.Module:
@@ -56,7 +57,7 @@ def llama(layers: int = 2) -> nn.Module:
         num_hidden_layers=layers, hidden_size=32, intermediate_size=64, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=96, max_position_embeddings=LENGTH, use_cache=False,
     )  # fmt: skip
-    return LlamaForCausalLM(config)
+    return LlamaForCausalLM(config).to(device())
 
 
 def mixtral() -> nn.Module:
@@ -79,7 +80,7 @@ def slow_devices(count: int = 4) -> Cluster:
 
 def batch(step: int) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(step)
-    ids = torch.randint(0, 96, (BATCH, LENGTH), generator=generator)
+    ids = torch.randint(0, 96, (BATCH, LENGTH), generator=generator).to(device())
     return {"input_ids": ids, "labels": ids.clone()}
 
 

@@ -1,0 +1,53 @@
+"""Two ranks on a device that torch takes for an accelerator: autograd orders its streams, and
+tensors of the host are on another one, as on GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.accelerator import standin
+from tests.accelerator.workers import LIBRARY
+from tests.runtime.spawn import spawn
+
+pytestmark = [pytest.mark.processes]
+
+TOLERANCE = 2e-5
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return standin.build(tmp_path_factory.mktemp("standin"))
+
+
+def told(function: str, library: Path) -> Any:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv(LIBRARY, str(library))
+        return spawn(f"tests.accelerator.workers.{function}", 2, timeout_s=280)
+
+
+@pytest.fixture(scope="module")
+def few(library: Path) -> Any:
+    return told("few", library)
+
+
+@pytest.mark.parametrize("case", ["fsdp", "1f1b", "zb-v", "many at once"])
+def test_ranks_train_as_one_device_does(few: Any, case: str) -> None:
+    for rank in few:
+        assert max(rank[case].values()) < TOLERANCE, rank[case]
+
+
+def test_scripts_find_parameters_gradients_and_outputs_on_the_device(few: Any) -> None:
+    for rank in few:
+        seen = rank["scripts"]
+        assert seen.pop("not here") > 5
+        assert max(seen.values()) < TOLERANCE, seen
+
+
+@pytest.mark.nightly
+def test_all_other_ways(library: Path) -> None:
+    for rank in told("more", library):
+        for case, seen in rank.items():
+            assert max(seen.values()) < TOLERANCE, (case, seen)
