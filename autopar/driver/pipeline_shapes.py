@@ -16,9 +16,11 @@ from autopar.plans.pipeline_orders import STAGES_PER_RANK, has_order, make_table
 from autopar.plans.plan import PipelineSchedule
 from autopar.plans.request import Asked
 
-WORTH_SPLITTING = 0.02
-"""Orders in which backward comes in two parts are tried of themselves where the busiest rank waits
-for this part of the step, or longer: waiting is all that they can save."""
+WORTH_REORDERING = 0.02
+"""Orders in which more is held, so that ranks wait less, are tried of themselves where the busiest
+rank waits for this part of the step, or longer: waiting is all that they can save."""
+
+_WAITING_LESS = ("eager-1f1b", "zb-h1", "zb-v")
 
 WORTH_MIXING = 0.05
 """Ranks may differ in how many devices they have where those that do not are idle for this part of
@@ -97,14 +99,17 @@ def mixed_shapes(asked: Asked, best: PipelineShape, idle: float) -> Sequence[Pip
 
 def other_orders(options: Options, best: PipelineShape, waits: float) -> Iterator[PipelineShape]:
     """The orders that are tried beside that of the `best` pipeline so far, whose busiest rank waits
-    for such a part of the step, if all of it was open."""
-    if options.schedule != "auto" or options.stages is not None or options.cuts:
+    for such a part of the step: with as many stages, if their number or the cuts are given."""
+    if options.schedule != "auto":
         return
     ranks, count = best.ranks, best.microbatches
-    yield PipelineShape(ranks, count, "interleaved", 2)
-    if waits >= WORTH_SPLITTING:
-        for name in ("zb-h1", "zb-v"):
-            yield PipelineShape(ranks, count, name)
+    is_open = options.stages is None and not options.cuts
+    if is_open:
+        yield PipelineShape(ranks, count, "interleaved", 2)
+    if waits >= WORTH_REORDERING:
+        for name in _WAITING_LESS:
+            if is_open or name not in STAGES_PER_RANK:
+                yield PipelineShape(ranks, count, name)
 
 
 def _can_differ(devices: int, ranks: int, sizes: Sequence[int]) -> bool:

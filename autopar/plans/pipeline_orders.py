@@ -8,12 +8,17 @@ are equal, sends take no time and m is large enough (a multiple of p where stage
 | ----------- | --------------- | -------------------------------- | ----------------------------- |
 | gpipe       | 1               | (p - 1)(f + b)                   | m                             |
 | 1f1b        | 1               | (p - 1)(f + b)                   | p - rank                      |
+| eager-1f1b  | 1               | (p - 1)(f + b)                   | 2(p - rank) - 1               |
 | interleaved | v               | (p - 1)(f + b)/v                 | p + (p - 2 rank - 1)/v        |
 | zb-h1       | 1               | (p - 1)(f + b - 2w) for w <= f, b/2 | p                          |
 | zb-v        | 2               | 0 for f = b/2 = w                | p                             |
 
-Sources: GPipe (arXiv:1811.06965), PipeDream-Flush (arXiv:2006.09503), Megatron-LM's interleaving
-(arXiv:2104.04473), zero-bubble pipelines (arXiv:2401.10241, 2405.15362).
+Where sends take time, 1f1b waits for them in every turn, and eager-1f1b for none that take half of
+f + b or less.
+
+Sources: GPipe (arXiv:1811.06965), PipeDream-Flush (arXiv:2006.09503), its eager form
+(arXiv:2211.05322), Megatron-LM's interleaving (arXiv:2104.04473), zero-bubble pipelines
+(arXiv:2401.10241, 2405.15362).
 """
 
 from __future__ import annotations
@@ -93,6 +98,15 @@ def _one_f_one_b(ranks: int, microbatches: int, _: int) -> ActionTable:
     return _table(rows)
 
 
+def _eager_1f1b(ranks: int, microbatches: int, _: int) -> ActionTable:
+    """1F1B with one more forward ahead for each rank behind: a send each way may take as long as
+    the work on half a microbatch."""
+    rows = [_Row(microbatches) for _ in range(ranks)]
+    for rank, row in enumerate(rows):
+        row.add(*[(rank, F)] * (2 * (ranks - rank - 1)), *[(rank, F), (rank, B)] * microbatches)
+    return _table(rows)
+
+
 def _interleaved(ranks: int, microbatches: int, chunks: int) -> ActionTable:
     """1F1B with several stages per rank, `ranks` apart: microbatches go through the first of them
     in rounds of as many as there are ranks, then through the next."""
@@ -150,6 +164,7 @@ def _zb_v(ranks: int, microbatches: int, _: int) -> ActionTable:
 SCHEDULES: dict[str, Callable[[int, int, int], ActionTable]] = {
     "gpipe": _gpipe,
     "1f1b": _one_f_one_b,
+    "eager-1f1b": _eager_1f1b,
     "interleaved": _interleaved,
     "zb-h1": _zb_h1,
     "zb-v": _zb_v,

@@ -47,7 +47,7 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario("wide-8", 2, 4, 500, "GPT-2, 2 layers of 512, 256 tokens"),
         Scenario("slow-4", 4, 1, 100, "GPT-2, 8 layers of 256, 1,024 tokens", (2, 4)),
         Scenario("uneven-2", 2, 1, 100, "Llama, 8 layers of 256, 16,384 words, 512 tokens", (2,)),
-        Scenario("words-2", 2, 1, 100, "Llama, 12 layers of 256, 32,768 words, 2,048 tokens", (2,)),
+        Scenario("words-2", 2, 1, 100, "Llama, 8 layers of 256, 32,768 words, 1,024 tokens", (2,)),
         Scenario("uneven-4", 4, 1, 100, "Llama, 8 layers of 128, 8,192 words, 512 tokens", (2, 4)),
     )
 }
@@ -96,7 +96,7 @@ def workload(name: str) -> Case:
         case "uneven-2":
             return llama(16, 32, words=16_384, width=256, inner=768, layers=8)
         case "words-2":
-            return llama(64, 32, words=32_768, width=256, inner=768, layers=12)
+            return llama(32, 32, words=32_768, width=256, inner=768, layers=8)
         case "convolutions-6":
             return Case(
                 models.resnet_small,

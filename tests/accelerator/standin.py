@@ -124,5 +124,8 @@ class _Module(ModuleType):
     def set_rng_state(self, state: torch.Tensor, _device: Any = None) -> None:
         torch.set_rng_state(state)
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
     def _is_in_bad_fork(self) -> bool:
         return False

@@ -258,15 +258,19 @@ def test_orders_that_save_waiting_are_tried_where_ranks_wait() -> None:
     best = PipelineShape(4, 4, "1f1b")
     tried = [(shape.schedule, shape.ranks, shape.microbatches) for shape in
              other_orders(open_options, best, 0.4)]  # fmt: skip
-    assert tried == [("interleaved", 4, 4), ("zb-h1", 4, 4), ("zb-v", 4, 4)]
+    assert tried == [
+        (name, 4, 4) for name in ("interleaved", "eager-1f1b", "zb-h1", "zb-v")
+    ]
     busy = other_orders(open_options, best, 0.01)
     assert [shape.schedule for shape in busy] == ["interleaved"]
-    asked: list[dict[str, Any]] = [
-        {"stages": 4}, {"stages": "auto", "schedule": "1f1b"}, {"cuts": "layers.1"}
-    ]  # fmt: skip
-    for given in asked:
+    asked: list[tuple[dict[str, Any], list[str]]] = [
+        ({"stages": 4}, ["eager-1f1b", "zb-h1"]),
+        ({"cuts": "layers.1"}, ["eager-1f1b", "zb-h1"]),
+        ({"stages": "auto", "schedule": "1f1b"}, []),
+    ]
+    for given, names in asked:
         options = make_options("auto", "adamw", None, None, False, **given)
-        assert not [*other_orders(options, best, 0.4)]
+        assert [shape.schedule for shape in other_orders(options, best, 0.4)] == names
 
 
 def test_what_ranks_do_otherwise_is_told() -> None:

@@ -33,7 +33,7 @@ from autopar.ir.mesh import Cluster, Level, Link
 from autopar.runtime.program.sharded import ShardedOutput
 from autopar.tracer import trace
 from tests.codegen.random_plans import random_plan
-from tests.device import device
+from tests.device import device, there
 from tests.planned import plan_for
 from tests.runtime.chunk_workers import chunks
 
@@ -48,7 +48,7 @@ def gpt2() -> nn.Module:
         n_layer=2, n_embd=32, n_head=4, vocab_size=96, n_positions=LENGTH,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
     )  # fmt: skip
-    return GPT2LMHeadModel(config).to(device())
+    return there(GPT2LMHeadModel(config))
 
 
 def llama(layers: int = 2) -> nn.Module:
@@ -57,7 +57,7 @@ def llama(layers: int = 2) -> nn.Module:
         num_hidden_layers=layers, hidden_size=32, intermediate_size=64, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=96, max_position_embeddings=LENGTH, use_cache=False,
     )  # fmt: skip
-    return LlamaForCausalLM(config).to(device())
+    return there(LlamaForCausalLM(config))
 
 
 def mixtral() -> nn.Module:
@@ -67,7 +67,7 @@ def mixtral() -> nn.Module:
         num_key_value_heads=4, num_local_experts=8, vocab_size=96,
         max_position_embeddings=LENGTH, use_cache=False,
     )  # fmt: skip
-    return MixtralForCausalLM(config)
+    return there(MixtralForCausalLM(config))
 
 
 def slow_devices(count: int = 4) -> Cluster:
