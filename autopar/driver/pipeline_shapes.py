@@ -20,7 +20,7 @@ WORTH_REORDERING = 0.02
 """Orders in which more is held, so that ranks wait less, are tried of themselves where the busiest
 rank waits for this part of the step, or longer: waiting is all that they can save."""
 
-_WAITING_LESS = ("eager-1f1b", "zb-h1", "zb-v")
+_WAITING_LESS = ("eager-1f1b", "gpipe", "zb-h1", "zb-v")
 
 WORTH_MIXING = 0.05
 """Ranks may differ in how many devices they have where those that do not are idle for this part of

@@ -142,10 +142,19 @@ class Promising:
             self._climb_from(best)
         self._mix()
         for best, divided in self._best_of_ranks(self._within() or self.found):
-            for shape in other_orders(self.asked.options, best, divided.waits):
-                if self._consider(shape, divided.mesh_text) is not None:
-                    self._climb_from(shape, divided.mesh_text)
+            self._reorder(best, divided)
         return sorted(self.found, key=_step_ns)
+
+    def _reorder(self, best: PipelineShape, divided: Divided) -> None:
+        """Considers other orders than that of `best`, in as many microbatches and in as many as the
+        order has that is the best by then."""
+        counts = [best.microbatches]
+        for shape in other_orders(self.asked.options, best, divided.waits):
+            tried = (replace(shape, microbatches=count) for count in counts)
+            if any(self._consider(each, divided.mesh_text) is not None for each in tried):
+                self._climb_from(self.found[-1][0], divided.mesh_text)
+                quickest = min(self._within() or self.found, key=_step_ns)[0]
+                counts = sorted({best.microbatches, quickest.microbatches})
 
     def _climb_from(self, best: PipelineShape, mesh: str = "") -> None:
         """To the best number of microbatches on as many ranks, in the same order."""

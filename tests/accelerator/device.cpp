@@ -136,6 +136,9 @@ Scalar local_scalar_dense(const Tensor& x) { return at::_local_scalar_dense(on_c
 
 const Tensor& resize_(
     const Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>) {
+  if (self.sym_sizes() == size) {
+    return self;
+  }
   auto* impl = self.unsafeGetTensorImpl();
   impl->set_sizes_contiguous(C10_AS_INTARRAYREF_SLOW(size));
   auto needed = (impl->numel() + impl->storage_offset()) * impl->dtype().itemsize();

@@ -46,6 +46,12 @@ def test_scripts_find_parameters_gradients_and_outputs_on_the_device(few: Any) -
         assert max(seen.values()) < TOLERANCE, seen
 
 
+def test_outputs_in_shards_are_on_the_device_and_come_to_the_host(few: Any) -> None:
+    for rank in few:
+        assert rank["metrics"] == rank["gathered"] == []
+        assert rank["writes"]["seen"]
+
+
 @pytest.mark.nightly
 def test_all_other_ways(library: Path) -> None:
     for rank in told("more", library):

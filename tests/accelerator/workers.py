@@ -24,15 +24,18 @@ def _begin() -> None:
     dist.init_process_group(f"cpu:gloo,{standin.NAME}:{standin.NAME}")
 
 
-def few() -> dict[str, dict[str, float]]:
-    """Schedules of both kinds, and what scripts do with parameters."""
+def few() -> dict[str, Any]:
+    """Schedules of both kinds, and what scripts do with parameters and outputs."""
     _begin()
     from tests.cuda.ranks import trained_as
-    from tests.runtime.stage_workers import gradients_of_several_stages, scripts
+    from tests.runtime import output_workers, stage_workers
 
-    cases: dict[str, Callable[[], dict[str, Any]]] = {
-        "scripts": scripts,
-        "many at once": gradients_of_several_stages,
+    cases: dict[str, Callable[[], Any]] = {
+        "scripts": stage_workers.scripts,
+        "many at once": stage_workers.gradients_of_several_stages,
+        "metrics": output_workers.metrics,
+        "gathered": output_workers.stays_in_shards,
+        "writes": output_workers.writes,
     }
     found = {case: trained_as(case, cluster="2xcpu") for case in ("fsdp", "1f1b", "zb-v")}
     return found | {name: case() for name, case in cases.items()}

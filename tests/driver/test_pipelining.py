@@ -139,7 +139,8 @@ class Tied(nn.Module):
 def test_a_tied_weight_lives_on_the_host_in_all_its_stages_or_in_none() -> None:
     """The first stage has room for it on the device; the last one has none where memory binds."""
     inputs = (torch.arange(512).reshape(32, 16),)
-    options: dict[str, Any] = {"cluster": hostless("2xH100"), "stages": 2, "microbatches": 2}
+    options: dict[str, Any] = {"stages": 2, "microbatches": 2, "schedule": "1f1b"}
+    options["cluster"] = hostless("2xH100")
     free = autopar.plan(Tied(), inputs, **options)
     fullest = max(stage.estimates.memory.total for stage in free.stages)
     for part, is_hosted in ((1.0, False), (0.9, True)):

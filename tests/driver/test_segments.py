@@ -154,7 +154,7 @@ def test_within_less_memory_segments_take_longer() -> None:
 
 def test_the_plan_of_fewer_in_flight_is_told_with_what_those_hold() -> None:
     """Stages are planned for a few numbers of microbatches in flight, and told with their own."""
-    wanted = asked(chain(*[64] * 17), 8, stages=8, microbatches=8)
+    wanted = asked(chain(*[64] * 17), 8, stages=8, microbatches=8, schedule="1f1b")
     plan = search_stages(wanted, silent)
     saved = [stage.estimates.memory.saved for stage in plan.stages[1:-1]]
     assert saved == sorted(saved, reverse=True) and len({*saved}) == len(saved)
@@ -245,8 +245,8 @@ def test_no_more_is_held_than_there_are_microbatches() -> None:
     graph = trace(Chain([64] * 17, 3), (torch.randn(1 << 13, 64),), {}).graph
 
     def found(limit: int | None) -> Plan:
-        wanted = asked(graph, 8, stages=8, microbatches=8, memory_limit=limit)
-        return search_stages(wanted, silent)
+        given: dict[str, Any] = {"stages": 8, "microbatches": 8, "schedule": "1f1b"}
+        return search_stages(asked(graph, 8, **given, memory_limit=limit), silent)
 
     free = found(None)
     tight = found(max(stage.estimates.memory.total for stage in free.stages))

@@ -9,14 +9,16 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 import autopar
 from autopar.compile import best_on
 from autopar.cost_model.pipeline import add_up
 from autopar.driver.pipeline_shapes import PipelineShape, other_orders
+from autopar.driver.pipelining import search_stages
 from autopar.errors import ArgumentError, PlanError, StageError
 from autopar.ir.backward_parts import in_two_parts
-from autopar.ir.mesh import Mesh
+from autopar.ir.mesh import Level, Link, Mesh
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.pipeline import Action, ActionTable, Waiting
 from autopar.ir.stages import cut_at, in_stages
@@ -33,6 +35,7 @@ from autopar.report.pipeline import summarize_pipeline
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.driver.test_pipelining import llama, planned
+from tests.driver.test_segments import Chain, asked
 from tests.planned import hostless
 from tests.report.plans import two_axis_plan
 
@@ -145,7 +148,7 @@ def test_contradictions_are_told() -> None:
 def test_a_file_whose_schedule_is_of_something_else_is_no_plan(
     order: PipelineSchedule, words: str
 ) -> None:
-    plan = planned(stages=2, microbatches=4)
+    plan = planned(stages=2, microbatches=4, schedule="1f1b")
     structure = msgspec.structs.replace(plan.structure, schedule=order)
     broken = msgspec.structs.replace(plan, structure=structure)
     with pytest.raises(ValueError, match=words):
@@ -259,18 +262,38 @@ def test_orders_that_save_waiting_are_tried_where_ranks_wait() -> None:
     tried = [(shape.schedule, shape.ranks, shape.microbatches) for shape in
              other_orders(open_options, best, 0.4)]  # fmt: skip
     assert tried == [
-        (name, 4, 4) for name in ("interleaved", "eager-1f1b", "zb-h1", "zb-v")
+        (name, 4, 4) for name in ("interleaved", "eager-1f1b", "gpipe", "zb-h1", "zb-v")
     ]
     busy = other_orders(open_options, best, 0.01)
     assert [shape.schedule for shape in busy] == ["interleaved"]
     asked: list[tuple[dict[str, Any], list[str]]] = [
-        ({"stages": 4}, ["eager-1f1b", "zb-h1"]),
-        ({"cuts": "layers.1"}, ["eager-1f1b", "zb-h1"]),
+        ({"stages": 4}, ["eager-1f1b", "gpipe", "zb-h1"]),
+        ({"cuts": "layers.1"}, ["eager-1f1b", "gpipe", "zb-h1"]),
         ({"stages": "auto", "schedule": "1f1b"}, []),
     ]
     for given, names in asked:
         options = make_options("auto", "adamw", None, None, False, **given)
         assert [shape.schedule for shape in other_orders(options, best, 0.4)] == names
+
+
+@pytest.mark.parametrize("bytes_per_s", [5e9, 2e10])
+def test_given_stages_are_in_the_shortest_order_where_links_are_slow(bytes_per_s: float) -> None:
+    """In 1F1B a rank waits for each send; in others it has begun with more microbatches by then.
+    Each has another number of microbatches that is best."""
+    graph = trace(Chain([512] * 13), (torch.randn(1 << 16, 512),), {}).graph
+    wanted = asked(graph, 2, stages=2, microbatches="auto")
+    slow = Link("slow", bytes_per_s, 1e-5, 0.0, "made up")
+    cluster = replace(wanted.cluster, levels=(Level(2, slow),))
+
+    def found(**order: str) -> Plan:
+        options = replace(wanted.options, **order)
+        return search_stages(replace(wanted, cluster=cluster, options=options), silent)
+
+    named = {name: found(schedule=name) for name in ("1f1b", "eager-1f1b", "zb-h1", "gpipe")}
+    best = min(named.values(), key=lambda plan: plan.estimates.step_ns)
+    assert best.estimates.step_ns < 0.9 * named["1f1b"].estimates.step_ns
+    assert named["eager-1f1b"].estimates.step_ns < 0.9 * named["1f1b"].estimates.step_ns
+    assert found().structure == best.structure
 
 
 def test_what_ranks_do_otherwise_is_told() -> None:

@@ -88,11 +88,22 @@ def test_what_is_no_schedule_is_said() -> None:
             make_table(name, 2, 4, 2)
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b"])
 def test_a_pipeline_fills_and_drains_once(name: str) -> None:
     for (ranks, microbatches), (f, b) in product(CASES, PAIRS):
         table = make_table(name, ranks, microbatches)
         assert time(table, each_takes(f, b)) == (microbatches + ranks - 1) * (f + b)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "eager-1f1b"])
+def test_eager_forwards_hide_sends_of_half_a_turn(name: str) -> None:
+    """Once it has begun the last rank never stands still; in 1F1B it waits for every send."""
+    for (ranks, more), (f, b) in product(product(range(2, 9), (0, 1, 7)), [(1, 2), (2, 2), (3, 5)]):
+        table, sent = make_table(name, ranks, ranks + more), (f + b) // 2
+        spans = play_table(table, each_takes(f, b), delay=lambda _: sent)
+        last = [spans[action] for action in table.rows[-1]]
+        stands = last[-1].end - last[0].start - (ranks + more) * (f + b)
+        assert stands == 0 if name == "eager-1f1b" else stands > 0 or ranks + more < 3
 
 
 @pytest.mark.parametrize("chunks", [1, 2, 3])
@@ -133,6 +144,7 @@ def test_zb_v_is_never_idle_once_there_are_enough_microbatches() -> None:
     [
         ("gpipe", lambda p, m, _: m),
         ("1f1b", lambda p, m, rank: min(m, p - rank)),
+        ("eager-1f1b", lambda p, m, rank: min(m, 2 * (p - rank) - 1)),
         ("zb-h1", lambda p, m, _: min(m, p)),
     ],
 )

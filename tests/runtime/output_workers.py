@@ -17,18 +17,20 @@ from torch.distributed.tensor import Replicate, Shard
 
 import autopar
 from autopar.runtime.program.sharded import Place, ShardedOutput, output, whole_of
+from tests.device import device, there
 from tests.runtime.workers import RANK, Net, distance, points, slow_devices
 
 SHAPE = (4, 6, 8)
 
 
 def logits() -> Tensor:
-    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(SHAPE, generator=generator, dtype=torch.float64).to(device())
 
 
 def labels() -> Tensor:
     found = torch.randint(0, SHAPE[-1], SHAPE[:-1], generator=torch.Generator().manual_seed(1))
-    return found.masked_fill(found > 5, -100)
+    return found.masked_fill(found > 5, -100).to(device())
 
 
 def valid() -> Tensor:
@@ -79,7 +81,7 @@ METRICS: dict[str, Callable[[Tensor], Any]] = {
     "means": lambda x: x.mean(0).sum() + x.mean(1).sum() + x.mean() + x.mean(-1).sum(),
     "spread": lambda x: x.std() + x.var(0).sum() + x.norm() + x.logsumexp(-1).sum(),
     "steps": lambda x: x.cumsum(1) + x.sort(-1).values + x.flip(0),
-    "float": lambda x: x.float().double() * 2 + torch.arange(8),
+    "float": lambda x: x.float().double() * 2 + torch.arange(8, device=device()),
     "beside": lambda x: torch.cat([x, logits()]) + torch.stack([x, x]).sum(0).repeat(2, 1, 1),
     "where": lambda x: torch.where(x > 0, x, 0.0) + x.clamp(min=0.1) + x.masked_fill(x < 0, 1),
     "mask": lambda x: x[x > 0],
@@ -92,7 +94,7 @@ METRICS: dict[str, Callable[[Tensor], Any]] = {
     "views": lambda x: x.permute(2, 0, 1).reshape(8, -1).T.unflatten(0, (4, 6)),
     "flat": lambda x: x.flatten().view(4, 6, 8) + x.reshape(24, 8).unflatten(0, (4, 6)),
     "chunks": lambda x: torch.cat([part * k for k, part in enumerate(x.chunk(2, 1))], 1),
-    "matmul": lambda x: x @ torch.ones(8, 3).double() + F.linear(x, torch.ones(3, 8).double()),
+    "matmul": lambda x: x @ x.new_ones(8, 3) + F.linear(x, logits().new_ones(3, 8)),
     "einsum": lambda x: torch.einsum("bsv,bsw->vw", x, x),
     "written": lambda x: filled(x, 0) + filled(x, x < 0) + filled(x, slice(None), 2),
     "in place": lambda x: (x * 1).add_(1).mul_(x).clamp_(max=2).masked_fill_(x < 0, 0),
@@ -114,7 +116,7 @@ METRICS: dict[str, Callable[[Tensor], Any]] = {
 def metrics() -> list[str]:
     """Whatever differs from what one device gives: values, and gradients where there are any."""
     wrong: list[str] = []
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(device().type, (2,))
     for dim in range(3):
         piece = logits().chunk(2, dim)[RANK].contiguous()
         for name, metric in METRICS.items():
@@ -130,9 +132,9 @@ def metrics() -> list[str]:
             if not same:
                 wrong.append(f"{name} of S({dim}): {found} for {expected}")
             elif isinstance(expected, Tensor) and expected.requires_grad:
-                weight = torch.linspace(1, 2, expected.numel()).reshape(expected.shape)
+                weight = torch.linspace(1, 2, expected.numel()).reshape_as(expected)
                 for result in (found, expected):
-                    (result * weight).sum().backward()
+                    (result * weight.to(result.device)).sum().backward()
                 if not torch.allclose(whole_of(ours.grad), theirs.grad):
                     wrong.append(f"gradient of {name} of S({dim})")
     return wrong
@@ -140,7 +142,7 @@ def metrics() -> list[str]:
 
 def stays_in_shards() -> list[str]:
     """Those among the common ops that put the whole together where rows are cut."""
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(device().type, (2,))
     x = output(logits().chunk(2, 0)[RANK], Place(mesh, (Shard(0),)))
     made = {
         "detach": x.detach(), "float": x.float(), "argmax": x.argmax(-1), "softmax": x.softmax(-1),
@@ -153,7 +155,7 @@ def stays_in_shards() -> list[str]:
 
 
 def writes() -> dict[str, Any]:
-    mesh = init_device_mesh("cpu", (2,))
+    mesh = init_device_mesh(device().type, (2,))
     x, y = output(logits().chunk(2, 0)[RANK].clone(), Place(mesh, (Shard(0),))), logits()
     for tensor in (x, y):
         tensor[:, 1].mul_(2)
@@ -185,7 +187,7 @@ class Changing(Net):
 def trained(asked: tuple[str, ...], term: Callable[[Any], Tensor]) -> dict[str, Any]:
     """Steps through the loss and another output, with dropout and metrics of the output."""
     torch.manual_seed(0)
-    reference = Changing(0.5)
+    reference = there(Changing(0.5))
     model = autopar.compile(
         copy.deepcopy(reference), cluster=slow_devices(2), mesh="2", differentiable_outputs=asked
     )
@@ -228,13 +230,13 @@ class Recurrent(nn.Module):
 def handed_back(stages: int, microbatches: int) -> float:
     """How far losses and gradients are from eager's where each call gets the last one's state."""
     torch.manual_seed(0)
-    reference = Recurrent()
+    reference = there(Recurrent())
     options: Any = {"stages": stages, "microbatches": microbatches}
     model = autopar.compile(copy.deepcopy(reference), cluster=slow_devices(2), **options)
     ours = theirs = None
     furthest = 0.0
     for seed in range(3):
-        x = torch.randn(8, 4, 8, generator=torch.Generator().manual_seed(seed))
+        x = torch.randn(8, 4, 8, generator=torch.Generator().manual_seed(seed)).to(device())
         loss, ours = model(x, ours)
         expected, theirs = reference(x, theirs)
         (loss * 2).backward()
@@ -249,7 +251,7 @@ def handed_back(stages: int, microbatches: int) -> float:
 def two() -> dict[str, Any]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    whole = output(logits(), Place(init_device_mesh("cpu", (2,)), (Replicate(),)))
+    whole = output(logits(), Place(init_device_mesh(device().type, (2,)), (Replicate(),)))
     found = {
         "wrong": metrics(),
         "gathered": stays_in_shards(),

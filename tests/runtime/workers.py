@@ -167,14 +167,15 @@ class Net(nn.Module):
         return {"loss": ((h - y) ** 2).mean(), "h": h}
 
 
-def net(dropout: float = 0.0) -> Net:
+def net(dropout: float = 0.0) -> Any:
     torch.manual_seed(0)
-    return Net(dropout)
+    return there(Net(dropout))
 
 
 def points(n: int = 8, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(n, 16, generator=generator), torch.randn(n, 16, generator=generator)
+    x, y = (torch.randn(n, 16, generator=generator) for _ in range(2))
+    return x.to(device()), y.to(device())
 
 
 def stored_plan(model: nn.Module, inputs: dict[str, Tensor], mesh: str, seed: int) -> autopar.Plan:

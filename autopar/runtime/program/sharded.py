@@ -254,8 +254,8 @@ def _dtensor(x: Tensor) -> Any:
 def _on_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What `func` makes of the shards; NotImplemented where DTensor has no way, or may have one on
     ranks with shards alone: all are to go the same way."""
-    given = flatten((args, kwargs))[0]
-    if any(isinstance(x, ShardedOutput) and _is_elsewhere(x) for x in given):
+    given = [x for x in flatten((args, kwargs))[0] if isinstance(x, ShardedOutput)]
+    if any(_is_elsewhere(x) or _leaves(x, kwargs.get("device")) for x in given):
         return NotImplemented
     try:
         with torch.no_grad(), implicit_replication():
@@ -263,6 +263,12 @@ def _on_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
             return map_tensors(_placed, made)
     except Exception:  # on whole tensors it works, or says what is wrong in torch's own words
         return NotImplemented
+
+
+def _leaves(x: ShardedOutput, device: torch.device | None) -> bool:
+    """Whether what an op makes of `x` is to be on a device that its mesh is not of: DTensor would
+    have it back there at the next op."""
+    return device is not None and device.type != x.device.type
 
 
 def _placed(made: Tensor) -> Tensor:
