@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import sysconfig
 from datetime import timedelta
 from importlib.machinery import ExtensionFileLoader
@@ -53,7 +54,9 @@ def register(library: Path) -> None:
     native = module_from_spec(spec)
     loader.exec_module(native)
     torch.utils.rename_privateuse1_backend(NAME)
-    torch._register_device_module(NAME, _Module(f"torch.{NAME}"))
+    module = _Module(f"torch.{NAME}")
+    setattr(torch, NAME, module)
+    sys.modules[module.__name__] = module
     torch.utils.generate_methods_for_privateuse1_backend()
 
     def collectives(store: Any, rank: int, size: int, timeout: timedelta) -> Any:

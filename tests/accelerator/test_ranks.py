@@ -12,7 +12,7 @@ from tests.accelerator import standin
 from tests.accelerator.workers import LIBRARY
 from tests.runtime.spawn import spawn
 
-pytestmark = [pytest.mark.processes]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 TOLERANCE = 2e-5
 
@@ -25,7 +25,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def told(function: str, library: Path) -> Any:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv(LIBRARY, str(library))
-        return spawn(f"tests.accelerator.workers.{function}", 2, timeout_s=280)
+        return spawn(f"tests.accelerator.workers.{function}", 2, timeout_s=500)
 
 
 @pytest.fixture(scope="module")

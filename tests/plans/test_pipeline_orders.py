@@ -100,7 +100,7 @@ def test_eager_forwards_hide_sends_of_half_a_turn(name: str) -> None:
     """Once it has begun the last rank never stands still; in 1F1B it waits for every send."""
     for (ranks, more), (f, b) in product(product(range(2, 9), (0, 1, 7)), [(1, 2), (2, 2), (3, 5)]):
         table, sent = make_table(name, ranks, ranks + more), (f + b) // 2
-        spans = play_table(table, each_takes(f, b), delay=lambda _: sent)
+        spans = play_table(table, each_takes(f, b), delay=lambda _, sent=sent: sent)
         last = [spans[action] for action in table.rows[-1]]
         stands = last[-1].end - last[0].start - (ranks + more) * (f + b)
         assert stands == 0 if name == "eager-1f1b" else stands > 0 or ranks + more < 3

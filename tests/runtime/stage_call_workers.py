@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from autopar.runtime.program.sharded import whole_of
+from tests.device import there
 from tests.runtime.workers import batch, distance, llama, points, staged
 
 
@@ -103,13 +104,13 @@ def other_calls() -> dict[str, float]:
         for size in (8, 5, 3):
             given = {name: x[:size] for name, x in batch(1).items()}
             found[f"loss of {size}"] = distance(model(**given).loss, plain(**given).loss)
-    telling = Telling()
+    telling = there(Telling())
     made = staged(copy.deepcopy(telling), cuts="layers.1", microbatches=1)(*points())
     expected = telling(*points())
     assert made["size"].shape == ()
     found["number"] = distance(whole_of(made["size"]), expected["size"])
     found["beside it"] = distance(made["loss"], expected["loss"])
-    shorter = Shorter()
+    shorter = there(Shorter())
     model = staged(copy.deepcopy(shorter), cuts="layers.2", microbatches=2)
     for each in (model, shorter):
         each(*points())["loss"].backward()
