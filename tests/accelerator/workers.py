@@ -37,7 +37,7 @@ def few() -> dict[str, Any]:
         "gathered": output_workers.stays_in_shards,
         "writes": output_workers.writes,
     }
-    found = {case: trained_as(case, cluster="2xcpu") for case in ("fsdp", "1f1b", "zb-v")}
+    found = {case: trained_as(case, cluster="2xcpu") for case in ("1f1b", "zb-v")}
     return found | {name: case() for name, case in cases.items()}
 
 

@@ -60,7 +60,8 @@ def kinds(plan: Plan) -> dict[str, Shared]:
 
 
 def test_a_tied_weight_is_added_up_between_its_ranks() -> None:
-    apart, tied = planned(tied=False, stages=4), planned(tied=True, stages=4)
+    given: dict[str, Any] = {"stages": 4, "schedule": "1f1b"}
+    apart, tied = planned(tied=False, **given), planned(tied=True, **given)
     assert kinds(apart).keys() == {RESULTS}
     assert kinds(apart)[RESULTS].ranks == (0, 1, 2, 3) and kinds(apart)[RESULTS].num_bytes == 4
     found = kinds(tied)[TIED]
