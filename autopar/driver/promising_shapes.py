@@ -24,7 +24,6 @@ from autopar.driver.segment_ways import SegmentWays
 from autopar.driver.stage_plans import STAGE_TOLERANCE
 from autopar.errors import InfeasibleError, StageError, UnsuitedMeshError
 from autopar.ir.units import format_ns
-from autopar.plans.pipeline_orders import has_order
 from autopar.plans.plan import Plan
 from autopar.plans.request import Asked
 
@@ -142,29 +141,15 @@ class Promising:
             self._climb_from(best)
         self._mix()
         for best, divided in self._best_of_ranks(self._within() or self.found):
-            self._reorder(best, divided)
+            for shape in other_orders(self.asked.options, best, divided.waits):
+                self._consider(shape, divided.mesh_text)
         return sorted(self.found, key=_step_ns)
 
-    def _reorder(self, best: PipelineShape, divided: Divided) -> None:
-        """Considers other orders than that of `best`, in as many microbatches and in as many as the
-        order has that is the best by then."""
-        counts = [best.microbatches]
-        for shape in other_orders(self.asked.options, best, divided.waits):
-            tried = (replace(shape, microbatches=count) for count in counts)
-            if any(self._consider(each, divided.mesh_text) is not None for each in tried):
-                self._climb_from(self.found[-1][0], divided.mesh_text)
-                quickest = min(self._within() or self.found, key=_step_ns)[0]
-                counts = sorted({best.microbatches, quickest.microbatches})
-
-    def _climb_from(self, best: PipelineShape, mesh: str = "") -> None:
-        """To the best number of microbatches on as many ranks, in the same order."""
+    def _climb_from(self, best: PipelineShape) -> None:
+        """To the best number of microbatches on as many ranks."""
         counts = numbers_of_microbatches(self.asked, best.ranks)
-        shapes = [
-            replace(best, microbatches=count)
-            for count in counts
-            if has_order(best.schedule, best.ranks, count)
-        ]
-        climb(len(shapes), shapes.index(best), lambda k: self._improves(shapes[k], mesh))
+        shapes = [shaped(self.asked, best.ranks, count) for count in counts]
+        climb(len(shapes), shapes.index(best), lambda k: self._improves(shapes[k]))
 
     def _best_of_ranks(
         self, found: Sequence[tuple[PipelineShape, Divided]]
@@ -221,11 +206,11 @@ class Promising:
                 break
         return before is None or not is_possible or self._thought_ns() != before
 
-    def _improves(self, shape: PipelineShape, mesh: str) -> bool:
+    def _improves(self, shape: PipelineShape) -> bool:
         """Whether a shape is better than those before, or is one of them, or cannot be."""
         before = self._known_ns()
         if not any(shape == other for other, _ in self.found):
-            self._consider(shape, mesh)
+            self._consider(shape)
             return shape in self._failed or self._known_ns() != before
         return True
 

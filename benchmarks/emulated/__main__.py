@@ -2,6 +2,7 @@
 
     python -m benchmarks.emulated                              # all scenarios: an hour
     python -m benchmarks.emulated --scenario wide-2 --rounds 30 --markdown
+    python -m benchmarks.emulated --orders --scenario slow-4   # the orders of its stages
     python -m benchmarks.emulated --show --markdown            # the tables of what was measured
 
 Nodes are network namespaces on this machine, joined by links that are kept slow (`network`).
@@ -16,6 +17,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -27,15 +29,17 @@ from benchmarks.emulated.scenarios import SCENARIOS
 from benchmarks.processes import ROOT, run_ranks
 
 DATA = ROOT / "benchmarks" / "data" / "emulated.json"
+ORDERS_DATA = DATA.with_name("emulated_orders.json")
 MODULE = [sys.executable, "-m", "benchmarks.emulated"]
 
 
-def run(name: str, rounds: int, folder: Path) -> Outcome | None:
+def run(name: str, rounds: int, folder: Path, *, orders: bool) -> Outcome | None:
     """One scenario in namespaces of its own; None if it failed. Profiles are kept in `folder`, for
     other scenarios on the same cluster."""
     scenario = SCENARIOS[name]
     cluster = folder / f"{scenario.cluster}.json"
     options = ["--scenario", name, "--rounds", str(rounds), "--cluster", str(cluster)]
+    options += ["--orders"] * orders
     inside = network.apart([*MODULE, "--inside", *options])
     done = subprocess.run(inside, cwd=ROOT, stdout=subprocess.PIPE, check=False)
     if done.returncode:
@@ -43,7 +47,7 @@ def run(name: str, rounds: int, folder: Path) -> Outcome | None:
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Outcome)
 
 
-def run_inside(name: str, rounds: int, cluster: Path) -> bytes | None:
+def run_inside(name: str, rounds: int, cluster: Path, *, orders: bool) -> bytes | None:
     """What rank 0 tells of a scenario, run in the namespaces of this process."""
     scenario = SCENARIOS[name]
     network.build(scenario.nodes, scenario.mbit_per_s)
@@ -65,6 +69,7 @@ def run_inside(name: str, rounds: int, cluster: Path) -> bytes | None:
         if on_ranks([*profile, "--device", "cpu", "-o", str(cluster)]) is None:
             return None
     options = ["--scenario", name, "--rounds", str(rounds), "--cluster", str(cluster)]
+    options += ["--orders"] * orders
     return on_ranks([*MODULE, "--worker", *options])
 
 
@@ -73,7 +78,8 @@ def run_inside(name: str, rounds: int, cluster: Path) -> bytes | None:
 @click.option("--rounds", type=click.IntRange(1), default=15, show_default=True)
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 @click.option("--show", is_flag=True, help="Measure nothing: print what is in the file.")
-@click.option("--data", type=click.Path(path_type=Path), default=DATA, help="The file to keep.")
+@click.option("--orders", is_flag=True, help="Stages alone, as many as are tried, in every order.")
+@click.option("--data", type=click.Path(path_type=Path), help="The file to keep.")
 @click.option("--inside", is_flag=True, hidden=True)
 @click.option("--worker", is_flag=True, hidden=True)
 @click.option("--cluster", type=click.Path(path_type=Path), hidden=True)
@@ -82,7 +88,8 @@ def main(
     rounds: int,
     as_markdown: bool,
     show: bool,
-    data: Path,
+    orders: bool,
+    data: Path | None,
     inside: bool,
     worker: bool,
     cluster: Path,
@@ -90,22 +97,25 @@ def main(
     if worker:
         from benchmarks.emulated.worker import work
 
-        click.echo(msgspec.json.encode(work(names[0], str(cluster), rounds)))
+        click.echo(msgspec.json.encode(work(names[0], str(cluster), rounds, orders=orders)))
         return
     if inside:
-        told = run_inside(names[0], rounds, cluster)
+        told = run_inside(names[0], rounds, cluster, orders=orders)
         if told is None:
             sys.exit(1)
         click.echo(told.splitlines()[-1])
         return
-    wanted = names or tuple(SCENARIOS)
-    failed = [] if show else measure(wanted, rounds, data)
-    kept = load(data)
-    report.report([kept[name] for name in wanted if name in kept], as_markdown=as_markdown)
+    known = [name for name, scenario in SCENARIOS.items() if scenario.stages or not orders]
+    wanted = [name for name in names or known if name in known]
+    file = data or (ORDERS_DATA if orders else DATA)
+    failed = [] if show else measure(wanted, rounds, file, orders=orders)
+    kept = load(file)
+    found = [kept[name] for name in wanted if name in kept]
+    report.report(found, as_markdown=as_markdown, has_choice=not orders)
     sys.exit(bool(failed))
 
 
-def measure(names: tuple[str, ...], rounds: int, data: Path) -> list[str]:
+def measure(names: Sequence[str], rounds: int, data: Path, *, orders: bool) -> list[str]:
     """Run the scenarios and put what came of them into the file; those that failed."""
     if reason := network.refusal():
         click.echo(f"skipped: {reason}", err=True)
@@ -113,7 +123,7 @@ def measure(names: tuple[str, ...], rounds: int, data: Path) -> list[str]:
     failed: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
-            outcome = run(name, rounds, Path(folder))
+            outcome = run(name, rounds, Path(folder), orders=orders)
             if outcome is None:
                 click.echo(f"{name}: failed", err=True)
                 failed.append(name)

@@ -15,16 +15,16 @@ HEADER = ("scenario", "way", "predicted ms", "measured ms", "of the fastest")
 WIDTH = 110
 
 
-def report(outcomes: Sequence[Outcome], *, as_markdown: bool) -> None:
-    """Print a table of all ways by scenario, one of the scenarios, and one of the fixed ways."""
+def report(outcomes: Sequence[Outcome], *, as_markdown: bool, has_choice: bool = True) -> None:
+    """Print a table of all ways by scenario; if a plan was chosen freely, one of the scenarios and
+    one of the fixed ways."""
     if not outcomes:
         click.echo("nothing was measured")
         return
-    tables = (
-        ("Every way", HEADER, [row for outcome in outcomes for row in rows(outcome)]),
-        ("The chosen plan", *chosen_table(outcomes)),
-        ("Fixed ways", *rivals_table(outcomes)),
-    )
+    tables = [("Every way", HEADER, [row for outcome in outcomes for row in rows(outcome)])]
+    if has_choice:
+        tables.append(("The chosen plan", *chosen_table(outcomes)))
+        tables.append(("Fixed ways", *rivals_table(outcomes)))
     for title, header, cells in tables:
         if as_markdown:
             click.echo(f"{title}\n\n{markdown(header, cells)}\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import deepcopy
 
 import click
@@ -18,16 +18,22 @@ from benchmarks.emulated.scenarios import SCENARIOS, Scenario, workload
 from benchmarks.step_time import describe, loss_error, time_rounds
 
 
-def work(name: str, cluster: str, rounds: int) -> Outcome:
+def work(name: str, cluster: str, rounds: int, *, orders: bool) -> Outcome:
     """What this rank does, together with the others; `cluster` is the path of a file."""
+    scenario = SCENARIOS[name]
     dist.init_process_group("gloo")
     try:
-        return measure(SCENARIOS[name], cluster, rounds)
+        tried = orders_of(scenario, cluster) if orders else ways(scenario, cluster)
+        return measure(scenario, tried, rounds)
     finally:
         dist.destroy_process_group()
 
 
-def measure(scenario: Scenario, cluster: str, rounds: int) -> Outcome:
+Way = tuple[str, Callable[..., Contender]]
+"""A name, and what makes its contender of a model, a batch and a loss."""
+
+
+def measure(scenario: Scenario, tried: Iterable[Way], rounds: int) -> Outcome:
     """All ways to train in turns, `rounds` steps of each."""
     case = workload(scenario.name)
     torch.manual_seed(0)
@@ -35,7 +41,7 @@ def measure(scenario: Scenario, cluster: str, rounds: int) -> Outcome:
     found: list[Contender] = []
     alike: dict[str, str] = {}
     left_out: dict[str, str] = {}
-    for name, make in ways(scenario, cluster):
+    for name, make in tried:
         _say(f"{scenario.name}: {name}")
         try:
             each = make(deepcopy(model), batch, case.loss)
@@ -56,7 +62,7 @@ def measure(scenario: Scenario, cluster: str, rounds: int) -> Outcome:
     return Outcome(scenario.name, entries, alike, left_out, error)
 
 
-def ways(scenario: Scenario, cluster: str) -> Iterator[tuple[str, Callable[..., Contender]]]:
+def ways(scenario: Scenario, cluster: str) -> Iterator[Way]:
     """All ways to train, autopar's own choice first."""
     case = workload(scenario.name)
     yield CHOSEN, contenders.planned(cluster=cluster)
@@ -75,6 +81,18 @@ def ways(scenario: Scenario, cluster: str) -> Iterator[tuple[str, Callable[..., 
     if scenario.nodes > 1 and scenario.per_node > 1:
         yield "HSDP", contenders.sharded(case.blocks, scenario.nodes)
     yield "tensor parallel by hand", contenders.by_hand(case.by_hand)
+
+
+def orders_of(scenario: Scenario, cluster: str) -> Iterator[Way]:
+    """Stages, their cuts chosen and even, in the order that is chosen and in those with names."""
+    for stages in scenario.stages:
+        cuts = evenly_cut(workload(scenario.name), stages)
+        for schedule in ("auto", "1f1b", "eager-1f1b", "gpipe", "zb-h1"):
+            planned = contenders.planned(cluster=cluster, stages=stages, schedule=schedule)
+            yield f"{stages} stages, {schedule}", planned
+        for schedule in ("auto", "1f1b"):
+            planned = contenders.planned(cluster=cluster, cuts=cuts, schedule=schedule)
+            yield f"{stages} stages of as many layers, {schedule}", planned
 
 
 def evenly_cut(case: Case, stages: int) -> list[str]:
