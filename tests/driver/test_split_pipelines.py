@@ -278,10 +278,9 @@ def test_orders_that_save_waiting_are_tried_where_ranks_wait() -> None:
 
 @pytest.mark.parametrize("bytes_per_s", [5e9, 2e10])
 def test_given_stages_are_in_the_shortest_order_where_links_are_slow(bytes_per_s: float) -> None:
-    """In 1F1B a rank waits for each send; in others it has begun with more microbatches by then.
-    Each has another number of microbatches that is best."""
+    """In 1F1B a rank waits for each send; in others it has begun with more microbatches by then."""
     graph = trace(Chain([512] * 13), (torch.randn(1 << 16, 512),), {}).graph
-    wanted = asked(graph, 2, stages=2, microbatches="auto")
+    wanted = asked(graph, 2, stages=2, microbatches=8)
     slow = Link("slow", bytes_per_s, 1e-5, 0.0, "made up")
     cluster = replace(wanted.cluster, levels=(Level(2, slow),))
 
@@ -291,7 +290,6 @@ def test_given_stages_are_in_the_shortest_order_where_links_are_slow(bytes_per_s
 
     named = {name: found(schedule=name) for name in ("1f1b", "eager-1f1b", "zb-h1", "gpipe")}
     best = min(named.values(), key=lambda plan: plan.estimates.step_ns)
-    assert best.estimates.step_ns < 0.9 * named["1f1b"].estimates.step_ns
     assert named["eager-1f1b"].estimates.step_ns < 0.9 * named["1f1b"].estimates.step_ns
     assert found().structure == best.structure
 
