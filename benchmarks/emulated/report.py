@@ -21,7 +21,8 @@ def report(outcomes: Sequence[Outcome], *, as_markdown: bool, has_choice: bool =
     if not outcomes:
         click.echo("nothing was measured")
         return
-    tables = [("Every way", HEADER, [row for outcome in outcomes for row in rows(outcome)])]
+    every = [row for outcome in outcomes for row in rows(outcome)]
+    tables: list[tuple[str, tuple[str, ...], list[list[str]]]] = [("Every way", HEADER, every)]
     if has_choice:
         tables.append(("The chosen plan", *chosen_table(outcomes)))
         tables.append(("Fixed ways", *rivals_table(outcomes)))
