@@ -20,6 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fsdp, inductor": {"strategy": "fsdp", "mesh": "2", "backend": "inductor"},
     "fsdp, microbatches": {"strategy": "fsdp", "mesh": "2", "microbatches": 2},
     "gpipe": {"stages": 2, "microbatches": 4, "schedule": "gpipe"},
+    "eager-1f1b": {"stages": 2, "microbatches": 4, "schedule": "eager-1f1b"},
     "1f1b": {"stages": 2, "microbatches": 4, "schedule": "1f1b"},
     "interleaved": {"stages": 4, "microbatches": 4, "schedule": "interleaved:2"},
     "zb-h1": {"stages": 2, "microbatches": 4, "schedule": "zb-h1"},

@@ -169,6 +169,7 @@ def close(ours: Tensor, theirs: Tensor, name: str) -> None:
     [
         ("llama", 4, "1f1b", 3, 1),
         ("gpt2", 4, "gpipe", 2, 1),
+        ("gpt2", 4, "eager-1f1b", 3, 1),
         ("t5", 4, "1f1b", 3, 1),
         ("llama", 4, "interleaved", 4, 2),
         ("resnet", 1, "1f1b", 3, 1),

@@ -2,10 +2,10 @@
 
 A script of one device reads a model's logits as any tensor. On several ranks they stay as they were
 computed, in shards, which no rank may have the memory to put together. An op that DTensor does
-right, with plain tensors beside, works on the shards; for any other, and where values are read
-(`item`, `tolist`, `numpy`, printing, saving), the tensor is put together first: a collective call,
-which every rank makes, as every rank runs the same script. What comes out is a plain tensor unless
-it is in shards again.
+right, with plain tensors beside, works on the shards; for any other, where values are read (`item`,
+`tolist`, `numpy`, printing, saving) or go to another device, the tensor is put together first: a
+collective call, which every rank makes, as every rank runs the same script. What comes out is a
+plain tensor unless it is in shards again.
 """
 
 from __future__ import annotations
