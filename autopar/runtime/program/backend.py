@@ -15,6 +15,7 @@ from torch import fx
 from autopar.errors import AutoparError
 from autopar.plans.options import check_backend, default_backend
 from autopar.runtime.ops.host_copies import OFFLOAD, RELOAD
+from autopar.runtime.program.direct_calls import call_directly
 from autopar.runtime.program.function import RunnableGraph
 from autopar.runtime.torch_private import inductor
 
@@ -27,7 +28,7 @@ def choose(backend: str | None, device: torch.device) -> str:
 
 def prepare(gm: fx.GraphModule, backend: str) -> RunnableGraph:
     """`gm`, which takes its inputs as a list that it clears, as `backend` runs it."""
-    return reduce_in_place(gm) if backend == "eager" else _Inductor(gm)
+    return call_directly(reduce_in_place(gm)) if backend == "eager" else _Inductor(gm)
 
 
 class _Inductor:
