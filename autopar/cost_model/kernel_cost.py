@@ -3,11 +3,13 @@
 Pointwise ops and reductions that feed one another are one kernel where a compiler makes it: a
 fusible op reads what no fusible op of its phase made, and writes what anyone but a fusible op of
 its phase needs. Matmuls, attention and lookups read and write all of theirs, and so does every op
-that runs eagerly. States of generators are the host's, and take nothing.
+that runs eagerly. States of generators are the host's, and take nothing. A view moves nothing, but
+a CPU that runs ops one by one calls it like any other: it counts with the op that reads it first.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -30,10 +32,12 @@ thread whatever there are (measured: torch 2.13, EPYC; of uniform numbers half).
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Which tensor inputs a node reads from memory, and which outputs it writes there."""
+    """Which tensor inputs a node reads from memory, which outputs it writes there, and how many
+    `views` are made for it."""
 
     reads: tuple[bool, ...]
     writes: tuple[bool, ...]
+    views: int = 0
 
 
 def is_fusible(node: Node) -> bool:
@@ -48,14 +52,27 @@ def traffic(graph: Graph, *, fused: bool) -> Mapping[int, Traffic]:
 
 @per_graph
 def _traffic_alone(graph: Graph) -> Mapping[int, Traffic]:
+    views = Counter(_first_readers(graph).values())
     return {
         node.index: Traffic(
             tuple(_maker(graph, ref).op != STATE for ref in node.inputs),
             (node.op != STATE,) * len(node.outputs),
+            views[node.index],
         )
         for node in graph.with_role(Role.OP)
         if not node.view
     }
+
+
+def _first_readers(graph: Graph) -> Mapping[int, int]:
+    """For each view that an op reads, maybe through others, the first such op."""
+    found: dict[int, int] = {}
+    for node in graph.with_role(Role.OP):
+        if not node.view:
+            for ref in node.inputs:
+                for view in root_of(graph, ref)[1]:
+                    found.setdefault(view, node.index)
+    return found
 
 
 @per_graph
@@ -108,7 +125,8 @@ def node_s(
     """Seconds of `node` on one rank under `choice`, whose input and output `shardings` are given.
     A fusible op that touches no memory of its own is part of another kernel and costs nothing but
     what it draws."""
-    return _kernel_s(graph, node, work, choice, shardings, sizes, device) + _drawn_s(node, device)
+    kernel_s = _kernel_s(graph, node, work, choice, shardings, sizes, device)
+    return kernel_s + _drawn_s(node, device) + work.views * device.view_s
 
 
 def _drawn_s(node: Node, device: Device) -> float:

@@ -25,7 +25,7 @@ WORTH_LOOKING_NS = 10_000_000
 """To look for stages takes seconds to minutes: a step that loses less has hardly that to win in
 thousands of them."""
 
-PRICES_ERR = 0.2
+PRICES_ERR = 0.1
 """What steps take is known to about this part, and scripts may do less in stages: those that nobody
 asked for are to win more. Of emulated clusters (`benchmarks.emulated`), stages that were thought to
 win a tenth took longer, and those that were thought to win a quarter or more won."""

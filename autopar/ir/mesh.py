@@ -106,6 +106,12 @@ class Device:
         return self.launch_s if self.kind == "cpu" else start_s
 
     @property
+    def view_s(self) -> float:
+        """What a view takes, which has no kernel: a CPU calls it as it calls ops. What it takes
+        the host of a GPU is not counted."""
+        return self.launch_s if self.kind == "cpu" else 0.0
+
+    @property
     def host_launch_s(self) -> float:
         """The time of a host beside the device to launch a kernel: a CPU has none beside it."""
         return 0.0 if self.kind == "cpu" else self.launch_s
