@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autopar.cluster.devices import DEVICES
@@ -64,6 +66,39 @@ def test_eager_runs_op_by_op_on_a_gpu_too() -> None:
 def test_a_cpu_runs_op_by_op() -> None:
     each = DEVICES["cpu"].launch_s + streamed("cpu", 2)
     assert seconds("cpu") == pytest.approx([each, each], rel=1e-9)
+
+
+def viewed() -> Graph:
+    """Two products, of x and of its exponentials, with the transpose of w; and the transpose of the
+    second, which is returned."""
+    b = Builder({"b": 64, "h": 32, "o": 16}, params="h o")
+    w = b.placeholder(Role.PARAM, "w", "o h")
+    x = b.placeholder(Role.INPUT, "x", "b h")
+    turned = b.op("aten.t.default", "n k -> k n", (w,), "h o")
+    first = b.op("aten.mm.default", "m k, k n -> m n", (x, turned), "b o")
+    other = b.op("aten.exp.default", "m k -> m k", (x,), "b h")
+    second = b.op("aten.mm.default", "m k, k n -> m n", (other, turned), "b o")
+    b.output(Role.VALUE, "y", first)
+    b.output(Role.VALUE, "z", b.op("aten.t.default", "m n -> n m", (second,), "o b"))
+    for place, node in enumerate(b.nodes):
+        if node.op == "aten.t.default":
+            b.nodes[place] = replace(node, view=True)
+    return b.graph()
+
+
+@pytest.mark.parametrize(("name", "backend"), [("cpu", ""), ("cpu", "inductor"), ("H100", "eager")])
+def test_a_view_counts_once_where_a_cpu_runs_op_by_op(name: str, backend: str) -> None:
+    graph, device = viewed(), DEVICES[name]
+    fused = Options(backend=backend).fuses(device)
+    whole = (Sharding(()),) * 2, (Sharding(()),)
+    first, second = (
+        node_s(graph, node, work, Choice(()), whole, (), device)
+        for node in graph.with_role(Role.OP)
+        if node.op == "aten.mm.default"
+        for work in [traffic(graph, fused=fused)[node.index]]
+    )
+    expected = device.launch_s if (name, fused) == ("cpu", False) else 0.0
+    assert first - second == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_plan_is_priced_for_the_backend_that_it_is_asked_for_and_says_so() -> None:

@@ -75,7 +75,7 @@ def test_a_short_step_is_not_worth_the_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert not found.structure.stages and not has_looked
 
 
-@pytest.mark.parametrize(("part", "is_taken"), [(0.75, True), (0.85, False)])
+@pytest.mark.parametrize(("part", "is_taken"), [(0.85, True), (0.95, False)])
 def test_stages_are_to_win_more_than_prices_err(
     part: float, is_taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
