@@ -28,7 +28,7 @@ thousands of them."""
 PRICES_ERR = 0.1
 """Scripts may do less in stages, and what steps take is not known exactly: stages that nobody asked
 for are to win more than this part. Of emulated clusters (`benchmarks.emulated`) those that were
-thought to win 14 % came to a draw on one, and those that were thought to win 15 % or more won."""
+thought to win 14 % took 3 to 9 % longer, and those that were thought to win 15 % or more won."""
 
 
 def search_one_or_several(asked: Asked, say: Say) -> Plan:

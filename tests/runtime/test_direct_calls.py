@@ -15,7 +15,7 @@ from autopar.runtime.torch_private import TorchDispatchMode, function_of
 
 _ATEN = torch.ops.aten
 X, Y = (torch.arange(1.0, 7.0).reshape(2, 3) * k for k in (1, 2))
-ONE_MORE = {
+CALLS = {
     _ATEN.add.Tensor: [((X, Y), {"alpha": 3}), ((X, 2.5), {}), ((X.long(), 1), {})],
     _ATEN.add_.Tensor: [((X.clone(), Y), {})],
     _ATEN.addmm.default: [((Y[0, :2], X, Y.T), {}), ((Y[0, :2], X, Y.T), {"beta": 2, "alpha": 3})],
@@ -32,7 +32,12 @@ ONE_MORE = {
     _ATEN.reshape.default: [((X.T, [6]), {}), ((X, [3, -1]), {})],
     _ATEN.squeeze.dim: [((X[:1], 0), {})],
     _ATEN.sub.Tensor: [((X, Y), {"alpha": 2}), ((X, 1), {})],
-    _ATEN.sum.dim_IntList: [((X, [0], True), {}), ((X.half(), [0]), {"dtype": torch.float32})],
+    _ATEN.sum.dim_IntList: [
+        ((X, [0], True), {}),
+        ((X.half(), [0]), {"dtype": torch.float32}),
+        ((X, []), {}),
+        ((X, None, True), {}),
+    ],
     _ATEN.transpose.int: [((X, 0, 1), {})],
     _ATEN.unsqueeze.default: [((X, -1), {})],
     _ATEN.view.default: [((X, [3, 2]), {})],
@@ -53,7 +58,7 @@ class _Noted(TorchDispatchMode):
 
 @pytest.mark.parametrize("op", DIRECT, ids=str)
 def test_the_dispatcher_gets_the_same_call(op: Any) -> None:
-    for args, kwargs in ONE_MORE.get(op, [((X,), {})]):
+    for args, kwargs in CALLS.get(op, [((X,), {})]):
         found = []
         for function in (op, DIRECT[op]):
             given = [x.clone() if isinstance(x, torch.Tensor) else x for x in args]
