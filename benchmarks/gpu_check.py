@@ -4,9 +4,10 @@ torch.compile? Then a profile of the device.
     python -m benchmarks.gpu_check              # on a machine with a CUDA device
     python -m benchmarks.gpu_check --tiny       # the same, small, on the CPU: seconds, no figures
 
-Gradients are compared in float32. Steps (forward, backward, AdamW) are timed in bfloat16, in turns,
-so that a change of the clock meets all alike; the figures are medians. Peak memory is what is held
-between steps (parameters, buffers, optimizer states) and what a step takes on top of it.
+Gradients are compared in float32, from the same random numbers. Steps (forward, backward, AdamW)
+are timed in bfloat16, in turns, so that a change of the clock meets all alike; the figures are
+medians. Peak memory is what is held between steps (parameters, buffers, optimizer states) and what
+a step takes on top of it.
 
 Written to `--out`, `benchmarks/data` unless `--tiny`: `gpu_check_DEVICE.json` and `.md`, after each
 model, and `profile_DEVICE.json`. The status is 1 if autopar failed or a gradient differs.
@@ -36,7 +37,7 @@ from benchmarks.models import gpt2, llama_block, tokens
 from benchmarks.tables import show
 
 DATA = Path(__file__).resolve().parent / "data"
-PARTS = ("gpt2", "llama", "profile")
+PARTS = ("gpt2", "dropout", "llama", "profile")
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,12 @@ class Setting:
 
 
 def models(*, tiny: bool) -> dict[str, Model]:
-    """GPT-2, and one layer of Llama-8B."""
+    """GPT-2, without dropout and with, and one layer of Llama-8B."""
+    words, length = 256 if tiny else 50_257, 32 if tiny else 1024
     return {
-        "gpt2": Model(
-            "GPT-2", lambda: gpt2(tiny=tiny), 256 if tiny else 50_257, 8, 32 if tiny else 1024
+        "gpt2": Model("GPT-2", lambda: gpt2(tiny=tiny), words, 8, length),
+        "dropout": Model(
+            "GPT-2, dropout 0.1", lambda: gpt2(tiny=tiny, dropout=0.1), words, 8, length
         ),
         "llama": Model(
             "Llama block",
@@ -132,6 +135,7 @@ def compare(model: Model, setting: Setting) -> tuple[float, float, str]:
     inputs = setting.inputs(model)
     losses: list[float] = []
     for module in (eager, compiled):
+        torch.manual_seed(1)
         loss = module(**inputs).loss
         loss.backward()
         losses.append(loss.item())

@@ -67,9 +67,9 @@ def llama_block(*, tiny: bool) -> nn.Module:
     return LlamaForCausalLM(config)
 
 
-def gpt2(*, tiny: bool) -> nn.Module:
-    """GPT-2 of 124 million parameters without dropout, so that runs can be compared; `tiny`: two
-    layers of width 64."""
+def gpt2(*, tiny: bool, dropout: float = 0.0) -> nn.Module:
+    """GPT-2 of 124 million parameters, without dropout in attention; `tiny`: two layers of width
+    64."""
     config = GPT2Config(
         vocab_size=256 if tiny else 50_257,
         n_embd=64 if tiny else 768,
@@ -77,8 +77,8 @@ def gpt2(*, tiny: bool) -> nn.Module:
         n_head=4 if tiny else 12,
         bos_token_id=0,
         eos_token_id=0,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
+        resid_pdrop=dropout,
+        embd_pdrop=dropout,
         attn_pdrop=0.0,
         use_cache=False,
     )

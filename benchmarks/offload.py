@@ -17,7 +17,8 @@ device two steps of it are run.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -42,7 +43,7 @@ BUDGETS = (0.75, 0.5, 0.25)
 """Of torch's partitioner."""
 
 WIDTH, LAYERS, WORDS, BATCH, SEQUENCE = 2048, (24, 48, 96, 192, 288), 50_257, 4, 1024
-"""Of the largest model: LAYERS are tried in order, until one does not fit."""
+"""Of the largest model."""
 
 COLUMNS = ("step", "peak MiB", "memory saved", "ms", "time lost")
 LARGEST = (
@@ -52,6 +53,7 @@ LARGEST = (
     "predicted step",
     "on the host",
     "measured peak",
+    "measured step",
 )
 
 
@@ -162,11 +164,11 @@ def curve(setting: Setting) -> list[list[str]]:
 
 
 def largest(
-    cluster: str, limit: str, device: torch.device | None, *, tiny: bool
+    cluster: str, limit: str, device: torch.device | None, counts: Sequence[int], *, tiny: bool
 ) -> list[list[str]]:
     """A row per number of layers that fits."""
     rows: list[list[str]] = []
-    width, counts = (64, (2, 4)) if tiny else (WIDTH, LAYERS)
+    width = 64 if tiny else WIDTH
     words, batch, sequence = (256, 4, 64) if tiny else (WORDS, BATCH, SEQUENCE)
 
     def build() -> nn.Module:
@@ -189,53 +191,74 @@ def largest(
             break
         found, params = plan.estimates, plan.structure.params.values()
         hosted = sum(param.residency == "host" for param in params)
-        measured = (
-            "" if device is None else _trained(build(), plan, device, (words, batch, sequence))
-        )
+        measured = ("", "")
+        if device is not None:
+            measured = _trained(build(), plan, device, (words, batch, sequence))
         rows.append([
             str(layers), f"{sum(p.numel() for p in model.parameters()) / 1e9:.2f} billion",
             format_bytes(found.memory.total), format_ns(found.step_ns),
-            f"{hosted} of {len(params)}", measured,
+            f"{hosted} of {len(params)}", *measured,
         ])  # fmt: skip
     return rows
 
 
 def _trained(
     model: nn.Module, plan: autopar.Plan, device: torch.device, sizes: tuple[int, int, int]
-) -> str:
-    """The peak of two steps on the device."""
+) -> tuple[str, str]:
+    """The peak and the time of the second of two steps on the device."""
     compiled = autopar.compile(model, plan=plan)
     optimizer = torch.optim.AdamW(compiled.parameters(), fused=True)
     given = tokens(*sizes, str(device))
+    start_s = 0.0
     for _ in range(2):
         if device.type == "cuda":
+            torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
+        start_s = time.perf_counter()
         compiled(**given).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-    return format_bytes(torch.cuda.max_memory_allocated()) if device.type == "cuda" else "ran"
+    if device.type != "cuda":
+        return "ran", ""
+    torch.cuda.synchronize()
+    taken_s = time.perf_counter() - start_s
+    return format_bytes(torch.cuda.max_memory_allocated()), format_ns(round(taken_s * 1e9))
 
 
 @click.command(help=(__doc__ or "").split("\n")[0])
 @click.option("--tiny", is_flag=True, help="Small, on the CPU.")
 @click.option("--plan", "cluster", metavar="CLUSTER", help="Only plan the largest model for it.")
 @click.option("--limit", default="6GiB", show_default=True, help="For the largest model.")
+@click.option(
+    "--layers",
+    multiple=True,
+    type=click.IntRange(1),
+    help="Of the largest model, tried in order until one does not fit.",
+)
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=1))
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
-def main(tiny: bool, cluster: str | None, limit: str, rounds: int, as_markdown: bool) -> None:
+def main(
+    tiny: bool,
+    cluster: str | None,
+    limit: str,
+    layers: tuple[int, ...],
+    rounds: int,
+    as_markdown: bool,
+) -> None:
     is_cuda = torch.cuda.is_available() and not tiny
     if not (tiny or cluster or is_cuda):
         raise click.UsageError("no CUDA device: give --tiny, or --plan CLUSTER")
     device = torch.device("cuda" if is_cuda else "cpu")
     if not is_cuda:
         torch.set_num_threads(1)
+    layers = layers or ((2, 4) if tiny else LAYERS)
     if cluster is None:
         rows = curve(Setting(device, tiny, rounds))
         _print("Memory saved against time lost, beside keeping all", COLUMNS, rows, as_markdown)
         cluster = "1xcpu" if tiny else None
-        found = largest(cluster or autopar_cluster(), limit, device, tiny=tiny)
+        found = largest(cluster or autopar_cluster(), limit, device, layers, tiny=tiny)
     else:
-        found = largest(cluster, limit, None, tiny=tiny)
+        found = largest(cluster, limit, None, layers, tiny=tiny)
     _print(f"The largest model within {limit}", LARGEST, found, as_markdown)
 
 

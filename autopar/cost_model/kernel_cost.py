@@ -2,9 +2,10 @@
 
 Pointwise ops and reductions that feed one another are one kernel where a compiler makes it: a
 fusible op reads what no fusible op of its phase made, and writes what anyone but a fusible op of
-its phase needs. Matmuls, attention and lookups read and write all of theirs, and so does every op
-that runs eagerly. States of generators are the host's, and take nothing. A view moves nothing, but
-a CPU that runs ops one by one calls it like any other: it counts with the op that reads it first.
+its phase needs. Matmuls, attention, lookups and what draws random numbers read and write all of
+theirs, and so does every op that runs eagerly. States of generators are the host's, and take
+nothing. A view moves nothing, but a CPU that runs ops one by one calls it like any other: it counts
+with the op that reads it first.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ class Traffic:
 
 
 def is_fusible(node: Node) -> bool:
-    """Whether a backend makes one kernel of this op and its like neighbours."""
-    return node.role is Role.OP and fuses(node.op)
+    """Whether a backend makes one kernel of this op and its like neighbours: not where it draws
+    random numbers, which torch's own kernel does."""
+    return node.role is Role.OP and fuses(node.op) and not node.random
 
 
 def traffic(graph: Graph, *, fused: bool) -> Mapping[int, Traffic]:

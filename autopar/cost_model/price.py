@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from autopar.cost_model.drawn_again import add_drawn_again
 from autopar.cost_model.flows import Space, stated_flows
 from autopar.cost_model.host_link import host_contention
 from autopar.cost_model.imposed import impose
@@ -160,7 +159,6 @@ def _compute(
     add_rounding(*where, costs, windows, fused=fused)
     if fused:
         add_saved_traffic(*where, work, costs, windows)
-        add_drawn_again(graph, mesh, cluster.device, table, work, costs, windows)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     members: dict[str, list[str]] = {}
     for node in graph.with_role(Role.PARAM):

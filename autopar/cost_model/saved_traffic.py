@@ -8,7 +8,7 @@ it in backward do. Readers that are optional copies themselves are not counted: 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,8 +22,7 @@ from autopar.cost_model.windows import Windows
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.choices import Saved
 from autopar.ir.copies import is_optional, original_key
-from autopar.ir.draws import DRAW
-from autopar.ir.graph import Graph, Node, Phase, Ref, Role
+from autopar.ir.graph import Graph, Node, Phase, Role
 from autopar.ir.mesh import Device, Mesh
 from autopar.ir.problem import IntArray
 from autopar.ir.redistribute import local_bytes
@@ -33,14 +32,13 @@ from autopar.ir.uses import Group
 @dataclass(frozen=True, slots=True)
 class _Kernel:
     """A kernel that writes an output, or reads it, where it is saved. It is one that there would
-    not be else if it `starts`. What is drawn is written `whole`, whatever is saved of it."""
+    not be else if it `starts`."""
 
     key: str
     output: int
     place: WindowPlace | None
     part: float
     starts: bool = False
-    whole: bool = False
 
 
 def add_saved_traffic(
@@ -58,9 +56,8 @@ def add_saved_traffic(
     graph = rounding.graph
     number = {key: i for i, key in enumerate(table)}
     plain = [group for group in all_groups if not rounding.rounds(group.root)]
-    read = {group.root for group in plain}
     found = Counter(
-        (*_writers(graph, mesh, device, work, read), *_readers(graph, mesh, device, plain))
+        (*_writers(graph, mesh, device, work), *_readers(graph, mesh, device, plain))
     )
     for kernel, count in found.items():
         ns = _kernel_ns(graph, mesh, device, table[kernel.key], kernel)
@@ -74,25 +71,23 @@ def add_saved_traffic(
 
 
 def _writers(
-    graph: Graph, mesh: Mesh, device: Device, work: Mapping[int, Traffic], read: Collection[Ref]
+    graph: Graph, mesh: Mesh, device: Device, work: Mapping[int, Traffic]
 ) -> Iterator[_Kernel]:
-    """The originals that nothing but their own kernel reads, for each of their copies. Of a draw's
-    outputs only those count that anyone does: dropout has one that is never read."""
+    """The originals that nothing but their own kernel reads, for each of their copies."""
     known = blocks_of(graph, mesh)
     originals = {
         (node.key, node.module): node
         for node in graph.with_role(Role.OP)
         if node.phase is Phase.FORWARD
     }
-    for copy in filter(_is_copy_of_fused, graph.nodes):
+    for copy in filter(_is_fused_copy, graph.nodes):
         original = originals[original_key(copy.key), copy.module]
         writes = work[original.index].writes
         for output, written in enumerate(writes):
-            if not written and (copy.op != DRAW or Ref(copy.index, output) in read):
+            if not written:
                 place = known.window_of(original)
                 part = bandwidth_part(original, device)
-                starts, whole = not any(writes), copy.op == DRAW
-                yield _Kernel(copy.key, output, place, part, starts, whole)
+                yield _Kernel(copy.key, output, place, part, starts=not any(writes))
 
 
 def _readers(
@@ -110,12 +105,6 @@ def _readers(
                     yield _Kernel(copy.key, group.root.output, place, part)
 
 
-def _is_copy_of_fused(node: Node) -> bool:
-    """Whether an op may be left out whose original is in a kernel with others: a draw is apart from
-    them only where it is drawn again."""
-    return _is_fused_copy(node) or (is_optional(node) and node.op == DRAW)
-
-
 def _is_fused_copy(node: Node) -> bool:
     return is_optional(node) and is_fusible(node) and not node.view
 
@@ -130,6 +119,5 @@ def _kernel_ns(
         if isinstance(choice, Saved) and choice.states:
             state = choice.states[kernel.output]
             moved = local_bytes(tensor, graph.atoms, state, mesh.sizes)
-            moved = tensor.num_bytes if kernel.whole else moved
             found[c] = to_ns(pointwise_s(moved, device, kernel.part, starts=kernel.starts))
     return found

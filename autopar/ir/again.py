@@ -23,7 +23,7 @@ from dataclasses import replace
 from autopar.ir.blocks import place_of
 from autopar.ir.casts import casts_of
 from autopar.ir.copies import COPY, OPTION, with_word
-from autopar.ir.draws import DRAW, MAYBE_DRAW, redrawable, with_states
+from autopar.ir.draws import redrawable, with_states
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, per_graph, transplanted
 from autopar.ir.loss_chunks import CHUNKED
 from autopar.ir.stages import RECEIVE, SEND
@@ -52,8 +52,7 @@ def _known(graph: Graph, keys: frozenset[str], word: str) -> Graph:
         return graph
     known = _copied(graph)
     if (keys, word) not in known:
-        drawn = with_states(graph, keys, DRAW if word == COPY else MAYBE_DRAW)
-        known[keys, word] = _Copier(drawn, keys, word).run()
+        known[keys, word] = _Copier(with_states(graph, keys), keys, word).run()
     return known[keys, word]
 
 
@@ -134,8 +133,7 @@ class _Copier:
         for index in sorted(found):
             node = self.graph.nodes[index]
             key = with_word(node.key, self.word)
-            op = DRAW if node.op == MAYBE_DRAW else node.op
-            copy = replace(node, op=op, phase=Phase.BACKWARD, key=key)
+            copy = replace(node, phase=Phase.BACKWARD, key=key)
             self.copied[index] = self._put(copy, self.copied)
 
     def _put(self, node: Node, copied: dict[int, int]) -> int:

@@ -19,9 +19,6 @@ from autopar.ir.graph import Atom, Graph, Node, Ref, Role, TensorType, per_graph
 from autopar.ir.stages import RECEIVE
 
 STATE, DRAW = "autopar.random_state.default", "autopar.draw.default"
-MAYBE_DRAW = "autopar.maybe_draw.default"
-"""Where it is open whether there is a copy: a `DRAW` if there is, and else the op as it was."""
-
 STATE_BYTES = 5056
 """Of the Mersenne Twister that torch has on a CPU."""
 
@@ -42,9 +39,9 @@ def redrawable(graph: Graph) -> frozenset[int]:
     return frozenset(found)
 
 
-def with_states(graph: Graph, keys: Collection[str], op: str) -> Graph:
-    """`graph`, in which ops with these keys that may be drawn again are `DRAW`s, or whatever `op`
-    says, each behind its `STATE`; `graph` itself if there are none."""
+def with_states(graph: Graph, keys: Collection[str]) -> Graph:
+    """`graph`, in which ops with these keys that may be drawn again are `DRAW`s, each behind its
+    `STATE`; `graph` itself if there are none."""
     drawn = {index for index in redrawable(graph) if graph.nodes[index].key in keys}
     if not drawn:
         return graph
@@ -56,7 +53,7 @@ def with_states(graph: Graph, keys: Collection[str], op: str) -> Graph:
         made = transplanted(node, len(nodes), lambda ref: Ref(place[ref.node], ref.output))
         if node.index in drawn:
             nodes.append(_state(node, len(nodes), kind))
-            made = _draw(made, Ref(len(nodes) - 1), op)
+            made = _draw(made, Ref(len(nodes) - 1))
         place[node.index] = made.index
         nodes.append(made)
     return replace(graph, nodes=tuple(nodes), atoms=atoms)
@@ -88,13 +85,13 @@ def state_key(key: str) -> str:
     return f"{place}:random_state.{op}"
 
 
-def _draw(node: Node, state: Ref, op: str) -> Node:
+def _draw(node: Node, state: Ref) -> Node:
     """`node`, which draws from `state`, its last input. No factor has to do with that."""
     factors = (replace(f, inputs=(*f.inputs, None)) for f in node.factors)
     return replace(
         node,
         index=node.index + 1,
-        op=op,
+        op=DRAW,
         args=(node.op, *node.args, state),
         inputs=(*node.inputs, state),
         factors=tuple(factors),

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import prod
 
 from autopar.ir.choices import Choice, num_shards
-from autopar.ir.draws import DRAW
 from autopar.ir.graph import Graph, Node
 from autopar.rules.op import Work
 from autopar.rules.table import record_of
@@ -18,9 +17,9 @@ def is_contraction(op: str) -> bool:
 
 
 def fuses(op: str) -> bool:
-    """Whether a backend makes one kernel of an op and its like neighbours. What is drawn from a
-    state is drawn by torch's own kernel."""
-    return not (is_contraction(op) or record_of(op).lookup or op == DRAW)
+    """Whether a backend makes one kernel of an op and its like neighbours, if it does not draw
+    random numbers."""
+    return not (is_contraction(op) or record_of(op).lookup)
 
 
 def reduces(node: Node) -> bool:

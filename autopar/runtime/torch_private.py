@@ -240,7 +240,8 @@ def inductor(
     gm: fx.GraphModule, inputs: Sequence[Any], *, reuses: bool = True
 ) -> Callable[[list[Any]], Sequence[Any]]:
     """`gm`, without gradients of its own, compiled by Inductor for inputs like `inputs`; if it does
-    not `reuses` memory itself, all of that goes through torch's allocator.
+    not `reuses` memory itself, all of that goes through torch's allocator. Random numbers are drawn
+    by torch's kernels: Inductor's own would draw others from the same seed.
 
     Takes one list, which it clears: a graph whose only input is a list, marked to be stolen, is the
     form in which Inductor lets go of inputs before the graph ends.
@@ -260,7 +261,8 @@ def inductor(
             graph.output(map_arg(node.args[0], values.__getitem__))
         elif node.op != "placeholder":
             values[node] = graph.node_copy(node, values.__getitem__)
-    with torch.no_grad(), config.patch(allow_buffer_reuse=reuses, inplace_buffers=reuses):
+    how = {"fallback_random": True, "allow_buffer_reuse": reuses, "inplace_buffers": reuses}
+    with torch.no_grad(), config.patch(how):
         given: Any = [list(inputs)]
         compiled: Any = compile_fx(fx.GraphModule(gm, graph), given)
     return compiled

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from autopar.codegen import generate
 from autopar.ir.again import with_again, with_options
 from autopar.ir.copies import is_copy, is_optional
-from autopar.ir.draws import DRAW, MAYBE_DRAW, STATE, STATE_BYTES, redrawable
+from autopar.ir.draws import DRAW, STATE, STATE_BYTES, redrawable
 from autopar.ir.graph import Graph, Phase
 from autopar.ir.microbatches import in_microbatches
 from autopar.plans.plan import Plan
@@ -127,11 +127,10 @@ def test_what_depends_on_the_step_is_drawn_once() -> None:
 def test_a_graph_says_what_is_drawn_from_which_state() -> None:
     graph = drawing().traced.graph
     drawn = [key for key in candidates(graph) if "native_dropout" in key]
-    for found, op in ((with_again(graph, drawn), DRAW), (with_options(graph), MAYBE_DRAW)):
+    for found in (with_again(graph, drawn), with_options(graph)):
         found.check()
         for node in found.nodes:
-            if node.op in (DRAW, MAYBE_DRAW):
-                assert node.op == (op if node.phase is Phase.FORWARD else DRAW)
+            if node.op == DRAW:
                 assert is_copy(node) or is_optional(node) or node.phase is Phase.FORWARD
                 state = found.nodes[node.inputs[-1].node]
                 assert state.op == STATE and state.phase is Phase.FORWARD

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from datetime import timedelta
 from typing import Any
 
@@ -155,6 +156,23 @@ def test_inductor_runs_a_boxed_graph() -> None:
         assert boxed == []
         torch.testing.assert_close(y, torch.tanh(x @ w))
         assert torch.equal(same, x)
+
+
+def test_under_inductor_a_seed_draws_what_it_draws_in_eager() -> None:
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    drawn = graph.call_function(torch.ops.aten.native_dropout.default, (x, 0.5, True))
+    mask = graph.call_function(operator.getitem, (drawn, 1))
+    noise = graph.call_function(torch.ops.aten.rand_like.default, (x,))
+    graph.output((graph.call_function(torch.ops.aten.mul.Tensor, (mask, noise)),))
+    graph.set_codegen(boxed_codegen())
+    gm = fx.GraphModule(torch.nn.Module(), graph)
+    torch.manual_seed(1)
+    (expected,) = gm([torch.ones(8, 8)])
+    compiled = backend.prepare(gm, "inductor")
+    torch.manual_seed(1)
+    (found,) = compiled([torch.ones(8, 8)])
+    assert torch.equal(found, expected)
 
 
 def test_an_inductor_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
