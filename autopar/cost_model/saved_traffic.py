@@ -56,9 +56,7 @@ def add_saved_traffic(
     graph = rounding.graph
     number = {key: i for i, key in enumerate(table)}
     plain = [group for group in all_groups if not rounding.rounds(group.root)]
-    found = Counter(
-        (*_writers(graph, mesh, device, work), *_readers(graph, mesh, device, plain))
-    )
+    found = Counter((*_writers(graph, mesh, device, work), *_readers(graph, mesh, device, plain)))
     for kernel, count in found.items():
         ns = _kernel_ns(graph, mesh, device, table[kernel.key], kernel)
         launch_ns = to_ns(device.host_launch_s) if kernel.starts else 0
