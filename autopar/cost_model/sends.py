@@ -120,7 +120,7 @@ def shared_at_end(
     done, in the order in which they do: `rank_of` says on which of them each stage is, and they
     begin with the devices `firsts`. A result goes to all as in a ring, which passes on what an
     all_gather does; the gradients of a weight are added up among the ranks that have it."""
-    if len(rank_of) == 1:
+    if 1 in (len(rank_of), cluster.num_devices):
         return ()
     ranks = sorted(set(rank_of.values()))
     everyone = axis_over("world", cluster.num_devices, 1, cluster)

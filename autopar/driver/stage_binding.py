@@ -104,7 +104,6 @@ class StageBinder:
         }
         return RankOfLine(
             rows=self.table.rows,
-            row=self.table.ranks[self.here[0]],
             route=route,
             channels=channels,
             programs=programs,

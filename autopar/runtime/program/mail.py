@@ -27,6 +27,14 @@ Rows = tuple[tuple[Action, ...], ...]
 """What each rank of a pipeline does, one after the other."""
 
 
+class Message(NamedTuple):
+    """What comes along a link from a rank, of a microbatch."""
+
+    link: StageLink
+    microbatch: int
+    peer: int
+
+
 class Channels(Protocol):
     """Ways between single ranks; `send` and `receive` return what is to be waited for."""
 
@@ -92,60 +100,67 @@ class RankLinks:
                     yield (self.rank, leg.peer) if is_out else (leg.peer, self.rank)
 
 
-class _Message(NamedTuple):
-    link: StageLink
-    microbatch: int
-    peer: int
+class Exchanges:
+    """What a rank sends and is sent in each step in which ranks do what `rows` say, of which this
+    rank does its `own`: by action, what it `reads` and `sends`; by whom messages come from, their
+    `orders`; and where actions stand in the row of each rank, the `places`."""
+
+    def __init__(self, route: RankLinks, rows: Rows) -> None:
+        self.route, self.rows = route, rows
+        self.own = rows[route.row_of[route.rank]]
+        self.reads = {a: _at(route.incoming, a, sends=False) for a in self.own}
+        self.sends = {a: _at(route.outgoing, a, sends=True) for a in self.own}
+        self.places = [{action: k for k, action in enumerate(row)} for row in rows]
+        self.incoming = {(passage.link, leg.peer): (passage, leg) for passage in route.incoming
+                         for leg in passage.legs}  # fmt: skip
+        peers = sorted({peer for _, peer in self.incoming} - {route.rank})
+        self.orders = {peer: list(self._order(peer)) for peer in peers}
+
+    def _order(self, peer: int) -> Iterator[Message]:
+        """What comes from a rank, one after the other."""
+        links = sorted(link for link, source in self.incoming if source == peer)
+        for action in self.rows[self.route.row_of[peer]]:
+            for link in links:
+                if _goes(link, action, sends=True):
+                    yield Message(link, action.microbatch, peer)
+
+    def place(self, rank: int, action: Action) -> int:
+        """Where an action stands in what another rank does."""
+        return self.places[self.route.row_of[rank]][action]
 
 
 @dataclass
 class Mail:
-    """The messages of one step, in which ranks do what `rows` say. `awaiting` is what is around a
-    wait of an action, for what comes along a link or else for its end, from or at a rank."""
+    """The messages of one step. `awaiting` is what is around a wait of an action, for what comes
+    along a link or else for its end, from or at a rank."""
 
-    route: RankLinks
+    exchanges: Exchanges
     channels: Channels | None
-    rows: Rows
     device: torch.device
     awaiting: Callable[[Action, StageLink | None, int], AbstractContextManager[None]]
     _here: dict[tuple[StageLink, int], Tensor] = field(default_factory=dict, init=False)
     """What this rank hands itself."""
-    _asked: dict[_Message, tuple[Any, Tensor]] = field(default_factory=dict, init=False)
+    _asked: dict[Message, tuple[Any, Tensor]] = field(default_factory=dict, init=False)
     _under_way: dict[int, list[tuple[int, Any, Tensor]]] = field(default_factory=dict, init=False)
     """By whom it goes to, what is sent, with the action there that reads it."""
 
     def __post_init__(self) -> None:
-        self._places = [{action: k for k, action in enumerate(row)} for row in self.rows]
-        passages = self.route.incoming
-        self._incoming = {(passage.link, leg.peer): (passage, leg) for passage in passages
-                          for leg in passage.legs}  # fmt: skip
-        self._orders = {
-            peer: list(self._order(peer))
-            for peer in sorted({peer for _, peer in self._incoming} - {self.route.rank})
-        }
-        self._asked_up_to = dict.fromkeys(self._orders, 0)
-
-    def _order(self, peer: int) -> Iterator[_Message]:
-        """What comes from a rank, one after the other."""
-        links = sorted(link for link, source in self._incoming if source == peer)
-        for action in self.rows[self.route.row_of[peer]]:
-            for link in links:
-                if _goes(link, action, sends=True):
-                    yield _Message(link, action.microbatch, peer)
+        self._rank = self.exchanges.route.rank
+        self._asked_up_to = dict.fromkeys(self.exchanges.orders, 0)
 
     def expect(self, action: Action) -> None:
         """Ask for what an action needs, and what comes before it from the same ranks."""
-        for passage in _at(self.route.incoming, action, sends=False):
+        for passage in self.exchanges.reads[action]:
             for leg in passage.legs:
-                if leg.peer != self.route.rank:
-                    self._ask(_Message(passage.link, action.microbatch, leg.peer))
+                if leg.peer != self._rank:
+                    self._ask(Message(passage.link, action.microbatch, leg.peer))
 
-    def _ask(self, wanted: _Message) -> None:
-        order = self._orders[wanted.peer]
+    def _ask(self, wanted: Message) -> None:
+        order = self.exchanges.orders[wanted.peer]
         while wanted not in self._asked:
             message = order[self._asked_up_to[wanted.peer]]
             self._asked_up_to[wanted.peer] += 1
-            passage, leg = self._incoming[message.link, message.peer]
+            passage, leg = self.exchanges.incoming[message.link, message.peer]
             if passage.is_all(leg):
                 buffer = torch.empty(passage.shape, dtype=passage.dtype, device=self.device)
             else:
@@ -157,7 +172,7 @@ class Mail:
     def take(self, action: Action) -> dict[str, Tensor]:
         """What an action needs of other stages, which is expected, by name, once it has come."""
         found: dict[str, Tensor] = {}
-        for passage in _at(self.route.incoming, action, sends=False):
+        for passage in self.exchanges.reads[action]:
             piece: Tensor | None = None
             for leg in passage.legs:
                 part = self._received(passage, leg, action.microbatch)
@@ -173,14 +188,14 @@ class Mail:
 
     def _received(self, passage: Passage, leg: PeerPart, microbatch: int) -> Tensor:
         link = passage.link
-        if leg.peer == self.route.rank:
+        if leg.peer == self._rank:
             return self._here.pop((link, microbatch))
-        message = _Message(link, microbatch, leg.peer)
+        message = Message(link, microbatch, leg.peer)
         work, buffer = self._asked.pop(message)
         with self.awaiting(action_of(link, microbatch, sends=False), link, leg.peer):
             work.wait()
-        places = self._places[self.route.row_of[leg.peer]]
-        self._release(leg.peer, places[action_of(link, microbatch, sends=True)])
+        done = self.exchanges.place(leg.peer, action_of(link, microbatch, sends=True))
+        self._release(leg.peer, done)
         return buffer
 
     def _release(self, peer: int, done: int) -> None:
@@ -196,14 +211,14 @@ class Mail:
 
     def give(self, action: Action, sent: Mapping[StageLink, Tensor]) -> None:
         """Hand on what an action has made for other stages."""
-        for passage in _at(self.route.outgoing, action, sends=True):
+        for passage in self.exchanges.sends[action]:
             for leg in passage.legs:
                 part = passage.part(sent[passage.link], leg).contiguous()
-                if leg.peer == self.route.rank:
+                if leg.peer == self._rank:
                     self._here[passage.link, action.microbatch] = part
                     continue
                 read = action_of(passage.link, action.microbatch, sends=False)
-                read_at = self._places[self.route.row_of[leg.peer]][read]
+                read_at = self.exchanges.place(leg.peer, read)
                 assert self.channels is not None
                 work = self.channels.send(leg.peer, part)
                 known = self._under_way.get(leg.peer, [])
@@ -214,7 +229,8 @@ class Mail:
         """Wait until all that was sent has come."""
         for peer, under_way in sorted(self._under_way.items()):
             for read_at, work, _ in under_way:
-                with self.awaiting(self.rows[self.route.row_of[peer]][read_at], None, peer):
+                row = self.exchanges.rows[self.exchanges.route.row_of[peer]]
+                with self.awaiting(row[read_at], None, peer):
                     work.wait()
         self._under_way.clear()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from autopar.ir.pipeline import Action, Pass
 from autopar.ir.stages import StageLink
 from autopar.runtime.process.meeting import Meeting
 from autopar.runtime.program.function import Step
-from autopar.runtime.program.mail import RANDOM, Channels, Mail, RankLinks, Rows
+from autopar.runtime.program.mail import RANDOM, Channels, Exchanges, Mail, RankLinks, Rows
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.random import DefaultRandom
 from autopar.runtime.program.turns import (
@@ -77,7 +77,6 @@ class RankOfLine:
     terms."""
 
     rows: Rows
-    row: int
     route: RankLinks
     channels: Channels | None
     programs: Mapping[int, Program]
@@ -91,6 +90,15 @@ class RankOfLine:
     is_proportional: bool
     device: torch.device
     meeting: Meeting | None = None
+    _exchanges: dict[tuple[Pass, ...], Exchanges] = field(default_factory=dict, init=False)
+
+    def exchanges(self, kinds: Sequence[Pass]) -> Exchanges:
+        """What goes to and fro while ranks do the actions of these kinds."""
+        key = tuple(kinds)
+        if key not in self._exchanges:
+            rows = tuple(tuple(a for a in row if a.kind in kinds) for row in self.rows)
+            self._exchanges[key] = Exchanges(self.route, rows)
+        return self._exchanges[key]
 
     @property
     def names(self) -> TurnNames:
@@ -131,9 +139,9 @@ class _Pass:
         """All actions of these kinds."""
         line = self.line
         self.draws = Pass.FORWARD in kinds
-        rows = tuple(tuple(a for a in row if a.kind in kinds) for row in line.rows)
-        mail = Mail(line.route, line.channels, rows, line.device, self._awaiting)
-        own = rows[line.row]
+        exchanges = line.exchanges(kinds)
+        mail = Mail(exchanges, line.channels, line.device, self._awaiting)
+        own = exchanges.own
         try:
             for place, action in enumerate(own):
                 for each in own[place : place + 2]:
@@ -159,14 +167,13 @@ class _Pass:
         named = {f"received:{name}": received.pop(name) for name in list(received)}
         does = {Pass.FORWARD: run.forward, Pass.BACKWARD: run.backward}[kind]
         sent = does(microbatch, named) if kind is Pass.FORWARD or run.has_backward else {}
-        going = {p.link: p.link.name for p in mail.route.outgoing if p.link.source == stage}
-        pieces = {
-            link: sent[key] for link, name in going.items()
-            if (key := f"sent:{link.target}:{name}") in sent
-        }  # fmt: skip
-        for link in going:
-            if link.name == RANDOM and kind is Pass.FORWARD and not microbatch:
+        pieces: dict[StageLink, Tensor] = {}
+        for passage in mail.exchanges.sends[action]:
+            link = passage.link
+            if link.name == RANDOM:
                 pieces[link] = self.states[link.target].to(self.line.device)
+            else:
+                pieces[link] = sent[f"sent:{link.target}:{link.name}"]
         mail.give(action, pieces)
 
     def _around(self, stage: int) -> Around:

@@ -134,12 +134,12 @@ class TurnRun:
     def _run(self, phase: str, turn: int, received: dict[str, Any] | None) -> dict[str, Any]:
         is_last = turn == self.program.turns - 1
         names, outputs = self._part(turn).names(phase)
-        here = {**self.given, **(received or {}), TURN_INPUT: self.values.turn(turn)}
-        if received:
-            received.clear()
-        saved = self.saved[turn]
+        self.given[TURN_INPUT] = self.values.turn(turn)
+        received, saved = received or {}, self.saved[turn]
+        taken = [self._take(name, received, saved) for name in names]
+        received.clear()
         with self.around(is_last):
-            found = self.graphs[is_last, phase]([self._take(name, here, saved) for name in names])
+            found = self.graphs[is_last, phase](taken)
         sent: dict[str, Any] = {}
         places = {"saved": saved, "sum": self.sums, "grad": self.gradients, "sent": sent}
         for name, value in zip(outputs, found, strict=True):
@@ -149,14 +149,13 @@ class TurnRun:
                 places.get(name.partition(":")[0], self.results)[name] = value
         return sent
 
-    def _take(self, name: str, here: dict[str, Any], saved: dict[str, Any]) -> Any:
+    def _take(self, name: str, received: dict[str, Any], saved: dict[str, Any]) -> Any:
         """An input of a graph; what is not read again is not held here either."""
         if name in self.sums:
             return self.sums[name] if name in self.collected else self.sums.pop(name)
-        kind = name.partition(":")[0]
-        if kind == "saved":
-            return saved.pop(name)
-        return here.pop(name) if kind == "received" else here[name]
+        if name in self.given:
+            return self.given[name]
+        return saved.pop(name) if name.startswith("saved:") else received.pop(name)
 
 
 def run_turns(run: TurnRun) -> tuple[dict[str, Any], dict[str, Any]]:
