@@ -67,10 +67,8 @@ def product_s(
     start_s = device.floor_s(its.product_start_s)
     for grid in device.measured.products:
         if grid.dtype == dtype:
-            return max(
-                on_grid(grid, out_elements, depth, lambda out, k: start_s + compute_s(out, k)),
-                memory_s,
-            )
+            found_s = on_grid(grid, out_elements, depth, lambda out, k: start_s + compute_s(out, k))
+            return max(found_s, memory_s) + _called_s(device, grid.seconds[0][0])
     return start_s + max(compute_s(out_elements, depth), memory_s)
 
 
@@ -85,7 +83,14 @@ def pointwise_s(bytes_moved: float, device: Device, part: float, *, starts: bool
     slower = device.kernels.pointwise / part
     least_s = points[0][1]
     found_s = on_line(points, bytes_moved, lambda moved: start_s + stream_s(moved, device))
-    return slower * max(0.0, found_s - least_s) + (least_s if starts else 0.0)
+    called_s = least_s + _called_s(device, least_s)
+    return slower * max(0.0, found_s - least_s) + (called_s if starts else 0.0)
+
+
+def _called_s(device: Device, least_s: float) -> float:
+    """By how much longer an op takes a CPU among others than when it is called again and again, as
+    it was when the smallest took `least_s`."""
+    return max(0.0, device.launch_s - least_s) if device.kind == "cpu" else 0.0
 
 
 def attention_s(

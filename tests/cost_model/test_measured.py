@@ -7,11 +7,13 @@ import time
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.cli.main import main
 from autopar.cluster.devices import DEVICES
@@ -156,6 +158,49 @@ def test_price_gives_measured_pointwise_op_back() -> None:
     device = device_from_profile(made_up(), DEVICES["H100"])
     assert stream_s(2**31, device) == pytest.approx(716e-6, rel=1e-12)
     assert pointwise_s(2**20, device, device.kernels.pointwise, starts=True) == pytest.approx(2e-7)
+
+
+def test_a_cpu_takes_longer_for_an_op_among_others() -> None:
+    """By as much for each: points were measured of one op that is called again and again."""
+    matmuls = tuple(
+        Matmul(m, k, m, "float32", m * m * k // 8 + 2_000) for m in (8, 512) for k in (8, 512)
+    )
+    points = (Pointwise(2**13, "float32", 1_000), Pointwise(2**31, "float32", 716_000_000))
+    given = msgspec.structs.replace(made_up(kind="cpu"), matmuls=matmuls, pointwise=points)
+    apart, among = (
+        device_from_profile(msgspec.structs.replace(given, launch_ns=ns), CPU)
+        for ns in (500, 4_000)
+    )
+    part = CPU.kernels.pointwise
+    for num_bytes in (2**13, 2**20, 2**31):
+        longer = [pointwise_s(num_bytes, each, part, starts=True) for each in (apart, among)]
+        assert longer[1] - longer[0] == pytest.approx(3e-6)
+        longer = [pointwise_s(num_bytes, each, part, starts=False) for each in (apart, among)]
+        assert longer[1] == longer[0]
+    for side in (8, 512):
+        longer = [product_s(side * side, side, 1, "float32", each) for each in (apart, among)]
+        least_s = matmuls[0].time_ns * 1e-9
+        assert longer[1] - longer[0] == pytest.approx(4e-6 - least_s)
+
+
+class Counting(TorchDispatchMode):
+    """How many ops are called."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_launch_is_the_mean_of_so_many_ops() -> None:
+    x, weight = torch.randn(4, 8, 16), torch.randn(16, 16)
+    with Counting() as counting:
+        made = kernels.ops_of_a_layer(x, weight)
+    assert counting.count == kernels.OPS_PER_ROUND
+    assert made.shape == x.shape
 
 
 def test_device_keeps_what_was_not_measured() -> None:

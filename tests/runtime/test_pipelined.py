@@ -3,6 +3,7 @@ come in the order of their senders."""
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import autopar
 from autopar.codegen import generate
 from autopar.compile import Compiled
 from autopar.driver.stage_binding import StageBinder
@@ -183,6 +185,36 @@ def test_ranks_compute_together(
     name: str, turns: int, schedule: str, count: int, chunks: int
 ) -> None:
     run_threads(name, turns, schedule, count, chunks)
+
+
+class Deep(nn.Module):
+    """Four layers alike."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).sin()
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("schedule", ["interleaved:2", "0F0 1F0 1B0 0F1 0B0 1F1 1B1 0B1"])
+def test_one_device_has_all_stages(schedule: str) -> None:
+    plain = Deep()
+    ours: Any = autopar.compile(copy.deepcopy(plain), cluster="1xcpu", stages=2, schedule=schedule)
+    for seed in (1, 2):
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(seed))
+        losses = [model(x) for model in (ours, plain)]
+        for loss in losses:
+            loss.backward()
+        assert torch.allclose(*losses)
+    assert len(ours.plans[0].structure.stages) == 2
+    for name, param in ours.named_parameters():
+        expected = plain.get_parameter(name).grad
+        assert expected is not None and torch.allclose(param.grad, expected, atol=1e-6), name
 
 
 def test_sent_tensors_are_let_go_while_the_step_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

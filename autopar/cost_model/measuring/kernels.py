@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import cycle
 
 import torch
+from torch import Tensor
 
 from autopar.cluster.profile import Attention, Matmul, Pointwise
 from autopar.cost_model.measuring import stopwatch
@@ -17,6 +18,7 @@ from autopar.ir.graph import itemsize
 from autopar.runtime.ops.attention import sdpa, sdpa_backward
 
 _LAUNCHES = 200
+_ROUNDS, OPS_PER_ROUND = 8, 24
 
 _CYCLE_BYTES = 64 * 2**20
 """On a CPU the operands of a run are read again after about so many bytes of others: more than a
@@ -27,9 +29,11 @@ _FREE_PART = 4
 
 
 def launch_ns(watch: Stopwatch) -> int:
-    """The host's time for one op on one element. ClusterError if not even that can be done."""
+    """The host's time for one op on few elements: of a GPU to launch a kernel, of a CPU the mean
+    over ops of many kinds, since the code of one that is called again and again is in a core's
+    caches, and that of a step's is not. ClusterError if not even that can be done."""
 
-    def prepare() -> tuple[Timed]:
+    def same() -> tuple[Timed]:
         value = torch.zeros(1, device=watch.device)
 
         def launch() -> None:
@@ -38,10 +42,37 @@ def launch_ns(watch: Stopwatch) -> int:
 
         return (launch,)
 
+    def mixed() -> tuple[Timed]:
+        x, weight = torch.zeros(4, 8, 16), torch.zeros(16, 16)
+
+        def launch() -> None:
+            with torch.no_grad():
+                for _ in range(_ROUNDS):
+                    ops_of_a_layer(x, weight)
+
+        return (launch,)
+
+    is_cpu = watch.device.type == "cpu"
+    prepare, count = (mixed, _ROUNDS * OPS_PER_ROUND) if is_cpu else (same, _LAUNCHES)
     found = watch.attempt("launch of ops", 0, prepare, on_host=True)
     if found is None:
         raise ClusterError(f"no op runs on {watch.device}: {watch.left_out[-1].reason}")
-    return max(1, found[0] // _LAUNCHES)
+    return max(1, found[0] // count)
+
+
+def ops_of_a_layer(x: Tensor, weight: Tensor) -> Tensor:
+    """`OPS_PER_ROUND` ops, views among them, as a layer of a model has: `x` is [a, b, c], of which
+    there are as many when they are done, `weight` [c, c]."""
+    a, b, c = x.shape
+    rows = torch.reshape(x, (a * b, c))
+    product = torch.reshape(torch.matmul(rows, torch.t(weight)), (a, b, c))
+    turned = torch.clone(torch.transpose(product, 0, 1))
+    scale = torch.rsqrt(torch.add(torch.mean(torch.pow(turned, 2), [-1], True), 1e-5))
+    normed = torch.mul(torch.mul(torch.mul(turned, scale), 0.5), weight[0])
+    gate = torch.div(normed, torch.add(torch.exp(torch.neg(normed)), 1.0))
+    half = torch.narrow(torch.cat((gate, normed), -1), -1, 0, c)
+    centred = torch.sub(half, torch.sum(half, [0], True))
+    return torch.add(torch.transpose(centred, 0, 1), x)
 
 
 def matmuls(watch: Stopwatch) -> tuple[Matmul, ...]:
