@@ -13,7 +13,6 @@ import msgspec
 import pytest
 import torch
 from click.testing import CliRunner
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopar.cli.main import main
 from autopar.cluster.devices import DEVICES
@@ -26,6 +25,7 @@ from autopar.cost_model.roofline import pointwise_s, product_s, stream_s
 from autopar.errors import ClusterError
 from autopar.ir.graph import itemsize
 from autopar.runtime.process.world import World
+from autopar.runtime.torch_private import TorchDispatchMode
 
 CPU = next(device for device in DEVICES.values() if device.kind == "cpu")
 
