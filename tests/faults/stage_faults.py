@@ -47,13 +47,13 @@ def pieces_taken_from_the_first_device_alone(patch: Patch) -> None:
 @fault(by_test(test_ranks_compute_together, *LLAMA))
 def messages_asked_for_in_another_order(patch: Patch) -> None:
     """The first two from a rank are taken for each other."""
-    original: Callable[[mail.Mail, int], Iterator[Any]] = mail.Mail._order
+    original: Callable[[mail.Exchanges, int], Iterator[Any]] = mail.Exchanges._order
 
-    def turned(self: mail.Mail, peer: int) -> Iterator[Any]:
+    def turned(self: mail.Exchanges, peer: int) -> Iterator[Any]:
         first, second, *rest = original(self, peer)
         return iter([second, first, *rest])
 
-    patch.setattr(mail.Mail, "_order", turned)
+    patch.setattr(mail.Exchanges, "_order", turned)
 
 
 @fault(by_test(test_ranks_compute_together, *LLAMA))

@@ -24,6 +24,11 @@ def two() -> list[Any]:
 
 
 @pytest.fixture(scope="module")
+def two_more() -> list[Any]:
+    return spawn("tests.runtime.stage_workers.two_more", 2)
+
+
+@pytest.fixture(scope="module")
 def four() -> list[Any]:
     return spawn("tests.runtime.stage_plan_workers.four", 4)
 
@@ -41,24 +46,26 @@ def test_other_orders_train_as_eager_does(two: list[Any], case: str) -> None:
     check_training(two, case)
 
 
+@pytest.mark.parametrize("what", ["dropout", "checkpoints", "files", "random", "shared"])
+def test_what_scripts_do(two: list[Any], what: str) -> None:
+    for rank in two:
+        assert rank[what] and max(rank[what].values()) < TOLERANCE, rank[what]
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "what",
     [
-        "dropout",
         "dropout in two parts",
         "two parts",
         "optimizers",
-        "checkpoints",
-        "files",
         "many at once",
         "frozen",
-        "random",
         "other calls",
-        "shared",
     ],
 )
-def test_what_scripts_do(two: list[Any], what: str) -> None:
-    for rank in two:
+def test_what_else_scripts_do(two_more: list[Any], what: str) -> None:
+    for rank in two_more:
         assert rank[what] and max(rank[what].values()) < TOLERANCE, rank[what]
 
 
