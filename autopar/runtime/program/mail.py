@@ -27,7 +27,7 @@ Rows = tuple[tuple[Action, ...], ...]
 """What each rank of a pipeline does, one after the other."""
 
 
-class Message(NamedTuple):
+class Awaited(NamedTuple):
     """What comes along a link from a rank, of a microbatch."""
 
     link: StageLink
@@ -116,13 +116,13 @@ class Exchanges:
         peers = sorted({peer for _, peer in self.incoming} - {route.rank})
         self.orders = {peer: list(self._order(peer)) for peer in peers}
 
-    def _order(self, peer: int) -> Iterator[Message]:
+    def _order(self, peer: int) -> Iterator[Awaited]:
         """What comes from a rank, one after the other."""
         links = sorted(link for link, source in self.incoming if source == peer)
         for action in self.rows[self.route.row_of[peer]]:
             for link in links:
                 if _goes(link, action, sends=True):
-                    yield Message(link, action.microbatch, peer)
+                    yield Awaited(link, action.microbatch, peer)
 
     def place(self, rank: int, action: Action) -> int:
         """Where an action stands in what another rank does."""
@@ -140,7 +140,7 @@ class Mail:
     awaiting: Callable[[Action, StageLink | None, int], AbstractContextManager[None]]
     _here: dict[tuple[StageLink, int], Tensor] = field(default_factory=dict, init=False)
     """What this rank hands itself."""
-    _asked: dict[Message, tuple[Any, Tensor]] = field(default_factory=dict, init=False)
+    _asked: dict[Awaited, tuple[Any, Tensor]] = field(default_factory=dict, init=False)
     _under_way: dict[int, list[tuple[int, Any, Tensor]]] = field(default_factory=dict, init=False)
     """By whom it goes to, what is sent, with the action there that reads it."""
 
@@ -153,9 +153,9 @@ class Mail:
         for passage in self.exchanges.reads[action]:
             for leg in passage.legs:
                 if leg.peer != self._rank:
-                    self._ask(Message(passage.link, action.microbatch, leg.peer))
+                    self._ask(Awaited(passage.link, action.microbatch, leg.peer))
 
-    def _ask(self, wanted: Message) -> None:
+    def _ask(self, wanted: Awaited) -> None:
         order = self.exchanges.orders[wanted.peer]
         while wanted not in self._asked:
             message = order[self._asked_up_to[wanted.peer]]
@@ -190,7 +190,7 @@ class Mail:
         link = passage.link
         if leg.peer == self._rank:
             return self._here.pop((link, microbatch))
-        message = Message(link, microbatch, leg.peer)
+        message = Awaited(link, microbatch, leg.peer)
         work, buffer = self._asked.pop(message)
         with self.awaiting(action_of(link, microbatch, sends=False), link, leg.peer):
             work.wait()
