@@ -129,11 +129,12 @@ def test_a_graph_says_what_is_drawn_from_which_state() -> None:
     drawn = [key for key in candidates(graph) if "native_dropout" in key]
     for found in (with_again(graph, drawn), with_options(graph)):
         found.check()
-        for node in found.nodes:
-            if node.op == DRAW:
-                assert is_copy(node) or is_optional(node) or node.phase is Phase.FORWARD
-                state = found.nodes[node.inputs[-1].node]
-                assert state.op == STATE and state.phase is Phase.FORWARD
+        draws = [node for node in found.nodes if node.op == DRAW]
+        assert {node.phase for node in draws} == {Phase.FORWARD, Phase.BACKWARD}
+        for node in draws:
+            assert is_copy(node) or is_optional(node) or node.phase is Phase.FORWARD
+            state = found.nodes[node.inputs[-1].node]
+            assert state.op == STATE and state.phase is Phase.FORWARD
 
 
 def test_a_state_is_saved_for_a_mask() -> None:
