@@ -25,8 +25,7 @@ def add_up(
     share at the end is communication that nothing hides."""
     played = play_pipeline(table, stages, sends, shared)
     step_ns = played.step_ns
-    busy = [_busy_ns(table, stages, rank) for rank in range(len(table.rows))]
-    rank = busy.index(max(busy))
+    rank = played.busy_ns.index(max(played.busy_ns))
     own = [stages[s] for s, at in table.ranks.items() if at == rank]
     first = own[0]
     total = {name: sum(getattr(each, name) for each in own) for name in _ADDED}
@@ -42,7 +41,7 @@ def add_up(
         first,
         **total,
         step_ns=step_ns,
-        bubble_ns=step_ns - busy[rank] - shared_ns,
+        bubble_ns=step_ns - played.busy_ns[rank] - shared_ns,
         cluster=cluster_rates(cluster),
         flops=sum(each.flops for each in stages),
         memory=fullest.memory,
@@ -74,6 +73,3 @@ _ADDED = (
 )
 """What a rank does is the sum of what it does for each of its stages."""
 
-
-def _busy_ns(table: ActionTable, stages: Sequence[Estimates], rank: int) -> int:
-    return sum(stages[s].step_ns for s, at in table.ranks.items() if at == rank)

@@ -19,7 +19,7 @@ from autopar.errors import InfeasibleError, StageError
 from autopar.ir.cutting import CutProblem, Division, RankMeshes
 from autopar.ir.graph import Phase
 from autopar.ir.mesh import Mesh, meshes_text
-from autopar.ir.pipeline import ActionTable, Pass
+from autopar.ir.pipeline import ActionTable
 from autopar.ir.stages import cut_at
 from autopar.plans.estimates import Delay, Estimates, Shared, TurnTimes
 from autopar.plans.fitting import Beaten
@@ -179,10 +179,8 @@ class SegmentDivision:
         on = division.meshes(problem)
         firsts = place_parts(self.asked.cluster, [self.plans[n].mesh.num_devices for n in on])
         sends, shared = self._sends(on, firsts), self._shared(division, on, firsts)
-        step_ns = play_pipeline(self.table, stages, sends, shared).step_ns
-        busy_ns = [0] * len(self.table.rows)
-        for stage, found in enumerate(stages):
-            busy_ns[self.table.ranks[stage]] += _work_ns(found.turn, self.table.microbatches)
+        played = play_pipeline(self.table, stages, sends, shared)
+        step_ns, busy_ns = played.step_ns, played.busy_ns
         is_proven = not cuts  # Of cuts that are given others are no bound.
         return Divided(
             tuple(self.plans[number].mesh for number in on),
@@ -242,10 +240,3 @@ class SegmentDivision:
         asked = self.asked
         return shared_at_end(asked.graph, tied, self.table.ranks, asked.cluster, firsts)
 
-
-def _work_ns(turn: TurnTimes, microbatches: int) -> int:
-    """What a rank does for a stage in a step."""
-    usual, last = (
-        sum(turn.length_ns(kind, is_last=is_last) for kind in Pass) for is_last in (False, True)
-    )
-    return (microbatches - 1) * usual + last + turn.update_ns

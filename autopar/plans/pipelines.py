@@ -13,11 +13,12 @@ from autopar.plans.estimates import Delay, Estimates, Shared
 
 @dataclass(frozen=True, slots=True)
 class PlayedPipeline:
-    """When each action starts and ends, for how long each rank shares something then, when it has
-    all that is shared, when it is done with the optimizer's step, and what is sent along each hop
-    takes."""
+    """When each action starts and ends, for how long each rank works, for how long it shares
+    something then, when it has all that is shared, when it is done with the optimizer's step, and
+    what is sent along each hop takes."""
 
     spans: Mapping[Action, ActionSpan]
+    busy_ns: tuple[int, ...]
     shared_ns: tuple[int, ...]
     complete_ns: tuple[int, ...]
     ends_ns: tuple[int, ...]
@@ -47,6 +48,7 @@ def play_pipeline(
     late |= {(d.source, d.target, Phase(d.phase)): d.time_ns for d in sends}
     spans = play_table(table, length, late, late.__getitem__)
     complete = [max(spans[action].end for action in row) for row in table.rows]
+    busy = [sum(map(length, row)) for row in table.rows]
     sharing = [0] * len(table.rows)
     for each in shared:
         end_ns = max(complete[rank] for rank in each.ranks) + each.time_ns
@@ -56,4 +58,5 @@ def play_pipeline(
     ends = list(complete)
     for stage, rank in table.ranks.items():
         ends[rank] += stages[stage].turn.update_ns
-    return PlayedPipeline(spans, tuple(sharing), tuple(complete), tuple(ends), late)
+        busy[rank] += stages[stage].turn.update_ns
+    return PlayedPipeline(spans, tuple(busy), tuple(sharing), tuple(complete), tuple(ends), late)

@@ -97,6 +97,16 @@ def test_the_step_is_that_of_all_stages_together() -> None:
     assert 0 < estimates.bubble_ns < estimates.step_ns
 
 
+def test_a_device_that_has_all_stages_waits_for_none() -> None:
+    """Its parts take a little less in the pipeline than each stage's own step of them does."""
+    plan = autopar.plan(
+        *llama(), cluster="1xH100", stages=2, microbatches=4, schedule="interleaved:2"
+    )
+    estimates = plan.estimates
+    assert sum(stage.estimates.step_ns for stage in plan.stages) > estimates.step_ns
+    assert estimates.bubble_ns == 0
+
+
 def test_a_tied_weight_lies_alike_in_all_its_stages() -> None:
     """Alone, the last stage would not have it in shards."""
     found = autopar.plan(*llama(tied=True), cluster=hostless("4xH100"), stages=2, microbatches=4)
