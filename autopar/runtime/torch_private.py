@@ -243,6 +243,9 @@ def inductor(
     not `reuses` memory itself, all of that goes through torch's allocator. Random numbers are drawn
     by torch's kernels: Inductor's own would draw others from the same seed.
 
+    Ops keep their order, which is that of the schedule: Inductor's own passes start a copy or a
+    gather where it is waited for, and what is made again before anything needs it.
+
     Takes one list, which it clears: a graph whose only input is a list, marked to be stolen, is the
     form in which Inductor lets go of inputs before the graph ends.
     """
@@ -261,7 +264,13 @@ def inductor(
             graph.output(map_arg(node.args[0], values.__getitem__))
         elif node.op != "placeholder":
             values[node] = graph.node_copy(node, values.__getitem__)
-    how = {"fallback_random": True, "allow_buffer_reuse": reuses, "inplace_buffers": reuses}
+    how = {
+        "fallback_random": True,
+        "allow_buffer_reuse": reuses,
+        "inplace_buffers": reuses,
+        "reorder_for_locality": False,
+        "reorder_for_peak_memory": False,
+    }
     with torch.no_grad(), config.patch(how):
         given: Any = [list(inputs)]
         compiled: Any = compile_fx(fx.GraphModule(gm, graph), given)

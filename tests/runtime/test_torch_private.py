@@ -129,6 +129,7 @@ def test_the_signatures_relied_on() -> None:
     from torch._inductor.compile_fx import compile_fx
 
     assert config.allow_buffer_reuse and config.inplace_buffers
+    assert config.reorder_for_locality and config.reorder_for_peak_memory
     assert list(inspect.signature(compile_fx).parameters)[:2] == ["model_", "example_inputs_"]
     assert (
         "src_data_rank" in inspect.signature(torch.distributed.tensor.distribute_tensor).parameters
@@ -173,6 +174,64 @@ def test_under_inductor_a_seed_draws_what_it_draws_in_eager() -> None:
     torch.manual_seed(1)
     (found,) = compiled([torch.ones(8, 8)])
     assert torch.equal(found, expected)
+
+
+class OpLog(torch_private.TorchDispatchMode):
+    """The names of products and copies, in the order in which they are begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("mm", "reload", "arrived", "offload", "landed"):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def copied_beside_products() -> fx.GraphModule:
+    """Weights that come from the host two products ahead, products made again just before they are
+    read, and what is made on its way to the host for two products."""
+    graph, ops = fx.Graph(), torch.ops.autopar
+    x, *homes = (graph.placeholder(name) for name in "xabcd")
+    coming = [graph.call_function(ops.reload.default, (h, torch.device("cpu"))) for h in homes[:2]]
+    made, leaving = [x], []
+    for k, home in enumerate(homes):
+        graph.call_function(ops.arrived.default, (coming[k],))
+        product = graph.call_function(torch.ops.aten.mm.default, (made[-1], coming[k]))
+        made.append(graph.call_function(torch.ops.aten.tanh.default, (product,)))
+        if k + 2 < len(homes):
+            again = graph.call_function(ops.reload.default, (homes[k + 2], torch.device("cpu")))
+            coming.append(again)
+        if k >= 2:
+            graph.call_function(ops.landed.default, (leaving[k - 2],))
+        leaving.append(graph.call_function(ops.offload.default, (made[-1],)))
+    for k in (2, 1):
+        weights = graph.call_function(ops.reload.default, (homes[k], torch.device("cpu")))
+        graph.call_function(ops.arrived.default, (weights,))
+        again = graph.call_function(torch.ops.aten.mm.default, (made[k], weights))
+        made.append(graph.call_function(torch.ops.aten.mm.default, (made[-1], again)))
+    graph.output((made[-1], *leaving))
+    graph.set_codegen(boxed_codegen())
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def test_under_inductor_ops_keep_the_order_of_the_schedule() -> None:
+    gm = copied_beside_products()
+    logs: list[list[str]] = []
+    for graph in (gm, backend.prepare(gm, "inductor")):
+        for _ in range(2):
+            generator = torch.Generator().manual_seed(0)
+            given = [torch.rand(16, 16, generator=generator) for _ in range(5)]
+            with OpLog() as log:
+                graph(given)
+        logs.append(log.names)
+    expected, found = logs
+    assert expected.count("reload") == 6 and expected[:5] == ["reload"] * 2 + ["arrived", "mm", "reload"]
+    assert found == expected
 
 
 def test_an_inductor_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
