@@ -96,7 +96,7 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
         order_before=order(graph, scheduled.turn_before),
         turns_before=turns - 1,
         host_bytes=host_bytes(layout, options),
-        turn=turn_times(scheduled, played),
+        turn=turn_times(scheduled, played, request.cluster.device),
     )
     static = memory.params + memory.gradients + memory.optimizer + memory.accumulated
     static += sum(waiting)

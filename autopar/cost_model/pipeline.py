@@ -29,6 +29,7 @@ def add_up(
     own = [stages[s] for s, at in table.ranks.items() if at == rank]
     first = own[0]
     total = {name: sum(getattr(each, name) for each in own) for name in _ADDED}
+    total["exposed_host_ns"] += sum(stages[a.stage].turn.action_ns for a in table.rows[rank])
     shared_ns = played.shared_ns[rank]
     total["communication_ns"] += shared_ns
     total["exposed_communication_ns"] += shared_ns
@@ -72,4 +73,3 @@ _ADDED = (
     "exposed_host_ns",
 )
 """What a rank does is the sum of what it does for each of its stages."""
-

@@ -67,8 +67,9 @@ def search_stages(
         if not is_near or tried.is_enough(number, divided.step_ns):
             break
         graph = ways.graph(shape.microbatches)
-        if tried.offer(_Pipeline(asked, shape, divided, say).plan, graph):
-            least = least or divided.step_ns
+        if tried.offer(_Pipeline(asked, shape, divided, say).plan, graph) and tried.best:
+            # It may take longer than was thought, and others less than that.
+            least = least or max(divided.step_ns, tried.best.estimates.step_ns)
     is_left = promising.is_open and promising.has_plain is None
     if is_left and promising.looks_better_plain():
         promising.plan_plain()

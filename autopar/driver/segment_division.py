@@ -197,14 +197,16 @@ class SegmentDivision:
 
     def _estimates(self, taken: Sequence[Sequence[float]]) -> Estimates:
         """What a stage takes that has so many segments of each sort in each way."""
-        turns = dict.fromkeys(TurnTimes.__struct_fields__, 0.0)
+        base = self.plans[0].of_stages[0][0].estimates
+        turns = dict.fromkeys((n for n in TurnTimes.__struct_fields__ if n != "action_ns"), 0.0)
         for sort, numbers in zip(self.sample.sorts, taken, strict=True):
             ways = [plan for plans in self.plans for plan in plans.of_stages[sort.stage]]
             for plan, number in zip(ways, numbers, strict=True):
                 for name in turns:
                     turns[name] += number * sort.share * getattr(plan.estimates.turn, name)
-        turn = TurnTimes(**{name: round(ns) for name, ns in turns.items()})
-        return msgspec.structs.replace(self.plans[0].of_stages[0][0].estimates, turn=turn)
+        found = {name: round(ns) for name, ns in turns.items()}
+        turn = msgspec.structs.replace(base.turn, **found)
+        return msgspec.structs.replace(base, turn=turn)
 
     def _sends(self, on: Sequence[int], firsts: Sequence[int]) -> list[Delay]:
         """What a microbatch takes from each stage to the next, and its gradient back."""
@@ -239,4 +241,3 @@ class SegmentDivision:
                     tied[name] = stages, gradient_bytes(layout, name)
         asked = self.asked
         return shared_at_end(asked.graph, tied, self.table.ranks, asked.cluster, firsts)
-

@@ -68,7 +68,8 @@ class OpTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 class TurnTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a device takes for a microbatch, forward and backward; for the last one, in which
     gradients are reduced; and for the optimizer. Of a backward in two parts, the second is
-    `weights_ns`."""
+    `weights_ns`. Where it is a stage's, a CPU takes `action_ns` more for each part, for what is no
+    op."""
 
     forward_ns: Count = 0
     backward_ns: Count = 0
@@ -77,16 +78,18 @@ class TurnTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     update_ns: Count = 0
     weights_ns: Count = 0
     last_weights_ns: Count = 0
+    action_ns: Count = 0
 
     def length_ns(self, kind: Pass, *, is_last: bool) -> int:
-        """What it takes for a microbatch, the last one or another."""
+        """What it takes as a stage for a microbatch, the last one or another."""
         match kind:
             case Pass.FORWARD:
-                return self.last_forward_ns if is_last else self.forward_ns
+                ops_ns = self.last_forward_ns if is_last else self.forward_ns
             case Pass.BACKWARD:
-                return self.last_backward_ns if is_last else self.backward_ns
+                ops_ns = self.last_backward_ns if is_last else self.backward_ns
             case Pass.WEIGHTS:
-                return self.last_weights_ns if is_last else self.weights_ns
+                ops_ns = self.last_weights_ns if is_last else self.weights_ns
+        return self.action_ns + ops_ns
 
 
 class Delay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

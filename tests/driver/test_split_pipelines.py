@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import autopar
+from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_on
 from autopar.cost_model.pipeline import add_up
 from autopar.driver.pipeline_shapes import PipelineShape, other_orders
@@ -210,6 +211,22 @@ def test_zb_h1_waits_as_long_as_its_paper_says(
     assert plan.estimates.bubble_ns == plan.estimates.step_ns - busy == waits
     whole = equal_stages("1f1b", ranks, count, takes(forward, backward + weights, 0))
     assert whole.estimates.bubble_ns == (ranks - 1) * (forward + backward + weights)
+
+
+def test_what_an_action_takes_beside_its_ops_counts_in_every_one() -> None:
+    turn = msgspec.structs.replace(takes(5, 9, 0), action_ns=2)
+    plan = equal_stages("1f1b", 4, 8, turn)
+    assert plan.estimates.step_ns == (8 + 4 - 1) * (5 + 9 + 2 * 2)
+    assert plan.estimates.bubble_ns == (4 - 1) * (5 + 9 + 2 * 2)
+    assert plan.estimates.exposed_host_ns - plan.stages[0].estimates.exposed_host_ns == 8 * 2 * 2
+
+
+@pytest.mark.parametrize(("cluster", "launches"), [("2xcpu", 40), ("2xH100", 0)])
+def test_an_action_takes_a_cpu_some_calls_of_ops(cluster: str, launches: int) -> None:
+    device = parse_cluster(cluster).device
+    plan = autopar.plan(*llama(), cluster=cluster, stages=2, microbatches=2)
+    turns = {stage.estimates.turn.action_ns for stage in plan.stages}
+    assert turns == {launches * round(device.launch_s * 1e9)}
 
 
 def second_stage(others: tuple[Waiting, ...], limit: int | None = None) -> Candidate:
