@@ -26,26 +26,26 @@ class Offers:
         self.best = plain
         self.failure: Exception | None = None
 
-    def offer(self, make: Callable[_P, Plan], *args: _P.args, **kwargs: _P.kwargs) -> bool:
-        """Takes a plan, if there is one, and says whether there is."""
+    def offer(self, make: Callable[_P, Plan], *args: _P.args, **kwargs: _P.kwargs) -> Plan | None:
+        """Takes a plan, if there is one, and returns it."""
         try:
             plan = make(*args, **kwargs)
         except (InfeasibleError, StageError) as error:
             self.fail(error)
-            return False
+            return None
         step_ns = plan.estimates.step_ns
         self.say(f"step {format_ns(step_ns)}")
         if self.best is None or step_ns < self.best.estimates.step_ns:
             self.best = plan
-        return True
+        return plan
 
     def offer_any(
         self, make: Callable[[Asked, Say], Plan], asked: Sequence[Asked], say: Say
     ) -> bool:
         """Takes the plan of the first of those `asked` for of which there is one."""
-        return any(self.offer(make, each, say) for each in asked)
+        return any(self.offer(make, each, say) is not None for each in asked)
 
-    def is_enough(self, number: int, step_ns: int) -> bool:
+    def is_enough(self, number: int, step_ns: float) -> bool:
         """Whether there is a plan, and after so many others one that is thought to take `step_ns`
         is not worth its time: plans take longer than they are thought to."""
         if self.best is None:

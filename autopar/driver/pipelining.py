@@ -59,17 +59,7 @@ def search_stages(
     if the model cannot be cut so; InfeasibleError if nothing fits in memory."""
     tried, ways = Offers(say, known), SegmentWays(asked, say)
     promising = Promising(asked, ways, tried, only_several=only_several)
-    shapes = promising.best()
-    plain = promising.plain if promising.has_plain else None
-    least = None if plain is None else plain.step_ns
-    for number, (shape, divided) in enumerate(shapes):
-        is_near = least is None or divided.step_ns <= NEAR * least
-        if not is_near or tried.is_enough(number, divided.step_ns):
-            break
-        graph = ways.graph(shape.microbatches)
-        if tried.offer(_Pipeline(asked, shape, divided, say).plan, graph) and tried.best:
-            # It may take longer than was thought, and others less than that.
-            least = least or max(divided.step_ns, tried.best.estimates.step_ns)
+    _plan_the_best(asked, say, promising, ways)
     is_left = promising.is_open and promising.has_plain is None
     if is_left and promising.looks_better_plain():
         promising.plan_plain()
@@ -82,6 +72,32 @@ def search_stages(
         with explaining(promising.in_one, say):
             return tried.found()
     return tried.found()
+
+
+def _plan_the_best(asked: Asked, say: Say, promising: Promising, ways: SegmentWays) -> None:
+    """Offers plans of the shapes that may be the best. What one takes that is not as was thought is
+    taken to hold for all of as many ranks, whose stages have the same devices."""
+    left, tried = promising.best(), promising.tried
+    plain = promising.plain if promising.has_plain else None
+    least = None if plain is None else plain.step_ns
+    longer: dict[int, float] = {}
+
+    def hoped_ns(each: tuple[PipelineShape, Divided]) -> float:
+        return longer.get(each[0].ranks, 1.0) * each[1].step_ns
+
+    for number in range(len(left)):
+        first = min(left, key=hoped_ns)
+        is_near = least is None or hoped_ns(first) <= NEAR * least
+        if not is_near or tried.is_enough(number, hoped_ns(first)):
+            return
+        left.remove(first)
+        shape, divided = first
+        graph = ways.graph(shape.microbatches)
+        found = tried.offer(_Pipeline(asked, shape, divided, say).plan, graph)
+        if found is not None and tried.best is not None:
+            longer[shape.ranks] = found.estimates.step_ns / divided.step_ns
+            # Others may take less than that, though they were not thought to.
+            least = least or max(divided.step_ns, tried.best.estimates.step_ns)
 
 
 class _Pipeline:

@@ -256,3 +256,32 @@ def play_table(
     if stuck:
         raise StageError(f"the ranks wait for each other: {', '.join(stuck)} never start")
     return found
+
+
+def answers(rows: Sequence[Sequence[Action]], rank: int) -> frozenset[Action]:
+    """The actions of a rank that are sent something, along the line of stages, which other ranks
+    make of what the rank's action just before sends them."""
+    sources = incoming(hops_in_line(1 + max(a.stage for row in rows for a in row)))
+    row_of = {action: number for number, row in enumerate(rows) for action in row}
+    # By action, the place of the last of the rank's own that it comes after.
+    behind: dict[Action, int] = {}
+    done, moved = [0] * len(rows), True
+    while moved:
+        moved = False
+        for number, row in enumerate(rows):
+            for action in row[done[number] :]:
+                before = [each for each, _ in needs(action, sources) if each in row_of]
+                if done[number]:
+                    before.append(row[done[number] - 1])
+                if any(each not in behind for each in before):
+                    break
+                last = max((behind[each] for each in before), default=-1)
+                behind[action] = done[number] if number == rank else last
+                done[number] += 1
+                moved = True
+    found: set[Action] = set()
+    for place, action in enumerate(rows[rank]):
+        sent = [each for each, hop in needs(action, sources) if hop and row_of[each] != rank]
+        if place and any(behind[each] >= place - 1 for each in sent):
+            found.add(action)
+    return frozenset(found)

@@ -231,12 +231,16 @@ def make_options(
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
     if not isinstance(strict, bool):
         raise ArgumentError(f"strict={strict!r}: write True or False")
-    order = read_schedule(schedule)
+    cut_before, order = _several(cuts), read_schedule(schedule)
+    if cut_before and num_stages not in (None, 1, len(cut_before) + 1):
+        raise ArgumentError(
+            f"stages={num_stages}: so many are not made by {len(cut_before)} cuts: give all cuts, "
+            "or none and only how many stages"
+        )
     count = _count("microbatches", usual if microbatches is None else microbatches)
     is_free = axes == "auto" and microbatches in (None, "auto") and not (constraints or strategy)
     if is_table(order):
-        several = _several(cuts)
-        num_stages, count = _as_in(ActionTable.parse(order), num_stages, microbatches, several)
+        num_stages, count = _as_in(ActionTable.parse(order), num_stages, microbatches, cut_before)
     elif order != "auto" and num_stages == 1 and not cuts:
         raise ArgumentError(f"schedule={order!r}: that is of stages; say how many, or auto")
     return Options(
@@ -253,7 +257,7 @@ def make_options(
         residency=_one_of("residency", residency, RESIDENCIES),
         checkpoint=_one_of("checkpoint", checkpoint, CHECKPOINTS),
         stages=num_stages,
-        cuts=_several(cuts),
+        cuts=cut_before,
         schedule=order,
         loss_chunks=_count("loss_chunks", loss_chunks),
         unread_outputs=_several(unread_outputs),

@@ -18,7 +18,6 @@ from torch import Tensor, fx, nn
 from torch._C import DispatchKey, _disabled_torch_function_impl, _SetExcludeDispatchKeyGuard
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._C._distributed_c10d import HashStore
-from torch._library.custom_ops import OPDEFS
 from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,7 +31,6 @@ __all__ = [
     "differentiating",
     "draws_numbers",
     "flatten",
-    "function_of",
     "gloo_of_world",
     "hand_hooks",
     "has_out",
@@ -167,15 +165,6 @@ def wrapper_of(cls: type[Tensor], like: Tensor, device: torch.device) -> Any:
     return Tensor._make_wrapper_subclass(
         cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device
     )
-
-
-def function_of(op: Any) -> Callable[..., Any] | None:
-    """The Python function that an op of autopar's calls (`torch.library.custom_op`); None for other
-    ops, and for those that change what they are given, which the dispatcher has to know."""
-    if getattr(op, "namespace", "") != "autopar" or op._schema.is_mutable:
-        return None
-    found = OPDEFS.get(op._schema.name)
-    return None if found is None else found._init_fn
 
 
 def is_pointwise(op: Any) -> bool:

@@ -49,6 +49,10 @@ SCENARIOS: Mapping[str, Scenario] = {
         Scenario("uneven-2", 2, 1, 100, "Llama, 8 layers of 256, 16,384 words, 512 tokens", (2,)),
         Scenario("words-2", 2, 1, 100, "Llama, 8 layers of 256, 32,768 words, 1,024 tokens", (2,)),
         Scenario("uneven-4", 4, 1, 100, "Llama, 8 layers of 128, 8,192 words, 512 tokens", (2, 4)),
+        Scenario("uneven-50", 4, 1, 50, "Llama, 8 layers of 128, 8,192 words, 512 tokens", (2, 4)),
+        Scenario(
+            "uneven-200", 4, 1, 200, "Llama, 8 layers of 128, 8,192 words, 512 tokens", (2, 4)
+        ),
     )
 }
 
@@ -91,7 +95,7 @@ def workload(name: str) -> Case:
             return gpt2(8, 32, words=16_384, width=128, layers=1)
         case "slow-4":
             return gpt2(16, 64, layers=8)
-        case "uneven-4":
+        case "uneven-4" | "uneven-50" | "uneven-200":
             return llama(16, 32, words=8192, width=128, inner=384, layers=8)
         case "uneven-2":
             return llama(16, 32, words=16_384, width=256, inner=768, layers=8)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import autopar
 from tests.cuda.training import batch, gpt2, llama, trained, wide, wide_batch
+from tests.device import device
 from tests.runtime.workers import distance, most
 
 pytestmark = pytest.mark.gpu
@@ -79,11 +80,16 @@ def test_draws_are_those_of_eager(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_step_holds_what_was_predicted(backend: str) -> None:
-    """What a step allocates beyond parameters. Inductor does not store what its kernels hand on
-    within themselves, which a plan counts."""
-    model = autopar.compile(wide(), mesh="1", backend=backend)
-    given = wide_batch()
+@pytest.mark.parametrize("part", [None, 0.5])
+def test_a_step_holds_what_was_predicted(part: float | None, backend: str) -> None:
+    """What a step allocates beyond parameters, also where these and activations may live on the
+    host. Inductor does not store what its kernels hand on within themselves, which a plan
+    counts."""
+    plain, given, how = wide(), wide_batch(), {"mesh": "1", "backend": backend}
+    if part is not None:
+        free = autopar.plan(plain, given, cluster="1xH100", **how).estimates.memory.total
+        how |= {"memory_limit": int(part * free), "residency": "auto"}
+    model = autopar.compile(plain, **how)
     for _ in range(3):
         model.zero_grad()
         torch.cuda.synchronize()
@@ -94,3 +100,32 @@ def test_a_step_holds_what_was_predicted(backend: str) -> None:
     predicted = model.plans[0].estimates.memory
     stays = predicted.params + predicted.optimizer
     assert held <= predicted.total - stays <= (1.15 if backend == "eager" else 2.5) * held
+
+
+def keep_busy() -> None:
+    """The device has work for some tenths of a second."""
+    x = torch.ones(8192, 8192, device=device("cuda"))
+    for _ in range(10):
+        x = x @ x
+
+
+def test_a_pinned_batch_may_be_written_to_after_the_call() -> None:
+    model = autopar.compile(gpt2(), backend="eager")
+    expected = model(**batch(0)).loss
+    pinned = {name: x.cpu().pin_memory() for name, x in batch(0).items()}
+    keep_busy()
+    found = model(**pinned).loss
+    for x in pinned.values():
+        x.zero_()
+    assert distance(found, expected) < TOLERANCE
+
+
+def test_a_batch_on_the_gpu_comes_to_a_model_on_cpus() -> None:
+    plain = gpt2().cpu()
+    model = autopar.compile(copy.deepcopy(plain), cluster="1xcpu")
+    for step in range(3):
+        keep_busy()
+        given = {name: x + torch.zeros_like(x) for name, x in batch(step).items()}
+        found = model(**given).loss
+        expected = plain(**{name: x.cpu() for name, x in given.items()}).loss
+        assert distance(found.cpu(), expected) < TOLERANCE

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
 
 from autopar.cluster.parsing import parse_cluster
-from autopar.driver import segment_plans
+from autopar.driver import pipelining, segment_plans
 from autopar.driver.offers import Offers
-from autopar.driver.pipeline_shapes import numbers_of_microbatches, numbers_of_ranks
+from autopar.driver.pipeline_shapes import PipelineShape, numbers_of_microbatches, numbers_of_ranks
 from autopar.driver.pipelining import search_stages
 from autopar.driver.promising_shapes import Promising
 from autopar.driver.search import search
@@ -175,3 +177,40 @@ def test_a_number_of_ranks_that_waits_most_is_looked_at_again() -> None:
     assert divided.step_ns == 180
     # Eight ranks take longer than that even if they wait for nobody.
     assert not any(shape[0] == 8 and shape[1] != 32 for shape in asked_for)
+
+
+def test_what_takes_longer_than_was_thought_does_so_in_all_shapes_of_as_many_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else three shapes of two ranks were planned, and no more."""
+    some, graph = in_one(chain(64, 64, 64), 1), chain(64, 64, 64)
+    thought = {(2, 2): 90, (2, 4): 91, (2, 8): 92, (4, 4): 100}
+    takes, planned = {2: 130, 4: 101}, list[int]()
+
+    class Promised:
+        plain = has_plain = None
+        is_open = False
+
+        def __init__(self, _asked: object, _ways: object, tried: Offers, **_: object) -> None:
+            self.tried = tried
+
+        def best(self) -> list[tuple[PipelineShape, Any]]:
+            return [
+                (PipelineShape(ranks, count, "1f1b"), SimpleNamespace(step_ns=step_ns))
+                for (ranks, count), step_ns in thought.items()
+            ]
+
+    class Pipeline:
+        def __init__(self, _asked: object, shape: PipelineShape, *_: object) -> None:
+            self.ranks = shape.ranks
+
+        def plan(self, _graph: object) -> Plan:
+            planned.append(self.ranks)
+            estimates = msgspec.structs.replace(some.estimates, step_ns=takes[self.ranks])
+            return msgspec.structs.replace(some, estimates=estimates)
+
+    monkeypatch.setattr(pipelining, "Promising", Promised)
+    monkeypatch.setattr(pipelining, "_Pipeline", Pipeline)
+    found = search_stages(asked(graph, 4, stages="auto", microbatches="auto"), silent)
+    assert planned == [2, 4]
+    assert found.estimates.step_ns == 101

@@ -18,11 +18,13 @@ from torch import nn
 from autopar.codegen import generate
 from autopar.compile import Compiled, ModelCall
 from autopar.driver.comparing import compare_program, eager
-from autopar.errors import StageError, UnknownOpWarning
-from autopar.ir.graph import Phase, Role
+from autopar.errors import MicrobatchError, StageError, UnknownOpWarning
+from autopar.ir.graph import Node, Phase, Role
 from autopar.ir.input_sharding import with_handed
+from autopar.ir.microbatches import in_microbatches
 from autopar.ir.sharding import Handed, Sharding
 from autopar.ir.stages import in_stages
+from autopar.plans.pipeline_orders import SCHEDULES, STAGES_PER_RANK
 from autopar.plans.plan import PipelineSchedule, Plan, Stage
 from autopar.runtime.program.program import Program as Step
 from autopar.runtime.simulator.differences import differences
@@ -47,8 +49,7 @@ def check(program: Program, places: Sequence[On]) -> Drawn:
     if not is_sound(model, args, traced):
         reject()
     plans = [check_plan(traced, model, args, place) for place in places]
-    if check_stages(traced, model, args, places[0]):
-        plans[0].add("in stages")
+    plans[0] |= check_stages(traced, model, args, places[0])
     # What is sent nowhere is what eager computes, whatever the compiler does.
     if not any(facts & SENT for facts in plans):
         reject()
@@ -74,33 +75,57 @@ def check_plan(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: O
     return facts_of_plan(traced.graph, plan, run(traced, model, args, plan), place)
 
 
-def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: On) -> bool:
-    """VerificationError if two stages, cut anywhere, under any plans, are not equal to eager; False
-    where no two can be made of the model."""
-    seed = place.seed or 0
-    ops = traced.graph.with_role(Role.OP)
-    starts = [n.index for n in ops if n.phase is Phase.FORWARD and not n.view][1:]
-    if not starts:
-        return False
+def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place: On) -> set[str]:
+    """VerificationError if some stages, cut anywhere, under any plans, in the order of any schedule
+    are not equal to eager. What is true of them; nothing where the model cannot be cut so."""
+    draw = random.Random(place.seed or 0)
+    name, ranks, turns = draw.choice(list(SCHEDULES)), draw.choice((2, 2, 3)), draw.choice((1, 2))
+    chunks = STAGES_PER_RANK.get(name, 2 if name == "interleaved" else 1)
     try:
-        graphs = in_stages(traced.graph, [random.Random(seed).choice(starts)])
+        whole = in_microbatches(traced.graph, turns)
+    except MicrobatchError:
+        whole, turns = traced.graph, 1
+    starts = [n.index for n in whole.nodes if _is_forward_op(n)][1:]
+    if len(starts) < ranks * chunks - 1:
+        ranks, chunks, name = 2, 1, "1f1b"
+    if not starts:
+        return set()
+    schedule = PipelineSchedule(name, turns, chunks if name == "interleaved" else 1)
+    table = schedule.made(ranks)
+    try:
+        graphs = in_stages(whole, sorted(draw.sample(starts, ranks * chunks - 1)))
     except StageError:
-        return False
-    # Of a mesh with several axes the second stage has but the first in every other case.
-    sizes = [place.sizes, place.sizes[: 1 + seed % 2]]
-    plans = [random_plan(graph, mesh(*sizes[k]), seed + k) for k, graph in enumerate(graphs)]
+        return set()
+    # Of a mesh with several axes every other rank has but the first in every other case.
+    few = place.sizes[: 1 + (place.seed or 0) % 2]
+    sizes = [few if table.ranks[k] % 2 else place.sizes for k in range(len(graphs))]
+    firsts = [sum(prod(few if r % 2 else place.sizes) for r in range(n)) for n in range(ranks)]
+    plans = [
+        random_plan(graph, mesh(*own), draw.randrange(10**6), microbatches=turns,
+                    is_split=table.is_split)
+        for graph, own in zip(graphs, sizes, strict=True)
+    ]  # fmt: skip
     pairs = zip(plans, graphs, strict=True)
     steps = tuple(generate(traced.gm, traced.graph, plan, graph) for plan, graph in pairs)
-    firsts = (0, prod(place.sizes))
-    stages = tuple(Stage("", firsts[k], plan.structure) for k, plan in enumerate(plans))
-    structure = msgspec.structs.replace(
-        plans[0].structure, stages=stages, schedule=PipelineSchedule("1f1b")
+    stages = tuple(
+        Stage("", firsts[table.ranks[k]], plan.structure) for k, plan in enumerate(plans)
     )
-    whole = msgspec.structs.replace(plans[0], structure=structure)
+    structure = msgspec.structs.replace(plans[0].structure, stages=stages, schedule=schedule)
+    planned = msgspec.structs.replace(plans[0], structure=structure)
     compare_program(
-        Compiled(traced, whole, steps, graphs), ModelCall(model, args, {}), tolerance=TOLERANCE
+        Compiled(traced, planned, steps, graphs), ModelCall(model, args, {}), tolerance=TOLERANCE
     ).check()
-    return True
+    true = {
+        "in stages": True,
+        "stages in microbatches": turns > 1,
+        "several stages of a rank": chunks > 1,
+        "stages with two backwards": table.is_split,
+    }
+    return {fact for fact, is_true in true.items() if is_true}
+
+
+def _is_forward_op(node: Node) -> bool:
+    return node.role is Role.OP and node.phase is Phase.FORWARD and not node.view
 
 
 def run(traced: Traced, model: nn.Module, args: tuple[Any, ...], plan: Plan) -> Step:

@@ -50,6 +50,9 @@ OF_PLANS = {
     "any collective": 0.8,
     "plans chosen": 0.03,
     "in stages": 0.1,
+    "stages in microbatches": 0.02,
+    "several stages of a rank": 0.02,
+    "stages with two backwards": 0.02,
     "inputs in pieces": 0.05,
     **dict.fromkeys(sorted(SENT), 0.1),
 }

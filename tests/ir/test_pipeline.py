@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from autopar.errors import StageError
 from autopar.ir.graph import Phase
-from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Hop, Pass, hops_in_line, play_table
+from autopar.ir.pipeline import (
+    Action,
+    ActionSpan,
+    ActionTable,
+    Hop,
+    Pass,
+    answers,
+    hops_in_line,
+    play_table,
+)
 from autopar.plans.pipeline_orders import make_table
 
 F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
@@ -272,3 +281,34 @@ def test_fewer_microbatches_of_a_table_are_a_table(
     fewer.check(hops)
     assert fewer.microbatches == min(count, table.microbatches)
     assert fewer.ranks == table.ranks
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager-1f1b", "interleaved", "zb-h1", "zb-v"])
+@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 1), (2, 2), (3, 3), (4, 8)])
+def test_answers_are_made_of_what_the_action_before_sends(
+    name: str, ranks: int, microbatches: int
+) -> None:
+    table = make_table(name, ranks, microbatches, 2 if name == "interleaved" else 1)
+    chains = [list(row) for row in table.rows]
+    for rank, row in enumerate(table.rows):
+        # Without the waits of the rank for itself: those for its own row and its own stages.
+        others = [chain for number, chain in enumerate(chains) if number != rank]
+        graph = waits([*others, *([action] for action in row)], hops_in_line(table.num_stages))
+        own = set(row)
+        expected: set[Action] = set()
+        for before, action in pairwise(row):
+            sent = [a for a in graph.predecessors(action) if a != ROOT and a not in own]
+            made_of = {a for each in sent for a in nx.ancestors(graph, each)}
+            if before in made_of:
+                expected.add(action)
+        assert answers(table.rows, rank) == expected
+
+
+def test_what_is_no_answer_may_be_asked_for_ahead() -> None:
+    found = answers(make_table("1f1b", 2, 4, 1).rows, 0)
+    assert not found
+    alone = ActionTable.parse("0F0 2F0 2B0 0B0\n1F0 3F0 3B0 1B0")
+    assert {str(action) for action in answers(alone.rows, 0)} == {"2F0", "2B0", "0B0"}
+    assert {str(action) for action in answers(alone.rows, 1)} == {"3F0", "1B0"}
+    backward = tuple(tuple(a for a in row if a.kind is B) for row in alone.rows)
+    assert {str(action) for action in answers(backward, 0)} == {"0B0"}

@@ -122,6 +122,10 @@ def test_microbatches_are_open_in_stages_alone(
         ({"mesh": {"dp": "2"}}, "is no mesh"),
         ({"mesh": 3}, "mesh '3' has 3 devices, but cluster 4xcpu has 4"),
         ({"mesh": {"d p": 4}}, "'d p=4' is not name=size"),
+        (
+            {"stages": 4, "cuts": "layers.1"},
+            "stages=4: so many are not made by 1 cuts: give all cuts, or none",
+        ),
         ({"cluster": 2.0}, "cluster is a float: write the devices as text .8xH100., the path"),
         ({"cluster": 0}, "is not a size from 1 to"),
         ({"optimizer": "adan"}, "'adan' is not known: name the one most like it of sgd"),

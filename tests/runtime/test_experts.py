@@ -102,8 +102,8 @@ def test_fake_tensors_are_like_real_ones(bias: bool) -> None:
     x, weights, up, down, *rest = (t.detach() for t in layer(2, bias=bias))
     given = (x, choose(), weights, up, down, *(rest or [None]), "silu", False)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(experts_op, given, test_utils=checks)
-    torch.library.opcheck(experts_backward, (x, *given), test_utils=checks[:2])
+    torch.library.opcheck(experts_op.op, given, test_utils=checks)
+    torch.library.opcheck(experts_backward.op, (x, *given), test_utils=checks[:2])
 
 
 def test_the_function_for_models_of_ones_own() -> None:

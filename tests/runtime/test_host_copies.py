@@ -32,9 +32,9 @@ def test_what_comes_back_is_what_went() -> None:
 
 def test_fake_tensors_are_like_real_ones() -> None:
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")
-    torch.library.opcheck(host_copies.offload, (strided(),), test_utils=checks)
-    torch.library.opcheck(host_copies.reload, (strided(), CPU), test_utils=checks)
-    torch.library.opcheck(host_copies.arrived, (strided(),), test_utils=checks)
+    torch.library.opcheck(host_copies.offload.op, (strided(),), test_utils=checks)
+    torch.library.opcheck(host_copies.reload.op, (strided(), CPU), test_utils=checks)
+    torch.library.opcheck(host_copies.arrived.op, (strided(),), test_utils=checks)
 
 
 def step() -> fx.GraphModule:

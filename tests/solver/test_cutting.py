@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import combinations, product
+from math import inf
 
 import pytest
 
@@ -142,6 +143,62 @@ def test_no_cuts_are_better(problem: CutProblem | None) -> None:
     if problem.meshes or all(len(ways) == 1 for ways in problem.ways):
         # Then nothing is left to choose once sizes and meshes are.
         assert found.step_ns(problem) <= 1.001 * step_ns
+
+
+def chain(seed: int) -> CutProblem:
+    """Forty segments, each of a sort of its own, with one way to do each, on up to eight ranks."""
+    draw = random.Random(seed)
+    ranks = draw.randint(2, 8)
+    ways = tuple(
+        (Way(draw.randint(1, 100), draw.randint(0, 60), draw.randint(0, 50)),) for _ in range(40)
+    )
+    microbatches = draw.randint(1, 16)
+    in_flight = tuple(min(microbatches, ranks - k) for k in range(ranks))
+    flying = sum(in_flight) / ranks
+    held = sum(way.static_bytes + flying * way.saved_bytes for (way,) in ways)
+    limit = int(held / ranks * draw.uniform(0.9, 1.6))
+    return CutProblem((1,) * 40, ways, tuple(range(ranks)), in_flight, microbatches, limit)
+
+
+def by_dynamic_programming(problem: CutProblem) -> float | None:
+    """The least step of a chain whose ranks have a stage each: with what the first segments take at
+    the least in so many stages, segment by segment; None if none fits in memory."""
+    ways = [way for (way,) in problem.ways]
+    ends = range(len(ways) + 1)
+    longest = [0.0 if end == 0 else inf for end in ends]
+    for flying in problem.in_flight:
+        before, longest = longest, [inf for _ in ends]
+        for start in ends:
+            time_ns = held = 0
+            for end in ends[start + 1 :]:
+                way = ways[end - 1]
+                time_ns += way.time_ns
+                held += way.static_bytes + flying * way.saved_bytes
+                if held > problem.limit_bytes:
+                    break
+                longest[end] = min(longest[end], max(before[start], time_ns))
+    total_ns = sum(way.time_ns for way in ways)
+    step_ns = (problem.microbatches - 1) * longest[-1] + total_ns
+    return step_ns if step_ns < inf else None
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_chain_is_cut_as_dynamic_programming_cuts_it(seed: int) -> None:
+    problem = chain(seed)
+    best_ns = by_dynamic_programming(problem)
+    if best_ns is None:
+        with pytest.raises(InfeasibleError, match="no stages fit in memory"):
+            divide(problem)
+        return
+    found = divide(problem)
+    assert best_ns <= found.step_ns(problem) <= 1.001 * best_ns
+    assert found.bound_ns <= best_ns
+
+
+def test_chains_fit_and_do_not() -> None:
+    """What the test before compares with is both found and not."""
+    found = [by_dynamic_programming(chain(seed)) for seed in range(24)]
+    assert 2 <= found.count(None) <= 12
 
 
 @pytest.mark.parametrize("seed", range(20))

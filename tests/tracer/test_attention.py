@@ -136,10 +136,10 @@ def test_fakes_have_the_shapes_and_strides_of_results(kind: str, num_kv_heads: i
     q, k, v = (x.detach() for x in inputs)
     mask, causal = a_mask(kind, "square"), kind == "causal"
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(sdpa, (q, k, v, mask, causal, None), test_utils=checks)
+    torch.library.opcheck(sdpa.op, (q, k, v, mask, causal, None), test_utils=checks)
     out, lse = sdpa(q, k, v, mask, causal, None)
     rest = (mask, causal, None)
-    torch.library.opcheck(sdpa_backward, (out, q, k, v, out, lse, *rest), test_utils=checks)
+    torch.library.opcheck(sdpa_backward.op, (out, q, k, v, out, lse, *rest), test_utils=checks)
     assert out.transpose(1, 2).is_contiguous()
 
 

@@ -56,7 +56,11 @@ def trained(name: str) -> ZooCase:
 @cache
 def trained_on(samples: int, name: str) -> ZooCase:
     """The same of a batch of so many samples, those of the zoo again and again."""
-    model, inputs = build(name)
+    return on_samples(samples, *build(name))
+
+
+def on_samples(samples: int, model: nn.Module, inputs: dict[str, Any]) -> ZooCase:
+    """A model in training on so many samples, those of `inputs` again and again."""
     batch = next(iter(inputs.values())).shape[0]
     more = {k: torch.cat(-(-samples // batch) * [x])[:samples] for k, x in inputs.items()}
     return make_case(model.train(), more)

@@ -79,9 +79,12 @@ def gemma() -> tuple[nn.Module, dict[str, Tensor]]:
     return Gemma2ForCausalLM(config), tokens()
 
 
-def mixtral(activation: str = "silu") -> tuple[nn.Module, dict[str, Tensor]]:
+def mixtral(
+    activation: str = "silu", *, balanced: bool = True
+) -> tuple[nn.Module, dict[str, Tensor]]:
+    """With the loss that balances experts over a batch, or without it."""
     config = MixtralConfig(
-        **SHAPE, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True,
+        **SHAPE, num_local_experts=4, num_experts_per_tok=2, output_router_logits=balanced,
         experts_implementation="eager", hidden_act=activation,
     )  # fmt: skip
     return MixtralForCausalLM(config), tokens()

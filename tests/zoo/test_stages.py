@@ -3,14 +3,16 @@ any plan of each stage, in the order of any schedule."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from autopar.errors import MicrobatchError, StageError
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.segments import segments
 from autopar.plans.pipeline_orders import SCHEDULES, STAGES_PER_RANK
-from tests.zoo import ZOO
-from tests.zoo.cases import trained, trained_on
+from tests.zoo import ZOO, decoders
+from tests.zoo.cases import ZooCase, on_samples, trained, trained_on
 from tests.zoo.staging import any_cuts, check_stages
 
 DAILY = ("gpt2", "llama", "t5", "mixtral", "resnet")
@@ -53,6 +55,12 @@ def test_between_modules_in_every_schedule(name: str, turns: int, schedule: str)
     check_stages(trained(name), starts[:3] or starts, turns, schedule, 1, MESHES)
 
 
+@cache
+def unbalanced() -> ZooCase:
+    """Mixtral without the loss that balances its experts, which is that of no microbatch."""
+    return on_samples(8, *decoders.mixtral(balanced=False))
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("sizes", [(), (2,)], ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -63,12 +71,10 @@ def test_every_model_on_ranks_in_every_schedule(
     name: str, ranks: int, turns: int, schedule: str, sizes: tuple[int, ...]
 ) -> None:
     """On one device each, and on two under any plan: data parallel, tensor parallel or mixed."""
-    whole = trained_on(8, name)
-    try:
-        graph = in_microbatches(whole.traced.graph, turns)
-    except MicrobatchError:
-        assert name in ("mixtral", "resnet")
-        return
+    if name == "resnet" and turns > 1:
+        pytest.skip("batch norm is over the whole batch")
+    whole = unbalanced() if name == "mixtral" and turns > 1 else trained_on(8, name)
+    graph = in_microbatches(whole.traced.graph, turns)
     count = ranks * STAGES_PER_RANK.get(schedule, 2 if schedule == "interleaved" else 1) - 1
     for seed in range(20):
         try:

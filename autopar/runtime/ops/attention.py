@@ -19,17 +19,16 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.ops import efficient_attention
+from autopar.runtime.ops.operators import operator
 
 _FLASH_CPU = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _FLASH_CUDA = (torch.bfloat16, torch.float16)
 _MAX_FLASH_CUDA_HEAD_DIM = 256
 
 
-@torch.library.custom_op(
-    "autopar::sdpa",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float? scale)"
-    " -> (Tensor, Tensor)",
+@operator(
+    "sdpa(Tensor q, Tensor k, Tensor v, Tensor? mask, bool is_causal, float? scale)"
+    " -> (Tensor, Tensor)"
 )
 def sdpa(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
@@ -54,11 +53,9 @@ def sdpa(
     return by_position(out), lse.contiguous()
 
 
-@torch.library.custom_op(
-    "autopar::sdpa_backward",
-    mutates_args=(),
-    schema="(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? mask,"
-    " bool is_causal, float? scale) -> (Tensor, Tensor, Tensor)",
+@operator(
+    "sdpa_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
+    " Tensor? mask, bool is_causal, float? scale) -> (Tensor, Tensor, Tensor)"
 )
 def sdpa_backward(
     grad_out: Tensor,

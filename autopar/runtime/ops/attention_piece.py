@@ -26,15 +26,14 @@ from autopar.runtime.ops.attention import (
     sdpa,
     sdpa_backward,
 )
+from autopar.runtime.ops.operators import operator
 
 _KEYS = 2
 
 
-@torch.library.custom_op(
-    "autopar::sdpa_piece",
-    mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, int first_query,"
-    " int first_key) -> (Tensor, Tensor)",
+@operator(
+    "sdpa_piece(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, int first_query,"
+    " int first_key) -> (Tensor, Tensor)"
 )
 def sdpa_piece(
     q: Tensor,
@@ -64,11 +63,9 @@ def sdpa_piece(
     return _merged(*early, *late)
 
 
-@torch.library.custom_op(
-    "autopar::sdpa_piece_backward",
-    mutates_args=(),
-    schema="(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? mask,"
-    " float? scale, int first_query, int first_key) -> (Tensor, Tensor, Tensor)",
+@operator(
+    "sdpa_piece_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse,"
+    " Tensor? mask, float? scale, int first_query, int first_key) -> (Tensor, Tensor, Tensor)"
 )
 def sdpa_piece_backward(
     grad_out: Tensor,

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from autopar.ir.loss_chunks import chunk_rows
+from autopar.runtime.ops.operators import operator
 
 ELSEWHERE = -(2**63) + 1
 """No target of a script: -1, say, is out of bounds here as it is for torch."""
@@ -132,7 +133,7 @@ def _backward(
     return of_x, of_w.to(w.dtype)
 
 
-@torch.library.custom_op("autopar::linear_nll_rows", mutates_args=())
+@operator("linear_nll_rows")
 def linear_nll_rows(
     x: Tensor, w: Tensor, target: Tensor, ignored: int, chunks: int
 ) -> tuple[Tensor, Tensor]:
@@ -140,7 +141,7 @@ def linear_nll_rows(
     return _linear(x, w).rows(target, ignored, chunks)
 
 
-@torch.library.custom_op("autopar::scores_nll_rows", mutates_args=())
+@operator("scores_nll_rows")
 def scores_nll_rows(
     scores: Tensor, target: Tensor, ignored: int, chunks: int
 ) -> tuple[Tensor, Tensor]:
@@ -148,7 +149,7 @@ def scores_nll_rows(
     return _given(scores).rows(target, ignored, chunks)
 
 
-@torch.library.custom_op("autopar::linear_nll", mutates_args=())
+@operator("linear_nll")
 def linear_nll(
     x: Tensor, w: Tensor, target: Tensor, ignored: int, chunks: int
 ) -> tuple[Tensor, Tensor]:
@@ -156,13 +157,13 @@ def linear_nll(
     return _loss(*_linear(x, w).rows(target, ignored, chunks), target, ignored)
 
 
-@torch.library.custom_op("autopar::scores_nll", mutates_args=())
+@operator("scores_nll")
 def scores_nll(scores: Tensor, target: Tensor, ignored: int, chunks: int) -> tuple[Tensor, Tensor]:
     """The loss, and the rows that backward needs."""
     return _loss(*_given(scores).rows(target, ignored, chunks), target, ignored)
 
 
-@torch.library.custom_op("autopar::linear_nll_backward", mutates_args=())
+@operator("linear_nll_backward")
 def linear_nll_backward(
     x: Tensor, w: Tensor, target: Tensor, rows: Tensor, grad: Tensor, ignored: int, chunks: int
 ) -> tuple[Tensor, Tensor]:
@@ -170,7 +171,7 @@ def linear_nll_backward(
     return _backward(_linear(x, w), x, w, target, rows, grad, ignored, chunks)
 
 
-@torch.library.custom_op("autopar::scores_nll_backward", mutates_args=())
+@operator("scores_nll_backward")
 def scores_nll_backward(
     scores: Tensor, x: Tensor, w: Tensor, target: Tensor, rows: Tensor, grad: Tensor,
     ignored: int, chunks: int,

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from autopar.ir.draws import STATE_BYTES
 from autopar.runtime.ops.generators import generator_state, replayed
+from autopar.runtime.ops.operators import Operator
 from autopar.runtime.torch_private import signature_of
 
-_LIBRARY = torch.library.Library("autopar", "FRAGMENT")
 _GPU_STATE_BYTES = 16
 
 
@@ -69,11 +69,9 @@ def _defined(
 ) -> Any:
     """The op `autopar::name`. What is drawn has no gradient, and no kernel is told apart by where
     its tensors are: a GPU's state is on the host."""
-    _LIBRARY.define(f"{name}{schema}", tags=tags)
-    _LIBRARY.impl(name, run, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"autopar::{name}", fake, lib=_LIBRARY)
-    packet, _, overload = name.partition(".")
-    return getattr(getattr(torch.ops.autopar, packet), overload or "default")
+    made = Operator(f"{name}{schema}", run, tags)
+    made.register_fake(fake)
+    return made.op
 
 
 def _name(op: Any) -> str:

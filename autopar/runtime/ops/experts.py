@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autopar.runtime.ops.gates import Gate
+from autopar.runtime.ops.operators import operator
 
 _ONES = 8
 """Columns of ones that sum rows: whole 16 bytes in bfloat16, as the grouped kernel asks."""
@@ -139,11 +140,9 @@ def spread(values: Tensor, slots: Tensor, chosen: Tensor) -> Tensor:
     return values.new_zeros(chosen.numel()).index_copy(0, slots, values).view(chosen.shape)
 
 
-@torch.library.custom_op(
-    "autopar::experts",
-    mutates_args=(),
-    schema="(Tensor x, Tensor chosen, Tensor weights, Tensor up, Tensor down, Tensor? up_bias,"
-    " str gate, bool may_skip) -> Tensor",
+@operator(
+    "experts(Tensor x, Tensor chosen, Tensor weights, Tensor up, Tensor down, Tensor? up_bias,"
+    " str gate, bool may_skip) -> Tensor"
 )
 def experts_op(
     x: Tensor,
@@ -163,11 +162,9 @@ def experts_op(
     return combine(weighted, way.slots, chosen, x.dtype)
 
 
-@torch.library.custom_op(
-    "autopar::experts_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor chosen, Tensor weights, Tensor up, Tensor down,"
-    " Tensor? up_bias, str gate, bool may_skip) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+@operator(
+    "experts_backward(Tensor grad, Tensor x, Tensor chosen, Tensor weights, Tensor up, Tensor down,"
+    " Tensor? up_bias, str gate, bool may_skip) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 def experts_backward(
     grad: Tensor,

@@ -25,6 +25,7 @@ from autopar.runtime.ops.experts import (
     spread,
 )
 from autopar.runtime.ops.gates import Gate
+from autopar.runtime.ops.operators import operator
 from autopar.runtime.ops.ragged_all_to_all import RAGGED_OPS, RaggedMessage, RaggedSteps, with_group
 
 
@@ -116,11 +117,9 @@ def _width(empty: Tensor) -> int:
     return empty.new_empty(1, *empty.shape[1:]).numel() * empty.element_size()
 
 
-@torch.library.custom_op(
-    "autopar::experts_exchange",
-    mutates_args=(),
-    schema="(Tensor x, Tensor chosen, Tensor weights, Tensor up, Tensor down, Tensor? up_bias,"
-    " str gate, int ways, str group) -> Tensor",
+@operator(
+    "experts_exchange(Tensor x, Tensor chosen, Tensor weights, Tensor up, Tensor down,"
+    " Tensor? up_bias, str gate, int ways, str group) -> Tensor"
 )
 def experts_exchange(*args: Any) -> Tensor:
     """y [N, D] of this rank's tokens, as `autopar::experts` of all tokens and experts of the
@@ -129,11 +128,10 @@ def experts_exchange(*args: Any) -> Tensor:
     return with_group(_forward(*given), group)
 
 
-@torch.library.custom_op(
-    "autopar::experts_exchange_backward",
-    mutates_args=(),
-    schema="(Tensor grad, Tensor x, Tensor chosen, Tensor weights, Tensor up, Tensor down,"
-    " Tensor? up_bias, str gate, int ways, str group) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+@operator(
+    "experts_exchange_backward(Tensor grad, Tensor x, Tensor chosen, Tensor weights, Tensor up,"
+    " Tensor down, Tensor? up_bias, str gate, int ways, str group)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 def experts_exchange_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients of this rank's x and weights, and of its experts' up, down and up_bias."""

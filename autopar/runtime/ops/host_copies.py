@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from autopar.runtime.ops.numa import near_device
+from autopar.runtime.ops.operators import operator
 
 _streams: dict[tuple[int, str], torch.cuda.Stream] = {}
 _under_way: dict[int, tuple[Any, Tensor, Tensor]] = {}
 """The end of each copy that was begun on a GPU, and both tensors, by where its result lies."""
 
 
-@torch.library.custom_op("autopar::offload", mutates_args=(), schema="(Tensor x) -> Tensor")
+@operator("offload(Tensor x) -> Tensor")
 def offload(x: Tensor) -> Tensor:
     """A copy of `x`, laid out as it is, in the host's memory; what is in it is not known before
     `arrived`."""
@@ -38,9 +39,7 @@ def _(x: Tensor) -> Tensor:
     return torch.empty_like(x, device="cpu" if x.is_cuda else x.device)
 
 
-@torch.library.custom_op(
-    "autopar::reload", mutates_args=(), schema="(Tensor x, Device device) -> Tensor"
-)
+@operator("reload(Tensor x, Device device) -> Tensor")
 def reload(x: Tensor, device: torch.device) -> Tensor:
     """A copy on `device` of what `offload` left; what is in it is not known before `arrived`."""
     if device.type != "cuda":
@@ -53,9 +52,7 @@ def _(x: Tensor, device: torch.device) -> Tensor:
     return torch.empty_like(x, device=device)
 
 
-@torch.library.custom_op(
-    "autopar::arrived", mutates_args=("copy",), schema="(Tensor(a!) copy) -> ()"
-)
+@operator("arrived(Tensor(a!) copy) -> ()")
 def arrived(copy: Tensor) -> None:
     """What computes goes on when all of `copy` is there."""
     begun = _under_way.pop(copy.data_ptr(), None)
@@ -70,9 +67,7 @@ def _(copy: Tensor) -> None:
     pass
 
 
-@torch.library.custom_op(
-    "autopar::landed", mutates_args=("copy",), schema="(Tensor(a!) copy) -> ()"
-)
+@operator("landed(Tensor(a!) copy) -> ()")
 def landed(copy: Tensor) -> None:
     """The host goes on when all of `copy` is there, which is in its memory."""
     begun = _under_way.pop(copy.data_ptr(), None)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from autopar.runtime.ops.operators import operator
 from autopar.runtime.torch_private import differentiating
 
 RECURRENT_KINDS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
@@ -45,11 +46,9 @@ def _computed(
     return y, last, cell[0] if cell else c.new_empty(c.shape)
 
 
-@torch.library.custom_op(
-    "autopar::recurrent",
-    mutates_args=(),
-    schema="(str kind, Tensor x, Tensor h, Tensor c, Tensor[] weights, bool biased)"
-    " -> (Tensor, Tensor, Tensor)",
+@operator(
+    "recurrent(str kind, Tensor x, Tensor h, Tensor c, Tensor[] weights, bool biased)"
+    " -> (Tensor, Tensor, Tensor)"
 )
 def recurrent(
     kind: str, x: Tensor, h: Tensor, c: Tensor, weights: Sequence[Tensor], biased: bool
@@ -59,11 +58,9 @@ def recurrent(
     return y.contiguous(), last.contiguous(), cell.contiguous()
 
 
-@torch.library.custom_op(
-    "autopar::recurrent_backward",
-    mutates_args=(),
-    schema="(str kind, Tensor grad_y, Tensor grad_h, Tensor grad_c, Tensor x, Tensor h, Tensor c,"
-    " Tensor[] weights, bool biased) -> Tensor[]",
+@operator(
+    "recurrent_backward(str kind, Tensor grad_y, Tensor grad_h, Tensor grad_c, Tensor x,"
+    " Tensor h, Tensor c, Tensor[] weights, bool biased) -> Tensor[]"
 )
 def recurrent_backward(
     kind: str,

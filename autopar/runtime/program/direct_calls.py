@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from autopar.runtime.torch_private import function_of
+from autopar.runtime.ops.operators import function_of
 
 _ATEN = torch.ops.aten
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from autopar.ir.graph import Phase
-from autopar.ir.pipeline import Action, Pass
+from autopar.ir.pipeline import Action, Pass, answers
 from autopar.ir.stages import StageLink
 
 RANDOM = "the state of random numbers"
@@ -103,11 +103,13 @@ class RankLinks:
 class Exchanges:
     """What a rank sends and is sent in each step in which ranks do what `rows` say, of which this
     rank does its `own`: by action, what it `reads` and `sends`; by whom messages come from, their
-    `orders`; and where actions stand in the row of each rank, the `places`."""
+    `orders`; where actions stand in the row of each rank, the `places`; and its own `answers`
+    (`pipeline.answers`)."""
 
     def __init__(self, route: RankLinks, rows: Rows) -> None:
         self.route, self.rows = route, rows
         self.own = rows[route.row_of[route.rank]]
+        self.answers = answers(rows, route.row_of[route.rank])
         self.reads = {a: _at(route.incoming, a, sends=False) for a in self.own}
         self.sends = {a: _at(route.outgoing, a, sends=True) for a in self.own}
         self.places = [{action: k for k, action in enumerate(row)} for row in rows]

@@ -90,6 +90,8 @@ class RankOfLine:
     is_proportional: bool
     device: torch.device
     meeting: Meeting | None = None
+    done: set[tuple[Pass, ...]] = field(default_factory=set, init=False)
+    """The kinds of actions that were all done before."""
     _exchanges: dict[tuple[Pass, ...], Exchanges] = field(default_factory=dict, init=False)
 
     def exchanges(self, kinds: Sequence[Pass]) -> Exchanges:
@@ -136,18 +138,25 @@ class _Pass:
         }
 
     def do(self, kinds: Sequence[Pass]) -> None:
-        """All actions of these kinds."""
+        """All actions of these kinds. What the next one needs is asked for before the present one,
+        once graphs are compiled and if it can come by then: on a GPU it is a kernel that waits on
+        the device, and whoever waits for all of the device, as a compiler does that tries kernels,
+        waits for it."""
         line = self.line
+        is_first = tuple(kinds) not in line.done
         self.draws = Pass.FORWARD in kinds
         exchanges = line.exchanges(kinds)
         mail = Mail(exchanges, line.channels, line.device, self._awaiting)
         own = exchanges.own
         try:
             for place, action in enumerate(own):
-                for each in own[place : place + 2]:
-                    mail.expect(each)
+                mail.expect(action)
+                for later in own[place + 1 : place + 2]:
+                    if not is_first and later not in exchanges.answers:
+                        mail.expect(later)
                 self._act(mail, action)
             mail.finish()
+            line.done.add(tuple(kinds))
         except BaseException:
             if line.channels is not None:
                 line.channels.break_off()
