@@ -11,6 +11,7 @@ from torch import fx
 
 import autopar.runtime.ops.attention
 import autopar.runtime.ops.host_copies  # noqa: F401 defines the op
+from autopar.runtime.ops.draws import drawing
 from autopar.runtime.ops.operators import function_of
 from autopar.runtime.program.direct_calls import DIRECT, call_directly
 from autopar.runtime.torch_private import TorchDispatchMode
@@ -82,7 +83,9 @@ def test_ops_of_autopar_are_functions() -> None:
 
 
 def test_other_ops_are_left() -> None:
-    for op in (_ATEN.mm.default, _ATEN.bernoulli.p, torch.ops.autopar.landed.default, len):
+    drawing_op = drawing(_ATEN.native_dropout.default)
+    landed = torch.ops.autopar.landed.default
+    for op in (_ATEN.mm.default, _ATEN.bernoulli.p, landed, drawing_op, len):
         assert function_of(op) is None
 
 
