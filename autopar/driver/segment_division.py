@@ -205,6 +205,8 @@ class SegmentDivision:
                 for name in turns:
                     turns[name] += number * sort.share * getattr(plan.estimates.turn, name)
         found = {name: round(ns) for name, ns in turns.items()}
+        if self.table.num_stages == 1:
+            found["action_ns"] = 0  # One stage sends nothing.
         turn = msgspec.structs.replace(base.turn, **found)
         return msgspec.structs.replace(base, turn=turn)
 

@@ -247,7 +247,9 @@ def _with_block(plan: Plan, stage: int, source: int, module: str, sign: int) -> 
     own = plan.estimates.stages[stage].turn
 
     def with_one(name: str) -> int:
-        share = 0 if name == "update_ns" else forward if "forward" in name else backward
+        share = (
+            0 if name in ("update_ns", "action_ns") else forward if "forward" in name else backward
+        )
         return max(0, getattr(own, name) + sign * round(getattr(turn, name) * share))
 
     return TurnTimes(**{name: with_one(name) for name in TurnTimes.__struct_fields__})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from autopar.ir.loss_chunks import LINEAR, LINEAR_BACKWARD, SCORES, SCORES_BACKW
 from autopar.rules.intra_op import scratch_bytes
 from autopar.rules.work import busiest_work, flops
 from autopar.runtime.ops import chunked_loss
+from autopar.runtime.ops.operators import function_of
 from tests.held import Held
 from tests.rules.execution import snapshot
 from tests.rules.test_exchange import one_op
@@ -28,6 +30,13 @@ OPS = {
     SCORES: chunked_loss.scores_nll,
     SCORES_BACKWARD: chunked_loss.scores_nll_backward,
 }
+
+
+def computing(op: str) -> Callable[..., tuple[Tensor, ...]]:
+    """The function of an op."""
+    found = function_of(OPS[op].op)
+    assert found is not None
+    return found
 
 
 def called(op: str, dtype: torch.dtype, chunks: int) -> tuple[object, ...]:
@@ -55,7 +64,7 @@ def test_what_is_held_on_the_way_is_counted(op: str, dtype: torch.dtype, chunks:
         for x in args:
             _ = x[:] if isinstance(x, Tensor) and x.dim() else x  # seen from the start
         given, held.peak = held.peak, 0
-        made = OPS[op]._init_fn(*args)  # below it, one op is all that there is to see
+        made = computing(op)(*args)  # below it, one op is all that there is to see
     outputs = sum(x.nbytes for x in made)
     of_rows = 40 * ROWS  # what there is one of per row
     assert -of_rows <= held.peak - given - (counted + outputs) <= of_rows
@@ -67,7 +76,7 @@ def test_floating_point_operations_are_torchs(op: str) -> None:
     graph, node = graph_of(op, args)
     added = {torch.ops.aten.addmm_: lambda _, a, b, **how: 2 * math.prod(a) * b[1]}
     with FlopCounterMode(display=False, custom_mapping=added) as counter:
-        OPS[op]._init_fn(*args)
+        computing(op)(*args)
     assert busiest_work(graph, node, Choice(()), ()).flops == counter.get_total_flops()
     if op != SCORES:
         assert flops(node, graph) == counter.get_total_flops()

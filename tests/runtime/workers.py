@@ -287,7 +287,9 @@ def four() -> dict[str, Any]:
 
 
 def staged(model: nn.Module, ranks: int = 2, **how: Any) -> Any:
-    return autopar.compile(model, cluster=slow_devices(ranks), **({"stages": 2} | how))
+    if "cuts" not in how:
+        how = {"stages": 2} | how
+    return autopar.compile(model, cluster=slow_devices(ranks), **how)
 
 
 def most(ours: nn.Module, theirs: nn.Module, of: str = "") -> float:

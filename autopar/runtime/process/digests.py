@@ -83,7 +83,7 @@ class BatchDigest:
         host = torch.empty((), dtype=torch.int64, pin_memory=True)
         host.copy_(value, non_blocking=True)
         event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(value.device))
+        event.record()
         self._before = host, event
         if before is None:
             return 0
