@@ -244,3 +244,11 @@ def test_dropout_of_rows_that_attend_to_nothing(kind: str) -> None:
         actual = run()
     for got, want in zip(actual, run(), strict=True):
         close(got, want)
+
+
+def test_gradients_of_gradients_of_attention_are_refused() -> None:
+    q = torch.randn(1, 2, 4, 8, requires_grad=True)
+    out, _ = sdpa(q, q, q, None, True, None)
+    (first,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="sdpa_backward has no derivative"):
+        first.sum().backward()

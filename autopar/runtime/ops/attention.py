@@ -275,3 +275,4 @@ def _differentiate(
 
 
 sdpa.register_autograd(_differentiate, setup_context=_save)
+sdpa_backward.refuse_autograd()

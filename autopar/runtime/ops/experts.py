@@ -227,6 +227,7 @@ def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 
 experts_op.register_autograd(_differentiate, setup_context=_save)
+experts_backward.refuse_autograd()
 
 
 _ALIGNED_BYTES = 16

@@ -50,6 +50,14 @@ class Operator(Generic[_R]):
             f"autopar::{self.name}", differentiate, setup_context=setup_context, lib=_LIBRARY
         )
 
+    def refuse_autograd(self) -> None:
+        """NotImplementedError where a gradient goes through: torch would warn, and leave it out."""
+
+        def refuse(*_: Any) -> None:
+            raise NotImplementedError(f"autopar::{self.name} has no derivative")
+
+        self.register_autograd(refuse, lambda *_, **__: None)
+
 
 def operator(
     schema: str, tags: Sequence[torch.Tag] = ()

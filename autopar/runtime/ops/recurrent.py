@@ -112,3 +112,4 @@ def _differentiate(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
 
 
 recurrent.register_autograd(_differentiate, setup_context=_save)
+recurrent_backward.refuse_autograd()
