@@ -234,8 +234,8 @@ def make_options(
     cut_before, order = _several(cuts), read_schedule(schedule)
     if cut_before and num_stages not in (None, 1, len(cut_before) + 1):
         raise ArgumentError(
-            f"stages={num_stages}: so many are not made by {len(cut_before)} cuts: give all cuts, "
-            "or none and only how many stages"
+            f"stages={num_stages}: cuts before {', '.join(cut_before)} make {len(cut_before) + 1}; "
+            "give all cuts, or none and only how many stages"
         )
     count = _count("microbatches", usual if microbatches is None else microbatches)
     is_free = axes == "auto" and microbatches in (None, "auto") and not (constraints or strategy)

@@ -92,13 +92,32 @@ class Masked(nn.Module):
         return x.sum(), x
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_gradients_are_those_of_the_masks_that_were_drawn(backend: str) -> None:
+class Inside(Masked):
+    """Every mask is made again in backward: gradients go through all of them."""
+
+    def body(self, layer: nn.Module, x: Tensor) -> Tensor:
+        return layer(F.dropout(x, 0.25)).sin()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return super().forward(x * self.layers[0].weight.sum())
+
+
+@pytest.mark.parametrize(
+    ("build", "backend", "microbatches"),
+    [(Masked, "eager", 1), (Masked, "inductor", 1), (Masked, "eager", 2), (Inside, "eager", 2)],
+)
+def test_gradients_are_those_of_the_masks_that_were_drawn(
+    build: type[Masked], backend: str, microbatches: int
+) -> None:
     """Whatever a backend draws in forward: a loss and its gradient in the direction of a parameter,
     by differences under the same masks."""
-    model = Masked().double()
+    model = build().double()
     compiled: Any = autopar.compile(
-        copy.deepcopy(model), checkpoint="as written", backend=backend, verify=False
+        copy.deepcopy(model),
+        checkpoint="as written",
+        backend=backend,
+        microbatches=microbatches,
+        verify=False,
     )
     x = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     step = 1e-6
@@ -123,6 +142,10 @@ def test_gradients_are_those_of_the_masks_that_were_drawn(backend: str) -> None:
         given = zip(weights, directions, strict=True)
         found = sum(float((w.grad * d).sum()) for w, d in given if w.grad is not None)
         assert slope == pytest.approx(found, rel=1e-5), call
+        torch.set_rng_state(state)
+        eager_model = copy.deepcopy(model)
+        eager_model.load_state_dict(compiled.state_dict())
+        assert eager_model(x)[0].item() == pytest.approx(loss.item(), rel=1e-9), call
     assert any(":native_dropout." in key for key in compiled.plans[0].structure.again)
 
 

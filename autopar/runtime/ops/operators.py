@@ -2,7 +2,7 @@
 
 A kernel is called as it is. `torch.library.custom_op` does more around every call: it takes the
 arguments apart and looks for results that share memory with them. That takes a host of 8 us for a
-launch 64 us, where this takes 10.
+launch 64 us, where this takes 10, and 44 for an op that says what its derivative is.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol, cast
 
 import torch
@@ -114,34 +113,14 @@ def _take(leaf: Tensor, is_local: bool, world: World) -> Piece:
         return _of_dtensor(leaf, world)
     if hasattr(leaf, "full_tensor"):
         return Piece(leaf, cast("InPieces", leaf))
-    local = _on_device(leaf, world.device)
+    # A copy for the CPU is read at once; pinned memory is the script's to write to after the call.
+    is_awaited = world.device.type == "cpu" or leaf.is_pinned()
+    local = leaf.to(world.device, non_blocking=not is_awaited)
     mesh = world.device_mesh
     if mesh is None or not is_local or local.dim() == 0:
         return Piece(local)
     source = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
     return Piece(local, source, Handed(Sharding((S(0),)), (world.size,)))
-
-
-def _on_device(leaf: Tensor, device: torch.device) -> Tensor:
-    """`leaf` there, once nothing reads what it was copied from any more: a script may write its
-    next batch into the same pinned memory. The host waits for that copy, and not for what the
-    device has still to do."""
-    if device.type != "cuda" or leaf.device.type != "cpu":
-        return leaf.to(device)
-    if not leaf.is_pinned():
-        return leaf.to(device, non_blocking=True)
-    stream = _stream(device)
-    with torch.cuda.stream(stream):
-        copy = leaf.to(device, non_blocking=True)
-    stream.synchronize()
-    copy.record_stream(torch.cuda.current_stream(device))
-    return copy
-
-
-@cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for the copies of inputs."""
-    return torch.cuda.Stream(device)
 
 
 def _of_dtensor(leaf: DTensor, world: World) -> Piece:
