@@ -124,7 +124,7 @@ def test_microbatches_are_open_in_stages_alone(
         ({"mesh": {"d p": 4}}, "'d p=4' is not name=size"),
         (
             {"stages": 4, "cuts": "layers.1"},
-            "stages=4: cuts before layers.1 make 2; give all cuts, or none and only how many stages",
+            "stages=4: cuts before layers.1 make 2; give all cuts, or none and only how many",
         ),
         ({"cluster": 2.0}, "cluster is a float: write the devices as text .8xH100., the path"),
         ({"cluster": 0}, "is not a size from 1 to"),
