@@ -76,7 +76,10 @@ class SegmentWays:
             plans = part.plans(place)
 
             def divided(least_ns: int | None) -> Divided:
-                plans.plan_free(None if least_ns is None else int(least_ns / often))
+                try:
+                    plans.plan_free(None if least_ns is None else int(least_ns / often))
+                except Beaten as beaten:
+                    raise Beaten(plans.mesh, int(beaten.bound * often)) from None
                 division = SegmentDivision(self.asked, sample, table, [plans], self.say)
                 return division.divided(least_ns)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,10 +22,12 @@ from autopar.driver.search import search
 from autopar.driver.segment_division import Divided
 from autopar.driver.segment_plans import SegmentPlans
 from autopar.driver.segment_ways import SegmentWays
+from autopar.ir.graph import Graph
 from autopar.ir.mesh import Mesh
 from autopar.ir.pipeline import ActionTable
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.plan import Plan
+from autopar.plans.request import Asked
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.driver.test_segments import Chain, asked, chain
@@ -144,6 +147,33 @@ def test_a_mesh_that_is_beaten_without_a_limit_is_not_planned_within_it(
     assert within
 
 
+Took = Mapping[tuple[int, int, str], tuple[int, float]]
+"""What a step takes by ranks, microbatches and order, and for which part the busiest rank waits."""
+
+
+class Known(SegmentWays):
+    """Steps of which it is known what they take; of others 500."""
+
+    def __init__(self, wanted: Asked, took: Took) -> None:
+        super().__init__(wanted, silent)
+        self.took = took
+        self.asked_for: list[tuple[int, int, str]] = []
+
+    def divided(
+        self, table: ActionTable, known_ns: int | None = None, mesh: str = ""
+    ) -> Divided | None:
+        ranks = len(table.rows)
+        name = "1f1b"
+        if table.is_split or table.num_stages > ranks:
+            name = "zb-h1" if table.num_stages == ranks else "other"
+        shape = ranks, table.microbatches, name
+        self.asked_for.append(shape)
+        step_ns, waits = self.took.get(shape, (500, 0.0))
+        if known_ns is not None and step_ns >= known_ns:
+            return None
+        return Divided((Mesh(()),), (), step_ns, waits, 0, 0, {}, is_within=True, is_tight=False)
+
+
 def test_a_number_of_ranks_that_waits_most_is_looked_at_again() -> None:
     """In the numbers of microbatches that are considered first two ranks are better; four, which
     wait longer, are the best in fewer, and better still in an order in which they wait less."""
@@ -151,32 +181,63 @@ def test_a_number_of_ranks_that_waits_most_is_looked_at_again() -> None:
         (2, 8, "1f1b"): (220, 0.1), (2, 4, "1f1b"): (215, 0.2), (4, 16, "1f1b"): (228, 0.3),
         (4, 8, "1f1b"): (205, 0.35), (4, 8, "zb-h1"): (180, 0.1), (8, 32, "1f1b"): (400, 0.1),
     }  # fmt: skip
-    asked_for: list[tuple[int, int, str]] = []
-
-    class Known(SegmentWays):
-        def divided(
-            self, table: ActionTable, known_ns: int | None = None, mesh: str = ""
-        ) -> Divided | None:
-            ranks = len(table.rows)
-            name = "1f1b"
-            if table.is_split or table.num_stages > ranks:
-                name = "zb-h1" if table.num_stages == ranks else "other"
-            shape = ranks, table.microbatches, name
-            asked_for.append(shape)
-            step_ns, waits = took.get(shape, (500, 0.0))
-            if known_ns is not None and step_ns >= known_ns:
-                return None
-            return Divided(
-                (Mesh(()),), (), step_ns, waits, 0, 0, {}, is_within=True, is_tight=False
-            )
-
     graph = trace(Chain([32] * 17), (torch.randn(64, 32),), {}).graph
     wanted = asked(graph, 8, stages="auto", microbatches="auto")
-    (best, divided), *_ = Promising(wanted, Known(wanted, silent), Offers(silent)).best()
+    known = Known(wanted, took)
+    (best, divided), *_ = Promising(wanted, known, Offers(silent)).best()
     assert (best.ranks, best.microbatches, best.schedule) == (4, 8, "zb-h1")
     assert divided.step_ns == 180
-    # Eight ranks take longer than that even if they wait for nobody.
-    assert not any(shape[0] == 8 and shape[1] != 32 for shape in asked_for)
+    # Eight ranks take longer than that even if they wait for nobody, and work less in fewer.
+    assert not any(shape[0] == 8 and shape[1] != 32 for shape in known.asked_for)
+
+
+class AsIs(Known):
+    """Whatever is known, what takes longer is told."""
+
+    def divided(
+        self, table: ActionTable, known_ns: int | None = None, mesh: str = ""
+    ) -> Divided | None:
+        return super().divided(table, None, mesh)
+
+
+def plain_of(graph: Graph, step_ns: int, kernels: int) -> Plan:
+    """In one stage; it takes so long, and launches so many kernels, one after the other."""
+    plan = in_one(graph, 1)
+    (key, op), *_ = ((k, op) for k, op in plan.estimates.ops.items() if op.compute_ns)
+    one = {key: msgspec.structs.replace(op, count=kernels)}
+    estimates = msgspec.structs.replace(plan.estimates, step_ns=step_ns, ops=one, host_ns=0)
+    return msgspec.structs.replace(plan, estimates=estimates)
+
+
+def test_fewer_microbatches_in_which_ranks_work_less_are_looked_at() -> None:
+    """Though none of those that are considered first is as good as one stage, however long its
+    ranks wait."""
+    took = {
+        (2, 8, "1f1b"): (495, 0.05), (4, 16, "1f1b"): (527, 0.1), (4, 8, "1f1b"): (374, 0.1),
+        (4, 4, "1f1b"): (329, 0.1),
+    }  # fmt: skip
+    graph = trace(Chain([32] * 17), (torch.randn(64, 32),), {}).graph
+    wanted = asked(graph, 4, stages="auto", microbatches="auto")
+    tried = Offers(silent, plain_of(graph, 375, 0))
+    best = Promising(wanted, AsIs(wanted, took), tried, only_several=True).best()[0][0]
+    assert (best.ranks, best.microbatches) == (4, 4)
+
+
+@pytest.mark.parametrize(("kernels", "first"), [(0, 16), (40, 8), (60, 4)])
+def test_where_launches_count_fewer_microbatches_are_considered_first(
+    kernels: int, first: int
+) -> None:
+    graph = trace(Chain([32] * 17), (torch.randn(64, 32),), {}).graph
+    wanted = asked(graph, 4, stages=4, microbatches="auto")
+    device = wanted.cluster.device
+    wanted = replace(
+        wanted, cluster=replace(wanted.cluster, device=replace(device, kind="cpu", launch_s=1e-6))
+    )
+    known = Known(wanted, {})
+    # Of four ranks a tenth of the step is as long as 400 kernels launch: ten times 40.
+    tried = Offers(silent, plain_of(graph, 1_000_000, kernels))
+    Promising(wanted, known, tried, only_several=True).best()
+    assert known.asked_for[0] == (4, first, "1f1b")
 
 
 def test_what_takes_longer_than_was_thought_does_so_in_all_shapes_of_as_many_ranks(

@@ -31,6 +31,8 @@ from autopar.runtime.torch_private import flatten
 from autopar.tracer import trace
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
+from tests.codegen.test_offload import in_blocks
+from tests.codegen.test_two_parts import ROWS, WIDTH, Deep, planned
 from tests.runtime.workers import (
     RANK,
     adamw,
@@ -48,10 +50,11 @@ from tests.zoo.cases import build
 
 def stage_plan(
     model: nn.Module, inputs: dict[str, Any], sizes: Sequence[int], turns: int, seed: int,
-    schedule: str = "1f1b",
+    schedule: str = "1f1b", *, with_memory: bool = False,
 ) -> Plan:  # fmt: skip
     """Random decisions for as many stages as there are `sizes`, the devices of each, cut at
-    modules; a weight that is tied is stored alike."""
+    modules; a weight that is tied is stored alike. `with_memory`: some is made again, offloaded,
+    and at home on the host; backward then comes in two parts, and no weight is tied."""
     traced = trace(model, (), inputs)
     graph = in_microbatches(traced.graph, turns)
     parts = segments(graph)
@@ -63,7 +66,11 @@ def stage_plan(
     firsts = [0, *accumulate(sizes)]
     for k, (each, size) in enumerate(zip(graphs, sizes, strict=True)):
         pins = {n.key: stored[n.target] for n in each.with_role(Role.PARAM) if n.target in stored}
-        found = random_plan(each, mesh(*[size][: size > 1]), seed + k, pins, turns).structure
+        axes = [size][: size > 1]
+        if with_memory:
+            found = planned(each, in_blocks(*axes), turns, seed + k).structure
+        else:
+            found = random_plan(each, mesh(*axes), seed + k, pins, turns).structure
         stored |= {name: str(p.choice) for name, p in found.params.items()}
         stages.append(Stage(["", *starts][k], firsts[k], found))
     cluster = f"{sum(sizes)}xcpu"
@@ -83,9 +90,34 @@ def stage_plan(
 def any_plan(name: str, sizes: Sequence[int], turns: int, seed: int, schedule: str) -> float:
     """How far a model of the zoo is from eager, in float64."""
     model, inputs = build(name)
-    ours = copy.deepcopy(model)
-    plan = stage_plan(model, inputs, sizes, turns, seed, schedule)
-    ours = autopar.compile(ours, plan=plan)
+    return under(stage_plan(model, inputs, sizes, turns, seed, schedule), model, inputs)
+
+
+def memory_choices() -> dict[str, float]:
+    """Stages of which each makes some again, offloads some, and has parameters on the host."""
+    torch.manual_seed(0)
+    found: dict[str, float] = {}
+    for seed, turns in enumerate((1, 2)):
+        model = Returning().double()
+        inputs = {"x": torch.randn(ROWS, WIDTH, dtype=torch.float64)}
+        plan = stage_plan(model, inputs, (2, 2), turns, seed, "zb-h1", with_memory=True)
+        parts = plan.structure.parts
+        assert any(part.again and part.offloaded for part in parts)
+        assert any(p.choice.hosted for part in parts for p in part.params.values())
+        found[f"{turns} microbatches"] = under(plan, model, inputs)
+    return found
+
+
+class Returning(Deep):
+    """A loss by its name."""
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        return {"loss": super().forward(x)}
+
+
+def under(plan: Plan, model: nn.Module, inputs: dict[str, Any]) -> float:
+    """How far a model of float64 is from eager in stages."""
+    ours = autopar.compile(copy.deepcopy(model), plan=plan)
     worst = 0.0
     for _ in range(2):
         losses = []
@@ -120,6 +152,7 @@ def four() -> dict[str, Any]:
         "unequal": train(lambda: llama(4), adamw, 4, **how, mesh="1/2/1", schedule="zb-h1"),
         "other calls": unequal_ranks(),
         "any": _differences(ANY[:1]),
+        "memory": memory_choices(),
     }
 
 

@@ -116,6 +116,14 @@ def test_stages_of_two_sizes_under_any_plan(four: list[Any]) -> None:
         assert max(rank["any"].values()) < 1e-6, rank["any"]
 
 
+def test_stages_that_make_again_and_offload_and_have_parameters_on_the_host(
+    four: list[Any],
+) -> None:
+    for rank in four:
+        assert len(rank["memory"]) == 2
+        assert max(rank["memory"].values()) < 1e-6, rank["memory"]
+
+
 @pytest.mark.nightly
 def test_stages_of_any_sizes_under_any_plans() -> None:
     for rank in spawn("tests.runtime.stage_plan_workers.any_stages", 4):
