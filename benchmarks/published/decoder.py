@@ -50,6 +50,7 @@ class _Attention(nn.Module):
     def __init__(self, run: Run) -> None:
         super().__init__()
         self.width, self.writes_scores = run.hidden // run.heads, run.is_megatron
+        self.recomputes_scores = run.recomputes_scores
         kv, bias = run.kv_heads * self.width, not run.gated
         self.q = _Linear(run.hidden, run.hidden, bias=bias)
         self.k = _Linear(run.hidden, kv, bias=bias)
@@ -63,18 +64,20 @@ class _Attention(nn.Module):
         )
         if rotation is not None:
             q, k = _rotated(q, *rotation), _rotated(k, *rotation)
-        if self.writes_scores:
-            mixed = _softmax_of_scores(q, k) @ v
+        if self.recomputes_scores:
+            mixed = checkpoint(_with_scores, q, k, v, use_reentrant=False)
+        elif self.writes_scores:
+            mixed = _with_scores(q, k, v)
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
-def _softmax_of_scores(q: Tensor, k: Tensor) -> Tensor:
+def _with_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """As much work as Megatron's on scores, `[batch, heads, sequence, sequence]`: the product
     scales them, the kernel of the softmax masks what it reads, and one more makes some zero by
     chance (`scaled_upper_triang_masked_softmax`, `--attention-dropout`)."""
-    return (q @ k.transpose(-1, -2)).softmax(-1) * 0.9
+    return ((q @ k.transpose(-1, -2)).softmax(-1) * 0.9) @ v
 
 
 class _FusedLoss(torch.autograd.Function):

@@ -11,6 +11,9 @@ played as `autopar.plans.pipelines` plays those of a plan of stages. Other than 
 - each stage makes a batch for each forward, whether it reads it or not (`trainers.batch_ns`);
 - gradients are reduced when a rank's last pass is over, those of the words' embedding, of which the
   first and the last stage have a copy, once more between the two.
+
+Megatron-core neither times passes nor waits: what a stage sends is on its way while it goes on, and
+of a rank's gradients those of its last stage alone are reduced when nothing is left to compute.
 """
 
 from __future__ import annotations
@@ -27,11 +30,11 @@ from autopar.cost_model.collectives import collective_s
 from autopar.ir.graph import Phase
 from autopar.ir.mesh import Cluster
 from autopar.ir.pipeline import ActionTable
-from autopar.plans.estimates import Estimates, OpTotal, TurnTimes
+from autopar.plans.estimates import Delay, Estimates, OpTotal, TurnTimes
 from autopar.plans.pipeline_orders import make_table
 from autopar.plans.pipelines import play_pipeline
 from benchmarks.published.decoder import STORED_PER_PLANNED
-from benchmarks.published.runs import Run, arrangement
+from benchmarks.published.runs import CONTEXT, Run, arrangement
 from benchmarks.published.trainers import batch_ns, exchange_ns, launch_ns
 
 SENT_BYTES = 2
@@ -99,7 +102,7 @@ def played_step(run: Run, found: Estimates, cluster: Cluster, inner: Cluster) ->
         msgspec.structs.replace(found, turn=_turn(*passes[s], sum(ends[s]) if s < run.pp else 0))
         for s in range(run.stages)
     ]
-    total_ns = play_pipeline(table, timed, (), ()).step_ns
+    total_ns = play_pipeline(table, timed, _delays(run, cluster), ()).step_ns
     return max(
         (_of_rank(table, passes, ends[rank], total_ns, rank) for rank in range(run.pp)),
         key=lambda step: total_ns - step.bubble_ns,
@@ -111,8 +114,9 @@ def reduction_ns(run: Run, num_bytes: float, inner: Cluster) -> int:
     none where they are reduced in every microbatch."""
     if not run.reduces_once:
         return 0
-    axis = parse_mesh(arrangement(run).mesh, inner)[0]
-    return round(collective_s("all_reduce", round(num_bytes), round(num_bytes), axis) * 1e9)
+    axes = [axis for axis in parse_mesh(arrangement(run).mesh, inner) if axis.name != "tp"]
+    size = round(num_bytes)
+    return round(sum(collective_s("all_reduce", size, size, axis) for axis in axes) * 1e9)
 
 
 def _parts(run: Run, found: Estimates) -> Mapping[tuple[_Part, str], _Work]:
@@ -121,18 +125,33 @@ def _parts(run: Run, found: Estimates) -> Mapping[tuple[_Part, str], _Work]:
     work: dict[tuple[_Part, str], _Work] = defaultdict(_Work)
     part = _Part.FIRST
     exposed = found.exposed_communication_ns / max(1, found.communication_ns)
+    reduced = _reduced_later(found)
     for key, op in found.ops.items():
         if op.module.startswith("blocks."):
             part = _Part.BLOCKS
         elif part is _Part.BLOCKS:
             part = _Part.LAST if op.phase == Phase.FORWARD else _Part.FIRST
         where[key] = part, op.phase
-        work[where[key]] += _Work(op.compute_ns, exposed * op.communication_ns, launch_ns(run, op))
+        sent_ns = exposed * (op.communication_ns - reduced[key])
+        work[where[key]] += _Work(op.compute_ns, sent_ns, launch_ns(run, op))
     for key, sent in found.sends.items():
         made = key.partition("@")[0]
         made = made if made in where else made.rpartition(".")[0]
         work[where[made]] += _Work(host_ns=sum(launch_ns(run, each) for each in sent))
     return work
+
+
+def _reduced_later(found: Estimates) -> Mapping[str, int]:
+    """What ops of a plan take to add up gradients over parts of a sequence: runs do that once, when
+    they reduce them."""
+    reduced: dict[str, int] = defaultdict(int)
+    for key, sent in found.sends.items():
+        reduced[key.partition("@")[0]] += sum(
+            each.time_ns
+            for each in sent
+            if (each.axis, each.kind, each.phase) == (CONTEXT, "all_reduce", Phase.BACKWARD)
+        )
+    return reduced
 
 
 def _passes(
@@ -143,7 +162,8 @@ def _passes(
         tuple(work.get((part, phase), _Work()) for phase in (Phase.FORWARD, Phase.BACKWARD))
         for part in _Part
     )
-    batch, sent = _Work(host_ns=batch_ns(run, cluster)), _sent(run, cluster)
+    batch = _Work(host_ns=batch_ns(run, cluster))
+    sent = _Work() if run.is_megatron_core else _sent(run, cluster)
     there, back = (each / run.stages for each in blocks)
     back = there + back if run.recomputes else back
     found: list[tuple[_Pass, _Pass]] = []
@@ -175,11 +195,23 @@ def _sent(run: Run, cluster: Cluster) -> _Work:
     if run.pp == 1:
         return _Work()
     line = axis_over("stage", run.pp, run.gpus // run.pp, cluster)
-    size = run.microbatch * run.sequence * run.hidden * SENT_BYTES
+    size = run.microbatch * run.sequence * run.hidden * SENT_BYTES // run.cp
+    if run.is_megatron_core:
+        size //= run.tp  # Between blocks a sequence is cut over the ranks of tensor parallelism.
     return _Work(
         sent_ns=collective_s("permute", size, size, line) * 1e9,
         host_ns=exchange_ns(run, cluster),
     )
+
+
+def _delays(run: Run, cluster: Cluster) -> list[Delay]:
+    """What is on its way while stages go on."""
+    if not run.is_megatron_core:
+        return []
+    last, ns = run.stages - 1, round(_sent(run, cluster).sent_ns)
+    forth = [Delay(s, s + 1, Phase.FORWARD.value, 0, ns) for s in range(last)]
+    back = [Delay(s + 1, s, Phase.BACKWARD.value, 0, ns) for s in range(last)]
+    return [*forth, *back]
 
 
 def _update(
@@ -198,7 +230,11 @@ def _update(
         size = round(gradients * words_ns)
         tied_ns = collective_s("all_reduce", size, size, ends) * 1e9
     reduced_ns = reduction_ns(run, gradients * held_ns, inner)
-    return round(reduced_ns + tied_ns), round(STORED_PER_PLANNED * held_ns)
+    stepped_ns = STORED_PER_PLANNED * held_ns
+    if run.is_megatron_core:
+        reduced_ns *= run.pp / run.stages
+        stepped_ns /= run.dp
+    return round(reduced_ns + tied_ns), round(stepped_ns)
 
 
 def _held(run: Run, parameter: OpTotal, rank: int) -> float:

@@ -14,7 +14,7 @@ from autopar.ir.mesh import Cluster
 from autopar.plans.estimates import Estimates
 from benchmarks.published.decoder import STORED_PER_PLANNED, Decoder
 from benchmarks.published.pipelined import Step, played_step, reduction_ns
-from benchmarks.published.runs import Run, arrangement
+from benchmarks.published.runs import MEGATRON_CORE, Run, arrangement
 from benchmarks.published.trainers import device_of, handling_ns, wider_ns
 
 NO_LIMIT_BYTES = 2**44
@@ -40,10 +40,10 @@ class Prediction:
 
 
 def predict(run: Run) -> Prediction:
-    """The prediction for a run that `runs.reasons` has nothing against. That of vTrain's is played
-    as one of stages, be there only one (`pipelined`)."""
+    """The prediction for a run that `runs.reasons` has nothing against. Those of Megatron's
+    trainers are played as in stages, be there only one (`pipelined`)."""
     found, cluster = _estimates(_what_is_planned(run)), cluster_of(run)
-    if run.pp > 1 or run.workload is not None:
+    if run.pp > 1 or run.workload is not None or run.is_megatron_core:
         inner = cluster_of(msgspec.structs.replace(run, gpus=run.gpus // run.pp, pp=1))
         step = played_step(run, found, cluster, inner)
     else:
@@ -113,12 +113,14 @@ def _what_is_planned(run: Run) -> Run:
     microbatch through all stages, on the ranks that share one where gradients are reduced
     elsewhere."""
     if run.reduces_once or run.dp == 1:
-        inner = min(run.tp, run.gpus_per_node)
-        run = msgspec.structs.replace(run, dp=1, pp=1, gpus=run.tp, gpus_per_node=inner)
+        size = run.tp * run.cp
+        inner = min(size, run.gpus_per_node)
+        run = msgspec.structs.replace(run, dp=1, pp=1, gpus=size, gpus_per_node=inner)
     return msgspec.structs.replace(
         run, name="", tokens_s_gpu=0.0, step_s=None, peak_gib=None, reduced_in="", chunks=None,
-        accumulation=1, global_batch=run.dp * run.microbatch, recompute="none",
-        compiled="1" if run.is_compiled else "",
+        accumulation=1, global_batch=run.dp * run.microbatch,
+        recompute=run.recompute if run.recomputes_scores else "none",
+        compiled=MEGATRON_CORE if run.is_megatron_core else "1" if run.is_compiled else "",
     )  # fmt: skip
 
 

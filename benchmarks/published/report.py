@@ -29,7 +29,7 @@ LONG = 8192
 
 
 def _plain(run: Run) -> bool:
-    return run.workload is None and run.pp == 1 and not run.recomputes
+    return run.workload is None and run.pp == 1 and not (run.recomputes or run.recomputes_scores)
 
 
 GROUPS: tuple[tuple[str, Callable[[Run], bool]], ...] = (
@@ -41,8 +41,8 @@ GROUPS: tuple[tuple[str, Callable[[Run], bool]], ...] = (
     (f"of them sequences from {LONG:,} on", lambda run: _plain(run) and run.sequence >= LONG),
     ("of them one node", lambda run: _plain(run) and run.gpus <= run.gpus_per_node),
     ("of them several nodes", lambda run: _plain(run) and run.gpus > run.gpus_per_node),
-    ("full recompute", lambda run: run.workload is None and run.pp == 1 and run.recomputes),
-    ("compiled, with or without", lambda run: run.is_compiled),
+    ("recompute", lambda run: run.workload is None and run.pp == 1 and not _plain(run)),
+    ("compiled, with or without", lambda run: run.compiled == "1"),
     ("vTrain, full recompute", lambda run: run.workload is not None),
     ("of them one stage", lambda run: run.workload is not None and run.pp == 1),
     ("of them two stages", lambda run: run.workload is not None and run.pp == 2),

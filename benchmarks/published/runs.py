@@ -6,10 +6,12 @@ arrangements of each of 77 workloads. A blank cell is not stated by the source.
 
 Left out, by rule, is a run with
 
-- context parallelism or float8, which no plan has yet;
+- float8, which no plan has yet;
+- context parallelism, where parameters are sharded as well;
 - stages of a pipeline that have not as many layers each, or whose ranks share out parameters;
-- a part of its activations recomputed in backward, or a source that does not say whether they were
-  (large runs that do not say so hardly fit without);
+- a part of its activations recomputed in backward, other than the scores of attention, or a source
+  that does not say whether they were (large runs that do not say so hardly fit without), unless
+  they cannot have been: products would have run faster than any do (`TOO_FAST`);
 - devices that no preset describes, or sizes of the model that the source does not state;
 - a kind of data parallelism that is not among `SCHEMES`.
 
@@ -20,7 +22,9 @@ replicates across nodes. DDP reduces gradients once, after the last microbatch. 
 Gbps per node is shared evenly by its devices; where none is stated it is the preset's. Full
 recompute does the forward of each block once more. Stages of a pipeline go forward and backward in
 turn (1F1B); where a rank has several (`chunks`), they are interleaved. Attention is one fused
-kernel, except in the GPT of Megatron and vTrain, which write its scores to memory. What kernels,
+kernel, except in the GPT of Megatron and vTrain, which write its scores to memory. Megatron-core
+(2023 and after) reduces gradients of a stage when its last microbatch is through, while others are
+at work, and every rank of the data-parallel group steps a part of them. What kernels,
 what handling of gradients and what else on the host a trainer had is in `trainers.py`.
 
 A third of the runs is kept apart: those whose source and model have a digest divisible by three.
@@ -62,6 +66,20 @@ GATED = ("Llama",)
 UNGATED = ("MPT", "GPT", "Megatron-GPT")
 """Models with Llama's block and with GPT's, by how their names begin."""
 
+VOCABULARY: Mapping[str, int] = {"GPT-3-175B": 51_200}
+"""Words of models whose source does not state them: GPT-3's 50,257, filled up as in the rows of
+Megatron's own run of the model."""
+
+TOO_FAST = 0.67
+"""Of the peak FLOPs of an H100 or H200 no run of the table does more whose source states what is
+recomputed (0.584, and 0.666)."""
+
+SELECTIVE = "selective (attention)"
+"""How sources begin to say that scores of attention alone are recomputed."""
+
+MEGATRON_CORE = "Megatron-core"
+"""How the kernels of trainers are named that have Megatron's core of 2023 and after."""
+
 MEGATRON = "arXiv 2205.05198"
 """The source of runs of Megatron's own."""
 
@@ -85,6 +103,7 @@ SCHEMES: Mapping[str, Scheme] = {
     "FSDP1 SHARD_GRAD_OP": Scheme("S", "R"),
     "HSDP": Scheme("S", "S", within_node=True),
     "DDP": Scheme("R", "R"),
+    "Megatron DDP + distributed optimizer": Scheme("R", "R"),
     "none": Scheme("R", "R"),
 }
 """The kinds of data parallelism that are expressed, as the table names them."""
@@ -144,9 +163,34 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.recompute == "full"
 
     @property
+    def recomputes_scores(self) -> bool:
+        """Whether backward makes the scores of attention once more, and nothing else."""
+        return self.recompute.startswith(SELECTIVE)
+
+    @property
+    def is_too_fast_to_recompute(self) -> bool:
+        """Whether it would have done more FLOPs than devices do, had it recomputed its blocks."""
+        if self.preset not in ("H100", "H200") or self.ffn is None or self.words is None:
+            return False
+        again = msgspec.structs.replace(self, recompute="full")
+        peak = dict(DEVICES[self.preset].flops_per_s)["bfloat16"]
+        return self.float8 == "no" and self.tokens_s_gpu * again.flops_per_token > TOO_FAST * peak
+
+    @property
     def is_compiled(self) -> bool:
         """Whether chains of pointwise ops are one kernel; not where the source says nothing."""
-        return self.compiled == "1"
+        return self.compiled == "1" or self.is_megatron_core
+
+    @property
+    def is_megatron_core(self) -> bool:
+        """Whether the trainer is Megatron's of 2023 or after: pointwise ops are fused, a host does
+        not wait for its device, and what is sent, and gradients, are sent while others compute."""
+        return self.compiled.startswith(MEGATRON_CORE)
+
+    @property
+    def words(self) -> int | None:
+        """The words of its vocabulary."""
+        return self.vocab or VOCABULARY.get(self.model)
 
     @property
     def reduces_once(self) -> bool:
@@ -176,7 +220,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def optimizer(self) -> str:
         """As autopar calls it: Megatron's is apex's `FusedAdam`."""
-        return "adamw-fused" if self.is_megatron else "adamw"
+        return "adamw-fused" if self.is_megatron or self.is_megatron_core else "adamw"
 
     @property
     def gated(self) -> bool:
@@ -209,7 +253,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def stated(self, size: Literal["ffn", "vocab"]) -> int:
         """A size that some sources leave out. ValueError if this one does."""
-        found = getattr(self, size)
+        found = self.ffn if size == "ffn" else self.words
         if found is None:
             raise ValueError(f"{self.name}: {size} is not stated")
         return found
@@ -235,16 +279,28 @@ def reasons(run: Run) -> tuple[str, ...]:
     asked = {
         "stages of unequal size": run.layers % run.stages > 0,
         "stages with sharded parameters": run.pp > 1 and is_sharded,
-        "context parallelism": run.cp > 1,
+        "context parallelism with sharded parameters": run.cp > 1 and is_sharded,
         "float8": run.float8 != "no",
-        "a part is recomputed": run.recompute not in ("", "none", "full"),
-        "recompute is not stated": not run.recompute,
+        "a part is recomputed": bool(run.recompute)
+        and not (run.recompute in ("none", "full") or (run.recomputes_scores and run.is_megatron)),
+        "recompute is not stated": not run.recompute and not run.is_too_fast_to_recompute,
         f"no preset for {run.gpu}": run.preset is None,
-        "sizes of the model are not stated": run.ffn is None or run.vocab is None,
+        "sizes of the model are not stated": run.ffn is None or run.words is None,
         f"no scheme for {run.data_parallel}": scheme is None,
         f"no model like {run.model}": not run.model.startswith((*GATED, *UNGATED)),
     }
     return tuple(reason for reason, holds in asked.items() if holds)
+
+
+CONTEXT = "cp"
+"""The axis over which sequences are cut: by price, as no strategy has it."""
+
+_TENSORS = (
+    "product:*=out on tp or in on tp",
+    "param:*=unmoved on tp",
+    "batched:*=not batch on tp",
+)
+"""Megatron's tensor parallelism, beside context parallelism, in the words of pins."""
 
 
 class Arrangement(NamedTuple):
@@ -262,14 +318,16 @@ def arrangement(run: Run) -> Arrangement:
         sizes = {"replicas": run.gpus // run.gpus_per_node, "shards": run.gpus_per_node // run.tp}
     else:
         sizes = {"shards": run.dp}
-    sizes = {axis: size for axis, size in sizes.items() if size > 1}
+    sizes = {axis: size for axis, size in (sizes | {CONTEXT: run.cp}).items() if size > 1}
     mesh = ",".join(f"{axis}={size}" for axis, size in (sizes | {"tp": run.tp}).items() if size > 1)
     pins = [pin for axis in sizes for pin in _laid(axis, scheme)]
+    if run.cp > 1:
+        return Arrangement(mesh, "", (*pins, *(_TENSORS if run.tp > 1 else ())))
     if run.tp > 1:
         return Arrangement(mesh, "megatron", tuple(pins))
     return Arrangement(mesh, "", (*pins, "batched:*=batch on *", "unbatched:*=R on *"))
 
 
 def _laid(axis: str, scheme: Scheme) -> Iterable[str]:
-    stored, kept = ("R", "R") if axis == "replicas" else (scheme.stored, scheme.kept)
+    stored, kept = ("R", "R") if axis in ("replicas", CONTEXT) else (scheme.stored, scheme.kept)
     return f"param:*={stored} on {axis}", f"kept:*={kept} on {axis}"

@@ -159,3 +159,60 @@ def test_megatron_s_gpt_is_not_fused() -> None:
     root = [op for op in _planned(WHOLE)[0].ops.values() if op.module == ""]
     logits = [kind for op in root for kind, _ in op.outputs if kind == "float32[2, 64, 512]"]
     assert len(logits) >= 4
+
+
+def test_scores_that_are_made_again_are_not_held() -> None:
+    """Every other op is done as often; the product of queries and keys, and its softmax, twice."""
+    whole = replace(WHOLE, source=BY_NAME["seqsel_22B_selective"].source, dp=1, gpus=1)
+    again = replace(whole, recompute=BY_NAME["seqsel_22B_selective"].recompute)
+    assert again.recomputes_scores and not again.recomputes
+    found, plain = _planned(again)[0], _planned(whole)[0]
+
+    def done(estimates: Estimates, op: str) -> int:
+        return sum(each.count for each in estimates.ops.values() if each.op == op)
+
+    layers = WHOLE.layers
+    for op in ("aten._softmax.default", "aten.bmm.default"):
+        assert done(found, op) - done(plain, op) == layers
+    assert done(found, "aten.mm.default") == done(plain, "aten.mm.default")
+    scores_bytes = layers * WHOLE.microbatch * WHOLE.heads * WHOLE.sequence**2 * 2
+    assert plain.memory.saved - found.memory.saved > scores_bytes
+
+
+CORE = replace(STAGED, data_parallel="Megatron DDP + distributed optimizer", source="another",
+               compiled="Megatron-core/TE kernels")  # fmt: skip
+
+
+def test_megatron_core_waits_for_nothing_that_is_sent() -> None:
+    """It goes on meanwhile, reduces gradients of all stages but a rank's last one while others
+    compute, and each rank of the data-parallel group steps its part."""
+    other = replace(CORE, compiled="1")
+    found, cluster, inner = _planned(CORE)
+    passes = pipelined._passes(CORE, pipelined._parts(CORE, found), cluster)
+    assert not any(p.work.sent_ns for pair in passes for p in pair)
+    later = pipelined._delays(CORE, cluster)
+    assert [(d.source, d.target, d.phase) for d in later] == [(0, 1, "forward"), (1, 0, "backward")]
+    assert later[0].time_ns > 0 and not pipelined._delays(other, cluster)
+    many = replace(CORE, chunks=2)
+    ends = [pipelined._update(run, found, 1, cluster, inner) for run in (CORE, many, other)]
+    inside_ns = ends[0][0] - ends[1][0]
+    assert inside_ns > 0 and ends[0][0] == ends[2][0]
+    assert ends[0][1] == pytest.approx(ends[2][1] / CORE.dp, abs=1)
+
+
+def test_gradients_of_parts_of_a_sequence_are_reduced_once() -> None:
+    run = replace(
+        CORE, sequence=8192, hidden=1024, heads=8, kv_heads=8, ffn=4096, layers=2, microbatch=1,
+        cp=2, gpus=8,
+    )  # fmt: skip
+    found, _, inner = _planned(run)
+    later = pipelined._reduced_later(found)
+    added = [each for each in found.collectives if each.axis == "cp" and each.kind == "all_reduce"]
+    assert sum(later.values()) == sum(e.time_ns for e in added if e.phase == "backward") > 0
+    names = [axis.name for axis in pipelined.parse_mesh("shards=2,cp=2", inner)]
+    assert names == ["shards", "cp"]
+    alone = replace(run, dp=1, gpus=4)
+    size = 1 << 20
+    assert not pipelined.reduction_ns(alone, size, inner)
+    both = pipelined.reduction_ns(run, size, inner)
+    assert both > pipelined.reduction_ns(CORE, size, predict.cluster_of(replace(CORE, gpus=2)))
