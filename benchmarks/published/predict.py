@@ -25,8 +25,8 @@ NO_LIMIT_BYTES = 2**44
 class Prediction:
     """Of a run's step: tokens per second and device, where the time goes (of a pipeline
     on its busiest rank), and memory per device,
-    `peak_bytes` of `memory_bytes` (None of a pipeline, and of a run that recomputes and does
-    not say what it held)."""
+    `peak_bytes` of `memory_bytes` (None of a pipeline, of a run whose optimizer is shared out by
+    Megatron-core, and of one that recomputes and does not say what it held)."""
 
     tokens_s_gpu: float
     step_s: float
@@ -88,7 +88,7 @@ def _added_up(run: Run, found: Estimates, cluster: Cluster) -> Step:
 
 
 def _peak_bytes(run: Run) -> int | None:
-    if run.pp > 1 or (run.recomputes and run.peak_gib is None):
+    if run.pp > 1 or run.is_megatron_core or (run.recomputes and run.peak_gib is None):
         return None
     recompute = "full" if run.recomputes else "none"
     planned = msgspec.structs.replace(_what_is_planned(run), recompute=recompute)

@@ -11,7 +11,8 @@ Left out, by rule, is a run with
 - stages of a pipeline that have not as many layers each, or whose ranks share out parameters;
 - a part of its activations recomputed in backward, other than the scores of attention, or a source
   that does not say whether they were (large runs that do not say so hardly fit without), unless
-  they cannot have been: products would have run faster than any do (`TOO_FAST`);
+  they cannot have been, and nothing else had to be: with the kernels of Megatron-core, which hold
+  little, products would have run faster than any do (`TOO_FAST`);
 - devices that no preset describes, or sizes of the model that the source does not state;
 - a kind of data parallelism that is not among `SCHEMES`.
 
@@ -283,7 +284,8 @@ def reasons(run: Run) -> tuple[str, ...]:
         "float8": run.float8 != "no",
         "a part is recomputed": bool(run.recompute)
         and not (run.recompute in ("none", "full") or (run.recomputes_scores and run.is_megatron)),
-        "recompute is not stated": not run.recompute and not run.is_too_fast_to_recompute,
+        "recompute is not stated": not run.recompute
+        and not (run.is_megatron_core and run.is_too_fast_to_recompute),
         f"no preset for {run.gpu}": run.preset is None,
         "sizes of the model are not stated": run.ffn is None or run.words is None,
         f"no scheme for {run.data_parallel}": scheme is None,

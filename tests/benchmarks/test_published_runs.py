@@ -30,7 +30,7 @@ def test_a_row_is_read_and_what_is_blank_is_unstated(tmp_path: Path) -> None:
 def test_every_run_has_a_source_and_those_expressed_have_all_that_is_needed() -> None:
     assert (len(PUBLISHED), len(VTRAIN), len(RUNS)) == (301, 857, 1158)
     expressed = [run for run in RUNS.values() if not reasons(run)]
-    assert len(expressed) == 1040
+    assert len(expressed) == 1038
     assert len({run.workload for run in VTRAIN}) == 77
     for run in RUNS.values():
         assert run.source and run.tokens_s_gpu > 0, run.name
@@ -70,6 +70,8 @@ def test_what_is_too_fast_to_have_recomputed_its_blocks_did_not() -> None:
     assert reasons(slower) == ("recompute is not stated",)
     assert "recompute is not stated" in reasons(replace(run, gpu="A100"))
     assert reasons(RUNS["dgxc_gpt3_175b_BF16_128"]) == ()  # Its words are known.
+    # 560 GiB on a device: some of it was made again.
+    assert reasons(RUNS["dgxc_maxtext_70b_BF16_128"]) == ("recompute is not stated",)
 
 
 def test_a_third_is_kept_apart_whole_models_of_a_source_at_a_time() -> None:
