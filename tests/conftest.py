@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Generator
 from importlib.util import find_spec
 from typing import TypeVar
@@ -37,6 +38,40 @@ Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 NO_GPU = "needs a CUDA device"
 NO_BROWSER = "needs chromium and chromedriver (tools/get_chromium.sh installs them as root)"
 ALLOWED_SKIPS = (NO_GPU, NO_BROWSER)
+
+
+BREADTH = {
+    "tests/codegen/test_loss_chunks.py::test_equal_to_eager": 3,
+    "tests/codegen/test_offload.py::test_equal_to_eager": 2,
+    "tests/codegen/test_random_plans.py::test_equal_to_eager": 2,
+    "tests/cost_model/test_moments.py::test_no_more_than_is_held": 4,
+    "tests/driver/test_pipelining.py::test_chosen_stages_are_eager": 3,
+    "tests/driver/test_unequal_ranks.py::test_gradients_are_those_of_eager": 3,
+    "tests/faults/test_faults.py::test_without_faults_the_detector_is_content": 3,
+    "tests/fuzz/test_changes.py::test_a_changed_model_equals_eager": 2,
+    "tests/plans/test_strategies.py::test_a_strategy_computes_what_eager_computes": 3,
+    "tests/solver/test_cutting.py::test_a_chain_is_cut_as_dynamic_programming_cuts_it": 2,
+    "tests/tracer/test_runs.py::test_a_short_trace_is_the_whole_one": 3,
+    "tests/zoo/test_decoders.py::TestDecoders::test_any_plan": 3,
+    "tests/zoo/test_encoders.py::TestEncoders::test_any_plan": 3,
+    "tests/zoo/test_images_and_sequences.py::TestImagesAndSequences::test_any_plan": 3,
+    "tests/zoo/test_memory.py::test_what_is_predicted_is_held": 2,
+    "tests/zoo/test_stages.py::test_between_modules_in_every_schedule": 2,
+}
+"""Tests of which one case in so many runs daily, and the others nightly: what a case more shows is
+little beside what it takes."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of `BREADTH` that are for the night."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        if name in BREADTH:
+            if seen[name] % BREADTH[name]:
+                item.add_marker(pytest.mark.nightly)
+            seen[name] += 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
