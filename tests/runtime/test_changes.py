@@ -12,7 +12,10 @@ from tests.runtime.spawn import spawn
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture(scope="module", params=["in_shards", "replicated", "in_stages"])
+_AT_NIGHT = pytest.param("replicated", marks=pytest.mark.nightly)
+
+
+@pytest.fixture(scope="module", params=["in_shards", _AT_NIGHT, "in_stages"])
 def ranks(request: pytest.FixtureRequest) -> list[Any]:
     return spawn(f"tests.runtime.changes_workers.{request.param}", 2)
 
