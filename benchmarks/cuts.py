@@ -19,7 +19,7 @@ import click
 
 from autopar.ir.cutting import CutProblem, Way
 from autopar.solver.cutting import divide
-from benchmarks.tables import markdown, show
+from benchmarks.tables import tell
 
 CASES = ("32x4", "126x16", "126x32", "60x4d", "126x4d", "60x8d", "126x8d")
 HEADER = ("segments", "stages", "CPU s", "gap")
@@ -46,15 +46,15 @@ def problem(case: str) -> CutProblem:
     )  # fmt: skip
 
 
-def _ways(time: float, size: float) -> tuple[Way, ...]:
+def _ways(takes: float, size: float) -> tuple[Way, ...]:
     """Four ways of a segment, by what it takes and holds in terms of a block's."""
     return tuple(
         Way(
-            int(time * BLOCK_NS * (1 + 0.1 * k)),
+            int(takes * BLOCK_NS * (1 + 0.1 * k)),
             int(size * BLOCK_BYTES),
             int(size * BLOCK_BYTES * (0.6 - 0.15 * k)),
-            int(time * BLOCK_NS / 10),
-            int(time * BLOCK_NS / 3),
+            int(takes * BLOCK_NS / 10),
+            int(takes * BLOCK_NS / 3),
         )
         for k in range(POLICIES)
     )
@@ -77,10 +77,7 @@ def row(case: str) -> list[str]:
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print Markdown.")
 def main(cases: tuple[str, ...], as_markdown: bool) -> None:
     rows = [row(case) for case in cases]
-    if as_markdown:
-        click.echo(f"{TITLE}\n\n{markdown(HEADER, rows)}")
-    else:
-        show(TITLE, HEADER, rows, 140)
+    tell(TITLE, HEADER, rows, as_markdown=as_markdown)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import click
 
 from benchmarks.plan_time import PHASES, Result, in_own_process
-from benchmarks.tables import markdown, show
+from benchmarks.tables import tell
 
 HEADER = ("", *PHASES, "total", "price + solve", "peak", "nodes", "proof")
 TITLE = "CPU seconds by phase, and their shares; peak memory of the process in GiB"
@@ -79,10 +79,7 @@ def main(case: str, layers: tuple[int, ...], as_markdown: bool) -> None:
     results = [result for result in found if result is not None]
     if results:
         title = f"Llama-8B on {case} H100. {TITLE}"
-        if as_markdown:
-            click.echo(f"{title}\n\n{markdown(HEADER, rows(results))}")
-        else:
-            show(title, HEADER, rows(results), 140)
+        tell(title, HEADER, rows(results), as_markdown=as_markdown)
         for result in results:
             if result.note:
                 click.echo(f"\n* {result.layers} layers: {result.note}")

@@ -19,7 +19,7 @@ import msgspec
 
 from benchmarks.plan_time import NO_LIMIT_BYTES
 from benchmarks.processes import told_by
-from benchmarks.tables import markdown, show
+from benchmarks.tables import tell
 
 CASES = (
     "8b:8xH100:8:64:2048",
@@ -104,10 +104,7 @@ def main(cases: tuple[str, ...], as_markdown: bool, worker: bool, decides: bool)
         row(case, *(in_own_process(case, decides=decides) for decides in (False, True)))
         for case in cases
     ]
-    if as_markdown:
-        click.echo(f"{TITLE}\n\n{markdown(HEADER, rows)}")
-    else:
-        show(TITLE, HEADER, rows, 120)
+    tell(TITLE, HEADER, rows, as_markdown=as_markdown, width=120)
 
 
 if __name__ == "__main__":

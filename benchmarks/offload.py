@@ -33,7 +33,7 @@ from autopar.ir.units import format_bytes, format_ns
 from benchmarks.models import gpt2, gpt2_small, tokens
 from benchmarks.partitioner import medians
 from benchmarks.partitioner import peak_bytes as peak_on_cpu
-from benchmarks.tables import markdown, show
+from benchmarks.tables import tell
 from benchmarks.torch_private import memory_budget
 
 PARTS = (0.9, 0.8, 0.67, 0.5)
@@ -270,10 +270,9 @@ def autopar_cluster() -> str:
 
 
 def _print(title: str, header: tuple[str, ...], rows: list[list[str]], as_markdown: bool) -> None:
+    tell(title, header, rows, as_markdown=as_markdown, width=120)
     if as_markdown:
-        click.echo(f"{title}\n\n{markdown(header, rows)}\n")
-    else:
-        show(title, header, rows, 120)
+        click.echo()
 
 
 if __name__ == "__main__":

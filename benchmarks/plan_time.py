@@ -27,7 +27,7 @@ from unittest.mock import patch
 import click
 import msgspec
 
-from benchmarks.tables import markdown, show
+from benchmarks.tables import tell
 
 if TYPE_CHECKING:
     from autopar.ir.graph import Graph
@@ -189,10 +189,7 @@ def report(results: list[Result], *, as_markdown: bool) -> None:
         "by phase, peak memory of the process in GiB, predicted step in seconds"
     )
     rows = [row(result) for result in results]
-    if as_markdown:
-        click.echo(f"{title}\n\n{markdown(HEADER, rows)}")
-    else:
-        show(title, HEADER, rows, 140)
+    tell(title, HEADER, rows, as_markdown=as_markdown)
     for result in results:
         if result.note:
             click.echo(f"\n* {result.case}: {result.note}")

@@ -18,7 +18,7 @@ import msgspec
 
 from autopar.ir.gc_pause import collection_paused
 from benchmarks.processes import told_by
-from benchmarks.tables import markdown, show
+from benchmarks.tables import tell
 
 CASES = ("8b:4x8xH100:64:2048", "70b:8x8xH100:128:4096", "405b:512x8xH100:2048:8192")
 HEADER = ("Llama", "batch", "CPU s", "pipeline", "mesh of a stage", "step", "MFU", "peak", "gap")
@@ -110,10 +110,7 @@ def main(cases: tuple[str, ...], as_markdown: bool, worker: bool) -> None:
         click.echo(msgspec.json.encode(measure(cases[0])))
         return
     rows = [row(case, in_own_process(case)) for case in cases]
-    if as_markdown:
-        click.echo(f"{TITLE}\n\n{markdown(HEADER, rows)}")
-    else:
-        show(TITLE, HEADER, rows, 140)
+    tell(TITLE, HEADER, rows, as_markdown=as_markdown)
 
 
 if __name__ == "__main__":

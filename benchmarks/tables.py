@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import click
 from rich.console import Console
 from rich.table import Table
 
@@ -13,6 +14,21 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     marks = ["---", *("---:" for _ in header[1:])]
     lines = [header, marks, *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def tell(
+    title: str,
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    as_markdown: bool,
+    width: int = 140,
+) -> None:
+    """Print the table under its title, as Markdown or for a terminal (`show`)."""
+    if as_markdown:
+        click.echo(f"{title}\n\n{markdown(header, rows)}")
+    else:
+        show(title, header, rows, width)
 
 
 def show(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> None:

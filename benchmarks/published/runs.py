@@ -196,7 +196,7 @@ class Run(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def reduces_once(self) -> bool:
         """Whether gradients are reduced after the last microbatch alone."""
-        return SCHEMES[self.data_parallel].stored == "R" and self.dp > 1
+        return SCHEMES[self.data_parallel].stored == "R" and self.dp * self.cp > 1
 
     @property
     def workload(self) -> tuple[str, int, int, int] | None:

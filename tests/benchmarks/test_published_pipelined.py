@@ -205,14 +205,16 @@ def test_gradients_of_parts_of_a_sequence_are_reduced_once() -> None:
         CORE, sequence=8192, hidden=1024, heads=8, kv_heads=8, ffn=4096, layers=2, microbatch=1,
         cp=2, gpus=8,
     )  # fmt: skip
-    found, _, inner = _planned(run)
+    found, _, _ = _planned(run)
     later = pipelined._reduced_later(found)
     added = [each for each in found.collectives if each.axis == "cp" and each.kind == "all_reduce"]
     assert sum(later.values()) == sum(e.time_ns for e in added if e.phase == "backward") > 0
-    names = [axis.name for axis in pipelined.parse_mesh("shards=2,cp=2", inner)]
-    assert names == ["shards", "cp"]
-    alone = replace(run, dp=1, gpus=4)
     size = 1 << 20
-    assert not pipelined.reduction_ns(alone, size, inner)
-    both = pipelined.reduction_ns(run, size, inner)
-    assert both > pipelined.reduction_ns(CORE, size, predict.cluster_of(replace(CORE, gpus=2)))
+
+    def reduced_ns(dp: int, cp: int) -> int:
+        part = replace(run, pp=1, dp=dp, cp=cp, gpus=dp * cp)
+        return pipelined.reduction_ns(part, size, predict.cluster_of(part))
+
+    assert reduced_ns(1, 1) == 0
+    assert reduced_ns(1, 2) == reduced_ns(2, 1) > 0
+    assert reduced_ns(2, 2) == pytest.approx(2 * reduced_ns(2, 1), abs=1)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from autopar.cluster.devices import DEVICES
 from benchmarks.published import predict
-from benchmarks.published.runs import SCHEMES, SELECTIVE, Run, arrangement, read, reasons
+from benchmarks.published.runs import SCHEMES, SELECTIVE, TOO_FAST, Run, arrangement, read, reasons
 from tests.benchmarks.test_published import MPT, PUBLISHED, RUNS, TINY, VTRAIN
 
 
@@ -72,6 +72,21 @@ def test_what_is_too_fast_to_have_recomputed_its_blocks_did_not() -> None:
     assert reasons(RUNS["dgxc_gpt3_175b_BF16_128"]) == ()  # Its words are known.
     # 560 GiB on a device: some of it was made again.
     assert reasons(RUNS["dgxc_maxtext_70b_BF16_128"]) == ("recompute is not stated",)
+
+
+def test_no_run_that_says_what_it_recomputed_was_too_fast() -> None:
+    """The fastest come to 0.584 of an H100's peak, and 0.666 of an H200's."""
+    reached = {"H100": 0.0, "H200": 0.0}
+    for run in PUBLISHED:
+        if run.recompute in ("none", "full") and run.preset in reached and not reasons(run):
+            peak = dict(DEVICES[run.preset].flops_per_s)["bfloat16"]
+            part = run.tokens_s_gpu * run.flops_per_token / peak
+            reached[run.preset] = max(reached[run.preset], part)
+    assert {name: round(part, 3) for name, part in reached.items()} == {
+        "H100": 0.584,
+        "H200": 0.666,
+    }
+    assert max(reached.values()) < TOO_FAST
 
 
 def test_a_third_is_kept_apart_whole_models_of_a_source_at_a_time() -> None:
