@@ -35,6 +35,7 @@ from autopar.ir.sharding import Handed
 from autopar.plans.decisions import make_structure
 from autopar.plans.fitting import (
     MAX_ROUNDS,
+    Beaten,
     Candidate,
     Fitting,
     bounded,
@@ -135,7 +136,7 @@ def best_on(
     all, or of those of `stated`, a part of the problem. It is found from the one `after` which it
     comes, of another limit or mesh, or of the step in another form; then not without a limit first.
     InfeasibleError if there is none; Beaten if it is known that none takes less than `cutoff`
-    nanoseconds."""
+    nanoseconds, or if none that does was found without a limit."""
     if stated is None and after is None:
         free = _without_limit(request, say)
         found = _within(free, cutoff)
@@ -143,6 +144,8 @@ def best_on(
             check_host(found)
             limit_bytes = request.memory_limit_bytes
             return replace(found, problem=replace(found.problem, usage_limit=limit_bytes))
+        if cutoff is not None and free.estimates and free.estimates.modelled_ns >= cutoff:
+            raise Beaten(request.mesh, free.bound)
         say(f"{request.mesh}: memory binds; deciding what to make again or offload as well")
         request = request.as_asked().opened()
         stated = free.stated if free.request == request else price(request)

@@ -17,7 +17,7 @@ from autopar.plans.fitting import Candidate
 from autopar.plans.plan import Margin
 from autopar.plans.weight_layouts import describe, find_roles, signature
 from autopar.solver import solve
-from autopar.solver.driver import MAX_CHOICES
+from autopar.solver.exact import MAX_CHOICES
 
 _TRIES = 4
 """How often a rival is solved for with less memory, as its temporaries break the limit."""

@@ -6,6 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import log2, prod
 
 import torch
 
@@ -118,14 +119,24 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
 
 
 def promising(requests: Sequence[PlanRequest]) -> list[int]:
-    """The places of `requests`, of the same cluster, in the order they are tried: on meshes along
-    its levels first."""
+    """The places of `requests`, of the same cluster, in the order they are tried: on the mesh along
+    its levels first, then on those that are the most like it."""
 
-    def is_other(place: int) -> bool:
-        levels = tuple(level.size for level in requests[place].cluster.levels if level.size > 1)
-        return requests[place].mesh.sizes != levels
+    def unlikeness(place: int) -> float:
+        cluster, mesh = requests[place].cluster, requests[place].mesh
+        levels, axes = _inner([level.size for level in cluster.levels]), _inner(mesh.sizes)
+        return _away(axes, levels) + _away(levels, axes)
 
-    return sorted(range(len(requests)), key=lambda place: (is_other(place), place))
+    return sorted(range(len(requests)), key=lambda place: (unlikeness(place), place))
+
+
+def _inner(sizes: Sequence[int]) -> list[float]:
+    """How many devices the innermost of `sizes` have, none to all of them, as logarithms."""
+    return [log2(prod(sizes[place:])) for place in range(len(sizes) + 1)]
+
+
+def _away(some: Sequence[float], others: Sequence[float]) -> float:
+    return sum(min(abs(each - other) for other in others) for each in some)
 
 
 def meshes_of(cluster: Cluster, options: Options) -> Sequence[Mesh]:

@@ -33,7 +33,7 @@ from autopar.plans.explanation import Alternative, Benefit, Explanation
 from autopar.plans.fitting import Candidate
 from autopar.plans.matching import general
 from autopar.plans.request import Asked
-from autopar.solver.driver import MAX_CHOICES
+from autopar.solver.exact import MAX_CHOICES
 from autopar.solver.search import silent
 from autopar.solver.sensitivity import Sensitivity
 

@@ -56,11 +56,11 @@ class Candidate:
 
 
 class Beaten(Exception):
-    """A mesh has no plan as good as the one in hand; `bound` is below all of its plans. It
-    `is_tight` if there might be without a memory limit."""
+    """A mesh has no plan as good as the one in hand, or none was found; `bound` is below all of its
+    plans. It `is_tight` if there might be without a memory limit."""
 
     def __init__(self, mesh: Mesh, bound: int, *, is_tight: bool = False) -> None:
-        super().__init__(f"{mesh}: at least {format_ns(bound)}, which is no better")
+        super().__init__(f"{mesh}: nothing better; at least {format_ns(bound)}")
         self.bound, self.is_tight = bound, is_tight
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from autopar.errors import SolverError
 from autopar.ir.problem import Basis, Conflict, Problem, Solution, Status
 from autopar.solver.evaluate import Evaluator, evaluate
-from autopar.solver.exact import Aim, find_exactly
+from autopar.solver.exact import MAX_CHOICES, Aim, find_exactly
 from autopar.solver.infeasible import explain_conflict
 from autopar.solver.memory import least_usage_conflict
 from autopar.solver.order import in_canonical_order
@@ -20,9 +20,6 @@ from autopar.solver.search import SAME_COST, Clock, Progress, Search, silent
 LARGE = "message passing"
 MAX_ENTRIES = 20_000
 """Entries in the tables of edges that the integer program takes."""
-
-MAX_CHOICES = 8_000
-"""Choices that the integer program takes, with flows: models on two axes have about 5,000."""
 
 _COARSE = 0.02
 _FEW_CHOICES = 2_000

@@ -36,6 +36,9 @@ from autopar.solver.search import SAME_COST, Clock, Progress, Search
 from autopar.solver.tiebreak import break_ties, restrict
 from autopar.solver.ways import Ways, any_way
 
+MAX_CHOICES = 8_000
+"""Choices that the integer program takes, with flows: models on two axes have about 5,000."""
+
 _MAX_ROUNDS = 500
 _FEW_NODES = 200
 WINDOWED_TOLERANCE = 1e-3
@@ -78,7 +81,8 @@ class Aim:
     and bound no more than `_FEW_NODES` nodes. With windows, plans come of `dives` if so wished, and
     there is no integer program where it is large. Relaxations go on from `start` where it fits.
     What is `rough` ends with the first plan where that is a few percent from the bound and the
-    integer program is large."""
+    integer program is large. Only what is better than the plan that is `known`, if one is, is
+    looked for, by dives too where that is `_CLOSE` to the bound."""
 
     ways: Ways = any_way
     cutoff: float = inf
@@ -87,6 +91,7 @@ class Aim:
     dives: bool = False
     start: Basis | None = None
     rough: bool = False
+    known: tuple[int, ...] = ()
 
 
 EXACT = Aim()
@@ -98,7 +103,9 @@ def find_exactly(problem: Problem, clock: Clock, progress: Progress, aim: Aim = 
     state = Search(
         problem, Evaluator(problem), clock, progress, cutoff=aim.cutoff, tolerance=tolerance
     )
-    if clock.limit_s is not None or largest_cost(problem) > LARGEST_COST:
+    if aim.known:
+        state.offer(aim.known, state.evaluator(aim.known))
+    elif clock.limit_s is not None or largest_cost(problem) > LARGEST_COST:
         _descend(state, None)
     while True:
         if state.evaluation is not None:
@@ -231,7 +238,7 @@ def _read_relaxation(
     state.offer(choice, state.evaluator(choice))
     if model.windows and not state.settled:
         _descend(state, state.choice or choice)
-    if not state.settled and (aim.dives or not model.windows):
+    if not state.settled and (_dives(state, duals, aim) or not model.windows):
         dive(state, model, highs, answer.values)
     if not model.windows and not state.settled:
         _descend(state, state.choice or choice)
@@ -243,7 +250,7 @@ def _narrow(state: Search, model: Model, highs: Highs, duals: DualBound, aim: Ai
     """Looks for plans near the bound, if dives did not; whether that is enough, or all that is
     worth its time."""
     near, is_far = [part * duals.value for part in _NEAR], False
-    for room in () if aim.dives else near:
+    for room in () if _dives(state, duals, aim) else near:
         if _room(state, duals) > room:
             is_best = _solve_integer(state, model, highs, duals, room)
             is_far = is_best and _room(state, duals) > near[-1]
@@ -262,6 +269,12 @@ def _is_enough(state: Search, duals: DualBound, aim: Aim, *, is_far: bool) -> bo
         return state.settled
     is_slow = _num_open(state, duals) > _MAX_WINDOWED
     return is_slow and (aim.dives or is_far or state.gap <= _CLOSE * duals.value)
+
+
+def _dives(state: Search, duals: DualBound, aim: Aim) -> bool:
+    """Whether plans come of dives: also where one was known that is near the bound, as branch and
+    bound would take long to find a better one."""
+    return aim.dives or (bool(aim.known) and state.gap <= _CLOSE * duals.value)
 
 
 def _wanted(state: Search, duals: DualBound | None) -> float:

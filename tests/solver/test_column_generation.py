@@ -40,13 +40,14 @@ def small_masters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "_VERY_FEW", 3)
 
 
-WAYS = {"rounds": {}, "many nodes": {"_MANY_NODES": 0}}
+WAYS = {"rounds": {}, "many nodes": {"_MANY_NODES": 0}, "far from the bound": {"_FAR": -1.0}}
 
 
 @SETTINGS
 @given(problems(), st.sampled_from(sorted(WAYS)))
 def test_answers_hold(stated: Problem, way: str) -> None:
-    """In rounds, and as far as a problem of very many nodes is solved."""
+    """In rounds, as far as a problem of very many nodes is solved, and with what is left solved as
+    a whole after two rounds."""
     best = solve_by_enumeration(stated)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in WAYS[way].items():

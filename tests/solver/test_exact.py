@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from autopar.ir.problem import Problem, Status
 from autopar.solver import solve, tiebreak
+from autopar.solver.exact import WINDOWED_TOLERANCE, Aim, find_exactly
+from autopar.solver.order import in_canonical_order
+from autopar.solver.search import SAME_COST, Clock, silent
 from tests.solver.bruteforce import solve_by_enumeration, tie_weight
-from tests.solver.random_problems import problems
+from tests.solver.random_problems import problems, windowed_problems
 
 SETTINGS = settings(
     max_examples=300,
@@ -59,6 +62,21 @@ def test_ties_with_memory_held(problem: Problem) -> None:
     assert solution.choice in alike
     lowest = min(tie_weight(problem, choice) for choice in alike)
     assert tie_weight(problem, solution.choice) == lowest
+
+
+@SETTINGS
+@given(st.one_of(problems(), windowed_problems()), st.data())
+def test_from_any_plan_that_is_known_to_the_best(problem: Problem, data: st.DataObject) -> None:
+    """It may be one that is not allowed, and breaks no tie; what is far from the best is left."""
+    ordered, _ = in_canonical_order(problem)
+    known = tuple(data.draw(st.integers(0, len(costs) - 1)) for costs in ordered.costs)
+    best = solve_by_enumeration(ordered)
+    found = find_exactly(ordered, Clock(None), silent, Aim(known=known))
+    assert (found.evaluation is None) == (best.objective is None) == found.infeasible
+    if found.evaluation is not None and best.objective is not None:
+        assert found.bound - SAME_COST <= best.objective <= found.evaluation.objective
+        tolerance = WINDOWED_TOLERANCE if problem.windows else 0.0
+        assert found.evaluation.objective <= best.objective * (1 + tolerance)
 
 
 @SETTINGS

@@ -16,7 +16,7 @@ import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, FloatArray, Flow, IntArray, Problem
 from autopar.solver.column_generation.potentials import Potentials
-from autopar.solver.distances import all_distances
+from autopar.solver.distances import shortest_distances
 from autopar.solver.ilp import distinct_sinks
 from autopar.solver.pairwise.core import Core, lay_out
 from autopar.solver.reductions.contract import Contracted
@@ -73,9 +73,9 @@ class _Builder:
         there.to_target = there.to_target + to_b
 
 
-def relay(problem: Problem, distances: Sequence[IntArray], prices: Potentials) -> Relayed | None:
+def relay(problem: Problem, between: Sequence[IntArray], prices: Potentials) -> Relayed | None:
     """`problem` without flows; None if some node has no choice that is possible by itself.
-    `distances` are those between the states of each flow."""
+    The distances `between` states are those of each flow."""
     builder = _Builder([*problem.costs], _places(problem))
     for edge in problem.edges:
         if edge.source == edge.target:
@@ -83,7 +83,7 @@ def relay(problem: Problem, distances: Sequence[IntArray], prices: Potentials) -
         else:
             nothing = (np.zeros(size) for size in edge.cost.shape)
             builder.link(edge.source, edge.target, edge.cost, *nothing)
-    for flow, distance, of_flow in zip(problem.flows, distances, prices, strict=True):
+    for flow, distance, of_flow in zip(problem.flows, between, prices, strict=True):
         if not of_flow:
             continue
         if len(of_flow) == 2:
@@ -134,7 +134,8 @@ def _split(
 ) -> None:
     parts = _shares(flow, prices)
     for (sink, state), price, part in zip(distinct_sinks(flow), prices, parts, strict=True):
-        own = distance if len(prices) == 1 else _distance(flow, part)
+        arcs = (flow.tails, flow.heads, part)
+        own = distance if len(prices) == 1 else shortest_distances(len(flow.states), *arcs)
         table = _paid(own, flow.source_state, state)
         if sink == flow.source:
             builder.charge(sink, np.diagonal(table))
@@ -154,11 +155,6 @@ def _shares(flow: Flow, prices: tuple[FloatArray, ...]) -> list[IntArray]:
     exact = np.floor((fitting + rest) * (1 - _ROUNDING)).astype(np.int64)
     exact[0] += np.minimum(flow.costs, FORBIDDEN) - exact.sum(axis=0)
     return [np.where(flow.costs >= FORBIDDEN, FORBIDDEN, part) for part in exact]
-
-
-def _distance(flow: Flow, costs: IntArray) -> IntArray:
-    (found,) = all_distances((replace(flow, costs=costs),))
-    return found
 
 
 def _paid(distance: IntArray, rows: IntArray, columns: IntArray) -> IntArray:
