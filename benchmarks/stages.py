@@ -20,7 +20,13 @@ from autopar.ir.gc_pause import collection_paused
 from benchmarks.processes import told_by
 from benchmarks.tables import tell
 
-CASES = ("8b:4x8xH100:64:2048", "70b:8x8xH100:128:4096", "405b:512x8xH100:2048:8192")
+CASES = (
+    "8b:4x8xH100:64:2048",
+    "8b:64x8xH100:512:2048",
+    "8b:64x8xL4:512:2048",
+    "70b:8x8xH100:128:4096",
+    "405b:512x8xH100:2048:8192",
+)
 HEADER = ("Llama", "batch", "CPU s", "pipeline", "mesh of a stage", "step", "MFU", "peak", "gap")
 TITLE = "CPU seconds from start to plan; step in seconds, peak in GiB"
 

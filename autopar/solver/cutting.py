@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import floor
+from math import floor, inf
 from typing import Any, Literal
 
 import pulp
@@ -28,6 +28,11 @@ from autopar.solver.adapter import Highs, Outcome
 
 _GAP = 1e-3
 """Of the objective: what a stage takes is not known that well."""
+
+_MANY_SORTS, _SLACK = 20, 1.2
+"""From how many sorts on, divisions are first looked for in which no rank takes longer by such a
+factor than if all took the same: that leaves each segment few stages to be in. The relaxation
+shares segments among all stages, and takes long where none are equal."""
 
 _Time = Literal["time_ns", "once_ns", "forward_ns"]
 
@@ -40,7 +45,7 @@ def divide(problem: CutProblem, sizes: _Sizes | None = None) -> Division:
     memory."""
     if sizes is not None:
         return _Program(problem, sizes).solve()
-    first = _Program(problem, None).solve()
+    first = _divide_parts(problem)
     sizes = [[round(sum(ways)) for ways in stage] for stage in first.taken]
     try:
         whole = _Program(problem, sizes).solve()
@@ -48,14 +53,48 @@ def divide(problem: CutProblem, sizes: _Sizes | None = None) -> Division:
         # In whole segments stages of these sizes may just not fit.
         whole = _Program(problem, None, whole=True).solve()
     if problem.is_split:
-        first = _Program(problem, None, is_least=True).solve()
+        first = _divide_parts(problem, is_least=True)
     return replace(whole, bound_ns=first.bound_ns)
+
+
+def _divide_parts(problem: CutProblem, *, is_least: bool = False) -> Division:
+    """The best division of segments that may each be done in several ways, partly in each."""
+    all_ns = sum(_least_ns(problem))
+    turn_ns = _SLACK * all_ns / len({*problem.ranks})
+    while len(problem.counts) >= _MANY_SORTS and turn_ns < all_ns:
+        try:
+            found = _Program(problem, None, is_least=is_least, turn_ns=turn_ns).solve()
+        except InfeasibleError:
+            turn_ns *= 2
+            continue
+        longest_ns = _longest_turn(problem, found, is_least=is_least)
+        if longest_ns <= turn_ns:
+            return found
+        return _Program(problem, None, is_least=is_least, turn_ns=longest_ns).solve()
+    return _Program(problem, None, is_least=is_least).solve()
+
+
+def _longest_turn(problem: CutProblem, known: Division, *, is_least: bool) -> float:
+    """What the busiest rank takes at most for a microbatch in divisions as good as one that is
+    `known`."""
+    if is_least:
+        return known.least_ns(problem) / problem.microbatches
+    often = problem.microbatches - 1 / problem.chunks
+    least_ns = sum(_least_ns(problem)) / problem.chunks
+    return (known.step_ns(problem) - least_ns) / often if often else inf
+
+
+def _least_ns(problem: CutProblem) -> list[int]:
+    """What all segments of each sort take at the least for a microbatch."""
+    ways = zip(problem.counts, problem.ways, strict=True)
+    return [count * min(way.time_ns for way in own) for count, own in ways]
 
 
 class _Program:
     """The program of `problem`; with `sizes`, or where that is asked for, segments are `whole`:
     done in one way each. What is made least of is `Division.step_ns`, or, where it `is_least`, what
-    that takes at the least whose backward comes in two parts."""
+    that takes at the least whose backward comes in two parts. No rank takes more than `turn_ns` for
+    a microbatch."""
 
     def __init__(
         self,
@@ -64,20 +103,33 @@ class _Program:
         *,
         whole: bool = False,
         is_least: bool = False,
+        turn_ns: float = inf,
     ) -> None:
         self.problem, self.sizes, self.is_least = problem, sizes, is_least
+        self.turn_ns = turn_ns * (1 + _GAP)
         self.is_whole = whole or sizes is not None
         self.stages, self.sorts = range(len(problem.ranks)), range(len(problem.counts))
         self.unit_ns = max(1.0, *(way.time_ns for ways in problem.ways for way in ways))
         """Times are in units of the longest segment's, so that HiGHS sees numbers around 1."""
         self.program = pulp.LpProblem("stages", pulp.LpMinimize)
+        self.most = [[self._most(s, k) for k in self.sorts] for s in self.stages]
         self.taken = [[self._ways(s, k) for k in self.sorts] for s in self.stages]
         self.busiest = self.program.add_variable("t", 0)
         self.once = self.program.add_variable("o", 0)
 
+    def _most(self, stage: int, sort: int) -> int:
+        """How many segments of a sort a stage may have: none, if the ranks up to it have no time
+        for all that come before one, or those from it on for all that come after."""
+        least, ranks = _least_ns(self.problem), self.problem.ranks
+        count = self.problem.counts[sort]
+        one = least[sort] / count
+        before = (sum(least[:sort]) + one) / len({*ranks[: stage + 1]})
+        after = (sum(least[sort + 1 :]) + one) / len({*ranks[stage:]})
+        return count if max(before, after) <= self.turn_ns else 0
+
     def _ways(self, stage: int, sort: int) -> list[Any]:
         kind = pulp.LpInteger if self.is_whole else pulp.LpContinuous
-        most = self.problem.counts[sort]
+        most = self.most[stage][sort]
         return [
             self.program.add_variable(f"a{stage:04d}_{sort:04d}_{way:04d}", 0, most, kind)
             for way in range(len(self.problem.ways[sort]))
@@ -132,7 +184,7 @@ class _Program:
         so_far: list[Any] = [pulp.lpSum([]) for _ in self.sorts]
         for s in self.stages:
             sizes = [
-                program.add_variable(f"n{s:04d}_{k:04d}", 0, counts[k], pulp.LpInteger)
+                program.add_variable(f"n{s:04d}_{k:04d}", 0, self.most[s][k], pulp.LpInteger)
                 for k in self.sorts
             ]
             done = [

@@ -27,6 +27,9 @@ _PATIENCE = 0.5
 """Steps of the simplex method per row after which a dive ends, with windows: it takes up to 0.35
 where one choice leaves most as it is, and thrice as many as the relaxation where it moves all."""
 
+_LITTLE_PATIENCE = 0.05
+"""The same, where another search follows."""
+
 
 _Order = Callable[[FloatArray, IntArray], IntArray]
 """Values and usages of a node's split choices to their order of preference."""
@@ -44,14 +47,20 @@ def num_fractional(model: Model, values: FloatArray) -> int:
     return int(((chosen > _INTEGRAL) & (chosen < 1 - _INTEGRAL)).sum())
 
 
-def dive(state: Search, model: Model, highs: Highs, values: FloatArray) -> None:
-    """Offers `state` what diving from the relaxation's `values` finds, once by value, once by size.
+def dive(
+    state: Search, model: Model, highs: Highs, values: FloatArray, *, once: bool = False
+) -> None:
+    """Offers `state` what diving from the relaxation's `values` finds, once by value and, unless
+    that is to be all, once by size.
 
     Leaves all columns of `highs` free again.
     """
     sizes = total_usages(state.problem)
-    for order in (_largest_value_first, _least_usage_first):
-        _dive(state, model, highs, values, sizes, order)
+    orders = (_largest_value_first, _least_usage_first)
+    patience = (_LITTLE_PATIENCE if once else _PATIENCE) * model.num_rows
+    most = int(patience) if model.windows else None
+    for order in orders[:1] if once else orders:
+        _dive(state, model, highs, values, sizes, order, most)
         highs.free()
         if state.settled:
             return
@@ -72,13 +81,13 @@ def _dive(
     values: FloatArray,
     sizes: Sequence[IntArray],
     order: _Order,
+    most: int | None,
 ) -> None:
     for _ in range(_MAX_WINDOWED_STEPS if model.windows else _MAX_STEPS):
         node, split = _most_split(model, values, sizes)
         if node < 0 or state.clock.expired:
             return
         preferred = split[order(values[model.choices[node][split]], sizes[node][split])]
-        most = int(_PATIENCE * model.num_rows) if model.windows else None
         if not _settle(state, highs, model.choices[node][preferred], most):
             return
         values = highs.last.values

@@ -63,6 +63,11 @@ branch and bound takes where that is `_CLOSE` to the bound, a part of it: where 
 is kept, with its gap."""
 _CLOSE = 1 / 200
 
+_FEW_SPLIT = 10
+"""Choices that are split in the relaxation, with windows, of which branch and bound makes a plan
+sooner than a dive would. Of 40, memory binding, it took 250 s (Llama-8B on 64x8 L4s) for a plan
+that was 0.4 % worse than that of one dive, which took six."""
+
 _PATIENCE = 0.6
 """Steps of the simplex method per row after which another method goes on, with windows: where a
 plan alone solves the relaxation it takes 0.2 to 0.55, else more than one each. The other one takes
@@ -234,12 +239,14 @@ def _read_relaxation(
     if answer.outcome is not Outcome.OPTIMAL:
         return duals
     choice = rounded(model, answer.values)
-    state.statistics["lp_fractional"] = num_fractional(model, answer.values)
+    state.statistics["lp_fractional"] = num_split = num_fractional(model, answer.values)
     state.offer(choice, state.evaluator(choice))
     if model.windows and not state.settled:
         _descend(state, state.choice or choice)
-    if not state.settled and (_dives(state, duals, aim) or not model.windows):
-        dive(state, model, highs, answer.values)
+    if not state.settled:
+        is_thorough = _dives(state, duals, aim) or not model.windows
+        if is_thorough or num_split > _FEW_SPLIT:
+            dive(state, model, highs, answer.values, once=not is_thorough)
     if not model.windows and not state.settled:
         _descend(state, state.choice or choice)
     state.statistics["dive_cpu_s"] = process_time() - started
