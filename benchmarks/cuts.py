@@ -21,7 +21,7 @@ from autopar.ir.cutting import CutProblem, Way
 from autopar.solver.cutting import divide
 from benchmarks.tables import tell
 
-CASES = ("32x4", "126x16", "126x32", "60x4d", "126x4d", "60x8d", "126x8d")
+CASES = ("32x4", "126x16", "126x32", "60x4d", "126x4d", "60x8d", "126x8d", "126x16d")
 HEADER = ("segments", "stages", "CPU s", "gap")
 TITLE = "CPU seconds of the program that chooses cuts"
 
