@@ -83,10 +83,10 @@ def explaining(asked: Asked, say: Say) -> Generator[None]:
 def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
     """The best plan over all meshes that are admitted, and what is known of the others.
 
-    Meshes along the levels of the cluster come first: a good plan in hand cuts off the others as
-    soon as they are known to have no better one, or none within `margin` (a fraction) of it. Of
-    equally good meshes the first that is listed wins. InfeasibleError, that of the first mesh, if
-    none has a plan within the memory limit.
+    Meshes like the levels of the cluster come first: a good plan in hand cuts off the others as
+    soon as they are known to have no better one, or none within `margin` (a fraction) of it, or
+    none was found without a limit on memory. Of equally good meshes the first that is listed wins.
+    InfeasibleError, that of the first mesh, if none has a plan within the memory limit.
     """
     requests = suited(asked, meshes_of(asked.cluster, asked.options))
     best: Candidate | None = None

@@ -9,7 +9,7 @@ import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, Flow, IntArray
 
-_MOST_KEPT = 1_024
+_MOST_KEPT = 256
 """How many are kept: a problem on three axes has some 130 that differ, and all of them are asked
 for with each of its programs."""
 

@@ -242,7 +242,7 @@ def _read_relaxation(
     state.statistics["lp_fractional"] = num_split = num_fractional(model, answer.values)
     state.offer(choice, state.evaluator(choice))
     if model.windows and not state.settled:
-        _descend(state, state.choice or choice)
+        _descend(state, choice if aim.known else state.choice or choice)
     if not state.settled:
         is_thorough = _dives(state, duals, aim) or not model.windows
         if is_thorough or num_split > _FEW_SPLIT:
