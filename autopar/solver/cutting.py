@@ -30,9 +30,9 @@ _GAP = 1e-3
 """Of the objective: what a stage takes is not known that well."""
 
 _MANY_SORTS, _SLACK = 20, 1.2
-"""From how many sorts on, divisions are first looked for in which no rank takes longer by such a
-factor than if all took the same: that leaves each segment few stages to be in. The relaxation
-shares segments among all stages, and takes long where none are equal."""
+"""From how many sorts on, segments are first kept to where no rank need take longer by such a
+factor than if all took the same: that leaves each few stages to be in. The relaxation shares
+segments among all stages, and takes long where none are equal."""
 
 _Time = Literal["time_ns", "once_ns", "forward_ns"]
 
@@ -93,8 +93,8 @@ def _least_ns(problem: CutProblem) -> list[int]:
 class _Program:
     """The program of `problem`; with `sizes`, or where that is asked for, segments are `whole`:
     done in one way each. What is made least of is `Division.step_ns`, or, where it `is_least`, what
-    that takes at the least whose backward comes in two parts. No rank takes more than `turn_ns` for
-    a microbatch."""
+    that takes at the least whose backward comes in two parts. No segment
+    is where some rank would have to take more than `turn_ns` for a microbatch."""
 
     def __init__(
         self,

@@ -210,13 +210,9 @@ def unequal_ranks() -> dict[str, float]:
 def any_stages() -> dict[str, float]:
     """Stages of any sizes under any plans."""
     torch.set_num_threads(1)
-    return _differences(ANY)
-
-
-def _differences(cases: Sequence[tuple[str, tuple[int, ...], int, str]]) -> dict[str, float]:
     return {
         f"{name} {sizes} {schedule} {turns}": any_plan(name, sizes, turns, seed, schedule)
-        for seed, (name, sizes, turns, schedule) in enumerate(cases)
+        for seed, (name, sizes, turns, schedule) in enumerate(ANY)
     }
 
 
