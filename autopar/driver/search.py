@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from math import log2, prod
+from math import inf, log2, prod
 
 import torch
 
@@ -18,7 +18,7 @@ from autopar.cost_model.price import limited_classes
 from autopar.driver.infeasible_subset import explain_infeasible, suited
 from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.shortage import explain_shortage
-from autopar.errors import ClusterError, InfeasibleError
+from autopar.errors import ClusterError, InfeasibleError, UnsuitedMeshError
 from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.problem import Solution
 from autopar.ir.stages import is_end
@@ -27,13 +27,23 @@ from autopar.ir.uses import groups
 from autopar.ir.version import __version__
 from autopar.plans.decisions import make_structure
 from autopar.plans.fitting import Beaten, Candidate, bounded
-from autopar.plans.options import Options
+from autopar.plans.options import AUTO, Options
 from autopar.plans.plan import SCHEMA_VERSION, Margin, Plan, Provenance
 from autopar.plans.request import Asked, PlanRequest
 from autopar.plans.strategies import MAX_AXES
 
-_AXES = 2
-"""How many axes meshes have that are tried unasked: each with three takes as long as all others."""
+_AXES, _MOST_AXES = 2, 3
+"""How many axes meshes have that are all tried unasked, and those of which a few are."""
+
+_NEAR = 0.05
+"""How much longer than the best plan the plans of a mesh may take at the least, as a part of it,
+for meshes of three axes to be tried of which two joined make it. What lies over two of three axes
+takes two steps, so that a mesh is hardly better than both of those that its axes can be joined to
+(on 8x8 H100 at most 4 % better than the worse one, ADR 7)."""
+
+_HARDLY = 1e-3
+"""By what part of the best plan others of three axes are to be better, unasked: as much the best
+may be above its own bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +58,8 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What a search found: the best plan of all, and what is known of each mesh on which there are
-    plans, in the order of `meshes`."""
+    """What a search found: the best plan of all, the `meshes` that were looked at, and what is
+    known of each on which there are plans, in their order."""
 
     best: Candidate
     meshes: tuple[Mesh, ...]
@@ -85,37 +95,101 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
 
     Meshes like the levels of the cluster come first: a good plan in hand cuts off the others as
     soon as they are known to have no better one, or none within `margin` (a fraction) of it, or
-    none was found without a limit on memory. Of equally good meshes the first that is listed wins.
+    none was found without a limit on memory. Where no mesh is named, those of three axes that
+    promise something come last. Of equally good meshes the first that is listed wins.
     InfeasibleError, that of the first mesh, if none has a plan within the memory limit.
     """
+    looked = _Looked(say, margin)
     requests = suited(asked, meshes_of(asked.cluster, asked.options))
-    best: Candidate | None = None
-    best_place, tried = 0, dict[int, Tried]()
-    failures: dict[int, InfeasibleError] = {}
     for place in promising(requests):
-        request = requests[place]
-        say(f"solving for mesh {request.mesh or 'of one device'}")
-        least = None if best is None else best.solution.objective + (place < best_place)
-        cutoff = None if least is None else least + int(least * margin)
+        looked.at(requests[place], place)
+    for place, request in enumerate(_finer(asked), len(requests)):
+        if looked.is_promising(request.mesh):
+            looked.at_finer(request, place)
+    return looked.survey()
+
+
+class _Looked:
+    """What is known of the meshes that were looked at, by their places in the order in which they
+    are preferred."""
+
+    def __init__(self, say: Say, margin: float) -> None:
+        self._say, self._margin = say, margin
+        self._best: tuple[int, Candidate] | None = None
+        self._tried: dict[int, Tried] = {}
+        self._failures: dict[int, tuple[Mesh, InfeasibleError]] = {}
+
+    def at(self, request: PlanRequest, place: int, *, margin: float | None = None) -> None:
+        """Looks for plans on a mesh, as long as they may be better than the best so far, or come
+        within a `margin` of it."""
+        self._say(f"solving for mesh {request.mesh or 'of one device'}")
+        best, least, cutoff = None, None, None
+        if self._best is not None:
+            best_place, best = self._best
+            least = best.solution.objective + (place < best_place)
+            cutoff = least + int(least * (self._margin if margin is None else margin))
         try:
             after = best if best is not None and best.is_tight else None
-            found = best_in_chunks(request, say, cutoff, after=after)
+            found = best_in_chunks(request, self._say, cutoff, after=after)
         except InfeasibleError as error:
-            failures[place] = error
-            continue
+            self._failures[place] = request.mesh, error
+            return
         except Beaten as beaten:
-            say(f"{beaten}")
-            tried[place] = Tried(request.mesh, beaten.bound, None)
-            continue
-        tried[place] = Tried(request.mesh, found.solution.bound, found)
+            self._say(f"{beaten}")
+            self._tried[place] = Tried(request.mesh, beaten.bound, None)
+            return
+        self._tried[place] = Tried(request.mesh, found.solution.bound, found)
         if least is None or found.solution.objective < least:
-            best, best_place = found, place
-    if best is None:
-        raise failures[min(failures)]
-    known = tuple(tried[place] for place in sorted(tried))
-    bound = min(each.bound for each in known)
-    best = replace(best, solution=bounded(best.solution, bound))
-    return Survey(best, tuple(request.mesh for request in requests), known)
+            self._best = place, found
+
+    def at_finer(self, request: PlanRequest, place: int) -> None:
+        """The same on a mesh of more axes than are all tried. Where it has no better plan, and may
+        have one for all that is known, what is said of the best plan is not said of this mesh."""
+        before, best = set(self._tried), self._best
+        # None of them makes a plan a fragile one: each takes long to be known that well.
+        self.at(request, place, margin=-_HARDLY)
+        found = self._tried.get(place)
+        least = min((self._tried[each].bound for each in before), default=0)
+        if self._best == best and found is not None and found.bound < least:
+            del self._tried[place]
+
+    def is_promising(self, mesh: Mesh) -> bool:
+        """Whether all that is known of meshes of which two axes joined make one of those that were
+        looked at is near the best plan. Where memory binds, a search on such a mesh takes minutes:
+        none is."""
+        if self._best is None or self._best[1].is_tight:
+            return False
+        most = self._best[1].solution.objective * (1 + _NEAR)
+        known = {each.mesh.sizes: float(each.bound) for each in self._tried.values()}
+        known |= {mesh.sizes: inf for mesh, _ in self._failures.values()}
+        a, b, c = mesh.sizes
+        # Over links of one kind, of two orders of the same axes one is listed.
+        joined = [known.get(some, known.get(some[::-1])) for some in ((a * b, c), (a, b * c))]
+        return any(joined) and all(bound <= most for bound in joined if bound is not None)
+
+    def survey(self) -> Survey:
+        """All of it. InfeasibleError, that of the first mesh, if none has a plan."""
+        if self._best is None:
+            raise self._failures[min(self._failures)][1]
+        known = tuple(self._tried[place] for place in sorted(self._tried))
+        best, bound = self._best[1], min(each.bound for each in known)
+        best = replace(best, solution=bounded(best.solution, bound))
+        failures = {place: mesh for place, (mesh, _) in self._failures.items()}
+        meshes = {place: each.mesh for place, each in self._tried.items()} | failures
+        return Survey(best, tuple(meshes[place] for place in sorted(meshes)), known)
+
+
+def _finer(asked: Asked) -> Sequence[PlanRequest]:
+    """What is asked, on meshes of more axes than are all tried, where none is named."""
+    if asked.options.mesh != AUTO:
+        return ()
+    listed = meshes_of(asked.cluster, asked.options)
+    more = replace(asked.options, mesh=f"{AUTO}:{_MOST_AXES}")
+    finer = [mesh for mesh in meshes_of(asked.cluster, more) if mesh not in listed]
+    try:
+        return suited(asked, finer) if finer else ()
+    except UnsuitedMeshError:
+        return ()
 
 
 def promising(requests: Sequence[PlanRequest]) -> list[int]:
@@ -143,7 +217,7 @@ def meshes_of(cluster: Cluster, options: Options) -> Sequence[Mesh]:
     """Those that `options` admit on `cluster`, in the order in which they are preferred.
     ClusterError if they name one that it does not have."""
     word, colon, number = options.mesh.partition(":")
-    if word != "auto":
+    if word != AUTO:
         return (with_buckets(parse_mesh(options.mesh, cluster), cluster.device),)
     if colon and not (number.isdecimal() and number.isascii()):
         raise ClusterError(f"mesh {options.mesh!r}: write auto:3 for meshes of up to three axes")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
-from autopar.ir.graph import Atom, Factor, FactorType, Graph, Node, Slot
+from autopar.ir.graph import Atom, Factor, FactorType, Graph, Node, Slot, per_graph
 from autopar.ir.sharding import C, P, Placement, R, S, Sharding
 
 REPLICATE = "-"
@@ -198,21 +198,33 @@ def pull_back(graph: Graph, view: Node, sharding: Sharding) -> Sharding | None:
     """The sharding of a view's input that leaves its output in `sharding` without communication;
     None where there is none (a part that must stay whole is sharded, or a dim that the input does
     not have as such is cut into chunks)."""
+    found = _pulled(graph)[view.index]
     placements: list[Placement] = []
-    for placement in sharding:
-        if placement.kind == "C":
+    for placement in sharding.placements:
+        if placement not in found:
+            assert placement.kind == "C"
             dim = _same_dim(graph, view, placement.dim)
-            if dim is None:
-                return None
-            placements.append(C(dim))
-        elif placement.kind == "S":
-            factor = next(f for f in view.factors if f.outputs[0] == placement.slot)
-            if factor.whole:
-                return None
-            placements.append(_shard(factor.inputs[0], R))
-        else:
-            placements.append(placement)
+            found[placement] = None if dim is None else C(dim)
+        pulled = found[placement]
+        if pulled is None:
+            return None
+        placements.append(pulled)
     return Sharding(tuple(placements))
+
+
+@per_graph
+def _pulled(graph: Graph) -> dict[int, dict[Placement, Placement | None]]:
+    """Per view what it makes of its input's placements, by those of its output: all but chunks."""
+    return {
+        view.index: {R: R, P: P}
+        | {
+            S(*factor.outputs[0]): None if factor.whole else _shard(factor.inputs[0], R)
+            for factor in reversed(view.factors)
+            if factor.outputs[0] is not None
+        }
+        for view in graph.nodes
+        if view.view
+    }
 
 
 def _same_dim(graph: Graph, view: Node, dim: int) -> int | None:

@@ -56,6 +56,7 @@ R = Placement("R")
 P = Placement("P")
 
 
+@lru_cache(1 << 10)
 def S(dim: int, part: int = 0) -> Placement:
     """Sharded on part `part` of dim `dim`."""
     return Placement("S", dim, part)

@@ -33,6 +33,9 @@ BACKENDS = ("eager", "inductor")
 """What runs a rank's graphs: op by op, or compiled."""
 
 
+AUTO = "auto"
+"""The word for a mesh that is to be found."""
+
 RESIDENCIES = ("cuda", "cpu", "auto")
 """Where parameters live: on the device that computes, on its host, or where it is best if memory
 binds."""
@@ -67,7 +70,8 @@ def default_backend(kind: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Options:
     """`mesh` is a shape ("8x8", "dp=8,tp=8"), of a pipeline one for all its ranks or one for each
-    ("2x2/2/2"), or "auto" for the best of all with one or two axes, "auto:3" with up to three.
+    ("2x2/2/2"), or "auto" for the best of all with one or two axes and of those with three that
+    promise something, "auto:3" of all with up to three.
     `optimizer` names one of `cost_model.optimizer.OPTIMIZERS` ("adamw", "sgd", ...): its step
     counts, and what it keeps per parameter counts against the memory limit, which defaults to the
     device's memory. `strict` turns the warning about an op without a rule into an error.
@@ -91,7 +95,7 @@ class Options:
     `stages_if_needed`); there are several stages too if one waits for communication above all.
     """
 
-    mesh: str = "auto"
+    mesh: str = AUTO
     optimizer: str = "adamw"
     memory_limit_bytes: int | None = None
     time_limit_s: float | None = None
@@ -121,7 +125,7 @@ class Options:
     @property
     def is_mesh_open(self) -> bool:
         """Whether the mesh is for the search to choose."""
-        return self.mesh.startswith("auto")
+        return self.mesh.startswith(AUTO)
 
     @property
     def rank_meshes(self) -> tuple[str, ...]:

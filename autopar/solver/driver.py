@@ -121,7 +121,7 @@ def _search(
         least = inf if cutoff is None else cutoff
         return generate_columns(problem, clock, progress, least, aim.tolerance)
     assert cutoff is not None
-    bound = quick_bound(problem, clock)
+    bound = quick_bound(problem, clock, cutoff)
     if bound >= cutoff:
         evaluator = Evaluator(problem)
         return Search(

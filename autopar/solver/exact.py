@@ -87,7 +87,8 @@ class Aim:
     there is no integer program where it is large. Relaxations go on from `start` where it fits.
     What is `rough` ends with the first plan where that is a few percent from the bound and the
     integer program is large. Only what is better than the plan that is `known`, if one is, is
-    looked for, by dives too where that is `_CLOSE` to the bound."""
+    looked for, by dives too where that is `_CLOSE` to the bound. No dive follows a relaxation that
+    costs as much as is `hopeless`."""
 
     ways: Ways = any_way
     cutoff: float = inf
@@ -97,6 +98,7 @@ class Aim:
     start: Basis | None = None
     rough: bool = False
     known: tuple[int, ...] = ()
+    hopeless: float = inf
 
 
 EXACT = Aim()
@@ -243,7 +245,7 @@ def _read_relaxation(
     state.offer(choice, state.evaluator(choice))
     if model.windows and not state.settled:
         _descend(state, choice if aim.known else state.choice or choice)
-    if not state.settled:
+    if not state.settled and duals.value < aim.hopeless:
         is_thorough = _dives(state, duals, aim) or not model.windows
         if is_thorough or num_split > _FEW_SPLIT:
             dive(state, model, highs, answer.values, once=not is_thorough)

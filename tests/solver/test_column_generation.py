@@ -46,8 +46,8 @@ WAYS = {"rounds": {}, "many nodes": {"_MANY_NODES": 0}, "far from the bound": {"
 @SETTINGS
 @given(problems(), st.sampled_from(sorted(WAYS)))
 def test_answers_hold(stated: Problem, way: str) -> None:
-    """In rounds, as far as a problem of very many nodes is solved, and with what is left solved as
-    a whole after two rounds."""
+    """In rounds, until some bring nothing; as far as a problem of very many nodes is solved; and
+    with what is left solved as a whole after two rounds."""
     best = solve_by_enumeration(stated)
     with pytest.MonkeyPatch.context() as patch:
         for name, value in WAYS[way].items():
@@ -60,7 +60,9 @@ def test_answers_hold(stated: Problem, way: str) -> None:
     evaluation = evaluate(stated, solution.choice)
     assert evaluation.feasible
     assert solution.bound <= best.objective <= solution.objective == evaluation.objective
-    if way != "many nodes":
+    num_rounds = int(solution.statistics.get("rounds", 0))
+    has_given_up = way == "rounds" and num_rounds > path._PATIENCE
+    if way != "many nodes" and not has_given_up:
         assert solution.objective - solution.bound <= path.TOLERANCE * solution.objective
     if solution.status is Status.OPTIMAL:
         assert solution.objective == best.objective

@@ -23,6 +23,9 @@ _SWEEPS_PER_LOOK = 10
 PROGRESS = 1e-4
 """Sweeps end when so many raise the bound by no more than such a part of it."""
 
+_ROUNDING = 1e-9
+"""How much more than a bound sweeps have to come to before exact arithmetic proves it."""
+
 
 class Passing:
     """Messages on `relayed`, at a price per time of a byte (`multipliers`, of `maximal_times`)."""
@@ -43,10 +46,11 @@ class Passing:
         *,
         progress: float = PROGRESS,
         known: float = float("-inf"),
+        enough: float = float("inf"),
     ) -> int:
-        """Sweeps until ten of them raise the bound by no more than `progress`, a part of it, or
-        `most_sweeps` are done, or would be before the bound is above one that is `known`; returns
-        the bound, as far as exact arithmetic proves it."""
+        """Sweeps until ten of them raise the bound by no more than `progress`, a part of it, or it
+        is `enough`, or `most_sweeps` are done, or would be before the bound is above one that is
+        `known`; returns the bound, as far as exact arithmetic proves it."""
         core = self.core
         order, free = np.arange(core.num_nodes), np.ones(core.num_nodes, dtype=np.bool_)
         margin = np.zeros(core.num_nodes)
@@ -59,7 +63,9 @@ class Passing:
                     )
             looks_left = (most_sweeps - done) // _SWEEPS_PER_LOOK - 1
             is_vain = bound + looks_left * (bound - last) < known
-            if bound - last <= progress * abs(bound) or is_vain or clock.expired:
+            is_enough = bound > enough + _ROUNDING * abs(enough)
+            has_settled = bound - last <= progress * abs(bound)
+            if has_settled or is_enough or is_vain or clock.expired:
                 break
             last = bound
         return certify(core, self.memory, Guide(self.multipliers, self._message, bound, 1.0))

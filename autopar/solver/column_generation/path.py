@@ -61,9 +61,10 @@ _VERY_FEW, _NEAR = 1_000, 0.02
 more of them: before, another master takes less and leaves out most."""
 
 _FAR = 0.1
-"""The gap above which, after the second round, what is left of a problem on two axes is solved as a
-whole: its relaxation takes as long as two more masters, and messages stay far below that where
-links are slow (Llama-8B on 64x8 L4s: 14 % below the best plan, and the relaxation 0.2)."""
+"""The gap above which, after the second round, messages stay far below the relaxation, where links
+are slow (Llama-8B on 64x8 L4s: 14 % below the best plan, and the relaxation 0.2). Of a problem on
+two axes what is left is solved as a whole then: its relaxation takes as long as two more masters.
+On three axes, where that would take minutes, rounds go on as long as they make better plans."""
 
 _SOON = 8_000
 """Choices of which another round takes a few seconds: rounds go on within `TOLERANCE`."""
@@ -94,10 +95,11 @@ def generate_columns(
     return work.state
 
 
-def quick_bound(problem: Problem, clock: Clock) -> float:
-    """What message passing alone finds soon: within a percent on two axes, if memory is ample."""
+def quick_bound(problem: Problem, clock: Clock, enough: float = float("inf")) -> float:
+    """What message passing alone finds soon, or that it is `enough`: within a percent on two axes,
+    if memory is ample."""
     passing = _without_prices(problem)
-    return float("-inf") if passing is None else passing.settle(clock, _SWEEPS)
+    return float("-inf") if passing is None else passing.settle(clock, _SWEEPS, enough=enough)
 
 
 def _without_prices(problem: Problem) -> Passing | None:
@@ -132,7 +134,9 @@ class _Work:
             problem, Evaluator(problem), clock, progress, cutoff=cutoff, tolerance=tolerance
         )
         good_enough = max(tolerance, TOLERANCE) / 4
-        self._master = exact.Aim(ways=shortest_ways, tolerance=good_enough, dives=True)
+        self._master = exact.Aim(
+            ways=shortest_ways, tolerance=good_enough, dives=True, hopeless=cutoff
+        )
         self.distances = all_distances(problem.flows)
         self.left: list[IntArray] = [np.arange(len(c)) for c in problem.costs]
         self.kept: list[IntArray] = [np.array([int(u.argmin())]) for u in total_usages(problem)]
@@ -144,6 +148,7 @@ class _Work:
         self._room = 2 * len(problem.keys) if self._has_many else 0
         self._is_coarse = tolerance > TOLERANCE
         self._stalled = 0
+        self._is_vain = False
 
     def begin(self) -> None:
         """Chooses the first master: what is leanest, and what message passing alone deems good."""
@@ -162,7 +167,7 @@ class _Work:
 
     def round(self, number: int) -> None:
         """One master, and what its prices say of the whole."""
-        state, before = self.state, self._gap()
+        state, before, cost = self.state, self._gap(), self._cost()
         master = keep_choices(self.problem, self.kept)
         found = exact.find_exactly(master, state.clock, state.progress, self._master)
         state.statistics |= found.statistics | {"rounds": number + 1}
@@ -171,6 +176,9 @@ class _Work:
             chosen = self._chosen(self.kept, found.choice)
             state.offer(chosen, state.evaluator(chosen))
             self._leave_out(self.kept)
+        is_better = self._cost() < (1 - TOLERANCE) * cost
+        has_plan = state.evaluation is not None
+        self._is_vain = has_plan and (not is_better or found.bound >= state.cutoff)
         if found.relaxation is None or found.infeasible:
             grown = self._grow(sum(map(len, self.kept)))
             state.infeasible = found.infeasible and not grown
@@ -208,8 +216,10 @@ class _Work:
     def _learn(self, passing: Passing, progress: float = PROGRESS) -> None:
         """Takes the bounds of `passing`, and leaves out the choices that they exclude."""
         state = self.state
-        known = state.bound
-        state.raise_bound(passing.settle(state.clock, _SWEEPS, progress=progress, known=known))
+        more = {"known": state.bound, "enough": state.cutoff}
+        state.raise_bound(passing.settle(state.clock, _SWEEPS, progress=progress, **more))
+        if state.beaten:
+            return
         if self._has_many:
             self._read_off(passing)
         for i, bounds in enumerate(passing.at_least()):
@@ -267,17 +277,21 @@ class _Work:
         if found is not None:
             state.offer(*found)
 
+    def _cost(self) -> float:
+        best = self.state.evaluation
+        return best.objective if best else float("inf")
+
     def _gap(self) -> float:
         best = self.state.evaluation
         return self.state.gap / best.objective if best and best.objective else float("inf")
 
     def _close_or_grow(self, number: int, num_left: int) -> None:
-        few = _FEW_WHEN_COARSE if self._is_coarse else _FEW_CHOICES
+        few = max(_FEW_WHEN_COARSE if self._is_coarse else _FEW_CHOICES, self._room)
         more = max(_MORE_CHOICES, self._room)
-        is_far = self._is_small and number > 0 and self._gap() > _FAR
-        if is_far or num_left <= (max(few, self._room) if self._gap() <= _NEAR else _VERY_FEW):
+        is_far = number > 0 and self._gap() > _FAR
+        if (is_far and self._is_small) or num_left <= (few if self._gap() <= _NEAR else _VERY_FEW):
             self._close()
-        elif self._is_enough(num_left):
+        elif self._is_enough(num_left) or (is_far and self._is_vain and num_left > few):
             self._done = True
         elif self._add_neighbours() < more and not self._grow(more):
             self._close()

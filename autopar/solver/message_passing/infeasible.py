@@ -38,6 +38,7 @@ def find_shortage(core: Core, memory: MemoryPrices, clock: Clock) -> Shortage | 
         cost=np.zeros_like(core.cost),
         pool=np.where(core.pool >= FORBIDDEN, FORBIDDEN, 0),
         float_pool=np.where(core.pool >= FORBIDDEN, _TOO_MUCH, 0.0),
+        lean_pool=np.where(core.lean_pool >= core.too_much, _TOO_MUCH, 0.0),
         fixed_cost=0,
         too_much=_TOO_MUCH,
     )

@@ -8,6 +8,7 @@ import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, FloatArray, IntArray, Problem
 from autopar.solver.memory import maximal_times
+from autopar.solver.pairwise.lean import lean_tables
 from autopar.solver.reductions.contract import Contracted, takes_memory
 
 
@@ -18,6 +19,11 @@ class Core(NamedTuple):
     row (rows are the source's choices), and `float_pool` has them as figures with `too_much` where
     a pair is not allowed. `near_first[i]:near_first[i + 1]` are the places in `near_edge` where the
     edges of node `i` stand, those to lower nodes first (`near_split[i]` of them).
+
+    Where many rows or columns of an edge's table are equal, as choices make or ask for a tensor in
+    one state, the different ones stand in `lean_pool` from `lean_table[e]` on (else that is -1):
+    `lean_rows[e]` times `lean_columns[e]` of them, and the place of a label's among them is
+    `lean_place`, which is laid out as messages are.
 
     Item `m` is memory that node `item_node[m]` takes at the times `item_start[m] <= t <
     item_stop[m]`: `item_usage[item_first[m] + c]` above `base`, which is there anyhow. Items are
@@ -36,6 +42,11 @@ class Core(NamedTuple):
     near_edge: IntArray
     source_message: IntArray
     target_message: IntArray
+    lean_table: IntArray
+    lean_rows: IntArray
+    lean_columns: IntArray
+    lean_place: IntArray
+    lean_pool: FloatArray
     item_node: IntArray
     node_item: IntArray
     item_start: IntArray
@@ -78,6 +89,7 @@ def lay_out(problem: Problem, contracted: Contracted) -> Core:
     near_first, near_split, near_edge = _near(len(nodes), source, target)
     sizes = np.stack([counts[source], counts[target]], axis=1).ravel()
     places = np.concatenate([[0], np.cumsum(sizes)])[:-1].reshape(-1, 2).astype(np.int64)
+    lean = lean_tables([contracted.tables[int(n)] for n in used], at, too_much)
     return Core(
         first=first,
         cost=cost,
@@ -91,6 +103,11 @@ def lay_out(problem: Problem, contracted: Contracted) -> Core:
         near_edge=near_edge,
         source_message=np.ascontiguousarray(places[:, 0]),
         target_message=np.ascontiguousarray(places[:, 1]),
+        lean_table=lean.table,
+        lean_rows=lean.rows,
+        lean_columns=lean.columns,
+        lean_place=lean.place,
+        lean_pool=lean.pool,
         **_items(problem, contracted, place),
         limit=problem.usage_limit if problem.usage_limit is not None else 0,
         fixed_cost=contracted.fixed_cost,

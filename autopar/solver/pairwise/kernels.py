@@ -25,6 +25,9 @@ compiled = numba.njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
 def rows_least(core: Core, e: int, is_target: bool, message: FloatArray, least: FloatArray) -> None:
     """Sets `least[c]` to the least of what edge `e` costs with choice `c` of this end, after the
     other end's message; this one's is not taken off."""
+    if core.lean_table[e] >= 0:
+        _rows_least_of_lean(core, e, is_target, message, least)
+        return
     a, b, costs, pool = core.source[e], core.target[e], core.table[e], core.float_pool
     rows, columns = core.first[a + 1] - core.first[a], core.first[b + 1] - core.first[b]
     if is_target:
@@ -42,6 +45,37 @@ def rows_least(core: Core, e: int, is_target: bool, message: FloatArray, least: 
         for d in range(columns):
             best = min(best, pool[row + d] - message[there + d])
         least[c] = best
+
+
+@compiled
+def _rows_least_of_lean(
+    core: Core, e: int, is_target: bool, message: FloatArray, least: FloatArray
+) -> None:
+    """`rows_least` of an edge with a lean table: of choices with equal rows, the one with the
+    highest message costs the least."""
+    a, b, costs, pool = core.source[e], core.target[e], core.lean_table[e], core.lean_pool
+    rows, columns, place = core.lean_rows[e], core.lean_columns[e], core.lean_place
+    there = core.source_message[e] if is_target else core.target_message[e]
+    here = core.target_message[e] if is_target else core.source_message[e]
+    other, own = (a, b) if is_target else (b, a)
+    highest = np.full(rows if is_target else columns, -np.inf)
+    best = np.full(columns if is_target else rows, np.inf)
+    for d in range(core.first[other + 1] - core.first[other]):
+        at = place[there + d]
+        highest[at] = max(highest[at], message[there + d])
+    for r in range(rows):
+        row = costs + r * columns
+        if is_target:
+            less = highest[r]
+            for c in range(columns):
+                best[c] = min(best[c], pool[row + c] - less)
+        else:
+            least_of_row = np.inf
+            for c in range(columns):
+                least_of_row = min(least_of_row, pool[row + c] - highest[c])
+            best[r] = least_of_row
+    for c in range(core.first[own + 1] - core.first[own]):
+        least[c] = best[place[here + c]]
 
 
 @compiled
