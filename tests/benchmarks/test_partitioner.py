@@ -13,6 +13,7 @@ from benchmarks.partitioner import HEADER, peak_bytes
 MIB = 2**20
 
 
+@pytest.mark.nightly
 def test_peak_is_what_is_allocated_beyond_what_was_there() -> None:
     before = torch.ones(3 * MIB, dtype=torch.uint8)
 

@@ -70,6 +70,7 @@ def test_row_says_what_is_not_optimal() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_small_case_runs() -> None:
     done = CliRunner().invoke(main, ["--case", "8", "--layers", "1", "--markdown"])
     assert done.exit_code == 0, done.output

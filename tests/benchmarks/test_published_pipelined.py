@@ -140,6 +140,7 @@ def test_the_host_launches_at_the_pace_of_its_trainer() -> None:
     assert batch_ns(other, cluster) == pytest.approx(2 * 45_000 + 12 * 8_000, rel=0.01)
 
 
+@pytest.mark.nightly
 def test_megatron_s_gpt_is_not_fused() -> None:
     """It writes the scores of attention, and its loss reads float32 logits op by op."""
 

@@ -211,6 +211,7 @@ def large_problem(count: int = 120, choices: int = 10, limit: int = 1500) -> dic
     }
 
 
+@pytest.mark.nightly
 def test_the_same_answer_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large, "_ROUNDS", 4)
     path = write(tmp_path, large_problem())

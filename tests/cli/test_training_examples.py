@@ -32,9 +32,8 @@ def losses(script: str, num_processes: int, folder: Path, *options: str) -> list
     return result
 
 
-@pytest.mark.parametrize(
-    "script", [pytest.param("finetune_opt.py", marks=pytest.mark.nightly), "trainer_opt.py"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", ["finetune_opt.py", "trainer_opt.py"])
 def test_two_processes_train_as_one(script: str, tmp_path: Path) -> None:
     saved = [tmp_path / f"saved-{n}" for n in (1, 2)]
     one = losses(script, 1, tmp_path, "--steps", "4", "--save", str(saved[0]))

@@ -30,9 +30,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("plans")
 
 
-@settings(max_examples=6)
-@given(name=st.sampled_from(["mlp", "gpt2", "llama"]), mesh=st.sampled_from(["4", "2x2", "2x4"]))
+ANY_PLAN = given(
+    name=st.sampled_from(["mlp", "gpt2", "llama"]), mesh=st.sampled_from(["4", "2x2", "2x4"])
+)
+
+
+@settings(max_examples=2)
+@ANY_PLAN
 def test_a_stored_plan_trains_identically(name: str, mesh: str, folder: Path) -> None:
+    check_stored(name, mesh, folder)
+
+
+@pytest.mark.nightly
+@settings(max_examples=6)
+@ANY_PLAN
+def test_every_stored_plan_trains_identically(name: str, mesh: str, folder: Path) -> None:
+    check_stored(name, mesh, folder)
+
+
+def check_stored(name: str, mesh: str, folder: Path) -> None:
     plan = plan_for(case(name).traced.graph, mesh)
     plan.save(folder / "plan.json")
     loaded = Plan.load(folder / "plan.json")

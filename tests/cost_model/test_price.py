@@ -48,9 +48,23 @@ def random_solution(problem: Problem, seed: int):
     return solve(shuffled)
 
 
-@given(seed=st.integers(0, 50), mesh=st.sampled_from(["2", "4", "2x2", "2x4"]))
+ANY_PLAN = given(seed=st.integers(0, 50), mesh=st.sampled_from(["2", "4", "2x2", "2x4"]))
+"""Not the optimum alone: the solver's favourites exercise a small part of the prices."""
+
+
+@settings(max_examples=25)
+@ANY_PLAN
 def test_the_bill_of_any_plan_is_what_the_problem_says(seed: int, mesh: str) -> None:
-    """Not of the optimum alone: the solver's favourites exercise a small part of the prices."""
+    check_bill(seed, mesh)
+
+
+@pytest.mark.nightly
+@ANY_PLAN
+def test_the_bill_of_no_plan_is_other_than_the_problem_says(seed: int, mesh: str) -> None:
+    check_bill(seed, mesh)
+
+
+def check_bill(seed: int, mesh: str) -> None:
     graph = linear_step(64, 32, 16, layers=3)
     cluster = parse_cluster(f"{mesh}xH100")
     layout = parse_mesh(mesh, cluster)

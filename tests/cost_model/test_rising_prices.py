@@ -229,6 +229,7 @@ def costs(problem: Problem) -> dict[tuple[str, str], int]:
     }
 
 
+@pytest.mark.nightly
 def test_no_choice_of_a_model_gets_cheaper_with_more_sequences_or_slower_devices() -> None:
     """All ops of a step of GPT-2, in every way."""
     cluster = parse_cluster("2x4xH100")

@@ -101,6 +101,7 @@ def test_a_page_says_whether_it_fits() -> None:
     assert f"step {leanest.ratio:.3f} times" in str(between)
 
 
+@pytest.mark.nightly
 def test_the_same_bytes_every_time() -> None:
     again = find_frontier(asked(), (), silent)
     assert again == small()

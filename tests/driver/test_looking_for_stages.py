@@ -72,6 +72,7 @@ def test_numbers_of_ranks_that_share_nodes_unevenly_are_left_out() -> None:
     assert numbers_of_ranks(wanted) == [3, 6]
 
 
+@pytest.mark.nightly
 def test_one_stage_is_planned_where_plans_take_far_longer_than_thought() -> None:
     """Stages that were thought to fit do not, and those that do are slow."""
     graph = trace(Chain([32] * 7, 3), (torch.randn(1024, 32),), {}).graph
@@ -94,6 +95,7 @@ class Summed(Chain):
         return (x + self.table.weight.sum(0)).square().mean()
 
 
+@pytest.mark.nightly
 def test_one_stage_is_planned_in_any_number_of_microbatches() -> None:
     """Segments are thought to hold more than the whole does."""
     graph = trace(Summed(8_000), (torch.randn(1024, 32),), {}).graph

@@ -151,6 +151,7 @@ def test_chunks_that_would_save_less_than_is_tolerated_are_not_planned(
     assert tried[0] == 1 and (len(tried) > 1) == is_tried
 
 
+@pytest.mark.nightly
 def test_no_count_that_is_tried_is_better_than_what_is_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -192,6 +193,7 @@ def test_without_a_limit_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> Non
         assert found.solution.bound <= alone.solution.objective
 
 
+@pytest.mark.nightly
 def test_a_frontier_has_a_plan_where_there_is_one_within_the_limit() -> None:
     """The memory of the device would not have the loss in chunks at all."""
     lean = best(None, 16, "logits").estimates.memory.total

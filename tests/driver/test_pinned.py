@@ -216,6 +216,7 @@ def conflict(case: ZooCase, options: Options) -> list[str]:
     return [origin for origin in options.asked if origin in listed]
 
 
+@pytest.mark.nightly
 def test_memory_is_one_of_the_limits_that_conflict(case: ZooCase) -> None:
     """Whole parameters do not fit where shards do."""
     cut = planned(case, asked(strategy="fsdp")).estimates.memory.total

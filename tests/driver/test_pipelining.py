@@ -118,6 +118,7 @@ def test_a_tied_weight_lies_alike_in_all_its_stages() -> None:
     assert str(last) == "[S(1)]|[R]"
 
 
+@pytest.mark.nightly
 def test_a_strategy_speaks_of_a_tied_weight_in_all_its_stages() -> None:
     """It asks for shards where the weight is that of a product: in the last stage."""
     found = autopar.plan(
@@ -167,6 +168,7 @@ def test_a_tied_weight_lives_on_the_host_in_all_its_stages_or_in_none() -> None:
         )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_an_uneven_model_is_cut_unevenly() -> None:
     """A head that takes as long as many layers leaves its stage few of them."""
     config = LlamaConfig(
@@ -298,6 +300,7 @@ def test_what_goes_from_one_segment_to_the_next_is_not_forgotten() -> None:
     assert [stage.estimates.exposed_communication_ns for stage in found.stages] == [0, 0]
 
 
+@pytest.mark.nightly
 def test_as_many_stages_as_are_best() -> None:
     """Where links are slow, weights are many and little is computed, stages beat sharding."""
     config = LlamaConfig(

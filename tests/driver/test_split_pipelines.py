@@ -49,16 +49,14 @@ TABLE = """
 UNSPLIT = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1"
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options",
     [
         {"stages": 2, "microbatches": 4, "schedule": "zb-h1"},
         {"stages": 4, "microbatches": 4, "schedule": "zb-v"},
-        pytest.param(
-            {"cuts": "model.layers.5", "microbatches": 1, "schedule": "zb-h1", "strategy": "fsdp"},
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param({"schedule": UNSPLIT}, marks=pytest.mark.nightly),
+        {"cuts": "model.layers.5", "microbatches": 1, "schedule": "zb-h1", "strategy": "fsdp"},
+        {"schedule": UNSPLIT},
     ],
     ids=str,
 )
@@ -121,7 +119,6 @@ def test_contradictions_are_told() -> None:
     for given, words in cases:
         with pytest.raises(ArgumentError, match=words):
             planned(schedule=TABLE, **given)
-    planned(schedule=UNSPLIT, stages=2, microbatches=2)
     for table, words in (
         ("0F0 0B0", "one stage, which is no pipeline"),
         ("0F0 0B0\n1B0 1F0", "wait for each other"),
@@ -241,6 +238,16 @@ def second_stage(others: tuple[Waiting, ...], limit: int | None = None) -> Candi
 
 
 def test_what_waits_for_either_part_is_held() -> None:
+    check_waiting((Waiting(1, 1), Waiting(0, 3)))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("others", [(Waiting(2),), (Waiting(0, 3),)], ids=str)
+def test_what_waits_for_one_part_alone_is_held(others: tuple[Waiting, ...]) -> None:
+    check_waiting(others)
+
+
+def check_waiting(others: tuple[Waiting, ...]) -> None:
     none = second_stage((Waiting(0),))
     memory = none.estimates.memory
     found = schedule(parse_layout(none.request.graph, none.structure))
@@ -255,13 +262,13 @@ def test_what_waits_for_either_part_is_held() -> None:
         for values in (found.before.saved, found.before.carried)
     )
     assert 0 < rest != whole
-    for others in ((Waiting(2),), (Waiting(0, 3),), (Waiting(1, 1), Waiting(0, 3))):
-        held = second_stage(others).estimates.memory
-        most = max(each.backward * whole + each.weights * rest for each in others)
-        assert held.saved == memory.saved + most
-        assert held.transient == memory.transient
+    held = second_stage(others).estimates.memory
+    most = max(each.backward * whole + each.weights * rest for each in others)
+    assert held.saved == memory.saved + most
+    assert held.transient == memory.transient
 
 
+@pytest.mark.nightly
 def test_what_waits_is_kept_within_the_limit() -> None:
     free = second_stage((Waiting(1, 2),)).estimates.memory
     limit = free.total - free.saved // 8
@@ -311,6 +318,12 @@ def test_given_stages_are_in_the_shortest_order_where_links_are_slow(bytes_per_s
     assert found().structure == best.structure
 
 
+@pytest.mark.nightly
+def test_what_a_table_has_may_be_said_beside_it() -> None:
+    assert planned(schedule=UNSPLIT, stages=2, microbatches=2).structure.num_ranks == 2
+
+
+@pytest.mark.nightly
 def test_what_ranks_do_otherwise_is_told() -> None:
     a = planned(schedule=UNSPLIT)
     b = planned(schedule="0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1")

@@ -118,7 +118,10 @@ ROWS = ("down_proj",)
             "llama-3-70b-16x8xH100", 128_256, 16, "16x8xH100", "16x8", 9000,
             marks=pytest.mark.nightly,
         ),
-        ("llama-2-70b-16x8xA100", 32_000, 32, "16x8xA100", "32x4", 300),
+        pytest.param(
+            "llama-2-70b-16x8xA100", 32_000, 32, "16x8xA100", "32x4", 300,
+            marks=pytest.mark.nightly,
+        ),
     ],
 )  # fmt: skip
 def test_megatron_in_the_node_and_sharded_parameters_across(

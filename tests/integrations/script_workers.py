@@ -16,9 +16,9 @@ from tests.integrations import (
 from tests.integrations.trainer_workers import gpt2
 
 
-def plain_and_compiled() -> dict[str, Any]:
+def plain() -> dict[str, Any]:
     """For one process."""
-    return {"plain": _scripts("plain", lambda model: model), "compiled": compiled()}
+    return _scripts("plain", lambda model: model)
 
 
 def compiled() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,6 +21,7 @@ def stored(layers: int) -> bytes:
     return autopar.plan(model, inputs, cluster="2xH100", mesh="2").to_bytes()
 
 
+@pytest.mark.nightly
 def test_blocks_of_a_class_are_written_once() -> None:
     few, many = stored(3), stored(12)
     assert few.count(b"\n") == many.count(b"\n")

@@ -192,19 +192,23 @@ def _axes_moved(step: str) -> list[int]:
     return [k for k, (a, b) in enumerate(zip(source, target, strict=True)) if a != b]
 
 
-def test_a_mesh_is_searched_among_those_that_suit() -> None:
-    graph = mlp().traced.graph
+def best(strategy: str, cluster: str) -> Plan:
+    options = make_options("auto", "adamw", None, None, False, strategy=strategy)
+    asked = ask(mlp().traced.graph, parse_cluster(cluster), options)
+    return search(asked, lambda _: None)
 
-    def best(strategy: str, cluster: str) -> Plan:
-        options = make_options("auto", "adamw", None, None, False, strategy=strategy)
-        return search(ask(graph, parse_cluster(cluster), options), lambda _: None)
 
-    assert best("2d", "4xH100").provenance.meshes_tried == ("dp=2,tp=2",)
+@pytest.mark.nightly
+def test_meshes_of_many_devices_that_suit_are_searched() -> None:
     assert best("2.5d", "8xH100").provenance.meshes_tried == ("dp=2,cp=2,tp=2",)
     # Which axis is the inner one matters, though both have the same link.
     assert best("megatron", "8xH100").provenance.meshes_tried == (
         "dp=8", "dp=2,tp=4", "dp=4,tp=2",
     )  # fmt: skip
+
+
+def test_a_mesh_is_searched_among_those_that_suit() -> None:
+    assert best("2d", "4xH100").provenance.meshes_tried == ("dp=2,tp=2",)
     assert best("3d", "1xH100").world_size == 1
     with pytest.raises(AutoparError, match=r"3d needs a mesh of three axes.*none is suited"):
         best("3d", "4xH100")

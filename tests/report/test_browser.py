@@ -279,6 +279,7 @@ def test_perfetto_reads_the_trace_to_the_nanosecond(example: Chrome) -> None:
     assert ask(example, complaints, "name") == []
 
 
+@pytest.mark.nightly
 def test_perfetto_shows_the_tracks(example: Chrome) -> None:
     show_tracks(example)
     for words in ("LlamaForCausalLM, each of", "blocks", "critical path", "compute", "saved"):

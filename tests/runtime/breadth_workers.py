@@ -106,9 +106,17 @@ def four() -> dict[str, Any]:
     """Everything that four processes are needed for, in one start."""
     return {
         **workers.four(),
+        "resnet": trained(resnet, None),
+    }
+
+
+def four_more() -> dict[str, Any]:
+    """Other models, plans at random, and calls of every sort."""
+    torch.set_num_threads(1)
+    return {
+        "llama": workers.train(workers.llama, workers.adamw, mesh="2x2"),
         "opt": trained(opt, None),
         "opt at random": trained(opt, 0),
-        "resnet": trained(resnet, None),
         "resnet at random": trained(resnet, 0),
         "calls": every_sort_of_call(),
     }

@@ -89,11 +89,22 @@ def _closure(optimizer: Optimizer, params: list[nn.Parameter], k: int) -> Callab
 
 
 def every_optimizer() -> dict[str, Any]:
+    """In its default way, and those that are common in every way that they have."""
+    return _seen(lambda kind, way: way == 0 or kind in (optim.SGD, optim.AdamW))
+
+
+def every_way() -> dict[str, Any]:
+    return _seen(lambda *_: True)
+
+
+def _seen(is_tried: Callable[[type[Optimizer], int], bool]) -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     seen: dict[str, Any] = {}
     for kind in kinds():
-        for options in variants(kind):
+        for way, options in enumerate(variants(kind)):
+            if not is_tried(kind, way):
+                continue
             name = f"{kind.__name__} {' '.join(options)}".strip()
             try:
                 seen[name] = distances(kind, options)

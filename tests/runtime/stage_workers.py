@@ -24,7 +24,7 @@ from autopar.runtime.dtensor_private import dtensor_like, parameter_of
 from autopar.runtime.program.sharded import whole_of
 from tests.runtime.microbatch_workers import trained
 from tests.runtime.stage_call_workers import other_calls, shared_at_end
-from tests.runtime.unasked_workers import unasked
+from tests.runtime.unasked_workers import unasked, unasked_after_evaluation
 from tests.runtime.workers import (
     RANK,
     adamw,
@@ -261,7 +261,14 @@ def optimizers() -> dict[str, float]:
     return found | {"lbfgs": most(model, plain)}
 
 
-def checkpoints() -> dict[str, float]:
+LOADED: tuple[dict[str, Any], ...] = (
+    {"cuts": "model.layers.1", "microbatches": 4},
+    {"stages": 4, "schedule": "interleaved:2", "microbatches": 2},
+    {"stages": 1, "strategy": "fsdp"},
+)
+
+
+def checkpoints(ways: Sequence[dict[str, Any]] = LOADED) -> dict[str, float]:
     """Saved with two stages, and loaded with others, or none: training goes on alike."""
     folder = [tempfile.mkdtemp() if RANK == 0 else ""]
     model = staged(llama(4), microbatches=2)
@@ -284,11 +291,7 @@ def checkpoints() -> dict[str, float]:
     dcp.save({"model": states[0], "optimizer": states[1]}, checkpoint_id=folder[0])
     expected = steps(model, optimizer, range(2, 5))
     found: dict[str, float] = {}
-    for how in (
-        {"cuts": "model.layers.1", "microbatches": 4},
-        {"stages": 4, "schedule": "interleaved:2", "microbatches": 2},
-        {"stages": 1, "strategy": "fsdp"},
-    ):
+    for how in ways:
         other = llama(4)
         with torch.no_grad():
             for param in other.parameters():
@@ -331,17 +334,13 @@ def two() -> dict[str, Any]:
     torch.set_num_threads(1)
     found: dict[str, Any] = {
         "script": trained(llama(), cluster=slow_devices(2), stages=2, microbatches=2),
-        "interleaved": train(
-            lambda: llama(4), adamw, 3, cluster=slow_devices(2), stages=4, microbatches=4,
-            schedule="interleaved:2", verify=True,
-        ),
         "zero bubble": train(
             gpt2, adamw, 3, cluster=slow_devices(2), stages=2, microbatches=4,
             schedule="zb-h1", verify=True,
         ),
         "dropout": dropout(),
         "scripts": scripts(),
-        "checkpoints": checkpoints(),
+        "checkpoints": checkpoints(LOADED[:1]),
         "files": from_files(),
         "random": random_numbers_among_others(),
         "shared": shared_at_end(),
@@ -354,10 +353,16 @@ def two_more() -> dict[str, Any]:
     """What else two processes are enough for."""
     torch.set_num_threads(1)
     return {
+        "interleaved": train(
+            lambda: llama(4), adamw, 3, cluster=slow_devices(2), stages=4, microbatches=4,
+            schedule="interleaved:2", verify=True,
+        ),
+        "checkpoints": checkpoints(LOADED[1:]),
         "two parts": backward_in_two_parts(),
         "dropout in two parts": dropout(schedule="zb-h1"),
         "optimizers": optimizers(),
         "many at once": gradients_of_several_stages(),
         "frozen": frozen_and_made_again(),
         "other calls": other_calls(),
-    }
+        "unasked": unasked_after_evaluation(),
+    }  # fmt: skip

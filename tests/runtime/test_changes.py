@@ -12,10 +12,13 @@ from tests.runtime.spawn import spawn
 pytestmark = pytest.mark.processes
 
 
-_AT_NIGHT = pytest.param("replicated", marks=pytest.mark.nightly)
+_AT_NIGHT = [
+    pytest.param(name, marks=pytest.mark.nightly)
+    for name in ("in_shards", "replicated", "in_stages")
+]
 
 
-@pytest.fixture(scope="module", params=["in_shards", _AT_NIGHT, "in_stages"])
+@pytest.fixture(scope="module", params=["few_in_shards", "few_in_stages", *_AT_NIGHT])
 def ranks(request: pytest.FixtureRequest) -> list[Any]:
     return spawn(f"tests.runtime.changes_workers.{request.param}", 2)
 

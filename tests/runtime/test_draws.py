@@ -161,6 +161,7 @@ def test_ten_steps_of_a_script(turns: int) -> None:
     check(compared(microbatches=turns))
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 def test_a_forward_that_is_done_again_draws_the_same() -> None:
     seen = trained(dropped(), checkpoint="as written")
@@ -168,9 +169,8 @@ def test_a_forward_that_is_done_again_draws_the_same() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "function", ["fsdp", pytest.param("microbatches", marks=pytest.mark.nightly), "stages"]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("function", ["fsdp", "microbatches", "stages"])
 def test_two_processes(function: str) -> None:
     for seen in spawn(f"tests.runtime.draws_workers.{function}", 2):
         check(seen)

@@ -93,6 +93,7 @@ def test_a_rank_that_is_lost_within_a_step_is_named(case: str, told: str, cause:
     assert seconds < TIMEOUT_S + EXIT_S
 
 
+@pytest.mark.nightly
 def test_a_rank_that_leaves_a_backward_out_is_told_so() -> None:
     first, second = spawn("tests.runtime.failure_workers.skipping", 2, timeout_s=60)
     assert re.match(WAITED + "has ended|" + WAITED + f"is at {HERE}", cast("Any", first)[0])

@@ -53,8 +53,9 @@ def test_two_processes() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.processes
-def test_two_processes_without_logits() -> None:
-    for seen in spawn("tests.runtime.loss_chunk_workers.two_without_logits", 2):
+@pytest.mark.parametrize("function", ["two_of_classes", "two_without_logits"])
+def test_two_processes_in_other_ways(function: str) -> None:
+    for seen in spawn(f"tests.runtime.loss_chunk_workers.{function}", 2):
         assert isinstance(seen, dict)
         check(seen)
 
@@ -81,6 +82,7 @@ def test_a_stored_plan_decides(how: dict[str, Any]) -> None:
             autopar.compile(llama(), plan=plan, **other)
 
 
+@pytest.mark.nightly
 def test_later_calls_of_a_stored_plan() -> None:
     plan = autopar.plan(llama(), batch(0, 8), cluster="1xcpu", loss_chunks=3)
     compiled = autopar.compile(llama(), plan=plan)

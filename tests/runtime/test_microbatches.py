@@ -42,11 +42,13 @@ def with_dropout() -> nn.Module:
     return model
 
 
+@pytest.mark.nightly
 def test_random_numbers_are_those_of_the_whole_batch() -> None:
     model = with_dropout()
     check(trained(model, microbatches=2))
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_two_processes_in_shards() -> None:
     for seen in spawn("tests.runtime.microbatch_workers.two", 2):
@@ -139,6 +141,7 @@ def test_without_gradients_there_is_no_backward(monkeypatch: pytest.MonkeyPatch)
         torch.testing.assert_close(found[name], wanted[name], atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.nightly
 def test_a_plan_from_a_file_keeps_its_microbatches(tmp_path: Path) -> None:
     first = autopar.compile(llama(), microbatches=4)
     first(**_eight())

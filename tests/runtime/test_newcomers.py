@@ -41,6 +41,12 @@ def test_changed_models_train_as_on_one_device(ranks: list[Any]) -> None:
     assert [rank["wrong"] for rank in ranks] == [[], []]
 
 
+@pytest.mark.nightly
+@pytest.mark.processes
+def test_models_changed_in_any_way_train_as_on_one_device() -> None:
+    assert spawn("tests.runtime.newcomers_workers.two_more", 2) == [[], []]
+
+
 @pytest.mark.processes
 def test_what_cannot_be_is_told(ranks: list[Any]) -> None:
     for told in (rank["told"] for rank in ranks):

@@ -26,6 +26,15 @@ def test_there_is_a_way_for_every_class_of_torch() -> None:
 
 
 def test_shards_end_where_whole_tensors_do(ranks: list[Any]) -> None:
+    check(ranks)
+
+
+@pytest.mark.nightly
+def test_of_many_tensors_at_once_and_fused_too() -> None:
+    check(spawn("tests.runtime.optimizer_workers.every_way", 4))
+
+
+def check(ranks: list[Any]) -> None:
     for rank in ranks:
         unable = {name: seen for name, seen in rank.items() if isinstance(seen, str)}
         assert list(unable) == ["SparseAdam"]

@@ -150,6 +150,7 @@ def two() -> dict[str, Any]:
     return trained(llama(), residency="cpu", strategy="fsdp")
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_two_processes_in_shards() -> None:
     for seen in spawn("tests.runtime.test_residency.two", 2):

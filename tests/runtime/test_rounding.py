@@ -186,6 +186,7 @@ def test_backward_finds_the_largest() -> None:
     assert off_by(Largest(), tokens(), saved_dtype="bfloat16") <= 0.005
 
 
+@pytest.mark.nightly
 def test_a_plan_of_stages_is_equal_in_float64() -> None:
     how = {"stages": 2, "microbatches": 4, "saved_dtype": "float16"}
     plan = autopar.plan(llama(), batch(0, 8), cluster=slow_devices(2), **how)
@@ -207,6 +208,7 @@ def test_a_recipe_asks_for_it(tmp_path: Path) -> None:
     assert read_recipe(path).options.saved_dtype == "bfloat16"
 
 
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_two_processes() -> None:
     for seen in spawn("tests.runtime.draws_workers.rounded", 2):

@@ -71,6 +71,9 @@ def evaluated(model: CompiledModule) -> None:
 def unasked() -> dict[str, Any]:
     return {
         "at once": after(lambda _: None),
-        "after evaluation": after(evaluated),
         "rows of its own": after(lambda _: None, inputs="local"),
     }
+
+
+def unasked_after_evaluation() -> dict[str, Any]:
+    return {"after evaluation": after(evaluated)}

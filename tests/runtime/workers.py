@@ -280,7 +280,6 @@ def four() -> dict[str, Any]:
         "chunks": chunks(2, 2),
         "dropout": dropout(),
         "gpt2": train(gpt2, adamw, cluster=slow_devices(), mesh="4"),
-        "llama": train(llama, adamw, mesh="2x2"),
         "random": train(lambda: llama(1), sgd, 2, plan=plan),
         "mixtral": train(mixtral, sgd, 3, plan=exchanging_plan(mixtral(), batch(0), "4")),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,13 +19,26 @@ from autopar.solver.ilp import Model, build_model
 from autopar.solver.order import in_canonical_order
 from tests.solver.random_problems import problems
 from tests.solver.synthetic import transformer
-from tests.solver.test_exact import SETTINGS
+from tests.solver.test_exact import FEW, SETTINGS
+
+ANY_START = given(problems(), problems(), st.integers(0, 40))
+"""That of the same problem within another limit, or of any other."""
 
 
-@SETTINGS
-@given(problems(), problems(), st.integers(0, 40))
+@FEW
+@ANY_START
 def test_answers_do_not_depend_on_the_start(problem: Problem, other: Problem, limit: int) -> None:
-    """That of the same problem within another limit, or of any other."""
+    check_start(problem, other, limit)
+
+
+@pytest.mark.nightly
+@SETTINGS
+@ANY_START
+def test_no_answer_depends_on_the_start(problem: Problem, other: Problem, limit: int) -> None:
+    check_start(problem, other, limit)
+
+
+def check_start(problem: Problem, other: Problem, limit: int) -> None:
     expected = solve(problem)
     for known in (replace(problem, usage_limit=limit), replace(problem, usage_limit=None), other):
         found = solve(problem, start=solve(known).basis)
@@ -33,6 +47,7 @@ def test_answers_do_not_depend_on_the_start(problem: Problem, other: Problem, li
         assert found.choice == expected.choice
 
 
+@pytest.mark.nightly
 def test_another_limit_takes_few_steps() -> None:
     free = transformer(1, (2, 4))
     peak, _ = peak_usage(free, solve(free).choice)
@@ -72,6 +87,7 @@ def test_a_node_more_takes_few_steps() -> None:
     assert _relaxed(model, basis, most=few)[0].outcome is Outcome.OPTIMAL
 
 
+@pytest.mark.nightly
 def test_memory_is_limiting_where_more_of_it_is_worth_something() -> None:
     free = transformer(1, (2, 4))
     found = solve(free)

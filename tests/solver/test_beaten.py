@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ from autopar.solver import solve
 from autopar.solver.exact import WINDOWED_TOLERANCE
 from tests.solver.making import edge, flow, ints, problem
 from tests.solver.random_problems import problems, windowed_problems
-from tests.solver.test_exact import SETTINGS
+from tests.solver.test_exact import FEW, SETTINGS
 
 TENSOR = flow(
     0,
@@ -47,11 +48,25 @@ FRUSTRATED = problem(
 """The relaxation takes half of everything, which fits, for nothing."""
 
 
-@SETTINGS
-@given(st.one_of(problems(), windowed_problems()), st.integers(0, 60))
+ANY_CUTOFF = given(st.one_of(problems(), windowed_problems()), st.integers(0, 60))
+
+
+@FEW
+@ANY_CUTOFF
 @example(HIDES_LITTLE, 48)
 @example(FRUSTRATED, 15)
 def test_no_plan_is_below_the_bound_of_what_is_beaten(stated: Problem, cutoff: int) -> None:
+    check_cutoff(stated, cutoff)
+
+
+@pytest.mark.nightly
+@SETTINGS
+@ANY_CUTOFF
+def test_no_bound_of_what_is_beaten_is_above_a_plan(stated: Problem, cutoff: int) -> None:
+    check_cutoff(stated, cutoff)
+
+
+def check_cutoff(stated: Problem, cutoff: int) -> None:
     """From the start and from where other relaxations ended; and without memory to bind where that
     is not limiting."""
     free, best = solve(replace(stated, usage_limit=None)), solve(stated)

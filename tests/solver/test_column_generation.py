@@ -112,6 +112,7 @@ def test_three_commodities_share_the_cost_of_an_arc() -> None:
     assert Passing(relayed, np.zeros(0)).settle(Clock(None), 100) == 9
 
 
+@pytest.mark.nightly
 def test_three_axes_are_solved_to_the_optimum(monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without the integer program on everything."""
     stated = transformer(1, (2, 2, 2))

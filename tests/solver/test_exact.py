@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from unittest.mock import patch
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +22,10 @@ SETTINGS = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
+
+
+FEW = settings(SETTINGS, max_examples=75)
+"""Of what takes long, as many problems daily."""
 
 
 @SETTINGS
@@ -44,9 +49,20 @@ def test_equals_brute_force(problem: Problem) -> None:
     assert "fault" not in solution.statistics
 
 
-@SETTINGS
+@FEW
 @given(problems())
 def test_ties_with_memory_held(problem: Problem) -> None:
+    check_ties(problem)
+
+
+@pytest.mark.nightly
+@SETTINGS
+@given(problems())
+def test_ties_with_memory_held_in_any_problem(problem: Problem) -> None:
+    check_ties(problem)
+
+
+def check_ties(problem: Problem) -> None:
     """Where a large problem's relaxation has a gap, what takes memory is not moved by ties."""
     best = solve_by_enumeration(problem)
     with patch.object(tiebreak, "MAX_OPEN", 0):
@@ -79,9 +95,23 @@ def test_from_any_plan_that_is_known_to_the_best(problem: Problem, data: st.Data
         assert found.evaluation.objective <= best.objective * (1 + tolerance)
 
 
-@SETTINGS
-@given(problems(), st.randoms(use_true_random=False))
+ANY_ORDER = given(problems(), st.randoms(use_true_random=False))
+
+
+@FEW
+@ANY_ORDER
 def test_the_order_of_nodes_does_not_matter(problem: Problem, random: object) -> None:
+    check_order(problem, random)
+
+
+@pytest.mark.nightly
+@SETTINGS
+@ANY_ORDER
+def test_the_order_of_nodes_matters_in_no_problem(problem: Problem, random: object) -> None:
+    check_order(problem, random)
+
+
+def check_order(problem: Problem, random: object) -> None:
     order = list(range(len(problem.keys)))
     random.shuffle(order)  # type: ignore[attr-defined]
     there = solve(problem)

@@ -269,6 +269,7 @@ def test_descent_is_feasible_and_never_too_good(stated: Problem) -> None:
             assert evaluation.objective >= best.objective
 
 
+@pytest.mark.nightly
 def test_the_same_bytes_whatever_the_hash_seed() -> None:
     script = (
         "from autopar.solver import solve\n"

@@ -246,6 +246,7 @@ print(len(graph.nodes), grown // 1024)
 """
 
 
+@pytest.mark.nightly
 def test_large_models_are_not_materialised() -> None:
     """Three layers of Llama-7B have 2.6 GB of float32 parameters, their logits alone 4 GB."""
     done = subprocess.run(

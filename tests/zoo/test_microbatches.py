@@ -53,15 +53,10 @@ def test_what_needs_the_whole_batch_is_named(name: str) -> None:
         in_microbatches(trained(name).traced.graph, 2)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("name", "mesh"),
-    [
-        ("gpt2", "2"),
-        ("llama", "2"),
-        pytest.param("llama", "2x2", marks=pytest.mark.nightly),
-        pytest.param("vit", "2", marks=pytest.mark.nightly),
-        pytest.param("opt", "2x2", marks=pytest.mark.nightly),
-    ],
+    [("gpt2", "2"), ("llama", "2"), ("llama", "2x2"), ("vit", "2"), ("opt", "2x2")],
 )
 def test_what_is_predicted_is_held(name: str, mesh: str) -> None:
     wanted, peaks = request(name, mesh), list[int]()

@@ -54,13 +54,14 @@ def lean_tables(tables: Sequence[IntArray], at: IntArray, too_much: float) -> Le
         np.zeros(sum(whole.shape), dtype=np.int64) if each is None else each.places
         for whole, each in zip(tables, found, strict=True)
     ]
+    of_edges: list[IntArray] = [places[int(k)] for k in at]
     left: list[IntArray] = [none, *(each.table.ravel() for each in worth)]
     pool = np.concatenate(left)
     return Lean(
         table=np.array(table, dtype=np.int64)[at],
         rows=rows[at],
         columns=columns[at],
-        place=np.concatenate([none, *(places[k] for k in at.tolist())]),
+        place=np.concatenate([none, *of_edges]),
         pool=np.where(pool >= FORBIDDEN, too_much, pool.astype(np.float64)),
     )
 
