@@ -30,7 +30,7 @@ from autopar.ir.gc_pause import collection_paused
     "--mesh",
     default="auto",
     show_default=True,
-    help="auto, auto:3, 8x8 or dp=8,tp=8; of stages, 4/2/2.",
+    help="auto, auto:3 (all of three axes too), 8x8 or dp=8,tp=8; of stages, 4/2/2.",
 )
 @click.option(
     "--profile",

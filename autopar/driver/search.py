@@ -36,10 +36,9 @@ _AXES, _MOST_AXES = 2, 3
 """How many axes meshes have that are all tried unasked, and those of which a few are."""
 
 _NEAR = 0.05
-"""How much longer than the best plan the plans of a mesh may take at the least, as a part of it,
-for meshes of three axes to be tried of which two joined make it. What lies over two of three axes
-takes two steps, so that a mesh is hardly better than both of those that its axes can be joined to
-(on 8x8 H100 at most 4 % better than the worse one, ADR 7)."""
+"""A mesh of three axes is tried where the two of two axes that it refines have bounds no further
+above the best plan, as a part of it. What lies over two of three axes is sent in two steps, so that
+such a mesh is hardly better than the worse of those two (by at most 4 % on 8x8 H100, ADR 7)."""
 
 _HARDLY = 1e-3
 """By what part of the best plan others of three axes are to be better, unasked: as much the best
@@ -154,9 +153,9 @@ class _Looked:
             del self._tried[place]
 
     def is_promising(self, mesh: Mesh) -> bool:
-        """Whether all that is known of meshes of which two axes joined make one of those that were
-        looked at is near the best plan. Where memory binds, a search on such a mesh takes minutes:
-        none is."""
+        """Whether a mesh of three axes may be worth a search: the meshes of two that joining
+        neighbouring axes of it makes are both near the best plan, as far as is known. None is where
+        memory binds: a search then takes minutes."""
         if self._best is None or self._best[1].is_tight:
             return False
         most = self._best[1].solution.objective * (1 + _NEAR)
