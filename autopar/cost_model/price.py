@@ -183,6 +183,7 @@ def _node_ns(
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Nanoseconds of a node of a class, per choice; by which it takes longer for what it sends, per
     mesh axis and choice; and in which the host launches it."""
+    sizes = mesh.sizes
     computed = np.zeros(len(entry.choices), np.int64)
     talk = np.zeros((len(mesh.axes), len(entry.choices)), np.int64)
     launched = np.zeros(len(entry.choices), np.int64)
@@ -191,11 +192,11 @@ def _node_ns(
             continue
         assert isinstance(choice, Choice), f"{entry.key} is no op"
         pair = (entry.inputs[c], entry.outputs[c])
-        computed[c] = to_ns(node_s(graph, entry.node, done, choice, pair, mesh.sizes, device))
+        computed[c] = to_ns(node_s(graph, entry.node, done, choice, pair, sizes, device))
         sends = sent(graph, entry.node, choice, mesh, int(computed[c]))
         for each, longer in sends:
             talk[each.axis, c] += longer
-        launched[c] = host_ns(graph, entry.node, done, choice, mesh.sizes, device, len(sends))
+        launched[c] = host_ns(graph, entry.node, done, choice, sizes, device, len(sends))
     return computed, talk, launched
 
 

@@ -130,7 +130,7 @@ def _feasible(
     kept = offered
     for use, tensor in reads:
         asked = {inputs[use.arg] for _, inputs, _ in kept}
-        found = {each for each in asked if _reaches(graph, mesh, use, tensor, each)}
+        found = {each for each in asked if _reaches(graph, mesh.sizes, use, tensor, each)}
         kept = [each for each in kept if each[1][use.arg] in found]
     return NodeClass(
         nodes[0].key,
@@ -142,10 +142,12 @@ def _feasible(
     )
 
 
-def _reaches(graph: Graph, mesh: Mesh, use: Use, tensor: TensorType, wanted: Sharding) -> bool:
+def _reaches(
+    graph: Graph, sizes: Sequence[int], use: Use, tensor: TensorType, wanted: Sharding
+) -> bool:
     """Whether the root, of type `tensor`, can be brought into what gives the use `wanted`."""
     needed = requirement(graph, use, wanted)
-    return needed is not None and is_legal(tensor, graph.atoms, needed, mesh.sizes)
+    return needed is not None and is_legal(tensor, graph.atoms, needed, sizes)
 
 
 def _constants(graph: Graph) -> frozenset[int]:
@@ -195,7 +197,7 @@ def _param_class(
     node, tensor = nodes[0], nodes[0].outputs[0]
     found: list[ParamChoice] = []
     for storage in _stored(graph, tensor, mesh) if given is None else given:
-        if not all(_reaches(graph, mesh, use, kind, storage) for use, kind in gradients):
+        if not all(_reaches(graph, mesh.sizes, use, kind, storage) for use, kind in gradients):
             continue
         gathered: list[Sharding] = [storage]
         for state in gathered:

@@ -40,6 +40,10 @@ _NEAR = 0.05
 above the best plan, as a part of it. What lies over two of three axes is sent in two steps, so that
 such a mesh is hardly better than the worse of those two (by at most 4 % on 8x8 H100, ADR 7)."""
 
+_MANY_NODES = 1_000
+"""Nodes of a problem, as of a model whose many layers differ, of which a mesh of three axes takes
+as long as all others together: none is tried unasked."""
+
 _HARDLY = 1e-3
 """By what part of the best plan others of three axes are to be better, unasked: as much the best
 may be above its own bound."""
@@ -157,6 +161,8 @@ class _Looked:
         neighbouring axes of it makes are both near the best plan, as far as is known. None is where
         memory binds: a search then takes minutes."""
         if self._best is None or self._best[1].is_tight:
+            return False
+        if len(self._best[1].problem.keys) > _MANY_NODES:
             return False
         most = self._best[1].solution.objective * (1 + _NEAR)
         known = {each.mesh.sizes: float(each.bound) for each in self._tried.values()}

@@ -61,9 +61,11 @@ def is_legal(
     for axis, placement in enumerate(sharding):
         if placement.kind == "S":
             ways[placement.slot] = ways.get(placement.slot, 1) * sizes[axis]
-    table = dict(tensor.slots())
-    even = all(slot in table and atoms[table[slot]].size % n == 0 for slot, n in ways.items())
-    return even and fits(tensor, sharding)
+    for (dim, part), n in ways.items():
+        parts = tensor.parts[dim] if dim < len(tensor.parts) else ()
+        if part >= len(parts) or atoms[parts[part]].size % n:
+            return False
+    return fits(tensor, sharding)
 
 
 def local_part_sizes(
