@@ -10,20 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopar.ir.problem import FORBIDDEN, Problem, Status
-from autopar.solver import driver, evaluate, solve
+from autopar.solver import driver, evaluate, exact, solve
 from autopar.solver.column_generation import path
 from autopar.solver.column_generation.passing import Passing
 from autopar.solver.column_generation.path import near
 from autopar.solver.column_generation.potentials import no_potentials
 from autopar.solver.column_generation.relays import relay
 from autopar.solver.distances import all_distances
+from autopar.solver.exact import find_exactly
 from autopar.solver.ilp import distinct_sinks
 from autopar.solver.memory import maximal_times
 from autopar.solver.order import in_canonical_order
-from autopar.solver.search import Clock
+from autopar.solver.search import Clock, silent
 
 from .bruteforce import solve_by_enumeration
-from .making import flow, problem
+from .making import edge, flow, problem
 from .random_problems import problems
 from .synthetic import transformer
 
@@ -125,6 +126,52 @@ def test_three_axes_are_solved_to_the_optimum(monkeypatch: pytest.MonkeyPatch) -
     assert generated.status is whole.status is Status.OPTIMAL
     assert generated.objective == whole.objective
     assert generated.statistics["rounds"]
+
+
+def test_far_from_the_bound_rounds_go_on_while_they_make_better_plans(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On three axes, where what is left cannot be solved as a whole."""
+    monkeypatch.setattr(exact, "MAX_CHOICES", -1)
+    monkeypatch.setattr(path, "_FAR", -1.0)
+    stated, _ = in_canonical_order(transformer(1, (2, 2)))
+    work = path._Work(stated, Clock(None), silent, float("inf"), 0.0)
+    work.begin()
+    costs: list[float] = [work._cost()]
+    while not work.finished():
+        work.round(len(costs) - 1)
+        costs.append(work._cost())
+        assert work._is_vain == (costs[-1] >= (1 - path.TOLERANCE) * costs[-2])
+    assert len(costs) > 2
+    fresh = path._Work(stated, Clock(None), silent, float("inf"), 0.0)
+    fresh.begin()
+    monkeypatch.setattr(fresh, "_is_enough", lambda _: False)
+    for is_vain in (False, True):
+        fresh._is_vain = is_vain
+        fresh._close_or_grow(1, 10**6)
+        assert fresh._done == is_vain
+
+
+def test_rounds_that_make_better_plans_than_nobody_wants_are_vain() -> None:
+    stated, _ = in_canonical_order(transformer(1, (2, 2)))
+    work = path._Work(stated, Clock(None), silent, 1.0, 0.0)
+    work._grow(100)
+    work.round(0)
+    assert work._is_vain
+
+
+@pytest.mark.parametrize(("hopeless", "dives"), [(0.0, False), (1.0, True)])
+def test_no_dive_follows_a_relaxation_that_is_hopeless(
+    hopeless: float, dives: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that costs nothing, where a plan costs something."""
+    apart = [[20, 0], [0, 10]]
+    edges = [edge(0, 1, apart), edge(1, 2, apart), edge(0, 2, apart)]
+    stated = problem([[0, 0]] * 3, usages=[[0, 2]] * 3, edges=edges, limit=3)
+    dived: list[bool] = []
+    monkeypatch.setattr(exact, "dive", lambda *_, **__: dived.append(True))
+    find_exactly(stated, Clock(None), silent, exact.Aim(hopeless=hopeless))
+    assert bool(dived) == dives
 
 
 def test_choices_that_are_out_are_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from time import monotonic
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -271,6 +271,29 @@ def test_time_that_is_given_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     assert short.statistics["rounds"] == 2
     assert int(long.statistics["rounds"]) > 10
     assert long.objective <= short.objective
+
+
+def test_plans_are_changed_while_the_bound_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a limit of time; without one what is done does not depend on which thread is faster."""
+    changes: list[int] = []
+    advance, improve_more = Ascent.advance, Improver.improve_more
+
+    def slowly(self: Ascent) -> None:
+        sleep(0.002)
+        advance(self)
+
+    def noted(self: Improver, guide: Guide) -> None:
+        improve_more(self, guide)
+        changes.append(self.seed)
+
+    monkeypatch.setattr(Ascent, "advance", slowly)
+    monkeypatch.setattr(Improver, "improve_more", noted)
+    problem = ladder(60, 5, 5, limit=40)
+    monkeypatch.setattr(path, "_ROUNDS", 2)
+    solve(problem)
+    assert not changes
+    solve(problem, time_limit_s=1.0)
+    assert set(changes) == {0}
 
 
 def test_a_second_line_of_plans_where_prices_have_settled(monkeypatch: pytest.MonkeyPatch) -> None:

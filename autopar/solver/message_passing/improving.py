@@ -91,6 +91,13 @@ class Improver:
                 return
             self._change_part(self._current, guide)
 
+    def improve_more(self, guide: Guide) -> None:
+        """A change of the best plan beside a round's work, while another line is at its own."""
+        if self.best is None:
+            self._find_plan(guide)
+        else:
+            self._change_part(self.best, guide)
+
     def _find_plan(self, guide: Guide) -> None:
         """Plans from nothing until one fits, each more eager to than the one before."""
         for attempt in range(_FIRST_DIVES):
