@@ -40,6 +40,10 @@ _NEAR = 0.05
 above the best plan, as a part of it. What lies over two of three axes is sent in two steps, so that
 such a mesh is hardly better than the worse of those two (by at most 4 % on 8x8 H100, ADR 7)."""
 
+_MANY_DEVICES = 64
+"""How many devices there are where meshes of three axes are tried unasked: on eight, one of them
+takes several times as long as all others together, and little is to be gained."""
+
 _MANY_NODES = 1_000
 """Nodes of a problem, as of a model whose many layers differ, of which a mesh of three axes takes
 as long as all others together: none is tried unasked."""
@@ -146,15 +150,14 @@ class _Looked:
             self._best = place, found
 
     def at_finer(self, request: PlanRequest, place: int) -> None:
-        """The same on a mesh of more axes than are all tried. Where it has no better plan, and may
-        have one for all that is known, what is said of the best plan is not said of this mesh."""
-        before, best = set(self._tried), self._best
-        # None of them makes a plan a fragile one: each takes long to be known that well.
+        """The same on a mesh of more axes than are all tried. Unless its plan is the best, what is
+        said of that one is not said of this mesh: neither its bound nor its margin, which would
+        take long to be known as well as those of the others."""
+        best = self._best
         self.at(request, place, margin=-_HARDLY)
-        found = self._tried.get(place)
-        least = min((self._tried[each].bound for each in before), default=0)
-        if self._best == best and found is not None and found.bound < least:
-            del self._tried[place]
+        if self._best == best:
+            self._tried.pop(place, None)
+            self._failures.pop(place, None)
 
     def is_promising(self, mesh: Mesh) -> bool:
         """Whether a mesh of three axes may be worth a search: the meshes of two that joining
@@ -186,7 +189,7 @@ class _Looked:
 
 def _finer(asked: Asked) -> Sequence[PlanRequest]:
     """What is asked, on meshes of more axes than are all tried, where none is named."""
-    if asked.options.mesh != AUTO:
+    if asked.options.mesh != AUTO or asked.cluster.num_devices < _MANY_DEVICES:
         return ()
     listed = meshes_of(asked.cluster, asked.options)
     more = replace(asked.options, mesh=f"{AUTO}:{_MOST_AXES}")

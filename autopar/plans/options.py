@@ -70,8 +70,8 @@ def default_backend(kind: str) -> str:
 @dataclass(frozen=True, slots=True)
 class Options:
     """`mesh` is a shape ("8x8", "dp=8,tp=8"), of a pipeline one for all its ranks or one for each
-    ("2x2/2/2"), or "auto" for the best of all with one or two axes and of those with three that
-    promise something, "auto:3" of all with up to three.
+    ("2x2/2/2"), or "auto" for the best of all with one or two axes and, from 64 devices on, of
+    those with three that promise something, "auto:3" of all with up to three.
     `optimizer` names one of `cost_model.optimizer.OPTIMIZERS` ("adamw", "sgd", ...): its step
     counts, and what it keeps per parameter counts against the memory limit, which defaults to the
     device's memory. `strict` turns the warning about an op without a rule into an error.

@@ -51,6 +51,13 @@ def test_the_best_mesh_wins_and_its_bound_holds_on_all(mesh: str, max_axes: int)
     assert bool(cut_off) == (max_axes > 1)
 
 
+@pytest.fixture
+def many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight are many."""
+    monkeypatch.setattr(driver, "_MANY_DEVICES", 8)
+
+
+@pytest.mark.usefixtures("many_devices")
 def test_three_axes_are_found_where_nobody_asks_for_them() -> None:
     found = planned("auto", cluster="4x4xA100", rows=1024)
     best = planned("auto:3", cluster="4x4xA100", rows=1024)
@@ -60,6 +67,13 @@ def test_three_axes_are_found_where_nobody_asks_for_them() -> None:
     assert found.provenance.objective_ns < 0.995 * two.provenance.objective_ns
 
 
+def test_three_axes_are_not_tried_on_few_devices() -> None:
+    heard: list[str] = []
+    planned("auto", heard=heard)
+    assert "solving for mesh dp=2,cp=2,tp=2" not in heard
+
+
+@pytest.mark.usefixtures("many_devices")
 def test_three_axes_are_not_tried_where_those_that_they_refine_are_far_from_the_best() -> None:
     """On four rows a mesh of one axis takes a twelfth less than both of two axes."""
     heard: list[str] = []
@@ -69,6 +83,7 @@ def test_three_axes_are_not_tried_where_those_that_they_refine_are_far_from_the_
     assert found.structure == planned("auto:3", rows=4, width=4096).structure
 
 
+@pytest.mark.usefixtures("many_devices")
 @pytest.mark.parametrize("limit", ["memory binds", "many nodes"])
 def test_three_axes_are_not_tried_where_each_takes_long(
     limit: str, monkeypatch: pytest.MonkeyPatch
@@ -88,6 +103,7 @@ def test_three_axes_are_not_tried_where_each_takes_long(
     assert "solving for mesh dp=2,cp=2,tp=2" not in heard
 
 
+@pytest.mark.usefixtures("many_devices")
 def test_what_is_not_known_of_three_axes_unasked_is_not_said_of_the_best_plan(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
