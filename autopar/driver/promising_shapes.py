@@ -304,8 +304,9 @@ class Promising:
 
 
 def _best_in_one(asked: Asked, say: Say) -> Plan:
-    """The best plan in one stage. Errors are not explained: there may be one in several."""
-    return planned(survey(asked, say))
+    """The best plan in one stage, on a mesh of at most two axes where none is named, as stages are.
+    Errors are not explained: there may be one in several."""
+    return planned(survey(asked, say, finer=False))
 
 
 def _step_ns(found: tuple[PipelineShape, Divided]) -> int:

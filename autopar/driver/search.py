@@ -44,6 +44,9 @@ _MANY_DEVICES = 64
 """How many devices there are where meshes of three axes are tried unasked: on eight, one of them
 takes several times as long as all others together, and little is to be gained."""
 
+_MOST = 3
+"""How many of them are tried at most, those first that refine the best meshes."""
+
 _MANY_NODES = 1_000
 """Nodes of a problem, as of a model whose many layers differ, of which a mesh of three axes takes
 as long as all others together: none is tried unasked."""
@@ -97,20 +100,22 @@ def explaining(asked: Asked, say: Say) -> Generator[None]:
         raise InfeasibleError(explain_shortage(asked, first, why, say)) from why
 
 
-def survey(asked: Asked, say: Say, *, margin: float = 0.0) -> Survey:
+def survey(asked: Asked, say: Say, *, margin: float = 0.0, finer: bool = True) -> Survey:
     """The best plan over all meshes that are admitted, and what is known of the others.
 
     Meshes like the levels of the cluster come first: a good plan in hand cuts off the others as
     soon as they are known to have no better one, or none within `margin` (a fraction) of it, or
     none was found without a limit on memory. Where no mesh is named, those of three axes that
-    promise something come last. Of equally good meshes the first that is listed wins.
+    promise the most come last, unless no `finer` ones are wanted. Of equally good meshes the first
+    that is listed wins.
     InfeasibleError, that of the first mesh, if none has a plan within the memory limit.
     """
     looked = _Looked(say, margin)
     requests = suited(asked, meshes_of(asked.cluster, asked.options))
     for place in promising(requests):
         looked.at(requests[place], place)
-    for place, request in enumerate(_finer(asked), len(requests)):
+    more = [*enumerate(_finer(asked) if finer else (), len(requests))]
+    for place, request in sorted(more, key=lambda each: looked.refined_ns(each[1].mesh))[:_MOST]:
         if looked.is_promising(request.mesh):
             looked.at_finer(request, place)
     return looked.survey()
@@ -167,13 +172,17 @@ class _Looked:
             return False
         if len(self._best[1].problem.keys) > _MANY_NODES:
             return False
-        most = self._best[1].solution.objective * (1 + _NEAR)
+        return self.refined_ns(mesh) <= self._best[1].solution.objective * (1 + _NEAR)
+
+    def refined_ns(self, mesh: Mesh) -> float:
+        """The bound of the worse of the two meshes that one of three axes refines, as far as it is
+        known."""
         known = {each.mesh.sizes: float(each.bound) for each in self._tried.values()}
         known |= {mesh.sizes: inf for mesh, _ in self._failures.values()}
         a, b, c = mesh.sizes
         # Over links of one kind, of two orders of the same axes one is listed.
         joined = [known.get(some, known.get(some[::-1])) for some in ((a * b, c), (a, b * c))]
-        return any(joined) and all(bound <= most for bound in joined if bound is not None)
+        return max((bound for bound in joined if bound is not None), default=inf)
 
     def survey(self) -> Survey:
         """All of it. InfeasibleError, that of the first mesh, if none has a plan."""
