@@ -107,8 +107,8 @@ def survey(asked: Asked, say: Say, *, margin: float = 0.0, finer: bool = True) -
     soon as they are known to have no better one, or none within `margin` (a fraction) of it, or
     none was found without a limit on memory. Where no mesh is named, those of three axes that
     promise the most come last, unless no `finer` ones are wanted. Of equally good meshes the first
-    that is listed wins.
-    InfeasibleError, that of the first mesh, if none has a plan within the memory limit.
+    that is listed wins. InfeasibleError, that of the first mesh, if none has a plan within the
+    memory limit.
     """
     looked = _Looked(say, margin)
     requests = suited(asked, meshes_of(asked.cluster, asked.options))
@@ -160,7 +160,7 @@ class _Looked:
         take long to be known as well as those of the others."""
         best = self._best
         self.at(request, place, margin=-_HARDLY)
-        if self._best == best:
+        if self._best is best:
             self._tried.pop(place, None)
             self._failures.pop(place, None)
 

@@ -125,7 +125,8 @@ class _Work:
                 else:
                     beside = pool.submit(self._raise_bound, _STEPS)
                 first.improve(self._guide, self.best)
-                while self.clock.limit_s is not None and not beside.done():
+                is_limited = self.clock.limit_s is not None
+                while is_limited and not beside.done() and not self.clock.expired:
                     first.improve_more(self._guide)
                 beside.result()
                 self._take_plans()
