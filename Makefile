@@ -13,7 +13,7 @@ help:
 	@echo "make test    static checks, then the tests"
 	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, names, private torch APIs"
 	@echo "make pytest  tests only (PYTEST_ARGS='-k rules' narrows them)"
-	@echo "make nightly what takes hours: tests marked nightly, 1000 random models (NIGHTLY_FUZZ_MODELS)"
+	@echo "make nightly what takes hours: tests marked nightly, 1000 random models (SLICE=3/24: a part)"
 	@echo "make fuzz    200 random models on three meshes each (FUZZ_MODELS, FUZZ_FIRST)"
 	@echo "make plans   check the project's golden plans (PLANS_ARGS=--update writes those that differ)"
 	@echo "make format  let ruff format and fix"
@@ -50,15 +50,13 @@ chromium:
 pytest: $(STAMP) chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
-# What is marked has no limit of time; a failure of one part does not keep the other from running.
+# What is marked has no limit of time. SLICE=3/24 is one of 24 parts, SLICE=commit that of the commit;
+# RECORD=1 writes what each test took into tests/seconds.toml.
 nightly: $(STAMP) chromium
-	@status=0; \
-	$(BIN)/python -m pytest -m nightly -n $(WORKERS) --dist worksteal --max-worker-restart 0 \
-		--timeout 0 $(PYTEST_ARGS) || status=$$?; \
-	$(MAKE) fuzz FUZZ_MODELS=$(NIGHTLY_FUZZ_MODELS) || status=$$?; \
-	exit $$status
+	$(BIN)/python -m pytest -m nightly -n $(WORKERS) --dist worksteal --max-worker-restart 0 --timeout 0 \
+		$(if $(SLICE),--slice $(SLICE:commit=commit/$(SLICES))) $(if $(RECORD),--record-seconds) $(PYTEST_ARGS)
 
-NIGHTLY_FUZZ_MODELS ?= 1000
+SLICES ?= 24
 FUZZ_MODELS ?= 200
 FUZZ_FIRST ?= 0
 

@@ -38,6 +38,7 @@ def test_the_scenarios_are_what_they_are_meant_to_be() -> None:
     assert any(each.per_node > 1 and each.nodes > 1 for each in found), "slow between"
 
 
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_workload_trains_and_its_batch_can_be_cut_or_is_too_small(name: str) -> None:
     case, scenario = workload(name), SCENARIOS[name]

@@ -84,6 +84,7 @@ def test_small_case_runs() -> None:
     assert 0.1 < float(cells["peak"]) < 4
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("model", [*irregular.MODELS])
 def test_irregular_models_are_planned(model: str) -> None:
     cells = irregular.measure(model, 4, "2xH100")

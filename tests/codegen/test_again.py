@@ -31,6 +31,7 @@ def candidates(graph: Graph) -> list[str]:
     return sorted({original_key(node.key) for node in nodes if is_optional(node) and not node.view})
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize(("seed", "part"), [(0, 0.3), (1, 0.6), (2, EVERYTHING)])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", BLOCKS)

@@ -127,6 +127,7 @@ def test_a_form_sends_and_keeps_what_its_formulas_say(name: str, kind: str) -> N
     check_equal(plan, str(N), kind, SEQ)
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize(
     ("kind", "on", "choice", "keys"),
     [

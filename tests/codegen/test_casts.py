@@ -171,6 +171,7 @@ def test_under_fsdp_backward_is_handed_shards() -> None:
     assert all(layout.kept(Ref(n))[0].kind == "S" for n in copies)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("bucket_bytes", [SMALL, LARGE])
 @pytest.mark.parametrize("sizes", ["4", "2x2"])
 @pytest.mark.parametrize("how", ["fsdp", "", "random 0", "random 1", "random 2"])

@@ -130,6 +130,7 @@ def num_chunked(plan: Plan) -> int:
     return sum("C(" in param.storage for param in plan.structure.params.values())
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("sizes", UNEVEN_MESHES, ids=str)
 def test_random_plans_of_uneven_sizes_equal_eager(sizes: Sequence[int], seed: int) -> None:
@@ -139,6 +140,7 @@ def test_random_plans_of_uneven_sizes_equal_eager(sizes: Sequence[int], seed: in
     assert worst_error(plan, on) < 1e-12
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(
     ("sizes", "limit"),
     [

@@ -81,6 +81,7 @@ def targets(gm: fx.GraphModule | None) -> list[str]:
     return [str(node.target) for node in gm.graph.nodes]
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(("seed", "part", "turns"), [(0, 0.4, 1), (1, 1.0, 1), (2, 1.0, 2)])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 def test_equal_to_eager(sizes: Sequence[int], seed: int, part: float, turns: int) -> None:

@@ -19,6 +19,7 @@ from tests.live_bytes import measured
 from tests.planned import on_h100
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("case", CASES)
 def test_events_are_in_order(case: str) -> None:
     made = made_once(case)
@@ -57,6 +58,7 @@ def played(graph: Graph, plan: Plan, monkeypatch: pytest.MonkeyPatch) -> tuple[i
     return max(totals[:border]), max(totals[border:])
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("case", CASES)
 def test_what_is_played_is_held(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the storages of rank 0 while its graphs run: never under (but for the padding of a

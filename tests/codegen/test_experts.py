@@ -127,6 +127,7 @@ OWN_CHOICES = ["n", "e", "i", "exchange"]
 OWN_CHOICES_2D = ["n,exchange", "exchange,n", "i,exchange", "exchange,i", "e,n", "e,e", "e,i"]
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("mesh", "choice"),
     [*(("2", c) for c in OWN_CHOICES), ("4", "exchange"), *(("2x2", c) for c in OWN_CHOICES_2D)],
@@ -135,6 +136,7 @@ def test_a_layer_of_ones_own(mesh: str, choice: str) -> None:
     assert check("own", mesh, choice) == {choice}
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("name", "mesh", "choice"),
     [

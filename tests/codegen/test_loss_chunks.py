@@ -98,6 +98,7 @@ def check(of: Case, on: Sequence[int], seed: int, tolerance: float, **how: objec
         assert difference(step.outputs[f"detached:{position}"], expected) <= tolerance
 
 
+@pytest.mark.breadth(7)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("sizes", [(), (2,), (4,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", CASES)
@@ -105,12 +106,14 @@ def test_equal_to_eager(name: str, sizes: Sequence[int], seed: int) -> None:
     check(found(name), sizes, seed, CASES[name], loss_chunks=(2, 3, 50)[seed])
 
 
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_in_microbatches_too(name: str, sizes: Sequence[int]) -> None:
     check(found(name), sizes, 3, CASES[name], loss_chunks=3, microbatches=2)
 
 
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize("sizes", [(2,), (4,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", CASES)
 def test_a_cut_vocabulary(name: str, sizes: Sequence[int]) -> None:

@@ -44,6 +44,7 @@ def sent(estimates: Estimates, kind: str, phase: str) -> int:
     return sum(t.count for t in estimates.collectives if (t.kind, t.phase) == (kind, phase))
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("cluster", "mesh", "strategy"),
     [
@@ -157,6 +158,7 @@ class Judged(nn.Module):
         return functional.binary_cross_entropy_with_logits(scores, flags)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("sizes", [(), (2,)], ids=str)
 @pytest.mark.parametrize(
     "loss", ["weights", "smooth", "decay", "sum", "masked", "images", "squares", "binary"]

@@ -63,6 +63,7 @@ def ran(found: Case, plan: Plan, tolerance: float) -> StepResult:
     return train_step(program, on, graph, plan.structure, found.tensors, tolerance=tolerance)
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize(("seed", "part"), [(0, 0.3), (1, 0.6), (2, 1.0)])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -109,6 +110,7 @@ def stack() -> Case:
     return make_case(Stack().train(), {"x": torch.randn(ROWS, WIDTH)})
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 def test_equal_to_the_same_plan_without_it(sizes: Sequence[int]) -> None:
     """To the last bit, the masks of dropout and what batch norm counts among it."""
@@ -134,6 +136,7 @@ def test_what_is_near_the_turn_stays() -> None:
         offloaded(graph, on, ["nothing"])
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("sizes", [(2,), (2, 2)], ids=str)
 def test_what_is_played_is_held(sizes: Sequence[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Against the storages of rank 0 while its graphs run: never under, and most of what is

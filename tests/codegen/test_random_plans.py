@@ -16,6 +16,7 @@ from tests.codegen.random_plans import random_plan
 TOLERANCE = {"mlp": 1e-9, "shapes": 1e-9, "gpt2": 1e-5, "llama": 1e-5}
 
 
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("sizes", [(), (2,), (4,), (2, 2), (2, 4)], ids=str)
 @pytest.mark.parametrize("name", TOLERANCE)

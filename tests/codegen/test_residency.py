@@ -50,6 +50,7 @@ def planned(graph: Graph, on: Mesh, seed: int, part: float, turns: int) -> Plan:
     return msgspec.structs.replace(plan, structure=structure)
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize(("seed", "part", "turns"), [(0, 0.4, 1), (1, 1.0, 1), (2, 0.7, 2)])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -65,6 +66,7 @@ def test_equal_to_eager(
         assert difference(step.gradients[parameter], expected) <= TOLERANCE[name], parameter
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 def test_equal_to_the_same_plan_on_the_device(sizes: Sequence[int]) -> None:
     """To the last bit, the masks of dropout and what batch norm counts among it."""
@@ -104,6 +106,7 @@ def targets(gm: fx.GraphModule | None) -> list[Any]:
     return [node.target for node in gm.graph.nodes]
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("part", [0.5, 1.0])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_every_op_finds_its_inputs_on_the_device(name: str, part: float) -> None:

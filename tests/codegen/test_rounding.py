@@ -56,6 +56,7 @@ def ran(found: Case, plan: Plan, tolerance: float) -> StepResult:
     return train_step(program, structure.mesh, graph, structure, found.tensors, tolerance=tolerance)
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize(("seed", "part", "turns"), [(0, 0.0, 1), (1, 0.4, 1), (2, 0.3, 2)])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 @pytest.mark.parametrize("dtype", ROUNDED)

@@ -136,6 +136,7 @@ def and_tensor(attention: str) -> dict[str, str]:
     }
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(
     ("attention", "forward", "backward"),
     [

@@ -91,6 +91,7 @@ def planned(graph: Graph, on: Mesh, turns: int, seed: int) -> Plan:
     return msgspec.structs.replace(plan, structure=structure)
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize("turns", [1, 2])
 @pytest.mark.parametrize("sizes", [(), (2,), (2, 2)], ids=str)
 @pytest.mark.parametrize("seed", range(4))
@@ -156,6 +157,7 @@ def test_what_is_made_again_for_both_parts_is_held_between_them() -> None:
     assert read and read <= {value.ref for value in schedule(layout).carried}
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("schedule", ["zb-h1", "1f1b"])
 def test_random_numbers_and_running_statistics(schedule: str) -> None:
     """Dropout draws what eager draws, and batch norm counts what eager counts."""

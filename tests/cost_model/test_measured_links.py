@@ -111,6 +111,7 @@ def test_kinds_of_axes_are_those_that_meshes_have() -> None:
     assert [axis.sides for axis in kinds_of_axes(parse_cluster("6xcpu"))] == [2, 3, 6]
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("mesh", ["8", "2x4", "4x2", "2x2x2"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_price_gives_measured_collectives_back(kind: str, mesh: str) -> None:

@@ -105,6 +105,7 @@ def graph_of(name: str) -> Graph:
     return case(name).traced.graph
 
 
+@pytest.mark.breadth(7)
 @pytest.mark.parametrize("residency", ["cuda", "auto"])
 @pytest.mark.parametrize(
     ("mesh", "is_open"), [("1", False), ("2", False), ("2x2", False), ("1", True), ("2", True)]

@@ -90,6 +90,7 @@ def test_times_that_are_none_are_refused() -> None:
             networks(wanted, atoms, slow, described.device, Sharing(1, 1))
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("mesh", ["8", "4x2"])
 @pytest.mark.parametrize("bucketed", [False, True])
 def test_many_sizes_at_once(bucketed: bool, mesh: str) -> None:

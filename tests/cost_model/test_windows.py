@@ -36,6 +36,7 @@ def test_what_windows_hide_is_what_the_bill_says(mesh: str) -> None:
     assert hidden > 0
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("cluster", "mesh", "batch"),
     [("2x4xH100", "2x4", 8192), ("2x4xH100", "2x4", 2048), ("8x4xH100", "8x4", 16384)],

@@ -103,6 +103,7 @@ def held(problem: Problem, choice: Sequence[int]) -> int:
     return peak_usage(problem, choice)[0]
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize("part", [0.5, 0.2])
 @pytest.mark.parametrize("mesh", ["1", "2"])
 @pytest.mark.parametrize(
@@ -145,6 +146,7 @@ def test_nothing_is_made_again_where_all_fits() -> None:
     assert best_on(request(), silent).structure.again == ()
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(("name", "mesh"), [("", "2"), ("llama", "2")])
 def test_a_plan_is_within_its_memory_and_no_longer_for_more(name: str, mesh: str) -> None:
     free = best_on(request(mesh=mesh, name=name), silent).estimates

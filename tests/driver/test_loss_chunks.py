@@ -132,6 +132,7 @@ def test_what_counts_is_as_large_as_the_scores() -> None:
     assert chunk_count(request(32 * 2 * scores + 1, "auto")) == 1
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(("tolerance", "is_tried"), [(0.0, True), (0.9, False)])
 def test_chunks_that_would_save_less_than_is_tolerated_are_not_planned(
     monkeypatch: pytest.MonkeyPatch, tolerance: float, is_tried: bool
@@ -266,6 +267,7 @@ def survey_of(chunks: int) -> Survey:
     return survey(ask(traced().graph, hostless("2xH100"), options), silent)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("cluster", "mesh", "strategy"),
     [

@@ -75,6 +75,7 @@ def test_no_plan_of_all_is_another_and_better(cluster: str, batch: int) -> None:
     assert (found.bound_ns, found.step_ns) == (best, best)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("hidden", "out", "layers"), [(256, 256, 2), (256, 1024, 2), (1024, 256, 3), (128, 2048, 3)]
 )
@@ -122,6 +123,7 @@ def test_the_plan_is_the_one_that_is_found_without_a_margin() -> None:
     assert alone.provenance.is_fragile is None
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("batch", [16, 512, 65536])
 def test_no_plan_of_any_mesh_is_another_and_better(batch: int) -> None:
     graph = linear_step(batch, 256, 512)
@@ -167,6 +169,7 @@ def test_where_memory_binds_the_rival_fits(batch: int) -> None:
     assert found.step_ns is None or found.step_ns >= fitting
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("steps", [1, 20, 60, 100])
 def test_limited_work_leaves_what_is_proven(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = linear_step(4096, 256, 1024, 3)

@@ -93,6 +93,7 @@ def stated(wanted: PlanRequest, limit: int | None, *, hides: bool) -> Problem:
     return found if hides else replace(found, windows=())
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("gb_per_s", "part", "hides"),
     [(27.7, 0.7, True), (1000.0, 0.7, True), (1000.0, 0.4, True), (1000.0, 0.4, False)],

@@ -144,6 +144,7 @@ def test_outputs_are_returned_as_they_are_pinned(case: ZooCase) -> None:
         planned(case, asked("output:0=R", "output:0=S(0) on dp"))
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("pattern", ["head", "layers"])
 def test_nothing_is_sharded_on_an_axis_that_is_forbidden(case: ZooCase, pattern: str) -> None:
     plan = checked(case, asked(forbid=(f"tp:{pattern}",)))
@@ -182,6 +183,7 @@ def test_what_is_not_there_is_told(case: ZooCase, options: Options, words: str) 
         planned(case, options)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -58,6 +58,7 @@ def planned(**options: Any) -> Plan:
     return autopar.plan(*llama(), cluster=hostless("4xH100"), **options)
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize(
     "options",
     [

@@ -92,6 +92,7 @@ def held(problem: Problem) -> int:
     return peak_usage(problem, solve(replace(problem, usage_limit=None)).choice)[0]
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("gb_per_s", [27.7, 1000.0])
 @pytest.mark.parametrize("part", [0.25, 0.6, 0.9])
 def test_equal_to_the_best_of_all_that_can_be_done(gb_per_s: float, part: float) -> None:

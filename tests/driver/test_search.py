@@ -35,6 +35,7 @@ def planned(
     return search(ask(graph, parse_cluster(cluster), Options(mesh=mesh)), told.append)
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(("mesh", "max_axes"), [("auto:2", 2), ("auto:3", 3), ("auto:1", 1)])
 def test_the_best_mesh_wins_and_its_bound_holds_on_all(mesh: str, max_axes: int) -> None:
     heard: list[str] = []

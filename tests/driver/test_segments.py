@@ -90,6 +90,7 @@ def test_of_many_sorts_some_are_planned_together() -> None:
         assert sum(s.share for s in sample.sorts if s.stage == stage) == pytest.approx(1)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_steps_are_thought_to_take_about_what_they_take(count: int) -> None:
     """Within a tenth on devices that compute most of the time."""

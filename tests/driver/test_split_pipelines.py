@@ -218,6 +218,7 @@ def test_what_an_action_takes_beside_its_ops_counts_in_every_one() -> None:
     assert plan.estimates.exposed_host_ns - plan.stages[0].estimates.exposed_host_ns == 8 * 2 * 2
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(("cluster", "launches"), [("2xcpu", 40), ("2xH100", 0)])
 def test_an_action_takes_a_cpu_some_calls_of_ops(cluster: str, launches: int) -> None:
     device = parse_cluster(cluster).device
@@ -300,6 +301,7 @@ def test_orders_that_save_waiting_are_tried_where_ranks_wait() -> None:
         assert [shape.schedule for shape in other_orders(options, best, 0.4)] == names
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("bytes_per_s", [5e9, 2e10])
 def test_given_stages_are_in_the_shortest_order_where_links_are_slow(bytes_per_s: float) -> None:
     """In 1F1B a rank waits for each send; in others it has begun with more microbatches by then."""

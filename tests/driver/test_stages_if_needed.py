@@ -47,6 +47,7 @@ def test_slow_links_mean_stages() -> None:
     assert found.to_bytes() == planned(slow, stages="auto")[0].to_bytes()
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -67,6 +67,7 @@ def test_layers_that_are_alike_have_as_many_devices_each() -> None:
     assert {size for _, size in placed(chain(stages=4, widths=[1024] * 9))} == {2}
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("devices", "stages"), [(8, 3), (4, 3), (8, 5), (6, 4), (3, 2), (5, 2), (7, 3)]
 )
@@ -124,6 +125,7 @@ def test_reasons_for_cuts_of_ranks_that_differ() -> None:
     assert not pipeline_reasons(chain(mesh="4/2/2")).moved
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize(
     ("name", "how"),
     [

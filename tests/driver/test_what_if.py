@@ -86,6 +86,7 @@ def test_where_memory_binds_alternatives_keep_to_it() -> None:
             assert each.bound_ns <= min(fitting) <= each.modelled_ns
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("key", ["forward.1", "dgrad.1", "saved:forward.0"])
 def test_alternatives_of_a_decision_cost_what_a_solve_says(key: str) -> None:
     explainer = roomy()

@@ -77,6 +77,7 @@ def test_a_loss_reads_the_noise_of_the_first_stage(options: dict[str, Any]) -> N
     assert autopar.verify(plan, model, inputs).differences
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("options", [{"microbatches": 2}, PIPELINES[1]], ids=str)
 @pytest.mark.parametrize("kind", ["sorted", "half", "mean"])
 def test_backward_of_the_whole_batch(kind: str, options: dict[str, Any]) -> None:

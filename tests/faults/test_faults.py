@@ -15,11 +15,13 @@ COMPARED = AssertionError, VerificationError
 DETECTORS = {str(fault.detector): fault.detector for fault in FAULTS.values()}
 
 
+@pytest.mark.breadth(7)
 @pytest.mark.parametrize("name", DETECTORS)
 def test_without_faults_the_detector_is_content(name: str) -> None:
     DETECTORS[name].run()
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A silent fault gives wrong numbers, which only a comparison finds. Any other may crash, but

@@ -6,7 +6,6 @@ call: whatever was changed, however often, and back again.
 
 from __future__ import annotations
 
-import os
 import random
 import warnings
 from collections.abc import Callable
@@ -20,9 +19,8 @@ from torch import Tensor, nn
 
 import autopar
 from autopar.errors import ManyProgramsWarning, UnknownOpWarning
+from tests.fuzz.numbers import drawn_numbers
 
-MODELS = int(os.environ.get("FUZZ_MODELS", "40")) // 5
-FIRST = int(os.environ.get("FUZZ_FIRST", "0"))
 CALLS, WIDTH = 10, 4
 FACTORS = (0.5, 1, 1.0, 2.0, True)
 GLOBAL = {"factor": 1.0}
@@ -123,7 +121,7 @@ def step(call: Callable[..., Tensor], model: nn.Module, x: Tensor, how: Any) -> 
     return found
 
 
-@pytest.mark.parametrize("number", range(FIRST, FIRST + MODELS))
+@pytest.mark.parametrize("number", drawn_numbers(daily=1, nightly=200))
 def test_a_changed_model_equals_eager(number: int) -> None:
     draw = random.Random(number)
     torch.manual_seed(number)

@@ -15,16 +15,15 @@ from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from tests.fuzz.checking import check, run, traced_model
 from tests.fuzz.drawn import Drawn, On
 from tests.fuzz.models import places, programs
+from tests.fuzz.numbers import drawn_numbers
 from tests.fuzz.programs import Program
 from tests.fuzz.regressions import REGRESSIONS
 from tests.planned import plan_for
 
-MODELS = int(os.environ.get("FUZZ_MODELS", "25"))
-FIRST = int(os.environ.get("FUZZ_FIRST", "0"))
 PHASES = [Phase.generate, Phase.shrink] if "FUZZ_MODELS" in os.environ else [Phase.generate]
 
 
-@pytest.mark.parametrize("number", range(FIRST, FIRST + MODELS))
+@pytest.mark.parametrize("number", drawn_numbers(daily=5, nightly=1000))
 def test_a_drawn_model_equals_eager(
     number: int, record_property: Callable[[str, object], None]
 ) -> None:

@@ -60,6 +60,7 @@ def rounds(ranks: int, microbatches: int) -> int:
     return max(1, microbatches // ranks)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_tables_are_valid_and_have_each_stage_where_it_belongs(name: str, ranks: int) -> None:
@@ -219,6 +220,7 @@ def test_torch_orders_1f1b_alike(ranks: int) -> None:
         assert "\n".join(rows) == str(make_table("1f1b", ranks, m))
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("ranks", RANKS)
 def test_torch_interleaves_alike(ranks: int) -> None:
     """And refuses as many microbatches."""

@@ -76,6 +76,7 @@ def kinds(found: Counter[tuple[str, str]]) -> set[str]:
     return {kind for kind, _ in found}
 
 
+@pytest.mark.breadth(7)
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
@@ -93,6 +94,7 @@ def test_a_strategy_computes_what_eager_computes(name: str, strategy: str) -> No
     assert_equal_to_eager(case(name), plan, slow([a.size for a in plan.structure.mesh])[1])
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_strategy_is_no_faster_than_the_best_of_all_plans(strategy: str) -> None:
     free = planned("mlp", "", STRATEGIES[strategy])

@@ -46,6 +46,7 @@ def show(driver: Chrome, plan: Plan, folder: Path) -> str:
     return file.as_uri()
 
 
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [600, 1280])
 def test_page_of_126_layers(driver: Chrome, width: int, dark: bool, tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ def total(bars: list[dict[str, Any]]) -> int:
     return sum(ns(bar)[1] - ns(bar)[0] for bar in bars)
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("plan", [stepped_plan(), Plan.load(EXAMPLE)], ids=["by hand", "405B"])
 def test_events_add_up_to_the_bill(plan: Plan) -> None:
     estimates = plan.estimates

@@ -34,6 +34,7 @@ def again(plan: autopar.Plan) -> set[str]:
     return {key.partition(":")[0] for key in plan.structure.again}
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -155,6 +155,7 @@ def check(seen: Any) -> None:
     assert len(seen["drawn"]) == 3
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
 @pytest.mark.parametrize("turns", [1, 2])
 def test_ten_steps_of_a_script(turns: int) -> None:

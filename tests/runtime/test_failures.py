@@ -78,6 +78,7 @@ WAITED = (
 )
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("case", "told", "cause"),
     [

@@ -70,6 +70,7 @@ def step(model: Any, loss: Loss, *given: Tensor) -> list[Tensor]:
     return [out["loss"], out["logits"], *params, *model.buffers(), torch.rand(2)]
 
 
+@pytest.mark.breadth(6)
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("asked", [(), "logits", ["logits", "more.*"], "*"])
 def test_gradients_through_any_output_are_those_of_eager(name: str, asked: str | list[str]) -> None:

@@ -124,6 +124,7 @@ VALUES: dict[str, Callable[[Head], object]] = {
 }
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_of_what_the_trace_read_makes_a_new_program(head: Head, change: str) -> None:
     model = autopar.compile(head)

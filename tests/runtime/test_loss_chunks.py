@@ -34,6 +34,7 @@ def check(seen: dict[str, Any]) -> None:
     assert all(any(why in text for why in WHY) for text in told)
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_ten_steps_of_a_script(microbatches: int) -> None:
     check(trained(llama(), loss_chunks=3, microbatches=microbatches))
@@ -60,6 +61,7 @@ def test_two_processes_in_other_ways(function: str) -> None:
         check(seen)
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("how", [{}, {"stages": 2, "microbatches": 2}], ids=["one", "staged"])
 def test_a_stored_plan_decides(how: dict[str, Any]) -> None:
     """Later calls have as many chunks, and what says otherwise is refused."""

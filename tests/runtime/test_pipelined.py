@@ -166,6 +166,7 @@ def close(ours: Tensor, theirs: Tensor, name: str) -> None:
     assert float((ours - theirs).abs().max()) <= TOLERANCE * scale, name
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("name", "turns", "schedule", "count", "chunks"),
     [

@@ -142,6 +142,7 @@ class Blocks(nn.Module):
         return x.square().mean()
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("unused", UNUSED.values(), ids=list(UNUSED))
 def test_what_is_drawn_and_not_used_moves_no_mask(unused: Callable[[Tensor], Any]) -> None:
     check_blocks(Blocks(unused), "2")

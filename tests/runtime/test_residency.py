@@ -29,6 +29,7 @@ from tests.runtime.test_microbatches import TOLERANCE, check, with_dropout
 from tests.runtime.workers import distance, llama
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("microbatches", [1, 2])
 def test_ten_steps_of_a_script(microbatches: int) -> None:
     """With another loss, batch and mode in between, and random numbers."""

@@ -95,6 +95,7 @@ def sure(loss: str) -> Sure:
     raise AssertionError(f"{loss}: {float(reached.detach())}")
 
 
+@pytest.mark.breadth(4)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize(
     ("loss", "chunks"),

@@ -64,6 +64,7 @@ def test_squared_errors_of_a_sharded_batch(mesh: str, reduction: str) -> None:
     assert worst_error(model, inputs, mesh, pins, lambda loss: loss) < 1e-12
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("mesh", ["2", "2x2"])
 def test_dropout_draws_what_one_device_draws(mesh: str) -> None:
     torch.manual_seed(0)

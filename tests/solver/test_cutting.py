@@ -132,6 +132,7 @@ def slack(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(cutting, "_SLACK", request.param)
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.usefixtures("slack")
 @pytest.mark.parametrize(
     "problem",
@@ -192,6 +193,7 @@ def by_dynamic_programming(problem: CutProblem) -> float | None:
     return step_ns if step_ns < inf else None
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.usefixtures("slack")
 @pytest.mark.parametrize("seed", range(24))
 def test_a_chain_is_cut_as_dynamic_programming_cuts_it(seed: int) -> None:
@@ -242,6 +244,7 @@ def deep(limit: int) -> CutProblem:
     )
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("limit", [30_000, 22_000, 15_000])
 def test_a_deep_model_is_cut_within_a_part_in_a_hundred(limit: int) -> None:
     problem = deep(limit)

@@ -84,6 +84,7 @@ def test_a_transformer_on_two_axes_with_little_memory() -> None:
     assert settled.objective == solution.objective
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("time_limit_s", [0.0, 0.05, 0.5])
 def test_out_of_time_is_never_called_optimal_without_proof(time_limit_s: float) -> None:
     stated = transformer(1, (4, 4), memory_limit=6_200_000_000)

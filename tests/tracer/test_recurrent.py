@@ -69,6 +69,7 @@ def test_each_layer_is_one_op(name: str) -> None:
     assert sum(node.op == FORWARD for node in graph.nodes) == count
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("name", [name for name in LAYERS if name != "dropout"])
 def test_any_plan_computes_what_eager_computes(name: str) -> None:
     model, _ = LAYERS[name]

@@ -63,6 +63,7 @@ def _lines(gm: fx.GraphModule) -> list[object]:
     ]
 
 
+@pytest.mark.breadth(7)
 @pytest.mark.parametrize("build", SHORT, ids=lambda build: build.__name__)
 def test_a_short_trace_is_the_whole_one(build: Callable[[], Made]) -> None:
     model, inputs = build()
@@ -77,6 +78,7 @@ def test_blocks_that_differ_are_all_traced(build: Callable[[], Made]) -> None:
     assert not find_runs(model, (), inputs, only_losses, Watch(model))
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("build", [llama, plain], ids=lambda build: build.__name__)
 @pytest.mark.parametrize("sizes", [(2,), (2, 2)], ids=str)
 def test_a_short_trace_trains_as_eager_does(build: Callable[[], Made], sizes: tuple[int]) -> None:

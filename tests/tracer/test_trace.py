@@ -44,6 +44,7 @@ def test_mlp_in_float64() -> None:
     assert_gradients(results, model, FLOAT64_RTOL)
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     ("build", "more"),
     [

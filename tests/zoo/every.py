@@ -61,14 +61,18 @@ class EveryPlan:
             case _:
                 pass
 
+    @pytest.mark.breadth(7)
     def test_any_plan(self, name: str, sizes: tuple[int, ...], seed: int) -> None:
         check_any_plan(trained(name), sizes, seed)
 
+    @pytest.mark.breadth(4)
     def test_the_plan_chosen(self, name: str, sizes: tuple[int, ...]) -> None:
         check_plan_chosen(trained(name), sizes)
 
+    @pytest.mark.breadth(3)
     def test_any_plan_of_inference(self, name: str, sizes: tuple[int, ...]) -> None:
         check_any_plan(evaluated(name), sizes, 0)
 
+    @pytest.mark.breadth(3)
     def test_the_plan_chosen_for_inference(self, name: str, sizes: tuple[int, ...]) -> None:
         check_plan_chosen(evaluated(name), sizes)

@@ -13,6 +13,7 @@ from tests.zoo import ZOO
 from tests.zoo.cases import make_case
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "resnet"])
 def test_autocast_to_bfloat16_is_eager_s(name: str) -> None:
     torch.manual_seed(0)

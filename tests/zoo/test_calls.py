@@ -26,6 +26,7 @@ def in_float64(*, train: bool) -> ZooCase:
     return make_case(model, {**kwargs, "target": target.double()}, (x.double(), shifts))
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("train", [True, False])
 @pytest.mark.parametrize("sizes", [(2,), (2, 4)], ids=str)
 def test_every_sort_of_call(sizes: tuple[int, ...], train: bool) -> None:

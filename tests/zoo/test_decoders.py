@@ -16,6 +16,7 @@ class TestDecoders(EveryPlan):
     drawn = ("grouped",)
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(
     ("sizes", "choice"),
     [

@@ -66,6 +66,7 @@ def as_eager(model: nn.Module, inputs: dict[str, Tensor]) -> None:
     check_any_plan(make_case(moved(model), inputs), (2,), 0)
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("build", [doge, switch, long_t5])
 def test_masks_that_a_model_wants_its_own_way(build: Callable[[], nn.Module]) -> None:
     as_eager(Loss(build()), tokens())
@@ -74,6 +75,7 @@ def test_masks_that_a_model_wants_its_own_way(build: Callable[[], nn.Module]) ->
 PACKED = torch.tensor([0, 1, 2, 0, 1, 2, 3, 0]).expand(BATCH, SEQ)
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(("default", "use_cache"), [(True, None), (True, False), (False, None)])
 def test_packed_positions(default: bool, use_cache: bool | None) -> None:
     """`transformers` keeps packed sequences apart where it makes no cache, and only there."""
@@ -81,6 +83,7 @@ def test_packed_positions(default: bool, use_cache: bool | None) -> None:
     as_eager(model, {**tokens(), "position_ids": PACKED})
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("side", ["left", "right", "none"])
 def test_padding(side: str) -> None:
     inputs = tokens()

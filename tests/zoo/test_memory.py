@@ -87,6 +87,7 @@ def check(name: str, found: Candidate, granule: int = 1) -> None:
     assert held <= plan.estimates.memory.total <= MOST.get(name, 1.03) * held
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize("mesh", ["2", "4"])
 @pytest.mark.parametrize(
     "name",
@@ -109,6 +110,7 @@ def test_what_is_predicted_is_held(name: str, mesh: str) -> None:
     assert hosted.estimates.memory.params == 0 < hosted.estimates.host_bytes
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("mesh", ["1", "2"])
 def test_masks_that_are_drawn_again_are_not_held(mesh: str) -> None:
     found = leanest(request("dropped", mesh), silent)
@@ -117,6 +119,7 @@ def test_masks_that_are_drawn_again_are_not_held(mesh: str) -> None:
         check("dropped", each)
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize(("name", "mesh", "part"), [("dropped", "1", 0.6), ("llama", "2", 0.75)])
 def test_what_is_rounded_is_held_so(name: str, mesh: str, part: float) -> None:
     plain, wanted = request(name, mesh), request(name, mesh, "cuda", "bfloat16")
@@ -133,6 +136,7 @@ def test_on_two_axes(name: str) -> None:
     check(name, leanest(request(name, "2x2"), silent))
 
 
+@pytest.mark.breadth(2)
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_an_allocator_rounds_up(name: str) -> None:
     granule = parse_cluster("H100").device.granule_bytes

@@ -29,6 +29,7 @@ REFUSED = {
 DAILY = ("gpt2", "llama", "t5", "vit", "unet")
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(("sizes", "seed"), [((2,), 0), ((2, 2), 1)], ids=str)
 @pytest.mark.parametrize(
     "name",

@@ -20,6 +20,7 @@ DAILY = ("gpt2", "llama", "t5", "mixtral", "resnet")
 MESHES = [(2,), (), (2, 2)]
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize(
     "name",
     [*DAILY, *(pytest.param(n, marks=pytest.mark.nightly) for n in ZOO if n not in DAILY)],
@@ -48,6 +49,7 @@ def test_any_cuts_are_eager(name: str, turns: int) -> None:
     assert equal >= 2
 
 
+@pytest.mark.breadth(5)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("name", "turns"), [("gpt2", 4), ("t5", 4), ("gemma", 4), ("unet", 2)])
 def test_between_modules_in_every_schedule(name: str, turns: int, schedule: str) -> None:

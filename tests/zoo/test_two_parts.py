@@ -35,6 +35,7 @@ def starts(name: str, turns: int, count: int) -> list[int]:
     return [parts[k * len(parts) // count].start for k in range(1, count)]
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-v"])
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize(
@@ -63,6 +64,7 @@ def planned(
     ]
 
 
+@pytest.mark.breadth(3)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "t5"])
 def test_nothing_is_under_way_between_the_parts(name: str, seed: int) -> None:
