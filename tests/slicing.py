@@ -1,9 +1,7 @@
 """Slices of the tests of about the same length, and what each test takes.
 
-`make nightly SLICE=3/24` runs the third of 24 slices of the nightly tests, `SLICE=commit` the one
-whose turn it is: the number of commits up to HEAD picks it, so that one slice follows the other. A
-slice is a run of tests in the order in which pytest collects them: neighbours share models that are
-made once.
+`make nightly SLICE=3/24` runs the third of 24 slices of the nightly tests: a run of tests in the
+order in which pytest collects them, since neighbours share models that are made once.
 
 `seconds.toml` has, per package, how many nightly cases each test has and the mean CPU seconds of
 one, its processes included; `make nightly RECORD=1` writes what it ran. `python -m tests.slicing`
@@ -13,7 +11,6 @@ prints the sums.
 from __future__ import annotations
 
 import os
-import subprocess
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
@@ -62,20 +59,15 @@ class Slice:
         return [i for i, part in enumerate(parts) if part == self.part]
 
 
-def parse_slice(text: str, commits: int) -> Slice:
-    """`3/24`, or `commit/24`: of the 24 the one whose turn it is after so many commits."""
-    first, _, second = text.partition("/")
-    try:
-        parts = int(second)
-        part = 1 + commits % parts if first == "commit" else int(first)
-    except (ValueError, ZeroDivisionError):
-        part = parts = 0
-    if not 1 <= part <= parts:
-        raise pytest.UsageError(f"--slice {text}: write 3/24, or commit/24 for the commit's turn")
-    return Slice(part, parts)
+def parse_slice(text: str) -> Slice:
+    """`3/24`."""
+    part, _, parts = text.partition("/")
+    if part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts):
+        return Slice(int(part), int(parts))
+    raise pytest.UsageError(f"--slice {text}: write 3/24 for the third of 24")
 
 
-def test_of(nodeid: str) -> str:
+def name_of(nodeid: str) -> str:
     """A test without its parameters: `tests/cli/test_diff.py::test_x`."""
     return nodeid.partition("[")[0]
 
@@ -117,7 +109,7 @@ def by_package(seconds: Mapping[str, Sequence[float]]) -> list[str]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("slices")
-    group.addoption("--slice", metavar="K/N", help="of N slices of the tests the K-th; commit/N")
+    group.addoption("--slice", metavar="K/N", help="of N slices of the tests the K-th")
     group.addoption("--record-seconds", action="store_true", help=f"write {RECORD.name}")
 
 
@@ -129,11 +121,10 @@ def pytest_collection_modifyitems(
     the slice is cut."""
     mark_breadth(items)
     yield
-    config.stash[_CASES] = Counter(test_of(item.nodeid) for item in items)
+    config.stash[_CASES] = Counter(name_of(item.nodeid) for item in items)
     given = config.getoption("--slice")
     if given:
-        seconds = expected_seconds([item.nodeid for item in items])
-        kept = set(parse_slice(given, commits()).of(seconds))
+        kept = set(parse_slice(given).of(expected_seconds([item.nodeid for item in items])))
         config.hook.pytest_deselected(items=[x for i, x in enumerate(items) if i not in kept])
         items[:] = [x for i, x in enumerate(items) if i in kept]
 
@@ -144,7 +135,7 @@ def mark_breadth(items: Sequence[pytest.Item]) -> None:
     for item in items:
         marker = item.get_closest_marker("breadth")
         if marker is not None:
-            name = test_of(item.nodeid)
+            name = name_of(item.nodeid)
             if seen[name] % breadth(*marker.args):
                 item.add_marker(pytest.mark.nightly)
             seen[name] += 1
@@ -161,23 +152,7 @@ def expected_seconds(nodeids: Sequence[str]) -> list[float]:
     """CPU seconds of each, as recorded for its test."""
     known = read_record(RECORD.read_text(encoding="utf-8"))
     unknown = Recorded(0, DEFAULT_S)
-    return [known.get(test_of(nodeid), unknown).seconds for nodeid in nodeids]
-
-
-def commits() -> int:
-    """How many commits lead up to HEAD."""
-    told = subprocess.run(
-        ["git", "rev-list", "--count", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return int(told.stdout)
-
-
-def pytest_report_header(config: pytest.Config) -> str | None:
-    given = config.getoption("--slice")
-    if not given:
-        return None
-    count = commits()
-    return f"slice {parse_slice(given, count)} of the tests (HEAD is commit {count})"
+    return [known.get(name_of(nodeid), unknown).seconds for nodeid in nodeids]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -238,7 +213,7 @@ def measured(terminalreporter: pytest.TerminalReporter) -> dict[str, list[float]
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport) and report.when == "teardown":
-                found[test_of(report.nodeid)].append(dict(report.user_properties)[_CPU_S])
+                found[name_of(report.nodeid)].append(dict(report.user_properties)[_CPU_S])
     return found
 
 

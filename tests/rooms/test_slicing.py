@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -34,17 +33,12 @@ def test_no_slice_is_longer_than_its_share_by_more_than_a_test(
         assert taken <= share + longest + 1e-6
 
 
-def test_consecutive_commits_run_consecutive_slices() -> None:
-    parts = [parse_slice("commit/24", commits).part for commits in range(100, 149)]
-    assert all(b == a % 24 + 1 for a, b in pairwise(parts))
-    assert set(parts) == set(range(1, 25))
-    assert parse_slice("3/24", 100) == Slice(3, 24)
-
-
-@pytest.mark.parametrize("text", ["", "3", "0/24", "25/24", "commit", "commit/0", "x/24", "3/x"])
+@pytest.mark.parametrize(
+    "text", ["", "3", "0/24", "25/24", "commit", "commit/0", "x/24", "3/x", "-1/3"]
+)
 def test_what_is_no_slice_is_told(text: str) -> None:
     with pytest.raises(pytest.UsageError, match="write 3/24"):
-        parse_slice(text, 7)
+        parse_slice(text)
 
 
 def test_a_record_is_read_as_it_was_written() -> None:
@@ -123,7 +117,6 @@ def test_slices_of_the_night_run_and_say_what_they_took(tmp_path: Path, workers:
         ).stdout
         for part in (1, 2)
     ]
-    for out, cases, part in zip(ran, ([1, 2, 3], [5, 6, 7]), (1, 2), strict=True):
-        assert f"slice {part}/2 of the tests" in out
+    for out, cases in zip(ran, ([1, 2, 3], [5, 6, 7]), strict=True):
         assert "together                  3 cases" in out
         assert [n for n in range(8) if f"test_it.py::test_n[{n}] " in out] == cases
