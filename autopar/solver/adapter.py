@@ -24,6 +24,7 @@ import pulp
 
 from autopar.errors import SolverError
 from autopar.ir.problem import BoolArray, FloatArray
+from autopar.solver.clock import Clock
 
 Option = str | int | float | bool
 _ANY_NUMBER, _ANY_COST = 2**31 - 1, float("inf")
@@ -84,8 +85,11 @@ class Answer:
 class Highs(pulp.HiGHS):
     """HiGHS in this process. Deterministic: one thread, seed 0, no gap, no clock unless asked."""
 
-    def __init__(self, options: Mapping[str, Option] | None = None) -> None:
-        """`options` are HiGHS's own, on top of the fixed ones."""
+    def __init__(
+        self, options: Mapping[str, Option] | None = None, clock: Clock | None = None
+    ) -> None:
+        """`options` are HiGHS's own, on top of the fixed ones. No run goes on when the `clock` has
+        expired."""
         super().__init__(mip=False, msg=False)
         self.options: dict[str, Option] = {
             "output_flag": False,
@@ -99,12 +103,8 @@ class Highs(pulp.HiGHS):
         self._integer: npt.NDArray[np.int32] = np.empty(0, dtype=np.int32)
         self._presolve = "choose"
         self._is_integer = False
-        self._limit_s = float("inf")
+        self._clock = clock or Clock(None)
         self._start: highspy.HighsBasis | None = None
-
-    def limit_time(self, seconds: float) -> None:
-        """The wall-clock limit of the next run."""
-        self._limit_s = seconds
 
     def relax(
         self,
@@ -151,7 +151,7 @@ class Highs(pulp.HiGHS):
         """PuLP's hook: a fresh HiGHS with our options."""
         # A scheduler made for another number of threads makes every run fail in this process.
         highspy.Highs.resetGlobalScheduler(True)
-        self._highs = highspy.Highs()
+        self._highs, self._is_integer = highspy.Highs(), False
         for name, value in {"presolve": self._presolve, **self.options}.items():
             self.set_option(name, value)
         lp.solverModel = self._highs  # pyright: ignore[reportAttributeAccessIssue]
@@ -316,11 +316,13 @@ class Highs(pulp.HiGHS):
     def _set_kind(self, columns: npt.NDArray[np.int32], kind: highspy.HighsVarType) -> None:
         kinds = np.full(len(columns), kind.value, dtype=np.uint8)
         self._highs.changeColsIntegrality(len(columns), columns, kinds)
-        self._is_integer = kind is highspy.HighsVarType.kInteger
+        self._is_integer = kind is highspy.HighsVarType.kInteger and len(columns) > 0
 
     def _run(self) -> None:
-        # HiGHS's limit counts from the first run of this instance.
-        self.set_option("time_limit", self._highs.getRunTime() + self._limit_s)
+        # Of a linear program, HiGHS compares its limit with the time of all runs so far, whatever
+        # their kind; of an integer program, with that of this run (1.13 and 1.15).
+        spent_s = 0.0 if self._is_integer else self._highs.getRunTime()
+        self.set_option("time_limit", spent_s + self._clock.left_s())
         self._highs.run()
         self.answer = _read(self._highs, self._is_integer)
 

@@ -118,7 +118,6 @@ def _settle(state: Search, highs: Highs, columns: IntArray, most: int | None) ->
     for column in columns:
         only = np.array([column])
         highs.fix(only, 1.0)
-        highs.limit_time(state.clock.left_s())
         outcome = highs.solve_warm(most).outcome
         if outcome is not Outcome.INFEASIBLE:
             return outcome is Outcome.OPTIMAL

@@ -10,12 +10,13 @@ import numpy as np
 
 from autopar.errors import SolverError
 from autopar.ir.problem import Basis, Conflict, Problem, Solution, Status
+from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluator, evaluate
 from autopar.solver.exact import MAX_CHOICES, Aim, find_exactly
 from autopar.solver.infeasible import explain_conflict
 from autopar.solver.memory import least_usage_conflict
 from autopar.solver.order import in_canonical_order
-from autopar.solver.search import SAME_COST, Clock, Progress, Search, silent
+from autopar.solver.search import SAME_COST, Progress, Search, silent
 
 LARGE = "message passing"
 MAX_ENTRIES = 20_000

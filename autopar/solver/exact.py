@@ -25,6 +25,7 @@ from autopar.ir.problem import Basis, Problem
 from autopar.solver.adapter import Answer, Highs, Outcome
 from autopar.solver.bases import as_basis, as_start
 from autopar.solver.bounds import DualBound, dual_bound, least_cost
+from autopar.solver.clock import Clock
 from autopar.solver.dive import dive, num_fractional, rounded
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.express import express
@@ -32,7 +33,7 @@ from autopar.solver.forbidding import LARGEST_COST, forbid_above, largest_cost
 from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import Model, build_model
 from autopar.solver.mending import check_agreement, cover, undercharged
-from autopar.solver.search import SAME_COST, Clock, Progress, Search
+from autopar.solver.search import SAME_COST, Progress, Search
 from autopar.solver.tiebreak import break_ties, restrict
 from autopar.solver.ways import Ways, any_way
 
@@ -178,9 +179,9 @@ def _relax(state: Search, model: Model, started: float, aim: Aim) -> tuple[Highs
             **dict.fromkeys(_SUB_PROGRAMS, False),
             **({"mip_max_nodes": _FEW_NODES} if state.problem.windows else {}),
             **({} if most is None else _limits(most)),
-        }
+        },
+        state.clock,
     )
-    highs.limit_time(state.clock.left_s())
     built = process_time()
     patience = int(model.num_rows * _PATIENCE) if model.windows else None
     start = None if aim.start is None else as_start(model, aim.start)
@@ -337,7 +338,6 @@ def _solve_integer(
             restrict(highs, model, duals, room)
     extra = np.empty(0, dtype=np.int64)
     for _ in range(_MAX_ROUNDS):
-        highs.limit_time(state.clock.left_s())
         answer = highs.solve_integer(extra, wanted * model.cost_scale)
         state.statistics["nodes"] = int(state.statistics["nodes"]) + answer.num_nodes
         if answer.outcome is Outcome.INFEASIBLE:

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from autopar.ir.problem import FORBIDDEN, FloatArray, Problem
+from autopar.solver.clock import Clock
 from autopar.solver.distances import all_distances
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.memory import live_sets, total_usages
-from autopar.solver.search import Clock
 from autopar.solver.windows import Shares, first_shares, weighed
 
 _PROHIBITIVE = 1e30

@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from autopar.ir.problem import FORBIDDEN, Conflict, Problem
 from autopar.solver.adapter import Highs, Outcome
+from autopar.solver.clock import Clock
 from autopar.solver.distances import all_distances
 from autopar.solver.dive import rounded
 from autopar.solver.evaluate import peak_usage
 from autopar.solver.express import express
 from autopar.solver.ilp import build_model
 from autopar.solver.memory import peak_conflict
-from autopar.solver.search import Clock
 
 _SHOWN = 4
 
@@ -32,10 +32,8 @@ def explain_conflict(problem: Problem, clock: Clock) -> tuple[Conflict | None, s
             return None, f"every choice of node {key} is forbidden"
     if problem.usage_limit is not None:
         model = build_model(problem, excess=True)
-        highs = Highs({"mip_feasibility_tolerance": 1e-9})
-        highs.limit_time(clock.left_s())
+        highs = Highs({"mip_feasibility_tolerance": 1e-9}, clock)
         highs.relax(express(model))
-        highs.limit_time(clock.left_s())
         answer = highs.solve_integer()
         if len(answer.values):
             choice = rounded(model, answer.values)

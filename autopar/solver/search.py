@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import monotonic
 
 from autopar.ir.problem import Basis, FloatArray, Problem
+from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluation, Evaluator
 from autopar.solver.ilp import Model
 from autopar.solver.windows import Shares
@@ -20,25 +20,6 @@ def silent(_: str) -> None:
 
 SAME_COST = 0.01
 """Costs are integers: a bound less than one below a cost, by this margin, proves it lowest."""
-
-
-@dataclass(slots=True)
-class Clock:
-    """What is left of the time the caller gave; without a limit no clock is read."""
-
-    limit_s: float | None
-    started: float = field(default_factory=monotonic)
-
-    def left_s(self) -> float:
-        """Seconds left, at least 0; infinite without a limit."""
-        if self.limit_s is None:
-            return float("inf")
-        return max(0.0, self.limit_s - (monotonic() - self.started))
-
-    @property
-    def expired(self) -> bool:
-        """Whether the time is up."""
-        return self.left_s() <= 0
 
 
 @dataclass(slots=True)

@@ -93,7 +93,6 @@ def _hold_memory(state: Search, model: Model, highs: Highs, unused: BoolArray) -
     highs.free()
     highs.fix(np.flatnonzero(absent), 0.0)
     highs.fix(np.array(taken, dtype=np.int64), 1.0)
-    highs.limit_time(state.clock.left_s())
     answer = highs.solve_relaxed()
     if answer.outcome is not Outcome.OPTIMAL:
         return None
@@ -114,10 +113,8 @@ def _lowest_weight(state: Search, model: Model, highs: Highs, best: int, *, gap:
         objective[columns[columns >= 0]] = weight[columns >= 0] * _WEIGHT_SCALE
     highs.minimise(objective)
     highs.set_option("mip_abs_gap", _WEIGHT_SCALE / 2)
-    highs.limit_time(state.clock.left_s())
     answer = highs.solve_relaxed()
     if not len(answer.values) or not num_fractional(model, answer.values):
         return answer
     highs.set_option("mip_max_nodes", _MAX_NODES)
-    highs.limit_time(state.clock.left_s())
     return highs.solve_integer(np.concatenate([np.empty(0, dtype=np.int64), *model.shared]))

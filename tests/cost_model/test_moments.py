@@ -27,10 +27,10 @@ from autopar.plans.options import Options
 from autopar.plans.request import PlanRequest, ask
 from autopar.plans.settling import same_choice, settled_request
 from autopar.solver import evaluate, solve
+from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
 from autopar.solver.memory import usages_at
-from autopar.solver.search import Clock
 from autopar.tracer import trace
 from tests.codegen.models import case
 

@@ -22,8 +22,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import autopar
 from autopar.ir.problem import Problem
 from autopar.solver import solve
+from autopar.solver.clock import Clock
 from autopar.solver.column_generation.path import generate_columns
-from autopar.solver.search import Clock
 from tests.solver.synthetic import transformer
 from tests.solver.test_message_passing import ladder
 

@@ -19,9 +19,9 @@ from autopar.plans.options import Options
 from autopar.plans.prefetching import work
 from autopar.plans.request import ask
 from autopar.solver import driver, exact, solve
+from autopar.solver.clock import Clock
 from autopar.solver.column_generation import path
 from autopar.solver.evaluate import peak_usage
-from autopar.solver.search import Clock
 from autopar.tracer import trace
 
 LAYERS = 40

@@ -8,6 +8,7 @@ import pytest
 
 from autopar.errors import SolverError
 from autopar.solver.adapter import Highs, Outcome
+from autopar.solver.clock import Clock
 from autopar.solver.express import express
 from autopar.solver.ilp import build_model
 from tests.solver.synthetic import transformer
@@ -46,27 +47,14 @@ def test_a_node_limit_with_an_incumbent_is_not_optimal() -> None:
 
 
 def test_a_time_limit_is_not_optimal() -> None:
-    highs = Highs()
-    highs.relax(knapsack())
-    highs.limit_time(0.0)
-    answer = highs.solve_integer()
-    assert answer.outcome is Outcome.LIMIT
-
-
-def test_the_time_limit_counts_for_one_run() -> None:
-    highs = Highs()
-    program = knapsack(20)
-    highs.relax(program)
-    for _ in range(3):
-        highs.limit_time(30.0)
-        assert highs.solve_integer().outcome is Outcome.OPTIMAL
+    highs = Highs(clock=Clock(0.0))
+    assert highs.relax(knapsack()).outcome is Outcome.LIMIT
+    assert highs.solve_integer().outcome is Outcome.LIMIT
 
 
 def test_pulp_hears_of_a_limit() -> None:
     program = knapsack()
-    highs = Highs({"time_limit": 0.0})
-    highs.limit_time(0.0)
-    highs.relax(program)
+    Highs(clock=Clock(0.0)).relax(program)
     assert program.status == pulp.LpStatusNotSolved
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from autopar.ir.problem import FORBIDDEN, Problem, Status
 from autopar.solver import driver, evaluate, exact, solve
+from autopar.solver.clock import Clock
 from autopar.solver.column_generation import path
 from autopar.solver.column_generation.passing import Passing
 from autopar.solver.column_generation.path import near
@@ -21,7 +22,7 @@ from autopar.solver.exact import find_exactly
 from autopar.solver.ilp import distinct_sinks
 from autopar.solver.memory import maximal_times
 from autopar.solver.order import in_canonical_order
-from autopar.solver.search import Clock, silent
+from autopar.solver.search import silent
 
 from .bruteforce import solve_by_enumeration
 from .making import edge, flow, problem

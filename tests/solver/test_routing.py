@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from autopar.ir.problem import IntArray, Problem
 from autopar.solver import routing
+from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
 from autopar.solver.routing import Links, Router, links_of
-from autopar.solver.search import Clock
 from tests.solver.making import flow, problem
 from tests.solver.random_problems import problems
 from tests.solver.test_exact import SETTINGS

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from autopar.ir.problem import FORBIDDEN, Problem, Saving, Status, Window
 from autopar.solver import driver, evaluate, exact, solve
+from autopar.solver.clock import Clock
 from autopar.solver.column_generation import path
 from autopar.solver.column_generation.path import quick_bound
 from autopar.solver.exact import WINDOWED_TOLERANCE
-from autopar.solver.search import Clock
 from autopar.solver.sensitivity import Sensitivity
 from autopar.solver.windows import normalised, weighed
 from tests.solver.bruteforce import cost_of, flow_tables, solve_by_enumeration

@@ -17,9 +17,9 @@ from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.request import ask
 from autopar.solver import solve
+from autopar.solver.clock import Clock
 from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
-from autopar.solver.search import Clock
 from tests.codegen.random_plans import as_plan
 
 LIMIT = 80 << 30

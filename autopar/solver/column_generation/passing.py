@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FloatArray, Problem
+from autopar.solver.clock import Clock
 from autopar.solver.column_generation.least_costs import weigh
 from autopar.solver.column_generation.relays import Relayed
 from autopar.solver.ilp import Model
@@ -17,7 +18,6 @@ from autopar.solver.memory import maximal_times
 from autopar.solver.pairwise import kernels
 from autopar.solver.pairwise.bound import Guide, certify
 from autopar.solver.pairwise.memory import MemoryPrices
-from autopar.solver.search import Clock
 
 _SWEEPS_PER_LOOK = 10
 PROGRESS = 1e-4

@@ -26,6 +26,7 @@ import numpy as np
 
 from autopar.ir.problem import BoolArray, FloatArray, Flow, IntArray, Problem
 from autopar.solver import exact
+from autopar.solver.clock import Clock
 from autopar.solver.column_generation.passing import PROGRESS, Passing, memory_prices, unpriced
 from autopar.solver.column_generation.potentials import no_potentials, potentials
 from autopar.solver.column_generation.relays import relay
@@ -35,7 +36,7 @@ from autopar.solver.evaluate import Evaluator
 from autopar.solver.heuristic import Descent
 from autopar.solver.memory import total_usages
 from autopar.solver.reductions.tables import keep_choices
-from autopar.solver.search import Clock, Progress, Search
+from autopar.solver.search import Progress, Search
 from autopar.solver.ways import shortest_ways
 from autopar.solver.windows import first_shares, weighed
 

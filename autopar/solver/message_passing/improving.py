@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, BoolArray, FloatArray, IntArray
+from autopar.solver.clock import Clock
 from autopar.solver.message_passing.plans import Dive, FoundPlan, Planner
 from autopar.solver.pairwise.bound import Guide
 from autopar.solver.pairwise.core import Core
 from autopar.solver.pairwise.memory import MemoryPrices
-from autopar.solver.search import Clock
 
 _TRIALS = 20
 _CYCLE, _FRESH, _BEST_AT = 10, 3, 7

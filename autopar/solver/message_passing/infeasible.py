@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, IntArray
+from autopar.solver.clock import Clock
 from autopar.solver.message_passing.ascent import Ascent
 from autopar.solver.pairwise.bound import Guide, certify
 from autopar.solver.pairwise.core import Core
 from autopar.solver.pairwise.memory import MemoryPrices
-from autopar.solver.search import Clock
 
 _STEPS = 300
 _TOO_MUCH = 2.0**20

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from autopar.ir.problem import Conflict, Problem
+from autopar.solver.clock import Clock
 from autopar.solver.memory import maximal_times, peak_conflict, total_usages
 from autopar.solver.message_passing.ascent import Ascent
 from autopar.solver.message_passing.improving import Improver
@@ -22,7 +23,7 @@ from autopar.solver.pairwise.bound import Guide, certify
 from autopar.solver.pairwise.core import Core, lay_out
 from autopar.solver.pairwise.memory import MemoryPrices
 from autopar.solver.reductions.contract import contract
-from autopar.solver.search import Clock, Progress
+from autopar.solver.search import Progress
 
 _FIRST_STEPS, _STEPS = 40, 100
 """Steps of the prices before the first round and in each: about as long as a round of plans."""

@@ -22,8 +22,8 @@ from itertools import count
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, IntArray, Problem
+from autopar.solver.clock import Clock
 from autopar.solver.reductions.tables import Tables, added
-from autopar.solver.search import Clock
 
 _STEPS_PER_LOOK = 256
 
