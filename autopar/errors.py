@@ -116,6 +116,10 @@ class ManyProgramsWarning(AutoparWarning):
     """What the model reads changes from call to call, and each change makes another program."""
 
 
+class CacheWarning(AutoparWarning):
+    """What is kept from one process to the next cannot be read or written: work is done anew."""
+
+
 class OtherStepWarning(AutoparWarning):
     """A plan's problem, stated again, has another best step: prices or options differ."""
 

@@ -15,6 +15,7 @@ from autopar.errors import InfeasibleError, SolverError
 
 if TYPE_CHECKING:
     from autopar.ir.problem import Solution
+    from autopar.solver.clock import Clock
     from autopar.solver.contest_files import ContestFile, Stated
 
 _KEPT_BACK_S = 2.0
@@ -27,8 +28,9 @@ _KEPT_BACK_S = 2.0
     "--time-limit",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="For all of it, reading included; it is used up to its end unless a solution is proven to "
-    "be optimal. Default: small problems are solved, of large ones a fixed number of rounds.",
+    help="For all of it, reading included, but for what is compiled once per machine; it is used "
+    "up unless a solution is proven to be optimal. Default: small problems are solved, of large "
+    "ones a fixed number of rounds.",
 )
 @click.option(
     "--log", is_flag=True, help="Print what is being done, with seconds, on standard error."
@@ -40,14 +42,17 @@ def solve(file: Path, time_limit: float | None, log: bool) -> None:
     The last line lists the choice of each node; above it stand its cost, a proven lower bound and
     the gap between them. The status is 3 if the problem has no solution.
     """
+    from autopar.solver.clock import Clock
+
     started = monotonic()
+    clock = Clock(None if time_limit is None else time_limit - _kept_back_s(time_limit))
     with spoken_progress(quiet=log) as spoken:
         progress = partial(_log, started) if log else spoken
         progress(f"reading {file}")
         from autopar.solver.contest_files import load
 
         stated_by_file = load(file)
-        solution, stated = _solve(stated_by_file, file, time_limit, started, progress)
+        solution, stated = _solve(stated_by_file, file, time_limit, clock, progress)
     cost = stated_by_file.cost(solution.choice)
     bound = min(cost, stated.lower_bound(solution.bound))
     limit = stated_by_file.usage_limit
@@ -62,6 +67,10 @@ def solve(file: Path, time_limit: float | None, log: bool) -> None:
     click.echo(f"[{', '.join(map(str, solution.choice))}]")
 
 
+def _kept_back_s(time_limit: float) -> float:
+    return min(_KEPT_BACK_S + time_limit / 100, time_limit / 2)
+
+
 def _log(started: float, text: str) -> None:
     click.echo(f"{monotonic() - started:8.1f} s  {text}", err=True)
 
@@ -70,19 +79,22 @@ def _solve(
     file: ContestFile,
     path: Path,
     time_limit: float | None,
-    started: float,
+    clock: Clock,
     progress: Callable[[str], None],
 ) -> tuple[Solution, Stated]:
     """The best solution without what the file marks as not allowed, or else with it."""
     from autopar.ir.problem import Status
+    from autopar.solver import get_ready
     from autopar.solver import solve as solve_problem
 
     for forbid in (True, False):
         stated = file.state(forbid=forbid)
         left = None
         if time_limit is not None:
-            kept_back = min(_KEPT_BACK_S + time_limit / 100, time_limit / 2)
-            left = max(0.0, time_limit - kept_back - (monotonic() - started))
+            progress("compiling loops, unless that was done before")
+            with clock.stopped():
+                get_ready(stated.problem)
+            left = clock.left_s()
         solution = solve_problem(stated.problem, time_limit_s=left, progress=progress)
         if solution.choice:
             return solution, stated

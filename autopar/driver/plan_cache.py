@@ -5,21 +5,37 @@ A cache is never needed: an entry that cannot be read or written is as good as n
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import platformdirs
 
 from autopar.errors import PlanError
+from autopar.ir.files import warn_without_cache
 from autopar.plans.plan import Plan
 from autopar.plans.recipe import PLAN_SUFFIX
 
 _MAX_PLANS = 500
 
 
-def default_folder() -> Path:
-    """Where plans are kept, `~/.cache/autopar/plans` on Linux."""
-    return platformdirs.user_cache_path("autopar") / "plans"
+def default_folder() -> Path | None:
+    """Where plans are kept, `~/.cache/autopar/plans` on Linux; None, with a `CacheWarning`, where
+    there is none and none can be made."""
+    folder = platformdirs.user_cache_path("autopar") / "plans"
+    try:
+        if not folder.is_absolute():
+            raise FileNotFoundError(errno.ENOENT, "the user has no home folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except OSError as error:
+        consequence = (
+            "every plan is solved anew: name a folder that can be written in XDG_CACHE_HOME"
+        )
+        warn_without_cache("plans", f"{folder}: {error.strerror}", consequence)
+        return folder if folder.is_absolute() and folder.is_dir() else None
+    return folder
 
 
 def find(folder: Path, digest: str, fingerprint: str) -> Plan | None:

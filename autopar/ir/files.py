@@ -8,14 +8,20 @@ import select
 import stat
 import sys
 import time
+import warnings
 from contextlib import suppress
 from pathlib import Path
+
+from autopar.errors import CacheWarning
 
 PIPE_WAIT_S = 5.0
 """How long a named pipe may be without the other end."""
 
 _DESCRIPTORS = ("/dev/fd", "/proc/self/fd")
 _MAX_LINKS = 40
+
+_not_kept: set[str] = set()
+"""What this process has said of that it cannot keep it."""
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
@@ -123,3 +129,11 @@ def _descriptor(path: str | os.PathLike[str]) -> int | None:
             return None
         place = place.parent / place.readlink()
     return None
+
+
+def warn_without_cache(what: str, reason: str, consequence: str) -> None:
+    """A `CacheWarning`, once in a process for each `what`, that it cannot be kept."""
+    if what not in _not_kept:
+        _not_kept.add(what)
+        text = f"{what} cannot be kept ({reason}): {consequence}"
+        warnings.warn(CacheWarning(text), stacklevel=3)

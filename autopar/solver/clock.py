@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -31,7 +31,7 @@ class Clock:
         return self.left_s() <= 0
 
     @contextmanager
-    def stopped(self) -> Iterator[None]:
+    def stopped(self) -> Generator[None]:
         """Inside, no time passes."""
         began = _now()
         try:

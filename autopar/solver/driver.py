@@ -70,8 +70,11 @@ def solve(
     `statistics` holds the size of the program as HiGHS got it, CPU seconds by phase, branch and
     bound nodes, `reason` when infeasible, and `fault` when HiGHS said something that is not so.
     """
-    clock = Clock(time_limit_s)
+    aim = Aim(max_iterations=max_iterations, start=start, tolerance=tolerance, rough=rough)
     _check(problem)
+    if time_limit_s is not None:
+        get_ready(problem, by_columns=_takes_columns(problem, cutoff, aim))
+    clock = Clock(time_limit_s)
     conflict = least_usage_conflict(problem)
     if conflict is not None:
         reason = f"the smallest choices alone need {conflict.needed} at time {conflict.time}"
@@ -79,7 +82,6 @@ def solve(
     if is_large(problem):
         return _solve_large(problem, clock, progress or silent)
     ordered, lift = in_canonical_order(problem)
-    aim = Aim(max_iterations=max_iterations, start=start, tolerance=tolerance, rough=rough)
     state = _search(ordered, clock, progress or silent, cutoff, aim)
     if state.infeasible:
         return _infeasible(state.statistics, *explain_conflict(problem, clock))
@@ -98,6 +100,34 @@ def solve(
     return _finish(problem, state, lift(state.choice))
 
 
+def get_ready(problem: Problem, *, by_columns: bool = False) -> None:
+    """Compiles the loops that solving `problem` takes, `by_columns` or because it is large, or
+    reads them from their cache: no limit of time is for that."""
+    if not (by_columns or is_large(problem)):
+        return
+    # numba takes a moment to import, and a single problem on one or two axes does not need it.
+    from autopar.solver.loops import ready_column_generation, ready_message_passing
+
+    if is_large(problem):
+        ready_message_passing()
+    else:
+        ready_column_generation()
+
+
+def _is_in_parts(problem: Problem, aim: Aim) -> bool:
+    """Whether column generation solves `problem`, and no integer program of all of it."""
+    count = sum(map(len, problem.costs))
+    in_parts = bool(problem.windows) and count > _FEW_CHOICES and aim.max_iterations is None
+    is_free = problem.usage_limit is None and aim.start is None
+    return count > MAX_CHOICES or (in_parts and is_free)
+
+
+def _takes_columns(problem: Problem, cutoff: int | None, aim: Aim) -> bool:
+    """Whether column generation has a part in solving it: also its bound, against a cutoff. A
+    relaxation that goes on from another takes no longer than a bound without one."""
+    return _is_in_parts(problem, aim) or (cutoff is not None and aim.start is None)
+
+
 def _search(
     problem: Problem,
     clock: Clock,
@@ -105,21 +135,14 @@ def _search(
     cutoff: int | None,
     aim: Aim,
 ) -> Search:
-    count = sum(map(len, problem.costs))
-    in_parts = bool(problem.windows) and count > _FEW_CHOICES and aim.max_iterations is None
-    is_free = problem.usage_limit is None and aim.start is None
-    is_coarse = aim.tolerance >= _COARSE
-    in_parts = in_parts and is_free
-    is_small = count <= MAX_CHOICES and not in_parts
-    if is_small and (cutoff is None or aim.start is not None):
-        # A relaxation that goes on from another takes no longer than a bound without one.
-        least = inf if cutoff is None else cutoff
+    least = inf if cutoff is None else cutoff
+    if not _takes_columns(problem, cutoff, aim):
+        is_coarse = aim.tolerance >= _COARSE
         return find_exactly(problem, clock, progress, replace(aim, cutoff=least, dives=is_coarse))
     # numba takes a moment to import, and a single problem on one or two axes does not need it.
     from autopar.solver.column_generation.path import generate_columns, quick_bound
 
-    if not is_small:
-        least = inf if cutoff is None else cutoff
+    if _is_in_parts(problem, aim):
         return generate_columns(problem, clock, progress, least, aim.tolerance)
     assert cutoff is not None
     bound = quick_bound(problem, clock, cutoff)

@@ -1,8 +1,6 @@
 """The compiled pass that says what every choice costs at the least."""
 
-# numba has no types of its own, and inside compiled functions numpy's scalars are Python's.
-# pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none
-# pyright: reportUntypedFunctionDecorator=none, reportUnknownVariableType=none
+# Inside compiled functions numpy's scalars are Python's.
 # pyright: reportReturnType=none, reportArgumentType=none
 
 from __future__ import annotations
@@ -10,8 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FloatArray
+from autopar.solver.pairwise.compiling import compiled
 from autopar.solver.pairwise.core import Core
-from autopar.solver.pairwise.kernels import compiled, rows_least
+from autopar.solver.pairwise.kernels import rows_least
 
 
 @compiled

@@ -5,9 +5,8 @@ slower ways may be cheaper: a bound on plans that take them would be one of plan
 (three axes of 8x8x8 devices, Llama-8B: 3 % below the relaxation).
 """
 
-# numba has no types of its own, and inside compiled functions numpy's scalars are Python's.
-# pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none
-# pyright: reportUntypedFunctionDecorator=none, reportUnknownVariableType=none
+# Inside compiled functions numpy's scalars are Python's.
+# pyright: reportReturnType=none, reportArgumentType=none
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, Flow, IntArray
-from autopar.solver.pairwise.kernels import compiled
+from autopar.solver.pairwise.compiling import compiled
 
 
 def distances_weighed(flows: Sequence[Flow], weighed: Sequence[Flow]) -> list[IntArray]:

@@ -1,9 +1,7 @@
 """Compiled moves of whole trees: exact dynamic programming on a random tree of nodes, all else
 fixed, with memory as a wall. See `kernels` for what compiled means."""
 
-# numba has no types of its own, and inside compiled functions numpy's scalars are Python's.
-# pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none
-# pyright: reportUntypedFunctionDecorator=none, reportUnknownVariableType=none
+# Inside compiled functions numpy's scalars are Python's.
 # pyright: reportReturnType=none, reportArgumentType=none
 
 from __future__ import annotations
@@ -11,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from autopar.ir.problem import FloatArray, IntArray
+from autopar.solver.pairwise.compiling import compiled
 from autopar.solver.pairwise.core import Core
-from autopar.solver.pairwise.kernels import compiled
 
 HUB = 64
 """Nodes with more edges than this do not bring their neighbours into a tree."""

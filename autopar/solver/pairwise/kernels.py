@@ -1,24 +1,19 @@
 """The compiled inner loops on messages and plans; those that move trees are in `tree_moves`.
 
-numba compiles each once per machine and keeps the result on disk. Nothing here reads a clock or a
-random source of its own, and no sum is reassociated: the same arguments give the same answer.
+Nothing here reads a clock or a random source of its own, and no sum is reassociated: the same
+arguments give the same answer.
 """
 
-# numba has no types of its own, and inside compiled functions numpy's scalars are Python's.
-# pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none
-# pyright: reportUntypedFunctionDecorator=none, reportUnknownVariableType=none
+# Inside compiled functions numpy's scalars are Python's.
 # pyright: reportReturnType=none, reportArgumentType=none
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from autopar.ir.problem import FORBIDDEN, BoolArray, FloatArray, IntArray
+from autopar.solver.pairwise.compiling import compiled
 from autopar.solver.pairwise.core import Core
-
-# Minima may be taken in any order: no figure is a NaN, and the sign of a zero means nothing.
-compiled = numba.njit(cache=True, nogil=True, fastmath={"nnan", "nsz"})
 
 
 @compiled

@@ -1,0 +1,66 @@
+"""How inner loops are compiled: by numba, once per machine where it can keep the result on disk."""
+
+# numba has no types of its own.
+# pyright: reportMissingTypeStubs=none, reportUnknownMemberType=none, reportPrivateUsage=none
+# pyright: reportUnknownVariableType=none, reportUnknownArgumentType=none
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numba
+from numba.core.caching import FunctionCache
+
+from autopar.ir.files import warn_without_cache
+
+Loop = TypeVar("Loop", bound=Callable[..., Any])
+
+LOOPS: list[Any] = []
+"""All that are compiled, as numba's dispatchers."""
+
+_DAMAGED = (EOFError, pickle.PickleError, AttributeError, IndexError, KeyError, ValueError)
+"""What `pickle` raises of a file that is cut off or is none."""
+
+
+def compiled(function: Loop) -> Loop:
+    """`function`, compiled for the types of its arguments at its first call with them."""
+    # Minima may be taken in any order: no figure is a NaN, and the sign of a zero means nothing.
+    loop: Any = numba.njit(nogil=True, fastmath={"nnan", "nsz"})(function)
+    try:
+        loop._cache = _Cache(function)
+    except (OSError, RuntimeError):
+        folder = Path(function.__code__.co_filename).parent
+        _warn_without_cache(f"neither {folder} nor a cache folder of the user's can be written")
+    LOOPS.append(loop)
+    return loop
+
+
+class _Cache(FunctionCache):
+    """numba's cache, of which an entry that cannot be read or written is as good as none."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """numba's hook: the loop for a signature, or None."""
+        try:
+            return super().load_overload(sig, target_context)
+        except (OSError, *_DAMAGED) as error:
+            _warn_without_cache(f"{self.cache_path}: {error}")
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """numba's hook."""
+        try:
+            super().save_overload(sig, data)
+        except (OSError, *_DAMAGED) as error:
+            _warn_without_cache(f"{self.cache_path}: {error}")
+
+
+def _warn_without_cache(reason: str) -> None:
+    warn_without_cache(
+        "the solver's compiled loops",
+        reason,
+        "they are compiled in each process anew, which takes a minute or so: name a folder that "
+        "can be written in NUMBA_CACHE_DIR",
+    )
