@@ -9,6 +9,7 @@ these rates is in `kernels.py`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from autopar.cluster.kernels import (
@@ -314,3 +315,20 @@ ALIASES: dict[str, str] = {
     "RTX PRO 6000 Blackwell": "RTXPRO6000",
 }
 """Other names of devices."""
+
+
+def preset_of(name: str, memory_bytes: int | None = None) -> str | None:
+    """The preset with a device's name, as its driver tells it, and its memory, or what the name
+    says of that: H100 for "NVIDIA H100 80GB HBM3", and not where H100-PCIe says more of it. A size
+    in a preset's name is the memory's."""
+    words = re.split(r"[\s-]+", name.upper())
+    spoken = {"".join(words[i:j]) for j in range(len(words) + 1) for i in range(max(0, j - 3), j)}
+    sizes = [int(size[1]) * 10**9 for word in words if (size := re.fullmatch(r"(\d+)GB", word))]
+    size = memory_bytes or (sizes[0] if sizes else None)
+
+    def fits(preset: str) -> bool:
+        has_size = size is None or abs(DEVICES[preset].memory_bytes - size) < 0.15 * size
+        parts = (part for part in preset.upper().split("-") if not re.fullmatch(r"\d+G", part))
+        return has_size and spoken.issuperset(parts)
+
+    return min(filter(fits, DEVICES), key=lambda preset: (-len(preset), preset), default=None)

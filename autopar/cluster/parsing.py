@@ -50,17 +50,17 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import MISSING, Field, asdict, replace
 from dataclasses import fields as own_fields
-from difflib import get_close_matches
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from autopar.cluster.devices import ALIASES, DEVICES
 from autopar.cluster.figures import MAX_DEVICES, checked
+from autopar.cluster.foreign import EXAMPLES, told_of
 from autopar.cluster.links import LINK_ALIASES, LINKS, SHARED_LINKS
 from autopar.cluster.measured import measured_on
+from autopar.cluster.names import device, preset
 from autopar.cluster.presets import SYSTEMS, System
 from autopar.cluster.profile import Profile
 from autopar.errors import ClusterError
@@ -70,10 +70,8 @@ from autopar.ir.units import parse_bytes, parse_bytes_per_s, parse_seconds
 
 _MAX_FILE_BYTES = 2**20
 _OPTIONAL = frozenset({"preset", "efficiency", "contention", "curves", "kernels"})
-_EXAMPLES = "for example 8xH100, 64x8xH100 or a path to a .toml file"
 
 _Figure = int | float | str
-Preset = TypeVar("Preset", Device, Link)
 _Noun = TypeVar("_Noun", Device, Link, Host)
 
 
@@ -87,7 +85,13 @@ def parse_cluster(text: str | os.PathLike[str]) -> Cluster:
     if not isinstance(text, str) or is_cluster_file(text):
         path = Path(text)
         return _profiled(path) if path.suffix.lower() == ".json" else _read(path)
-    return _of_presets(text)
+    try:
+        return _of_presets(text)
+    except ClusterError:
+        told = told_of(text)
+        if told is None:
+            raise
+    raise ClusterError(f"cluster {text!r} {told}")
 
 
 def is_cluster_file(text: str) -> bool:
@@ -98,22 +102,22 @@ def is_cluster_file(text: str) -> bool:
 def _of_presets(text: str) -> Cluster:
     match = re.fullmatch(r"\s*((?:\d+\s*x\s*)*)(.*?)\s*", text, re.IGNORECASE | re.ASCII)
     if match is None or not match[2]:
-        raise ClusterError(f"cluster {text!r} names no device: write one, {_EXAMPLES}")
-    device = _preset(match[2], DEVICES, "device", f"cluster {text!r}", ALIASES)
+        raise ClusterError(f"cluster {text!r} names no device: write one, {EXAMPLES}")
     sizes = tuple(_size(token, text) for token in re.findall(r"\d+", match[1])) or (1,)
+    found = device(match[2], f"cluster {text!r}", sizes)
     if len(sizes) > 2:
         raise ClusterError(
             f"cluster {text!r} has {len(sizes)} levels: a text has nodes and devices per node; "
             "describe more in a .toml file"
         )
-    system = SYSTEMS[device.name]
+    system = SYSTEMS[found.name]
     names = (system.network_link, system.node_link)[-len(sizes) :]
     levels = tuple(
         Level(size, _preset_link(name, prod(sizes[k + 1 :]), f"cluster {text!r}"))
         for k, (size, name) in enumerate(zip(sizes, names, strict=True))
     )
-    name = "x".join([*map(str, sizes), device.name])
-    return checked(Cluster(name, device, levels, system.host), f"cluster {text!r}")
+    name = "x".join([*map(str, sizes), found.name])
+    return checked(Cluster(name, found, levels, system.host), f"cluster {text!r}")
 
 
 def _profiled(path: Path) -> Cluster:
@@ -196,7 +200,14 @@ def _read(path: Path) -> Cluster:
     if len(data) > _MAX_FILE_BYTES:
         raise ClusterError(f"{where} is larger than {_MAX_FILE_BYTES} bytes: not a cluster file")
     try:
-        table = msgspec.convert(tomllib.loads(data.decode()), _ClusterTable)
+        content = tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        told = told_of(path)
+        raise ClusterError(f"{where} {told}" if told else f"{where}: {error}") from error
+    if not content:
+        raise ClusterError(f"{where} {told_of(path) or 'describes nothing'}")
+    try:
+        table = msgspec.convert(content, _ClusterTable)
     except (ValueError, RecursionError) as error:
         raise ClusterError(f"{where}: {error}") from error
     return _from_table(table, path.stem, where)
@@ -208,7 +219,7 @@ def _from_table(table: _ClusterTable, stem: str, where: str) -> Cluster:
         given = _DeviceTable(preset=given)
     base = None
     if given.preset is not None:
-        base = _preset(given.preset, DEVICES, "device", f"{where}, device", ALIASES)
+        base = device(given.preset, f"{where}, device", [level.size for level in table.levels])
     system = SYSTEMS[base.name] if base else None
     cluster = Cluster(
         name=table.name if table.name is not None else stem,
@@ -353,26 +364,9 @@ def _figure(value: _Figure, read: Callable[[str], int | float], where: str) -> i
         raise ClusterError(f"{where}: this is no number that can be used: {value!s:.40}") from None
 
 
-def _preset(
-    name: str, presets: dict[str, Preset], what: str, where: str, aliases: dict[str, str]
-) -> Preset:
-    known = {_folded(key): key for key in presets}
-    known |= {_folded(alias): key for alias, key in aliases.items()}
-    folded = _folded(name)
-    if folded in known:
-        return presets[known[folded]]
-    nearest = get_close_matches(folded, known, n=1)
-    hint = f"; did you mean {known[nearest[0]]}?" if nearest else ""
-    raise ClusterError(f"{where}: unknown {what} {name!r} (known: {', '.join(presets)}){hint}")
-
-
-def _folded(name: str) -> str:
-    return re.sub(r"[\s_-]", "", name.casefold())
-
-
 def _preset_link(name: str, devices_below: int, where: str) -> Link:
     """The link a device sees; what a node has once is divided by the devices it serves."""
-    link = _preset(name, LINKS, "link", where, LINK_ALIASES)
+    link = preset(name, LINKS, "link", where, LINK_ALIASES)
     if link.name not in SHARED_LINKS or devices_below == 1:
         return link
     return replace(

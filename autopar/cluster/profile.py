@@ -14,6 +14,7 @@ from typing import Annotated
 
 import msgspec
 
+from autopar.cluster.foreign import look_into
 from autopar.errors import ClusterError
 from autopar.ir.canonical import Format
 from autopar.ir.graph import itemsize
@@ -174,8 +175,19 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
-        """The profile in a file; ClusterError if it is missing, damaged or of another version."""
-        return _FORMAT.load(path)
+        """The profile in a file; ClusterError if it is missing, damaged or of another version, or
+        if the file is of another kind."""
+        try:
+            return _FORMAT.load(path)
+        except ClusterError as error:
+            try:
+                found = look_into(path)
+            except (OSError, TypeError, ValueError):
+                raise error from None
+            if found is None:
+                raise
+        told = f"profile {os.fspath(path)} is {found.what}; `autopar profile` measures one"
+        raise ClusterError(f"{told}. {found.remedy}".rstrip())
 
 
 _FORMAT = Format(Profile, "profile", "measure again", PROFILE_VERSION, ClusterError)

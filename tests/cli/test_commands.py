@@ -171,6 +171,37 @@ def test_wrong_arguments(arguments: list[str], message: str) -> None:
     fails(run(*arguments), 1, message)
 
 
+def test_what_is_no_cluster_and_no_profile(target: str, tmp_path: Path) -> None:
+    """A list of hosts, devices of two kinds, a trace: a sentence each, and status 1."""
+    hosts, trace = tmp_path / "hostfile.txt", tmp_path / "trace.json"
+    hosts.write_text("worker-1 slots=8\nworker-2 slots=8\n")
+    trace.write_text('{"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}')
+    function = f"{target}:build"
+    for given, words in (
+        (str(hosts), "is a hostfile of 2 hosts with 8 slots"),
+        (str(trace), "a trace of one run"),
+        ("2xL4+2xA10G", "Plan for each kind by itself (2xL4 and 2xA10G)"),
+        ("node[01-04]", "is a list of 4 hosts"),
+        ("topo.txt", "is no cluster, and no file"),
+    ):
+        fails(run("plan", function, "--cluster", given), 1, words)
+    for file, words in ((hosts, "is a hostfile"), (trace, "a trace of one run")):
+        fails(run("plan", function, "--cluster", "4xcpu", "--profile", str(file)), 1, words)
+
+
+def test_the_remedy_for_an_unknown_device_works(target: str, tmp_path: Path) -> None:
+    """The lines of the message are a file that one plans with."""
+    function = f"{target}:build"
+    result = run("plan", function, "--cluster", "2x4xH999")
+    fails(result, 1, "unknown device 'H999'")
+    lines = [line.strip() for line in result.stderr.splitlines() if " = " in line]
+    path = tmp_path / "h999.toml"
+    path.write_text("\n".join(lines))
+    result = run("plan", function, "--cluster", str(path), "--mesh", "2x4")
+    assert result.exit_code == 0, result.stderr
+    assert "h999, 8 devices" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [

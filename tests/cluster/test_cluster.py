@@ -49,8 +49,8 @@ def test_a_nodes_network_adapter_is_shared_by_its_devices() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("8xH1000", "unknown device 'H1000' .*known: A100, A100-40G, .*did you mean H100"),
-        ("8xFOO", r"unknown device 'FOO' \(known: .*cpu\)$"),
+        ("8xH1000", "unknown device 'H1000' .*known: A100, .*did you mean H100"),
+        ("8xFOO", r"unknown device 'FOO' \(known: .*cpu\). Describe it"),
         ("0xH100", "'0' is not a size"),
         ("8x", "names no device"),
         ("", "names no device"),
@@ -160,7 +160,7 @@ LEVEL = "[[levels]]\nsize = 2\n"
     ("text", "words"),
     [
         ("device = ", "site.toml: Invalid value"),
-        ("", "missing required field `device`"),
+        ("", "site.toml is an empty file"),
         ('device = "H100"', "missing required field `levels`"),
         ('device = "H100"\nlevels = []', "levels is empty"),
         ('device = "H10"\n' + LEVEL, "device: unknown device 'H10'.*did you mean H100"),
@@ -260,7 +260,7 @@ def test_odd_times(tmp_path: Path, key: str) -> None:
 def test_a_file_that_is_no_text_or_too_large_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "site.toml"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ClusterError, match="decode"):
+    with pytest.raises(ClusterError, match="binary file"):
         parse_cluster(str(path))
     path.write_bytes(b"#" * (2**20 + 1))
     with pytest.raises(ClusterError, match="larger than"):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -23,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.tensor import placement_types
 
-from autopar.cluster.devices import DEVICES
+from autopar.cluster.devices import DEVICES, preset_of
 from autopar.errors import ClusterError, PlanError
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
@@ -235,21 +234,12 @@ def _device(model_device: torch.device, kind: str | None, rank: int, size: int) 
 
 
 def _cuda_preset(device: torch.device) -> str:
-    """The preset with the device's name and memory: H100 for "NVIDIA H100 80GB HBM3", and not
-    where H100-PCIe says more of it. A size in a preset's name is the memory's."""
+    """The preset with the device's name and memory."""
     name = torch.cuda.get_device_name(device)
     memory_bytes = torch.cuda.get_device_properties(device).total_memory
-    words = re.split(r"[\s-]+", name.upper())
-    spoken = {"".join(words[i:j]) for j in range(len(words) + 1) for i in range(max(0, j - 3), j)}
-
-    def fits(preset: str) -> bool:
-        same_size = abs(DEVICES[preset].memory_bytes - memory_bytes) < 0.15 * memory_bytes
-        parts = (part for part in preset.upper().split("-") if not re.fullmatch(r"\d+G", part))
-        return same_size and spoken.issuperset(parts)
-
-    found = sorted(filter(fits, DEVICES), key=lambda preset: (-len(preset), preset))
-    if found:
-        return found[0]
+    preset = preset_of(name, memory_bytes)
+    if preset is not None:
+        return preset
     raise ClusterError(
         f"{name} with {format_bytes(memory_bytes)} is none of the devices that autopar knows "
         f"({', '.join(sorted(DEVICES))}): describe it in a TOML file and pass it as cluster="
