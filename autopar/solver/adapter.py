@@ -28,6 +28,9 @@ from autopar.solver.clock import Clock
 
 Option = str | int | float | bool
 _ANY_NUMBER, _ANY_COST = 2**31 - 1, float("inf")
+_NEARLY_WHOLE = 1e-5
+"""How far from a whole number a column of a point may be that stands for it."""
+
 _INTERIOR: dict[str, Option] = {
     "solver": "ipm",
     "ipm_optimality_tolerance": 1e-7,
@@ -105,6 +108,7 @@ class Highs(pulp.HiGHS):
         self._is_integer = False
         self._clock = clock or Clock(None)
         self._start: highspy.HighsBasis | None = None
+        self._point: FloatArray | None = None
 
     def relax(
         self,
@@ -285,14 +289,45 @@ class Highs(pulp.HiGHS):
         self.answer = replace(self.last, bound=min(self.last.bound, enough))
         return self.answer
 
+    def point_with(self, columns: npt.NDArray[np.int64]) -> FloatArray:
+        """The cheapest point of the relaxation in which `columns` are one; empty if there is none.
+        Leaves all columns free."""
+        self.fix(columns, 1.0)
+        values = self.solve_warm().values
+        self.free()
+        return values
+
+    def start_at(self, values: FloatArray) -> None:
+        """A point for the next integer run, which is its incumbent also where it ends at a limit
+        before it finds another.
+
+        HiGHS tests one that has all columns, as it is. What is left out, or off by more than its
+        tolerance, it would have to solve for, and at a limit it drops the start instead: integer
+        columns are rounded, and others that are whole but for a rounding error.
+        SolverError if a column is left out, or not near an integer where it has to be.
+        """
+        whole = np.round(values)
+        is_whole = np.abs(values - whole) <= _NEARLY_WHOLE
+        if len(values) != self._highs.getNumCol() or not is_whole[self._integer].all():
+            raise SolverError("the start of an integer program is not complete, or not integer")
+        self._point = np.where(is_whole, whole, values)
+
     def _run_integer(self) -> None:
-        self._run()
+        self._run_from_point()
         if self.last.outcome is Outcome.FAILED:
             # HiGHS's presolve sometimes ends with a point that breaks a row, and says so.
             self._highs.clearSolver()
             self.set_option("presolve", "off")
-            self._run()
+            self._run_from_point()
             self.set_option("presolve", "choose")
+        self._point = None
+
+    def _run_from_point(self) -> None:
+        if self._point is not None:
+            start = highspy.HighsSolution()
+            start.col_value = self._point.tolist()
+            self._highs.setSolution(start)
+        self._run()
 
     def solve_warm(self, most: int | None = None) -> Answer:
         """Runs the relaxation again from the last basis, `most` steps of the simplex method."""

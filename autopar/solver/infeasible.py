@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +13,9 @@ from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.clock import Clock
 from autopar.solver.distances import all_distances
 from autopar.solver.dive import rounded
-from autopar.solver.evaluate import peak_usage
+from autopar.solver.evaluate import Evaluator, peak_usage
 from autopar.solver.express import express
+from autopar.solver.heuristic import Descent
 from autopar.solver.ilp import build_model
 from autopar.solver.memory import peak_conflict
 
@@ -34,17 +36,33 @@ def explain_conflict(problem: Problem, clock: Clock) -> tuple[Conflict | None, s
         model = build_model(problem, excess=True)
         highs = Highs({"mip_feasibility_tolerance": 1e-9}, clock)
         highs.relax(express(model))
+        known = _allowed(problem, clock)
+        if known:
+            columns = [of_node[c] for of_node, c in zip(model.choices, known, strict=True)]
+            point = highs.point_with(np.array(columns))
+            if len(point):
+                highs.start_at(point)
         answer = highs.solve_integer()
-        if len(answer.values):
-            choice = rounded(model, answer.values)
+        choice = rounded(model, answer.values) if len(answer.values) else known
+        if choice:
             peak, time = peak_usage(problem, choice)
             proven = answer.outcome is Outcome.OPTIMAL
             least = f"the leanest plan {'' if proven else 'found in time '}needs {peak}"
             reason = f"{least} at time {time}, the limit is {problem.usage_limit}"
             return peak_conflict(problem, choice, time, peak), reason
         if answer.outcome is not Outcome.INFEASIBLE:
-            return None, "no plan was found that is allowed, whatever memory it takes"
+            return None, "no plan was found in time that is allowed, whatever memory it takes"
     return None, f"no combination of choices is allowed, whatever memory it takes{_where(problem)}"
+
+
+def _allowed(problem: Problem, clock: Clock) -> tuple[int, ...]:
+    """A plan that is allowed, whatever memory it takes; empty if none is found soon."""
+    anyhow = replace(problem, usage_limit=None)
+    evaluator = Evaluator(anyhow)
+    descent = Descent(anyhow, evaluator, clock)
+    # No descent from there: it lowers costs, and mostly takes more memory for that.
+    starts = (descent.leanest(), descent.grown())
+    return next((start for start in starts if evaluator(start).feasible), ())
 
 
 def _where(problem: Problem) -> str:

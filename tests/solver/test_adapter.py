@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import highspy
+import numpy as np
 import pulp
 import pytest
 
 from autopar.errors import SolverError
+from autopar.solver import adapter
 from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.clock import Clock
 from autopar.solver.express import express
 from autopar.solver.ilp import build_model
+from tests.solver.fake_clock import fake_clock
 from tests.solver.synthetic import transformer
 
 
@@ -115,3 +120,83 @@ def test_what_costs_enough_is_not_looked_for() -> None:
     assert known.bound <= best.objective - 5
     for answer in (highs.solve_integer(enough=best.objective + 1), highs.solve_integer()):
         assert round(answer.objective) == round(answer.bound) == round(best.objective)
+
+
+def chargeable() -> pulp.LpProblem:
+    """What is bought in parts, of sources that cost something once: integer columns and others,
+    of which no start is optimal."""
+    program = pulp.LpProblem("sources", pulp.LpMinimize)
+    opened = [program.add_variable(f"a{i:02d}", 0, 1, pulp.LpInteger) for i in range(20)]
+    bought = [program.add_variable(f"b{i:02d}", 0, 10) for i in range(20)]
+    costs = [
+        (i * 7) % 15 + 5 * a + (i % 4 + 1) * b
+        for i, (a, b) in enumerate(zip(opened, bought, strict=True))
+    ]
+    program.setObjective(pulp.lpSum(costs))
+    for i, (a, b) in enumerate(zip(opened, bought, strict=True)):
+        program.addConstraint(b - 7 * a <= 0, f"r{i:02d}")
+    program.addConstraint(pulp.lpSum(bought) >= 31.5, "total")
+    return program
+
+
+NOTHING_FOUND: dict[str, str | int | float | bool] = {
+    "mip_max_nodes": 0,
+    "mip_heuristic_effort": 0.0,
+    **{f"mip_heuristic_run_{kind}": False for kind in ("feasibility_jump", "rins", "rens")},
+}
+
+
+@pytest.mark.parametrize("off", [0.0, 1e-9, 5e-6])
+@pytest.mark.parametrize("limit", ["time", "nodes"])
+def test_a_start_survives_a_limit(off: float, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the incumbent, however HiGHS rounds; and nothing of the run or of others is lost."""
+    fake = fake_clock(monkeypatch)
+    highs = Highs(NOTHING_FOUND if limit == "nodes" else {}, Clock(10.0))
+    relaxed = highs.relax(chargeable())
+    start = np.concatenate([np.repeat([1.0, 0.0], [7, 13]), np.repeat([4.5, 0.0], [7, 13])])
+    cost = float(highs._highs.getLp().col_cost_ @ start)
+    start[:7] -= off
+    highs.start_at(start)
+    fake.now_s += 20.0 if limit == "time" else 0.0
+    answer = highs.solve_integer()
+    assert answer.outcome is Outcome.LIMIT
+    assert len(answer.values) == 40
+    assert answer.objective <= cost + 1e-9
+    if limit == "time":
+        assert answer.objective == pytest.approx(cost, abs=1e-9)
+        assert answer.values[:20].tolist() == [1.0] * 7 + [0.0] * 13
+    assert answer.bound <= answer.objective
+    fake.now_s = 0.0
+    again = Highs(clock=Clock(10.0))
+    again.relax(chargeable())
+    best = again.solve_integer()
+    if limit == "time":
+        assert highs.solve_integer().objective == pytest.approx(best.objective)
+    assert relaxed.objective <= best.objective <= cost
+
+
+def test_a_start_survives_a_second_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That without presolve, where the first failed."""
+    fake = fake_clock(monkeypatch)
+    highs = Highs(clock=Clock(10.0))
+    highs.relax(chargeable())
+    point = highs.point_with(np.arange(20))
+    highs.start_at(point)
+    read, outcomes = adapter._read, iter([Outcome.FAILED, Outcome.LIMIT])
+
+    def failing(instance: highspy.Highs, is_integer: bool) -> adapter.Answer:
+        return replace(read(instance, is_integer), outcome=next(outcomes))
+
+    monkeypatch.setattr(adapter, "_read", failing)
+    fake.now_s += 20.0
+    answer = highs.solve_integer()
+    assert answer.values[:20].tolist() == [1.0] * 20
+    assert answer.objective == pytest.approx(float(highs._highs.getLp().col_cost_ @ point))
+
+
+def test_starts_that_would_be_dropped_are_errors() -> None:
+    highs = Highs()
+    highs.relax(chargeable())
+    for values in (np.ones(39), np.ones(41), np.full(40, 0.5)):
+        with pytest.raises(SolverError, match="not complete, or not integer"):
+            highs.start_at(values)

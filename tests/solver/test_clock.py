@@ -19,6 +19,7 @@ from autopar.solver import adapter, driver, solve, tiebreak
 from autopar.solver.adapter import Highs, Outcome
 from autopar.solver.clock import Clock
 from autopar.solver.column_generation import path
+from autopar.solver.infeasible import explain_conflict
 from tests.solver.fake_clock import FakeClock, Runs, fake_clock, watch_runs
 from tests.solver.making import edge, problem
 from tests.solver.synthetic import transformer
@@ -173,3 +174,21 @@ def test_column_generation_hands_out_no_more_than_its_limit(
     assert len(runs.seen) <= 5
     assert rushed.bound <= whole.objective <= rushed.objective or not rushed.choice
     assert np.isfinite(rushed.bound)
+
+
+def test_a_conflict_is_explained_without_any_time(
+    fake: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a plan that is known, and is HiGHS's incumbent where it has time for no other."""
+    stated = transformer(1, (4, 4), memory_limit=1_000_000)
+    exactly, _ = explain_conflict(stated, Clock(None))
+    assert exactly is not None
+    hurried, reason = explain_conflict(stated, Clock(0.0))
+    assert hurried is not None and hurried.needed >= exactly.needed
+    assert reason.startswith("the leanest plan found in time needs")
+    runs = watch_runs(monkeypatch, fake, each_s=LIMIT_S / 2)
+    halfway, reason = explain_conflict(stated, Clock(LIMIT_S))
+    assert [run.kind for run in runs.seen] == ["choose", "choose", "integer"]
+    assert holds(runs)
+    assert halfway is not None and exactly.needed <= halfway.needed <= hurried.needed
+    assert reason.startswith("the leanest plan found in time needs")
