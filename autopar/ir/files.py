@@ -135,5 +135,5 @@ def warn_without_cache(what: str, reason: str, consequence: str) -> None:
     """A `CacheWarning`, once in a process for each `what`, that it cannot be kept."""
     if what not in _not_kept:
         _not_kept.add(what)
-        text = f"{what} cannot be kept ({reason}): {consequence}"
+        text = f"{what} cannot be kept ({reason}). {consequence}"
         warnings.warn(CacheWarning(text), stacklevel=3)

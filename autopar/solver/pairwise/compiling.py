@@ -61,6 +61,6 @@ def _warn_without_cache(reason: str) -> None:
     warn_without_cache(
         "the solver's compiled loops",
         reason,
-        "they are compiled in each process anew, which takes a minute or so: name a folder that "
-        "can be written in NUMBA_CACHE_DIR",
+        "Each process compiles them anew, which takes a minute or so. Name a folder that can be "
+        "written in NUMBA_CACHE_DIR",
     )
