@@ -25,7 +25,6 @@ from autopar.codegen import generate
 from autopar.cost_model.account import account
 from autopar.cost_model.moments import with_moments
 from autopar.cost_model.price import price
-from autopar.errors import InfeasibleError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph
 from autopar.ir.input_sharding import with_handed
@@ -39,9 +38,7 @@ from autopar.plans.fitting import (
     Candidate,
     Fitting,
     bounded,
-    check_host,
     infeasible,
-    lacks_host_memory,
 )
 from autopar.plans.layout import stage_graphs
 from autopar.plans.options import Options
@@ -132,8 +129,9 @@ def best_on(
     stated: Problem | None = None,
     after: Candidate | None = None,
 ) -> Candidate:
-    """The best plan on one mesh whose peak, temporaries included, is within the memory limit: of
-    all, or of those of `stated`, a part of the problem. It is found from the one `after` which it
+    """The best plan on one mesh whose peak, temporaries included, is within the memory limit, and
+    what it has on the host within the device's share: of all, or of those of `stated`, a part of
+    the problem. It is found from the one `after` which it
     comes, of another limit or mesh, or of the step in another form; then not without a limit first.
     InfeasibleError if there is none; Beaten if it is known that none takes less than `cutoff`
     nanoseconds, or if none that does was found without a limit."""
@@ -141,7 +139,6 @@ def best_on(
         free = _without_limit(request, say)
         found = _within(free, cutoff)
         if found is not None:
-            check_host(found)
             limit_bytes = request.memory_limit_bytes
             return replace(found, problem=replace(found.problem, usage_limit=limit_bytes))
         if cutoff is not None and free.estimates and free.estimates.modelled_ns >= cutoff:
@@ -166,10 +163,11 @@ def best_on(
             )
             fitting.basis = after.solution.basis if is_near else None
     found = _within(fitting, cutoff)
-    assert found is not None
-    if request.hosted is None and lacks_host_memory(found):
-        return _without_host(request, say, cutoff, found)
-    check_host(found)
+    if found is None:
+        # Nothing limits the device's memory, but the host's is limited.
+        fitting.stated = replace(fitting.stated, usage_limit=request.memory_limit_bytes)
+        found = _within(fitting, cutoff)
+        assert found is not None
     is_stated = found.problem.usage_limit is not None
     return replace(found, is_tight=is_stated and found.solution.is_limiting)
 
@@ -199,21 +197,6 @@ def best_as_stated(
     structure = make_structure(settled, plain, found)
     bill = account(settled, structure)
     return Candidate(settled, plain, structure, bill.estimates, found)
-
-
-def _without_host(
-    request: PlanRequest, say: Say, cutoff: int | None, found: Candidate
-) -> Candidate:
-    """The best plan with no parameters on the host, which has too little memory for those of the
-    one `found`. InfeasibleError, which says so, if there is none."""
-    say(f"{request.mesh}: the host's memory is too small; solving again without it")
-    request = replace(request, hosted=request.as_asked().hosted)
-    stated = replace(price(request), usage_limit=found.problem.usage_limit)
-    try:
-        return best_on(request, say, cutoff, stated)
-    except InfeasibleError:
-        check_host(found)
-        raise
 
 
 def _without_limit(request: PlanRequest, say: Say) -> Fitting:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autopar.cost_model.event_prices import PricedStep
+from autopar.cost_model.host_memory import host_memory
 from autopar.cost_model.memory import (
     fullest_moments,
-    host_bytes,
     memory_curve,
     peak_memory,
     waiting_bytes,
@@ -58,16 +58,17 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
     use asks for.
     """
     step = play_step(request, structure)
-    layout, graph, mesh, options = step.layout, step.layout.graph, request.mesh, request.options
+    layout, graph, mesh = step.layout, step.layout.graph, request.mesh
     scheduled, prices, played = step.scheduled, step.prices, step.played
     compute, launched, inside, updates = step.compute, step.launched, step.inside, step.updates
     all_groups = groups(graph)
     waiting = waiting_bytes(scheduled, prices, request.waiting)
-    memory, holders = peak_memory(played, prices, layout, options, waiting)
+    memory, holders = peak_memory(played, prices, layout, request, waiting)
     sends = (*_sends(graph, all_groups, step.steps, inside), *_copies(layout, step.copied))
     communication_ns = sum(each.times * move.ns for each in sends for move in each.steps)
     launched_ns = sum(each.times * move.host_ns for each in sends for move in each.steps)
     tokens, turns = tokens_of(graph), graph.turns
+    on_host = host_memory(layout, request, (scheduled.before or scheduled).carried)
     estimates = Estimates(
         step_ns=played.end_ns,
         compute_ns=turns * sum(compute.values()),
@@ -95,7 +96,8 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
         peak_holders=holders,
         order_before=order(graph, scheduled.turn_before),
         turns_before=turns - 1,
-        host_bytes=host_bytes(layout, options),
+        host_bytes=on_host.total,
+        host_memory=on_host,
         turn=turn_times(scheduled, played, request.cluster.device),
     )
     static = memory.params + memory.gradients + memory.optimizer + memory.accumulated

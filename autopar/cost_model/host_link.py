@@ -31,7 +31,8 @@ def is_open(request: PlanRequest) -> bool:
     is_fast = host.bytes_per_s >= _FAST * device.memory_bytes_per_s
     is_asked = request.options.residency == "auto"
     axes = len(request.mesh)
-    return device.kind != "cpu" and (axes <= 1 or (axes <= _MAX_AXES and (is_fast or is_asked)))
+    has_own = request.cluster.has_host_memory
+    return has_own and (axes <= 1 or (axes <= _MAX_AXES and (is_fast or is_asked)))
 
 
 def copy_ns(num_bytes: int, host: Host) -> int:

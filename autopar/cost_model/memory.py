@@ -20,7 +20,7 @@ from autopar.ir.schedule import Compute, Schedule, Update, Value
 from autopar.ir.timeline import HOLDERS, Occupant, Timeline, held_at_peak
 from autopar.plans.estimates import Held, Memory, MemoryCurve
 from autopar.plans.layout import Layout
-from autopar.plans.options import Options
+from autopar.plans.request import PlanRequest
 
 MAX_MOMENTS = 128
 MAX_HELD = 24
@@ -59,23 +59,24 @@ def peak_memory(
     played: Timeline,
     prices: EventPrices,
     layout: Layout,
-    options: Options,
+    request: PlanRequest,
     waiting: tuple[int, int],
 ) -> tuple[Memory, tuple[Held, ...]]:
     """What is held at the fullest moment: by holder, and the largest of it by class of tensors.
 
     Parameters, their gradients and the optimizer's states are there all the time (gradients too: a
     loop that accumulates keeps them through the forward phase), and so is what is `waiting`
-    (`waiting_bytes`).
+    (`waiting_bytes`). What lives on the host of a CPU is in the same memory.
     """
     params = optimizer = 0
+    states = find_optimizer(request.options.optimizer).states
     for node in layout.graph.with_role(Role.PARAM):
-        if layout.params[node.target].hosted:
+        if layout.params[node.target].hosted and request.cluster.has_host_memory:
             continue
         ref = Ref(node.index)
         local = prices.rounded(layout.held_bytes(ref, layout.made(ref)))
         params += local
-        optimizer += find_optimizer(options.optimizer).states * local
+        optimizer += states * local
     accumulated = sum(
         prices.rounded(layout.held_bytes(ref, layout.made(ref)))
         for node in filter(is_result, layout.graph.nodes)
@@ -92,21 +93,6 @@ def peak_memory(
         accumulated=accumulated,
     )
     return memory, _holders(held_at_peak(played, prices.given(), prices), layout)
-
-
-def host_bytes(layout: Layout, options: Options) -> int:
-    """What a device has on its host: parameters with their gradients and states, and activations
-    that are offloaded, all of them. What is copied is pinned."""
-    states = find_optimizer(options.optimizer).states
-    params = [layout.held_bytes(each.param, layout.made(each.param)) for each in layout.streamed]
-    away = (layout.held_bytes(each.root, layout.kept(each.root)) for each in layout.away)
-    pinned = 2 * sum(map(_pinned, params)) + sum(map(_pinned, away))
-    return pinned + states * sum(params)
-
-
-def _pinned(num_bytes: int) -> int:
-    """What pinned memory takes: torch rounds it up to a power of two (CachingHostAllocator)."""
-    return 1 << max(0, num_bytes - 1).bit_length()
 
 
 def _holders(held: tuple[Occupant, ...], layout: Layout) -> tuple[Held, ...]:

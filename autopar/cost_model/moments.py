@@ -13,18 +13,21 @@ there. `with_moments` states how much that is at the least, as a sum over decisi
 * of a tensor that is used before and after, and of gradients, a piece, cut on every axis.
 
 Messages under way are left out, and tensors in several states at once: the step that is played
-holds no less at that moment, whatever was decided.
+holds no less at that moment, whatever was decided. A row of its own is what the host
+holds (`host_memory`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 import numpy as np
 
+from autopar.cost_model.host_memory import host_row
 from autopar.cost_model.in_flight import InFlight
+from autopar.cost_model.lives import Life, gradients, handed_out, lives
 from autopar.cost_model.optimizer import find_optimizer
 from autopar.cost_model.residency import HostedParams
 from autopar.cost_model.rounding import Rounding
@@ -32,14 +35,14 @@ from autopar.cost_model.saved import decision_key
 from autopar.ir.casts import casts_of
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
 from autopar.ir.copies import is_optional
-from autopar.ir.graph import OUTPUT_ROLES, Graph, Node, Phase, Ref, Role, per_graph
+from autopar.ir.graph import Node, Phase, Ref, Role
 from autopar.ir.microbatches import is_result
-from autopar.ir.moments import Moment, node_at
+from autopar.ir.moments import ON_HOST, Moment, node_at
 from autopar.ir.problem import IntArray, Label, Problem, Usage
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.rounding import RESTORE
 from autopar.ir.sharding import Sharding
-from autopar.ir.uses import SAVED, Group, Use, groups, requirement, root_key, root_of
+from autopar.ir.uses import SAVED, requirement, root_key
 from autopar.plans.request import PlanRequest
 from autopar.rules.intra_op import scratch_bytes
 
@@ -54,10 +57,15 @@ def with_moments(request: PlanRequest, problem: Problem, asides: Mapping[Moment,
         return problem
     rows = _Rows(request, problem)
     first = max(usage.stop for usages in problem.usages for usage in usages)
-    held = [rows.at(node_at(request.step, moment), aside) for moment, aside in asides.items()]
-    for node, amounts in rows.in_flight(problem, InFlight(request)).items():
-        for row in held:
-            row[node] = row.get(node, 0) + amounts
+    others, held = rows.in_flight(problem, InFlight(request)), list[dict[int, IntArray]]()
+    limits = dict(problem.other_limits)
+    for moment, aside in asides.items():
+        if moment == ON_HOST:
+            limits[first + len(held)] = request.host_memory_bytes
+            held.append(host_row(request, problem, aside))
+        else:
+            row = rows.at(node_at(request.step, moment), aside)
+            held.append(row | {n: row.get(n, 0) + amounts for n, amounts in others.items()})
     return replace(
         problem,
         usages=tuple(
@@ -69,74 +77,8 @@ def with_moments(request: PlanRequest, problem: Problem, asides: Mapping[Moment,
             )
             for node, usages in enumerate(problem.usages)
         ),
+        other_limits=limits,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class _Life:
-    """Of a tensor in one phase: the ops that read it, by place, with the first use of each; `first`
-    of all, `certain` and `last` of those that are no optional copies (-1: none). What is made in
-    the phase is there from `made`; else it was before."""
-
-    group: Group
-    made: int | None
-    uses: Mapping[int, Use]
-    first: int
-    certain: int
-    last: int
-
-
-@per_graph
-def _lives(graph: Graph) -> tuple[_Life, ...]:
-    """That of each group. What only leaves the graph, cast or not, is read by nothing."""
-    found: list[_Life] = []
-    gradients = casts_of(graph).gradients
-    for group in groups(graph):
-        uses: dict[int, Use] = {}
-        for use in group.uses:
-            if graph.nodes[use.node].role not in OUTPUT_ROLES and use.node not in gradients:
-                uses.setdefault(use.node, use)
-        root = graph.nodes[group.root.node]
-        made = root.index if root.phase is group.phase else None
-        certain = [place for place in uses if not is_optional(graph.nodes[place])]
-        first = min(uses, default=-1)
-        ends = min(certain, default=-1), max(certain, default=-1)
-        found.append(_Life(group, made, uses, first, *ends))
-    return tuple(found)
-
-
-@per_graph
-def _handed_out(graph: Graph) -> tuple[tuple[Node, int], ...]:
-    """What forward returns detached, which the script holds from then on, and the last op that
-    reads it, or may if it is saved and not made again; a tensor once, and none that is larger than
-    what it is a view of."""
-    last: dict[int, int] = {}
-    made = {node.name: node.index for node in graph.nodes if node.phase is Phase.FORWARD}
-    for life in _lives(graph):
-        root = made.get(graph.nodes[life.group.root.node].name, life.group.root.node)
-        last[root] = max(last.get(root, root), *life.uses, root)
-    found: dict[Ref, tuple[Node, int]] = {}
-    for node in graph.with_role(Role.DETACHED):
-        root, _ = root_of(graph, node.inputs[0])
-        is_made = graph.nodes[root.node].role is Role.OP
-        if is_made and graph.type_of(node.inputs[0]).num_bytes <= graph.type_of(root).num_bytes:
-            found.setdefault(root, (node, last.get(root.node, root.node)))
-    return tuple(found.values())
-
-
-@per_graph
-def _gradients(graph: Graph) -> tuple[tuple[list[Node], Ref], ...]:
-    """What ops make that becomes gradients, before casts, and of which parameters."""
-    params = {node.target: node for node in graph.with_role(Role.PARAM)}
-    casts = casts_of(graph).gradients
-    found: dict[Ref, list[Node]] = {}
-    for node in graph.with_role(Role.GRAD):
-        root, _ = root_of(graph, node.inputs[0])
-        while root.node in casts:
-            root, _ = root_of(graph, graph.nodes[root.node].inputs[0])
-        if graph.nodes[root.node].role is Role.OP:
-            found.setdefault(root, []).append(params[node.target])
-    return tuple((owners, root) for root, owners in found.items())
 
 
 class _Rows:
@@ -151,7 +93,7 @@ class _Rows:
         self.offloaded = frozenset(request.offloaded)
         self.rounding = Rounding(request)
         self.residency = HostedParams(request)
-        self.lives = _lives(self.graph)
+        self.lives = lives(self.graph)
         nodes = self.graph.nodes
         self.by_name = {n.name: n.index for n in nodes if n.phase is Phase.FORWARD}
         self.last = {
@@ -187,11 +129,11 @@ class _Rows:
                 self._add_saved(life, root, node)
             elif root.role is Role.OP and life.group.phase is node.phase:
                 self._add_made(life, root, node)
-        for output, last in _handed_out(graph):
+        for output, last in handed_out(graph):
             if last < place:
                 self._add(output, self._returned(output))
         if node.phase is Phase.BACKWARD:
-            for params, gradient in _gradients(graph):
+            for params, gradient in gradients(graph):
                 # Of several parameters, any may have it on the host.
                 alone = len(params) == 1 or not any(map(self.residency.who, params))
                 if gradient.node < place and alone:
@@ -218,7 +160,7 @@ class _Rows:
         number = self.number[key or decision_key(node)]
         self._row[number] = self._row[number] + amounts if number in self._row else amounts
 
-    def _add_param(self, life: _Life, param: Node, node: Node) -> None:
+    def _add_param(self, life: Life, param: Node, node: Node) -> None:
         """What is kept of it, and a state that the op of the moment reads it in, which may be that
         or its storage."""
         kept = self._kept(param)
@@ -235,7 +177,7 @@ class _Rows:
             self._add(node, self._asked(life, node))
             self._add(param, -self._made(param, 0) - (kept if is_kept else 0))
 
-    def _add_optional(self, life: _Life, copy: Node, node: Node) -> None:
+    def _add_optional(self, life: Life, copy: Node, node: Node) -> None:
         """An output of an optional copy, if that is there; else what is saved of the original's."""
         output, piece = life.group.root.output, self._piece(life.group.root)
         if node.phase is Phase.FORWARD:
@@ -248,7 +190,7 @@ class _Rows:
         elif life.certain < node.index < life.last:
             self._add(copy, self._per_label(copy, ("piece", output), lambda _: piece))
 
-    def _add_saved(self, life: _Life, root: Node, node: Node) -> None:
+    def _add_saved(self, life: Life, root: Node, node: Node) -> None:
         """What crosses, while nothing reads it, and later a piece of it."""
         ref = life.group.root
         if node.phase is Phase.FORWARD:
@@ -265,7 +207,7 @@ class _Rows:
         elif node.phase is Phase.BACKWARD and node.index < life.last:
             self._add_piece(root, ref)
 
-    def _add_made(self, life: _Life, root: Node, node: Node) -> None:
+    def _add_made(self, life: Life, root: Node, node: Node) -> None:
         assert life.made is not None
         if root.index in self.casts or node.index <= life.made:
             return
@@ -301,7 +243,7 @@ class _Rows:
                 case Choice():
                     state = shardings(node, label)[1][output]
                 case ParamChoice():
-                    if self.residency.is_hosted(node, label):
+                    if self.residency.is_elsewhere(node, label):
                         return 0
                     state = label.storage
                 case Sharding():
@@ -354,7 +296,7 @@ class _Rows:
 
         return self._per_label(param, ("kept", residency.who(param)), size)
 
-    def _asked(self, life: _Life, user: Node) -> IntArray:
+    def _asked(self, life: Life, user: Node) -> IntArray:
         """Bytes of a tensor in the state that an op reads it in."""
         use, ref = life.uses[user.index], life.group.root
         views = tuple(self.graph.nodes[view].key for view in use.chain)

@@ -222,7 +222,8 @@ def _held(
                 if choice.kept != choice.storage:
                     kept = local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
                     held += in_flight * kept
-                usages[key][c] = (entry.count - choice.hosted) * held
+                elsewhere = choice.hosted if request.cluster.has_host_memory else 0
+                usages[key][c] = (entry.count - elsewhere) * held
         if is_result(entry.node):
             for c, (made,) in enumerate(entry.outputs):
                 tensor = entry.node.outputs[0]

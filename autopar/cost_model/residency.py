@@ -63,6 +63,7 @@ class HostedParams:
     def __init__(self, request: PlanRequest) -> None:
         graph, self._given = request.step, request.hosted
         self._settled = dict(request.known_hosted)
+        self._has_host_memory = request.cluster.has_host_memory
         known = can_be_hosted(graph)
         self.members = {key: known[key] for key in hosted_counts(request)}
         """The parameters of each class of which any may be on the host."""
@@ -83,6 +84,11 @@ class HostedParams:
     def is_hosted(self, param: Node, choice: ParamChoice) -> bool:
         """Whether a parameter is on the host, where that is chosen for its class."""
         return bool(choice.hosted) and param.target in self.hosted(param.key, choice.hosted)
+
+    def is_elsewhere(self, param: Node, choice: ParamChoice) -> bool:
+        """Whether a parameter takes none of the device's memory at rest: that of the host of a CPU
+        is the same."""
+        return self._has_host_memory and self.is_hosted(param, choice)
 
     def stays(self, param: Node, choice: ParamChoice) -> bool:
         """Whether what was copied of it for forward is kept for backward."""

@@ -10,7 +10,8 @@ import numpy as np
 from autopar.compile import Say, best_on
 from autopar.cost_model.price import price
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
-from autopar.ir.choices import Choice, Saved
+from autopar.errors import InfeasibleError
+from autopar.ir.choices import Choice, ParamChoice, Saved
 from autopar.ir.problem import FORBIDDEN, IntArray, Label, Problem
 from autopar.plans.fitting import Candidate
 from autopar.plans.request import PlanRequest
@@ -18,18 +19,44 @@ from autopar.solver.memory import total_usages
 
 
 def leanest(request: PlanRequest, say: Say, stated: Problem | None = None) -> Candidate:
-    """The best of the plans that hold least when forward ends, whatever their peak; `stated` is the
-    problem that is open about what is made again, if there is one already. InfeasibleError if what
-    is imposed leaves no plan at all."""
+    """The best of the plans that hold least when forward ends, whatever their peak; if those have
+    more on the host than their share, of the plans with nothing there. `stated` is the problem that
+    is open about what is made again, if there is one already. InfeasibleError if what is imposed,
+    or the host, leaves no plan at all."""
     request = request.opened().within(BOUNDLESS_BYTES)
-    problem = stated or price(request)
-    costs = [
-        _only_leanest(cost, size, labels)
-        for cost, size, labels in zip(
-            problem.costs, total_usages(problem), problem.labels, strict=True
-        )
-    ]
-    return best_on(request, say, None, replace(problem, costs=tuple(costs), usage_limit=None))
+    problem = replace(stated or price(request), usage_limit=None)
+    try:
+        return best_on(request, say, None, _leanest_of(problem))
+    except InfeasibleError:
+        on_device = _on_device(problem)
+        if on_device is problem:
+            raise
+        return best_on(request, say, None, _leanest_of(on_device))
+
+
+def _on_device(problem: Problem) -> Problem:
+    """`problem` with nothing on the host; itself where nothing might be, or something has to be."""
+    is_hosted = [np.array([_is_hosted(label) for label in labels]) for labels in problem.labels]
+    if not any(map(np.any, is_hosted)) or any(map(np.all, is_hosted)):
+        return problem
+    pairs = zip(problem.costs, is_hosted, strict=True)
+    costs = tuple(np.where(hosted, FORBIDDEN, cost) for cost, hosted in pairs)
+    return replace(problem, costs=costs)
+
+
+def _is_hosted(label: Label) -> bool:
+    match label:
+        case Saved():
+            return label.offloaded
+        case ParamChoice():
+            return bool(label.hosted)
+        case _:
+            return False
+
+
+def _leanest_of(problem: Problem) -> Problem:
+    triples = zip(problem.costs, total_usages(problem), problem.labels, strict=True)
+    return replace(problem, costs=tuple(_only_leanest(*each) for each in triples))
 
 
 def _only_leanest(costs: IntArray, sizes: IntArray, labels: Sequence[Label]) -> IntArray:

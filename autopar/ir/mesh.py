@@ -202,6 +202,16 @@ class Cluster:
     def num_devices(self) -> int:
         return prod(level.size for level in self.levels)
 
+    @property
+    def devices_of_node(self) -> int:
+        """How many devices share a host: those that the innermost level joins."""
+        return self.levels[-1].size
+
+    @property
+    def has_host_memory(self) -> bool:
+        """Whether hosts have memory beside the devices': that of a CPU is its own."""
+        return self.device.kind != "cpu"
+
 
 BUCKET_BYTES = 25 << 20
 """The least that a bucket may hold, as in DistributedDataParallel."""

@@ -1,4 +1,5 @@
-"""Moments of a step: while one op is computed that is computed where the graph has it."""
+"""Moments of a step: while one op is computed that is computed where the graph has it. What the
+host holds is that of the whole step, `ON_HOST`, which has a limit of its own."""
 
 from __future__ import annotations
 
@@ -18,6 +19,10 @@ class Moment(NamedTuple):
 
     key: str
     number: int
+
+
+ON_HOST = Moment("on host", 0)
+"""Stands for the whole step, in which a device may have no more than its share on its host."""
 
 
 def is_moment(graph: Graph, index: int) -> bool:
@@ -44,7 +49,7 @@ def node_at(graph: Graph, moment: Moment) -> int:
 def known_in(graph: Graph, moments: Iterable[Moment]) -> Iterator[Moment]:
     """Those of `moments`, of the step in another form, that a graph has as well."""
     for moment in moments:
-        if len(_ops(graph).get(moment.key, ())) > moment.number:
+        if moment == ON_HOST or len(_ops(graph).get(moment.key, ())) > moment.number:
             yield moment
 
 

@@ -15,7 +15,8 @@ A tensor takes the cheapest way by the costs of arcs alone; of equally cheap way
 hides most.
 
 Memory: during each of its `usages[i]`, node `i` takes bytes by its choice; at every point in time
-the sum must be at most `usage_limit`. All figures are integers, so that a cost can be computed
+the sum must be at most `usage_limit`, or what `other_limits` says of that time: what the host of a
+device holds has a time of its own. All figures are integers, so that a cost can be computed
 again from a solution by other code and must agree to the last digit. autopar's own problems are in
 nanoseconds per training step and in bytes per device.
 """
@@ -124,6 +125,8 @@ class Problem:
     flows: tuple[Flow, ...] = ()
     usage_limit: int | None = None
     windows: tuple[Window, ...] = ()
+    other_limits: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Those of times that have one of their own, where there is a `usage_limit`."""
 
     def __post_init__(self) -> None:
         n = len(self.keys)
@@ -136,6 +139,12 @@ class Problem:
                 len(usage.amounts) != len(costs) for usage in usages
             ):
                 raise ValueError(f"problem {self.name}: node {self.keys[i]} has ragged choices")
+
+    def limit_at(self, time: int) -> int:
+        """What may be in use at a time. ValueError if nothing is limited."""
+        if self.usage_limit is None:
+            raise ValueError(f"problem {self.name} has no limit")
+        return self.other_limits.get(time, self.usage_limit)
 
 
 class Status(StrEnum):

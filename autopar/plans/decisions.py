@@ -70,12 +70,16 @@ def _routes(problem: Problem, solution: Solution) -> dict[str, tuple[str, ...]]:
     return routes
 
 
-def describe_conflict(conflict: Conflict) -> str:
-    """What is missing, and what holds it."""
+def describe_conflict(conflict: Conflict, *, on_host: bool = False) -> str:
+    """What is missing, and what holds it; of the host's memory if it is `on_host`."""
     missing = format_bytes(conflict.needed - conflict.limit)
     holders = ", ".join(f"{key} {format_bytes(size)}" for key, size in conflict.largest[:5])
+    where, limit, option = "per device", "the memory limit", "--memory-limit"
+    if on_host:
+        where, limit = "per device in its host's memory", "its share"
+        option = "--host-memory"
     return (
-        f"the leanest plan needs {format_bytes(conflict.needed)} per device where the memory limit "
+        f"the leanest plan needs {format_bytes(conflict.needed)} {where} where {limit} "
         f"is {format_bytes(conflict.limit)}: {missing} is missing. Most is held by {holders}. "
-        "Raise --memory-limit, use more devices, or lower the batch"
+        f"Raise {option}, use more devices, or lower the batch"
     )

@@ -31,6 +31,22 @@ class Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
         return at_rest + self.kept + self.saved + self.transient
 
 
+class HostMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Bytes that a device has in its host's memory, by holder, in which it may have `limit`: an
+    equal share, as all `devices` of its node have. They are those of a whole step."""
+
+    params: Count = 0
+    gradients: Count = 0
+    optimizer: Count = 0
+    offloaded: Count = 0
+    limit: Count = 0
+    devices: Count = 1
+
+    @property
+    def total(self) -> int:
+        return self.params + self.gradients + self.optimizer + self.offloaded
+
+
 class CollectiveTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """All collectives of one kind on one axis in a step: how many, local input bytes, time, and
     that in which the host launches them (with the op, if that sends them while it runs)."""
@@ -156,7 +172,8 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     collectives by the key of the tensor they redistribute, or of the op that sends; `collectives`
     adds them up. `memory_curve` says what is held over time, `peak_holders` the largest of what is
     held at the peak. `order` is that of the step; in microbatches that of the last turn, behind
-    `turns_before` in `order_before`. `host_bytes` is what each device has in its host's memory.
+    `turns_before` in `order_before`. `host_bytes` is what each device has in its host's memory, and
+    `host_memory` says what holds it; plans of older versions do not.
 
     `turn` says what a microbatch takes. In a pipeline `stages` has the estimates of each stage on
     its own, `delays` what they send one another, and `shared` what ranks share at the end; the
@@ -190,6 +207,7 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     order_before: tuple[Run, ...] = ()
     turns_before: Count = 0
     host_bytes: Count = 0
+    host_memory: HostMemory = HostMemory()
     turn: TurnTimes = TurnTimes()
     stages: tuple[Estimates, ...] = ()
     delays: tuple[Delay, ...] = ()

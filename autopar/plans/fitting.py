@@ -1,6 +1,7 @@
 """A plan within the memory limit. A problem counts what is held when the forward phase ends, and
-at the moments that plans before have shown to be the fullest. What is not counted there, such as
-messages under way, is known once a plan is: where that breaks the limit, it is set aside."""
+at the moments that plans before have shown to be the fullest, and on the host once a plan has shown
+to have more there than a device's share. What is not counted there, such as messages under way, is
+known once a plan is: where that breaks the limit, it is set aside."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from autopar.errors import InfeasibleError, SolverError
 from autopar.ir.mesh import Mesh
-from autopar.ir.moments import Moment
+from autopar.ir.moments import ON_HOST, Moment
 from autopar.ir.problem import Basis, Conflict, Problem, Solution, Status
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.decisions import describe_conflict
@@ -104,7 +105,8 @@ class Fitting:
             return False
         conflict = solution.conflict
         if conflict is None or not any(self.rows.values()):
-            raise infeasible(mesh, conflict, str(solution.statistics.get("reason", "")))
+            reason = str(solution.statistics.get("reason", ""))
+            raise infeasible(mesh, conflict, reason, self.problem())
         if self.is_guess:
             self.rows, self.is_guess = dict.fromkeys(self.rows, 0), False
             return True
@@ -129,52 +131,56 @@ class Fitting:
         if not any(self.rows.values()):
             self.bound = max(self.bound, solution.bound)
         self.estimates = estimates
-        if estimates.memory.total <= self.request.memory_limit_bytes:
+        over = dict[Moment, int]()
+        if estimates.memory.total > self._limit():
+            over |= bill.fullest[:_MOMENTS]
+        if estimates.host_bytes > self._limit(ON_HOST):
+            over[ON_HOST] = estimates.host_bytes
+        if not over:
             return True
-        self._learn(solution, dict(bill.fullest[:_MOMENTS]))
+        self._learn(solution, over)
         self.is_guess = solution.is_rough
         return False
+
+    def _limit(self, moment: Moment | None = None) -> int:
+        request = self.request
+        return request.host_memory_bytes if moment == ON_HOST else request.memory_limit_bytes
 
     def _learn(self, solution: Solution, fullest: Mapping[Moment, int]) -> None:
         """Counts the `fullest` moments of a plan, and sets aside what it breaks the limit with
         there beside what counts. Nothing is set aside before any moment counts."""
         rows = {moment: self.rows.get(moment, 0) for moment in (*self.rows, *fullest)}
-        if self.rows:
-            self.say(f"{self.request.mesh}: memory exceeds the limit for a moment; solving again")
+        mesh, has_moments = self.request.mesh, bool({*self.rows} - {ON_HOST})
+        if ON_HOST in fullest:
+            self.say(f"{mesh}: the host's memory is too small; solving again within it")
+        counting = {m for m in fullest if m in self.rows or (has_moments and m != ON_HOST)}
+        if counting - {ON_HOST}:
+            self.say(f"{mesh}: memory exceeds the limit for a moment; solving again")
+        if counting:
             counted = _counted(self.stated, self.restate(self.stated, rows), solution.choice)
             for (moment, aside), known in zip([*rows.items()], counted, strict=True):
                 held = fullest.get(moment, 0)
-                if held > self.request.memory_limit_bytes:
+                if moment in counting and held > self._limit(moment):
                     rows[moment] = max(held - (known - aside), aside + 1)
         self.rows = rows
 
     def failure(self) -> InfeasibleError:
         """Why no plan fits."""
         assert self.estimates is not None
-        memory, limit = self.estimates.memory, self.request.memory_limit_bytes
+        memory, limit = self.estimates.memory, self._limit()
+        if memory.total <= limit:
+            on_host, share = self.estimates.host_bytes, self._limit(ON_HOST)
+            return InfeasibleError(
+                f"{_on(self.request.mesh)}: the leanest plan found has {format_bytes(on_host)} per "
+                f"device in its host's memory, {format_bytes(on_host - share)} over its share of "
+                f"{format_bytes(share)}. Raise --host-memory, use more devices, or more "
+                "--microbatches"
+            )
         return InfeasibleError(
             f"{_on(self.request.mesh)}: the leanest plan found peaks at "
             f"{format_bytes(memory.total)} per device, {format_bytes(memory.total - limit)} over "
             f"the memory limit of {format_bytes(limit)}; {format_bytes(memory.transient)} of it is "
             "temporary. Raise --memory-limit, use more devices, or lower the batch"
-        )
-
-
-def lacks_host_memory(found: Candidate) -> bool:
-    """Whether parameters live on the host, and a device has more there than its share. The host of
-    a CPU has no other memory."""
-    cluster = found.request.cluster
-    is_over = found.estimates.host_bytes > cluster.host.memory_bytes
-    return is_over and bool(found.request.hosted) and cluster.device.kind != "cpu"
-
-
-def check_host(found: Candidate) -> None:
-    """InfeasibleError if what lives on the host does not fit there."""
-    if lacks_host_memory(found):
-        held, room = found.estimates.host_bytes, found.request.cluster.host.memory_bytes
-        raise InfeasibleError(
-            f"{_on(found.mesh)}: {format_bytes(held)} per device in the memory of its host, of "
-            f"which each has {format_bytes(room)}"
         )
 
 
@@ -201,9 +207,13 @@ def bounded(solution: Solution, bound: int) -> Solution:
     return replace(solution, status=status, bound=bound)
 
 
-def infeasible(mesh: Mesh, conflict: Conflict | None, reason: str = "") -> InfeasibleError:
-    """Why there is no plan: what is missing, and what holds it, if that is memory."""
-    told = describe_conflict(conflict) if conflict else reason
+def infeasible(
+    mesh: Mesh, conflict: Conflict | None, reason: str = "", problem: Problem | None = None
+) -> InfeasibleError:
+    """Why there is no plan of a `problem`: what is missing, and what holds it, if that is memory,
+    the device's or the host's."""
+    on_host = problem is not None and conflict is not None and conflict.time in problem.other_limits
+    told = describe_conflict(conflict, on_host=on_host) if conflict else reason
     return InfeasibleError(f"{_on(mesh)}: {told or 'no combination of choices is allowed'}")
 
 

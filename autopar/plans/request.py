@@ -232,6 +232,11 @@ class PlanRequest:
         """What each device may hold."""
         return self.options.memory_limit_bytes or self.cluster.device.memory_bytes
 
+    @property
+    def host_memory_bytes(self) -> int:
+        """What each device may have in its host's memory: its share of that."""
+        return self.cluster.host.memory_bytes
+
     def within(self, limit_bytes: int) -> PlanRequest:
         """The same with another memory limit."""
         return replace(self, options=replace(self.options, memory_limit_bytes=limit_bytes))

@@ -19,8 +19,9 @@ class Evaluation:
 
     `objective` leaves out what is forbidden or unreachable, and means nothing unless `feasible`;
     `arcs[f]` and `flow_costs[f]` belong to flow `f`. `peak` bytes are in use at `peak_time`, the
-    first of the worst times. `violation` names the first rule broken. `exact` is false when a flow
-    had too many terminals for an exact arborescence: the objective is then an upper bound.
+    first of the worst times (`peak_usage`). `violation` names the first rule broken. `exact` is
+    false when a flow had too many terminals for an exact arborescence: the objective is then an
+    upper bound.
     """
 
     objective: int
@@ -61,8 +62,8 @@ class Evaluator:
                 route = Route(0, ())
             routes.append(route)
         peak, peak_time = peak_usage(problem, choice)
-        limit = problem.usage_limit
-        if limit is not None and peak > limit:
+        if problem.usage_limit is not None and peak > problem.limit_at(peak_time):
+            limit = problem.limit_at(peak_time)
             violations.append(f"{peak} in use at time {peak_time}, the limit is {limit}")
         routes, hidden = self._fastest(choice, routes)
         return Evaluation(
@@ -109,8 +110,9 @@ def flow_route(flow: Flow, router: Router, choice: Sequence[int]) -> Route | Non
 
 
 def peak_usage(problem: Problem, choice: Sequence[int]) -> tuple[int, int]:
-    """The largest sum of usages at any time and the first time it is reached; (0, 0) if nothing
-    is ever live."""
+    """The sum of usages at the first of the worst times, and that time: when it is largest, or
+    furthest above its limit, if any have one of their own (`Problem.other_limits`); (0, 0) if
+    nothing is ever live."""
     changes: dict[int, int] = {}
     for usages, c in zip(problem.usages, choice, strict=True):
         for usage in usages:
@@ -118,9 +120,12 @@ def peak_usage(problem: Problem, choice: Sequence[int]) -> tuple[int, int]:
                 amount = int(usage.amounts[c])
                 changes[usage.start] = changes.get(usage.start, 0) + amount
                 changes[usage.stop] = changes.get(usage.stop, 0) - amount
-    in_use, peak, peak_time = 0, 0, 0
+    usual = problem.usage_limit or 0
+    missing = {time: usual - limit for time, limit in problem.other_limits.items()}
+    in_use, peak, peak_time, worst = 0, 0, 0, 0
     for time in sorted(changes):
         in_use += changes[time]
-        if in_use > peak:
-            peak, peak_time = in_use, time
+        over = in_use + missing.get(time, 0)
+        if over > worst:
+            peak, peak_time, worst = in_use, time, over
     return peak, peak_time

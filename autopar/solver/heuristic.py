@@ -51,7 +51,7 @@ class Descent:
             for usages in problem.usages
         ]
         self._sizes = total_usages(problem)
-        self._num_times = len(sets)
+        self._limits = np.array([problem.limit_at(time) for time, _ in sets], dtype=np.int64)
 
     def improve(self, start: Sequence[int]) -> tuple[tuple[int, ...], Evaluation] | None:
         """The best feasible choice found from `start`, with its evaluation; None if none was."""
@@ -109,7 +109,7 @@ class Descent:
                 old = choice[node]
                 if wall:
                     for span, amounts in usages:
-                        room = self._limit() - int(in_use[span].max()) + int(amounts[old])
+                        room = int((self._limits - in_use)[span].min()) + int(amounts[old])
                         costs = np.where(amounts <= room, costs, np.inf)
                 elif price:
                     costs = costs + price * self._sizes[node]
@@ -123,19 +123,15 @@ class Descent:
             if not moved:
                 return
 
-    def _limit(self) -> int:
-        assert self.problem.usage_limit is not None
-        return self.problem.usage_limit
-
     def _usage(self, choice: Sequence[int]) -> npt.NDArray[np.int64]:
-        in_use = np.zeros(self._num_times, dtype=np.int64)
+        in_use = np.zeros(len(self._limits), dtype=np.int64)
         for usages, c in zip(self._usages, choice, strict=True):
             for span, amounts in usages:
                 in_use[span] += amounts[c]
         return in_use
 
     def _fits(self, choice: Sequence[int]) -> bool:
-        return not self._num_times or int(self._usage(choice).max()) <= self._limit()
+        return bool((self._usage(choice) <= self._limits).all())
 
 
 class _Prices:

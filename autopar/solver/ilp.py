@@ -148,7 +148,7 @@ def build_model(problem: Problem, *, excess: bool = False, ways: Ways = any_way)
     stated = () if excess else problem.windows
     windows = [_add_window(builder, w, choices, flows) for w in stated]
     if problem.usage_limit is not None:
-        limits = _add_memory(builder, problem, choices, problem.usage_limit, excess)
+        limits = _add_memory(builder, problem, choices, excess)
     if excess:
         builder.costs = [np.zeros(builder.num_columns - 1, dtype=np.int64), np.ones(1, np.int64)]
     return _finish(builder, choices, flows, limits, windows)
@@ -272,11 +272,11 @@ def _states(states: IntArray, columns: IntArray) -> IntArray:
 
 
 def _add_memory(
-    builder: ProgramBuilder, problem: Problem, choices: Sequence[IntArray], limit: int, excess: bool
+    builder: ProgramBuilder, problem: Problem, choices: Sequence[IntArray], excess: bool
 ) -> list[Limit]:
     binding: list[tuple[int, int, int, list[tuple[int, IntArray]]]] = []
     for time, usages in live_sets(problem):
-        room = limit - sum(int(amounts.min()) for _, amounts in usages)
+        room = problem.limit_at(time) - sum(int(amounts.min()) for _, amounts in usages)
         above = [(i, amounts - amounts.min()) for i, amounts in usages]
         excess_bytes = sum(int(more.max()) for _, more in above) - room
         if excess_bytes > 0:

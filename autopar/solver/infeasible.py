@@ -48,7 +48,7 @@ def explain_conflict(problem: Problem, clock: Clock) -> tuple[Conflict | None, s
             peak, time = peak_usage(problem, choice)
             proven = answer.outcome is Outcome.OPTIMAL
             least = f"the leanest plan {'' if proven else 'found in time '}needs {peak}"
-            reason = f"{least} at time {time}, the limit is {problem.usage_limit}"
+            reason = f"{least} at time {time}, the limit is {problem.limit_at(time)}"
             return peak_conflict(problem, choice, time, peak), reason
         if answer.outcome is not Outcome.INFEASIBLE:
             return None, "no plan was found in time that is allowed, whatever memory it takes"

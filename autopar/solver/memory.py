@@ -68,8 +68,9 @@ def least_usage_conflict(problem: Problem) -> Conflict | None:
         change[start] += least
         change[stop] -= least
     needed = list(accumulate(change))[:-1]
-    worst = max(range(len(needed)), key=needed.__getitem__, default=None)
-    if worst is None or needed[worst] <= problem.usage_limit:
+    missing = [used - problem.limit_at(t) for used, t in zip(needed, times.tolist(), strict=True)]
+    worst = max(range(len(needed)), key=missing.__getitem__, default=None)
+    if worst is None or missing[worst] <= 0:
         return None
     time = int(times[worst])
     used = [(node, int(amounts.min())) for node, amounts in usages_at(problem, time)]
@@ -107,7 +108,6 @@ def _lasting(problem: Problem) -> Iterator[tuple[int, int, Usage]]:
 def _conflict(
     problem: Problem, time: int, needed: int, used: Sequence[tuple[int, int]]
 ) -> Conflict:
-    assert problem.usage_limit is not None
     largest = sorted(used, key=lambda each: (-each[1], problem.keys[each[0]]))[:_NUM_NAMED]
     named = tuple((problem.keys[node], size) for node, size in largest)
-    return Conflict(time, needed, problem.usage_limit, named)
+    return Conflict(time, needed, problem.limit_at(time), named)

@@ -35,7 +35,8 @@ def without_slack(problem: Problem) -> Problem:
                 most = int(usage.amounts.max())
                 change[start] += most
                 change[stop] -= most
-    tight = [used > problem.usage_limit for used in accumulate(change[:-1])]
+    limits = map(problem.limit_at, times.tolist())
+    tight = [used > limit for used, limit in zip(accumulate(change[:-1]), limits, strict=True)]
     before = list(accumulate(tight, initial=0))
     kept = tuple(
         tuple(

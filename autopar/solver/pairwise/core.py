@@ -158,5 +158,11 @@ def _items(problem: Problem, contracted: Contracted, place: dict[int, int]) -> d
         "item_stop": np.ascontiguousarray(stop),
         "item_first": first.astype(np.int64),
         "item_usage": np.concatenate([np.empty(0, dtype=np.int64), *usages]),
-        "base": np.cumsum(base)[:-1],
+        "base": np.cumsum(base)[:-1] + _missing(problem, times),
     }
+
+
+def _missing(problem: Problem, times: IntArray) -> IntArray:
+    """What limits of their own have less at `times` than the usual one: as if it were in use."""
+    usual = problem.usage_limit or 0
+    return np.array([usual - problem.limit_at(time) for time in times.tolist()], np.int64)

@@ -1,0 +1,117 @@
+"""What a device has in its host's memory: by holder, and as a row of the problem.
+
+There are parameters that live on the host, with their gradients and the optimizer's states, and
+activations that are offloaded, of all microbatches that wait. All but the states are copied, and
+therefore pinned: torch rounds what is pinned up to powers of two (CachingHostAllocator). The host
+of a CPU has no memory beside the device's: what is there counts as the device's (`memory`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from autopar.cost_model.in_flight import InFlight
+from autopar.cost_model.offloads import Offloads
+from autopar.cost_model.optimizer import find_optimizer
+from autopar.cost_model.residency import HostedParams
+from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
+from autopar.ir.graph import Node, Ref, Role
+from autopar.ir.problem import IntArray, Label, Problem
+from autopar.ir.redistribute import local_bytes
+from autopar.ir.schedule import Value
+from autopar.ir.sharding import Sharding
+from autopar.ir.uses import SAVED
+from autopar.plans.estimates import HostMemory
+from autopar.plans.host_copies import on_host
+from autopar.plans.layout import Layout
+from autopar.plans.request import PlanRequest
+
+
+def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]) -> HostMemory:
+    """Bytes by holder, beside the device's share. Of what the second part of backward needs,
+    `carried`, microbatches that wait for that part hold the activations too."""
+    if not (layout.streamed or layout.away):
+        return HostMemory()
+    params = [layout.held_bytes(each.param, layout.made(each.param)) for each in layout.streamed]
+    pinned = sum(map(_pinned, params))
+    sizes = Counter[bool]()
+    for each in layout.away:
+        size = _pinned(layout.held_bytes(each.root, layout.kept(each.root)))
+        sizes[on_host(each, layout) in carried] += size
+    away = max(
+        (1 + others.backward) * sizes.total() + others.weights * sizes[True]
+        for others in request.waiting
+    )
+    return HostMemory(
+        params=pinned,
+        gradients=pinned,
+        optimizer=find_optimizer(request.options.optimizer).states * sum(params),
+        offloaded=away,
+        limit=request.host_memory_bytes,
+        devices=request.cluster.devices_of_node,
+    )
+
+
+def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, IntArray]:
+    """The same, all holders together, per node of the `problem` that was stated for `request` and
+    choice, and so many bytes that are set aside. Where different numbers of microbatches may wait
+    for each part of backward, it is that of those which are most together."""
+    known = {key: place for place, key in enumerate(problem.keys)}
+    found = {0: np.full(len(problem.labels[0]), aside, np.int64)}
+
+    def add(key: str, sizes: Sequence[int]) -> None:
+        amounts = np.array(sizes, np.int64)
+        found[known[key]] = found.get(known[key], 0) + amounts
+
+    graph = request.step
+    hosts = HostedParams(request)
+    for param in graph.with_role(Role.PARAM):
+        if param.key in hosts.members:
+            labels = problem.labels[known[param.key]]
+            add(param.key, [_of_param(request, hosts, param, label) for label in labels])
+    offloads, waiting = Offloads(request), InFlight(request)
+    for key, away in offloads.away.items():
+        root = away[0].root
+        maker = graph.nodes[root.node]
+        decision = next(k for k in (SAVED + key, SAVED + maker.key, maker.key) if k in known)
+        tensor, times = offloads.rounding.saved_type(root), len(away) * waiting.times(decision)
+        labels = problem.labels[known[decision]]
+        states = [_offloaded_in(maker, root, label, is_open=offloads.is_open) for label in labels]
+        sizes = (
+            0 if s is None else local_bytes(tensor, graph.atoms, s, request.mesh.sizes)
+            for s in states
+        )
+        add(decision, [times * _pinned(size) for size in sizes])
+    return found
+
+
+def _of_param(request: PlanRequest, hosts: HostedParams, param: Node, label: Label) -> int:
+    """A parameter with its gradient and states, if it is on the host."""
+    assert isinstance(label, ParamChoice)
+    if not hosts.is_hosted(param, label):
+        return 0
+    atoms, sizes = request.step.atoms, request.mesh.sizes
+    size = local_bytes(param.outputs[0], atoms, label.storage, sizes)
+    return 2 * _pinned(size) + find_optimizer(request.options.optimizer).states * size
+
+
+def _offloaded_in(maker: Node, root: Ref, label: Label, *, is_open: bool) -> Sharding | None:
+    """The state in which a choice offloads a tensor; None if it does not. Where nothing `is_open`,
+    all do."""
+    match label:
+        case Saved():
+            states = label.states if label.offloaded else ()
+            return states[root.output if len(states) > 1 else 0] if states else None
+        case Sharding() if not is_open:
+            return label
+        case Choice() if not is_open:
+            return shardings(maker, label)[1][root.output]
+        case _:
+            return None
+
+
+def _pinned(num_bytes: int) -> int:
+    return 1 << max(0, num_bytes - 1).bit_length() if num_bytes else 0
