@@ -28,7 +28,7 @@ from autopar.cost_model.price import price
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph
 from autopar.ir.input_sharding import with_handed
-from autopar.ir.moments import known_in
+from autopar.ir.moments import ON_HOST, known_in
 from autopar.ir.problem import Basis, Problem, Solution
 from autopar.ir.sharding import Handed
 from autopar.plans.decisions import make_structure
@@ -190,13 +190,18 @@ def best_as_stated(
     start: Basis | None = None,
 ) -> Candidate:
     """The best plan of a problem as it is `stated`, though more may be held for a moment than that
-    says. Errors are those of `best_on`."""
-    solution = _solve(request, stated, say, cutoff, start)
-    _fitting(request, stated, say).rules_out(solution)
-    settled, plain, found = _settle(request, stated, solution)
-    structure = make_structure(settled, plain, found)
-    bill = account(settled, structure)
-    return Candidate(settled, plain, structure, bill.estimates, found)
+    says, if what it has on the host is within the device's share. Errors are those of `best_on`."""
+    fitting = _fitting(request, stated, say)
+    while True:
+        solution = _solve(request, fitting.problem(), say, cutoff, start)
+        fitting.rules_out(solution)
+        settled, plain, found = _settle(request, stated, solution)
+        structure = make_structure(settled, plain, found)
+        estimates = account(settled, structure).estimates
+        is_over = estimates.host_bytes > request.host_memory_bytes
+        if not is_over or fitting.rows or stated.usage_limit is None:
+            return Candidate(settled, plain, structure, estimates, found)
+        fitting.rows, start = {ON_HOST: 0}, solution.basis
 
 
 def _without_limit(request: PlanRequest, say: Say) -> Fitting:

@@ -45,6 +45,12 @@ from autopar.ir.gc_pause import collection_paused
     help="Per device, such as 72GiB; default: all.",
 )
 @click.option(
+    "--host-memory",
+    metavar="SIZE",
+    callback=size,
+    help="Per node, such as 1.5TiB, which its devices share; default: what the cluster says.",
+)
+@click.option(
     "--microbatches",
     metavar="N|auto",
     help="Work on the batch in N parts, one after the other; auto: as many as are best where "

@@ -58,6 +58,7 @@ def compile(
     mesh: MeshLike = "auto",
     optimizer: Any = "adamw",
     memory_limit: float | str | None = None,
+    host_memory: float | str | None = None,
     time_limit: float | str | None = None,
     backend: str | None = None,
     strict: bool = False,
@@ -98,8 +99,9 @@ def compile(
     `cluster` ("2x8xH100", a TOML file, a profile, or how many of the devices at hand) says where;
     without it, the devices at hand are taken. `profile`, made by `autopar profile`, stands in for
     presets. `mesh` ("2x4", (2, 4) or {"dp": 2, "tp": 4}), `optimizer` (a name, or
-    one of `torch.optim` or its class), `memory_limit` (bytes, or text such as "72GiB"),
-    `time_limit` (seconds, or "2min") and `strict` are as in `Options`. `pins`, `forbid` and
+    one of `torch.optim` or its class), `memory_limit` (of a device: bytes, or text such as
+    "72GiB"), `host_memory` (of a node, which its devices share), `time_limit` (seconds, or "2min")
+    and `strict` are as in `Options`. `pins`, `forbid` and
     `strategy` say what the plan must be like (docs/constraints.md). The batch is worked on in
     `microbatches`, one after the other, which takes less memory; "auto" finds how many where memory
     binds (docs/microbatches.md); unsaid it is 1, or "auto" where nothing fits so. Parameters live,
@@ -144,6 +146,7 @@ def compile(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
         stages, cuts, schedule, loss_chunks, unread_outputs, saved_dtype,
+        host_memory,
     )  # fmt: skip
     if stored is not None:
         # For the calls that the stored plan is not for.
@@ -180,6 +183,7 @@ def plan(
     mesh: MeshLike = "auto",
     optimizer: Any = "adamw",
     memory_limit: float | str | None = None,
+    host_memory: float | str | None = None,
     time_limit: float | str | None = None,
     backend: str | None = None,
     strict: bool = False,
@@ -219,6 +223,7 @@ def plan(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
         stages, cuts, schedule, loss_chunks, unread_outputs, saved_dtype,
+        host_memory,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say, lambda asked: answer(asked, say), margin
@@ -236,6 +241,7 @@ def frontier(
     mesh: MeshLike = "auto",
     optimizer: Any = "adamw",
     memory_limit: float | str | None = None,
+    host_memory: float | str | None = None,
     time_limit: float | str | None = None,
     backend: str | None = None,
     strict: bool = False,
@@ -265,6 +271,7 @@ def frontier(
         mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
         loss_chunks=loss_chunks, unread_outputs=unread_outputs, saved_dtype=saved_dtype,
+        host_memory=host_memory,
     )  # fmt: skip
     return _asked(
         model, inputs, cluster, profile, options, say,

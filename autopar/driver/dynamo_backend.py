@@ -40,8 +40,8 @@ from autopar.runtime.program.sharded import whole_of
 from autopar.tracer.labels import labelled
 
 _OPTIONS = (
-    "backend", "cluster", "forbid", "memory_limit", "mesh", "optimizer", "pins", "profile",
-    "strategy", "strict", "time_limit",
+    "backend", "cluster", "forbid", "host_memory", "memory_limit", "mesh", "optimizer", "pins",
+    "profile", "strategy", "strict", "time_limit",
 )  # fmt: skip
 _ITSELF = 'torch.compile(backend="autopar")'
 _INSTEAD = (
@@ -84,6 +84,7 @@ def backend(
         given.get("forbid"),
         given.get("strategy"),
         backend=given.get("backend"),
+        host_memory=given.get("host_memory"),
     )
     _check_whole(asked, flat)
     (outputs,) = next(node for node in gm.graph.nodes if node.op == "output").args

@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autopar.compile import Say
-from autopar.driver.search import Survey, peak
+from autopar.cost_model.moments import with_moments
+from autopar.driver.search import Survey, estimates_of
+from autopar.ir.moments import ON_HOST
 from autopar.ir.problem import Status
 from autopar.plans.fitting import Candidate
 from autopar.plans.plan import Margin
@@ -95,9 +97,10 @@ class _Mesh:
             found.bounds.append(best.solution.bound)
             return
         limit = allowance = best.estimates.memory_limit
+        counted = best.problem
         for attempt in range(_TRIES):
             # What the plan's temporaries take was set aside; others may need less, or more.
-            stated = replace(best.problem, usage_limit=allowance)
+            stated = replace(counted, usage_limit=allowance)
             problem = self._roles.elsewhere(stated, self._chosen)
             if problem is None:
                 return
@@ -110,8 +113,9 @@ class _Mesh:
                 return
             choice = solution.choice[: len(stated.keys)]
             plan = replace(solution, choice=choice)
-            excess = peak(best, plan) - limit
-            if excess <= 0:
+            held = estimates_of(best, plan)
+            excess, share = held.memory.total - limit, best.request.host_memory_bytes
+            if excess <= 0 and held.host_bytes <= share:
                 changes = describe(
                     [weights.name for weights in self._roles.classes],
                     self._chosen,
@@ -120,4 +124,6 @@ class _Mesh:
                 )
                 found.offer(solution.objective, prefix + changes)
                 return
-            allowance -= excess
+            allowance -= max(0, excess)
+            if held.host_bytes > share:
+                counted = with_moments(best.request, counted, {ON_HOST: 0})

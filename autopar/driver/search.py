@@ -26,6 +26,7 @@ from autopar.ir.units import format_ns
 from autopar.ir.uses import groups
 from autopar.ir.version import __version__
 from autopar.plans.decisions import make_structure
+from autopar.plans.estimates import Estimates
 from autopar.plans.fitting import Beaten, Candidate, bounded
 from autopar.plans.options import AUTO, Options
 from autopar.plans.plan import SCHEMA_VERSION, Margin, Plan, Provenance
@@ -256,10 +257,10 @@ def _failure(say: Say, request: PlanRequest, *, solves: bool) -> InfeasibleError
     return None
 
 
-def peak(best: Candidate, solution: Solution) -> int:
-    """Bytes per device at the peak, temporaries included, of another plan on the mesh of `best`."""
+def estimates_of(best: Candidate, solution: Solution) -> Estimates:
+    """What another plan on the mesh of `best` takes and holds, temporaries included."""
     structure = make_structure(best.request, best.problem, solution)
-    return account(best.request, structure).estimates.memory.total
+    return account(best.request, structure).estimates
 
 
 def planned(found: Survey, margin: Margin | None = None) -> Plan:

@@ -112,13 +112,14 @@ class SegmentPlans:
         return replace(found, request=now, estimates=account(now, found.structure).estimates)
 
     def plan_within(self, limit_bytes: int) -> None:
-        """Plans within so much memory, if it were shared by segments alone, where those that there
-        are are not. None is too slow: stages have some segments in each way."""
+        """Plans within so much memory, if it and the host's were shared by segments alone, where
+        those that there are are not. None is too slow: stages have some segments in each way."""
         for stage, plans in enumerate(self.of_stages):
             limit, last = int(limit_bytes / self.each[stage]), plans[-1]
             if last.estimates.memory.total <= limit:
                 continue
-            request = self.requests[stage].within(limit)
+            request = self.requests[stage]
+            request = request.within(limit, int(request.host_memory_bytes / self.each[stage]))
             stated = self._stated(stage, limit)
             try:
                 found = best_as_stated(request, stated, self.say, None, last.solution.basis)

@@ -15,6 +15,7 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import Say
 from autopar.cost_model.bucket_sizes import with_buckets
 from autopar.driver.chunk_counts import in_chunks
+from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.leanest import leanest
 from autopar.driver.microbatching import possible_counts
 from autopar.errors import AutoparError, InfeasibleError
@@ -36,24 +37,39 @@ _NAMED = 3
 
 def explain_shortage(asked: Asked, request: PlanRequest, why: InfeasibleError, say: Say) -> str:
     """Why there is no plan for `request`, a mesh of what is `asked`: what the leanest plan found
-    lacks, and what would do. The text of `why` if it is not memory that is missing."""
+    lacks, of the device's memory or of its share of the host's, and what would do. The text of
+    `why` if it is not memory that is missing."""
     say("looking for what would do")
-    found = _leanest(request, say)
-    limit = request.memory_limit_bytes
-    if found is None or _peak(found) <= limit:
+    limit, share = request.memory_limit_bytes, request.host_memory_bytes
+    roomy = _leanest(request.within(limit, BOUNDLESS_BYTES), say)
+    if roomy is None:
         return str(why)
+    found = roomy if _on_host(roomy) <= share else _leanest(request, say)
+    if found is not None and _peak(found) <= limit:
+        return str(why)
+    peak = limit if found is None else _peak(found)
     remedies = (
-        f"--memory-limit {_at_least(_peak(found))}",
-        *_more_devices(asked, request, _peak(found), say),
-        *_on_host(request, say),
+        *([f"--memory-limit {_at_least(peak)}"] if found is not None else ()),
+        *_more_host_memory(request, roomy),
+        *_more_devices(asked, request, peak, say),
+        *_with_residency(request, say),
         *_microbatches(request, say),
-        *_smaller_batch(request, found.estimates, say),
+        *_smaller_batch(request, (found or roomy).estimates, say),
     )
+    missing = _missing(peak, "", "the memory limit", limit)
+    if found is None:
+        missing = _missing(_on_host(roomy), " in its host's memory", "its share", share)
     return (
-        f"mesh {request.mesh or 'of one device'}: the leanest plan found peaks at "
-        f"{format_bytes(_peak(found))} per device where the memory limit is {format_bytes(limit)}: "
-        f"{format_bytes(_peak(found) - limit)} is missing. It holds {_holders(found.estimates)}. "
+        f"mesh {request.mesh or 'of one device'}: the leanest plan found {missing}. It holds "
+        f"{_holders((found or roomy).estimates)}. "
         f"What would do: {'; '.join(remedies)}{_looked_for(asked)}"
+    )
+
+
+def _missing(held: int, where: str, limit_is: str, limit: int) -> str:
+    return (
+        f"peaks at {format_bytes(held)} per device{where} where {limit_is} is "
+        f"{format_bytes(limit)}: {format_bytes(held - limit)} is missing"
     )
 
 
@@ -67,6 +83,17 @@ def _leanest(request: PlanRequest, say: Say) -> Candidate | None:
 
 def _peak(found: Candidate) -> int:
     return found.estimates.memory.total
+
+
+def _on_host(found: Candidate) -> int:
+    return found.estimates.host_bytes
+
+
+def _more_host_memory(request: PlanRequest, roomy: Candidate) -> Iterator[str]:
+    """What a node would need for the leanest plan of all, if the host's memory is what lacks."""
+    if request.host_memory_bytes < _on_host(roomy) and _peak(roomy) <= request.memory_limit_bytes:
+        of_node = _on_host(roomy) * request.cluster.devices_of_node
+        yield f"--host-memory {_at_least(of_node)} ({format_bytes(_on_host(roomy))} per device)"
 
 
 def _holders(estimates: Estimates) -> str:
@@ -110,25 +137,35 @@ def _on_more(asked: Asked, request: PlanRequest, factor: int) -> PlanRequest:
     return replace(asked, cluster=cluster).on(mesh)
 
 
-def _on_host(request: PlanRequest, say: Say) -> Iterator[str]:
+def _with_residency(request: PlanRequest, say: Say) -> Iterator[str]:
     """Parameters on the host, if the leanest plan is within the limit then."""
     options = request.options
     if options.residency == "cuda" and options.hosted is None:
         found = _leanest(replace(request, options=replace(options, residency="auto")), say)
-        is_new = found is not None and found.estimates.host_bytes > 0
+        is_new = found is not None and _on_host(found) > 0
         if found is not None and is_new and _peak(found) <= request.memory_limit_bytes:
             yield f"--residency auto ({format_bytes(_peak(found))})"
 
 
 def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
-    """The fewest microbatches, if any are found, whose leanest plan is within the limit."""
+    """The fewest microbatches, if any are found, whose leanest plan is within the limit: more of
+    them never hold more."""
     if request.options.microbatches_if_needed:
         return
-    for count in possible_counts(request.graph)[1 : 1 + _TRIES]:
-        found = _leanest(replace(request, microbatches=count), say)
+    counts = [n for n in possible_counts(request.graph) if n > request.microbatches]
+    fewest: tuple[int, Candidate] | None = None
+    while counts:
+        # The most first: mostly none do, or few.
+        middle = len(counts) // 2 if fewest is not None else len(counts) - 1
+        found = _leanest(replace(request, microbatches=counts[middle]), say)
         if found is not None and _peak(found) <= request.memory_limit_bytes:
-            yield f"--microbatches {count} ({format_bytes(_peak(found))})"
+            fewest, counts = (counts[middle], found), counts[:middle]
+        elif fewest is None:
             return
+        else:
+            counts = counts[middle + 1 :]
+    if fewest is not None:
+        yield f"--microbatches {fewest[0]} ({format_bytes(_peak(fewest[1]))})"
 
 
 def _looked_for(asked: Asked) -> str:

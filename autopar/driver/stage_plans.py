@@ -24,7 +24,7 @@ from autopar.ir.stages import RECEIVE, SEND, is_end
 from autopar.plans.fitting import Candidate
 from autopar.plans.matching import general, matches
 from autopar.plans.plan import Structure
-from autopar.plans.request import Asked, Narrowed
+from autopar.plans.request import Asked, Narrowed, with_host_share
 from autopar.plans.strategies import expand_strategy
 
 _LEVELS = 4
@@ -48,9 +48,9 @@ def plan_stages(
     ranks: Sequence[AskedOfRank], graphs: Sequence[Graph], table: ActionTable, say: Say
 ) -> list[Candidate]:
     """The plan of each of `graphs`, as it is asked of its rank. A device holds what waits in
-    `table`, and the stages of a rank share its memory. Stages that differ from another in nothing
-    but the names of their parameters are planned as that one. InfeasibleError if one does not fit
-    in memory."""
+    `table`, and the stages of a rank share its memory, and its share of the host's. Stages that
+    differ from another in nothing but the names of their parameters are planned as that one.
+    InfeasibleError if one does not fit in memory."""
     can_be, options = _tied(graphs), ranks[0].asked.options
     hosted = {name: False for name, can in can_be.items() if not can}
     is_open = options.residency == "auto" and options.hosted is None
@@ -98,9 +98,11 @@ def _plan_all(
         settled = tuple(sorted(_settled(graph, ends, asked.options.mesh)))
         stored = {name: choices[name].storage for name in _params(graph) if name in choices}
         known_hosted = {**{name: bool(c.hosted) for name, c in choices.items()}, **hosted}
-        limit = asked.memory_limit_bytes // len(table.stages_of(table.ranks[stage]))
+        parts = len(table.stages_of(table.ranks[stage]))
+        limit = asked.memory_limit_bytes // parts
+        cluster = with_host_share(asked.cluster, asked.cluster.host.memory_bytes // parts)
         options = replace(asked.options, memory_limit_bytes=limit, strategy=strategy)
-        here = replace(asked, options=options).of_part(graph, stored, known_hosted)
+        here = replace(asked, options=options, cluster=cluster).of_part(graph, stored, known_hosted)
         others = tuple(
             Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
             for each in waiting[stage]

@@ -21,7 +21,7 @@ from autopar.compile import best_on
 from autopar.cost_model.account import account
 from autopar.cost_model.bucket_sizes import with_buckets
 from autopar.driver.loss_chunking import best_in_chunks
-from autopar.driver.search import peak
+from autopar.driver.search import estimates_of
 from autopar.errors import AutoparError, InfeasibleError
 from autopar.ir.choices import Choice, ParamChoice, shardings
 from autopar.ir.graph import Graph, Node, Phase, Role
@@ -150,8 +150,7 @@ class Explainer:
         if all(left[best.choice[node]] for node, left in allowed.items()):
             return Alternative(label, True, best.objective, best.bound, best.status)
         found = self.variations.with_only(allowed) if self.variations else None
-        most = self.best.estimates.memory_limit
-        if not found or not found.solution or peak(self.best, found.solution) > most:
+        if not found or not found.solution or not self._fits(found.solution):
             bound = best.bound if found is None else found.bound
             return Alternative(label, False, None, bound, Status.LIMIT)
         return Alternative(
@@ -167,6 +166,12 @@ class Explainer:
             return replace(known, modelled_ns=None, status=Status.INFEASIBLE)
         bound = max(known.bound_ns, found.bound)
         return replace(known, modelled_ns=found.objective, bound_ns=bound, status=found.status)
+
+    def _fits(self, solution: Solution) -> bool:
+        """Whether a plan is within the memory of the device, and its share of the host's."""
+        held, best = estimates_of(self.best, solution), self.best
+        most, share = best.estimates.memory_limit, best.request.host_memory_bytes
+        return held.memory.total <= most and held.host_bytes <= share
 
     def _fit(self, problem: Problem, limit: int) -> Solution:
         request = self.best.request.within(limit)

@@ -55,6 +55,14 @@ def format_bytes(num_bytes: int) -> str:
     return _format(num_bytes, _PRINTED_SIZES)
 
 
+def exact_bytes(num_bytes: int) -> str:
+    """`1536GiB`, which parses to just that: in the largest unit of which it is a whole number."""
+    for prefix, scale in reversed(_BINARY.items()):
+        if num_bytes and num_bytes % scale == 0:
+            return f"{num_bytes // scale}{prefix}B"
+    return f"{num_bytes}B"
+
+
 def format_bytes_per_s(bytes_per_s: float) -> str:
     """`419 GiB/s`."""
     return _format(bytes_per_s, _PRINTED_SIZES) + "/s"

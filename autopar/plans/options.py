@@ -74,7 +74,9 @@ class Options:
     those with three that promise something, "auto:3" of all with up to three.
     `optimizer` names one of `cost_model.optimizer.OPTIMIZERS` ("adamw", "sgd", ...): its step
     counts, and what it keeps per parameter counts against the memory limit, which defaults to the
-    device's memory. `strict` turns the warning about an op without a rule into an error.
+    device's memory; `host_memory_bytes` is what a node has for all its devices, in equal shares, by
+    default what the cluster says.
+    `strict` turns the warning about an op without a rule into an error.
     `constraints` and `strategy` ("" for none) are what is imposed on the plan; the rest is planned
     around it. `differentiable_outputs` names the outputs, as the
     model's user does or by their position, that have a gradient beside the losses; "*" stands for
@@ -116,6 +118,7 @@ class Options:
     saved_dtype: SavedDtype = ""
     microbatches_if_needed: bool = False
     stages_if_needed: bool = False
+    host_memory_bytes: int | None = None
 
     @property
     def table(self) -> ActionTable | None:
@@ -217,10 +220,11 @@ def make_options(
     loss_chunks: int | str = "auto",
     unread_outputs: str | Sequence[str] = (),
     saved_dtype: object = None,
+    host_memory: float | str | None = None,
 ) -> Options:
-    """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` in bytes, or
-    as text such as "72GiB", `time_limit` in seconds, or as "2min"; `pins` and `forbid` as
-    `constraints` reads them; `microbatches` as a number or "auto", None for "auto" in stages and
+    """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` and
+    `host_memory` in bytes, or as text such as "72GiB", `time_limit` in seconds, or as "2min";
+    `pins` and `forbid` as `constraints` reads them; `microbatches` as a number or "auto", None for "auto" in stages and
     for 1 elsewhere; `residency` one of `RESIDENCIES`, `checkpoint` one of `CHECKPOINTS`; `stages`
     as a number or "auto", None for 1, or more if that waits and no mesh, number of microbatches or
     constraint is given; `cuts` as a module or several, `schedule` by its name, or a table or the
@@ -233,6 +237,7 @@ def make_options(
         raise ArgumentError(f"mesh={axes!r}: that is of a pipeline, and stages={stages!r}")
     usual = "auto" if num_stages != 1 or cuts else 1
     limit = _quantity("memory_limit", memory_limit, parse_bytes, "bytes", "72GiB")
+    of_node = _quantity("host_memory", host_memory, parse_bytes, "bytes", "1.5TiB")
     if not isinstance(strict, bool):
         raise ArgumentError(f"strict={strict!r}: write True or False")
     cut_before, order = _several(cuts), read_schedule(schedule)
@@ -268,6 +273,7 @@ def make_options(
         saved_dtype=check_saved_dtype(saved_dtype),
         microbatches_if_needed=microbatches is None and count == 1,
         stages_if_needed=stages is None and not cuts and order == "auto" and is_free,
+        host_memory_bytes=None if of_node is None else int(of_node),
     )
 
 

@@ -33,6 +33,7 @@ class _Table(msgspec.Struct, forbid_unknown_fields=True):
     mesh: str = "auto"
     optimizer: str = "adamw"
     memory_limit: int | str | None = None
+    host_memory: int | str | None = None
     time_limit: int | float | None = None
     strict: bool = False
     strategy: str = ""
@@ -103,8 +104,9 @@ def read_recipe(path: Path) -> Recipe:
         raise RecipeError(f"{path}: global_batch is {batch}: it must be at least 1")
     if limit_s is not None and not 0 < limit_s < float("inf"):
         raise RecipeError(f"{path}: time_limit is {limit_s}: it must be more than 0 seconds")
-    if isinstance(table.memory_limit, int) and table.memory_limit < 1:
-        raise RecipeError(f"{path}: memory_limit is {table.memory_limit}: it must be more than 0")
+    for key, size in (("memory_limit", table.memory_limit), ("host_memory", table.host_memory)):
+        if isinstance(size, int) and size < 1:
+            raise RecipeError(f"{path}: {key} is {size}: it must be more than 0")
     described = cluster_file(path)
     try:
         cluster = parse_cluster(str(described or table.cluster))
@@ -115,6 +117,7 @@ def read_recipe(path: Path) -> Recipe:
             checkpoint=table.checkpoint, stages=table.stages, cuts=table.cuts,
             schedule=_schedule(table.schedule, path), loss_chunks=table.loss_chunks,
             unread_outputs=table.unread_outputs, saved_dtype=table.saved_dtype,
+            host_memory=table.host_memory,
         )  # fmt: skip
     except AutoparError as error:
         raise RecipeError(f"{path}: {error}") from None

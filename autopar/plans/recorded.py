@@ -12,7 +12,7 @@ from autopar.plans.options import Options, make_options
 from autopar.plans.plan import Plan
 
 _PIN, _FORBID, _STRATEGY, _BACKEND = "pin ", "forbid ", "strategy ", "backend "
-_SAVED, _WITHOUT = "saved dtype ", "without outputs "
+_SAVED, _WITHOUT, _HOST = "saved dtype ", "without outputs ", "host memory "
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,14 @@ class Imposed:
 
 
 def read_imposed(lines: Sequence[str]) -> Imposed:
-    """What `Provenance.imposed` lists, but for the backend, the dtype of what is saved and outputs
-    that are left out. ConstraintError on a line that no user can have asked for."""
+    """What `Provenance.imposed` lists, but for the backend, the dtype of what is saved, outputs
+    that are left out and what a node has. ConstraintError on a line that no user can have asked
+    for."""
     pins: list[str] = []
     forbid: list[str] = []
     strategy = ""
     for line in lines:
-        if line.startswith((_BACKEND, _SAVED, _WITHOUT)) or (
+        if line.startswith((_BACKEND, _SAVED, _WITHOUT, _HOST)) or (
             strategy and line.startswith(f"{_STRATEGY}{strategy}: ")
         ):
             continue
@@ -73,6 +74,7 @@ def options_of(plan: Plan, imposed: Imposed | None = None) -> Options:
         loss_chunks=plan.structure.schedule.loss_chunks,
         unread_outputs=without.split(", ") if without else (),
         saved_dtype=plan.structure.saved_dtype,
+        host_memory=_recorded(plan, _HOST) or None,
     )
 
 

@@ -23,6 +23,7 @@ from autopar.ir.microbatches import in_microbatches, trains
 from autopar.ir.pipeline import Waiting
 from autopar.ir.residency import can_be_hosted
 from autopar.ir.sharding import Sharding
+from autopar.ir.units import exact_bytes
 from autopar.plans.compatibility import describe_inputs
 from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
@@ -237,9 +238,12 @@ class PlanRequest:
         """What each device may have in its host's memory: its share of that."""
         return self.cluster.host.memory_bytes
 
-    def within(self, limit_bytes: int) -> PlanRequest:
-        """The same with another memory limit."""
-        return replace(self, options=replace(self.options, memory_limit_bytes=limit_bytes))
+    def within(self, limit_bytes: int, host_bytes: int | None = None) -> PlanRequest:
+        """The same with another memory limit, and another share of the host's memory if that is
+        given."""
+        cluster = self.cluster if host_bytes is None else with_host_share(self.cluster, host_bytes)
+        options = replace(self.options, memory_limit_bytes=limit_bytes)
+        return replace(self, options=options, cluster=cluster)
 
     def with_only(self, kept: Collection[str]) -> PlanRequest:
         """The same without what the user asked for and is not `kept` (`Options.asked`)."""
@@ -258,6 +262,7 @@ class PlanRequest:
             ("checkpoint", options.checkpoint, "planned"),
             ("without outputs", ", ".join(options.unread_outputs), ""),
             ("saved dtype", options.saved_dtype, ""),
+            ("host memory", exact_bytes(options.host_memory_bytes or 0), "0B"),
         )
         lines = (f"{each.origin}: {each}" for each in strategy)
         more = (f"{name} {value}" for name, value, usual in others if value != usual)
@@ -289,10 +294,27 @@ def ask(
     """What `options` ask of a plan for `graph`, whose inputs and outputs may be named as in
     `aliases` (`matching.settle`). ConstraintError if they speak of what is not there."""
     constraints = settle(graph, options.constraints, aliases)
+    cluster = _with_host_memory(cluster, options)
     if options.checkpoint == "as written":
         _check_regions(graph)
     _check_loss(graph, options)
     return Asked(graph, cluster, options, constraints, margin)
+
+
+def _with_host_memory(cluster: Cluster, options: Options) -> Cluster:
+    """`cluster` whose devices share as much of a node's memory as `options` say."""
+    if options.host_memory_bytes is None:
+        return cluster
+    if not cluster.has_host_memory:
+        text = "host_memory: the host of a CPU has no other memory; memory_limit is for all of it"
+        warnings.warn(NotImposedWarning(text), stacklevel=3)
+        return cluster
+    return with_host_share(cluster, options.host_memory_bytes // cluster.devices_of_node)
+
+
+def with_host_share(cluster: Cluster, share_bytes: int) -> Cluster:
+    """`cluster` where each device may have so much in its host's memory."""
+    return replace(cluster, host=replace(cluster.host, memory_bytes=share_bytes))
 
 
 def _check_loss(graph: Graph, options: Options) -> None:
