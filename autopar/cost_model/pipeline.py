@@ -9,7 +9,7 @@ import msgspec
 from autopar.cost_model.rates import cluster_rates
 from autopar.ir.mesh import Cluster
 from autopar.ir.pipeline import ActionTable
-from autopar.plans.estimates import Delay, Estimates, MemoryCurve, Shared
+from autopar.plans.estimates import Delay, Estimates, HostMemory, MemoryCurve, Shared
 from autopar.plans.pipelines import play_pipeline
 
 
@@ -38,6 +38,7 @@ def add_up(
     )
     everywhere = sum({at: devices[s] for s, at in table.ranks.items()}.values())
     fullest = max(stages, key=lambda each: each.memory.total)
+    on_host = _on_host(table, stages, cluster)
     return msgspec.structs.replace(
         first,
         **total,
@@ -46,6 +47,8 @@ def add_up(
         cluster=cluster_rates(cluster),
         flops=sum(each.flops for each in stages),
         memory=fullest.memory,
+        host_bytes=on_host.total,
+        host_memory=on_host,
         tokens_per_s=first.tokens * 10**9 // step_ns if step_ns else 0,
         mfu_ppm=useful // (step_ns * everywhere) if step_ns else 0,
         stages=tuple(stages),
@@ -62,6 +65,21 @@ def add_up(
         peak_holders=(),
     )
 
+
+def _on_host(table: ActionTable, stages: Sequence[Estimates], cluster: Cluster) -> HostMemory:
+    """What a device has on its host, of the rank that has most there: of all its stages."""
+    ranks: list[HostMemory] = []
+    for rank in range(len(table.rows)):
+        own = [stages[stage].host_memory for stage in table.stages_of(rank)]
+        sums = {name: sum(getattr(each, name) for each in own) for name in _ON_HOST}
+        ranks.append(HostMemory(**sums, limit=cluster.host.memory_bytes))
+    most = max(ranks, key=lambda each: each.total)
+    if not most.total:
+        return HostMemory()
+    return msgspec.structs.replace(most, devices=cluster.devices_of_node)
+
+
+_ON_HOST = "params", "gradients", "optimizer", "offloaded"
 
 _ADDED = (
     "compute_ns",

@@ -224,11 +224,11 @@ def make_options(
 ) -> Options:
     """Options from what users write: `mesh` as `mesh_shapes` reads it, `memory_limit` and
     `host_memory` in bytes, or as text such as "72GiB", `time_limit` in seconds, or as "2min";
-    `pins` and `forbid` as `constraints` reads them; `microbatches` as a number or "auto", None for "auto" in stages and
-    for 1 elsewhere; `residency` one of `RESIDENCIES`, `checkpoint` one of `CHECKPOINTS`; `stages`
-    as a number or "auto", None for 1, or more if that waits and no mesh, number of microbatches or
-    constraint is given; `cuts` as a module or several, `schedule` by its name, or a table or the
-    path of one, which settles `stages` and `microbatches`; `loss_chunks` as a number or "auto";
+    `pins` and `forbid` as `constraints` reads them; `microbatches` as a number or "auto", None for
+    "auto" in stages and for 1 elsewhere; `residency` one of `RESIDENCIES`, `checkpoint` one of
+    `CHECKPOINTS`; `stages` as a number or "auto", None for 1, or more if that waits and no mesh,
+    number of microbatches or constraint is given; `cuts` as a module or several, `schedule` by
+    its name, or a table or the path of one, which settles `stages` and `microbatches`; `loss_chunks` as a number or "auto";
     `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that of what is
     saved. AutoparError on what cannot be read."""
     axes, constraints = read_mesh(mesh), (*parse_pins(pins), *parse_forbidden(forbid))

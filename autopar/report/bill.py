@@ -10,6 +10,7 @@ from autopar.ir.units import format_bytes, format_ns, format_percent
 from autopar.plans.estimates import Estimates
 from autopar.plans.plan import Plan
 from autopar.report.costs import HOLDER_TITLES, held_by
+from autopar.report.held import ON_HOST, device_bytes
 from autopar.report.summary import blocks
 
 Unit = Literal["ns", "bytes", "flops", "tokens/s", "ppm"]
@@ -62,7 +63,7 @@ OWN_WORDS = (TIME, MEMORY, STAGES, RATES)
 
 _SECTIONS = (TIME, MEMORY, STAGES, AXES, BLOCKS, RATES)
 
-_HOLDERS = ("peak", *HOLDER_TITLES.values())
+_HOLDERS = ("peak", *HOLDER_TITLES.values(), ON_HOST)
 """All that memory may hold, in order: a plan may have nothing of some."""
 
 _Place = tuple[str, tuple[int, str], str, Unit]
@@ -81,7 +82,7 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
         "waiting for the host": estimates.exposed_host_ns,
         "waiting for other stages": estimates.bubble_ns,
     }
-    holders = {"peak": memory.total, **held_by(memory)}
+    holders = {"peak": memory.total, **held_by(memory), **device_bytes(estimates)}
     for k, (name, ns) in enumerate(times.items()):
         yield (TIME, (k, ""), name, "ns"), ns
     for name, num_bytes in holders.items():

@@ -17,6 +17,7 @@ from autopar.plans.estimates import Shared
 from autopar.plans.pipelines import PlayedPipeline, play_pipeline
 from autopar.plans.plan import Plan
 from autopar.report.cautions import cautions_of_decisions
+from autopar.report.held import ON_HOST, HostUse, host_table, host_use
 from autopar.report.limits import SHORT
 from autopar.report.placed import param_groups
 from autopar.report.printed import Printed, name, section
@@ -117,6 +118,7 @@ class PipelineSummary(Printed):
     utilisation: float
     memory_bytes: int
     memory_limit_bytes: int
+    host: HostUse | None
     stages: tuple[StageRow, ...]
     ranks: tuple[RankRow, ...]
     sends: tuple[SendRow, ...]
@@ -132,6 +134,7 @@ class PipelineSummary(Printed):
         sections: list[RenderableType] = [_head(self)]
         for title, content in (
             (_STAGES, _stages(self)),
+            *((use.title, host_table(use)) for use in (self.host,) if use is not None),
             (_STEP + _SPLIT * self.is_split, Group(*map(_drawn, self.picture))),
             (_SENDS, _sends(self.sends)),
             (_SHARED, _shared(self.shared)),
@@ -162,6 +165,7 @@ def summarize_pipeline(plan: Plan) -> PipelineSummary:
         utilisation=estimates.mfu_ppm / 1e6,
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,
+        host=host_use(plan),
         stages=rows,
         ranks=tuple(
             RankRow(k, r.stages, r.busy_ns, r.shared_ns, r.before_ns, r.between_ns, r.behind_ns)
@@ -324,6 +328,8 @@ def _head(summary: PipelineSummary) -> RenderableType:
         tokens = f"{summary.tokens_per_s:,} tokens/s, " if summary.tokens_per_s else ""
         grid.add_row("speed", tokens + speed)
     grid.add_row("memory", format_bytes_of(summary.memory_bytes, summary.memory_limit_bytes))
+    if summary.host is not None:
+        grid.add_row(ON_HOST, summary.host.text)
     grid.add_row("binds", summary.binds[0])
     grid.add_row("plan", name(summary.digest, "dim"))
     return grid

@@ -17,13 +17,14 @@ from rich.text import Text
 
 from autopar.ir.graph import Phase
 from autopar.ir.mesh import TO_HOST
-from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent, format_share
+from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent
 from autopar.plans.estimates import CollectiveTotal, Memory, OpTotal
 from autopar.plans.matching import general
 from autopar.plans.plan import PROVEN, MeshAxis, Plan, Provenance
 from autopar.report.cautions import cautions
-from autopar.report.costs import Cost, again_ns, costs, held_by
+from autopar.report.costs import Cost, again_ns, costs
 from autopar.report.critical_parts import CriticalPart, critical_parts, critical_table
+from autopar.report.held import ON_HOST, HostUse, host_table, host_use, memory_table
 from autopar.report.limits import AxisShare, find_limits, margin_text
 from autopar.report.names import WHOLE_MODEL, escape, short_op
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups
@@ -102,6 +103,7 @@ class Summary(Printed):
     memory: Memory
     memory_bytes: int
     memory_limit_bytes: int
+    host: HostUse | None
     blocks: tuple[Block, ...]
     top_costs: tuple[Cost, ...]
     critical_path: tuple[CriticalPart, ...]
@@ -121,7 +123,8 @@ class Summary(Printed):
             (_AXES, _axes(self.axes)),
             ("Parameters", _params(self)),
             ("Communication: all collectives of a step", _collectives(self)),
-            ("Memory per device at the peak", _memory(self.memory, self.memory_limit_bytes)),
+            ("Memory per device at the peak", memory_table(self.memory, self.memory_limit_bytes)),
+            *((use.title, host_table(use)) for use in (self.host,) if use is not None),
         ):
             sections += section(title, content)
         sections += [Text("")] * bool(self.warnings)
@@ -172,6 +175,7 @@ def summarize(plan: Plan) -> Summary:
         memory=estimates.memory,
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,
+        host=host_use(plan),
         blocks=blocks(tuple(estimates.ops.values())),
         top_costs=costs(estimates)[:TOP_COSTS],
         critical_path=critical_parts(plan, step),
@@ -248,6 +252,8 @@ def _head(summary: Summary) -> RenderableType:
         tokens = f"{summary.tokens_per_s:,} tokens/s, " if summary.tokens_per_s else ""
         grid.add_row("speed", tokens + speed)
     grid.add_row("memory", format_bytes_of(peak, limit))
+    if summary.host is not None:
+        grid.add_row(ON_HOST, summary.host.text)
     if summary.loss_chunks > 1:
         grid.add_row("loss", f"in {summary.loss_chunks} chunks of a device's rows, one at a time")
     if summary.microbatches > 1:
@@ -383,15 +389,6 @@ def _collectives(summary: Summary) -> RenderableType:
             format_ns(total.time_ns),
         )
     return with_rest(table, len(summary.collectives), MAX_ROWS)
-
-
-def _memory(memory: Memory, limit: int) -> RenderableType:
-    table = new_table(("held by",), ("bytes", "of the limit"))
-    for holder, num_bytes in held_by(memory).items():
-        table.add_row(holder, format_bytes(num_bytes), format_share(num_bytes, limit))
-    share = format_share(memory.total, limit)
-    table.add_row("together", format_bytes(memory.total), share, style="bold")
-    return table
 
 
 def _placed(sharding: str) -> Text:

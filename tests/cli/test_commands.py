@@ -259,7 +259,8 @@ def test_plan_asks_for_what_was_said(
     output = tmp_path / "out.json"
     result = run(
         "plan", f"{target}:sized", "--cluster", "2x4xA100", "--mesh", "dp=2,tp=4", "--global-batch",
-        "16", "--memory-limit", "30GiB", "--optimizer", "sgd", "--time-limit", "1.5", "--strict",
+        "16", "--memory-limit", "30GiB", "--host-memory", "1TiB", "--optimizer", "sgd",
+        "--time-limit", "1.5", "--strict",
         "--pin", "weight=S(0) on tp", "--pin", "bias=R", "--forbid", "dp:weight",
         "--strategy", "megatron", "-o", str(output),
     )  # fmt: skip
@@ -284,6 +285,7 @@ def test_plan_asks_for_what_was_said(
         "profile": None,
         "mesh": "dp=2,tp=4",
         "memory_limit": 30 * 2**30,
+        "host_memory": 2**40,
         "differentiable_outputs": (),
         "optimizer": "sgd",
         "time_limit": 1.5,

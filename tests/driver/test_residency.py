@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -21,7 +20,6 @@ from autopar.ir.mesh import Cluster
 from autopar.ir.problem import Problem
 from autopar.ir.residency import Hosting, can_be_hosted
 from autopar.plans.decisions import make_structure
-from autopar.plans.fitting import Candidate
 from autopar.plans.options import Options, make_options
 from autopar.plans.plan import PROVEN
 from autopar.plans.request import PlanRequest, ask
@@ -144,19 +142,6 @@ def test_frozen_members_of_a_class_are_not_stepped_on() -> None:
         limit = int(part * free.estimates.memory.total)
         found = best_on(ask(graph, cluster, wanted).on(laid).within(limit), silent)
         assert hosted(found.structure.params.values())
-
-
-def test_a_host_that_is_too_small_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What else saves memory may be enough."""
-    free, seen = best_on(request(3000.0), silent), list[Candidate]()
-    wanted = request(3000.0, int(0.95 * free.estimates.memory.total))
-    # No plan of so small a model is better on a host though it fits without.
-    monkeypatch.setattr(
-        sys.modules["autopar.compile"], "lacks_host_memory", lambda found: not seen.append(found)
-    )
-    found = best_on(wanted, silent)
-    assert len(seen) == 1 and found.request.hosted == frozenset()
-    assert found.estimates.memory.total <= wanted.memory_limit_bytes
 
 
 def test_more_memory_brings_parameters_back() -> None:

@@ -16,6 +16,7 @@ from autopar.plans.cluster_rates import ClusterRates
 from autopar.plans.estimates import Estimates
 from autopar.plans.plan import Plan
 from autopar.report.cautions import cautions
+from autopar.report.held import ON_HOST, host_use
 from autopar.report.limits import Bottlenecks, margin_text
 from autopar.report.placed import param_groups
 from autopar.report.summary import made_by
@@ -118,7 +119,7 @@ def _cards(plan: Plan, limits: Bottlenecks) -> list[Card]:
                 f"{format_ns(hidden)} more behind compute",
             ),
         ),
-        memory_card(estimates),
+        memory_card(plan),
         Card(
             "Proof",
             provenance.status,
@@ -154,9 +155,11 @@ def speed_cards(estimates: Estimates) -> tuple[Card, Card]:
     )
 
 
-def memory_card(estimates: Estimates, *notes: str) -> Card:
-    """The peak, against the limit."""
+def memory_card(plan: Plan, *notes: str) -> Card:
+    """The peak, against the limit, and what is on the host."""
+    estimates, host = plan.estimates, host_use(plan)
     peak, limit = estimates.memory.total, estimates.memory_limit
+    notes += () if host is None else (f"{ON_HOST}: {host.text}",)
     return Card(
         "Memory at the peak",
         format_bytes(peak),

@@ -9,6 +9,7 @@ from msgspec.structs import asdict
 from autopar.plans.estimates import Memory, MemoryCurve
 from autopar.plans.plan import Plan
 from autopar.report.costs import HOLDER_TITLES
+from autopar.report.held import HostUse, host_use
 from autopar.report.placed import sharding_text
 
 STACKED = {
@@ -57,13 +58,15 @@ class HeldRow:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Memory of each device: at the peak, over time, and what is largest at the peak."""
+    """Memory of each device: at the peak, over time, and what is largest at the peak; and of its
+    host, if anything is there."""
 
     limit: int
     peak: int
     holders: tuple[HolderRow, ...]
     columns: tuple[Column, ...]
     held: tuple[HeldRow, ...]
+    host: HostUse | None
 
 
 def memory_use(plan: Plan) -> MemoryUse:
@@ -86,6 +89,7 @@ def memory_use(plan: Plan) -> MemoryUse:
             )
             for each in estimates.peak_holders
         ),
+        host=host_use(plan),
     )
 
 

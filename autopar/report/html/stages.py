@@ -113,7 +113,7 @@ def _headline(plan: Plan, summary: PipelineSummary) -> Headline:
             format_percent(summary.bubble),
             (f"{format_ns(estimates.bubble_ns)} of the step",),
         ),
-        memory_card(estimates, f"stage {fullest.stage}, the fullest"),
+        memory_card(plan, f"stage {fullest.stage}, the fullest"),
         _proof(plan),
     )
     return Headline(

@@ -1,0 +1,114 @@
+"""What a device holds, by holder, and what it has in the memory of its host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from autopar.ir.units import format_bytes, format_bytes_of, format_share
+from autopar.plans.estimates import Estimates, Memory
+from autopar.plans.plan import Plan
+from autopar.report.costs import held_by
+from autopar.report.printed import table as new_table
+
+ON_HOST = "on the host"
+
+HOST_TITLES = {
+    "params": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "offloaded": "offloaded activations",
+}
+"""The fields of `HostMemory` that hold something, as pages call them."""
+
+_TOGETHER = "parameters and activations; the plan's version does not tell them apart"
+
+
+@dataclass(frozen=True, slots=True)
+class HostRow:
+    """Bytes of a holder, of each device."""
+
+    title: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """What a device has in its host's memory, of a pipeline one of the rank that has most there:
+    its share is `limit_bytes`. The fullest node, of `devices`, has `node_bytes` of them all. Both
+    limit and node are 0 where the plan does not say."""
+
+    rows: tuple[HostRow, ...]
+    num_bytes: int
+    limit_bytes: int
+    node_bytes: int
+    devices: int
+
+    @property
+    def title(self) -> str:
+        """Of the table."""
+        node = f", and on a node of {self.devices} devices" if self.devices else ""
+        return f"Memory of the host per device{node}"
+
+    @property
+    def text(self) -> str:
+        """In words: of a device and of a node."""
+        if not self.limit_bytes:
+            return f"{format_bytes(self.num_bytes)} per device"
+        node = f"{format_bytes(self.node_bytes)} on a node of {self.devices}"
+        return f"{format_bytes_of(self.num_bytes, self.limit_bytes)} per device; {node}"
+
+
+def host_use(plan: Plan) -> HostUse | None:
+    """That of a plan; None if it has nothing there."""
+    estimates = plan.estimates
+    held, memory = estimates.host_bytes, estimates.host_memory
+    if not held:
+        return None
+    if not memory.total:
+        return HostUse((HostRow(_TOGETHER, held),), held, 0, 0, 0)
+    sizes = ((title, getattr(memory, name)) for name, title in HOST_TITLES.items())
+    rows = tuple(HostRow(title, size) for title, size in sizes if size)
+    return HostUse(rows, memory.total, memory.limit, _node_bytes(plan), memory.devices)
+
+
+def _node_bytes(plan: Plan) -> int:
+    """What the fullest node has: in a pipeline, devices of several ranks may share one."""
+    estimates = plan.estimates
+    devices = [estimates.host_bytes] * plan.world_size
+    if plan.structure.stages:
+        devices = [0] * plan.world_size
+        for stage, own in zip(plan.structure.stages, estimates.stages, strict=True):
+            for k in range(stage.first_rank, stage.first_rank + stage.structure.num_devices):
+                devices[k] += own.host_bytes
+    each = estimates.host_memory.devices
+    return max(sum(devices[k : k + each]) for k in range(0, len(devices), each))
+
+
+def memory_table(memory: Memory, limit: int) -> Table:
+    """What a device holds at the peak, by holder."""
+    table = new_table(("held by",), ("bytes", "of the limit"))
+    for holder, num_bytes in held_by(memory).items():
+        table.add_row(holder, format_bytes(num_bytes), format_share(num_bytes, limit))
+    share = format_share(memory.total, limit)
+    table.add_row("together", format_bytes(memory.total), share, style="bold")
+    return table
+
+
+def host_table(use: HostUse) -> Table:
+    """By holder."""
+    table = new_table(("held by",), ("bytes", *(["of the share"] if use.limit_bytes else [])))
+    rows = [*((row.title, row.num_bytes) for row in use.rows), ("together", use.num_bytes)]
+    for title, size in rows:
+        share = [format_share(size, use.limit_bytes)] if use.limit_bytes else []
+        table.add_row(title, format_bytes(size), *share, style="bold" * (title == "together"))
+    if use.limit_bytes:
+        of_node = format_share(use.node_bytes, use.limit_bytes * use.devices)
+        table.add_row(f"on a node of {use.devices}", format_bytes(use.node_bytes), of_node)
+    return table
+
+
+def device_bytes(estimates: Estimates) -> dict[str, int]:
+    """What is there of each device, by name, if anything is."""
+    return {ON_HOST: estimates.host_bytes} if estimates.host_bytes else {}
