@@ -47,7 +47,7 @@ def offloading() -> PlanRequest:
 def hosting() -> PlanRequest:
     """Within so little memory that parameters are on the host."""
     free = best_on(parameters.request(27.7), silent).estimates.memory
-    return parameters.request(27.7, free.total - 3 * free.params)
+    return parameters.request(27.7, int(0.66 * free.total))
 
 
 def with_share(request: PlanRequest, share_bytes: int) -> PlanRequest:
@@ -81,13 +81,12 @@ def test_the_row_is_what_the_plan_has_there(wanted: Callable[[], PlanRequest]) -
         assert held == found.estimates.host_bytes
 
 
-@pytest.mark.parametrize("wanted", [offloading, hosting])
-def test_a_plan_is_within_its_share_of_the_host(wanted: Callable[[], PlanRequest]) -> None:
-    roomy = best_on(wanted(), silent)
+def test_a_plan_is_within_its_share_of_the_host() -> None:
+    roomy = best_on(offloading(), silent)
     share = roomy.estimates.host_bytes - 1
-    found = best_on(with_share(wanted(), share), silent)
+    found = best_on(with_share(offloading(), share), silent)
     assert 0 < found.estimates.host_bytes <= share
-    assert found.estimates.memory.total <= wanted().memory_limit_bytes
+    assert found.estimates.memory.total <= offloading().memory_limit_bytes
     assert found.solution.objective >= roomy.solution.bound
     assert ON_HOST in found.moments and ON_HOST not in roomy.moments
 
@@ -99,11 +98,10 @@ def test_equal_to_the_best_of_all_that_can_be_done() -> None:
         stated = counted(with_share(some, SMALL), replace(price(some), usage_limit=limit))
         every += [found.objective for found in [solve(stated)] if found.choice]
     opened = with_share(offloading(), SMALL).opened()
-    found = solve(counted(opened, replace(price(opened), usage_limit=limit)))
+    stated = counted(opened, replace(price(opened), usage_limit=limit))
+    found = solve(stated)
     assert found.objective <= min(every) * (1 + 2 * PROVEN) and found.bound <= min(every)
-    assert evaluate(
-        counted(opened, replace(price(opened), usage_limit=limit)), found.choice
-    ).feasible
+    assert evaluate(stated, found.choice).feasible
 
 
 def asked(host_memory: str | None, **options: object) -> Asked:

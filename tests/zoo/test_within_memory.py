@@ -1,0 +1,84 @@
+"""No plan that is chosen, or stored, is over the memory of a device, or its share of the host's, by
+the rows of its page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autopar.compile import best_on
+from autopar.cost_model.optimizer import find_optimizer
+from autopar.errors import InfeasibleError
+from autopar.ir.units import parse_bytes
+from autopar.plans.fitting import Candidate
+from autopar.plans.plan import SCHEMA_VERSION, Plan, Provenance
+from autopar.report.costs import held_by
+from autopar.report.shown import shown
+from autopar.report.summary import summarize
+from autopar.solver.search import silent
+from tests.zoo.test_memory import DAILY, EXPERTS, ZOO, request
+
+ROOT = Path(__file__).resolve().parents[2]
+STORED = sorted(
+    path for folder in ("plans", "examples", "examples/ci_gate/plans")
+    for path in (ROOT / folder).glob("*.plan.json")
+)  # fmt: skip
+MOST_OF_A_NODE = parse_bytes("2048GB")
+"""What nodes of the devices that plans are stored for have at most."""
+
+
+def check(plan: Plan) -> int:
+    """What it has on the host of a device, by the rows of its page."""
+    for part in plan.stages or (plan,):
+        page = summarize(part)
+        assert sum(held_by(page.memory).values()) <= page.memory_limit_bytes
+        here = 0 if page.host is None else sum(row.num_bytes for row in page.host.rows)
+        # The other rows of the page say the least that is there.
+        params = sum(group.local_bytes for group in page.params if group.on_host)
+        copies = 2 + find_optimizer(part.structure.optimizer).states
+        assert copies * params + page.offloaded_bytes <= here
+    use = shown(plan).host
+    if use is None:
+        return 0
+    held = sum(row.num_bytes for row in use.rows)
+    assert held <= use.limit_bytes and use.node_bytes <= use.devices * use.limit_bytes
+    return held
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.name.removesuffix(".plan.json"))
+def test_a_stored_plan_is_within_memory(path: Path) -> None:
+    assert check(Plan.load(path)) <= MOST_OF_A_NODE
+
+
+def as_plan(found: Candidate) -> Plan:
+    unknown = Provenance("", "", "", "feasible", 0, 0, 0)
+    return Plan(SCHEMA_VERSION, found.structure, found.estimates, unknown)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *DAILY[:1],
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in ZOO
+            if name not in (*DAILY[:1], *EXPERTS)
+        ),
+    ],
+)
+def test_a_chosen_plan_is_within_memory(name: str) -> None:
+    """With all parameters on the host, and where memory binds on both sides."""
+    everything = best_on(request(name, "2", "cpu"), silent)
+    on_host = check(as_plan(everything))
+    assert on_host > 0
+    peak = best_on(request(name, "2"), silent).estimates.memory.total
+    for part in (0.9, 0.6):
+        for share in (on_host, on_host // 3, 0):
+            wanted = request(name, "2", "auto").within(int(part * peak), share)
+            try:
+                found = best_on(wanted, silent)
+            except InfeasibleError:
+                continue
+            assert check(as_plan(found)) <= share
+            assert sum(held_by(found.estimates.memory).values()) <= int(part * peak)
