@@ -7,7 +7,7 @@ small problem each, in which every choice is one of those that hold least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import ceil, log2, prod
 
@@ -31,6 +31,9 @@ from autopar.report.names import tensor_name
 
 _TRIES = 3
 """How many numbers of devices, and batches, are tried: what need be held is known to a factor."""
+_FEW_COUNTS = 6
+"""How many numbers of microbatches, up to 64, are tried before larger ones: steps of those are slow
+to play."""
 _MAX_DEVICES = 1 << 20
 _NAMED = 3
 
@@ -153,19 +156,30 @@ def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
     if request.options.microbatches_if_needed:
         return
     counts = [n for n in possible_counts(request.graph) if n > request.microbatches]
+    for few in (counts[:_FEW_COUNTS], counts[_FEW_COUNTS:]):
+        fewest = _fewest_microbatches(request, few, say)
+        if fewest is not None:
+            yield f"--microbatches {fewest[0]} ({format_bytes(_peak(fewest[1]))})"
+            return
+
+
+def _fewest_microbatches(
+    request: PlanRequest, counts: Sequence[int], say: Say
+) -> tuple[int, Candidate] | None:
+    """The first of `counts`, ascending, whose leanest plan is within the limit, with that; None if
+    not even the last is."""
     fewest: tuple[int, Candidate] | None = None
     while counts:
-        # The most first: mostly none do, or few.
-        middle = len(counts) // 2 if fewest is not None else len(counts) - 1
+        middle = len(counts) - 1 if fewest is None else len(counts) // 2
         found = _leanest(replace(request, microbatches=counts[middle]), say)
-        if found is not None and _peak(found) <= request.memory_limit_bytes:
+        fits = found is not None and _peak(found) <= request.memory_limit_bytes
+        if found is not None and fits:
             fewest, counts = (counts[middle], found), counts[:middle]
         elif fewest is None:
-            return
+            return None
         else:
             counts = counts[middle + 1 :]
-    if fewest is not None:
-        yield f"--microbatches {fewest[0]} ({format_bytes(_peak(fewest[1]))})"
+    return fewest
 
 
 def _looked_for(asked: Asked) -> str:
