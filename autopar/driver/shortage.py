@@ -12,13 +12,15 @@ from dataclasses import replace
 from math import ceil, log2, prod
 
 from autopar.cluster.mesh_shapes import parse_mesh
-from autopar.compile import Say
+from autopar.compile import Say, best_on
 from autopar.cost_model.bucket_sizes import with_buckets
+from autopar.cost_model.host_memory import host_row
+from autopar.cost_model.price import price
 from autopar.driver.chunk_counts import in_chunks
 from autopar.driver.infeasible_subset import BOUNDLESS_BYTES
 from autopar.driver.leanest import leanest
 from autopar.driver.microbatching import possible_counts
-from autopar.errors import AutoparError, InfeasibleError
+from autopar.errors import AutoparError, InfeasibleError, SolverError
 from autopar.ir.contractions import batch_atoms
 from autopar.ir.graph import Graph, Role, TensorType
 from autopar.ir.microbatches import trains
@@ -53,7 +55,7 @@ def explain_shortage(asked: Asked, request: PlanRequest, why: InfeasibleError, s
     peak = limit if found is None else _peak(found)
     remedies = (
         *([f"--memory-limit {_at_least(peak)}"] if found is not None else ()),
-        *_more_host_memory(request, roomy),
+        *_more_host_memory(request, say),
         *_more_devices(asked, request, peak, say),
         *_with_residency(request, say),
         *_microbatches(request, say),
@@ -92,11 +94,19 @@ def _on_host(found: Candidate) -> int:
     return found.estimates.host_bytes
 
 
-def _more_host_memory(request: PlanRequest, roomy: Candidate) -> Iterator[str]:
-    """What a node would need for the leanest plan of all, if the host's memory is what lacks."""
-    if request.host_memory_bytes < _on_host(roomy) and _peak(roomy) <= request.memory_limit_bytes:
-        of_node = _on_host(roomy) * request.cluster.devices_of_node
-        yield f"--host-memory {_at_least(of_node)} ({format_bytes(_on_host(roomy))} per device)"
+def _more_host_memory(request: PlanRequest, say: Say) -> Iterator[str]:
+    """What a node would need for the best plan within the device's memory, if the host's is what
+    lacks."""
+    opened = in_chunks(request).opened()
+    most = sum(int(amounts.max()) for amounts in host_row(opened, price(opened), 0).values())
+    if most <= request.host_memory_bytes:
+        return
+    try:
+        found = best_on(in_chunks(request).within(request.memory_limit_bytes, BOUNDLESS_BYTES), say)
+    except (InfeasibleError, SolverError):
+        return
+    of_node = _on_host(found) * request.cluster.devices_of_node
+    yield f"--host-memory {_at_least(of_node)} ({format_bytes(_on_host(found))} per device)"
 
 
 def _holders(estimates: Estimates) -> str:

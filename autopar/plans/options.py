@@ -229,8 +229,8 @@ def make_options(
     `CHECKPOINTS`; `stages` as a number or "auto", None for 1, or more if that waits and no mesh,
     number of microbatches or constraint is given; `cuts` as a module or several, `schedule` by
     its name, or a table or the path of one, which settles `stages` and `microbatches`;
-    `loss_chunks` as a number or "auto"; `unread_outputs` as a name or several; `saved_dtype` as torch names it, None for that of what is
-    saved. AutoparError on what cannot be read."""
+    `loss_chunks` as a number or "auto"; `unread_outputs` as a name or several; `saved_dtype` as
+    torch names it, None for that of what is saved. AutoparError on what cannot be read."""
     axes, constraints = read_mesh(mesh), (*parse_pins(pins), *parse_forbidden(forbid))
     num_stages = _count("stages", _usual_stages(axes) if stages is None else stages)
     if MESH_OF_RANK in axes and num_stages == 1 and not cuts:
