@@ -6,32 +6,54 @@ data."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from autopar.errors import GuardError
+from autopar.tracer import torch_private
 from autopar.tracer.attention import attend
 from autopar.tracer.functions import SPELLED_OUT
 from autopar.tracer.known import Known
-from autopar.tracer.looks import look_of, users_frame
+from autopar.tracer.looks import Look, look_of
+from autopar.tracer.places import users_place
 from autopar.tracer.recurrent import INSTEAD as _RECURRENT
+from autopar.tracer.remedies import Refusal, function_name
 from autopar.tracer.updates import put_into
+
+
+def _unheard(_effect: str, _remedy: str) -> None:
+    """What nobody is to be told."""
 
 
 class CallMode(TorchFunctionMode):
     """Answers the calls of `_INSTEAD`, and those that look at a tensor's value as far as it is
-    `known`."""
+    `known`. What a forward of `model` does for once is a `note`: (what, what to do)."""
 
-    def __init__(self, known: Known | None = None) -> None:
+    def __init__(
+        self,
+        known: Known | None = None,
+        model: nn.Module | None = None,
+        note: Callable[[str, str], None] = _unheard,
+    ) -> None:
         super().__init__()
         self._known = known
+        self._model = model
+        self._note = note
         # What decides whether a clamp stands, by its code and line.
         self._conditions: dict[tuple[CodeType, int], list[Tensor]] = {}
+        self._failed: tuple[BaseException, str] | None = None
+        self.spends_graphs = False
+        """Whether `torch.autograd.grad` was called, and kept nothing for another backward."""
+
+    def name_of(self, error: BaseException) -> str:
+        """The function of torch that `error` came from, as it was called; "" if none."""
+        return self._failed[1] if self._failed is not None and self._failed[0] is error else ""
 
     def __torch_function__(
         self,
@@ -40,39 +62,74 @@ class CallMode(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        if kwargs is not None and isinstance(kwargs.get("generator"), torch.Generator):
-            frame = users_frame()
+        try:
+            return self._answer(func, args, kwargs or {})
+        except Exception as error:
+            # The outermost comes last: what the model called.
+            self._failed = error, function_name(func)
+            raise
+
+    def _answer(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if isinstance(kwargs.get("generator"), torch.Generator):
             raise GuardError(
-                f"{frame.f_code.co_filename}:{frame.f_lineno} draws from a generator of its own, "
+                f"{users_place().short} draws from a generator of its own, "
                 "whose state a program does not see: draw from the default one "
                 "(torch.manual_seed), or hand the numbers in as an argument"
             )
         if func in _PICKS and self._picks_known(*args):
             # Where a known mask is true is known, and so how much it picks.
             assert self._known is not None
-            args = args[0], self._known.look(_where, args[1]), *args[2:]
-            return func(*args)
+            return func(args[0], self._known.look(_where, args[1]), *args[2:])
         if func in _INSTEAD:
-            return _INSTEAD[func](*args, **(kwargs or {}))
-        if func in _LOOKS:
+            return _INSTEAD[func](*args, **kwargs)
+        if func in _LOOKS or func in _SHOWS:
             if self._known is not None and self._known.holds(args[0]):
-                return self._known.look(func, args[0])
-            frame = users_frame()
-            look = look_of(frame)
-            if look is not None:
-                if look.clamps is not None:
-                    met = args[0] if look.answer else args[0].logical_not()
-                    self._conditions.setdefault((frame.f_code, look.clamps), []).append(met)
-                is_bool = look.is_check and args[0].dtype is torch.bool
-                return look.answer if is_bool else _Told(look.answer)
+                rest = args[1:]
+                return self._known.look(lambda value: func(value, *rest, **kwargs), args[0])
+            look = look_of(users_place())
+            if func in _SHOWS:
+                return self._shown(args[0], look)
+            if look is not None and func not in _ARRAYS:
+                return self._told(func, look, args[0])
+        if func in _HOOKS and self._is_parameter(args[0]):
+            raise Refusal(
+                "a hook is put on a parameter at each call",
+                "put it there once, before autopar.compile",
+            )
+        if func is torch.autograd.grad:
+            kept = kwargs.get("retain_graph", next(iter(args[3:]), None))
+            again = kwargs.get("create_graph", next(iter(args[4:]), False))
+            self.spends_graphs |= not (again if kept is None else kept)
         if func is torch.clamp and self._conditions:
-            frame = users_frame()
-            conditions = self._conditions.pop((frame.f_code, frame.f_lineno), ())
-            found = func(*args, **(kwargs or {}))
+            place = users_place()
+            conditions = self._conditions.pop((place.code, place.line), ())
+            found = func(*args, **kwargs)
             for met in conditions:
                 found = torch.where(met, found, args[0])
             return found
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
+
+    def _told(self, func: Callable[..., Any], look: Look, tensor: Tensor) -> Any:
+        """What who looks at `tensor` is told, in a line that has the same ops whatever it finds."""
+        place = users_place()
+        if look.clamps is not None:
+            met = tensor if look.answer else tensor.logical_not()
+            self._conditions.setdefault((place.code, look.clamps), []).append(met)
+        if look.leaves_out:
+            self._note(f"prints or logs what depends on values ({place.short})", _AS_OUTPUT)
+        is_bool = look.is_check and tensor.dtype is torch.bool
+        return look.answer if is_bool or func is Tensor.__bool__ else _Told(look.answer)
+
+    def _shown(self, tensor: Tensor, look: Look | None) -> str:
+        """A tensor as text, without its values."""
+        if look is None:
+            self._note(f"makes text of a tensor ({users_place().short})", _AS_OUTPUT)
+        return f"<a traced tensor of {tensor.dtype} and shape {list(tensor.shape)}>"
+
+    def _is_parameter(self, tensor: Any) -> bool:
+        return self._model is not None and any(tensor is x for x in self._model.parameters())
 
     def _picks_known(self, x: Tensor, index: Any, *value: Any) -> bool:
         """Whether a mask whose value is known picks from `x`, or takes what is not one value."""
@@ -82,6 +139,7 @@ class CallMode(TorchFunctionMode):
         return not is_one and self._known.holds(index)
 
 
+_AS_OUTPUT = "Return what is to be shown as an output of the model, and show it after the call"
 _PICKS = frozenset({Tensor.__getitem__, Tensor.__setitem__})
 
 
@@ -150,6 +208,35 @@ def _assign(x: Tensor, index: Any, value: Any) -> None:
         x[index] = value
 
 
+def _hold(condition: Any, message: str) -> None:
+    """An assertion of a tensor is taken to hold."""
+    assert isinstance(condition, Tensor) or condition, message
+
+
+def _tensor(data: Any, **options: Any) -> Tensor:
+    """`torch.tensor` of a list that has tensors without dims in it, without gradient."""
+    leaves = torch_private.tree_flatten(data)[0] if isinstance(data, list | tuple) else []
+    if not any(isinstance(leaf, Tensor) for leaf in leaves):
+        return torch.tensor(data, **options)
+    dtype = options.pop("dtype", None) or _promoted(leaves)
+    graded = options.pop("requires_grad", False)
+    return _stacked(data, {**options, "dtype": dtype}).requires_grad_(graded)
+
+
+def _stacked(data: Any, options: dict[str, Any]) -> Tensor:
+    if isinstance(data, list | tuple):
+        return torch.stack([_stacked(item, options) for item in data])
+    return (
+        data.detach().to(**options) if isinstance(data, Tensor) else torch.tensor(data, **options)
+    )
+
+
+def _promoted(leaves: list[Any]) -> torch.dtype:
+    """The dtype of a tensor with these numbers in it."""
+    kinds = [x.dtype if isinstance(x, Tensor) else torch.tensor(x).dtype for x in leaves]
+    return reduce(torch.promote_types, kinds)
+
+
 def _is_no_mode_on(*_: Any) -> bool:
     return False
 
@@ -169,10 +256,14 @@ _INSTEAD: dict[Callable[..., Any], Callable[..., Any]] = {
     F.embedding: _embedding,
     F.embedding_bag: _embedding_bag,
     Tensor.__setitem__: _assign,
+    torch.tensor: _tensor,
+    torch_private.assertion: _hold,
     Tensor.data.__set__: put_into,  # pyright: ignore[reportAttributeAccessIssue]
     **_RECURRENT,
     **SPELLED_OUT,
 }
+
+_ARRAYS = frozenset({Tensor.numpy, Tensor.__array__})
 
 _LOOKS = frozenset(
     {
@@ -182,6 +273,10 @@ _LOOKS = frozenset(
         Tensor.__int__,
         Tensor.item,
         Tensor.tolist,
+        *_ARRAYS,
     }
 )
 """What makes a number, or numbers, of a tensor."""
+
+_SHOWS = frozenset({Tensor.__repr__, Tensor.__format__})
+_HOOKS = frozenset({Tensor.register_hook, Tensor.register_post_accumulate_grad_hook})

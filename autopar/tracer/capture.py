@@ -21,9 +21,11 @@ from autopar.ir.graph import Role
 from autopar.runtime.program.guards import is_state
 from autopar.tracer import torch_private
 from autopar.tracer.calls import CallMode
+from autopar.tracer.effects import Fakes, refused, without_inner_backward
 from autopar.tracer.failures import is_data_dependent, trace_error
 from autopar.tracer.huggingface import prepared
 from autopar.tracer.known import Known
+from autopar.tracer.spent import is_spent
 from autopar.tracer.updates import hidden_updates
 from autopar.tracer.watch import Watch, untouched
 from autopar.tracer.wrappers import unwrapped
@@ -123,6 +125,7 @@ class _Step(nn.Module):
         self.wanted = wanted
         self.watch = watch
         self.known: Known | None = None
+        self.calls = CallMode()
         self.out_spec: torch_private.TreeSpec | None = None
         self.outputs: tuple[CapturedLeaf, ...] = ()
 
@@ -130,8 +133,10 @@ class _Step(nn.Module):
         given = iter(tensors)
         leaves = [next(given) if isinstance(x, Tensor) else x for x in self.leaves]
         args, kwargs = torch_private.tree_unflatten(leaves, self.spec)
+        self.calls = CallMode(self.known, self.model, self.watch.note)
         with (
-            CallMode(self.known),
+            self.calls,
+            refused(),
             annotated(self.paths),
             hidden_updates(self.model),
             self.watch.forward(),
@@ -140,11 +145,15 @@ class _Step(nn.Module):
         found, self.out_spec = torch_private.tree_flatten(result)
         names = _names(found, result)
         roles = output_roles(found, [self.wanted(i, name) for i, name in enumerate(names)])
+        spent: set[int] = set()
+        if self.calls.spends_graphs:
+            spent = {i for i, role in enumerate(roles) if role is not None and is_spent(found[i])}
+            roles = [Role.DETACHED if i in spent else role for i, role in enumerate(roles)]
         self.outputs = tuple(
-            CapturedLeaf(role, None, name, x.requires_grad, role is None)
+            CapturedLeaf(role, None, name, x.requires_grad and i not in spent, role is None)
             if isinstance(x, Tensor)
             else CapturedLeaf(role, x, name)
-            for x, role, name in zip(found, roles, names, strict=True)
+            for i, (x, role, name) in enumerate(zip(found, roles, names, strict=True))
         )
         # An output that shares memory with another tensor would be rebuilt outside of the graph.
         return tuple(
@@ -263,7 +272,7 @@ def _joint_graph(
     spec: torch_private.TreeSpec,
     wanted: Wanted,
     watch: Watch,
-    kind: type[torch_private.FakeTensorMode] = torch_private.FakeTensorMode,
+    kind: type[Fakes] = Fakes,
     *,
     as_compiled: bool,
 ) -> tuple[_Step, fx.GraphModule]:
@@ -278,11 +287,12 @@ def _joint_graph(
         warnings.filterwarnings("ignore", "Error detected in")
         step.known = mode if isinstance(mode, Known) else None
         try:
-            return step, torch_private.joint_graph(step, fakes, mode, as_compiled=as_compiled)
+            with without_inner_backward():
+                return step, torch_private.joint_graph(step, fakes, mode, as_compiled=as_compiled)
         except TraceError:
             raise
         except Exception as error:
-            raise trace_error(error, paths) from error
+            raise trace_error(error, paths, step.calls.name_of) from error
 
 
 @contextmanager

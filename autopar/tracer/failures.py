@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import linecache
-from types import FrameType
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import nn
 
 from autopar.errors import TraceError
 from autopar.tracer import torch_private
-from autopar.tracer.looks import NOT_THE_USERS
+from autopar.tracer.effects import COLLECTIVE_REMEDY, collective_of
 from autopar.tracer.loops import dropout_of_experts
+from autopar.tracer.places import StackLocation, frames_of, is_users
+from autopar.tracer.remedies import Refusal, called, remedy_of_call, remedy_of_value
 
-_DATA_DEPENDENT_CURE = (
-    "a value that is known only when the model runs (.item(), bool(tensor), nonzero, a mask as "
-    "index) decides what it computes: compute both sides and choose with torch.where, or move the "
-    "decision out of the model"
-)
 _EXPERTS_CURE = (
     "how many tokens each expert has is known only when the model runs, and decides what it "
     "computes: write the layer with autopar.experts (docs/experts.md), which takes all experts at "
@@ -36,25 +32,67 @@ _LAYERDROP_CURE = (
     "layerdrop, and that of its configuration (layerdrop, encoder_layerdrop, "
     "decoder_layerdrop), to 0"
 )
+_CURES = {
+    "TorchScript": "what torch.jit.script made cannot be looked into: call the plain function, "
+    "without the decorator",
+    "no fake impl": "say of what shape the results of the op are: @op.register_fake",
+    "nested_tensor": "nested tensors cannot be sharded: pad with torch.nn.utils.rnn.pad_sequence, "
+    "and use a mask",
+    "invalid python storage": "a tensor has no values while the model is traced: return it as an "
+    "output of the model, and save it after the call",
+}
 _CURE = "call the model on these inputs without autopar first; if that works, rewrite this line"
 
 
-def trace_error(error: Exception, paths: dict[nn.Module, str]) -> TraceError:
-    """`error`, raised while the modules of `paths` were traced, as a TraceError."""
+def trace_error(
+    error: Exception, paths: dict[nn.Module, str], name_of: Callable[[BaseException], str]
+) -> TraceError:
+    """`error`, raised while the modules of `paths` were traced, as a TraceError. `name_of` gives
+    the name of the function of torch that an error came from, "" if there is none."""
     module, place = _where(error, paths)
-    cure = _CURE
+    who = f"module {module!r}" if module else "the model"
+    at = f" at {place}" if place else ""
+    what, remedy = _told(error, paths, module, place, name_of)
+    return TraceError(f"cannot capture {who}{at}: {what}\n  {remedy}")
+
+
+def _told(
+    error: Exception,
+    paths: dict[nn.Module, str],
+    module: str,
+    place: StackLocation | None,
+    name_of: Callable[[BaseException], str],
+) -> tuple[str, str]:
+    """(what went wrong, what to write)."""
+    chain = list(_chain(error))
+    refusal = next((each for each in chain if isinstance(each, Refusal)), None)
+    if refusal is not None:
+        return refusal.what, refusal.remedy
+    collective = next((name for each in chain if (name := collective_of(each))), "")
+    if collective:
+        return f"{collective} talks to other ranks", COLLECTIVE_REMEDY
+    name = next((name for each in chain if (name := name_of(each))), "")
+    said = f"{type(error).__name__}: {error}"
+    what = f"{called(name, place)}: {said}" if name else said
     if is_data_dependent(error):
         running = [found for found, path in paths.items() if path == module]
-        cure = _EXPERTS_CURE if "expert" in module else _DATA_DEPENDENT_CURE
-        if any(map(_averages, running)):
-            cure = _AVERAGE_CURE
-        elif any(map(_drops_layers, running)):
-            cure = _LAYERDROP_CURE
-        elif any(map(dropout_of_experts, running)):
-            cure = _EXPERTS_DROPOUT_CURE
-    name = f"module {module!r}" if module else "the model"
-    at = f" at {place}" if place else ""
-    return TraceError(f"cannot capture {name}{at}: {type(error).__name__}: {error}\n  {cure}")
+        cure = _cure_of_module(running, module) or remedy_of_call(name)
+        return what, cure or remedy_of_value(place, said)
+    return what, remedy_of_call(name) or _cure_of_error(said)
+
+
+def _cure_of_module(running: list[nn.Module], path: str) -> str | None:
+    if any(map(_averages, running)):
+        return _AVERAGE_CURE
+    if any(map(_drops_layers, running)):
+        return _LAYERDROP_CURE
+    if any(map(dropout_of_experts, running)):
+        return _EXPERTS_DROPOUT_CURE
+    return _EXPERTS_CURE if "expert" in path else None
+
+
+def _cure_of_error(said: str) -> str:
+    return next((cure for text, cure in _CURES.items() if text in said), _CURE)
 
 
 def _averages(module: nn.Module) -> bool:
@@ -70,31 +108,24 @@ def _drops_layers(module: nn.Module) -> bool:
 
 def is_data_dependent(error: BaseException | None) -> bool:
     """Whether `error` comes from a value that is known only when the model runs."""
+    return any(isinstance(each, torch_private.DATA_DEPENDENT) for each in _chain(error))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error, and those that it came from."""
     while error is not None:
-        if isinstance(error, torch_private.DATA_DEPENDENT):
-            return True
+        yield error
         error = error.__cause__ or error.__context__
-    return False
 
 
-def _where(error: BaseException, paths: dict[nn.Module, str]) -> tuple[str, str]:
-    """(path of the innermost module that was running, "file:line: text" of its user's code)."""
-    module, place = "", ""
-    for frame, line in _frames(error):
+def _where(error: BaseException, paths: dict[nn.Module, str]) -> tuple[str, StackLocation | None]:
+    """(path of the innermost module that was running, where its user's code was)."""
+    module: str = ""
+    found: StackLocation | None = None
+    for frame, place in frames_of(error):
         owner: Any = frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and owner in paths:
             module = paths[owner]
-        file = frame.f_code.co_filename
-        if not file.startswith(NOT_THE_USERS):
-            text = linecache.getline(file, line).strip()
-            place = f"{file}:{line}: {text}" if text else f"{file}:{line}"
-    return module, place
-
-
-def _frames(error: BaseException) -> list[tuple[FrameType, int]]:
-    found: list[tuple[FrameType, int]] = []
-    trace = error.__traceback__
-    while trace is not None:
-        found.append((trace.tb_frame, trace.tb_lineno))
-        trace = trace.tb_next
-    return found
+        if is_users(frame.f_code.co_filename):
+            found = place
+    return module, found

@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from autopar.tracer import torch_private
+from autopar.tracer.effects import Fakes
 
 MAX_ELEMENTS = 1 << 20
 """No larger tensor is computed."""
 
 
-class Known(torch_private.FakeTensorMode):
+class Known(Fakes):
     """Computes beside each op on fake tensors what it makes of known ones. Ops that draw random
     numbers, leave memory as it was, or change a tensor in place make nothing known."""
 
@@ -46,6 +47,8 @@ class Known(torch_private.FakeTensorMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         found = super().__torch_dispatch__(func, types, args, kwargs or {})
+        if isinstance(func, torch_private.HigherOrderOperator):
+            return found
         if func._schema.is_mutable:
             for tensor in _tensors((args, kwargs)):
                 self._values.pop(tensor, None)

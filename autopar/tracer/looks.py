@@ -1,43 +1,32 @@
 """Lines of a model's code that look at data, and yet have the same ops whatever they find: those
-that check data, and those that only clamp what overflowed."""
+that check data, those that only tell of it, and those that only clamp what overflowed."""
 
 from __future__ import annotations
 
 import ast
-import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from types import FrameType
 
-import torch
-
-NOT_THE_USERS = tuple(str(Path(str(file)).parent) for file in (torch.__file__, __file__))
-"""Folders of code that is torch's or the tracer's."""
+from autopar.tracer.places import StackLocation
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
     """What all looks at data in a line are told. With `clamps`, they decide whether the result of
     the `torch.clamp` in that line stands for what it is given. The line `is_check` where it calls
-    what raises unless it is handed a bool that is true."""
+    what raises unless it is handed a bool that is true. It `leaves_out` what only prints or logs,
+    which is not done then."""
 
     answer: bool
     clamps: int | None = None
     is_check: bool = False
+    leaves_out: bool = False
 
 
-def users_frame() -> FrameType:
-    """The frame that runs, of code that is neither torch's nor the tracer's."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(NOT_THE_USERS) and frame.f_back is not None:
-        frame = frame.f_back
-    return frame
-
-
-def look_of(frame: FrameType) -> Look | None:
+def look_of(place: StackLocation) -> Look | None:
     """What looks at data in the line that runs are told; None if that is to be refused."""
-    return _looks(frame.f_code.co_filename).get(frame.f_lineno)
+    return _looks(place.code.co_filename).get(place.line)
 
 
 @cache
@@ -64,6 +53,8 @@ def _looks(file: str) -> dict[int, Look]:
                 look = _told(node.test, True, clamps)
             elif node not in caught and all(isinstance(line, ast.Raise) for line in node.body):
                 look = _told(node.test, False)
+            elif not node.orelse and all(map(_only_tells, node.body)):
+                look = _told(node.test, False, leaves_out=True)
         if (
             look is not None
             and isinstance(node, ast.stmt)
@@ -78,17 +69,33 @@ def _is_check(value: ast.expr) -> bool:
     """Whether it is a call of torch's `_check` or its kin, or of that of transformers."""
     match value:
         case ast.Call(func=ast.Attribute(value=ast.Name(id="torch"), attr=name)):
-            return name.startswith("_check")
+            return name.startswith(("_check", "_assert"))
         case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
             return name == "torch_compilable_check"
         case _:
             return False
 
 
-def _told(test: ast.expr, answer: bool, clamps: int | None = None) -> Look | None:
+_TELLING = frozenset(
+    ("print", "warn", "warning", "warning_once", "info", "debug", "error", "critical", "log")
+)
+
+
+def _only_tells(line: ast.stmt) -> bool:
+    """Whether a statement does no more than print or log."""
+    match line:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name))):
+            return name in _TELLING
+        case _:
+            return isinstance(line, ast.Pass)
+
+
+def _told(
+    test: ast.expr, answer: bool, clamps: int | None = None, *, leaves_out: bool = False
+) -> Look | None:
     """What looks in a condition are told so that it is `answer`, if it is the same for all."""
     wanted = _wanted(test, answer)
-    return Look(wanted.pop(), clamps) if len(wanted) == 1 else None
+    return Look(wanted.pop(), clamps, leaves_out=leaves_out) if len(wanted) == 1 else None
 
 
 def _wanted(test: ast.expr, answer: bool) -> set[bool]:

@@ -77,34 +77,40 @@ def strip_prefix(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def keep_known_outputs(gm: fx.GraphModule) -> fx.GraphModule:
-    """Drop the outputs that are no tensors (no gradient is asked for there); TraceError on one
-    that autopar cannot return."""
+    """Drop the outputs that are no tensors (no gradient is asked for there), and gradients of
+    inputs, for which only forward asks; TraceError on one that autopar cannot return."""
     kept: list[tuple[Any, Any]] = []
     for item, desc in zip(*outputs_of(gm), strict=True):
-        if item is None:
-            continue
-        known = isinstance(desc, torch_private.PlainAOTOutput) or (
-            isinstance(desc, torch_private.GradAOTOutput)
-            and isinstance(desc.grad_of, torch_private.ParamAOTInput)
-        )
-        if isinstance(desc, torch_private.InputMutationAOTOutput):
-            known = isinstance(
-                desc.mutated_input, torch_private.BufferAOTInput | torch_private.ParamAOTInput
-            )
-            if not known:
+        match desc:
+            case torch_private.GradAOTOutput(grad_of=torch_private.PlainAOTInput()):
+                continue
+            case torch_private.GradAOTOutput(grad_of=torch_private.BufferAOTInput() as buffer):
+                raise TraceError(
+                    f"forward makes {_target(buffer)} require a gradient, which is no parameter: "
+                    "make it an nn.Parameter"
+                )
+            case torch_private.InputMutationAOTOutput(mutated_input=changed) if not isinstance(
+                changed, torch_private.BufferAOTInput | torch_private.ParamAOTInput
+            ):
                 module = item.meta.get("custom", {}).get(MODULE_KEY, "")
                 who = f"module {module!r}" if module else "the model"
                 raise TraceError(
-                    f"{who} changes one of the model's inputs in place "
-                    f"({desc.mutated_input.expr()}): change a copy of it"
+                    f"{who} changes one of the model's inputs in place ({changed.expr()}): "
+                    "change a copy of it"
                 )
-        if not known:
-            raise TraceError(
-                f"the captured graph has an output autopar does not know: {desc!r}; a token is "
-                "that of an op that checks its result, as torch.linalg.lu_factor does: take the "
-                "function without checks (torch.linalg.lu_factor_ex)"
-            )
-        kept.append((item, desc))
+            case (
+                torch_private.PlainAOTOutput()
+                | torch_private.InputMutationAOTOutput()
+                | torch_private.GradAOTOutput(grad_of=torch_private.ParamAOTInput())
+            ):
+                if item is not None:
+                    kept.append((item, desc))
+            case _ if item is not None:
+                raise TraceError(
+                    f"the captured graph has an output autopar does not know: {desc!r}"
+                )
+            case _:
+                pass
     set_outputs(gm, kept)
     return gm
 

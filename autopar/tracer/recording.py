@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.tracer import torch_private
+from autopar.tracer.effects import is_collective
 from autopar.tracer.wrappers import region
 
 
@@ -89,6 +90,8 @@ class Recorder(torch_private.TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        if is_collective(func):
+            raise Unrecordable("an op that talks to other ranks")
         reads: list[Recorded] = []
         given = self._form(args, reads), self._form(tuple((kwargs or {}).items()), reads)
         # The stand-ins of a trace are on the CPU, and cast as autocast there says.

@@ -28,6 +28,9 @@ from torch._functorch._aot_autograd.descriptors import (
     TangentAOTInput,
 )
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._higher_order_ops.effects import with_effects
+from torch._higher_order_ops.utils import registered_hop_fake_fns
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -51,7 +54,6 @@ from torch.utils._pytree import (
 )
 from torch.utils.checkpoint import noop_context_fn
 
-from autopar.errors import TraceError
 from autopar.ir.graph import Checkpointed
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
@@ -64,6 +66,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "GradAOTOutput",
+    "HigherOrderOperator",
     "InputMutationAOTOutput",
     "ParamAOTInput",
     "PlainAOTInput",
@@ -73,12 +76,14 @@ __all__ = [
     "TreeSpec",
     "UnsupportedFakeTensorException",
     "annotate",
+    "assertion",
     "compiling",
     "decomposition",
     "functionless",
     "is_functional",
     "joint_graph",
     "no_modes",
+    "on_fakes",
     "ops_of",
     "register_pytree_node",
     "renamed",
@@ -87,7 +92,11 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
     "weight_norm",
+    "with_effects",
 ]
+
+assertion = torch._assert
+"""What is called with a condition and a message."""
 
 weight_norm = torch._weight_norm  # pyright: ignore[reportPrivateImportUsage]
 """What the weight norms of `torch.nn.utils` call."""
@@ -142,35 +151,12 @@ def joint_graph(
         fake_mode,
         compiling(as_compiled),
         preserve_node_meta(),
-        _without_inner_backward(),
     ):
         joint = aot_export_joint_with_descriptors(stack, module, args)
         gm = joint.graph_module
     gm.graph.set_codegen(CodeGen())
     # Code is written once it is asked for: most graphs are read, not run.
     return _LazyGraphModule(gm, gm.graph)
-
-
-_INNER_BACKWARD = (
-    "the backward of a custom autograd.Function of the model calls torch.autograd.backward, as "
-    "reversible layers do: that adds gradients to parameters where no graph shows it; return them "
-    "from torch.autograd.grad instead, or use torch.utils.checkpoint to save memory"
-)
-
-
-@contextmanager
-def _without_inner_backward() -> Generator[None, None, None]:
-    """A backward that runs another one is a TraceError: its gradients would be lost."""
-
-    def refused(*_args: Any, **_kwargs: Any) -> None:
-        raise TraceError(_INNER_BACKWARD)
-
-    before = torch.autograd.backward
-    torch.autograd.backward = refused
-    try:
-        yield
-    finally:
-        torch.autograd.backward = before
 
 
 @cache
@@ -190,6 +176,16 @@ def is_functional(op: Any) -> bool:
     if schema is None or schema.is_mutable:
         return False
     return all(result.alias_info is None for result in schema.returns)
+
+
+def on_fakes(
+    mode: FakeTensorMode, op: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What a higher-order op gives on fake tensors, in a `mode` of a derived class, which torch
+    does not look for."""
+    if op in registered_hop_fake_fns:
+        return FakeTensorMode.__torch_dispatch__(mode, op, (), args, kwargs)
+    return op.python_key_table[FakeTensorMode](mode, *args, **kwargs)
 
 
 def functionless(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from autopar.errors import TraceError
 from autopar.tracer import torch_private
 from autopar.tracer.outputs import outputs_of, set_outputs
+from autopar.tracer.remedies import Refusal
 
 aten = torch.ops.aten
 
@@ -69,8 +70,9 @@ def hidden_updates(model: nn.Module) -> Generator[None, None, None]:
 def put_into(tensor: Tensor, value: Tensor) -> None:
     """`tensor.data = value`, as a change in place, which a graph can show."""
     if value.shape != tensor.shape or value.dtype != tensor.dtype:
-        raise TraceError(
+        raise Refusal(
             f"forward makes a tensor of {tensor.dtype} and shape {list(tensor.shape)} one of "
-            f"{value.dtype} and shape {list(value.shape)} by setting its data: use another tensor"
+            f"{value.dtype} and shape {list(value.shape)} by setting its data",
+            "use another tensor",
         )
     tensor.detach().copy_(value.detach())

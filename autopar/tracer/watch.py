@@ -3,7 +3,6 @@ Python that its program will not do again."""
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from autopar.errors import SideEffectWarning, TraceError, listed
 from autopar.runtime.program.frozen import frozen
 from autopar.runtime.program.guards import HOOKS, TABLES, Read, is_watchable
+from autopar.tracer.draws import draws_noted
 from autopar.tracer.reachable import reachable
 
 _CONTAINERS = (dict, OrderedDict, list, set)
@@ -34,6 +34,14 @@ _SET_UP = {
 }  # fmt: skip
 
 
+_OUTSIDE = "Pass what changes as an argument, keep it in a buffer, or do it outside of forward"
+
+_WITH_TORCH = (
+    "Set the probability to 0, pass what is drawn as an argument, or draw with torch, as in "
+    "torch.where(torch.rand([]) < p, a, b)"
+)
+
+
 class Watch:
     """What `model` reads, and what it changes, in the forwards that run inside `forward()`."""
 
@@ -43,7 +51,7 @@ class Watch:
         self._owners = {id(m): (m, path or "the model") for m, path in self._paths.items()}
         self._found: dict[tuple[int, str], None] = {}
         self._around = reachable(model, leaves or [])
-        self._effects: dict[str, None] = {}
+        self._effects: dict[str, str] = {}
         self._replaced: dict[tuple[nn.Module, str], None] = {}
         self._spared: dict[tuple[nn.Module, str], None] = {}
 
@@ -55,6 +63,10 @@ class Watch:
             owner, called = self._owners[identity]
             inside.append(Read(owner, name, _label(called, name)))
         return (*inside, *self._around)
+
+    def note(self, effect: str, remedy: str) -> None:
+        """The forward has an `effect` that its program will not have."""
+        self._effects[effect] = remedy
 
     def spare_replaced(self) -> None:
         """Of buffers that forward replaces it reads copies from now on: where backward needs the
@@ -73,11 +85,10 @@ class Watch:
                 yield
             for module, (attributes, copies) in zip(modules, before, strict=True):
                 for name in _changed(module, attributes, copies):
-                    self._effects[f"sets {_label(self._paths[module] or 'the model', name)}"] = None
+                    self.note(f"sets {_label(self._paths[module] or 'the model', name)}", _OUTSIDE)
                 for name in self._settled(module, copies):
-                    self._effects[
-                        f"replaces {_label(self._paths[module] or 'the model', name)}"
-                    ] = None
+                    called = _label(self._paths[module] or "the model", name)
+                    self.note(f"replaces {called}", _OUTSIDE)
 
     def _settled(self, module: nn.Module, copies: dict[str, Any]) -> Iterator[str]:
         """The parameters and submodules that were replaced; buffers are changed in place."""
@@ -103,34 +114,29 @@ class Watch:
         forward did to them and to its modules is told."""
         states = [frozen(_held(read), read.label) for read in self._around]
         kept = [(read, _held(read), _copy(_held(read))) for read in self._around]
-        drawn, drawn_by_numpy = random.getstate(), _numpy_state()
         try:
-            yield
+            with draws_noted() as draws:
+                yield
+                for effect in draws():
+                    self.note(effect, _WITH_TORCH)
             for read, state in zip(self._around, states, strict=True):
                 if frozen(_held(read), read.label) != state:
-                    self._effects[f"changes {read.label}"] = None
-            if random.getstate() != drawn:
-                self._effects["draws from Python's random"] = None
-            if not _equal(_numpy_state(), drawn_by_numpy):
-                self._effects["draws from numpy's random"] = None
+                    self.note(f"changes {read.label}", _OUTSIDE)
         finally:
-            random.setstate(drawn)
-            np.random.set_state(drawn_by_numpy)  # noqa: NPY002
             for read, value, copy in kept:
                 _restore(read, value, copy)
         self._tell(strict)
 
     def _tell(self, strict: bool) -> None:
-        if not self._effects:
-            return
-        text = (
-            f"forward {listed(self._effects)}: Python runs when the model is traced, "
-            "and not again when its program runs. Pass what changes as an argument, keep it in a "
-            "buffer, or do it outside of forward"
-        )
-        if strict:
-            raise TraceError(text)
-        warnings.warn(SideEffectWarning(text), stacklevel=2)
+        for remedy in dict.fromkeys(self._effects.values()):
+            effects = [effect for effect, what in self._effects.items() if what == remedy]
+            text = (
+                f"forward {listed(effects)}: Python runs when the model is traced, "
+                f"and not again when its program runs. {remedy}"
+            )
+            if strict:
+                raise TraceError(text)
+            warnings.warn(SideEffectWarning(text), stacklevel=2)
 
 
 def _label(called: str, name: str) -> str:
@@ -259,12 +265,3 @@ def _refill(held: Any, items: Any) -> None:
     """Make a dict, list or set hold `items` again."""
     held.clear()
     held.extend(items) if isinstance(held, list) else held.update(items)
-
-
-def _numpy_state() -> Any:
-    """That of the generator that `np.random.rand` and its like draw from."""
-    return np.random.get_state()  # noqa: NPY002
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
