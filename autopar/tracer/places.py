@@ -201,16 +201,13 @@ def _use(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ValueUse:
 
 def _use_in_call(name: str) -> ValueUse | None:
     """That of an argument; None where the call's result is what it is."""
-    kinds: dict[ValueUse, frozenset[str]] = {
-        "size": _SIZES,
-        "log": _LOGS,
-        "order": _ORDERS,
-        "index": _KEYS,
-    }
-    for use, names in kinds.items():
-        if name in names:
-            return use
-    return None
+    if name in _SIZES:
+        return "size"
+    if name in _LOGS:
+        return "log"
+    if name in _ORDERS:
+        return "order"
+    return "index" if name in _KEYS else None
 
 
 def _use_of_target(target: ast.AST, assigned: ast.AST, parents: dict[ast.AST, ast.AST]) -> ValueUse:
