@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from autopar.errors import GuardError
+from autopar.runtime.program.spent import keeps_graph
 from autopar.tracer import torch_private
 from autopar.tracer.attention import attend
 from autopar.tracer.functions import SPELLED_OUT
@@ -99,9 +100,7 @@ class CallMode(TorchFunctionMode):
                 "put it there once, before autopar.compile",
             )
         if func is torch.autograd.grad:
-            kept = kwargs.get("retain_graph", next(iter(args[3:]), None))
-            again = kwargs.get("create_graph", next(iter(args[4:]), False))
-            self.spends_graphs |= not (again if kept is None else kept)
+            self.spends_graphs |= not keeps_graph(*args, **kwargs)
         if func is torch.clamp and self._conditions:
             place = users_place()
             conditions = self._conditions.pop((place.code, place.line), ())

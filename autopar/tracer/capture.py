@@ -19,13 +19,13 @@ from torch import Tensor, fx, nn
 from autopar.errors import TraceError
 from autopar.ir.graph import Role
 from autopar.runtime.program.guards import is_state
+from autopar.runtime.program.spent import is_spent
 from autopar.tracer import torch_private
 from autopar.tracer.calls import CallMode
 from autopar.tracer.effects import Fakes, refused, without_inner_backward
 from autopar.tracer.failures import is_data_dependent, trace_error
 from autopar.tracer.huggingface import prepared
 from autopar.tracer.known import Known
-from autopar.tracer.spent import is_spent
 from autopar.tracer.updates import hidden_updates
 from autopar.tracer.watch import Watch, untouched
 from autopar.tracer.wrappers import unwrapped

@@ -183,6 +183,8 @@ def _use(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ValueUse:
                 use = _use_in_call(name)
                 if use is not None:
                     return use
+            case ast.Lambda():
+                return "number"
             case ast.JoinedStr() | ast.FormattedValue() | ast.Expr():
                 return "log"
             case ast.Assign(targets=[target]) | ast.AnnAssign(target=target):
@@ -236,11 +238,9 @@ def _is_chance(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
     names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
     drawn = [node]
     for part in ast.walk(_function_of(node, parents)):
-        match part:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if name in names:
-                drawn.append(value)
-            case _:
-                pass
+        if isinstance(part, ast.Assign):
+            targets = {n.id for t in part.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
+            drawn += [part.value] if names & targets else []
     called = [part.func for each in drawn for part in ast.walk(each) if isinstance(part, ast.Call)]
     return any(
         isinstance(func, ast.Attribute) and ("rand" in func.attr or func.attr in _DRAWS)

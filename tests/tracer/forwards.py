@@ -6,8 +6,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import random
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 
 Forward = Callable[..., Tensor]
 
@@ -241,7 +239,7 @@ REFUSED: dict[str, Refused] = {
         repeat, "int(tensor)", _ARGUMENT, repeat_so_often, lambda x, ids: (int(ids.max()) % 3,)
     ),
     "range of a tensor": Refused(
-        lambda m, x, ids: sum((m.line(x).mean() for _ in range(ids.max() % 3 + 1)), m.line(x).sum()),
+        lambda m, x, ids: torch.stack([m.line(x) for _ in range(ids.max() % 3 + 1)]).mean(),
         "a tensor as an index or a size", "a size or a bound",
     ),
     "slice": Refused(
@@ -317,7 +315,7 @@ REFUSED: dict[str, Refused] = {
         lambda m, x, ids: (m.line(x) * (x * 2)).mean(),
     ),
     "numpy's functions": Refused(
-        lambda m, x, ids: m.table(ids[0][np.argsort(ids[0])]).mean(),
+        lambda m, x, ids: m.table(ids[0][np.asarray(ids[0]).argsort()]).mean(),
         "numpy's view of a tensor", "write it with torch",
         lambda m, x, ids: m.table(ids[0][torch.argsort(ids[0])]).mean(),
     ),
@@ -360,86 +358,3 @@ REFUSED: dict[str, Refused] = {
     ),
     "backward": Refused(inner_backward, "backward", "torch.autograd.grad", inner_grad),
 }  # fmt: skip
-
-
-def telling(m: Part, x: Tensor, ids: Tensor) -> Tensor:
-    y = m.line(x)
-    if y.isnan().any():
-        warnings.warn("nan", stacklevel=2)
-    return y.mean()
-
-
-def shown(m: Part, x: Tensor, ids: Tensor) -> Tensor:
-    y = m.line(x)
-    LOG["text"] = f"{y.mean():.3f} {y}"
-    return y.mean()
-
-
-def drawn(m: Part, x: Tensor, ids: Tensor) -> Tensor:
-    return m.line(x).mean() * (1 if random.random() < 1 else 2)
-
-
-TOLD: dict[str, tuple[Forward, str]] = {
-    "warning": (telling, r"prints or logs what depends on values \(.*forwards\.py:\d+\).*output"),
-    "text": (shown, r"makes text of a tensor \(.*forwards\.py:\d+\).* as an output"),
-    "chance": (drawn, r"draws from Python's random \(.*forwards\.py:\d+\).*probability to 0"),
-}
-
-
-def forces(m: Part, x: Tensor, ids: Tensor) -> Tensor:
-    x.requires_grad_()
-    energy = m.line(x).tanh().sum()
-    (force,) = torch.autograd.grad(energy, x, create_graph=True)
-    return energy + force.square().mean()
-
-
-def penalty(m: Part, x: Tensor, ids: Tensor) -> Tensor:
-    z = x.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(m.line(z).tanh().sum(), z, create_graph=True)
-    return (slope.norm(dim=1) - 1).square().mean() + m.table(ids).mean()
-
-
-def on_cpu(m: Part, x: Tensor, ids: Tensor) -> Tensor:
-    with save_on_cpu():
-        return m.line(x).exp().mean()
-
-
-def watched(m: Part, x: Tensor, ids: Tensor) -> Tensor:
-    y = m.line(x)
-    y.retain_grad()
-    y.register_hook(lambda grad: grad * 2)
-    with torch.profiler.record_function("square"):
-        return y.square().mean()
-
-
-def resized(m: Part, x: Tensor, ids: Tensor) -> Tensor:
-    y, twice = m.line(x), torch.empty(0)
-    torch.mul(y.detach(), 2, out=twice)
-    return (y * twice).mean()
-
-
-def checked(m: Part, x: Tensor, ids: Tensor) -> Tensor:
-    if ids.max().item() >= 16:
-        raise ValueError("no such word")
-    assert (ids >= 0).all()
-    torch._assert((ids >= 0).all(), "no such word")
-    torch._check(bool((ids >= 0).all()))
-    return m.table(ids).square().mean()
-
-
-WORKS: dict[str, Forward] = {
-    "forces": forces,
-    "penalty": penalty,
-    "save_on_cpu": on_cpu,
-    "hooks of activations": watched,
-    "out of another shape": resized,
-    "checks": checked,
-    "numbers of tensors": lambda m, x, ids: (
-        m.line(x) * torch.tensor([x[0, 0], 2, x[0, 1], ids[0, 0], x[1, 0], 1.5])
-    ).mean(),
-    "numpy of what is known": lambda m, x, ids: m.table(
-        torch.from_numpy(torch.arange(4).numpy() % 3)
-    ).mean(),
-    "disabled": lambda m, x, ids: torch.compiler.disable(m.line)(x).mean(),
-    "picked by a permutation": lambda m, x, ids: m.line(x)[torch.randperm(4)[:2]].sum(),
-}

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import autopar
 from autopar.errors import SideEffectWarning, TraceError
 from autopar.tracer import trace
-from tests.tracer.forwards import LOG, REFUSED, TOLD, WORKS, Forward, Whole
+from tests.tracer.forwards import REFUSED, Forward, Whole
+from tests.tracer.forwards_that_work import TOLD, WORKS
 
 _GENERATOR = torch.Generator().manual_seed(5)
 BATCHES = [
@@ -78,10 +79,12 @@ def test_what_is_left_out_is_told(name: str) -> None:
         trace(model(forward), BATCHES[0], strict=True)
 
 
-def test_text_of_a_traced_tensor_says_that_it_has_no_values() -> None:
+def test_text_of_a_traced_tensor_says_that_it_has_no_values(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.warns(SideEffectWarning):
         trace(model(TOLD["text"][0]), BATCHES[0])
-    assert "a traced tensor of torch.float32 and shape [4, 6]" in LOG["text"]
+    assert "a traced tensor of torch.float32 and shape [4, 6]" in capsys.readouterr().out
 
 
 def test_a_hook_that_is_put_on_a_parameter_before_works() -> None:
@@ -94,12 +97,14 @@ def test_a_hook_that_is_put_on_a_parameter_before_works() -> None:
 
 
 def test_generators_are_as_before() -> None:
+    models = [model(REFUSED[name].forward) for name in ("seed", "fork")]
+    drawing = model(TOLD["chance"][0])
     drawn = random.getstate(), torch.get_rng_state(), random.random
-    for name in ("seed", "fork"):
+    for seeding in models:
         with pytest.raises(TraceError):
-            trace(model(REFUSED[name].forward), BATCHES[0])
+            trace(seeding, BATCHES[0])
     with pytest.warns(SideEffectWarning):
-        trace(model(TOLD["chance"][0]), BATCHES[0])
+        trace(drawing, BATCHES[0])
     assert random.getstate() == drawn[0] and random.random == drawn[2]
     assert torch.equal(torch.get_rng_state(), drawn[1])
 
@@ -140,6 +145,11 @@ def test_outputs_whose_graph_is_used_up(graded: bool, training: bool) -> None:
                 outputs[2].sum().backward()
     if graded:
         torch.testing.assert_close(ours.line.weight.grad, eager.line.weight.grad)
+
+
+def test_outputs_whose_graph_is_used_up_are_verified() -> None:
+    model, inputs = Energies().double(), (BATCHES[0][0].double(),)
+    autopar.verify(autopar.plan(model, inputs, cluster="2xcpu", mesh="2"), model, inputs)
 
 
 @pytest.mark.parametrize("name", ["forces", "penalty"])

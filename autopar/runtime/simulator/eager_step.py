@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from autopar.errors import AutoparError, VerificationError
 from autopar.ir.graph import Graph, Role
 from autopar.runtime.module.params import buffer_places
+from autopar.runtime.program.spent import is_spent, spending_noted
 from autopar.runtime.simulator.differences import SimulatedStep
 from autopar.runtime.simulator.precision import in_dtype
 from autopar.runtime.simulator.spmd import StepResult
-from autopar.runtime.torch_private import TreeSpec, flatten, unflatten
+from autopar.runtime.torch_private import TreeSpec, flatten, map_tensors, unflatten
 
 TOLERANCES: Mapping[str, float] = {
     "float64": 1e-9,
@@ -110,10 +111,14 @@ def eager_step(
     The model is changed as a step changes it: see `own_values`.
     """
     before = {name: x.clone() for name, x in (_buffers(model) | _parameters(model)).items()}
+    # A model may let its inputs require gradients, for those that it takes within forward.
+    args, kwargs = map_tensors(lambda x: x if x.requires_grad else x.detach(), (args, kwargs))
     trained = any(param.requires_grad for param in model.parameters())
-    with torch.set_grad_enabled(trained):
+    with torch.set_grad_enabled(trained), spending_noted() as spending:
         leaves = _in_form(model(*args, **kwargs), *form)
     outputs = {str(k): x for k, x in enumerate(leaves) if isinstance(x, Tensor)}
+    spent = {name for name, x in outputs.items() if spending and is_spent(x)}
+    able = _ends({name: x for name, x in outputs.items() if name not in spent})
     ends = [k for k in directions if leaves[k].requires_grad]
     if ends:
         torch.autograd.backward([leaves[k] for k in ends], [directions[k] for k in ends])
@@ -123,7 +128,7 @@ def eager_step(
         buffers=buffers,
         parameters=parameters,
         gradients={n: p.grad.to_dense() for n, p in model.named_parameters() if p.grad is not None},
-        ends=frozenset(_ends(outputs)),
+        ends=frozenset(able),
         changed=frozenset(
             name
             for name, x in (buffers | parameters).items()

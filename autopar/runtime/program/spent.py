@@ -2,9 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor
+
+
+def keeps_graph(
+    _outputs: Any,
+    _inputs: Any,
+    _grads: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    **_: Any,
+) -> bool:
+    """Whether a call of `torch.autograd.grad` with these arguments leaves what was saved."""
+    return create_graph if retain_graph is None else retain_graph
+
+
+@contextmanager
+def spending_noted() -> Generator[list[bool], None, None]:
+    """Gives a list that has an item for each call of `torch.autograd.grad` inside that gives up
+    what was saved. `is_spent` may be dear, and what unpacks what was saved has effects."""
+    spending: list[bool] = []
+    grad = torch.autograd.grad
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        if not keeps_graph(*args, **kwargs):
+            spending.append(True)
+        return grad(*args, **kwargs)
+
+    torch.autograd.grad = noted
+    try:
+        yield spending
+    finally:
+        torch.autograd.grad = grad
 
 
 def is_spent(tensor: Tensor) -> bool:
