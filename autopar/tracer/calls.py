@@ -19,6 +19,7 @@ from autopar.errors import GuardError
 from autopar.runtime.program.spent import keeps_graph
 from autopar.tracer import torch_private
 from autopar.tracer.attention import attend
+from autopar.tracer.effects import CONTROL_FLOW_REMEDY
 from autopar.tracer.functions import SPELLED_OUT
 from autopar.tracer.known import Known
 from autopar.tracer.looks import Look, look_of
@@ -49,6 +50,9 @@ class CallMode(TorchFunctionMode):
         # What decides whether a clamp stands, by its code and line.
         self._conditions: dict[tuple[CodeType, int], list[Tensor]] = {}
         self._failed: tuple[BaseException, str] | None = None
+        self.refused: Exception | None = None
+        """What cannot be traced: eager does it, so that a model that catches the error, and goes on
+        otherwise, would be another one."""
         self.spends_graphs = False
         """Whether `torch.autograd.grad` was called, and kept nothing for another backward."""
 
@@ -68,11 +72,15 @@ class CallMode(TorchFunctionMode):
         except Exception as error:
             # The outermost comes last: what the model called.
             self._failed = error, function_name(func)
+            if isinstance(error, (Refusal, *torch_private.DATA_DEPENDENT)):
+                self.refused = error
             raise
 
     def _answer(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if getattr(func, "_name", "") in _CONTROL_FLOW:
+            raise Refusal(f"torch's {function_name(func)}", CONTROL_FLOW_REMEDY)
         if isinstance(kwargs.get("generator"), torch.Generator):
             raise GuardError(
                 f"{users_place().short} draws from a generator of its own, "
@@ -139,6 +147,9 @@ class CallMode(TorchFunctionMode):
 
 
 _AS_OUTPUT = "Return what is to be shown as an output of the model, and show it after the call"
+_CONTROL_FLOW = frozenset({"cond", "while_loop", "scan", "map_impl"})
+"""Ops that hold graphs of their own."""
+
 _PICKS = frozenset({Tensor.__getitem__, Tensor.__setitem__})
 
 

@@ -142,6 +142,8 @@ class _Step(nn.Module):
             self.watch.forward(),
         ):
             result = self.model(*args, **kwargs)
+        if self.calls.refused is not None:
+            raise self.calls.refused
         found, self.out_spec = torch_private.tree_flatten(result)
         names = _names(found, result)
         roles = output_roles(found, [self.wanted(i, name) for i, name in enumerate(names)])
@@ -288,7 +290,10 @@ def _joint_graph(
         step.known = mode if isinstance(mode, Known) else None
         try:
             with without_inner_backward():
-                return step, torch_private.joint_graph(step, fakes, mode, as_compiled=as_compiled)
+                gm = torch_private.joint_graph(step, fakes, mode, as_compiled=as_compiled)
+            if mode.refused is not None:
+                raise mode.refused
+            return step, gm
         except TraceError:
             raise
         except Exception as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from threading import Thread, current_thread
 from types import FrameType
 from typing import Any
 
@@ -39,6 +40,8 @@ class Fakes(torch_private.FakeTensorMode):
     """Ops on fake tensors. One that does more than make its result is a Refusal."""
 
     supports_higher_order_operators = True
+    refused: Refusal | None = None
+    """The last one, which the model may have caught."""
 
     def __torch_dispatch__(
         self,
@@ -49,24 +52,28 @@ class Fakes(torch_private.FakeTensorMode):
     ) -> Any:
         if isinstance(func, torch_private.HigherOrderOperator):
             if func is torch_private.with_effects:
-                _refuse(args[1], args[2:])
+                self._refuse(args[1], args[2:])
             return torch_private.on_fakes(self, func, args, dict(kwargs or {}))
         if is_collective(func) or func is torch.ops.aten._linalg_check_errors.default:
-            _refuse(func, args)
+            self._refuse(func, args)
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 
+    def _refuse(self, op: Any, args: tuple[Any, ...]) -> None:
+        self.refused = _refusal(op, args)
+        raise self.refused
 
-def _refuse(op: Any, args: tuple[Any, ...]) -> None:
+
+def _refusal(op: Any, args: tuple[Any, ...]) -> Refusal:
     if is_collective(op):
         name = _collective(users_call()) or str(op)
-        raise Refusal(f"{name} talks to other ranks", COLLECTIVE_REMEDY)
+        return Refusal(f"{name} talks to other ranks", COLLECTIVE_REMEDY)
     if op is torch.ops.aten._linalg_check_errors.default:
         name = args[1]
-        raise Refusal(
+        return Refusal(
             f"{name} checks its result, which is known only when the model runs",
             f"take the function without checks ({name}_ex), whose last result says what is wrong",
         )
-    raise Refusal(
+    return Refusal(
         f"{op} has effects beside its result",
         "a program does not have them: call it outside of forward",
     )
@@ -91,6 +98,11 @@ def collective_of(error: BaseException) -> str:
     return _collective(frames[users[-1] :]) if users else ""
 
 
+CONTROL_FLOW_REMEDY = (
+    "a graph within the graph cannot be sharded: compute both sides and choose with "
+    "torch.where(condition, a, b), or write a loop of Python"
+)
+_THREADS = "call the function itself, in the same thread"
 _SEEDS = (
     "a program draws from one stream that only the model advances: draw such numbers once, in "
     "__init__, and keep them in a buffer, or pass them as an argument; seed before the call"
@@ -114,11 +126,22 @@ def refused() -> Generator[None, None, None]:
             raise Refusal(f"{name} changes what is saved for backward", _HOOKS)
         enter(self)
 
+    start, tracing = Thread.start, current_thread()
+
+    def started(self: Thread) -> None:
+        calls = [frame.f_globals.get("__name__", "") for frame in users_call()]
+        pooled = all(name.startswith(("concurrent.futures", __name__)) for name in calls)
+        if current_thread() is tracing and pooled:
+            raise Refusal("a thread is started, and what it computes is not traced", _THREADS)
+        start(self)
+
     replaced: list[tuple[Any, str, Any]] = [
         (torch.random, "default_generator", _Seeded()),
         (saved_tensors_hooks, "__enter__", entered),
         # Its statistics are those of all ranks' rows, which are there.
         (nn.SyncBatchNorm, "forward", nn.BatchNorm2d.forward),
+        (torch, "cond", _cond),
+        (Thread, "start", started),
     ]
     before = [getattr(owner, name) for owner, name, _ in replaced]
     try:
@@ -148,6 +171,10 @@ def without_inner_backward() -> Generator[None, None, None]:
         yield
     finally:
         torch.autograd.backward = before
+
+
+def _cond(*_: Any, **__: Any) -> Any:
+    raise Refusal("torch.cond", CONTROL_FLOW_REMEDY)
 
 
 class _Seeded:

@@ -97,6 +97,8 @@ def use_of(place: StackLocation) -> ValueUse:
         case ast.Subscript(slice=index):
             slices = [part for part in ast.walk(index) if isinstance(part, ast.Slice)]
             return "size" if slices else "index"
+        case ast.IfExp() | ast.BoolOp():
+            use = "branch"
         case ast.Call(func=ast.Name(id=name)):
             use = _use_in_call(name) or _use(node, parents)
         case _:

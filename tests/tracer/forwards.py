@@ -8,6 +8,7 @@ import io
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -160,6 +161,22 @@ def inner_grad(m: Part, x: Tensor, ids: Tensor) -> Tensor:
     return (m.line(x) * torch.autograd.grad(z.square().sum(), z)[0]).mean()
 
 
+def swallow(m: Part, x: Tensor, ids: Tensor) -> Tensor:
+    try:
+        count = ids.max().item()
+    except Exception:
+        count = 100
+    return m.line(x).mean() * count
+
+
+def in_a_thread(m: Part, x: Tensor, ids: Tensor) -> Tensor:
+    found: list[Tensor] = []
+    thread = Thread(target=lambda: found.append(m.line(x)))
+    thread.start()
+    thread.join()
+    return found[0].mean()
+
+
 LOG: dict[str, Any] = {}
 _ARGUMENT = "pass it as an argument"
 
@@ -234,6 +251,21 @@ REFUSED: dict[str, Refused] = {
         lambda m, x, ids: m.line(x).mean() if ids.max() > 7 else m.table(ids).mean(),
         "bool(tensor)", "choose with torch.where",
         lambda m, x, ids: torch.where(ids.max() > 7, m.line(x).mean(), m.table(ids).mean()),
+    ),
+    "method": Refused(
+        lambda m, x, ids: m.line(x).mean() if ids.any() else m.line(x).sum(),
+        "bool(tensor)", "choose with torch.where",
+    ),
+    "caught": Refused(swallow, "torch.Tensor.item", "leave the conversion out"),
+    "thread": Refused(
+        in_a_thread, "a thread is started", "in the same thread", lambda m, x, ids: m.line(x).mean()
+    ),
+    "cond": Refused(
+        lambda m, x, ids: torch.cond(
+            x.mean() > 0, lambda y: (y * 2).mean(), lambda y: y.mean(), (m.line(x),)
+        ),
+        "torch.cond", "choose with torch.where",
+        lambda m, x, ids: torch.where(x.mean() > 0, (m.line(x) * 2).mean(), m.line(x).mean()),
     ),
     "range": Refused(
         repeat, "int(tensor)", _ARGUMENT, repeat_so_often, lambda x, ids: (int(ids.max()) % 3,)

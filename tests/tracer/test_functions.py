@@ -115,7 +115,6 @@ def test_what_has_no_result_is_nan(name: str) -> None:
     assert found[0].isfinite().all() and found[1].isnan().all()
 
 
-@pytest.mark.skipif(torch.__version__ < (2, 13), reason="this torch takes checks for no effects")
 def test_other_functions_that_check_are_refused_with_what_to_write() -> None:
     model = Applied(lambda x: torch.linalg.lu_factor(positive(x))[0])
     with pytest.raises(TraceError, match="lu_factor_ex"):

@@ -355,7 +355,7 @@ def _run(graph: RunnableGraph, inputs: list[Any]) -> Sequence[Any]:
 
 def _memory(tensor: Tensor) -> int:
     """Where the memory of a tensor begins; 0 if it has none."""
-    return tensor.untyped_storage().data_ptr()
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
 
 
 def _kind(name: str) -> str:
