@@ -19,7 +19,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, fx, nn
 
 from autopar.cost_model.optimizer import optimizer_name
@@ -33,6 +32,7 @@ from autopar.plans.matching import matches
 from autopar.plans.options import Options, make_options
 from autopar.runtime.module.runner import Runner
 from autopar.runtime.process.agreement import make_agreement
+from autopar.runtime.process.byte_messages import broadcast, know_bytes
 from autopar.runtime.process.world import device_of, join, look
 from autopar.runtime.program import backend as backends
 from autopar.runtime.program.random import SharedRandom
@@ -186,9 +186,10 @@ class _Compiled:
         request = Request(None, cluster, options, chosen, plain=True)
         make_agreement(world).agree("the model and the plan", request.facts(flat))
         if world.size > 1:
+            know_bytes()
             with torch.no_grad():
                 for tensor in (*flat.parameters(), *flat.buffers()):
-                    dist.broadcast(tensor.data, src=0)
+                    broadcast(tensor.data)
         return Runner(flat, world, Builder(flat, world, request, SharedRandom(world.device)))
 
 

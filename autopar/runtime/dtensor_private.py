@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import copy
 from functools import wraps
 from typing import Any
@@ -124,6 +124,23 @@ def take_over_whole_tensors(
     clip_grad._get_total_norm = nn.utils.get_total_norm = total_norm
 
 
+def redistribute_as_bytes(dtypes: Collection[torch.dtype]) -> None:
+    """From now on a DTensor of one of `dtypes`, of a byte each, is redistributed as one of bytes:
+    torch has no kernels that cut or join tensors of these."""
+    plain = DTensor.redistribute
+
+    @wraps(plain)
+    def redistribute(self: DTensor, *args: Any, **kwargs: Any) -> DTensor:
+        if self.dtype not in dtypes:
+            return plain(self, *args, **kwargs)
+        like = torch.empty(self.shape, dtype=torch.uint8, device="meta")
+        packed = piece_of(self).view(torch.uint8)
+        made = plain(dtensor_of(packed, like, self.device_mesh, self.placements), *args, **kwargs)
+        return dtensor_of(local_of(made).view(self.dtype), self, made.device_mesh, made.placements)
+
+    DTensor.redistribute = redistribute
+
+
 TorchCall = Callable[..., Any]
 """What torch makes of an op's arguments."""
 
@@ -212,6 +229,26 @@ def take_over_copies(concerns: Callable[[DTensor], bool]) -> None:
 
     owner: Any = DTensor
     owner.__deepcopy__ = copied
+
+
+def take_over_readings(whole: Callable[[DTensor], Tensor | None]) -> None:
+    """From now on what a script reads of a DTensor, as text, in a format or as an array, is what it
+    reads of `whole(dtensor)`, a plain tensor, unless that is None: by itself torch tells of this
+    rank's piece, or refuses."""
+    owner: Any = DTensor
+    for name in ("__array__", "__dlpack__", "__format__", "__repr__", "numpy", "tolist"):
+        setattr(owner, name, _reading(getattr(DTensor, name), name, whole))
+
+
+def _reading(plain: Any, name: str, whole: Callable[[DTensor], Tensor | None]) -> Any:
+    @wraps(plain)
+    def read(self: DTensor, *args: Any, **kwargs: Any) -> Any:
+        found = whole(self)
+        if found is None:
+            return plain(self, *args, **kwargs)
+        return getattr(found, name)(*args, **kwargs)
+
+    return read
 
 
 def _property_of(name: str) -> Any:

@@ -48,6 +48,7 @@ __all__ = [
     "no_torch_function",
     "signature_of",
     "store_of_its_own",
+    "take_over_collective",
     "timeout_of_world",
     "tree_map",
     "unflatten",
@@ -102,6 +103,20 @@ def limit_waiting(group: dist.ProcessGroup) -> None:
     """Collectives of `group` may take as long as those of the default process group."""
     for device in group._device_types:
         group._get_backend(device)._set_default_timeout(timeout_of_world())
+
+
+def take_over_collective(name: str, device: str, made: Callable[..., Tensor]) -> None:
+    """From now on functional collective `name` on tensors of a kind of device, "CPU", is
+    `made(plain, *arguments)`, `plain` being what torch does."""
+    op = getattr(torch.ops._c10d_functional, name).default
+
+    def plain(*args: Any) -> Tensor:
+        return op._op_dk(DispatchKey.CompositeExplicitAutograd, *args)
+
+    _COLLECTIVES.impl(name, lambda *args: made(plain, *args), device)
+
+
+_COLLECTIVES = torch.library.Library("_c10d_functional", "IMPL")
 
 
 def local_store() -> Store:

@@ -15,7 +15,6 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
@@ -35,6 +34,7 @@ from autopar.runtime.module.changes import know_changes
 from autopar.runtime.module.identity import supersede
 from autopar.runtime.module.optimizers import mark
 from autopar.runtime.ops.host_copies import copy_on_host
+from autopar.runtime.process.byte_messages import broadcast, know_bytes
 from autopar.runtime.process.part_tensors import know_numbers
 from autopar.runtime.process.world import ParamPlace, World
 from autopar.runtime.program.guards import is_state
@@ -84,6 +84,7 @@ def replicate(model: nn.Module, world: World, sources: Sources) -> None:
     """
     mesh = world.device_mesh
     if mesh is not None:
+        know_bytes()
         know_numbers()
         know_changes([mesh])
     supersede(tuple(_ready(model, world, mesh, sources)))
@@ -95,7 +96,7 @@ def replicate(model: nn.Module, world: World, sources: Sources) -> None:
         table[leaf] = buffers[id(buffer)]
     if mesh is not None:
         for buffer in buffers.values():
-            dist.broadcast(buffer, src=0)
+            broadcast(buffer)
 
 
 def newcomers(
@@ -168,7 +169,7 @@ def _replicated(
         data = param.detach().to(world.device).contiguous()
         if data.data_ptr() == param.data_ptr():
             data = data.clone()
-        dist.broadcast(data, src=0)
+        broadcast(data)
     new = _parameter(DTensor.from_local(data, mesh, [Replicate()], run_check=False), param)
     # An optimizer's step may call the model for the first time.
     mark(new)

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import AutoparError
 from autopar.runtime.dtensor_private import cut_piece
 from autopar.runtime.process.agreement import make_agreement
+from autopar.runtime.process.byte_messages import broadcast
 from autopar.runtime.process.digests import digest_values
 from autopar.runtime.process.inputs import Inputs
 from autopar.runtime.process.world import World
@@ -221,7 +222,7 @@ def _take(
         if value is None:
             value = torch.empty(tensor.shape, dtype=stored.dtype, device=stored.device)
         value = value.detach().contiguous()
-        dist.broadcast(value, src=source)
+        broadcast(value, source)
         if isinstance(tensor, DTensor):
             value = cut_piece(value, tensor.device_mesh, tensor.placements)
         stored.copy_(value)

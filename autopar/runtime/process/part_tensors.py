@@ -28,6 +28,7 @@ from autopar.runtime.dtensor_private import (
     take_over_ops,
     take_over_whole_tensors,
 )
+from autopar.runtime.process.byte_messages import broadcast, bytes_behind, elements
 from autopar.runtime.torch_private import map_tensors, written_by
 
 _known: dict[DeviceMesh, DeviceMesh] = {}
@@ -135,15 +136,15 @@ def of_rank_0(x: Tensor) -> Tensor:
     """What rank 0 has, where each rank has a plain tensor of that shape. A collective call of
     all."""
     x = x.clone(memory_format=torch.contiguous_format)
-    # Not every backend sends truth values.
-    dist.broadcast(x.view(torch.uint8) if x.dtype == torch.bool else x, src=0)
+    broadcast(x)
     return x
 
 
 def piece_of_rank_0(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> Tensor:
     """What this rank has, as a DTensor, of `whole` as rank 0 has it. A collective call of all."""
     if not is_of_some_ranks(mesh):
-        return distribute_tensor(whole, mesh, placements).to_local()
+        cut = distribute_tensor(bytes_behind(whole.contiguous()), mesh, placements)
+        return elements(cut.to_local(), whole.dtype)
     return cut_piece(of_rank_0(whole), mesh, placements).clone()
 
 
@@ -166,7 +167,7 @@ class _Everywhere(torch.autograd.Function):
                 whole = whole.clone()
         else:
             whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-        dist.broadcast(whole, src=int(mesh.mesh.flatten()[0]))
+        broadcast(whole, int(mesh.mesh.flatten()[0]))
         return whole
 
     @staticmethod

@@ -23,6 +23,7 @@ from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import Sharding
 from autopar.plans.plan import Stage
 from autopar.runtime.dtensor_private import is_of
+from autopar.runtime.process.byte_messages import as_bytes
 from autopar.runtime.process.part_tensors import know
 from autopar.runtime.process.world import Groups, ParamPlace, World, make_groups, param_placements
 from autopar.runtime.torch_private import backend_of_two, limit_waiting
@@ -61,12 +62,12 @@ class PairChannels:
     def send(self, target: int, tensor: Tensor) -> Any:
         """Hand `tensor`, contiguous and left as it is until then, to a rank; to be waited for."""
         self._check()
-        return self._ways[self._rank, target].send([tensor], 1, 0)
+        return self._ways[self._rank, target].send([as_bytes(tensor)], 1, 0)
 
     def receive(self, source: int, tensor: Tensor) -> Any:
         """Have `tensor`, contiguous, filled by a rank; to be waited for."""
         self._check()
-        return self._ways[source, self._rank].recv([tensor], 0, 0)
+        return self._ways[source, self._rank].recv([as_bytes(tensor)], 0, 0)
 
     def break_off(self) -> None:
         """A step has failed: what is under way is lost, and nothing can follow it."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from autopar.ir.pipeline import Action, Pass
 from autopar.ir.stages import StageLink
+from autopar.runtime.process.byte_messages import broadcast
 from autopar.runtime.process.meeting import Meeting
 from autopar.runtime.program.function import Step
 from autopar.runtime.program.mail import RANDOM, Channels, Exchanges, Mail, RankLinks, Rows
@@ -263,7 +264,7 @@ class _Pass:
 
     def _broadcast(self, value: Tensor, source: int) -> None:
         if self.line.meeting is not None:
-            dist.broadcast(value, src=source)
+            broadcast(value, source)
 
 
 def make_pipelined_step(line: RankOfLine, timed: Callable[[str, Any], Any], **shown: Any) -> Step:

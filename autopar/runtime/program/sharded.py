@@ -154,6 +154,9 @@ class ShardedOutput(Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return repr(self.full_tensor())
 
+    def __format__(self, spec: str) -> str:
+        return self.full_tensor().__format__(spec)
+
     def numpy(self, *, force: bool = False) -> Any:
         return self.full_tensor().numpy(force=force)
 

@@ -1,0 +1,70 @@
+"""Tensors of any dtype between ranks, where nothing is computed of them: as bytes.
+
+gloo knows no int16, no unsigned integers but uint8, and no floats of 8 bits or less ("Invalid
+scalar type"); NCCL lacks some of these as well. What is only moved need not be known to them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from autopar.runtime.dtensor_private import redistribute_as_bytes
+from autopar.runtime.torch_private import take_over_collective
+
+_UNKNOWN_TO_GLOO = frozenset(
+    {
+        torch.int16, torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn,
+        torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+        torch.float4_e2m1fn_x2,
+    }
+)  # fmt: skip
+
+_MOVES = ("all_gather_into_tensor", "all_to_all_single", "broadcast")
+"""The functional collectives that compute nothing."""
+
+_known: list[bool] = []
+
+
+def know_bytes() -> None:
+    """From now on functional collectives that only move tensors, of programs and of DTensors, take
+    any dtype on the CPU."""
+    if not _known:
+        for name in _MOVES:
+            take_over_collective(name, "CPU", _moved)
+        redistribute_as_bytes({torch.float4_e2m1fn_x2})
+        _known.append(True)
+
+
+def _moved(plain: Any, x: Tensor, *args: Any) -> Tensor:
+    if x.dtype not in _UNKNOWN_TO_GLOO or not x.dim():
+        return plain(x, *args)
+    return elements(plain(bytes_behind(x), *args), x.dtype)
+
+
+def bytes_behind(x: Tensor) -> Tensor:
+    """`x`, contiguous, with a dim for the bytes of an element, behind those that are cut or
+    joined."""
+    return x.unsqueeze(-1).view(torch.uint8)
+
+
+def elements(packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of `bytes_behind`."""
+    return packed.view(dtype).squeeze(-1)
+
+
+def broadcast(x: Tensor, src: int = 0) -> None:
+    """Give `x`, plain, the values that rank `src` has. A collective call of all ranks."""
+    packed = x.detach().contiguous()
+    dist.broadcast(as_bytes(packed), src=src)
+    if packed.data_ptr() != x.data_ptr():
+        with torch.no_grad():
+            x.copy_(packed)
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """The memory of `x`, which is contiguous, byte by byte."""
+    return x.detach().reshape(-1).view(torch.uint8)
