@@ -26,6 +26,7 @@ from autopar.tracer.effects import Fakes, refused, without_inner_backward
 from autopar.tracer.failures import is_data_dependent, trace_error
 from autopar.tracer.huggingface import prepared
 from autopar.tracer.known import Known
+from autopar.tracer.running_averages import averages_as_tensors
 from autopar.tracer.updates import hidden_updates
 from autopar.tracer.watch import Watch, untouched
 from autopar.tracer.wrappers import unwrapped
@@ -320,6 +321,7 @@ def staged(
         stack.enter_context(prepared(model))
         stack.enter_context(autocast_on_cpu())
         stack.enter_context(unwrapped())
+        stack.enter_context(averages_as_tensors())
         yield step, tuple(x for x in given if isinstance(x, Tensor))
 
 

@@ -13,6 +13,7 @@ from autopar.tracer.effects import COLLECTIVE_REMEDY, collective_of
 from autopar.tracer.loops import dropout_of_experts
 from autopar.tracer.places import StackLocation, frames_of, is_users
 from autopar.tracer.remedies import Refusal, called, remedy_of_call, remedy_of_value
+from autopar.tracer.running_averages import averages
 
 _EXPERTS_CURE = (
     "how many tokens each expert has is known only when the model runs, and decides what it "
@@ -24,8 +25,10 @@ _EXPERTS_DROPOUT_CURE = (
     "has: set the dropout in them (config.dropout_rate) to 0"
 )
 _AVERAGE_CURE = (
-    "with momentum=None its running statistics are the average of all batches so far, whose number "
-    "is known only when the model runs: give it a momentum, such as 0.1"
+    "its running statistics are the average of all batches so far (momentum=None), whose number it "
+    "reads as a number, known only when the model runs: compute with num_batches_tracked as a "
+    "tensor, as in running_mean.lerp_(mean, 1 / num_batches_tracked), or let it call the forward "
+    "of nn.BatchNorm1d, 2d or 3d"
 )
 _LAYERDROP_CURE = (
     "it leaves out layers by chance, and a program has the same ops in every step: set its "
@@ -82,7 +85,7 @@ def _told(
 
 
 def _cure_of_module(running: list[nn.Module], path: str) -> str | None:
-    if any(map(_averages, running)):
+    if any(map(averages, running)):
         return _AVERAGE_CURE
     if any(map(_drops_layers, running)):
         return _LAYERDROP_CURE
@@ -93,11 +96,6 @@ def _cure_of_module(running: list[nn.Module], path: str) -> str | None:
 
 def _cure_of_error(said: str) -> str:
     return next((cure for text, cure in _CURES.items() if text in said), _CURE)
-
-
-def _averages(module: nn.Module) -> bool:
-    """Whether a norm's running statistics are averages of all batches so far."""
-    return getattr(module, "num_batches_tracked", None) is not None and module.momentum is None
 
 
 def _drops_layers(module: nn.Module) -> bool:

@@ -11,13 +11,67 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, update_bn
 
 import autopar
 from autopar.errors import AutoparError
-from tests.runtime.workers import RANK, Net, distance, error_of, gpt2, net, points, slow_devices
+from tests.runtime.workers import (
+    RANK,
+    Net,
+    distance,
+    error_of,
+    gpt2,
+    net,
+    points,
+    slow_devices,
+    whole,
+)
 
 PINS = {"up.weight": "S(0) on dp", "down.weight": "S(1) on dp"}
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.norm, self.down = nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.norm(self.up(x)))
+
+
+def updated_norms() -> dict[str, float]:
+    """How far the statistics and parameters of averages, and of what is averaged, are from those of
+    eager, where the statistics are made anew for the average."""
+    loader = [torch.randn(8, 8, generator=torch.Generator().manual_seed(k)) for k in range(3)]
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    options = {"cluster": slow_devices(2), "strategy": "fsdp"} if size > 1 else {}
+    found: dict[str, float] = {}
+    for name, how in AVERAGES.items():
+        seen: list[list[Tensor]] = []
+        for model in (autopar.compile(Normed(), **options), Normed()):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            averaged = AveragedModel(model, **how)
+            for x in loader:
+                model(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                averaged.update_parameters(model)
+            update_bn(loader, averaged)
+            update_bn(loader[:2], averaged)
+            averaged(loader[2])
+            y = averaged.eval()(loader[0])
+            seen.append([*map(whole, averaged.state_dict().values()), y])
+        found[name] = max(float((a - b).detach().abs().max()) for a, b in zip(*seen, strict=True))
+    return found
+
+
+AVERAGES: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "mean of buffers too": {"use_buffers": True},
+    "ema": {"multi_avg_fn": get_ema_multi_avg_fn(0.9)},
+    "ema of buffers too, one by one": {"avg_fn": get_ema_avg_fn(0.9), "use_buffers": True},
+}
 
 
 def both() -> tuple[Net, Any, torch.optim.Optimizer, torch.optim.Optimizer]:
@@ -193,6 +247,7 @@ def two() -> dict[str, Any]:
     return {
         "unsharded": unsharded(),
         "averaged": averaged(),
+        "norms": updated_norms(),
         "pickled": pickled(),
         "generated": generated(),
     }

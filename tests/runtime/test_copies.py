@@ -60,6 +60,16 @@ def test_averages_and_copies_in_one_process() -> None:
 
 
 @pytest.mark.processes
+def test_statistics_of_norms_are_made_anew_for_averages(ranks: list[Any]) -> None:
+    for each in ranks:
+        assert len(each["norms"]) == 4 and max(each["norms"].values()) < TOLERANCE
+
+
+def test_statistics_of_norms_are_made_anew_in_one_process() -> None:
+    assert max(copies_workers.updated_norms().values()) < TOLERANCE
+
+
+@pytest.mark.processes
 def test_shards_are_pickled_whole_or_not_at_all(ranks: list[Any]) -> None:
     for each in ranks:
         seen = each["pickled"]

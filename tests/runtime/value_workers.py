@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -207,7 +208,10 @@ def _held(model: nn.Module) -> dict[str, Any]:
 
 def _read(call: Read, value: Any) -> str:
     try:
-        return str(call(value))
+        with warnings.catch_warnings():
+            # Where eager does, a number is read of what has a gradient.
+            warnings.filterwarnings("ignore", "Converting a tensor with requires_grad")
+            return str(call(value))
     except (TypeError, ValueError, RuntimeError, IndexError) as error:
         return type(error).__name__
 

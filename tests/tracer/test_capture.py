@@ -111,12 +111,35 @@ def test_experts_that_count_their_tokens_are_told_of_the_op() -> None:
         trace(model, (torch.randn(2, 4),))
 
 
-def test_a_norm_that_averages_all_batches_is_named_with_the_cure() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
-    with pytest.raises(TraceError, match=r"module '1'.*\n.*with momentum=None.*give it a momentum"):
+class Averages(nn.BatchNorm1d):
+    """Averages its means by itself; as a number, or as a tensor."""
+
+    by_tensor = False
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        assert self.num_batches_tracked is not None and self.running_mean is not None
+        self.num_batches_tracked.add_(1)
+        share = 1 / (
+            self.num_batches_tracked if self.by_tensor else float(self.num_batches_tracked)
+        )
+        with torch.no_grad():
+            self.running_mean.lerp_(input.mean(0), share)  # pyright: ignore[reportArgumentType, reportCallIssue]
+        return input - self.running_mean
+
+
+def test_a_norm_that_averages_all_batches_by_itself_is_named_with_the_cure() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), Averages(4, momentum=None))
+    with pytest.raises(TraceError, match=r"module '1'.*\n.*lerp_\(mean, 1 / num_batches_tracked\)"):
         trace(model, (torch.randn(5, 3),))
-    model.eval()
+    Averages.by_tensor = True
     assert trace(model, (torch.randn(5, 3),)).graph.nodes
+
+
+def test_norms_that_average_all_batches_are_traced_as_they_are() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=None))
+    forward = nn.BatchNorm1d.forward
+    assert trace(model, (torch.randn(5, 3),)).graph.nodes
+    assert nn.BatchNorm1d.forward is forward and model[1].momentum is None
 
 
 def test_inputs_that_require_grad_are_refused() -> None:

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from autopar.errors import WeightsError
+
 Region = tuple[slice, ...]
 """One slice per dim, with a start and a stop, and no step."""
 
@@ -45,6 +47,45 @@ class Stored:
             return self.file.get_tensor(self.name).clone()
         # What comes back is a view of the file, of which only what is copied is read.
         return self.file.get_slice(self.name)[place].clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """One of numbers of 4 bits, two in each byte of a row, in an open safetensors file."""
+
+    file: Any
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float4_e2m1fn_x2
+
+    def read(self, place: Region) -> Tensor:
+        # Of the view of the file, too, only what is copied is read; torch copies bytes alone.
+        rows = self.file.get_tensor(self.name).view(torch.uint8)[place]
+        return rows.clone(memory_format=torch.contiguous_format).view(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """One of a `kind` that torch has no dtype for: WeightsError as soon as a model needs it."""
+
+    path: str
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        raise WeightsError(
+            f"weights: {self.name} in {self.path} is {self.kind}{list(self.shape)}, for which "
+            "torch has no dtype: read it with the library that wrote it, and save what the model "
+            "holds of it"
+        )
+
+    def read(self, place: Region) -> Tensor:
+        return torch.empty(self.shape, dtype=self.dtype)[place]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,18 +11,22 @@ from typing import Any
 import torch
 
 from autopar.errors import WeightsError
-from autopar.runtime.checkpoint.lazy import Stored
+from autopar.runtime.checkpoint.lazy import Lazy, Packed, Stored, Unreadable
 
 _INDEX = ".safetensors.index.json"
 _DTYPES: Mapping[str, torch.dtype] = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16,
     "I32": torch.int32, "I64": torch.int64, "F16": torch.float16, "BF16": torch.bfloat16,
-    "F32": torch.float32, "F64": torch.float64, "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
+    "F32": torch.float32, "F64": torch.float64, "C64": torch.complex64, "U16": torch.uint16,
+    "U32": torch.uint32, "U64": torch.uint64, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz, "F8_E5M2": torch.float8_e5m2,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
+_PACKED = "F4"
+"""Counted by the element in files; torch has two in a byte, along the last dim."""
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> dict[str, Stored]:
+def open_checkpoint(path: str | os.PathLike[str]) -> dict[str, Lazy]:
     """Every tensor of a safetensors file, or of a directory of them, by its name.
 
     A directory has an index (`*.safetensors.index.json`), which says which file has which tensor,
@@ -42,7 +46,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> dict[str, Stored]:
         files, expected = _files(root)
     else:
         files = [root]
-    found: dict[str, Stored] = {}
+    found: dict[str, Lazy] = {}
     for file in files:
         for name, tensor in _open(file).items():
             if expected is not None and expected.get(name) != file.name:
@@ -78,7 +82,7 @@ def _files(root: Path) -> tuple[list[Path], Mapping[str, str] | None]:
     return files, None
 
 
-def _open(path: Path) -> dict[str, Stored]:
+def _open(path: Path) -> dict[str, Lazy]:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -89,13 +93,16 @@ def _open(path: Path) -> dict[str, Stored]:
         raise WeightsError(f"weights: {path} is missing, or is no file")
     try:
         file: Any = safe_open(path, "pt")
-        found: dict[str, Stored] = {}
-        for name in file.keys():  # noqa: SIM118 - not a mapping
-            head = file.get_slice(name)
-            dtype = _DTYPES.get(head.get_dtype())
-            if dtype is None:
-                raise WeightsError(f"weights: {name} in {path} has dtype {head.get_dtype()}")
-            found[name] = Stored(file, name, tuple(head.get_shape()), dtype)
+        return {name: _lazy(file, name, path) for name in file.keys()}  # noqa: SIM118 - no mapping
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"weights: cannot read {path}: {error}") from error
-    return found
+
+
+def _lazy(file: Any, name: str, path: Path) -> Lazy:
+    head = file.get_slice(name)
+    kind, shape = head.get_dtype(), tuple(head.get_shape())
+    if kind in _DTYPES:
+        return Stored(file, name, shape, _DTYPES[kind])
+    if kind == _PACKED and shape and shape[-1] % 2 == 0:
+        return Packed(file, name, (*shape[:-1], shape[-1] // 2))
+    return Unreadable(str(path), name, shape, kind)

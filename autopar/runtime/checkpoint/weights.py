@@ -129,7 +129,7 @@ def _checkpoint(
             f"the checkpoint {os.fspath(path)} does not fit {type(model).__name__}: "
             + "; ".join(told)
         )
-    lines = (f"{name} {lazy.dtype} {lazy.shape}" for name, lazy in sorted(stored.items()))
+    lines = (f"{name} {lazy.dtype} {lazy.shape}" for name, lazy in sorted(found.items()))
     digest = hashlib.blake2b("\n".join(lines).encode(), digest_size=8).hexdigest()
     return Checkpoint(found, {name: tensors[name].dtype for name in found}, digest)
 
@@ -144,6 +144,14 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     return found
 
 
+_CAST = frozenset(
+    dtype
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype) and dtype.is_floating_point
+) - {torch.float4_e2m1fn_x2}
+"""Dtypes of files and models that are converted to one another."""
+
+
 def _misfits(tensors: Mapping[str, Tensor], found: Mapping[str, Lazy]) -> list[str]:
     shapes: list[str] = []
     dtypes: list[str] = []
@@ -151,9 +159,7 @@ def _misfits(tensors: Mapping[str, Tensor], found: Mapping[str, Lazy]) -> list[s
         wanted = tensors[name]
         if tuple(wanted.shape) != lazy.shape:
             shapes.append(f"{name} {list(lazy.shape)} where the model has {list(wanted.shape)}")
-        elif wanted.dtype != lazy.dtype and not (
-            wanted.is_floating_point() and lazy.dtype.is_floating_point
-        ):
+        elif wanted.dtype != lazy.dtype and not {wanted.dtype, lazy.dtype} <= _CAST:
             dtypes.append(f"{name} {lazy.dtype} where the model has {wanted.dtype}")
     told: list[str] = []
     if shapes:
