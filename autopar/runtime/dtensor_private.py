@@ -240,6 +240,15 @@ def take_over_readings(whole: Callable[[DTensor], Tensor | None]) -> None:
         setattr(owner, name, _reading(getattr(DTensor, name), name, whole))
 
 
+def take_over_pickling(whole: Callable[[DTensor], Tensor | None]) -> None:
+    """From now on `whole(dtensor)`, a plain tensor, is what is pickled of a DTensor, unless that is
+    None. Who asks which tensors share memory, before they are saved, is told of their pieces: a
+    DTensor has no storage itself."""
+    owner: Any = DTensor
+    owner.__reduce_ex__ = _reading(DTensor.__reduce_ex__, "__reduce_ex__", whole)
+    owner.untyped_storage = lambda self: piece_of(self).untyped_storage()
+
+
 def _reading(plain: Any, name: str, whole: Callable[[DTensor], Tensor | None]) -> Any:
     @wraps(plain)
     def read(self: DTensor, *args: Any, **kwargs: Any) -> Any:

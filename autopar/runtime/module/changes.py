@@ -30,6 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from autopar.errors import AutoparError
+from autopar.runtime.checkpoint.files import write_whole
 from autopar.runtime.dtensor_private import (
     Handler,
     TorchCall,
@@ -76,6 +77,7 @@ def know_changes(meshes: Iterable[DeviceMesh]) -> None:
         take_over_assignments(_assigned)
         take_over_copies(_is_ours)
         take_over_readings(_read)
+        write_whole(_read)
     _meshes.update(meshes)
 
 
