@@ -13,7 +13,13 @@ from autopar.ir.graph import Graph, Role
 from autopar.ir.sharding import Sharding
 from autopar.plans.plan import Structure
 from autopar.runtime.process.stage_groups import StageGroups, make_stage_groups
-from autopar.runtime.process.world import Groups, ParamPlace, World, make_groups
+from autopar.runtime.process.world import (
+    Groups,
+    ParamPlace,
+    World,
+    make_groups,
+    param_placements,
+)
 from autopar.runtime.program.binding import detached_places, input_pieces, make_step, runnable
 from autopar.runtime.program.function import Step
 from autopar.runtime.program.meter import Meter
@@ -56,9 +62,10 @@ def check_homes(compiled: Compiled, groups: StageGroups) -> None:
 
 
 def check_stored(held: Mapping[str, Sharding], planned: Mapping[str, Sharding]) -> None:
-    """PlanMismatchError if a later program has a parameter otherwise than it is `held`."""
+    """PlanMismatchError if a later program has a parameter otherwise than it is `held`. Even chunks
+    of a dim are shards of it, where a program that reads less of the model knows of no parts."""
     for name, sharding in planned.items():
-        if held.get(name, sharding) != sharding:
+        if param_placements(held.get(name, sharding)) != param_placements(sharding):
             raise PlanMismatchError(
                 f"this call of the model is planned with parameter {name} as {sharding}, which "
                 f"lies as {held[name]}; this is a defect of autopar"
