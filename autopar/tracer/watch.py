@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.errors import SideEffectWarning, TraceError, listed
+from autopar.runtime.module.facade import Facade
 from autopar.runtime.program.frozen import frozen
 from autopar.runtime.program.guards import HOOKS, TABLES, Read, is_watchable
 from autopar.tracer.draws import draws_noted
@@ -33,6 +34,9 @@ _SET_UP = {
     "_flat_weights", "_flat_weight_refs",
 }  # fmt: skip
 
+
+_OF_FACADE = frozenset({"_model", "_runner"})
+"""What a compiled model has beside all that its model has."""
 
 _OUTSIDE = "Pass what changes as an argument, keep it in a buffer, or do it outside of forward"
 
@@ -157,6 +161,8 @@ def _recorded(
             changed[kind] = vars(kind).get("__getattribute__")
 
             def noted(self: Any, name: str) -> Any:
+                if issubclass(type(self), Facade) and name not in _OF_FACADE:
+                    self = inherited(self, "_model")  # which has all that it is asked for
                 known = owners.get(id(self))
                 if known is None or known[0] is not self or name in _INTERNAL or name[:2] == "__":
                     return inherited(self, name)

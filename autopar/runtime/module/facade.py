@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from functools import partial, wraps
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -11,6 +13,49 @@ from torch import nn
 from autopar.runtime.checkpoint.reading import moves
 from autopar.runtime.checkpoint.saving import save_alone, save_pretrained
 from autopar.runtime.module.params import as_stored, check_ties
+
+
+_OF = "_autopar_forward_of"
+"""Where a forward that was taken from a compiled model has that model."""
+
+
+def _of_model(function: Any, compiled: nn.Module) -> Any:
+    """`function` with the model itself for the compiled one, of which a trace knows nothing."""
+    model: Any = compiled._model
+    if isinstance(function, MethodType) and function.__self__ is compiled:
+        return MethodType(function.__func__, model)
+    if isinstance(function, partial):
+        args = [model if x is compiled else x for x in function.args]
+        named = {name: model if x is compiled else x for name, x in function.keywords.items()}
+        return partial(_of_model(function.func, compiled), *args, **named)
+    if getattr(function, _OF, None) is compiled:
+        return function.__wrapped__
+    return function
+
+
+def _drop_own(model: nn.Module) -> None:
+    """A model whose forward is that of its class again is as it was at first."""
+    function = vars(model).get("forward")
+    if isinstance(function, MethodType) and function == MethodType(type(model).forward, model):
+        del model.forward
+
+
+@contextmanager
+def _having(model: nn.Module, function: Any) -> Generator[None, None, None]:
+    """Inside, calls of `model` go to `function`."""
+    table = vars(model)
+    before = table.get("forward")
+    if model.forward == function:
+        yield
+        return
+    table["forward"] = function
+    _drop_own(model)
+    try:
+        yield
+    finally:
+        table.pop("forward", None)
+        if before is not None:
+            table["forward"] = before
 
 
 class Facade(nn.Module):
@@ -27,13 +72,31 @@ class Facade(nn.Module):
 
     @property
     def forward(self) -> Callable[..., Any]:
-        """A call, with the signature of the model's own forward."""
+        """A call, with the signature of the model's own forward: of the one that it has now, also
+        if it gets another one. Inside of that, it is the plain one."""
+        own = self._model.forward
 
-        @wraps(self._model.forward)
+        @wraps(own)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            return self._runner(args, kwargs)
+            if self._runner.runs_plain:
+                return own(*args, **kwargs)
+            with _having(self._model, own):
+                return self._runner(args, kwargs)
 
+        vars(forward)[_OF] = self
         return forward
+
+    @forward.setter
+    def forward(self, function: Callable[..., Any]) -> None:
+        """What calls of the model go to from now on, with its hooks around them, as on one device:
+        the next one plans anew."""
+        vars(self._model)["forward"] = _of_model(function, self)
+        _drop_own(self._model)
+
+    @forward.deleter
+    def forward(self) -> None:
+        """Calls go to the forward of the model's class again."""
+        del self._model.forward
 
     @property
     def _is_accelerate_prepared(self) -> bool:

@@ -143,6 +143,8 @@ class Runner:
     groups: Groups | StageGroups | None = None
     differentiable: frozenset[str] = frozenset()
     """The names of outputs that backwards have gone through."""
+    runs_plain: bool = False
+    """A program is being made, for which the model itself runs."""
     with_values: bool = False
     """Programs are made from the values of a batch, gathered where ranks hold pieces of it."""
 
@@ -152,6 +154,8 @@ class Runner:
             know_rows_differ()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.runs_plain:
+            return self.model(*args, **kwargs)
         if self.terms is None:
             return self._run(args, kwargs)
         kwargs = self.terms.take(kwargs)
@@ -270,7 +274,11 @@ class Runner:
         """The program for a call, made, in the place of one that is dropped if that is given."""
         stand_ins = [self._stand_in(leaf) if isinstance(leaf, Piece) else leaf for leaf in leaves]
         args, kwargs = unflatten(stand_ins, signature.spec)
-        executable = self.build(args, kwargs, signature, self.groups, self.differentiable)
+        self.runs_plain = True
+        try:
+            executable = self.build(args, kwargs, signature, self.groups, self.differentiable)
+        finally:
+            self.runs_plain = False
         if instead is not None:
             executable = replace(executable, origin=instead.executable.origin)
         self.groups = executable.groups

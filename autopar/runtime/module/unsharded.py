@@ -36,6 +36,7 @@ class Whole:
     model: nn.Module
     runner: Any
     here: bool
+    runs_plain: bool = True
 
     def check(self) -> None:
         """AutoparError on a rank that has no parameters."""
