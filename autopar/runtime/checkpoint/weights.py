@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from autopar.errors import WeightsError, listed
 from autopar.runtime.checkpoint.initialise import Initialiser
 from autopar.runtime.checkpoint.lazy import Lazy, Region, everything
+from autopar.runtime.checkpoint.load_hooks import as_loaded
 from autopar.runtime.checkpoint.safetensors_files import open_checkpoint
 
 
@@ -107,6 +108,8 @@ def _checkpoint(
         from autopar.runtime.checkpoint.transformers_checkpoint import ignorable, renamed_tensors
 
         stored, unexpected_is_fine = renamed_tensors(model, stored), ignorable(model, stored)
+    else:
+        stored = as_loaded(model, stored)
     persistent = set(model.state_dict(keep_vars=True))
     first = _first_names(model)
     found: dict[str, Lazy] = {}
