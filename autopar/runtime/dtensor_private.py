@@ -272,5 +272,14 @@ def piece_of(tensor: DTensor) -> Tensor:
 
 def local_of(tensor: DTensor) -> Tensor:
     """This rank's piece, plain, once it is there."""
-    local = tensor.to_local()
-    return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
+    return arrived(tensor.to_local())
+
+
+def is_under_way(tensor: Tensor) -> bool:
+    """Whether it is what a functional collective will have made."""
+    return isinstance(tensor, AsyncCollectiveTensor)
+
+
+def arrived(tensor: Tensor) -> Tensor:
+    """A plain tensor, once what makes it is done."""
+    return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor

@@ -19,9 +19,17 @@ from torch._C import DispatchKey, _disabled_torch_function_impl, _SetExcludeDisp
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.distributed_c10d import Store, _get_default_store
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import (
+    TreeSpec,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_map,
+    tree_map_only,
+    tree_unflatten,
+)
 
 __all__ = [
     "TorchDispatchMode",
@@ -31,9 +39,11 @@ __all__ = [
     "differentiating",
     "draws_numbers",
     "flatten",
+    "flatten_with_paths",
     "gloo_of_world",
     "hand_hooks",
     "has_out",
+    "has_own_ops",
     "has_shape_of_data",
     "in_backward",
     "inductor",
@@ -165,6 +175,12 @@ def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     return tree_flatten(tree)
 
 
+def flatten_with_paths(tree: Any) -> list[tuple[tuple[Any, ...], Any]]:
+    """(path, leaf) of each leaf of nested containers: a step of a path prints as `[0]` or `['a']`,
+    and has an `idx` or a `key`."""
+    return tree_flatten_with_path(tree)[0]
+
+
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """Nested containers with what `function` makes of each tensor in them."""
     return tree_map_only(Tensor, function, tree)
@@ -180,6 +196,13 @@ def wrapper_of(cls: type[Tensor], like: Tensor, device: torch.device) -> Any:
     return Tensor._make_wrapper_subclass(
         cls, like.shape, strides=like.stride(), dtype=like.dtype, device=device
     )
+
+
+def has_own_ops(tensor: Tensor) -> bool:
+    """Whether it is of a class that computes in ways of its own, and holds other tensors; not of
+    torch's stand-ins without values."""
+    own: Any = type(tensor).__torch_dispatch__
+    return own is not Tensor.__torch_dispatch__ and not isinstance(tensor, FakeTensor)
 
 
 def is_pointwise(op: Any) -> bool:

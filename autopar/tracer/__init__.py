@@ -12,6 +12,7 @@ from torch import fx, nn
 from autopar.errors import TraceError
 from autopar.ir.gc_pause import collection_paused
 from autopar.ir.graph import Graph, Role
+from autopar.runtime.process.layouts import check_arguments, check_states
 from autopar.runtime.program.guards import Read
 from autopar.tracer.annotate import report_unknown, with_rules
 from autopar.tracer.capture import Capture, InputLeaf, Wanted, only_losses
@@ -83,8 +84,10 @@ def trace(
 
     Forward only where gradients are off or no parameter requires one. TraceError where the model
     cannot be captured, and with `strict` for an op without a rule, which is otherwise an
-    UnknownOpWarning. The model is left as it was.
+    UnknownOpWarning; AutoparError for a tensor that no program takes. The model is left as it was.
     """
+    check_arguments(model, args, kwargs or {}, with_values=False)
+    check_states(model)
     watch = Watch(model, tree_flatten((args, kwargs or {}))[0])
     with watch.around(strict):
         found, graph = _graph(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from autopar.errors import TraceError
+from autopar.runtime.process.layouts import sparse_remedy
 from autopar.tracer import torch_private
 from autopar.tracer.effects import COLLECTIVE_REMEDY, collective_of
 from autopar.tracer.loops import dropout_of_experts
@@ -44,6 +45,9 @@ _CURES = {
     "invalid python storage": "a tensor has no values while the model is traced: return it as an "
     "output of the model, and save it after the call",
 }
+_SPARSE_CURE = "a program has no sparse tensors. " + sparse_remedy(
+    "compute with dense ones (to_dense(), torch.zeros)", "keep rows, columns and values as tensors"
+)
 _CURE = "call the model on these inputs without autopar first; if that works, rewrite this line"
 
 
@@ -81,7 +85,7 @@ def _told(
         running = [found for found, path in paths.items() if path == module]
         cure = _cure_of_module(running, module) or remedy_of_call(name)
         return what, cure or remedy_of_value(place, said)
-    return what, remedy_of_call(name) or _cure_of_error(said)
+    return what, remedy_of_call(name) or _cure_of_error(said, place)
 
 
 def _cure_of_module(running: list[nn.Module], path: str) -> str | None:
@@ -94,8 +98,21 @@ def _cure_of_module(running: list[nn.Module], path: str) -> str | None:
     return _EXPERTS_CURE if "expert" in path else None
 
 
-def _cure_of_error(said: str) -> str:
+def _cure_of_error(said: str, place: StackLocation | None) -> str:
+    if "sparse" in f"{said} {place}".lower():
+        return _SPARSE_CURE
     return next((cure for text, cure in _CURES.items() if text in said), _CURE)
+
+
+def layout_error(op: str, made: Tensor, module: str, line: str) -> TraceError:
+    """What to say of an op of forward that makes a sparse tensor, though it could be captured: its
+    graph would have shards of it, and a stand-in without values."""
+    where = f"module {module!r}" if module else "the model"
+    at = f" at {line}" if line else ""
+    return TraceError(
+        f"cannot capture {where}{at}: {op} makes a tensor of layout {made.layout}\n  "
+        f"{_SPARSE_CURE}"
+    )
 
 
 def _drops_layers(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from autopar.rules.call import Call, TensorShape
 from autopar.runtime.program.random import is_random
 from autopar.tracer import torch_private
 from autopar.tracer.capture import MODULE_KEY, Capture
+from autopar.tracer.failures import layout_error
 from autopar.tracer.outputs import outputs_of
 from autopar.tracer.wrappers import CHECKPOINT_KEY
 
@@ -44,6 +45,9 @@ def snapshot(found: Capture, name: str) -> Graph:
     nodes: list[Node] = []
     index = {node: i for i, node in enumerate(fx_nodes)}
     for i, node in enumerate(fx_nodes):
+        for made in _tensors(node.meta.get("val")):
+            if made.layout != torch.strided:
+                raise layout_error(_op_name(node), made, modules[node], _source_line(node))
         role, target = _role(found, node)
         args, kwargs = _arguments(node, index)
         nodes.append(

@@ -35,6 +35,7 @@ from autopar.runtime.module.identity import supersede
 from autopar.runtime.module.optimizers import mark
 from autopar.runtime.ops.host_copies import copy_on_host
 from autopar.runtime.process.byte_messages import broadcast, know_bytes
+from autopar.runtime.process.layouts import check_states
 from autopar.runtime.process.part_tensors import know_numbers
 from autopar.runtime.process.world import ParamPlace, World
 from autopar.runtime.program.guards import is_state
@@ -46,8 +47,8 @@ _NAME = "_autopar_stored"
 
 
 def check_model(model: nn.Module) -> None:
-    """AutoparError if a parameter cannot be handed out: lazy, distributed already, or in the
-    memory of another one."""
+    """AutoparError if a parameter cannot be handed out: lazy, distributed already, in the memory of
+    another one, or of a layout that programs do not take, as buffers must not be either."""
     for name, param in model.named_parameters():
         if nn.parameter.is_lazy(param):
             raise AutoparError(
@@ -58,6 +59,7 @@ def check_model(model: nn.Module) -> None:
                 f"parameter {name} is a DTensor already: give autopar.compile the plain model, and "
                 "only once"
             )
+    check_states(model)
     check_memory(dict(model.named_parameters()))
 
 

@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor, Shard
 
 from autopar.errors import AutoparError
 from autopar.ir.sharding import Handed, P, R, S, Sharding
+from autopar.runtime.dtensor_private import arrived
+from autopar.runtime.process.layouts import check_arguments
 from autopar.runtime.process.world import World
 from autopar.runtime.torch_private import flatten
 
@@ -89,6 +91,7 @@ def take_inputs(
     model: nn.Module, inputs: Inputs, world: World, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[Any]:
     """The leaves of (args, kwargs), tensors as `Piece`s on the device of `world`."""
+    check_arguments(model, args, kwargs, with_values=True)
     names = _names(model) if not isinstance(inputs, str) else []
     found: list[Any] = []
     for position, value in [*enumerate(args), *kwargs.items()]:
@@ -113,6 +116,8 @@ def _take(leaf: Tensor, is_local: bool, world: World) -> Piece:
         return _of_dtensor(leaf, world)
     if hasattr(leaf, "full_tensor"):
         return Piece(leaf, cast("InPieces", leaf))
+    # A conjugate or negative is a flag of a view, and not there in its bytes.
+    leaf = arrived(leaf).resolve_conj().resolve_neg()
     # A copy for the CPU is read at once; pinned memory is the script's to write to after the call.
     is_awaited = world.device.type == "cpu" or leaf.is_pinned()
     local = leaf.to(world.device, non_blocking=not is_awaited)
