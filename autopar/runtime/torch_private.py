@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -18,8 +18,8 @@ from torch import Tensor, fx, nn
 from torch._C import DispatchKey, _disabled_torch_function_impl, _SetExcludeDispatchKeyGuard
 from torch._C._autograd import _get_current_graph_task_keep_graph
 from torch._C._distributed_c10d import HashStore
-from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import (
@@ -201,8 +201,9 @@ def wrapper_of(cls: type[Tensor], like: Tensor, device: torch.device) -> Any:
 def has_own_ops(tensor: Tensor) -> bool:
     """Whether it is of a class that computes in ways of its own, and holds other tensors; not of
     torch's stand-ins without values."""
-    own: Any = type(tensor).__torch_dispatch__
-    return own is not Tensor.__torch_dispatch__ and not isinstance(tensor, FakeTensor)
+    kind, plain = (cast("Any", each) for each in (type(tensor), Tensor))
+    own = kind.__torch_dispatch__ is not plain.__torch_dispatch__
+    return own and not isinstance(tensor, FakeTensor)
 
 
 def is_pointwise(op: Any) -> bool:

@@ -110,8 +110,7 @@ def layout_error(op: str, made: Tensor, module: str, line: str) -> TraceError:
     where = f"module {module!r}" if module else "the model"
     at = f" at {line}" if line else ""
     return TraceError(
-        f"cannot capture {where}{at}: {op} makes a tensor of layout {made.layout}\n  "
-        f"{_SPARSE_CURE}"
+        f"cannot capture {where}{at}: {op} makes a tensor of layout {made.layout}\n  {_SPARSE_CURE}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Inputs of kinds that programs take, or refuse, on several ranks: what each loss and gradient is."""
+"""Inputs of kinds that programs take, or refuse, on one rank or several."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ REFUSED = {
 TAKEN = {
     "conj": lambda x: torch.complex(x, x + 1).conj(),
     "imag": lambda x: torch.complex(x, x + 1).conj().imag,
-    "negative": lambda x: torch._neg_view(x),
+    "negative": torch._neg_view,
 }
 
 

@@ -94,5 +94,5 @@ def test_a_sparse_tensor_within_forward_is_refused(make: Callable[..., Tensor]) 
 
     indices = (torch.tensor([0, 1, 2, 3, 4]), torch.tensor([1, 0, 3, 2]))
     i = indices[0] if make is torch.sparse_csr_tensor else torch.arange(4)
-    with pytest.raises(TraceError, match="no sparse tensors. Where the dense tensor fits"):
+    with pytest.raises(TraceError, match=r"no sparse tensors\. Where the dense tensor fits"):
         autopar.compile(Makes(4, 4, bias=False))(i, indices[1], torch.ones(4))

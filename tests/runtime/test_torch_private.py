@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import fx
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.utils import clip_grad
@@ -330,3 +331,27 @@ def test_assigned_data_and_gradients_are_the_pieces_that_are_said() -> None:
         assert other.full_tensor().tolist() == [0, 1, 2, 3]
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_classes_with_ops_of_their_own() -> None:
+    class Named(Tensor):
+        pass
+
+    plain = torch.ones(2)
+    own = [
+        plain,
+        nn.Parameter(plain),
+        plain.as_subclass(Named),
+        FakeTensorMode().from_tensor(plain),
+    ]
+    assert not any(map(torch_private.has_own_ops, own))
+    assert torch_private.has_own_ops(torch.masked.masked_tensor(plain, plain > 0))
+
+
+def test_paths_print_as_they_are_written() -> None:
+    found = torch_private.flatten_with_paths(((1, {"a": [2]}), {"k": 3}))
+    assert [("".join(map(str, path[1:])), leaf) for path, leaf in found] == [
+        ("[0]", 1), ("[1]['a'][0]", 2), ("['k']", 3),
+    ]  # fmt: skip
+    assert found[1][0][1].idx == 1 and found[2][0][1].key == "k"

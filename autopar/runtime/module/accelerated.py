@@ -26,6 +26,7 @@ from torch.autograd.function import FunctionCtx
 
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint.saving import Library
+from autopar.runtime.process.rows import gather_rows
 from autopar.runtime.process.world import World
 from autopar.runtime.program.random import DefaultRandom, RandomOfRank0
 from autopar.runtime.program.sharded import ShardedOutput, whole_of
@@ -111,25 +112,42 @@ def accept(model: nn.Module, world: World) -> Terms | None:
     return Terms(model, world, Library(model, world), mixed_precision())
 
 
-def rows_of_rank(value: Tensor, world: World) -> Tensor:
-    """This rank's rows of a result that has those of all ranks."""
-    return value if world.size == 1 else _Rows.apply(value, world)
+def rows_of_rank(
+    value: Tensor, world: World, counts: Sequence[tuple[int, ...] | None] = ()
+) -> Tensor:
+    """This rank's rows of a result that has those of all ranks, which were handed `counts` of the
+    inputs' rows; as many each where none says otherwise."""
+    if world.size == 1:
+        return value
+    suited = {each for each in counts if each is not None and sum(each) == len(value)}
+    if len(suited) > 1:
+        raise AutoparError(
+            f"a result of {len(value)} rows may be divided as each of the inputs whose rows ranks "
+            f"have as {' and '.join(map(str, sorted(suited)))}: pass as many on each rank "
+            "(drop_last=True)"
+        )
+    even = (len(value) // world.size,) * world.size
+    return _Rows.apply(value, world, next(iter(suited), even))
 
 
 class _Rows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: FunctionCtx, whole: Tensor, world: World) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.world = world  # pyright: ignore[reportAttributeAccessIssue]
-        if isinstance(whole, ShardedOutput) and _is_by_rows(whole, world):
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: FunctionCtx, whole: Tensor, world: World, counts: tuple[int, ...]
+    ) -> Tensor:
+        ctx.world, ctx.counts = world, counts  # pyright: ignore[reportAttributeAccessIssue]
+        is_even = len(set(counts)) == 1
+        if is_even and isinstance(whole, ShardedOutput) and _is_by_rows(whole, world):
             return whole.piece.detach()
-        return whole_of(whole).chunk(world.size)[world.rank].clone()
+        return whole_of(whole).split(counts)[world.rank].clone()
 
     @staticmethod
-    def backward(ctx: FunctionCtx, tangent: Tensor) -> tuple[Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: FunctionCtx, tangent: Tensor
+    ) -> tuple[Tensor, None, None]:
         world: World = ctx.world  # pyright: ignore[reportAttributeAccessIssue]
-        parts = [torch.empty_like(tangent) for _ in range(world.size)]
-        dist.all_gather(parts, tangent.contiguous())
-        return torch.cat(parts) / world.size, None
+        counts: tuple[int, ...] = ctx.counts  # pyright: ignore[reportAttributeAccessIssue]
+        return gather_rows(tangent, counts) / world.size, None, None
 
 
 def _is_by_rows(value: ShardedOutput, world: World) -> bool:

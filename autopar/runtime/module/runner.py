@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,28 +14,32 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from autopar.errors import AutoparError, GuardError, ManyProgramsWarning
+from autopar.errors import AutoparError, ManyProgramsWarning
 from autopar.ir.sharding import Handed
 from autopar.plans.plan import Plan
 from autopar.runtime.module.accelerated import Terms, accept, rows_of_rank
+from autopar.runtime.module.arguments import describe, objects_among
 from autopar.runtime.module.changes import know_rows_differ
 from autopar.runtime.module.remade import Remade, remade_by_hooks, remake
 from autopar.runtime.process.digests import modes
-from autopar.runtime.process.inputs import Inputs, Piece, same_everywhere, take_inputs
+from autopar.runtime.process.inputs import (
+    Inputs,
+    Piece,
+    own_rows,
+    put_together,
+    same_everywhere,
+    take_inputs,
+)
 from autopar.runtime.process.meeting import NEW
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import Groups, ParamPlace, World
 from autopar.runtime.program.binding import Result
-from autopar.runtime.program.frozen import PLAIN, Freezer
 from autopar.runtime.program.function import RefrozenError, Step, local
 from autopar.runtime.program.guards import Guard, Read
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.random import DefaultRandom
 from autopar.runtime.program.widening import Ready, impossible, remember
 from autopar.runtime.torch_private import TreeSpec, flatten, unflatten
-
-CONSTANTS = frozenset({*PLAIN, float})
-"""Types of arguments that are part of the program, and known by what they print."""
 
 _MANY = 8
 _NUMBERS = count()
@@ -149,8 +153,7 @@ class Runner:
     """Programs are made from the values of a batch, gathered where ranks hold pieces of it."""
 
     def __post_init__(self) -> None:
-        kinds = self.inputs.values() if isinstance(self.inputs, Mapping) else [self.inputs]
-        if "local" in kinds:
+        if self._has_rows:
             know_rows_differ()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -166,6 +169,12 @@ class Runner:
     def handed_out(self) -> Inputs:
         """What ranks are handed of the inputs: unless said, all, and rows from accelerate."""
         return self.inputs or ("local" if self.terms else "global")
+
+    @property
+    def _has_rows(self) -> bool:
+        """Whether ranks may be handed rows of their own."""
+        kinds = self.handed_out
+        return "local" in (kinds.values() if isinstance(kinds, Mapping) else [kinds])
 
     def accept_accelerate(self) -> None:
         """From now on the model is one that accelerate has prepared (`accelerated`)."""
@@ -189,7 +198,10 @@ class Runner:
                 local(self._tensor(name.partition(":")[2])).copy_(results.pop(name))
         remake(made.remade)
         if self.terms is not None:
-            results |= {name: rows_of_rank(results[name], self.world) for name in executable.rows}
+            counts = [leaf.counts for leaf in leaves if isinstance(leaf, Piece)]
+            results |= {
+                name: rows_of_rank(results[name], self.world, counts) for name in executable.rows
+            }
         leaves = [r.value if r.name is None else results[r.name] for r in executable.results]
         return unflatten(leaves, executable.out_spec)
 
@@ -234,11 +246,26 @@ class Runner:
         spec = flatten((args, kwargs))[1]
         signature = self._signature(leaves, spec)
         found = self._known(signature, exact=exact)
-        if self.world.meeting is not None:
-            number = NEW if found is None else found.number
-            facts = partial(self._facts, signature)
-            self.world.meeting.meet(number, same_everywhere(leaves), facts)
+        counts = self._meet(found, leaves, signature, own_rows(leaves) if self._has_rows else None)
+        if counts:
+            leaves = put_together(leaves, self.world, counts)
+            signature = self._signature(leaves, spec)
+            found = self._known(signature, exact=exact)
+            self._meet(found, leaves, signature)
         return leaves, self._new(leaves, signature) if found is None else found
+
+    def _meet(
+        self,
+        found: _Made | None,
+        leaves: list[Any],
+        signature: Signature,
+        own_rows: Sequence[Tensor] | None = None,
+    ) -> list[list[int]]:
+        if self.world.meeting is None:
+            return []
+        number = NEW if found is None else found.number
+        facts = partial(self._facts, signature)
+        return self.world.meeting.meet(number, same_everywhere(leaves), facts, own_rows)
 
     def _facts(self, signature: Signature) -> dict[str, str]:
         suited = [each for each in self.made[signature.inputs] if each.signature == signature]
@@ -321,9 +348,9 @@ class Runner:
 
     def _signature(self, leaves: list[Any], spec: TreeSpec) -> Signature:
         return Signature(
-            inputs=tuple(map(_describe, leaves)),
+            inputs=tuple(map(describe, leaves)),
             handed=tuple(leaf.handed if isinstance(leaf, Piece) else None for leaf in leaves),
-            objects=tuple(_objects(leaves)),
+            objects=tuple(objects_among(leaves)),
             spec=spec,
             autocast=tuple(
                 f"{device} {torch.get_autocast_dtype(device)}"
@@ -342,37 +369,6 @@ class Runner:
         if not isinstance(found, Tensor):
             raise AutoparError(f"{name} was a tensor of the model when it was planned, and is none")
         return found
-
-
-def _describe(leaf: Any) -> str:
-    """`float32[8, 16]` of a tensor, the value of a constant, the type of anything else."""
-    if isinstance(leaf, Piece):
-        return leaf.describe()
-    return repr(leaf) if type(leaf) in CONSTANTS else type(leaf).__qualname__
-
-
-def _objects(leaves: list[Any]) -> Iterator[Hashable]:
-    for position, leaf in enumerate(leaves):
-        if not isinstance(leaf, Piece) and type(leaf) not in CONSTANTS:
-            where = f"argument {position} (a {type(leaf).__qualname__})"
-            yield _Argument(where).freeze(leaf, where)
-
-
-class _Argument(Freezer):
-    """Freezes an argument. Its tensors would be other ones at each call."""
-
-    def __init__(self, where: str) -> None:
-        super().__init__()
-        self._where = where
-
-    def tensor(self, held: Tensor) -> Hashable:
-        if self.is_inside_object:
-            raise GuardError(
-                f"{self._where} holds a tensor where autopar cannot look: pass tensors as "
-                "arguments of their own or in tuples, lists and dicts, or register the class with "
-                "torch.export.register_dataclass"
-            )
-        return super().tensor(held)
 
 
 def _tell_many(suited: list[_Made]) -> None:

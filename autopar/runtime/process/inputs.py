@@ -16,6 +16,7 @@ from autopar.errors import AutoparError
 from autopar.ir.sharding import Handed, P, R, S, Sharding
 from autopar.runtime.dtensor_private import arrived
 from autopar.runtime.process.layouts import check_arguments
+from autopar.runtime.process.rows import gather_rows
 from autopar.runtime.process.world import World
 from autopar.runtime.torch_private import flatten
 
@@ -38,11 +39,13 @@ class InPieces(Protocol):
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A tensor of which this rank holds `local`. Where that is not all of it, `source` is the
-    whole as a DTensor or an output, and `handed` says which piece, if that can be said."""
+    whole as a DTensor or an output, and `handed` says which piece, if that can be said. Where each
+    rank was handed rows of its own, `counts` says how many each."""
 
     local: Tensor
     source: InPieces | None = None
     handed: Handed | None = None
+    counts: tuple[int, ...] | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -106,6 +109,37 @@ def take_inputs(
     return found
 
 
+def own_rows(leaves: Sequence[Any]) -> list[Tensor]:
+    """The tensors of a call of which this rank was handed rows of its own."""
+    return [leaf.local for leaf in leaves if isinstance(leaf, Piece) and leaf.counts is not None]
+
+
+def put_together(leaves: Sequence[Any], world: World, counts: Sequence[Sequence[int]]) -> list[Any]:
+    """The leaves of a call with the tensors of `own_rows` as pieces of what all ranks were handed
+    of each: `counts` of rows, per rank. A collective call."""
+    given = iter(counts)
+
+    def together(leaf: Any) -> Any:
+        if not isinstance(leaf, Piece) or leaf.counts is None:
+            return leaf
+        found = tuple(next(given))
+        if len(set(found)) == 1:
+            return leaf
+        whole = gather_rows(leaf.local, found)
+        if whole.shape[0] % world.size:
+            return Piece(whole, None, leaf.handed, found)
+        return _rows(whole.chunk(world.size)[world.rank].clone(), world, found)
+
+    return [together(leaf) for leaf in leaves]
+
+
+def _rows(local: Tensor, world: World, counts: tuple[int, ...]) -> Piece:
+    """As many rows as every rank has, `counts` of which it was handed."""
+    assert world.device_mesh is not None
+    source = DTensor.from_local(local, world.device_mesh, [Shard(0)], run_check=False)
+    return Piece(local, source, Handed(Sharding((S(0),)), (world.size,)), counts)
+
+
 def same_everywhere(leaves: Sequence[Any]) -> list[Tensor]:
     """The tensors of a call that every rank is handed all of."""
     return [leaf.local for leaf in leaves if isinstance(leaf, Piece) and leaf.source is None]
@@ -121,11 +155,9 @@ def _take(leaf: Tensor, is_local: bool, world: World) -> Piece:
     # A copy for the CPU is read at once; pinned memory is the script's to write to after the call.
     is_awaited = world.device.type == "cpu" or leaf.is_pinned()
     local = leaf.to(world.device, non_blocking=not is_awaited)
-    mesh = world.device_mesh
-    if mesh is None or not is_local or local.dim() == 0:
+    if world.device_mesh is None or not is_local or local.dim() == 0:
         return Piece(local)
-    source = DTensor.from_local(local, mesh, [Shard(0)], run_check=False)
-    return Piece(local, source, Handed(Sharding((S(0),)), (world.size,)))
+    return _rows(local, world, (local.shape[0],) * world.size)
 
 
 def _of_dtensor(leaf: DTensor, world: World) -> Piece:

@@ -30,6 +30,7 @@ from autopar.errors import PlanMismatchError, RankError
 from autopar.runtime.process.agreement import Agreement
 from autopar.runtime.process.digests import BATCH, BatchDigest
 from autopar.runtime.process.roll import Roll, RollPlace, guilty, is_lost_peer
+from autopar.runtime.process.rows import row_shapes
 from autopar.runtime.process.spots import of_error, of_stack, script_line, waiting_collective
 
 PATIENCE_S = 1.0
@@ -43,6 +44,11 @@ _TOGETHER = (
     "; every rank calls a compiled model at the same time with the same inputs, since each holds a "
     "part of it: make the call on all ranks, or enter `with model.unsharded(rank=0):` on all ranks "
     "and make it inside on that one alone"
+)
+_OWN_ROWS = (
+    '; each rank passes rows of its own (inputs="local"), which may be of another number, but not '
+    "of another shape or dtype: pad them to one length on all ranks (accelerate's "
+    'pad_across_processes, or padding="max_length" of a tokenizer or collator)'
 )
 _FACTS = ("program", "gradients", "batch")
 _Graph = Callable[[list[Any]], Sequence[Any]]
@@ -69,10 +75,13 @@ class Meeting:
         on all of them. RankError as from `meet`."""
         self._has_begun = False  # A call before may have failed on its way to meet.
         self._begin()
+        with self.roll.during("start"):
+            return self._gather(numbers)
+
+    def _gather(self, numbers: Sequence[int]) -> Tensor:
         mine = torch.tensor(numbers, dtype=torch.int64, device="cpu")
         rows = torch.empty((self.size, len(numbers)), dtype=torch.int64, device="cpu")
-        with self.roll.during("start"):
-            self._wait(self._group.allgather([list(rows.unbind())], [mine]))
+        self._wait(self._group.allgather([list(rows.unbind())], [mine]))
         return rows
 
     def meet(
@@ -80,10 +89,15 @@ class Meeting:
         program: int,
         batch: Sequence[Tensor],
         facts: Callable[[], Mapping[str, str]],
-    ) -> None:
+        own_rows: Sequence[Tensor] | None = None,
+    ) -> list[list[int]]:
         """Return when all ranks are here with the same. `program` is the number of what they made
         together, or `NEW`, `batch` the inputs of which every rank has all, `facts` what else to
         compare where something differs.
+
+        Of `own_rows` ranks may have other numbers, as where one needs a program that another does
+        not, or all need one: then it returns how many each rank has, per tensor, and they are to
+        put them together and to meet again without.
 
         PlanMismatchError, on every rank, names those that differ and in what; RankError those that
         cannot come.
@@ -94,8 +108,18 @@ class Meeting:
         self._brought[:] = program, grad, self._digest(batch)
         with self.roll.during("start"):
             self._wait(self._group.allgather([self._rows], [self._mine]))
-            if (self._gathered != self._gathered[0]).any():
-                self._compare(facts())
+            differs = bool((self._gathered != self._gathered[0]).any())
+            if own_rows is not None and (differs or program == NEW):
+                shapes = self._gather(row_shapes(own_rows))
+                if (shapes[:, 0] != shapes[0, 0]).any():
+                    what = ", ".join(f"{str(x.dtype)[6:]}{list(x.shape)}" for x in own_rows)
+                    self._compare({"rows of their own": what}, _OWN_ROWS)
+                if (shapes != shapes[0]).any():
+                    self._has_begun = True
+                    return shapes[:, 1:].T[: len(own_rows)].tolist()
+            if differs:
+                self._compare(self._named(facts()), _TOGETHER)
+        return []
 
     def _begin(self) -> None:
         if self._parted is not None:
@@ -171,17 +195,21 @@ class Meeting:
         self._parted = RankError(f"rank {self.rank} waited in {where}, and {told}{hint}")
         return self._parted
 
-    def _compare(self, facts: Mapping[str, str]) -> None:
-        """All ranks know that something differs: what it is, in words."""
+    def _named(self, facts: Mapping[str, str]) -> dict[str, str]:
+        """`facts`, and what this rank brought, in words."""
         named: dict[str, str] = dict(zip(_FACTS, map(str, self._brought), strict=True))
         named[BATCH] = named.pop("batch")
         named["program"] = "a new one" if self._brought[0] == NEW else named["program"]
         named["gradients"] = "on" if self._brought[1] else "off"
+        return {**facts, **named}
+
+    def _compare(self, facts: Mapping[str, str], remedy: str) -> None:
+        """All ranks know that something differs: what it is, in words."""
         agreement = Agreement(self._store, self.rank, self.size, name=f"meeting/{self.roll.calls}")
         try:
-            agreement.agree(f"call {self.roll.calls} of a compiled model", {**facts, **named})
+            agreement.agree(f"call {self.roll.calls} of a compiled model", facts)
         except PlanMismatchError as error:
-            raise PlanMismatchError(f"{error}{_TOGETHER}") from None
+            raise PlanMismatchError(f"{error}{remedy}") from None
 
 
 def _same(some: Sequence[RollPlace], others: Sequence[RollPlace]) -> bool:

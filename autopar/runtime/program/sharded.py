@@ -126,7 +126,7 @@ class ShardedOutput(Tensor):
             return _written(func, args, given)
         if is_view(func):
             return _view(func, args, given)
-        if func in FUNCTIONS or is_pointwise(func):
+        if is_pointwise(func) or (func in FUNCTIONS and not reduces_all(args)):
             found = _on_shards(func, args, given)
             if found is not NotImplemented:
                 return found
@@ -266,6 +266,11 @@ def _on_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
             return map_tensors(_placed, made)
     except Exception:  # on whole tensors it works, or says what is wrong in torch's own words
         return NotImplemented
+
+
+def reduces_all(args: Sequence[Any]) -> bool:
+    """Whether an op is given no dims, which are all of them: DTensor would reduce none."""
+    return any(isinstance(x, (list, tuple)) and not x for x in args)
 
 
 def _leaves(x: ShardedOutput, device: torch.device | None) -> bool:

@@ -1,0 +1,48 @@
+"""The leaves of a call's arguments as a program knows them: what it is made for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+from torch import Tensor
+
+from autopar.errors import GuardError
+from autopar.runtime.process.inputs import Piece
+from autopar.runtime.program.frozen import PLAIN, Freezer
+
+CONSTANTS = frozenset({*PLAIN, float})
+"""Types of arguments that are part of the program, and known by what they print."""
+
+
+def describe(leaf: Any) -> str:
+    """`float32[8, 16]` of a tensor, the value of a constant, the type of anything else."""
+    if isinstance(leaf, Piece):
+        return leaf.describe()
+    return repr(leaf) if type(leaf) in CONSTANTS else type(leaf).__qualname__
+
+
+def objects_among(leaves: list[Any]) -> Iterator[Hashable]:
+    """The arguments that are neither tensors nor constants, frozen. GuardError for one that holds a
+    tensor."""
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, Piece) and type(leaf) not in CONSTANTS:
+            where = f"argument {position} (a {type(leaf).__qualname__})"
+            yield _Argument(where).freeze(leaf, where)
+
+
+class _Argument(Freezer):
+    """Freezes an argument. Its tensors would be other ones at each call."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self._where = where
+
+    def tensor(self, held: Tensor) -> Hashable:
+        if self.is_inside_object:
+            raise GuardError(
+                f"{self._where} holds a tensor where autopar cannot look: pass tensors as "
+                "arguments of their own or in tuples, lists and dicts, or register the class with "
+                "torch.export.register_dataclass"
+            )
+        return super().tensor(held)

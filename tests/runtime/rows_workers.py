@@ -1,0 +1,128 @@
+"""What a model does with rows that ranks were handed, not as many on each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import autopar
+from autopar.errors import PlanMismatchError
+
+WIDTH = 8
+
+
+class Model(nn.Module):
+    """Rows of two tensors, `edges` having a number of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = (nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2))
+
+    def forward(
+        self, x: Tensor, mask: Tensor, edges: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        found = self.b(self.a(x).relu())
+        loss = torch.where(mask[:, None], found, 0.0).square().mean()
+        if edges is not None:
+            loss = loss + self.a(edges).sin().mean()
+        return loss, found
+
+
+class Logits(Model):
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.b(self.a(x).relu())
+
+
+def batch(counts: Sequence[int], seed: int) -> list[dict[str, Tensor]]:
+    """What each rank is handed, `counts` of rows."""
+    torch.manual_seed(seed)
+    x = torch.randn(sum(counts), WIDTH, dtype=torch.float64).split(list(counts))
+    mask = (torch.rand(sum(counts)) > 0.3).split(list(counts))
+    return [{"x": a, "mask": b} for a, b in zip(x, mask, strict=True)]
+
+
+def step(model: Any, handed: list[dict[str, Tensor]]) -> dict[str, float]:
+    """By how much outputs and gradients are off eager's, of the rows of all ranks as one batch."""
+    eager = Model()
+    whole = {name: torch.cat([each[name] for each in handed]) for name in handed[0]}
+    expected, found = eager(**whole), model(**handed[dist.get_rank()])
+    expected[0].backward()
+    found[0].backward()
+    pairs = [(model.a, eager.a), (model.b, eager.b)]
+    grads = [(one.weight.grad, other.weight.grad) for one, other in pairs]
+    off = {
+        "loss": found[0] - expected[0],
+        "output": found[1].detach() - expected[1],
+        "grad": torch.stack([one.full_tensor() - other for one, other in grads]),
+    }
+    model.zero_grad()
+    return {name: float(x.detach().abs().max()) for name, x in off.items()}
+
+
+def uneven(size: int, **options: Any) -> dict[str, Any]:
+    """Steps with uneven rows and even ones, in an order that has each kind of meeting."""
+    model: Any = autopar.compile(Model(), inputs="local", **options)
+    counts = {
+        "first": [3, 2], "even": [2, 2], "one has a program": [2, 1], "divides": [3, 1],
+        "known": [3, 2], "one has none": [4, 0],
+    }  # fmt: skip
+    seen: dict[str, Any] = {
+        name: step(model, batch(each[:size], k)) for k, (name, each) in enumerate(counts.items())
+    }
+    more = batch([3, 2], 7)
+    for each, count in zip(more, [4, 7], strict=True):
+        each["edges"] = torch.randn(count, WIDTH, dtype=torch.float64)
+    seen["rows of two kinds"] = step(model, more)
+    seen["programs"] = len(model.plans)
+    return seen
+
+
+def two() -> dict[str, Any]:
+    return {name: uneven(2, **options) for name, options in OPTIONS.items()} | {"told": told()}
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "free": {},
+    "shards": {"pins": {"a.weight": "S(0) on dp"}, "mesh": {"dp": 2}},
+}
+
+
+def told() -> dict[str, Any]:
+    """Rows of other lengths: the error, and a step after it."""
+    model: Any = autopar.compile(Model(), inputs="local")
+    handed = batch([2, 2], 0)[dist.get_rank()]
+    narrow = {**handed, "x": handed["x"][:, : WIDTH - dist.get_rank()]}
+    errors: list[str] = []
+    for known in (False, True):
+        try:
+            model(**narrow)
+        except PlanMismatchError as error:
+            errors.append(str(error))
+        if not known:
+            step(model, batch([2, 2], 0))
+    return {"errors": errors, "after": step(model, batch([2, 2], 0))}
+
+
+def accelerated() -> dict[str, float]:
+    """A model that accelerate has prepared: own rows of outputs come back, and gradients are the
+    mean over ranks of what each rank's loss gives."""
+    from accelerate import Accelerator
+
+    model: Any = Accelerator(cpu=True).prepare(autopar.compile(Logits()))
+    eager, handed = Logits(), [each["x"] for each in batch([3, 2], 0)]
+    losses = [F.mse_loss(eager(x), x) for x in handed]
+    torch.stack(losses).mean().backward()
+    mine = handed[dist.get_rank()]
+    found = model(mine)
+    F.mse_loss(found, mine).backward()
+    assert eager.a.weight.grad is not None
+    return {
+        "output": float((found - eager(mine)).detach().abs().max()),
+        "grad": float((model.a.weight.grad.full_tensor() - eager.a.weight.grad).abs().max()),
+    }
