@@ -40,6 +40,10 @@ class UnsuitedMeshError(ConstraintError):
     """A mesh on which a constraint means nothing: it lacks an axis that is named."""
 
 
+class UndividedBatchError(UnsuitedMeshError):
+    """A batch that a strategy cuts among more devices than its rows divide by."""
+
+
 class InfeasibleError(AutoparError):
     """No plan meets the limits."""
 

@@ -66,7 +66,7 @@ def suited(asked: Asked, meshes: Sequence[Mesh]) -> tuple[PlanRequest, ...]:
     if not found:
         tried = ", ".join(str(mesh) for mesh in meshes)
         others = f" (of the meshes tried, {tried}, none is suited)" if len(meshes) > 1 else ""
-        raise UnsuitedMeshError(f"{refused[-1]}{others}")
+        raise type(refused[-1])(f"{refused[-1]}{others}")
     return tuple(found)
 
 

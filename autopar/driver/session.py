@@ -28,7 +28,13 @@ from autopar.driver.binding import (
 from autopar.driver.comparing import check_call
 from autopar.driver.microbatching import dividing
 from autopar.driver.search import summary
-from autopar.errors import AutoparError, ConstraintError, InfeasibleError, NotImposedWarning
+from autopar.errors import (
+    AutoparError,
+    ConstraintError,
+    InfeasibleError,
+    NotImposedWarning,
+    UndividedBatchError,
+)
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.graph import Role
 from autopar.ir.input_sharding import with_handed
@@ -36,9 +42,11 @@ from autopar.ir.mesh import Cluster, meshes_text
 from autopar.ir.sharding import Handed, Sharding
 from autopar.ir.version import __version__
 from autopar.plans.compatibility import check_fit
+from autopar.plans.constraints import Constraint
 from autopar.plans.layout import starts_in
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan, Structure
+from autopar.plans.strategies import STORAGE
 from autopar.runtime.checkpoint.weights import Sources
 from autopar.runtime.module import params
 from autopar.runtime.module.runner import Executable, Signature
@@ -259,10 +267,11 @@ class Builder:
             try:
                 return planned(asked if groups is None else asked.joined(least))
             except (ConstraintError, InfeasibleError) as error:
-                if groups is None or not asked.asked:
+                others = least if groups is not None else _stored_so(asked, error)
+                if others is None or not asked.asked:
                     raise
                 warnings.warn(NotImposedWarning(str(error)), stacklevel=2)
-                return planned(least)
+                return planned(others)
 
         return Plan.from_bytes(agreement.share("plan", work))
 
@@ -356,6 +365,18 @@ class Builder:
         if not self.random.is_set:
             self.random.set(agreement.share("random state", self.random.default))
         return self.random
+
+
+def _stored_so(asked: Options, error: AutoparError) -> Options | None:
+    """What is asked, of a first batch that cannot be cut as a strategy wants it: parameters are
+    stored as it has them, for all batches, and what is done with this one is open. None where that
+    is not what is wrong, or the strategy leaves open how parameters are stored."""
+    lines = STORAGE.get(asked.strategy)
+    if lines is None or not isinstance(error, UndividedBatchError):
+        return None
+    return replace(
+        asked, strategy="", constraints=(*asked.constraints, *map(Constraint.parse, lines))
+    )
 
 
 def _handed(signature: Signature) -> dict[str, Handed]:

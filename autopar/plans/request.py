@@ -27,10 +27,10 @@ from autopar.ir.units import exact_bytes
 from autopar.plans.compatibility import describe_inputs
 from autopar.plans.constraints import Constraint
 from autopar.plans.demands import MeshConstraint, on_mesh
-from autopar.plans.matching import matches, settle
+from autopar.plans.matching import general, matches, settle
 from autopar.plans.options import STORED, Options
 from autopar.plans.rounded import kept_exact, step_with
-from autopar.plans.strategies import expand_strategy
+from autopar.plans.strategies import expand_strategy, left_free
 
 Narrowed = tuple[tuple[str, tuple[str, ...]], ...]
 """The labels that the choices of an op may have, by its key."""
@@ -264,7 +264,11 @@ class PlanRequest:
             ("saved dtype", options.saved_dtype, ""),
             ("host memory", exact_bytes(options.host_memory_bytes or 0), "0B"),
         )
-        lines = (f"{each.origin}: {each}" for each in strategy)
+        lines = [f"{each.origin}: {each}" for each in strategy]
+        free = left_free(options.strategy, self.graph, self.mesh)
+        if free:
+            named = ", ".join(dict.fromkeys(map(general, free)))
+            lines.append(f"strategy {options.strategy}: no rule for {named}: the solver's")
         more = (f"{name} {value}" for name, value, usual in others if value != usual)
         return (*(line for line in options.asked if line != _TIED), *lines, *more)
 

@@ -18,9 +18,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
-from autopar.errors import UnsuitedMeshError
+from autopar.errors import UndividedBatchError, UnsuitedMeshError
+from autopar.ir.choices import axis_options
 from autopar.ir.contractions import IN, OUT, Products, batch_atoms, find_products
-from autopar.ir.graph import Atom, Graph, Role, Slot
+from autopar.ir.graph import Atom, Graph, Node, Ref, Role, Slot
 from autopar.ir.mesh import Axis, Mesh
 from autopar.plans.constraints import Constraint
 from autopar.plans.matching import general, matches, names
@@ -61,13 +62,19 @@ def _megatron(graph: Graph, mesh: Mesh) -> Iterator[str]:
     *outer, inner = mesh.axes
     _check_batch("megatron", graph, mesh, outer)
     found = find_products(graph)
-    cut = _divided(graph, found, (IN, OUT), inner.size)
-    _check_weights("megatron", cut, mesh, inner)
+    free = _without_rule(graph, found, (IN, OUT), [inner.size])
+    cut = [n for n in _divided(graph, found, (IN, OUT), inner.size) if n not in free]
+    _check_weights("megatron", cut, mesh, inner, free)
     yield from (f"batched:* = batch on {axis.name}" for axis in outer)
     yield f"batched:* = not batch on {inner.name}"
     yield f"product:* = out on {inner.name} or in on {inner.name}"
     yield from _lines(graph, dict.fromkeys(cut, f"S on {inner.name}"), "param")
-    yield f"param:* = unmoved on {inner.name}"
+    unmoved = f"unmoved on {inner.name}"
+    if free:
+        others = (n for n in names(graph, "param") if n not in free)
+        yield from _lines(graph, dict.fromkeys(others, unmoved), "param")
+    else:
+        yield f"param:* = {unmoved}"
 
 
 def _two(graph: Graph, mesh: Mesh) -> Iterator[str]:
@@ -94,12 +101,13 @@ def _summa(
     rows, columns = grid
     _check_batch(strategy, graph, mesh, (rows, *depth))
     found = find_products(graph)
+    free = _without_rule(graph, found, (OUT,), [columns.size])
     blocks = {
         name: where
         for name in _divided(graph, found, (OUT,), columns.size)
-        if (where := _block(graph, found, name, rows, columns))
+        if name not in free and (where := _block(graph, found, name, rows, columns))
     }
-    _check_weights(strategy, blocks, mesh, columns)
+    _check_weights(strategy, blocks, mesh, columns, free)
     yield from (f"batched:* = batch on {axis.name}" for axis in (*depth, rows))
     yield f"batched:* = not batch on {columns.name}"
     yield f"product:* = out on {columns.name}"
@@ -117,12 +125,13 @@ def _three(graph: Graph, mesh: Mesh) -> Iterator[str]:
     first, second, third = mesh.axes
     _check_batch("3d", graph, mesh, (first,))
     found = find_products(graph)
+    free = _without_rule(graph, found, (IN, OUT), [second.size, third.size])
     cut = [
         name
         for name in _divided(graph, found, (IN,), second.size)
-        if name in _divided(graph, found, (OUT,), second.size)
+        if name in _divided(graph, found, (OUT,), second.size) and name not in free
     ]
-    _check_weights("3d", cut, mesh, third)
+    _check_weights("3d", cut, mesh, third, free)
     one, other = second.name, third.name
     yield f"batched:* = batch on {first.name}"
     yield f"product:* = out on {one}, in on {other} or in on {one}, out on {other}"
@@ -161,26 +170,107 @@ def _check_batch(strategy: str, graph: Graph, mesh: Mesh, axes: Sequence[Axis]) 
     ways = prod(axis.size for axis in axes)
     if ways == 1:
         return
-    atoms = batch_atoms(graph)
-    if not atoms:
-        raise UnsuitedMeshError(
-            f"strategy {strategy}: no input of {graph.name} has a dim that counts samples"
-        )
-    for atom in sorted(atoms):
-        if graph.atoms[atom].size % ways:
-            names = " and ".join(axis.name for axis in axes)
-            raise UnsuitedMeshError(
-                f"strategy {strategy} cuts the batch on {names} of mesh {mesh}, and "
-                f"{graph.atoms[atom].size} samples do not divide by {ways}"
-            )
+    sizes = sorted(graph.atoms[atom].size for atom in batch_atoms(graph))
+    odd = next((size for size in sizes if size % ways), None)
+    if sizes and odd is None:
+        return
+    names = " and ".join(axis.name for axis in axes)
+    # What has one row has no dim of it.
+    why = f"{odd} samples do not divide by {ways}"
+    if not sizes:
+        why = f"no input of {graph.name} has a dim of several samples"
+    alone = ", ".join(_quoted(line) for line in STORAGE.get(strategy, ()))
+    raise UndividedBatchError(
+        f"strategy {strategy} cuts the batch on {names} of mesh {mesh}, and {why}: give it a batch "
+        "that does (drop_last=True leaves out a last one that does not), or a mesh of fewer devices"
+        + (f"; pins={{{alone}}} stores parameters as it does" if alone else "")
+    )
 
 
-def _check_weights(strategy: str, names: Collection[str], mesh: Mesh, axis: Axis) -> None:
-    if not names:
+def _quoted(line: str) -> str:
+    pattern, wanted = line.split(" = ")
+    return f'"{pattern}": "{wanted}"'
+
+
+STORAGE: Mapping[str, tuple[str, ...]] = {
+    "ddp": ("param:* = R",),
+    "fsdp": ("param:* = S on *", "kept:* = S on *"),
+}
+"""How a strategy has parameters, whatever is done with them."""
+
+
+def _check_weights(
+    strategy: str, names: Collection[str], mesh: Mesh, axis: Axis, free: Collection[str]
+) -> None:
+    if not names and not free:
         raise UnsuitedMeshError(
             f"strategy {strategy}: no layer has a weight whose features divide by {axis.size}, "
             f"the size of axis {axis.name} of mesh {mesh}"
         )
+
+
+def left_free(strategy: str, graph: Graph, mesh: Mesh) -> tuple[str, ...]:
+    """The parameters that `strategy` has no rule for, of which it asks nothing on `mesh`."""
+    if not mesh.axes or strategy not in _FREE:
+        return ()
+    roles, which = _FREE[strategy]
+    sizes = [mesh.axes[k].size for k in which if -len(mesh.axes) <= k]
+    return tuple(_without_rule(graph, find_products(graph), roles, sizes))
+
+
+_FREE = {
+    "megatron": ((IN, OUT), (-1,)), "2d": ((OUT,), (-1,)), "2.5d": ((OUT,), (-1,)),
+    "3d": ((IN, OUT), (-2, -1)),
+}  # fmt: skip
+"""Which features a strategy cuts, on which axes."""
+
+
+def _without_rule(
+    graph: Graph, found: Products, roles: Sequence[str], sizes: Sequence[int]
+) -> dict[str, None]:
+    """The parameters that a strategy which cuts weights by `roles` cannot speak of, in order: those
+    used by an op that cannot work on shards of them, those of which no outermost part of a dim
+    divides, but another one, and those planned as one with others, of which it would ask otherwise.
+    """
+    nodes = graph.with_role(Role.PARAM)
+    cut = set(_divided(graph, found, roles, sizes[0]))
+    weights = {node.target for node in nodes if len(node.outputs[0].shape) > 1}
+    free = {
+        name
+        for ref, name in found.derived.items()
+        if name in weights
+        for node in _users(graph, ref)
+        if not all(_can_shard(graph, node, ref, size) for size in sizes)
+    }
+    inner = {n.target for n in nodes if not all(_leads(graph, n, size) for size in sizes)}
+    free |= inner if inner & weights else set()
+    asked: dict[str, set[tuple[bool, bool]]] = {}
+    for node in nodes:
+        name = node.target
+        asked.setdefault(node.key, set()).add((name in free, name in cut))
+    told = {key for key, kinds in asked.items() if len(kinds) == 1 and not next(iter(kinds))[0]}
+    return dict.fromkeys(node.target for node in nodes if node.key not in told)
+
+
+def _users(graph: Graph, ref: Ref) -> Iterator[Node]:
+    """The ops that compute with a tensor, other than by a view or a cast of it."""
+    for node in graph.with_role(Role.OP):
+        if ref in node.inputs and not node.view and len(node.inputs) > 1:
+            yield node
+
+
+def _can_shard(graph: Graph, node: Node, ref: Ref, size: int) -> bool:
+    """Whether `node` can work on shards of `ref` on an axis of `size`."""
+    options = axis_options(node, graph.atoms, size)
+    at = node.inputs.index(ref)
+    return any(factor.name in options and factor.inputs[at] for factor in node.factors)
+
+
+def _leads(graph: Graph, node: Node, size: int) -> bool:
+    """Whether `size` divides the outermost part of some dim of a parameter, which is stored in
+    shards of that one, or no part of any."""
+    found = [[graph.atoms[k].size % size == 0 for k in parts] for parts in node.outputs[0].parts]
+    return any(divides[0] for divides in found if divides) or not any(map(any, found))
 
 
 def _divided(graph: Graph, found: Products, roles: Sequence[str], size: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""DTensors of which ranks have unlike pieces, some of them nothing, and what can be done with those.
+"""DTensors of which ranks have unlike pieces, some of them nothing, and what can be done with them.
 
 DTensor computes what there is of a result from each piece, and reduces that over ranks. An op that
 has no result of nothing (`max`, `median`, a norm of order infinity) fails on the ranks that have
