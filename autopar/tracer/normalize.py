@@ -41,6 +41,7 @@ def passes(tied: dict[str, str]) -> tuple[_Pass, ...]:
         settle_updates,
         partial(merge_tied_parameters, tied=tied),
         drop_output_copies,
+        copy_viewed_gradients,
         split_mean_losses,
         split_biased_matmuls,
         split_dropouts,
@@ -162,6 +163,38 @@ def drop_output_copies(gm: fx.GraphModule) -> fx.GraphModule:
                 pairs[index] = (source, desc)
     set_outputs(gm, pairs)
     return gm
+
+
+def copy_viewed_gradients(gm: fx.GraphModule) -> fx.GraphModule:
+    """Gradients that are views of other dims than they have (a sum's is expanded from a number) as
+    copies, which ranks can have uneven chunks of: a view is one of what is cut alike."""
+    pairs = list(zip(*outputs_of(gm), strict=True))
+    for index, (item, desc) in enumerate(pairs):
+        if isinstance(desc, torch_private.GradAOTOutput) and _has_other_dims(item):
+            with gm.graph.inserting_after(item):
+                copy = gm.graph.call_function(aten.clone.default, (item,))
+            copy.meta = {**item.meta, "val": item.meta["val"].clone()}
+            pairs[index] = (copy, desc)
+    set_outputs(gm, pairs)
+    return gm
+
+
+_VIEWS = (
+    aten.expand.default, aten.permute.default, aten.squeeze.dim, aten.squeeze.dims, aten.t.default,
+    aten.transpose.int, aten.unsqueeze.default, aten.view.default,
+)  # fmt: skip
+
+
+def _has_other_dims(item: Any) -> bool:
+    """Whether a node is a view, through others, of what has not its dims, but for those of 1."""
+    node = item
+    while isinstance(node, fx.Node) and node.target in _VIEWS:
+        (source,) = node.all_input_nodes
+        before, after = ([n for n in x.meta["val"].shape if n != 1] for x in (source, node))
+        if node.target in (aten.expand.default, aten.view.default) and before != after:
+            return True
+        node = source
+    return False
 
 
 def split_mean_losses(gm: fx.GraphModule) -> fx.GraphModule:
