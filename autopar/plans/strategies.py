@@ -62,13 +62,12 @@ def _megatron(graph: Graph, mesh: Mesh) -> Iterator[str]:
     *outer, inner = mesh.axes
     _check_batch("megatron", graph, mesh, outer)
     found = find_products(graph)
-    free = _without_rule(graph, found, (IN, OUT), [inner.size])
-    cut = [n for n in _divided(graph, found, (IN, OUT), inner.size) if n not in free]
-    _check_weights("megatron", cut, mesh, inner, free)
+    cut, free = _settled("megatron", graph, found, mesh)
+    _check_weights("megatron", cut, mesh, inner, found, free)
     yield from (f"batched:* = batch on {axis.name}" for axis in outer)
     yield f"batched:* = not batch on {inner.name}"
     yield f"product:* = out on {inner.name} or in on {inner.name}"
-    yield from _lines(graph, dict.fromkeys(cut, f"S on {inner.name}"), "param")
+    yield from _lines(graph, cut, "param")
     unmoved = f"unmoved on {inner.name}"
     if free:
         others = (n for n in names(graph, "param") if n not in free)
@@ -101,20 +100,13 @@ def _summa(
     rows, columns = grid
     _check_batch(strategy, graph, mesh, (rows, *depth))
     found = find_products(graph)
-    free = _without_rule(graph, found, (OUT,), [columns.size])
-    blocks = {
-        name: where
-        for name in _divided(graph, found, (OUT,), columns.size)
-        if name not in free and (where := _block(graph, found, name, rows, columns))
-    }
-    _check_weights(strategy, blocks, mesh, columns, free)
+    blocks, free = _settled(strategy, graph, found, mesh)
+    _check_weights(strategy, blocks, mesh, columns, found, free)
     yield from (f"batched:* = batch on {axis.name}" for axis in (*depth, rows))
     yield f"batched:* = not batch on {columns.name}"
     yield f"product:* = out on {columns.name}"
-    whole = "".join(f", R on {axis.name}" for axis in depth)
-    laid = {name: f"{where}{whole}" for name, where in blocks.items()}
-    yield from _lines(graph, laid, "param")
-    yield from _lines(graph, laid, "kept")
+    yield from _lines(graph, blocks, "param")
+    yield from _lines(graph, blocks, "kept")
     yield "ops:* = S on *"
     yield "saved:* = S on *"
 
@@ -125,17 +117,12 @@ def _three(graph: Graph, mesh: Mesh) -> Iterator[str]:
     first, second, third = mesh.axes
     _check_batch("3d", graph, mesh, (first,))
     found = find_products(graph)
-    free = _without_rule(graph, found, (IN, OUT), [second.size, third.size])
-    cut = [
-        name
-        for name in _divided(graph, found, (IN,), second.size)
-        if name in _divided(graph, found, (OUT,), second.size) and name not in free
-    ]
-    _check_weights("3d", cut, mesh, third, free)
+    cut, free = _settled("3d", graph, found, mesh)
+    _check_weights("3d", cut, mesh, third, found, free)
     one, other = second.name, third.name
     yield f"batched:* = batch on {first.name}"
     yield f"product:* = out on {one}, in on {other} or in on {one}, out on {other}"
-    yield from _lines(graph, dict.fromkeys(cut, "S on *"), "param")
+    yield from _lines(graph, cut, "param")
     yield "ops:* = S on *"
 
 
@@ -200,9 +187,14 @@ STORAGE: Mapping[str, tuple[str, ...]] = {
 
 
 def _check_weights(
-    strategy: str, names: Collection[str], mesh: Mesh, axis: Axis, free: Collection[str]
+    strategy: str,
+    cut: Collection[str],
+    mesh: Mesh,
+    axis: Axis,
+    found: Products,
+    free: Collection[str],
 ) -> None:
-    if not names and not free:
+    if not cut and not free and found.weights:
         raise UnsuitedMeshError(
             f"strategy {strategy}: no layer has a weight whose features divide by {axis.size}, "
             f"the size of axis {axis.name} of mesh {mesh}"
@@ -211,45 +203,72 @@ def _check_weights(
 
 def left_free(strategy: str, graph: Graph, mesh: Mesh) -> tuple[str, ...]:
     """The parameters that `strategy` has no rule for, of which it asks nothing on `mesh`."""
-    if not mesh.axes or strategy not in _FREE:
+    if not mesh.axes or strategy not in _WANTED:
         return ()
-    roles, which = _FREE[strategy]
-    sizes = [mesh.axes[k].size for k in which if -len(mesh.axes) <= k]
-    return tuple(_without_rule(graph, find_products(graph), roles, sizes))
+    return tuple(_settled(strategy, graph, find_products(graph), mesh)[1])
 
 
-_FREE = {
-    "megatron": ((IN, OUT), (-1,)), "2d": ((OUT,), (-1,)), "2.5d": ((OUT,), (-1,)),
-    "3d": ((IN, OUT), (-2, -1)),
-}  # fmt: skip
-"""Which features a strategy cuts, on which axes."""
-
-
-def _without_rule(
-    graph: Graph, found: Products, roles: Sequence[str], sizes: Sequence[int]
-) -> dict[str, None]:
-    """The parameters that a strategy which cuts weights by `roles` cannot speak of, in order: those
-    used by an op that cannot work on shards of them, those of which no outermost part of a dim
-    divides, but another one, and those planned as one with others, of which it would ask otherwise.
-    """
+def _settled(
+    strategy: str, graph: Graph, found: Products, mesh: Mesh
+) -> tuple[Mapping[str, str], Collection[str]]:
+    """How a strategy wants weights to be stored, by name, and the parameters that it has no rule
+    for, in order: those used by an op that cannot work on shards of them, those of which no
+    outermost part of a dim divides, but another one, and those planned as one with others, of which
+    it would ask otherwise."""
+    wanted, axes = _WANTED[strategy](graph, found, mesh)
     nodes = graph.with_role(Role.PARAM)
-    cut = set(_divided(graph, found, roles, sizes[0]))
     weights = {node.target for node in nodes if len(node.outputs[0].shape) > 1}
     free = {
         name
         for ref, name in found.derived.items()
         if name in weights
         for node in _users(graph, ref)
-        if not all(_can_shard(graph, node, ref, size) for size in sizes)
+        if not all(_can_shard(graph, node, ref, axis.size) for axis in axes)
     }
-    inner = {n.target for n in nodes if not all(_leads(graph, n, size) for size in sizes)}
+    inner = {n.target for n in nodes if not all(_leads(graph, n, axis.size) for axis in axes)}
     free |= inner if inner & weights else set()
-    asked: dict[str, set[tuple[bool, bool]]] = {}
+    asked: dict[str, set[str | None]] = {}
     for node in nodes:
         name = node.target
-        asked.setdefault(node.key, set()).add((name in free, name in cut))
-    told = {key for key, kinds in asked.items() if len(kinds) == 1 and not next(iter(kinds))[0]}
-    return dict.fromkeys(node.target for node in nodes if node.key not in told)
+        asked.setdefault(node.key, set()).add(None if name in free else wanted.get(name, ""))
+    ruled = {key for key, texts in asked.items() if len(texts) == 1 and None not in texts}
+    others = dict.fromkeys(node.target for node in nodes if node.key not in ruled)
+    return {name: text for name, text in wanted.items() if name not in others}, others
+
+
+_Wanted = tuple[dict[str, str], Sequence[Axis]]
+"""How weights are to be stored, by name, and the axes that cut what is computed with them."""
+
+
+def _in_columns_or_rows(graph: Graph, found: Products, mesh: Mesh) -> _Wanted:
+    inner = mesh.axes[-1]
+    cut = _divided(graph, found, (IN, OUT), inner.size)
+    return dict.fromkeys(cut, f"S on {inner.name}"), [inner]
+
+
+def _in_blocks(graph: Graph, found: Products, mesh: Mesh) -> _Wanted:
+    grid = mesh.axes if len(mesh.axes) == 2 else _grid(mesh.axes)
+    assert grid is not None
+    rows, columns = grid
+    whole = "".join(f", R on {axis.name}" for axis in mesh.axes if axis not in grid)
+    blocks = {
+        name: f"{where}{whole}"
+        for name in _divided(graph, found, (OUT,), columns.size)
+        if (where := _block(graph, found, name, rows, columns))
+    }
+    return blocks, [columns]
+
+
+def _in_cubes(graph: Graph, found: Products, mesh: Mesh) -> _Wanted:
+    axes = mesh.axes[1:]
+    by_out = _divided(graph, found, (OUT,), axes[0].size)
+    cut = [name for name in _divided(graph, found, (IN,), axes[0].size) if name in by_out]
+    return dict.fromkeys(cut, "S on *"), axes
+
+
+_WANTED = {
+    "megatron": _in_columns_or_rows, "2d": _in_blocks, "2.5d": _in_blocks, "3d": _in_cubes,
+}  # fmt: skip
 
 
 def _users(graph: Graph, ref: Ref) -> Iterator[Node]:
