@@ -15,10 +15,10 @@ import numpy as np
 
 from autopar.cost_model.in_flight import InFlight
 from autopar.cost_model.offloads import Offloads
-from autopar.cost_model.optimizer import find_optimizer
+from autopar.cost_model.param_memory import ParamMemory
 from autopar.cost_model.residency import HostedParams
 from autopar.ir.choices import Choice, ParamChoice, Saved, shardings
-from autopar.ir.graph import Node, Ref, Role
+from autopar.ir.graph import Graph, Node, Ref, Role
 from autopar.ir.problem import IntArray, Label, Problem
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.schedule import Value
@@ -35,8 +35,14 @@ def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]
     `carried`, microbatches that wait for that part hold the activations too."""
     if not (layout.streamed or layout.away):
         return HostMemory()
-    params = [layout.held_bytes(each.param, layout.made(each.param)) for each in layout.streamed]
-    pinned = sum(map(_pinned, params))
+    at_rest = _at_rest(layout.graph, request)
+    params = gradients = optimizer = 0
+    for each in layout.streamed:
+        param = layout.graph.nodes[each.param.node]
+        storage = layout.params[param.target].storage
+        params += _pinned(at_rest.local_bytes(param, storage))
+        gradients += _pinned(at_rest.gradient_bytes(param, storage))
+        optimizer += at_rest.state_bytes(param, storage)
     sizes = Counter[bool]()
     for each in layout.away:
         size = _pinned(layout.held_bytes(each.root, layout.kept(each.root)))
@@ -46,9 +52,9 @@ def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]
         for others in request.waiting
     )
     return HostMemory(
-        params=pinned,
-        gradients=pinned,
-        optimizer=find_optimizer(request.options.optimizer).states * sum(params),
+        params=params,
+        gradients=gradients,
+        optimizer=optimizer,
         offloaded=away,
         limit=request.host_memory_bytes,
         devices=request.cluster.devices_of_node,
@@ -67,11 +73,11 @@ def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, In
         found[known[key]] = found.get(known[key], 0) + amounts
 
     graph = request.step
-    hosts = HostedParams(request)
+    hosts, at_rest = HostedParams(request), _at_rest(graph, request)
     for param in graph.with_role(Role.PARAM):
         if param.key in hosts.members:
             labels = problem.labels[known[param.key]]
-            add(param.key, [_of_param(request, hosts, param, label) for label in labels])
+            add(param.key, [_of_param(at_rest, hosts, param, label) for label in labels])
     offloads, waiting = Offloads(request), InFlight(request)
     for key, away in offloads.away.items():
         root = away[0].root
@@ -88,14 +94,18 @@ def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, In
     return found
 
 
-def _of_param(request: PlanRequest, hosts: HostedParams, param: Node, label: Label) -> int:
+def _of_param(at_rest: ParamMemory, hosts: HostedParams, param: Node, label: Label) -> int:
     """A parameter with its gradient and states, if it is on the host."""
     assert isinstance(label, ParamChoice)
     if not hosts.is_hosted(param, label):
         return 0
-    atoms, sizes = request.step.atoms, request.mesh.sizes
-    size = local_bytes(param.outputs[0], atoms, label.storage, sizes)
-    return 2 * _pinned(size) + find_optimizer(request.options.optimizer).states * size
+    pinned = at_rest.local_bytes(param, label.storage), at_rest.gradient_bytes(param, label.storage)
+    return sum(map(_pinned, pinned)) + at_rest.state_bytes(param, label.storage)
+
+
+def _at_rest(graph: Graph, request: PlanRequest) -> ParamMemory:
+    """An optimizer steps on the host where a parameter lives."""
+    return ParamMemory(graph, request.mesh.sizes, "cpu", request.options.optimizer)
 
 
 def _offloaded_in(maker: Node, root: Ref, label: Label, *, is_open: bool) -> Sharding | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autopar.cost_model.event_prices import EventPrices
-from autopar.cost_model.optimizer import find_optimizer
+from autopar.cost_model.param_memory import ParamMemory
 from autopar.cost_model.turn_times import arrivals
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.graph import Graph, Ref, Role
@@ -64,19 +64,20 @@ def peak_memory(
 ) -> tuple[Memory, tuple[Held, ...]]:
     """What is held at the fullest moment: by holder, and the largest of it by class of tensors.
 
-    Parameters, their gradients and the optimizer's states are there all the time (gradients too: a
-    loop that accumulates keeps them through the forward phase), and so is what is `waiting`
-    (`waiting_bytes`). What lives on the host of a CPU is in the same memory.
+    Parameters, their gradients and the optimizer's states are there all the time (`ParamMemory`),
+    and so is what is `waiting` (`waiting_bytes`). What lives on the host of a CPU is in the same
+    memory.
     """
-    params = optimizer = 0
-    states = find_optimizer(request.options.optimizer).states
+    device, optimizers = request.cluster.device.kind, request.options.optimizer
+    at_rest = ParamMemory(layout.graph, layout.mesh.sizes, device, optimizers)
+    params = gradients = optimizer = 0
     for node in layout.graph.with_role(Role.PARAM):
         if layout.params[node.target].hosted and request.cluster.has_host_memory:
             continue
-        ref = Ref(node.index)
-        local = prices.rounded(layout.held_bytes(ref, layout.made(ref)))
-        params += local
-        optimizer += states * local
+        storage = layout.params[node.target].storage
+        params += prices.rounded(at_rest.local_bytes(node, storage))
+        gradients += prices.rounded(at_rest.gradient_bytes(node, storage))
+        optimizer += at_rest.state_bytes(node, storage, prices.rounded)
     accumulated = sum(
         prices.rounded(layout.held_bytes(ref, layout.made(ref)))
         for node in filter(is_result, layout.graph.nodes)
@@ -85,7 +86,7 @@ def peak_memory(
     kept, saved, transient = played.live[played.peak] if played.live else (0, 0, 0)
     memory = Memory(
         params=params,
-        gradients=params,
+        gradients=gradients,
         optimizer=optimizer,
         kept=kept + waiting[0],
         saved=saved + waiting[1],

@@ -28,7 +28,7 @@ import numpy as np
 from autopar.cost_model.host_memory import host_row
 from autopar.cost_model.in_flight import InFlight
 from autopar.cost_model.lives import Life, gradients, handed_out, lives
-from autopar.cost_model.optimizer import find_optimizer
+from autopar.cost_model.param_memory import ParamMemory
 from autopar.cost_model.residency import HostedParams
 from autopar.cost_model.rounding import Rounding
 from autopar.cost_model.saved import decision_key
@@ -86,7 +86,8 @@ class _Rows:
 
     def __init__(self, request: PlanRequest, problem: Problem) -> None:
         self.graph, self.sizes = request.step, request.mesh.sizes
-        self.num_copies = 2 + find_optimizer(request.options.optimizer).states
+        device, optimizer = request.cluster.device.kind, request.options.optimizer
+        self.param_memory = ParamMemory(self.graph, self.sizes, device, optimizer)
         self.labels = dict(zip(problem.keys, problem.labels, strict=True))
         self.number = {key: i for i, key in enumerate(problem.keys)}
         self.casts = casts_of(self.graph).copies
@@ -113,7 +114,7 @@ class _Rows:
         for given in graph.with_role(*_GIVEN):
             self._add(given, self._made(given, 0))
         for param in graph.with_role(Role.PARAM):
-            self._add(param, self.num_copies * self._made(param, 0))
+            self._add(param, self._at_rest(param))
         for output in range(len(node.outputs)):
             self._add(node, self._made(node, output))
         self._add(node, self._scratch(node) + aside)
@@ -234,6 +235,18 @@ class _Rows:
 
     def _piece(self, ref: Ref) -> int:
         return self.graph.type_of(ref).num_bytes // prod(self.sizes)
+
+    def _at_rest(self, param: Node) -> IntArray:
+        """Bytes of a parameter with its gradient and states."""
+
+        def size(label: Label) -> int:
+            assert isinstance(label, ParamChoice)
+            if self.residency.is_elsewhere(param, label):
+                return 0
+            return self.param_memory.at_rest(param, label.storage)
+
+        stepped = self.param_memory.optimizer(param)
+        return self._per_label(param, ("at rest", stepped, self.residency.who(param)), size)
 
     def _made(self, node: Node, output: int) -> IntArray:
         """Bytes of an output as the node makes it, or as a parameter is stored."""

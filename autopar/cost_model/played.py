@@ -10,7 +10,8 @@ from autopar.cost_model.host_link import copies, host_contention
 from autopar.cost_model.kernel_cost import node_s, traffic
 from autopar.cost_model.launches import host_ns
 from autopar.cost_model.moves import move_host_ns, move_ns, sent, to_ns
-from autopar.cost_model.optimizer import find_optimizer, host_update_s, update_s
+from autopar.cost_model.optimizer import host_update_s, update_s
+from autopar.cost_model.optimizer_kinds import Optimizer, find_optimizers
 from autopar.cost_model.windows import Hiding
 from autopar.errors import PlanMismatchError
 from autopar.ir.buckets import Sharing, is_bucketed, sharing
@@ -124,21 +125,23 @@ def _ops_ns(
 
 def _updates(layout: Layout, cluster: Cluster, mesh: Mesh, options: Options) -> dict[int, int]:
     """The optimizer's nanoseconds for each parameter that has a gradient, by its node."""
-    graph, optimizer = layout.graph, find_optimizer(options.optimizer)
+    graph, optimizers = layout.graph, find_optimizers(options.optimizer)
     trained = {node.target for node in graph.with_role(Role.GRAD)}
     found: dict[int, int] = {}
-    known: dict[tuple[str, ParamChoice], int] = {}
+    known: dict[tuple[str, ParamChoice, Optimizer], int] = {}
     for node in graph.with_role(Role.PARAM):
         if node.target in trained:
             choice, tensor = layout.params[node.target], node.outputs[0]
-            if (node.key, choice) not in known:
+            optimizer = optimizers.of(node.target, tensor)
+            kind = node.key, choice, optimizer
+            if kind not in known:
                 where = optimizer, tensor, graph.atoms, choice.storage, mesh
                 if choice.hosted:
                     seconds = host_update_s(*where, cluster.host)
                 else:
                     seconds = update_s(*where, cluster.device)
-                known[node.key, choice] = to_ns(seconds)
-            found[node.index] = known[node.key, choice]
+                known[kind] = to_ns(seconds)
+            found[node.index] = known[kind]
     return found
 
 

@@ -13,7 +13,7 @@ offloads       copies to and from the host, instead of memory                  (
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -26,7 +26,9 @@ from autopar.cost_model.launches import host_ns
 from autopar.cost_model.limits import Limits
 from autopar.cost_model.moves import sent, to_ns
 from autopar.cost_model.offloads import Offloads, optional_ops, state_of
-from autopar.cost_model.optimizer import find_optimizer, host_update_s, update_s
+from autopar.cost_model.optimizer import host_update_s, update_s
+from autopar.cost_model.optimizer_kinds import Optimizer, find_optimizers
+from autopar.cost_model.param_memory import ParamMemory
 from autopar.cost_model.residency import HostedParams, Streams, hosted_counts
 from autopar.cost_model.rounding import Rounding, add_rounding
 from autopar.cost_model.saved import decision_key, saved_states, with_savings
@@ -37,7 +39,7 @@ from autopar.errors import InfeasibleError
 from autopar.ir.blocks import blocks_of
 from autopar.ir.choices import Choice, Decision, ParamChoice, Saved
 from autopar.ir.gc_pause import collection_paused
-from autopar.ir.graph import Graph, Role
+from autopar.ir.graph import Graph, Node, Role
 from autopar.ir.mesh import Device, Mesh
 from autopar.ir.microbatches import is_result
 from autopar.ir.problem import IntArray, Problem, Usage
@@ -70,7 +72,7 @@ def price(request: PlanRequest) -> Problem:
     costs = _compute(request, all_groups, table, windows, streams.hosts)
     costs |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
     in_flight = InFlight(request)
-    usages = _held(request, table, saves, 1 + in_flight.others.backward)
+    usages = _held(request, table, saves, 1 + in_flight.others.backward, streams.hosts)
     for key, entry in table.items():
         usages[key] += in_flight.made_again(key, entry.choices)
     for handed in offloads.handed(all_groups, table, saves):
@@ -164,17 +166,20 @@ def _compute(
     for node in graph.with_role(Role.PARAM):
         if node.target in trained:
             members.setdefault(node.key, []).append(node.target)
-    optimizer = find_optimizer(options.optimizer)
+    optimizers = find_optimizers(options.optimizer)
     for key, names in members.items():
         tensor = table[key].node.outputs[0]
         for c, choice in enumerate(table[key].choices):
             assert isinstance(choice, ParamChoice)
-            where = optimizer, tensor, graph.atoms, choice.storage, mesh
             hosted = hosts.hosted(key, choice.hosted) if choice.hosted else frozenset[str]()
-            on_host = sum(name in hosted for name in names)
-            costs[key][c] += (len(names) - on_host) * to_ns(update_s(*where, cluster.device))
-            if on_host:
-                costs[key][c] += on_host * to_ns(host_update_s(*where, cluster.host))
+            kinds = Counter((optimizers.of(name, tensor), name in hosted) for name in names)
+            for (optimizer, on_host), count in kinds.items():
+                where = optimizer, tensor, graph.atoms, choice.storage, mesh
+                costs[key][c] += count * to_ns(
+                    host_update_s(*where, cluster.host)
+                    if on_host
+                    else update_s(*where, cluster.device)
+                )
     return costs
 
 
@@ -200,11 +205,20 @@ def _node_ns(
     return computed, talk, launched
 
 
+def _stepped_alike(params: Sequence[Node], at_rest: ParamMemory) -> Iterable[Sequence[Node]]:
+    """The parameters of a class, those together that one optimizer steps on."""
+    alike: dict[Optimizer | None, list[Node]] = {}
+    for param in params:
+        alike.setdefault(at_rest.optimizer(param), []).append(param)
+    return alike.values()
+
+
 def _held(
     request: PlanRequest,
     table: Mapping[str, NodeClass],
     saves: Mapping[str, Sequence[Decision]],
     in_flight: int,
+    hosts: HostedParams,
 ) -> dict[str, IntArray]:
     """Bytes per device of every choice that parameters and their like take all the time, of all
     nodes, and what is kept of them for as many microbatches as are `in_flight`; and what turns add
@@ -212,18 +226,24 @@ def _held(
     graph, mesh, options = request.step, request.mesh, request.options
     usages = {key: np.zeros(len(entry.choices), np.int64) for key, entry in table.items()}
     usages |= {SAVED + key: np.zeros(len(labels), np.int64) for key, labels in saves.items()}
-    copies = 2 + find_optimizer(options.optimizer).states
+    at_rest = ParamMemory(graph, mesh.sizes, request.cluster.device.kind, options.optimizer)
+    members: dict[str, list[Node]] = {}
+    for node in graph.with_role(Role.PARAM):
+        members.setdefault(node.key, []).append(node)
     for key, entry in table.items():
         if entry.node.role is Role.PARAM:
             tensor = entry.node.outputs[0]
             for c, choice in enumerate(entry.choices):
                 assert isinstance(choice, ParamChoice)
-                held = copies * local_bytes(tensor, graph.atoms, choice.storage, mesh.sizes)
+                kept = 0
                 if choice.kept != choice.storage:
-                    kept = local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
-                    held += in_flight * kept
+                    kept = in_flight * local_bytes(tensor, graph.atoms, choice.kept, mesh.sizes)
                 elsewhere = choice.hosted if request.cluster.has_host_memory else 0
-                usages[key][c] = (entry.count - elsewhere) * held
+                hosted = hosts.hosted(key, elsewhere) if elsewhere else frozenset[str]()
+                here = [node for node in members[key] if node.target not in hosted]
+                usages[key][c] = len(here) * kept
+                for alike in _stepped_alike(here, at_rest):
+                    usages[key][c] += len(alike) * at_rest.at_rest(alike[0], choice.storage)
         if is_result(entry.node):
             for c, (made,) in enumerate(entry.outputs):
                 tensor = entry.node.outputs[0]

@@ -13,7 +13,7 @@ import numpy as np
 
 from autopar.cost_model.host_link import copy_ns, is_open
 from autopar.cost_model.moves import to_ns
-from autopar.cost_model.optimizer import find_optimizer
+from autopar.cost_model.optimizer_kinds import find_optimizers
 from autopar.cost_model.space import NodeClass
 from autopar.cost_model.windows import Windows
 from autopar.errors import AutoparError
@@ -33,7 +33,7 @@ _PARTS = 8
 def why_not_hosted(optimizer: str, cluster: Cluster) -> str:
     """Why no parameter can live on the host, where an optimizer cannot step there, or it is not
     known how fast it does; empty if some can."""
-    if find_optimizer(optimizer).by_tensor:
+    if any(each.whole for each in find_optimizers(optimizer).all):
         return f"{optimizer} steps on whole parameters, which is not done on hosts"
     if not cluster.host.memory_bytes_per_s:
         return f"cluster {cluster.name} does not say host.memory_bytes_per_s"

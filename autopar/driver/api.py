@@ -17,7 +17,7 @@ from torch import nn
 from autopar.cluster.mesh_shapes import MeshLike
 from autopar.cluster.profile import Profile
 from autopar.compile import Found, plan_call
-from autopar.cost_model.optimizer import optimizer_name
+from autopar.cost_model.optimizer_given import optimizer_name
 from autopar.driver.arguments import ClusterLike, read_cluster, read_model, told
 from autopar.driver.asking import answer, ask_for, call_on, check_outputs, describe_cluster
 from autopar.driver.frontier import find_frontier
@@ -143,7 +143,8 @@ def compile(
         microbatches = "auto" if microbatches is None else microbatches
         stages = "auto" if stages is None else stages
     options = make_options(
-        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
+        mesh, optimizer_name(optimizer, model), memory_limit, time_limit, strict, pins, forbid,
+        strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
         stages, cuts, schedule, loss_chunks, unread_outputs, saved_dtype,
         host_memory,
@@ -219,8 +220,10 @@ def plan(
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """
     say: Callable[[str], None] = progress or (lambda _: None)
+    model = read_model(model)
     options = make_options(
-        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
+        mesh, optimizer_name(optimizer, model), memory_limit, time_limit, strict, pins, forbid,
+        strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
         stages, cuts, schedule, loss_chunks, unread_outputs, saved_dtype,
         host_memory,
@@ -267,8 +270,10 @@ def frontier(
     """
     say: Callable[[str], None] = progress or (lambda _: None)
     rungs = read_limits(limits)
+    model = read_model(model)
     options = make_options(
-        mesh, optimizer_name(optimizer), memory_limit, time_limit, strict, pins, forbid, strategy,
+        mesh, optimizer_name(optimizer, model), memory_limit, time_limit, strict, pins, forbid,
+        strategy,
         differentiable_outputs, backend, microbatches, residency, checkpoint,
         loss_chunks=loss_chunks, unread_outputs=unread_outputs, saved_dtype=saved_dtype,
         host_memory=host_memory,
@@ -290,7 +295,6 @@ def _asked(
     margin: bool = False,
 ) -> Found:
     """What is found for a call of `model`, traced once."""
-    model = read_model(model)
     at_hand = read_cluster(cluster, model)
     described = describe_cluster(at_hand or look(device_of(model)).cluster, profile)
     call = call_on(model, inputs, options)

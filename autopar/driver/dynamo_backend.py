@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from autopar.cost_model.optimizer import optimizer_name
+from autopar.cost_model.optimizer_given import optimizer_name
 from autopar.driver.arguments import check_keywords, read_cluster
 from autopar.driver.asking import describe_cluster
 from autopar.driver.session import Builder, Request
@@ -76,7 +76,7 @@ def backend(
     flat = _Flat(gm, example_inputs)
     asked = make_options(
         given.get("mesh"),
-        optimizer_name(given.get("optimizer", "adamw")),
+        optimizer_name(given.get("optimizer", "adamw"), flat),
         given.get("memory_limit"),
         given.get("time_limit"),
         given.get("strict", False),

@@ -72,7 +72,8 @@ class Options:
     """`mesh` is a shape ("8x8", "dp=8,tp=8"), of a pipeline one for all its ranks or one for each
     ("2x2/2/2"), or "auto" for the best of all with one or two axes and, from 64 devices on, of
     those with three that promise something, "auto:3" of all with up to three.
-    `optimizer` names one of `cost_model.optimizer.OPTIMIZERS` ("adamw", "sgd", ...): its step
+    `optimizer` is what `cost_model.optimizer_kinds.find_optimizers` reads ("adamw", "sgd-momentum",
+    "muon; adamw for head.weight"): its step
     counts, and what it keeps per parameter counts against the memory limit, which defaults to the
     device's memory; `host_memory_bytes` is what a node has for all its devices, in equal shares, by
     default what the cluster says.

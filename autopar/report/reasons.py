@@ -274,10 +274,15 @@ def _holdings(plan: Plan, groups: Sequence[Alike], keys: Sequence[str]) -> tuple
         for group in groups
         if group.param.kept != group.param.storage
     )
+    ops = plan.estimates.ops
+    is_trained = any(ops[key].optimizer_ns for key in keys)
+    if not any(op.optimizer_ns for op in ops.values()):
+        is_trained = memory.gradients > 0
+    gradients = stored if is_trained else 0
     held = Memory(
         params=stored,
-        gradients=stored * memory.gradients // max(1, memory.params),
-        optimizer=stored * memory.optimizer // max(1, memory.params),
+        gradients=gradients,
+        optimizer=gradients * memory.optimizer // max(1, memory.gradients),
         kept=kept,
         saved=sum(plan.estimates.ops[key].saved_bytes for key in keys),
         transient=0,

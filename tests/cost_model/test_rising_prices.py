@@ -20,7 +20,8 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.moves import move_ns
-from autopar.cost_model.optimizer import OPTIMIZERS, find_optimizer, update_s
+from autopar.cost_model.optimizer import update_s
+from autopar.cost_model.optimizer_kinds import find_kind
 from autopar.cost_model.price import price
 from autopar.cost_model.roofline import attention_s, pointwise_s, product_s, stream_s
 from autopar.ir.buckets import Sharing
@@ -193,7 +194,7 @@ def test_larger_tensors_never_move_sooner(route: tuple[str, str], members: int) 
 
 
 @given(
-    st.sampled_from(sorted(OPTIMIZERS)), sizes(20), sizes(20),
+    st.sampled_from(sorted(KINDS)), sizes(20), sizes(20),
     st.sampled_from(["[R]", "[S(0)]", "[S(1)]"]), times,
 )  # fmt: skip
 def test_updates_rise_without_jumps(
@@ -201,7 +202,7 @@ def test_updates_rise_without_jumps(
 ) -> None:
     """A chunk more, of 65,536 elements, is 1/320 of a launch of each kernel more."""
     cluster = parse_cluster("8xH100")
-    mesh, optimizer = parse_mesh("8", cluster), find_optimizer(name)
+    mesh, optimizer = parse_mesh("8", cluster), find_kind(name)
 
     def seconds(elements: int, device: Device) -> float:
         tensor, atoms = columns(elements)
@@ -210,11 +211,12 @@ def test_updates_rise_without_jumps(
     device = cluster.device
     before, after = seconds(few, device), seconds(few + more, device)
     assert before <= after * ROUNDING
-    if not optimizer.by_tensor:
+    passes, kernels = optimizer.passes(device.kind)
+    if not optimizer.whole:
         new = 64 * more
         chunks = new / 65_536 + 1
-        launches_s = optimizer.kernels * device.kernels.start_s * chunks / 320
-        at_most = stream_s(2 * optimizer.passes * new, device) + launches_s
+        launches_s = kernels * device.kernels.start_s * chunks / 320
+        at_most = stream_s(2 * passes * new, device) + launches_s
         assert after - before <= at_most * ROUNDING
     for quick in (faster(device, memory=times), faster(device, compute=times)):
         assert seconds(few, quick) <= before * ROUNDING

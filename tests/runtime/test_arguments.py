@@ -14,7 +14,7 @@ from torch.nn.parallel import DataParallel
 import autopar
 from autopar.cluster.mesh_shapes import MeshLike, read_mesh
 from autopar.cluster.parsing import parse_cluster
-from autopar.cost_model.optimizer import optimizer_name
+from autopar.cost_model.optimizer_given import optimizer_name
 from autopar.driver.arguments import read_cluster
 from autopar.errors import AutoparError, ConstraintError
 from autopar.plans.options import make_options
@@ -129,7 +129,7 @@ def test_microbatches_are_open_in_stages_alone(
         ({"cluster": 2.0}, "cluster is a float: write the devices as text .8xH100., the path"),
         ({"cluster": 0}, "is not a size from 1 to"),
         ({"optimizer": "adan"}, "'adan' is not known: name the one most like it of sgd"),
-        ({"optimizer": torch.optim.LBFGS}, "'LBFGS' is not known: name the one most like it"),
+        ({"optimizer": torch.optim.SparseAdam}, "needs sparse gradients"),
         ({"optimizer": None}, "optimizer is None: leave it out for AdamW"),
         ({"memory_limit": "72"}, "memory_limit: '72' has no unit"),
         ({"memory_limit": -1}, "memory_limit=-1: it must be more than 0 bytes"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autopar.cost_model.optimizer import OPTIMIZERS
+from autopar.cost_model.optimizer_kinds import OPTIMIZERS
 from autopar.runtime.module.optimizers import BY_TENSOR, ELEMENTWISE, TOGETHER, UNABLE
 from tests.runtime.optimizer_workers import kinds
 from tests.runtime.spawn import spawn
@@ -21,8 +21,11 @@ def ranks() -> list[Any]:
 
 def test_there_is_a_way_for_every_class_of_torch() -> None:
     assert set(kinds()) == ELEMENTWISE | BY_TENSOR | TOGETHER | UNABLE
-    planned = {kind.__name__.lower() for kind in ELEMENTWISE | BY_TENSOR}
+    planned = {kind.__name__.lower() for kind in ELEMENTWISE | BY_TENSOR | TOGETHER}
     assert planned <= set(OPTIMIZERS)
+    whole = {kind.__name__.lower() for kind in BY_TENSOR | TOGETHER}
+    elsewhere = {"transformers-adafactor"}
+    assert {name for name, known in OPTIMIZERS.items() if known.whole} == whole | elsewhere
 
 
 def test_shards_end_where_whole_tensors_do(ranks: list[Any]) -> None:

@@ -1,0 +1,288 @@
+"""What optimizers keep of each parameter and read and write in a step, by name and settings.
+
+A name is a kind and its settings, `adamw-amsgrad-fused`. Where parameters are stepped differently,
+the text goes on with the others' names: `adamw; sgd-momentum for head.weight layers.{0-3}.bias`.
+
+Figures were counted by running each optimizer of torch under a dispatch mode, in tests. They are
+those of the `foreach` implementation, which torch takes on GPUs, and those of its for-loop where
+that differs, which torch takes on CPUs (`torch.optim`, "How to run optimizers"). A `fused` step is
+one kernel that reads parameter, gradient and states and writes all but the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+from urllib.parse import unquote
+
+from autopar.errors import AutoparError
+from autopar.ir.graph import TensorType, itemsize
+from autopar.ir.patterns import expand
+from autopar.plans.matching import matches
+
+Passes = tuple[int, int]
+"""How many tensors of a parameter's size are read or written, and by how many kernels."""
+Implementation = Literal["foreach", "forloop", "fused", ""]
+"""How a step goes through its parameters; "" for torch's choice on the device."""
+COUNTER = "float32"
+"""The dtype of counters of one element."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a setting of torch's argument `argument` adds where that is true, or, if it is
+    `inverted`, given and false. One that `needs` another counts only beside that."""
+
+    name: str
+    argument: str
+    states: int = 0
+    passes: int = 0
+    kernels: int = 0
+    needs: str = ""
+    inverted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """`states` tensors of a parameter's shape are kept, and `foreach` and, where it differs,
+    `forloop` are a step's passes. One that is `factored` keeps one more of parameters with one dim
+    or none, and of others what a mean over the last dim has, and over the last but one.
+
+    `flat` are tensors of a parameter's size that every rank has whole. `counters` of one element
+    are in the host's memory unless `counts_on_device`; of `CPU`s, that is the same. States are
+    of a parameter's dtype, or of float32 if that is wider and `keeps_float32`.
+
+    One that is `whole` steps on whole parameters, on every rank (`runtime.optimizers`), and one
+    with `launches_each` on one after the other. One that is `orthogonal` multiplies matrices, and
+    leaves other tensors to the kind `others`. With `history`, so many pairs of flat tensors are
+    kept."""
+
+    states: int
+    foreach: Passes
+    settings: tuple[Setting, ...] = ()
+    forloop: Passes | None = None
+    implementation: Implementation = ""
+    counters: int = 1
+    counts_on_device: bool = False
+    can_fuse: bool = False
+    factored: bool = False
+    keeps_float32: bool = False
+    flat: int = 0
+    history: int = 0
+    whole: bool = False
+    launches_each: bool = False
+    orthogonal: bool = False
+    others: str = ""
+
+    def passes(self, device: str) -> Passes:
+        """Those of a step on a device of a kind ("cuda", "cpu")."""
+        implementation = self.implementation or ("forloop" if device == "cpu" else "foreach")
+        if implementation == "fused":
+            return 3 + 2 * self.states, 1
+        if implementation == "forloop" and self.forloop is not None:
+            return self.forloop
+        return self.foreach
+
+    def of(self, tensor: TensorType) -> Optimizer:
+        """What steps on a parameter of this type."""
+        return self if len(tensor.shape) == 2 or not self.others else find_kind(self.others)
+
+    def states_of(self, tensor: TensorType, device: str) -> tuple[TensorType, ...]:
+        """What is kept of a parameter in the memory of its device, which is of a kind ("cuda",
+        "cpu"). What has not the parameter's shape has no atoms: every rank has all of it."""
+        is_narrow = self.keeps_float32 and itemsize(tensor.dtype) < itemsize("float32")
+        alike = replace(tensor, dtype="float32") if is_narrow else tensor
+        kept = [alike] * self.states
+        if self.factored and len(tensor.shape) < 2:
+            kept.append(alike)
+        elif self.factored:
+            *lead, rows, columns = tensor.shape
+            kept += [_whole(alike.dtype, *lead, n) for n in (rows, columns)]
+        kept += [_whole(alike.dtype, *tensor.shape)] * (self.flat + 2 * self.history)
+        if self.counts_on_device or device == "cpu":
+            kept += [_whole(COUNTER)] * self.counters
+        return tuple(kept)
+
+
+def _whole(dtype: str, *shape: int) -> TensorType:
+    return TensorType(dtype, shape, ((),) * len(shape))
+
+
+_MAXIMIZE = Setting("maximize", "maximize", passes=2, kernels=1)
+_DECAY = Setting("decay", "weight_decay", passes=3, kernels=1)
+_DECOUPLED = Setting("decoupled", "decoupled_weight_decay", passes=-1, needs="decay")
+_AMSGRAD = Setting("amsgrad", "amsgrad", states=1, passes=3, kernels=1)
+_MOMENTUM = Setting("momentum", "momentum", states=1, passes=5, kernels=2)
+_NESTEROV = Setting("nesterov", "nesterov", passes=3, kernels=1, needs="momentum")
+_CENTERED = Setting("centered", "centered", states=1, passes=6, kernels=2)
+_COMMON = (_DECAY, _MAXIMIZE)
+_HISTORY = 100
+_PAIR: Passes = (10, 4)
+"""What LBFGS reads and writes for each pair of its history."""
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    "sgd": Optimizer(
+        0, (3, 1), (_MOMENTUM, _NESTEROV, *_COMMON), counters=0, can_fuse=True
+    ),
+    "adagrad": Optimizer(1, (13, 5), _COMMON, forloop=(11, 4), can_fuse=True),
+    "rmsprop": Optimizer(1, (13, 5), (_MOMENTUM, _CENTERED, *_COMMON)),
+    "lion": Optimizer(1, (13, 5), counters=0),
+    "adam": Optimizer(2, (18, 7), (_AMSGRAD, _DECAY, _DECOUPLED, _MAXIMIZE), can_fuse=True),
+    "adamw": Optimizer(
+        2, (20, 8),
+        (_AMSGRAD, Setting("nodecay", "weight_decay", 0, -2, -1, inverted=True), _MAXIMIZE),
+        can_fuse=True,
+    ),
+    "adamax": Optimizer(2, (16, 6), _COMMON),
+    "nadam": Optimizer(2, (22, 8), (_DECAY, _DECOUPLED, _MAXIMIZE), counters=2),
+    "radam": Optimizer(2, (22, 9), (_DECAY, _DECOUPLED, _MAXIMIZE), forloop=(28, 12)),
+    "adadelta": Optimizer(2, (27, 11), _COMMON),
+    "rprop": Optimizer(
+        2, (42, 16), (Setting("maximize", "maximize", 0, 4, 2),), forloop=(41, 16)
+    ),
+    "asgd": Optimizer(
+        1, (12, 4), _COMMON, forloop=(8, 3), counters=3, counts_on_device=True
+    ),
+    "muon": Optimizer(
+        1, (31, 17), (Setting("nonesterov", "nesterov", 0, -3, -1, inverted=True),),
+        counters=0, whole=True, launches_each=True, orthogonal=True, others="adamw",
+    ),
+    "adafactor": Optimizer(
+        0, (19, 11), (Setting("decay", "weight_decay", 0, 2, 1), _MAXIMIZE), forloop=(17, 10),
+        factored=True, whole=True, launches_each=True,
+    ),
+    "transformers-adafactor": Optimizer(
+        0, (21, 12),
+        (Setting("momentum", "beta1", 1, 5, 2), Setting("decay", "weight_decay", 0, 2, 1)),
+        factored=True, counts_on_device=True, keeps_float32=True, whole=True, launches_each=True,
+    ),
+    "lbfgs": Optimizer(
+        0, (25, 12), counters=0, flat=2, history=_HISTORY, whole=True, implementation="foreach"
+    ),
+    "none": Optimizer(0, (0, 0), counters=0),
+}  # fmt: skip
+"""By the name that users give. Lion is not in torch: a step of five operations, as in its paper
+(arXiv 2302.06675, program 1). Muon steps on matrices, and AdamW on all else ("Muon is designed for
+hidden layers", `torch.optim.Muon`). Those that are `whole` hold one whole parameter more while they
+step. LBFGS (all of them) has one evaluation in a step, and a history that is full; what few numbers
+it keeps beside that are not counted."""
+
+
+@cache
+def find_kind(name: str) -> Optimizer:
+    """The optimizer of a kind's name with its settings, in any order. AutoparError, listing what
+    there is, for another name."""
+    kind, known, given = _parts(name)
+    settings = {setting.name: setting for setting in known.settings}
+    for word in dict.fromkeys(given):
+        if word in settings:
+            needs = settings[word].needs
+            if needs and needs not in given:
+                raise AutoparError(f"optimizer {name!r}: {word} needs {needs}")
+            known = _with(known, settings[word])
+        elif word in IMPLEMENTATIONS and not known.implementation and kind != "none":
+            if word == "fused" and not known.can_fuse:
+                raise AutoparError(f"optimizer {name!r}: {kind} has no fused implementation")
+            known = _implemented(known, word)
+        elif known.history and word.isascii() and word.isdigit() and 0 < int(word) <= _MAX_HISTORY:
+            known = replace(known, history=int(word))
+        else:
+            listed = ", ".join((*settings, *IMPLEMENTATIONS))
+            raise AutoparError(f"optimizer {name!r}: {kind} has no setting {word!r}, but {listed}")
+    if known.history:
+        passes, kernels = known.foreach
+        pairs = known.history
+        return replace(known, foreach=(passes + pairs * _PAIR[0], kernels + pairs * _PAIR[1]))
+    return known
+
+
+IMPLEMENTATIONS: tuple[Implementation, ...] = ("fused", "foreach", "forloop")
+_MAX_HISTORY = 10_000
+
+
+def _parts(name: str) -> tuple[str, Optimizer, list[str]]:
+    """The kind of a name, what it is without settings, and its settings."""
+    words = name.lower().split("-")
+    for count in range(len(words), 0, -1):
+        kind = "-".join(words[:count])
+        if kind in OPTIMIZERS:
+            return kind, OPTIMIZERS[kind], words[count:]
+    listed = ", ".join(OPTIMIZERS)
+    raise AutoparError(f"optimizer {name!r} is not known: name the one most like it of {listed}")
+
+
+def _with(known: Optimizer, setting: Setting) -> Optimizer:
+    def more(passes: Passes) -> Passes:
+        return passes[0] + setting.passes, passes[1] + setting.kernels
+
+    forloop = None if known.forloop is None else more(known.forloop)
+    states = known.states + setting.states
+    return replace(known, states=states, foreach=more(known.foreach), forloop=forloop)
+
+
+def _implemented(known: Optimizer, word: str) -> Optimizer:
+    if word == "fused":
+        counts = known.counters > 0
+        return replace(known, implementation="fused", counts_on_device=counts)
+    if word == "forloop":
+        return replace(known, implementation="forloop", launches_each=True)
+    return replace(known, implementation="foreach")
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizers:
+    """What steps on each parameter: `rest` on those that are not `named`, one by one or by a
+    pattern of the shell."""
+
+    rest: Optimizer
+    named: Mapping[str, Optimizer]
+    patterns: tuple[tuple[str, Optimizer], ...] = ()
+
+    @property
+    def all(self) -> tuple[Optimizer, ...]:
+        """Each of them."""
+        return (self.rest, *self.named.values(), *(each for _, each in self.patterns))
+
+    def of(self, name: str, tensor: TensorType) -> Optimizer:
+        """What steps on the parameter of this name."""
+        found = self.named.get(name)
+        if found is None:
+            hits = (each for pattern, each in self.patterns if matches(pattern, name))
+            found = next(hits, self.rest)
+        return found.of(tensor)
+
+    def stranger(self, names: frozenset[str]) -> str:
+        """A name or pattern here that none of `names` is meant by; empty if there is none."""
+        unknown = (name for name in self.named if name not in names)
+        unmet = (p for p, _ in self.patterns if not any(matches(p, name) for name in names))
+        return next(unknown, "") or next(unmet, "")
+
+
+@cache
+def find_optimizers(text: str) -> Optimizers:
+    """The optimizers of a text. AutoparError if it cannot be read, or names what is not known."""
+    first, *others = text.split(";")
+    named, patterns = dict[str, Optimizer](), list[tuple[str, Optimizer]]()
+    for other in others:
+        name, found, listed = other.strip().partition(" for ")
+        if not found or not listed.split():
+            raise AutoparError(
+                f"optimizer {text!r}: behind a semicolon there is a name and what it is for, as in "
+                '"muon; adamw for head.weight embed.*"'
+            )
+        each = find_kind(name.strip())
+        for pattern in map(unquote, listed.split()):
+            if "*" in pattern:
+                patterns.append((pattern, each))
+            else:
+                named |= dict.fromkeys(_expanded(text, pattern), each)
+    return Optimizers(find_kind(first.strip()), named, tuple(patterns))
+
+
+def _expanded(text: str, pattern: str) -> tuple[str, ...]:
+    try:
+        return expand(pattern)
+    except ValueError as error:
+        raise AutoparError(f"optimizer {text!r}: {error}") from None
