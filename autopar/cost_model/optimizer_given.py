@@ -27,12 +27,21 @@ def optimizer_name(given: Any, model: Any = None) -> str:
     if isinstance(given, str):
         _check_names(given, model)
         return given if ";" in given else given.lower()
-    optimizers = tuple(given) if isinstance(given, list | tuple) else (given,)
-    if all(hasattr(each, "param_groups") for each in optimizers) and optimizers:
-        return _of_groups(optimizers, model)
+    several: Sequence[Any] = given if isinstance(given, list | tuple) else (given,)
+    groups = [_groups(each) for each in several]
+    if groups and all(groups):
+        return _of_groups([pair for pairs in groups for pair in pairs], model)
     if isinstance(given, partial):
         return _named(given.func, given.keywords)
-    return _named(given if isinstance(given, type) else type(given), {})
+    kind: Any = given if isinstance(given, type) else type(given)
+    return _named(kind, {})
+
+
+def _groups(optimizer: Any) -> list[tuple[type, Mapping[str, Any]]]:
+    """The groups of an optimizer, each with the optimizer's class."""
+    if isinstance(optimizer, type):
+        return []
+    return [(type(optimizer), group) for group in getattr(optimizer, "param_groups", ())]
 
 
 def _check_names(text: str, model: Any) -> None:
@@ -49,15 +58,14 @@ def _parameters(model: Any) -> Iterable[tuple[str, Any]]:
     return model.named_parameters(remove_duplicate=False)
 
 
-def _of_groups(optimizers: Sequence[Any], model: Any) -> str:
-    """That of optimizers whose groups have the parameters of `model`, or others like them."""
+def _of_groups(groups: Sequence[tuple[type, Mapping[str, Any]]], model: Any) -> str:
+    """That of groups that have the parameters of `model`, or others like them."""
     named: dict[int, str] = {}
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            text = _named(type(optimizer), group)
-            named |= {id(param): text for param in group["params"]}
-    trained = [(name, param) for name, param in _parameters(model)] if model is not None else []
-    trained = [(name, param) for name, param in trained if param.requires_grad]
+    for kind, group in groups:
+        text = _named(kind, group)
+        named |= {id(param): text for param in group["params"]}
+    params = () if model is None else _parameters(model)
+    trained = [(name, param) for name, param in params if param.requires_grad]
     if not any(id(param) in named for _, param in trained):
         texts = list(dict.fromkeys(named.values()))
         if len(texts) != 1:
@@ -82,7 +90,7 @@ def _text(named: Sequence[tuple[str, str]]) -> str:
 
 def _named(kind: Any, settings: Mapping[str, Any]) -> str:
     """A class with the arguments it was given."""
-    bases = getattr(kind, "__mro__", (kind,))
+    bases: Sequence[type] = getattr(kind, "__mro__", (kind,))
     names = [_ELSEWHERE.get(f"{b.__module__}.{b.__name__}", b.__name__.lower()) for b in bases]
     name = next(
         (name for name in names if name in OPTIMIZERS), getattr(kind, "__name__", str(kind))

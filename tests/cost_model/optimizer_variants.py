@@ -52,6 +52,7 @@ VARIANTS: tuple[tuple[str, type[optim.Optimizer], dict[str, Any]], ...] = (
     ("transformers-adafactor", Adafactor, {}),
     ("transformers-adafactor-momentum", Adafactor, {"beta1": 0.9}),
     ("transformers-adafactor-decay", Adafactor, {"weight_decay": 0.1}),
-    ("lbfgs-3", optim.LBFGS, {"history_size": 3, "max_iter": 8, "lr": 0.1}),
+    ("lbfgs-3", optim.LBFGS,
+     {"history_size": 3, "max_iter": 8, "tolerance_change": 0, "tolerance_grad": 0}),
 )  # fmt: skip
 """(name, class, arguments)"""

@@ -194,7 +194,7 @@ def test_larger_tensors_never_move_sooner(route: tuple[str, str], members: int) 
 
 
 @given(
-    st.sampled_from(sorted(KINDS)), sizes(20), sizes(20),
+    st.sampled_from(sorted(OPTIMIZERS)), sizes(20), sizes(20),
     st.sampled_from(["[R]", "[S(0)]", "[S(1)]"]), times,
 )  # fmt: skip
 def test_updates_rise_without_jumps(

@@ -14,8 +14,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import Placement
 from torch.optim import Optimizer
 
+import autopar
 from autopar.errors import AutoparError
 from autopar.runtime.module.optimizers import mark
+from autopar.runtime.torch_private import tree_flatten
+from tests.cost_model.optimizer_variants import VARIANTS
 
 Spec = tuple[tuple[int, ...], tuple[Placement, ...]]
 MATRICES: tuple[Spec, ...] = (
@@ -91,6 +94,59 @@ def _closure(optimizer: Optimizer, params: list[nn.Parameter], k: int) -> Callab
 def every_optimizer() -> dict[str, Any]:
     """In its default way, and those that are common in every way that they have."""
     return _seen(lambda kind, way: way == 0 or kind in (optim.SGD, optim.AdamW))
+
+
+HELD = (
+    "adamw-amsgrad", "rmsprop-momentum-centered", "asgd", "muon", "adafactor",
+    "transformers-adafactor-momentum", "lbfgs-3",
+)  # fmt: skip
+"""The optimizers whose states differ in kind."""
+
+
+class Mixed(nn.Module):
+    """A matrix, an uneven one, vectors and a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.even, self.uneven = nn.Linear(16, 64), nn.Linear(64, 33)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.scale * self.uneven(self.even(x))).square().mean()
+
+
+def kept_bytes() -> dict[str, list[int]]:
+    """Per optimizer what the plan says of its states, and what a rank holds after a step."""
+    torch.set_num_threads(1)
+    seen: dict[str, list[int]] = {}
+    for name, kind, settings in VARIANTS:
+        if name not in HELD:
+            continue
+        torch.manual_seed(0)
+        net = Mixed()
+        params = [p for p in net.parameters() if kind is not optim.Muon or p.dim() == 2]
+        make: Any = kind
+        optimizer = make(params, **settings)
+        model = autopar.compile(net, strategy="fsdp", optimizer=optimizer)
+
+        def closure(model: Any = model, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(torch.linspace(-1, 1, 128).reshape(8, 16))
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        (plan,) = model.plans
+        values = (s for state in optimizer.state.values() for s in tree_flatten(state)[0])
+        local = (s.to_local() if isinstance(s, DTensor) else s for s in values)
+        is_kept = [
+            s.numel() * s.itemsize
+            for s in local
+            if isinstance(s, Tensor) and (s.dim() or kind is not optim.LBFGS)
+        ]
+        seen[name] = [plan.estimates.memory.optimizer, sum(is_kept)]
+    torch.distributed.destroy_process_group()
+    return seen
 
 
 def every_way() -> dict[str, Any]:

@@ -44,3 +44,10 @@ def check(ranks: list[Any]) -> None:
         assert "SparseAdam needs sparse gradients" in unable["SparseAdam"]
         far = {name: seen for name, seen in rank.items() if name not in unable and seen > 1e-6}
         assert not far
+
+
+def test_a_rank_holds_the_states_that_the_plan_says() -> None:
+    """Rank 0 has the largest shard of what is uneven."""
+    first, *_ = spawn("tests.runtime.optimizer_workers.kept_bytes", 2)
+    assert isinstance(first, dict)
+    assert not {name: both for name, both in first.items() if both[0] != both[1]}
