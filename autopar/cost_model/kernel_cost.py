@@ -2,8 +2,9 @@
 
 Pointwise ops and reductions that feed one another are one kernel where a compiler makes it: a
 fusible op reads what no fusible op of its phase made, and writes what anyone but a fusible op of
-its phase needs. Matmuls, attention, lookups and what draws random numbers read and write all of
-theirs, and so does every op that runs eagerly. States of generators are the host's, and take
+its phase needs. Matmuls, attention, lookups and what draws random numbers read and write memory on
+their own, and so does every op that runs eagerly. Of a table, an op that picks from it reads what
+it picks (`rules.work.read_bytes`). States of generators are the host's, and take
 nothing. A view moves nothing, but a CPU that runs ops one by one calls it like any other: it counts
 with the op that reads it first.
 """
@@ -23,8 +24,17 @@ from autopar.ir.mesh import Device
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import groups, root_of
+from autopar.rules.intra_op import exchange_axes
 from autopar.rules.op import Work
-from autopar.rules.work import busiest_work, fuses, inner_bytes, is_contraction, reduces
+from autopar.rules.table import record_of
+from autopar.rules.work import (
+    busiest_work,
+    fuses,
+    inner_bytes,
+    is_contraction,
+    read_bytes,
+    reduces,
+)
 
 DRAWN_ON_CPU_S = 6.6e-9
 """Seconds per element of a mask: the generator of a CPU makes one number after the other, on one
@@ -33,12 +43,13 @@ thread whatever there are (measured: torch 2.13, EPYC; of uniform numbers half).
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Which tensor inputs a node reads from memory, which outputs it writes there, and how many
-    `views` are made for it."""
+    """Which tensor inputs a node reads from memory, which outputs it writes there, how many
+    `views` are made for it, and whether it runs `alone`, not compiled with its neighbours."""
 
     reads: tuple[bool, ...]
     writes: tuple[bool, ...]
     views: int = 0
+    alone: bool = False
 
 
 def is_fusible(node: Node) -> bool:
@@ -60,6 +71,7 @@ def _traffic_alone(graph: Graph) -> Mapping[int, Traffic]:
             tuple(_maker(graph, ref).op != STATE for ref in node.inputs),
             (node.op != STATE,) * len(node.outputs),
             views[node.index],
+            alone=True,
         )
         for node in graph.with_role(Role.OP)
         if not node.view
@@ -147,17 +159,16 @@ def _kernel_s(
     sizes: Sequence[int],
     device: Device,
 ) -> float:
-    moved = sum(
+    given = read_bytes(graph, node, shardings, sizes)
+    moved = sum(num_bytes for read, num_bytes in zip(work.reads, given, strict=True) if read)
+    moved += sum(
         local_bytes(tensor, graph.atoms, sharding, sizes)
-        for touched, tensor, sharding in zip(
-            (*work.reads, *work.writes),
-            (*graph.input_types(node), *node.outputs),
-            (*shardings[0], *shardings[1]),
-            strict=True,
-        )
-        if touched
+        for written, tensor, sharding in zip(work.writes, node.outputs, shardings[1], strict=True)
+        if written
     )
     moved += 2 * inner_bytes(graph, node, choice, sizes)
+    if work.alone:
+        moved += _masked_bytes(graph, node, choice, shardings[1], sizes)
     if is_fusible(node):
         if not moved:
             return 0.0
@@ -170,6 +181,17 @@ def _kernel_s(
     )
     done = busiest_work(graph, node, choice, sizes)
     return _contraction_s(graph, node, done, made, moved, device)
+
+
+def _masked_bytes(
+    graph: Graph, node: Node, choice: Choice, made: Sequence[Sharding], sizes: Sequence[int]
+) -> int:
+    """What is read and written to take the rows of other ranks out of what a lookup found in a part
+    of the table (`codegen.ops.lookup`); a compiler does that before it writes them."""
+    record = record_of(node.op)
+    if not (record.lookup and record.reads and exchange_axes(node, choice)):
+        return 0
+    return 2 * local_bytes(node.outputs[0], graph.atoms, made[0], sizes)
 
 
 def _contraction_s(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autopar.ir.graph import Ref
 from autopar.rules.call import Call, all_whole, letters, linear, rule, singles
 from autopar.rules.notation import Rule
-from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape
+from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape, reads_shape_of
 
 
 def new_tensor(call: Call) -> Rule:
@@ -35,12 +35,12 @@ def _local_strided(call: LocalCall) -> Changes:
 
 
 CREATION: Family = (
-    (Op(new_tensor), "empty_like full_like zeros_like"),
+    (Op(new_tensor, reads=reads_shape_of(0)), "empty_like full_like zeros_like"),
     (
-        Op(new_tensor, local_args=output_shape(1, "size")),
+        Op(new_tensor, reads=reads_shape_of(0), local_args=output_shape(1, "size")),
         "new_empty new_full new_ones new_zeros",
     ),
-    (Op(new_tensor, local_args=_local_strided), "new_empty_strided"),
+    (Op(new_tensor, reads=reads_shape_of(0), local_args=_local_strided), "new_empty_strided"),
     (
         Op(all_whole),
         """arange arange.start arange.start_step empty.memory_format eye full linspace ones
@@ -53,7 +53,7 @@ CREATION: Family = (
         normal.Tensor_float normal.float_Tensor poisson rand randint randint.low randn randperm""",
     ),
     (
-        Op(all_whole, fills=True),
+        Op(all_whole, fills=True, reads=reads_shape_of(0)),
         """bernoulli.p cauchy exponential geometric log_normal normal_functional rand_like
         randint_like randint_like.low_dtype randn_like random random.from random.to uniform""",
     ),

@@ -21,7 +21,7 @@ from autopar.rules.call import (
     singles,
 )
 from autopar.rules.notation import Dim, Dims, Rule
-from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape
+from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape, reads_shape_of
 
 
 def planes(space: int, joint: str = "") -> RuleFunction:
@@ -162,21 +162,31 @@ def _local_convolution_backward(call: LocalCall) -> Changes:
 IMAGES: Family = (
     (
         Op(planes(1, "0")),
-        """reflection_pad1d reflection_pad1d_backward replication_pad1d replication_pad1d_backward
-        avg_pool1d""",
+        "reflection_pad1d replication_pad1d avg_pool1d",
+    ),
+    (
+        Op(planes(1, "0"), reads=reads_shape_of(1)),
+        "reflection_pad1d_backward replication_pad1d_backward",
     ),
     (
         Op(planes(2, "0")),
-        """_adaptive_avg_pool2d _adaptive_avg_pool2d_backward avg_pool2d avg_pool2d_backward
-        reflection_pad2d reflection_pad2d_backward replication_pad2d replication_pad2d_backward
-        max_pool2d_with_indices_backward adaptive_max_pool2d_backward
-        fractional_max_pool2d_backward _upsample_bilinear2d_aa _upsample_bicubic2d_aa""",
+        """_adaptive_avg_pool2d avg_pool2d reflection_pad2d replication_pad2d
+        _upsample_bilinear2d_aa _upsample_bicubic2d_aa""",
+    ),
+    (
+        Op(planes(2, "0"), reads=reads_shape_of(1)),
+        """_adaptive_avg_pool2d_backward avg_pool2d_backward reflection_pad2d_backward
+        replication_pad2d_backward max_pool2d_with_indices_backward adaptive_max_pool2d_backward
+        fractional_max_pool2d_backward""",
     ),
     (
         Op(planes(3, "0")),
-        """_adaptive_avg_pool3d _adaptive_avg_pool3d_backward avg_pool3d avg_pool3d_backward
-        reflection_pad3d reflection_pad3d_backward replication_pad3d replication_pad3d_backward
-        max_pool3d_with_indices_backward adaptive_max_pool3d_backward
+        "_adaptive_avg_pool3d avg_pool3d reflection_pad3d replication_pad3d",
+    ),
+    (
+        Op(planes(3, "0"), reads=reads_shape_of(1)),
+        """_adaptive_avg_pool3d_backward avg_pool3d_backward reflection_pad3d_backward
+        replication_pad3d_backward max_pool3d_with_indices_backward adaptive_max_pool3d_backward
         fractional_max_pool3d_backward""",
     ),
     (Op(planes(2)), "max_pool2d_with_indices adaptive_max_pool2d fractional_max_pool2d"),

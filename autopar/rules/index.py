@@ -9,7 +9,7 @@ from typing import cast
 from autopar.ir.graph import Arg, Ref
 from autopar.rules.call import Call, aligned, dim_of, letters, linear, place, rule, singles
 from autopar.rules.notation import Rule
-from autopar.rules.op import Family, Op
+from autopar.rules.op import Family, Op, reads_as_made
 
 
 def gather(call: Call) -> Rule:
@@ -142,13 +142,13 @@ def _at(shape: Sequence[int], index: int) -> int:
 
 
 INDEX: Family = (
-    (Op(indexed), "index.Tensor _unsafe_index.Tensor"),
+    (Op(indexed, reads=reads_as_made), "index.Tensor _unsafe_index.Tensor"),
     (Op(index_put), "index_put _unsafe_index_put"),
-    (Op(gather), "gather"),
+    (Op(gather, reads=reads_as_made), "gather"),
     (Op(scatter), "scatter.src scatter.value scatter_add"),
     (Op(scatter_reduce), "scatter_reduce.two"),
     (Op(bucketize, exact=True), "bucketize.Tensor"),
     (Op(searchsorted, exact=True), "searchsorted.Tensor"),
-    (Op(index_select), "index_select"),
+    (Op(index_select, reads=reads_as_made), "index_select"),
     (Op(index_add), "index_add"),
 )

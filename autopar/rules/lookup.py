@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import cast
 
 from autopar.ir.graph import Ref
 from autopar.rules.call import Call, letters, linear, place, rule, singles
 from autopar.rules.notation import Dims, Rule
-from autopar.rules.op import DimName, Family, Op
+from autopar.rules.op import DimName, Family, Op, Shapes, reads_as_made
 
 _TABLE = DimName(0, 0, "vocab"), DimName(0, 1, "hidden")
 
@@ -62,9 +63,15 @@ def _without_columns(*sides: Sequence[Dims]) -> set[str]:
     return {a for side in sides for dims in side for dim in dims for a in dim} - {"h"}
 
 
+def _rows_of_bags(shapes: Shapes) -> dict[int, int]:
+    """A row for each index."""
+    (_, width), indices = shapes.local_inputs[:2]
+    return {0: prod(indices) * width}
+
+
 LOOKUP: Family = (
-    (Op(embedding, lookup=True, dim_names=_TABLE), "embedding"),
+    (Op(embedding, lookup=True, reads=reads_as_made, dim_names=_TABLE), "embedding"),
     (Op(embedding_backward, lookup=True), "embedding_dense_backward"),
-    (Op(embedding_bag), "_embedding_bag _embedding_bag_forward_only"),
+    (Op(embedding_bag, reads=_rows_of_bags), "_embedding_bag _embedding_bag_forward_only"),
     (Op(embedding_bag_backward), "_embedding_bag_backward"),
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from autopar.rules.call import Call, letters, linear, place, rule, singles
 from autopar.rules.notation import Dims, Rule
-from autopar.rules.op import DimName, Family, Op
+from autopar.rules.op import DimName, Family, Op, Shapes, reads_shape_of
 
 _NONE, _MEAN = 0, 1
 
@@ -38,8 +39,16 @@ def nll_loss_backward(call: Call) -> Rule:
     return rule(inputs, [scores], positional="c", partial=linear(call, (call.arg(0),)))
 
 
+def _score_of_targets(shapes: Shapes) -> dict[int, int]:
+    """One score for each target."""
+    return {0: prod(shapes.local_inputs[1])}
+
+
 LOSS: Family = (
-    (Op(nll_loss, dim_names=(DimName(0, -1, "classes"),)), "nll_loss_forward"),
-    (Op(nll_loss), "nll_loss2d_forward"),
-    (Op(nll_loss_backward), "nll_loss_backward nll_loss2d_backward"),
+    (
+        Op(nll_loss, reads=_score_of_targets, dim_names=(DimName(0, -1, "classes"),)),
+        "nll_loss_forward",
+    ),
+    (Op(nll_loss, reads=_score_of_targets), "nll_loss2d_forward"),
+    (Op(nll_loss_backward, reads=reads_shape_of(1)), "nll_loss_backward nll_loss2d_backward"),
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from autopar.ir.choices import Choice
@@ -47,6 +48,10 @@ class LocalCall:
         value = self.arg(position, "dim", 0)
         rank = max(map(len, (*self.shapes.inputs, *self.shapes.outputs)))
         return value % rank
+
+
+Reads = Callable[[Shapes], Mapping[int, int]]
+"""Elements that an op reads on one rank, by position, of the inputs that it does not read whole."""
 
 
 Changes = dict[tuple[int, str], Any]
@@ -146,7 +151,8 @@ class Op:
     `flops` counts those of the whole op, of one whose arithmetic may take longer than its memory
     traffic; any other is taken to do one per element that it makes. A `lookup` reads rows of a
     table, wherever they lie. `work` is there where ranks have unequal shares. `inner_bytes` are
-    those that it makes on the way, on one rank, and reads again.
+    those that it makes on the way, on one rank, and reads again. `reads` says of which inputs it
+    reads a part, wherever that lies, or only the shape; it reads all others whole.
 
     An op with exchanged factors reduces one value per row by each of `row_reductions`, in order;
     a row is what its input `rows_of` has along other dims.
@@ -171,6 +177,7 @@ class Op:
     lookup: bool = False
     work: Callable[[Graph, Node, Choice, Sequence[int]], Work] | None = None
     inner_bytes: Callable[[Graph, Node, Choice, Sequence[int]], int] | None = None
+    reads: Reads | None = None
     row_reductions: tuple[str, ...] = ()
     rows_of: int = 0
     row_copies: tuple[float, float] = (0.0, 0.0)
@@ -196,3 +203,13 @@ def output_shape(position: int, name: str) -> Callable[[LocalCall], Changes]:
 def row_itemsize(dtype: str) -> int:
     """Bytes per value that is reduced: sums are taken in float32, of float64 in float64."""
     return 8 if dtype == "float64" else 4
+
+
+def reads_as_made(shapes: Shapes) -> Mapping[int, int]:
+    """`reads` of an op that picks each element it makes from its first input."""
+    return {0: sum(map(prod, shapes.local_outputs))}
+
+
+def reads_shape_of(position: int) -> Reads:
+    """`reads` of an op that takes only the shape of one of its inputs."""
+    return lambda _: {position: 0}

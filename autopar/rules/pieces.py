@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from autopar.ir.graph import Ref
 from autopar.rules.call import Call, dim_of, letters, linear, rule, singles
 from autopar.rules.notation import Dim, Rule
-from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape
+from autopar.rules.op import Changes, Family, LocalCall, Op, output_shape, reads_as_made
 
 
 def _piece(dim: int, start: int, length: int) -> tuple[Dim, Dim, dict[str, int], bool]:
@@ -222,9 +222,9 @@ def _local_repeat(call: LocalCall) -> Changes:
 
 
 PIECES: Family = (
-    (Op(slice_, local_args=_local_bounds(1)), "slice.Tensor"),
-    (Op(narrow, local_args=_local_narrow), "narrow"),
-    (Op(select), "select.int unbind.int"),
+    (Op(slice_, reads=reads_as_made, local_args=_local_bounds(1)), "slice.Tensor"),
+    (Op(narrow, reads=reads_as_made, local_args=_local_narrow), "narrow"),
+    (Op(select, reads=reads_as_made), "select.int unbind.int"),
     (Op(split, local_args=_local_split), "split.Tensor unsafe_split.Tensor"),
     (Op(split, local_args=_local_split_with_sizes), "split_with_sizes"),
     (Op(slice_into, local_args=_local_slice_backward), "slice_backward"),

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from math import prod
 
 from autopar.ir.choices import Choice, num_shards
-from autopar.ir.graph import Graph, Node
-from autopar.rules.op import Work
+from autopar.ir.graph import Graph, Node, itemsize
+from autopar.ir.redistribute import local_bytes, local_shape
+from autopar.ir.sharding import Sharding
+from autopar.rules.op import Shapes, Work
 from autopar.rules.table import record_of
 
 
@@ -49,3 +51,30 @@ def inner_bytes(graph: Graph, node: Node, choice: Choice, sizes: Sequence[int]) 
     """Bytes on one rank of what `node` makes on the way to its outputs."""
     made = record_of(node.op).inner_bytes
     return made(graph, node, choice, sizes) if made else 0
+
+
+def read_bytes(
+    graph: Graph,
+    node: Node,
+    shardings: tuple[Sequence[Sharding], Sequence[Sharding]],
+    sizes: Sequence[int],
+) -> tuple[int, ...]:
+    """Bytes that `node` reads of each tensor input on one rank, whose inputs and outputs are in
+    these `shardings`: all of it, or what is picked from it and no more."""
+    types = graph.input_types(node), node.outputs
+    pairs = tuple(zip(types[0], shardings[0], strict=True))
+    held = [local_bytes(tensor, graph.atoms, sharding, sizes) for tensor, sharding in pairs]
+    reads = record_of(node.op).reads
+    if reads is not None:
+        local = (
+            tuple(
+                local_shape(tensor, graph.atoms, sharding, sizes)
+                for tensor, sharding in zip(side, states, strict=True)
+            )
+            for side, states in zip(types, shardings, strict=True)
+        )
+        whole = (tuple(tensor.shape for tensor in side) for side in types)
+        for position, elements in reads(Shapes(*whole, *local)).items():
+            picked = elements * itemsize(types[0][position].dtype)
+            held[position] = min(held[position], picked)
+    return tuple(held)

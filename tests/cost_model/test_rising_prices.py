@@ -21,7 +21,7 @@ from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.collectives import collective_s
 from autopar.cost_model.moves import move_ns
 from autopar.cost_model.optimizer import update_s
-from autopar.cost_model.optimizer_kinds import find_kind
+from autopar.cost_model.optimizer_kinds import OPTIMIZERS, find_kind
 from autopar.cost_model.price import price
 from autopar.cost_model.roofline import attention_s, pointwise_s, product_s, stream_s
 from autopar.ir.buckets import Sharing
