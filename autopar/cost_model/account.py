@@ -24,8 +24,8 @@ from autopar.cost_model.rates import (
     cluster_rates,
     inputs,
     outputs,
+    rate_unit,
     reads,
-    tokens_of,
     utilisation_ppm,
 )
 from autopar.cost_model.turn_times import turn_times
@@ -67,7 +67,7 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
     sends = (*_sends(graph, all_groups, step.steps, inside), *_copies(layout, step.copied))
     communication_ns = sum(each.times * move.ns for each in sends for move in each.steps)
     launched_ns = sum(each.times * move.host_ns for each in sends for move in each.steps)
-    tokens, turns = tokens_of(graph), graph.turns
+    (tokens, samples), turns = rate_unit(graph), graph.turns
     on_host = host_memory(layout, request, (scheduled.before or scheduled).carried)
     estimates = Estimates(
         step_ns=played.end_ns,
@@ -88,6 +88,7 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
         bubble_ns=0,
         tokens=tokens,
         tokens_per_s=tokens * 10**9 // played.end_ns if played.end_ns else 0,
+        samples=samples,
         mfu_ppm=utilisation_ppm(graph, request.cluster, compute, played.end_ns),
         cluster=cluster_rates(request.cluster),
         sends=_by_key(mesh, sends),

@@ -37,6 +37,7 @@ def add_up(
         each.mfu_ppm * each.step_ns * size for each, size in zip(stages, devices, strict=True)
     )
     everywhere = sum({at: devices[s] for s, at in table.ranks.items()}.values())
+    tokens = max(each.tokens for each in stages)
     fullest = max(stages, key=lambda each: each.memory.total)
     on_host = _on_host(table, stages, cluster)
     return msgspec.structs.replace(
@@ -49,7 +50,9 @@ def add_up(
         memory=fullest.memory,
         host_bytes=on_host.total,
         host_memory=on_host,
-        tokens_per_s=first.tokens * 10**9 // step_ns if step_ns else 0,
+        tokens=tokens,
+        tokens_per_s=tokens * 10**9 // step_ns if step_ns else 0,
+        samples=0 if tokens else stages[0].samples,
         mfu_ppm=useful // (step_ns * everywhere) if step_ns else 0,
         stages=tuple(stages),
         delays=tuple(sends),

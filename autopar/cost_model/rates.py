@@ -10,12 +10,14 @@ from math import prod, sqrt
 
 from autopar.cost_model.moves import to_ns
 from autopar.ir.copies import is_copy
-from autopar.ir.graph import Graph, Node, Role, TensorType
+from autopar.ir.graph import Graph, Node, Phase, Ref, Role, TensorType, per_graph
 from autopar.ir.mesh import Cluster, Device, Link
 from autopar.ir.sharding import Sharding
-from autopar.ir.uses import Group, root_key
+from autopar.ir.uses import Group, root_key, root_of
 from autopar.plans.cluster_rates import ClusterRates, CollectiveRates, LinkRates
 from autopar.plans.layout import Layout
+from autopar.rules.call import is_floating
+from autopar.rules.table import record_of
 from autopar.rules.work import flops, is_contraction
 
 _TOKENS = ("int32", "int64")
@@ -71,12 +73,70 @@ def _measured(link: Link) -> tuple[CollectiveRates, ...]:
     return tuple(found)
 
 
-def tokens_of(graph: Graph) -> int:
-    """Elements of the largest input that is a batch of sequences of numbers; 0 if there is none."""
-    found = [node.outputs[0] for node in graph.with_role(Role.INPUT)]
-    return max(
-        (prod(x.shape) for x in found if x.dtype in _TOKENS and len(x.shape) == 2), default=0
+def rate_unit(graph: Graph) -> tuple[int, int]:
+    """(tokens, samples) of a step, of which one is 0: a model's speed is told in tokens where its
+    inputs are sequences of them, and else in samples.
+
+    Inputs are sequences where one of them is integers [batch, sequence] that are looked up in a
+    table as they are, or that are the targets of a loss, one for each position of an input
+    [batch, sequence, width] (a model that is given embeddings). Positions of a sequence also see
+    one another: there is attention or recurrence over so many, or a loss for each of them or for
+    each but one. So columns of categories [batch, columns] are none, nor are labels of images.
+    Where numbers come in that have other dims (images, features of sound), tokens are not all that
+    there is, and samples are told. Samples are the size of dim 0 of the first input that has dims.
+    """
+    inputs = graph.with_role(Role.INPUT)
+    shapes = [node.outputs[0].shape for node in inputs if node.outputs[0].shape]
+    samples = shapes[0][0] if shapes else 0
+    numbers = [x.outputs[0].shape for x in inputs if is_floating(x.outputs[0].dtype)]
+    counts = [
+        prod(shape)
+        for node in inputs
+        for shape in (node.outputs[0].shape,)
+        if node.outputs[0].dtype in _TOKENS
+        and len(shape) == 2
+        and all(len(n) < 2 or shape[1] in n for n in numbers)
+        and _is_sequence(graph, shape)
+        and (node.index in _looked_up(graph) or any(n[:-1] == shape for n in numbers))
+    ]
+    return (max(counts), 0) if counts else (0, samples)
+
+
+@per_graph
+def _looked_up(graph: Graph) -> frozenset[int]:
+    """The inputs that are looked up in tables as they are."""
+    found = (
+        _given(graph, ref)
+        for node in graph.with_role(Role.OP)
+        if record_of(node.op).lookup and node.phase is Phase.FORWARD
+        for ref in node.inputs[1:]
     )
+    return frozenset(node.index for node in found if node.role is Role.INPUT)
+
+
+def _given(graph: Graph, ref: Ref) -> Node:
+    """What a tensor is a view of, or the microbatch's rows."""
+    node = graph.nodes[root_of(graph, ref)[0].node]
+    if graph.turns == 1 or node.role is not Role.OP or len(node.inputs) != 1:
+        return node
+    rows, *rest = graph.type_of(node.inputs[0]).shape or (0,)
+    is_part = node.outputs[0].shape == (rows // graph.turns, *rest)
+    return graph.nodes[root_of(graph, node.inputs[0])[0].node] if is_part else node
+
+
+def _is_sequence(graph: Graph, shape: tuple[int, ...]) -> bool:
+    """Whether positions in dim 1 of an input of this shape see one another, or are scored."""
+    batch, length = shape
+    targets = {batch * length, batch * (length - 1)}
+    for node in graph.with_role(Role.OP):
+        record, given = record_of(node.op), graph.input_types(node)
+        if record.sequential and any(length in x.shape for x in given if len(x.shape) > 2):
+            return True
+        if record.scores_targets:
+            scored = (prod(x.shape) * graph.turns for x in given if x.dtype in _TOKENS)
+            if any(count in targets for count in scored):
+                return True
+    return False
 
 
 def utilisation_ppm(graph: Graph, cluster: Cluster, computed: Iterable[int], step_ns: int) -> int:

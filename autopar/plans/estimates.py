@@ -167,9 +167,10 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     a step takes its compute, exposed communication, optimizer, bubble, and what the device waits
     for its host (`exposed_host_ns`), which launches all in `host_ns`. `hidden` says what could be
     hidden in each window (`cost_model.windows`), `contention` how much device and links of each
-    axis slow each other down, in thousandths. `tokens` are those of a step (0 where the first input
-    is no batch of tokens), `mfu_ppm` is the share of the devices' peak FLOP/s. `sends` has the
-    collectives by the key of the tensor they redistribute, or of the op that sends; `collectives`
+    axis slow each other down, in thousandths. `tokens` are those of a step, 0 where inputs are no
+    sequences of tokens: then `samples` are told (`cost_model.rates`; 0 in older files). `mfu_ppm`
+    is the share of the devices' peak FLOP/s. `sends` has the collectives by the key of the tensor
+    they redistribute, or of the op that sends; `collectives`
     adds them up. `memory_curve` says what is held over time, `peak_holders` the largest of what is
     held at the peak. `order` is that of the step; in microbatches that of the last turn, behind
     `turns_before` in `order_before`. `host_bytes` is what each device has in its host's memory, and
@@ -208,10 +209,16 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     turns_before: Count = 0
     host_bytes: Count = 0
     host_memory: HostMemory = HostMemory()
+    samples: Count = 0
     turn: TurnTimes = TurnTimes()
     stages: tuple[Estimates, ...] = ()
     delays: tuple[Delay, ...] = ()
     shared: tuple[Shared, ...] = ()
+
+    @property
+    def samples_per_s(self) -> int:
+        """0 where tokens are told, and where a plan says nothing of samples."""
+        return self.samples * 10**9 // self.step_ns if self.step_ns else 0
 
     @property
     def runs(self) -> tuple[Run, ...]:

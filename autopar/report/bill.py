@@ -13,7 +13,7 @@ from autopar.report.costs import HOLDER_TITLES, held_by
 from autopar.report.held import ON_HOST, device_bytes
 from autopar.report.summary import blocks
 
-Unit = Literal["ns", "bytes", "flops", "tokens/s", "ppm"]
+Unit = Literal["ns", "bytes", "flops", "tokens/s", "samples/s", "ppm"]
 
 TIME = "time"
 MEMORY = "memory per device at the peak"
@@ -104,7 +104,10 @@ def _entries(estimates: Estimates) -> Iterator[tuple[_Place, int]]:
     for block in blocks(tuple(estimates.ops.values())):
         yield (BLOCKS, (0, block.module), block.module, "ns"), block.total_ns
     yield (RATES, (0, ""), "FLOPs of the model", "flops"), estimates.flops
-    yield (RATES, (1, ""), "tokens per second", "tokens/s"), estimates.tokens_per_s
+    if estimates.samples:
+        yield (RATES, (1, ""), "samples per second", "samples/s"), estimates.samples_per_s
+    else:
+        yield (RATES, (1, ""), "tokens per second", "tokens/s"), estimates.tokens_per_s
     yield (RATES, (2, ""), "model FLOPs utilisation", "ppm"), estimates.mfu_ppm
 
 

@@ -20,7 +20,7 @@ from autopar.report.cautions import cautions_of_decisions
 from autopar.report.held import ON_HOST, HostUse, host_table, host_use
 from autopar.report.limits import SHORT
 from autopar.report.placed import param_groups
-from autopar.report.printed import Printed, name, section
+from autopar.report.printed import Printed, name, section, speed_text
 from autopar.report.printed import table as new_table
 from autopar.report.waits import PlayedRank, exposed_ns, played_ranks
 
@@ -115,6 +115,7 @@ class PipelineSummary(Printed):
     step_ns: int
     bubble: float
     tokens_per_s: int
+    samples_per_s: int
     utilisation: float
     memory_bytes: int
     memory_limit_bytes: int
@@ -162,6 +163,7 @@ def summarize_pipeline(plan: Plan) -> PipelineSummary:
         step_ns=estimates.step_ns,
         bubble=estimates.bubble_ns / max(1, estimates.step_ns),
         tokens_per_s=estimates.tokens_per_s,
+        samples_per_s=estimates.samples_per_s,
         utilisation=estimates.mfu_ppm / 1e6,
         memory_bytes=estimates.memory.total,
         memory_limit_bytes=estimates.memory_limit,
@@ -324,9 +326,7 @@ def _head(summary: PipelineSummary) -> RenderableType:
         f"{format_percent(summary.bubble)}",
     )
     if summary.utilisation:
-        speed = f"{format_percent(summary.utilisation)} of the devices' peak FLOP/s"
-        tokens = f"{summary.tokens_per_s:,} tokens/s, " if summary.tokens_per_s else ""
-        grid.add_row("speed", tokens + speed)
+        grid.add_row("speed", speed_text(summary))
     grid.add_row("memory", format_bytes_of(summary.memory_bytes, summary.memory_limit_bytes))
     if summary.host is not None:
         grid.add_row(ON_HOST, summary.host.text)

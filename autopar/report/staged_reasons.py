@@ -72,6 +72,7 @@ class LargerBatch:
     step_ns: int
     bubble: float
     tokens_per_s: int
+    samples_per_s: int
     in_flight: tuple[int, ...]
 
 
@@ -290,6 +291,7 @@ def _larger_batches(plan: Plan) -> Iterator[LargerBatch]:
             step_ns,
             ranks[busiest(ranks)].waits_ns / step_ns,
             times * estimates.tokens * 10**9 // step_ns,
+            times * estimates.samples * 10**9 // step_ns,
             tuple(table.in_flight(stage) for stage in range(table.num_stages)),
         )
         times *= 2
@@ -347,16 +349,17 @@ def _waiting(reasons: PipelineReasons) -> RenderableType:
     )
     if not reasons.batches:
         return smaller
+    unit = "samples" if reasons.batches[0].samples_per_s else "tokens"
     table = new_table(
         (f"microbatches ({reasons.microbatches} now), all of the same size",),
-        ("step", "bubble", "tokens/s", "most in flight"),
+        ("step", "bubble", f"{unit}/s", "most in flight"),
     )
     for each in reasons.batches:
         table.add_row(
             f"{each.microbatches}, {each.microbatches // reasons.microbatches} times the batch",
             format_ns(each.step_ns),
             format_percent(each.bubble),
-            f"{each.tokens_per_s:,}" if each.tokens_per_s else "",
+            f"{rate:,}" if (rate := each.tokens_per_s or each.samples_per_s) else "",
             str(max(each.in_flight)),
         )
     return Group(table, smaller)

@@ -28,7 +28,7 @@ from autopar.report.held import ON_HOST, HostUse, host_table, host_use, memory_t
 from autopar.report.limits import AxisShare, find_limits, margin_text
 from autopar.report.names import WHOLE_MODEL, escape, short_op
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups
-from autopar.report.printed import Printed, name, section, with_rest
+from autopar.report.printed import Printed, name, section, speed_text, with_rest
 from autopar.report.printed import table as new_table
 from autopar.report.timeline import timeline
 
@@ -84,6 +84,7 @@ class Summary(Printed):
     optimizer_ns: int
     flops: int
     tokens_per_s: int
+    samples_per_s: int
     utilisation: float
     status: str
     objective_ns: int
@@ -156,6 +157,7 @@ def summarize(plan: Plan) -> Summary:
         optimizer_ns=estimates.optimizer_ns,
         flops=estimates.flops,
         tokens_per_s=estimates.tokens_per_s,
+        samples_per_s=estimates.samples_per_s,
         utilisation=estimates.mfu_ppm / 1e6,
         status=provenance.status,
         objective_ns=provenance.objective_ns,
@@ -248,9 +250,7 @@ def _head(summary: Summary) -> RenderableType:
         grid.add_row("imposed", name(line))
     grid.add_row("step", _step(summary))
     if summary.utilisation:
-        speed = f"{format_percent(summary.utilisation)} of the devices' peak FLOP/s"
-        tokens = f"{summary.tokens_per_s:,} tokens/s, " if summary.tokens_per_s else ""
-        grid.add_row("speed", tokens + speed)
+        grid.add_row("speed", speed_text(summary))
     grid.add_row("memory", format_bytes_of(peak, limit))
     if summary.host is not None:
         grid.add_row(ON_HOST, summary.host.text)

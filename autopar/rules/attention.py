@@ -246,6 +246,17 @@ def _ring_scratch(call: JointCall) -> int:
 _RING = {RING: Joint(_ring, _ring_scratch)}
 
 ATTENTION: Family = (
-    (Op(attention, _flops, work=_work, joint=_RING, exact=(0, 1, 3), dim_names=_HEADS), FORWARD),
+    (
+        Op(
+            attention,
+            _flops,
+            work=_work,
+            joint=_RING,
+            exact=(0, 1, 3),
+            dim_names=_HEADS,
+            sequential=True,
+        ),
+        FORWARD,
+    ),
     (Op(attention, _flops, work=_work, joint=_RING, exact=(1, 2, 3, 4, 6)), BACKWARD),
 )

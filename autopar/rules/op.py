@@ -169,7 +169,8 @@ class Op:
     had them, to the last bit: those that stand in an exponent, those whose differences are small
     beside them, and those by which it decides; all if True (`rules/rounding.py`).
 
-    `dim_names` are what people call the dims of its inputs.
+    `dim_names` are what people call the dims of its inputs. In one that is `sequential`, positions
+    of a sequence see one another.
     """
 
     rule: str | RuleFunction
@@ -188,6 +189,12 @@ class Op:
     fills: bool = False
     exact: tuple[int, ...] | bool = ()
     dim_names: tuple[DimName, ...] = ()
+    sequential: bool = False
+
+    @property
+    def scores_targets(self) -> bool:
+        """Whether it is a loss of scores for classes, one row of them for each target."""
+        return any(each.name == "classes" for each in self.dim_names)
 
 
 Family = tuple[tuple[Op, str], ...]

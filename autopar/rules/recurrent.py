@@ -40,5 +40,8 @@ def _flops(node: Node, graph: Graph) -> float:
 
 
 RECURRENT: Family = (
-    (Op(recurrent_layer, _flops), "autopar.recurrent.default autopar.recurrent_backward.default"),
+    (
+        Op(recurrent_layer, _flops, sequential=True),
+        "autopar.recurrent.default autopar.recurrent_backward.default",
+    ),
 )

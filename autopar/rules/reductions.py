@@ -80,7 +80,7 @@ REDUCTIONS: Family = (
     ),
     (Op(reduction("whole", None)), "all any max min prod"),
     (Op(reduction("whole", 2)), "linalg_vector_norm"),
-    (Op(along(1), exact=True), "_safe_softmax"),
+    (Op(along(1), exact=True, sequential=True), "_safe_softmax"),
     (Op(along(1)), "argsort cummax cummin cumprod logcumsumexp sort"),
     (Op(along(2)), "sort.stable topk"),
     (Op(along(1, "0")), "cumsum"),

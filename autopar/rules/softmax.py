@@ -10,7 +10,10 @@ _ALONG, _BACK = along(1, permuted=True), along(2, "0", permuted=True)
 
 SOFTMAX: Family = (
     (Op(_ALONG, row_reductions=_BOTH, row_copies=(0.0, 1.5), exact=True), "_log_softmax"),
-    (Op(_ALONG, row_reductions=_BOTH, row_copies=(1.0, 1.5), exact=True), "_softmax"),
+    (
+        Op(_ALONG, row_reductions=_BOTH, row_copies=(1.0, 1.5), exact=True, sequential=True),
+        "_softmax",
+    ),
     (
         Op(reduction("permuted"), row_reductions=_BOTH, row_copies=(0.0, 1.0), exact=True),
         "logsumexp",

@@ -135,11 +135,13 @@ def _cards(plan: Plan, limits: Bottlenecks) -> list[Card]:
 
 
 def speed_cards(estimates: Estimates) -> tuple[Card, Card]:
-    """Tokens per second, and the share of the devices' peak rate."""
-    tokens = (
-        (f"{estimates.tokens_per_s:,}", f"{estimates.tokens:,} tokens a step")
-        if estimates.tokens
-        else (UNKNOWN, "the inputs are no batch of tokens")
+    """Tokens or samples per second, and the share of the devices' peak rate."""
+    unit = "tokens" if estimates.tokens else "samples"
+    count = estimates.tokens or estimates.samples
+    rate = (
+        (f"{estimates.tokens_per_s or estimates.samples_per_s:,}", f"{count:,} {unit} a step")
+        if count
+        else (UNKNOWN, "the plan does not say how many samples a step has")
     )
     mfu = (
         (
@@ -150,7 +152,7 @@ def speed_cards(estimates: Estimates) -> tuple[Card, Card]:
         else (UNKNOWN, "the plan does not have the peak rates of its devices")
     )
     return (
-        Card("Tokens per second", tokens[0], tokens[1:]),
+        Card(f"{unit.capitalize()} per second", rate[0], rate[1:]),
         Card("Model FLOPs utilisation", mfu[0], mfu[1:]),
     )
 
