@@ -108,7 +108,13 @@ from autopar.ir.gc_pause import collection_paused
     help="Work on the loss of a large vocabulary in N chunks of a device's tokens; auto: where "
     "memory binds and that is better.",
 )
-@click.option("--optimizer", default="adamw", show_default=True, help="Whose states count.")
+@click.option(
+    "--optimizer",
+    default="adamw",
+    show_default=True,
+    help="Whose states and step count, with its settings: sgd-momentum, adamw-amsgrad-fused, or "
+    '"muon; adamw for head.weight".',
+)
 @click.option("--time-limit", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS")
 @click.option("--strict", is_flag=True, help="An op without a sharding rule is an error.")
 @click.option(

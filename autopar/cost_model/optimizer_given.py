@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 from urllib.parse import quote
 
 from autopar.cost_model.optimizer_kinds import OPTIMIZERS, find_optimizers
@@ -27,14 +27,17 @@ def optimizer_name(given: Any, model: Any = None) -> str:
     if isinstance(given, str):
         _check_names(given, model)
         return given if ";" in given else given.lower()
-    several: Sequence[Any] = given if isinstance(given, list | tuple) else (given,)
+    several = cast("Sequence[Any]", given if isinstance(given, list | tuple) else (given,))
     groups = [_groups(each) for each in several]
     if groups and all(groups):
         return _of_groups([pair for pairs in groups for pair in pairs], model)
     if isinstance(given, partial):
         return _named(given.func, given.keywords)
-    kind: Any = given if isinstance(given, type) else type(given)
-    return _named(kind, {})
+    return _named(_class_of(given), {})
+
+
+def _class_of(given: object) -> type:
+    return given if isinstance(given, type) else type(given)
 
 
 def _groups(optimizer: Any) -> list[tuple[type, Mapping[str, Any]]]:

@@ -98,10 +98,10 @@ def compile(
 
     `cluster` ("2x8xH100", a TOML file, a profile, or how many of the devices at hand) says where;
     without it, the devices at hand are taken. `profile`, made by `autopar profile`, stands in for
-    presets. `mesh` ("2x4", (2, 4) or {"dp": 2, "tp": 4}), `optimizer` (a name, or
-    one of `torch.optim` or its class), `memory_limit` (of a device: bytes, or text such as
-    "72GiB"), `host_memory` (of a node, which its devices share), `time_limit` (seconds, or "2min")
-    and `strict` are as in `Options`. `pins`, `forbid` and
+    presets. `mesh` ("2x4", (2, 4) or {"dp": 2, "tp": 4}), `optimizer` (a name, or one of
+    `torch.optim`, several, or a class; docs/training.md), `memory_limit` (of a device: bytes, or
+    text such as "72GiB"), `host_memory` (of a node, which its devices share), `time_limit`
+    (seconds, or "2min") and `strict` are as in `Options`. `pins`, `forbid` and
     `strategy` say what the plan must be like (docs/constraints.md). The batch is worked on in
     `microbatches`, one after the other, which takes less memory; "auto" finds how many where memory
     binds (docs/microbatches.md); unsaid it is 1, or "auto" where nothing fits so. Parameters live,
