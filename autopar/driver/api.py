@@ -214,8 +214,8 @@ def plan(
     The model is cut into `stages` of a pipeline ("auto": as many as are best, or none; default: 1,
     or "auto" where that waits or does not fit, and nothing is asked of its mesh, microbatches or
     shardings), before the modules `cuts` if those are given, whose microbatches follow a `schedule`
-    ("1f1b", "eager-1f1b", "gpipe", "interleaved:2", "zb-h1", "zb-v", or a table of your own or the
-    path of one; docs/pipeline.md).
+    ("1f1b", "eager-1f1b", "gpipe", "interleaved:2", "zb-h1", "zb-v", "zb:2", or a table of your own
+    or the path of one; docs/pipeline.md).
 
     TraceError if the model cannot be captured; InfeasibleError if nothing fits the memory limit.
     """

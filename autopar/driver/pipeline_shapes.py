@@ -12,7 +12,7 @@ from autopar.errors import StageError
 from autopar.ir.pipeline import ActionTable
 from autopar.ir.segments import segments
 from autopar.plans.options import Options
-from autopar.plans.pipeline_orders import STAGES_PER_RANK, has_order, make_table
+from autopar.plans.pipeline_orders import CHUNKED, STAGES_PER_RANK, has_order, make_table
 from autopar.plans.plan import PipelineSchedule
 from autopar.plans.request import Asked
 
@@ -172,10 +172,10 @@ def numbers_of_microbatches(asked: Asked, ranks: int) -> Sequence[int]:
 
 
 def _order(options: Options) -> tuple[str, int]:
-    """The schedule, and the stages on each rank if it is interleaved."""
+    """The schedule, and the stages on each rank if as many as one likes are."""
     name, _, chunks = options.schedule.partition(":")
     name = "1f1b" if name == "auto" else name
-    return name, int(chunks or 2) if name == "interleaved" else 1
+    return name, int(chunks or 2) if name in CHUNKED else 1
 
 
 def imposed_on(options: Options) -> Iterator[str]:

@@ -103,7 +103,7 @@ class StageBinder:
             for stage, program in programs.items()
         }
         return RankOfLine(
-            rows=self.table.rows,
+            table=self.table,
             route=route,
             channels=channels,
             programs=programs,

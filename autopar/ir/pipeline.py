@@ -4,7 +4,13 @@ Stages are numbered as the model computes them. A rank may have several, and doe
 the table lists, one after the other, as soon as what it needs has come. As text a row is
 `0F0 0F1 0B0 0W0`: of stage 0 the forward of microbatches 0 and 1, then of microbatch 0 the backward
 as far as other stages wait for it, and the rest, which makes the gradients of parameters. Without
-any `W` in the table, `B` is all of backward. `I`, as torch writes the first part, is read as `B`.
+any `W` in the table, `B` is all of backward. A stage may take microbatches in any order, forward
+and backward.
+
+Tables as torch writes them are read as well: `I` is the first part of a backward, and `B` without a
+`W` of its own is both parts, one right after the other; `(0F1;1B0)OVERLAP_F_B` is one action after
+the other. What torch lists beside (messages, `UNSHARD`, `REDUCE_GRAD`) follows from the plan here,
+and is left out.
 """
 
 from __future__ import annotations
@@ -21,6 +27,9 @@ from autopar.errors import StageError
 from autopar.ir.graph import Phase
 
 _ACTION = re.compile(r"(0|[1-9][0-9]{0,5})([FBIW])(0|[1-9][0-9]{0,5})")
+_OVERLAPPED = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
+_BESIDE = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB]\d+)")
+"""What a table of torch lists that is no pass of a microbatch."""
 
 
 class Pass(StrEnum):
@@ -87,8 +96,8 @@ class ActionTable:
     def parse(text: str) -> ActionTable:
         """A table of a line per rank, actions apart by blanks or commas. StageError, naming what is
         wrong, on anything else, and where ranks would wait for each other."""
-        lines = [line.replace(",", " ").split() for line in text.strip().splitlines()]
-        table = ActionTable(tuple(tuple(map(Action.parse, line)) for line in lines))
+        rows = (tuple(map(Action.parse, _words(line))) for line in text.strip().splitlines())
+        table = ActionTable(tuple(rows)).with_second_parts()
         table.check()
         return table
 
@@ -117,10 +126,39 @@ class ActionTable:
     def num_stages(self) -> int:
         return len(self.ranks)
 
+    @cached_property
+    def _last(self) -> Mapping[tuple[int, Pass], int]:
+        """The microbatch that is the last of each stage to be done, by kind."""
+        return {(a.stage, a.kind): a.microbatch for row in self.rows for a in row}
+
+    def last_turns(self, stage: int) -> tuple[int, int]:
+        """The microbatches with which a stage is done going forward, and with the gradients of
+        parameters."""
+        final = Pass.WEIGHTS if self.is_split else Pass.BACKWARD
+        return self._last[stage, Pass.FORWARD], self._last[stage, final]
+
+    def is_last(self, action: Action) -> bool:
+        """Whether it is of the microbatch with which its stage is done (`last_turns`)."""
+        is_backward = action.kind is not Pass.FORWARD
+        return action.microbatch == self.last_turns(action.stage)[is_backward]
+
+    def with_second_parts(self) -> ActionTable:
+        """The same where each backward of a table with `WEIGHTS` comes in two parts: one that has
+        no second part in the table has it right after the first."""
+        if not self.is_split:
+            return self
+        there = {(a.stage, a.microbatch) for row in self.rows for a in row if a.kind is Pass.WEIGHTS}
+
+        def both(action: Action) -> tuple[Action, ...]:
+            is_whole = action.kind is Pass.BACKWARD and (action.stage, action.microbatch) not in there
+            return (action, action._replace(kind=Pass.WEIGHTS)) if is_whole else (action,)
+
+        return ActionTable(tuple(tuple(b for a in row for b in both(a)) for row in self.rows))
+
     def check(self, hops: Collection[Hop] | None = None) -> None:
-        """StageError, saying where, unless every microbatch goes through every stage once, in order
-        within each kind of action, and no rank waits for ever; stages send each other along `hops`,
-        which are those of a line unless given."""
+        """StageError, saying where, unless every microbatch goes through every stage once, and no
+        rank waits for ever; stages send each other along `hops`, which are those of a line unless
+        given."""
         if not self.rows or not all(self.rows):
             raise StageError("a rank of the table has nothing to do")
         stages, microbatches = sorted(self.ranks), range(self.microbatches)
@@ -136,10 +174,10 @@ class ActionTable:
             row = self.rows[self.ranks[stage]]
             for kind in kinds:
                 found = [a.microbatch for a in row if (a.stage, a.kind) == (stage, kind)]
-                if len(found) != len(microbatches) or found != list(microbatches):
+                if len(found) != len(microbatches) or sorted(found) != list(microbatches):
                     raise StageError(
                         f"stage {stage} does {kind.value} of microbatches {found}: it has to do "
-                        f"0 to {len(microbatches) - 1}, one after the other"
+                        f"each of 0 to {len(microbatches) - 1} once"
                     )
         play_table(self, lambda _: 1, hops)
 
@@ -182,6 +220,12 @@ class ActionTable:
             now += (action.kind is Pass.FORWARD) - (action.kind is last)
             most = max(most, now)
         return most
+
+
+def _words(line: str) -> list[str]:
+    """The actions in a line of a table."""
+    apart = _OVERLAPPED.sub(lambda found: found[1].replace(";", " "), line).replace(",", " ")
+    return [word for word in apart.split() if not _BESIDE.fullmatch(word)]
 
 
 def _is_more(a: Waiting, b: Waiting) -> bool:

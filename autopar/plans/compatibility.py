@@ -11,6 +11,7 @@ from autopar.errors import ArgumentError, ClusterError, PlanMismatchError, liste
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster
 from autopar.plans.options import Options
+from autopar.plans.pipeline_orders import CHUNKED
 from autopar.plans.plan import Plan, Structure
 
 ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
@@ -48,10 +49,10 @@ def stored_options(options: Options, structure: Structure) -> Options:
     stored = replace(options.in_stages_of(structure), microbatches=order.microbatches)
     _check_same("stages", options.stages, len(structure.parts))
     _check_same("cuts", ", ".join(options.cuts), ", ".join(stored.cuts))
-    order_asked = {"auto": "", "interleaved": "interleaved:2"}.get(options.schedule)
+    usual = {"auto": "", **{name: f"{name}:2" for name in CHUNKED}}
     _check_same(
         "schedule",
-        options.schedule if order_asked is None else order_asked,
+        usual.get(options.schedule, options.schedule),
         stored.schedule if structure.stages else "",
     )
     _check_same("microbatches", options.microbatches, order.microbatches)

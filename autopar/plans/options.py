@@ -26,7 +26,7 @@ from autopar.plans.constraints import (
     parse_pins,
 )
 from autopar.plans.matching import matches
-from autopar.plans.pipeline_orders import SCHEDULES
+from autopar.plans.pipeline_orders import CHUNKED, SCHEDULES
 from autopar.plans.plan import SavedDtype, Structure
 
 BACKENDS = ("eager", "inductor")
@@ -92,7 +92,7 @@ class Options:
     float32 is rounded to `saved_dtype`, one of `SAVED_DTYPES`.
     The model is cut into `stages`, None for as many as are best, before the modules `cuts` if those
     are given; they work on microbatches as `schedule` says: one of
-    `pipeline_orders.SCHEDULES`, with a colon and its stages per rank where it is interleaved,
+    `pipeline_orders.SCHEDULES`, with a colon and its stages per rank if it is one of `CHUNKED`,
     "auto", or a table as text (`table`). Where nobody has said how many there are to be, there is
     one microbatch, and one stage, unless that does not fit in memory (`microbatches_if_needed`,
     `stages_if_needed`); there are several stages too if one waits for communication above all.
@@ -172,8 +172,7 @@ class Options:
         if not structure.stages:
             return replace(self, stages=1, cuts=(), schedule="auto", stages_if_needed=False)
         made = structure.schedule
-        chunks = f":{made.chunks}" if made.kind == "interleaved" else ""
-        schedule = "\n".join(made.table) or made.kind + chunks
+        schedule = "\n".join(made.table) or made.name
         cuts = tuple(stage.start for stage in structure.stages[1:])
         count = None if self.stages_if_needed else self.microbatches
         return replace(
@@ -307,7 +306,7 @@ def _one_of(name: str, given: str, known: Sequence[str]) -> str:
 def is_named(schedule: str) -> bool:
     """Whether an order of microbatches is asked for by its name, or left open."""
     name, colon, chunks = schedule.partition(":")
-    if name == "interleaved" and colon:
+    if name in CHUNKED and colon:
         return chunks.isdecimal() and int(chunks) > 0
     return schedule in ("auto", *SCHEDULES)
 
@@ -339,7 +338,7 @@ def _schedule_file(path: str) -> str:
     except (OSError, ValueError) as error:
         words = ", ".join(SCHEDULES)
         raise ArgumentError(
-            f'schedule={path!r}: write "auto", one of {words} ("interleaved:2"), a table such as '
+            f'schedule={path!r}: write "auto", one of {words} ("interleaved:2", "zb:2"), a table such as '
             f'"0F0 0B0", or the path of one ({error})'
         ) from None
 

@@ -11,6 +11,7 @@ are equal, sends take no time and m is large enough (a multiple of p where stage
 | eager-1f1b  | 1               | (p - 1)(f + b)                   | 2(p - rank) - 1               |
 | interleaved | v               | (p - 1)(f + b)/v                 | p + (p - 2 rank - 1)/v        |
 | zb-h1       | 1               | (p - 1)(f + b - 2w) for w <= f, b/2 | p                          |
+| zb          | v               | (p - 1)(f + b - 2w)/v, likewise     | p                          |
 | zb-v        | 2               | 0 for f = b/2 = w                | p                             |
 
 Where sends take time, 1f1b waits for them in every turn, and eager-1f1b for none that take half of
@@ -36,12 +37,12 @@ F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
 @lru_cache(maxsize=8)
 def make_table(name: str, ranks: int, microbatches: int, chunks: int = 1) -> ActionTable:
     """The schedule `name` of `microbatches` on so many ranks, with `chunks` stages on each where it
-    is interleaved. StageError if there is no such schedule."""
+    is one of `CHUNKED`. StageError if there is no such schedule."""
     if name not in SCHEDULES:
         raise StageError(f"no schedule is called {name!r}: there are {', '.join(SCHEDULES)}")
     if min(ranks, microbatches, chunks) < 1:
         raise StageError(f"{name} of {microbatches} microbatches on {ranks} ranks: at least one")
-    if chunks != 1 and name != "interleaved":
+    if chunks != 1 and name not in CHUNKED:
         raise StageError(f"{name} has a number of stages per rank of its own")
     table = SCHEDULES[name](ranks, microbatches, chunks)
     table.check()
@@ -50,7 +51,7 @@ def make_table(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Act
 
 def has_order(name: str, ranks: int, microbatches: int) -> bool:
     """Whether the schedule `name` has an order for so many microbatches."""
-    return name != "interleaved" or not microbatches % _rounds(ranks, microbatches)
+    return name not in CHUNKED or not microbatches % _rounds(ranks, microbatches)
 
 
 def _rounds(ranks: int, microbatches: int) -> int:
@@ -110,37 +111,63 @@ def _eager_1f1b(ranks: int, microbatches: int, _: int) -> ActionTable:
 def _interleaved(ranks: int, microbatches: int, chunks: int) -> ActionTable:
     """1F1B with several stages per rank, `ranks` apart: microbatches go through the first of them
     in rounds of as many as there are ranks, then through the next."""
-    rounds = _rounds(ranks, microbatches)
-    if microbatches % rounds:
-        raise StageError(
-            f"{microbatches} microbatches are not interleaved on {ranks} ranks: their number has "
-            f"to be divided by {rounds}"
-        )
-    at_once = microbatches // rounds
-    rows = [_Row(microbatches) for _ in range(ranks)]
-    total = microbatches * chunks
+    rows, at_once = [_Row(microbatches) for _ in range(ranks)], _at_once(ranks, microbatches)
     for rank, row in enumerate(rows):
-        order = [k // at_once % chunks for k in range(total)]
-        forward = [(chunk * ranks + rank, F) for chunk in order]
-        backward = [((chunks - 1 - chunk) * ranks + rank, B) for chunk in order]
-        ahead = min(total, (chunks - 1) * at_once + 2 * (ranks - 1 - rank))
+        forward, backward = _in_rounds(rank, ranks, microbatches, chunks, at_once)
+        ahead = min(len(forward), (chunks - 1) * at_once + 2 * (ranks - 1 - rank))
         row.add(*forward[:ahead])
         for pair in zip(forward[ahead:], backward, strict=False):
             row.add(*pair)
-        row.add(*backward[total - ahead :])
+        row.add(*backward[len(backward) - ahead :])
     return _table(rows)
 
 
 def _zb_h1(ranks: int, microbatches: int, _: int) -> ActionTable:
     """1F1B whose gradients of weights wait, so that every rank holds as much as the first, and
     fill the gaps at the end."""
+    return _zero_bubble(ranks, microbatches, 1, microbatches)
+
+
+def _zb(ranks: int, microbatches: int, chunks: int) -> ActionTable:
+    """The same with several stages per rank, interleaved."""
+    return _zero_bubble(ranks, microbatches, chunks, _at_once(ranks, microbatches))
+
+
+def _zero_bubble(ranks: int, microbatches: int, chunks: int, at_once: int) -> ActionTable:
+    """Ranks begin with one forward less for each rank behind than interleaved 1F1B has, and leave
+    the gradients of weights of as many backwards as there are ranks before them for the end."""
     rows = [_Row(microbatches) for _ in range(ranks)]
     for rank, row in enumerate(rows):
-        row.add(*[(rank, F)] * (ranks - rank - 1))
-        for k in range(microbatches):
-            row.add((rank, F), (rank, B), *[(rank, W)] * (k >= rank))
-        row.add(*[(rank, W)] * (microbatches - row.done(rank, W)))
+        forward, backward = _in_rounds(rank, ranks, microbatches, chunks, at_once)
+        weights = [(stage, W) for stage, _ in backward]
+        ahead = min(len(forward), (chunks - 1) * at_once + ranks - 1 - rank)
+        row.add(*forward[:ahead])
+        for k, each in enumerate(backward):
+            row.add(*forward[ahead + k : ahead + k + 1], each)
+            row.add(*weights[k - rank : k - rank + 1] if k >= rank else ())
+        row.add(*weights[max(0, len(weights) - rank) :])
     return _table(rows)
+
+
+def _at_once(ranks: int, microbatches: int) -> int:
+    """How many microbatches go through a stage of an interleaved rank before its next one."""
+    rounds = _rounds(ranks, microbatches)
+    if microbatches % rounds:
+        raise StageError(
+            f"{microbatches} microbatches are not interleaved on {ranks} ranks: their number has "
+            f"to be divided by {rounds}"
+        )
+    return microbatches // rounds
+
+
+def _in_rounds(
+    rank: int, ranks: int, microbatches: int, chunks: int, at_once: int
+) -> tuple[list[tuple[int, Pass]], list[tuple[int, Pass]]]:
+    """The forwards and the backwards of a rank, by stage, where so many microbatches `at_once` go
+    through each of its stages."""
+    order = [k // at_once % chunks for k in range(microbatches * chunks)]
+    forward = [(chunk * ranks + rank, F) for chunk in order]
+    return forward, [((chunks - 1 - chunk) * ranks + rank, B) for chunk in order]
 
 
 def _zb_v(ranks: int, microbatches: int, _: int) -> ActionTable:
@@ -168,7 +195,11 @@ SCHEDULES: dict[str, Callable[[int, int, int], ActionTable]] = {
     "interleaved": _interleaved,
     "zb-h1": _zb_h1,
     "zb-v": _zb_v,
+    "zb": _zb,
 }
+
+CHUNKED = ("interleaved", "zb")
+"""Those with as many stages on a rank as one likes: 2, unless a number follows, as in `zb:3`."""
 
 STAGES_PER_RANK = {"zb-v": 2}
 """Where that is neither 1 nor what one likes."""

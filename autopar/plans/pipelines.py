@@ -38,11 +38,10 @@ def play_pipeline(
 ) -> PlayedPipeline:
     """The step of a pipeline whose stages take what `stages` says for each microbatch. What is
     `shared` waits for the last of its ranks, and is shared one after the other."""
-    last = table.microbatches - 1
 
     def length(action: Action) -> int:
-        is_last = action.microbatch == last
-        return stages[action.stage].turn.length_ns(action.kind, is_last=is_last)
+        turn = stages[action.stage].turn
+        return turn.length_ns(action.kind, is_last=table.is_last(action))
 
     late: dict[Hop, int] = dict.fromkeys(hops_in_line(len(stages)), 0)
     late |= {(d.source, d.target, Phase(d.phase)): d.time_ns for d in sends}

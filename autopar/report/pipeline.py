@@ -158,7 +158,7 @@ def summarize_pipeline(plan: Plan) -> PipelineSummary:
         world_size=plan.world_size,
         optimizer=structure.optimizer,
         inputs=structure.inputs,
-        schedule=structure.schedule.kind,
+        schedule=structure.schedule.name,
         microbatches=structure.schedule.microbatches,
         step_ns=estimates.step_ns,
         bubble=estimates.bubble_ns / max(1, estimates.step_ns),

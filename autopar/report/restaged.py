@@ -41,8 +41,7 @@ def _chunks(structure: Structure) -> str:
 
 def _schedule(structure: Structure) -> str:
     order = structure.schedule
-    each = f", {order.chunks} stages per rank" if order.chunks > 1 else ""
-    return f"{order.kind} of {order.microbatches} microbatches{each}"
+    return f"{order.name} of {order.microbatches} microbatches"
 
 
 def _rows(a: Structure, b: Structure) -> Iterator[Change]:

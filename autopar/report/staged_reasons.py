@@ -125,7 +125,7 @@ def pipeline_reasons(plan: Plan) -> PipelineReasons:
     return PipelineReasons(
         model=structure.model,
         step_ns=played.step_ns,
-        schedule=structure.schedule.kind,
+        schedule=structure.schedule.name,
         microbatches=structure.schedule.microbatches,
         binds=tuple(binds),
         stages=rows,

@@ -24,7 +24,7 @@ from autopar.ir.input_sharding import with_handed
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.sharding import Handed, Sharding
 from autopar.ir.stages import in_stages
-from autopar.plans.pipeline_orders import SCHEDULES, STAGES_PER_RANK
+from autopar.plans.pipeline_orders import CHUNKED, SCHEDULES, STAGES_PER_RANK
 from autopar.plans.plan import PipelineSchedule, Plan, Stage
 from autopar.runtime.program.program import Program as Step
 from autopar.runtime.simulator.differences import differences
@@ -34,6 +34,7 @@ from tests.codegen.random_plans import random_plan
 from tests.fuzz.drawn import SENT, Drawn, On, facts_of_model, facts_of_plan
 from tests.fuzz.programs import Program
 from tests.planned import plan_for
+from tests.zoo.staging import any_table
 
 TOLERANCE = 1e-9
 NUDGE = 1e-12
@@ -80,7 +81,7 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
     are not equal to eager. What is true of them; nothing where the model cannot be cut so."""
     draw = random.Random(place.seed or 0)
     name, ranks, turns = draw.choice(list(SCHEDULES)), draw.choice((2, 2, 3)), draw.choice((1, 2))
-    chunks = STAGES_PER_RANK.get(name, 2 if name == "interleaved" else 1)
+    chunks = STAGES_PER_RANK.get(name, 2 if name in CHUNKED else 1)
     try:
         whole = in_microbatches(traced.graph, turns)
     except MicrobatchError:
@@ -90,8 +91,12 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
         ranks, chunks, name = 2, 1, "1f1b"
     if not starts:
         return set()
-    schedule = PipelineSchedule(name, turns, chunks if name == "interleaved" else 1)
+    schedule = PipelineSchedule(name, turns, chunks if name in CHUNKED else 1)
     table = schedule.made(ranks)
+    is_own = turns > 1 and draw.choice((False, True))
+    if is_own:
+        table = any_table(table.ranks, turns, draw.randrange(10**6), is_split=table.is_split)
+        schedule = PipelineSchedule("table", turns, table=tuple(str(table).splitlines()))
     try:
         graphs = in_stages(whole, sorted(draw.sample(starts, ranks * chunks - 1)))
     except StageError:
@@ -120,6 +125,7 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
         "stages in microbatches": turns > 1,
         "several stages of a rank": chunks > 1,
         "stages with two backwards": table.is_split,
+        "stages in any order": is_own,
     }
     return {fact for fact, is_true in true.items() if is_true}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autopar.codegen import generate
 from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.microbatches import in_microbatches
+from autopar.ir.pipeline import Action, ActionTable, Pass, hops_in_line, incoming, needs
 from autopar.ir.stages import in_stages
-from autopar.plans.pipeline_orders import make_table
+from autopar.plans.pipeline_orders import CHUNKED, STAGES_PER_RANK, make_table
 from autopar.runtime.simulator.stages import SimulatedStage, train_step_in_stages
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
@@ -24,20 +25,44 @@ def any_cuts(graph: Graph, count: int, seed: int) -> list[int]:
     return sorted(random.Random(seed).sample(places[1:], count))
 
 
+def any_table(
+    ranks: Mapping[int, int], microbatches: int, seed: int, *, is_split: bool
+) -> ActionTable:
+    """An order of stages, which are on these `ranks`, in which none waits for ever: microbatches
+    come in any order, forward and backward."""
+    kinds = list(Pass) if is_split else [Pass.FORWARD, Pass.BACKWARD]
+    left = [Action(s, kind, m) for s in ranks for kind in kinds for m in range(microbatches)]
+    rows: list[list[Action]] = [[] for _ in {*ranks.values()}]
+    draw, sources = random.Random(seed), incoming(hops_in_line(len(ranks)))
+    done: set[Action] = set()
+    while left:
+        ready = [a for a in left if all(each in done for each, _ in needs(a, sources))]
+        action = draw.choice(ready)
+        rows[ranks[action.stage]].append(action)
+        left.remove(action)
+        done.add(action)
+    table = ActionTable(tuple(map(tuple, rows)))
+    table.check()
+    return table
+
+
 def check_stages(
     found: ZooCase,
     cuts: Sequence[int],
     turns: int,
-    schedule: str,
+    schedule: str | ActionTable,
     seed: int,
     meshes: Sequence[tuple[int, ...]],
 ) -> None:
     """Stages that begin at `cuts`, each under a random plan on its own mesh, compute what eager
     computes."""
     traced = found.traced
-    chunks = {"interleaved": 2, "zb-v": 2}.get(schedule, 1)
-    count = (len(cuts) + 1) // chunks
-    table = make_table(schedule, count, turns, chunks if schedule == "interleaved" else 1)
+    if isinstance(schedule, ActionTable):
+        table = schedule
+    else:
+        chunks = STAGES_PER_RANK.get(schedule, 2 if schedule in CHUNKED else 1)
+        ranks, of_name = (len(cuts) + 1) // chunks, chunks if schedule in CHUNKED else 1
+        table = make_table(schedule, ranks, turns, of_name)
     stages: list[SimulatedStage] = []
     for k, graph in enumerate(in_stages(in_microbatches(traced.graph, turns), cuts)):
         on = mesh(*meshes[k % len(meshes)])

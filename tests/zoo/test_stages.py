@@ -10,11 +10,12 @@ import torch
 
 from autopar.errors import MicrobatchError, StageError
 from autopar.ir.microbatches import in_microbatches
+from autopar.ir.pipeline import ActionTable, Pass
 from autopar.ir.segments import segments
-from autopar.plans.pipeline_orders import SCHEDULES, STAGES_PER_RANK
+from autopar.plans.pipeline_orders import CHUNKED, SCHEDULES, STAGES_PER_RANK
 from tests.zoo import ZOO, decoders
 from tests.zoo.cases import ZooCase, moved, on_samples, trained, trained_on
-from tests.zoo.staging import any_cuts, check_stages
+from tests.zoo.staging import any_cuts, any_table, check_stages
 
 DAILY = ("gpt2", "llama", "t5", "mixtral", "resnet")
 MESHES = [(2,), (), (2, 2)]
@@ -58,6 +59,27 @@ def test_between_modules_in_every_schedule(name: str, turns: int, schedule: str)
     check_stages(trained(name), starts[:3] or starts, turns, schedule, 1, MESHES)
 
 
+LOOPED = """
+0F0 0F1 0F2 0F3 2F0 2F1 2F2 2F3 2B3 2B2 2B1 2B0 0B3 0B2 0B1 0B0
+1F0 1F1 1F2 1F3 3F0 3F1 3F2 3F3 3B3 3B2 3B1 3B0 1B3 1B2 1B1 1B0
+"""
+"""Looped breadth-first (arXiv:2211.05953), as torch's ScheduleLoopedBFS has it."""
+
+
+@pytest.mark.parametrize(("name", "turns"), [("gpt2", 4), ("t5", 4), ("unet", 2)])
+@pytest.mark.parametrize("order", ["looped", 1, 2])
+def test_microbatches_in_any_order(name: str, turns: int, order: str | int) -> None:
+    """Last ones first, or any, another one in each stage and phase, in one part and in two."""
+    table = ActionTable.parse(LOOPED).first(turns)
+    if isinstance(order, int):
+        table = any_table(table.ranks, turns, order, is_split=order % 2 == 0)
+        backward = [[a.microbatch for a in row if a.kind is Pass.BACKWARD] for row in table.rows]
+        assert any(row != sorted(row) for row in backward)
+    graph = in_microbatches(trained(name).traced.graph, turns)
+    starts = [segment.start for segment in segments(graph)[1:]]
+    check_stages(trained(name), starts[:3], turns, table, 1, MESHES)
+
+
 @cache
 def unbalanced() -> ZooCase:
     """Mixtral without the loss that balances its experts, which is that of no microbatch."""
@@ -82,7 +104,7 @@ def test_every_model_on_ranks_in_every_schedule(
             in_microbatches(whole.traced.graph, turns)
         return
     graph = in_microbatches(whole.traced.graph, turns)
-    count = ranks * STAGES_PER_RANK.get(schedule, 2 if schedule == "interleaved" else 1) - 1
+    count = ranks * STAGES_PER_RANK.get(schedule, 2 if schedule in CHUNKED else 1) - 1
     for seed in range(20):
         try:
             check_stages(whole, any_cuts(graph, count, seed), turns, schedule, seed, [sizes])

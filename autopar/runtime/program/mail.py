@@ -21,18 +21,24 @@ from autopar.ir.pipeline import Action, Pass, answers
 from autopar.ir.stages import StageLink
 
 RANDOM = "the state of random numbers"
-"""What stands for a tensor's name where a stage hands on what the next one draws from, once."""
+"""What stands for a tensor's name where a stage hands on what the next one draws from: once, of the
+microbatch that it does first, to the action that the next one does first."""
 
 Rows = tuple[tuple[Action, ...], ...]
 """What each rank of a pipeline does, one after the other."""
 
 
 class Awaited(NamedTuple):
-    """What comes along a link from a rank, of a microbatch."""
+    """What comes along a link from a rank, of a microbatch, or once."""
 
     link: StageLink
     microbatch: int
     peer: int
+
+
+def awaited(link: StageLink, microbatch: int, peer: int) -> Awaited:
+    """What an action of a microbatch sends along a link, or reads."""
+    return Awaited(link, 0 if link.name == RANDOM else microbatch, peer)
 
 
 class Channels(Protocol):
@@ -76,12 +82,6 @@ class Passage:
         return prod(lengths) == prod(self.split)
 
 
-def action_of(link: StageLink, microbatch: int, *, sends: bool) -> Action:
-    """The action that sends what goes along a link, or the one that reads it."""
-    kind = Pass.FORWARD if link.phase is Phase.FORWARD else Pass.BACKWARD
-    return Action(link.source if sends else link.target, kind, microbatch)
-
-
 @dataclass(frozen=True)
 class RankLinks:
     """The ends of all links on one rank, and which row of the table each rank is in."""
@@ -110,8 +110,9 @@ class Exchanges:
         self.route, self.rows = route, rows
         self.own = rows[route.row_of[route.rank]]
         self.answers = answers(rows, route.row_of[route.rank])
-        self.reads = {a: _at(route.incoming, a, sends=False) for a in self.own}
-        self.sends = {a: _at(route.outgoing, a, sends=True) for a in self.own}
+        self.first = {(a.stage, a.kind): a.microbatch for row in rows for a in reversed(row)}
+        self.reads = {a: self._at(route.incoming, a, sends=False) for a in self.own}
+        self.sends = {a: self._at(route.outgoing, a, sends=True) for a in self.own}
         self.places = [{action: k for k, action in enumerate(row)} for row in rows]
         self.incoming = {(passage.link, leg.peer): (passage, leg) for passage in route.incoming
                          for leg in passage.legs}  # fmt: skip
@@ -123,8 +124,24 @@ class Exchanges:
         links = sorted(link for link, source in self.incoming if source == peer)
         for action in self.rows[self.route.row_of[peer]]:
             for link in links:
-                if _goes(link, action, sends=True):
-                    yield Awaited(link, action.microbatch, peer)
+                if self._goes(link, action, sends=True):
+                    yield awaited(link, action.microbatch, peer)
+
+    def action_of(self, link: StageLink, microbatch: int, *, sends: bool) -> Action:
+        """The action that sends what goes along a link, or the one that reads it."""
+        kind = Pass.FORWARD if link.phase is Phase.FORWARD else Pass.BACKWARD
+        stage = link.source if sends else link.target
+        first = self.first.get((stage, kind), microbatch)
+        return Action(stage, kind, first if link.name == RANDOM else microbatch)
+
+    def _goes(self, link: StageLink, action: Action, *, sends: bool) -> bool:
+        """Whether an action sends, or reads, along a link."""
+        stage = link.source if sends else link.target
+        is_there = action.stage == stage
+        return is_there and self.action_of(link, action.microbatch, sends=sends) == action
+
+    def _at(self, passages: Sequence[Passage], action: Action, *, sends: bool) -> list[Passage]:
+        return [each for each in passages if self._goes(each.link, action, sends=sends)]
 
     def place(self, rank: int, action: Action) -> int:
         """Where an action stands in what another rank does."""
@@ -140,7 +157,7 @@ class Mail:
     channels: Channels | None
     device: torch.device
     awaiting: Callable[[Action, StageLink | None, int], AbstractContextManager[None]]
-    _here: dict[tuple[StageLink, int], Tensor] = field(default_factory=dict, init=False)
+    _here: dict[Awaited, Tensor] = field(default_factory=dict, init=False)
     """What this rank hands itself."""
     _asked: dict[Awaited, tuple[Any, Tensor]] = field(default_factory=dict, init=False)
     _under_way: dict[int, list[tuple[int, Any, Tensor]]] = field(default_factory=dict, init=False)
@@ -155,7 +172,7 @@ class Mail:
         for passage in self.exchanges.reads[action]:
             for leg in passage.legs:
                 if leg.peer != self._rank:
-                    self._ask(Awaited(passage.link, action.microbatch, leg.peer))
+                    self._ask(awaited(passage.link, action.microbatch, leg.peer))
 
     def _ask(self, wanted: Awaited) -> None:
         order = self.exchanges.orders[wanted.peer]
@@ -189,14 +206,14 @@ class Mail:
         return found
 
     def _received(self, passage: Passage, leg: PeerPart, microbatch: int) -> Tensor:
-        link = passage.link
+        link, exchanges = passage.link, self.exchanges
+        message = awaited(link, microbatch, leg.peer)
         if leg.peer == self._rank:
-            return self._here.pop((link, microbatch))
-        message = Awaited(link, microbatch, leg.peer)
+            return self._here.pop(message)
         work, buffer = self._asked.pop(message)
-        with self.awaiting(action_of(link, microbatch, sends=False), link, leg.peer):
+        with self.awaiting(exchanges.action_of(link, microbatch, sends=False), link, leg.peer):
             work.wait()
-        done = self.exchanges.place(leg.peer, action_of(link, microbatch, sends=True))
+        done = exchanges.place(leg.peer, exchanges.action_of(link, microbatch, sends=True))
         self._release(leg.peer, done)
         return buffer
 
@@ -217,9 +234,9 @@ class Mail:
             for leg in passage.legs:
                 part = passage.part(sent[passage.link], leg).contiguous()
                 if leg.peer == self._rank:
-                    self._here[passage.link, action.microbatch] = part
+                    self._here[awaited(passage.link, action.microbatch, leg.peer)] = part
                     continue
-                read = action_of(passage.link, action.microbatch, sends=False)
+                read = self.exchanges.action_of(passage.link, action.microbatch, sends=False)
                 read_at = self.exchanges.place(leg.peer, read)
                 assert self.channels is not None
                 work = self.channels.send(leg.peer, part)
@@ -235,13 +252,3 @@ class Mail:
                 with self.awaiting(row[read_at], None, peer):
                     work.wait()
         self._under_way.clear()
-
-
-def _goes(link: StageLink, action: Action, *, sends: bool) -> bool:
-    """Whether an action sends, or reads, along a link."""
-    is_one = link.name != RANDOM or not action.microbatch
-    return is_one and action_of(link, action.microbatch, sends=sends) == action
-
-
-def _at(passages: Sequence[Passage], action: Action, *, sends: bool) -> list[Passage]:
-    return [passage for passage in passages if _goes(passage.link, action, sends=sends)]

@@ -16,12 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from autopar.ir.pipeline import Action, Pass
+from autopar.ir.pipeline import Action, ActionTable, Pass
 from autopar.ir.stages import StageLink
 from autopar.runtime.process.byte_messages import broadcast
 from autopar.runtime.process.meeting import Meeting
 from autopar.runtime.program.function import Step
-from autopar.runtime.program.mail import RANDOM, Channels, Exchanges, Mail, RankLinks, Rows
+from autopar.runtime.program.mail import RANDOM, Channels, Exchanges, Mail, RankLinks
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.random import DefaultRandom
 from autopar.runtime.program.turns import (
@@ -77,7 +77,7 @@ class RankOfLine:
     `inputs` are those of all stages; `copies` says of what gradients this rank has one of several
     terms."""
 
-    rows: Rows
+    table: ActionTable
     route: RankLinks
     channels: Channels | None
     programs: Mapping[int, Program]
@@ -99,7 +99,7 @@ class RankOfLine:
         """What goes to and fro while ranks do the actions of these kinds."""
         key = tuple(kinds)
         if key not in self._exchanges:
-            rows = tuple(tuple(a for a in row if a.kind in kinds) for row in self.rows)
+            rows = tuple(tuple(a for a in row if a.kind in kinds) for row in self.table.rows)
             self._exchanges[key] = Exchanges(self.route, rows)
         return self._exchanges[key]
 
@@ -130,10 +130,16 @@ class _Pass:
         """What each stage that draws starts from, and behind the last one what it ends with."""
         if line.random is not None:
             self.states[line.random.stages[0]] = self.random.now()
-        values = TensorValues(line.device)
+        values, table = TensorValues(line.device), line.table
         self.runs = {
             stage: TurnRun(
-                program, line.graphs[stage], values, given, tangents, self._around(stage)
+                program,
+                line.graphs[stage],
+                values,
+                given,
+                tangents,
+                self._around(stage),
+                table.last_turns(stage),
             )
             for stage, program in line.programs.items()
         }

@@ -75,7 +75,8 @@ def _number(number: int, device: torch.device) -> Tensor:
 class TurnRun:
     """A step in turns as it is run, of what is `given` by name, where the losses have the gradients
     `tangents`; without them there is no backward. Each graph is run inside `around`, which is told
-    whether the turn is the last. A phase's turns are run in order.
+    whether the turn is the last. Turns go forward and backward in any order, of which `last_turns`
+    are done last, forward and backward.
 
     `results` and `gradients` are those so far, by their names in `program`.
     """
@@ -88,8 +89,10 @@ class TurnRun:
         given: Mapping[str, Any],
         tangents: Mapping[str, Any] | None,
         around: Around,
+        last_turns: tuple[int, int] | None = None,
     ) -> None:
         self.program, self.graphs, self.values, self.around = program, graphs, values, around
+        self.last_turns = last_turns or (program.turns - 1, program.turns - 1)
         self.given = {**given, **(tangents or {})}
         self.has_backward = program.backward is not None and tangents is not None
         needed = [s for s in program.sums if tangents is not None or s.phase == "forward"]
@@ -112,7 +115,7 @@ class TurnRun:
     def backward(self, turn: int, received: dict[str, Any] | None = None) -> dict[str, Any]:
         """The backward of a turn, or the first part of it, likewise. Where all of it is of the
         whole batch, turns before the last have none."""
-        part = self._part(turn)
+        part = self._part("backward", turn)
         sent = {} if part.backward is None else self._run("backward", turn, received)
         if part.weights is None:
             del self.saved[turn]
@@ -120,20 +123,23 @@ class TurnRun:
 
     def weights(self, turn: int) -> None:
         """The second part of the backward of a turn, if it has any."""
-        if self._part(turn).weights is not None:
+        if self._part(WEIGHTS, turn).weights is not None:
             self._run(WEIGHTS, turn, None)
             del self.saved[turn]
 
-    def _part(self, turn: int) -> Program:
-        """The program of a turn."""
-        is_last = turn == self.program.turns - 1
-        part = self.program if is_last else self.program.before
+    def _is_last(self, phase: str, turn: int) -> bool:
+        """Whether no turn comes after this one in a phase."""
+        return turn == self.last_turns[phase != "forward"]
+
+    def _part(self, phase: str, turn: int) -> Program:
+        """The program of a turn in a phase."""
+        part = self.program if self._is_last(phase, turn) else self.program.before
         assert part is not None
         return part
 
     def _run(self, phase: str, turn: int, received: dict[str, Any] | None) -> dict[str, Any]:
-        is_last = turn == self.program.turns - 1
-        names, outputs = self._part(turn).names(phase)
+        is_last = self._is_last(phase, turn)
+        names, outputs = self._part(phase, turn).names(phase)
         self.given[TURN_INPUT] = self.values.turn(turn)
         received, saved = received or {}, self.saved[turn]
         taken = [self._take(name, received, saved) for name in names]

@@ -121,9 +121,10 @@ def rank_run(
     tensors: Mapping[str, Tensor],
     tangents: Mapping[int, Tensor],
     around: Around,
+    last_turns: tuple[int, int] | None = None,
 ) -> TurnRun:
     """A step of `program` in turns on all ranks, to be run: each of its values is a list, of one
-    tensor per rank."""
+    tensor per rank. The `last_turns` are those of `TurnRun`."""
     mesh, given = step.mesh, dict[str, Any]()
     for part in reversed(program.parts):
         names = [name for name in part.forward_inputs if name in tensors]
@@ -144,7 +145,8 @@ def rank_run(
         * ranks
         for name, dtype in program.tangent_dtypes.items()
     }
-    return TurnRun(program, graphs, _RankValues(ranks), given, arriving, around)
+    values = _RankValues(ranks)
+    return TurnRun(program, graphs, values, given, arriving, around, last_turns)
 
 
 def _dtype(name: str) -> torch.dtype:

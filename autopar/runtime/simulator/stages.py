@@ -43,19 +43,20 @@ def train_step_in_stages(
 ) -> StepResult:
     """One forward and backward of the step `graph`, which is cut into `stages`, from whole tensors
     to whole tensors (`spmd.train_step`). The actions are done in the order in which they start."""
-    return _Pipeline(stages, graph, tensors, tangents or {}, tolerance).run(table)
+    return _Pipeline(stages, table, graph, tensors, tangents or {}, tolerance).run()
 
 
 class _Pipeline:
     def __init__(
         self,
         stages: Sequence[SimulatedStage],
+        table: ActionTable,
         graph: Graph,
         tensors: Mapping[str, Tensor],
         tangents: Mapping[int, Tensor],
         tolerance: float,
     ) -> None:
-        self.stages = stages
+        self.stages, self.table = stages, table
         self.layouts = [parse_layout(stage.graph, stage.structure) for stage in stages]
         self.random = _RandomInTurn(len(stages))
         self.steps = [
@@ -63,7 +64,9 @@ class _Pipeline:
             for s in stages
         ]
         self.runs = [
-            rank_run(stage.program, step, tensors, tangents, self.random.around(k))
+            rank_run(
+                stage.program, step, tensors, tangents, self.random.around(k), table.last_turns(k)
+            )
             for k, (stage, step) in enumerate(zip(stages, self.steps, strict=True))
         ]
         self.ends = {
@@ -74,7 +77,8 @@ class _Pipeline:
         }
         self.under_way: dict[tuple[StageLink, int], list[Tensor]] = {}
 
-    def run(self, table: ActionTable) -> StepResult:
+    def run(self) -> StepResult:
+        table = self.table
         hops = {(link.source, link.target, link.phase) for link, _ in self.ends}
         # Random numbers are drawn stage by stage.
         hops |= hops_in_line(len(self.stages))
@@ -144,7 +148,7 @@ class _Pipeline:
 
 class _RandomInTurn:
     """Random numbers as if one process drew them: a stage goes on where the one before it was after
-    its first microbatch, and every microbatch draws what the whole batch would."""
+    the microbatch that it does first, and every microbatch draws what the whole batch would."""
 
     def __init__(self, stages: int) -> None:
         self._random = DefaultRandom(torch.device("cpu"))
