@@ -75,12 +75,12 @@ def pipelines(
     can_hang: bool = False,
 ) -> tuple[ActionTable, frozenset[Hop]]:
     """A table, and hops along which its ranks do not wait for each other, unless they can. Every
-    rank has a stage."""
+    rank has a stage, which takes microbatches in any order."""
     stages, microbatches = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     hops, kinds = draw(hops_of(stages)), draw(st.sampled_from([(F, B), (F, B, W)]))
     homes = draw(st.lists(st.integers(0, 3), min_size=stages, max_size=stages))
     lines = product(range(stages), kinds)
-    chains = [[Action(s, kind, m) for m in range(microbatches)] for s, kind in lines]
+    chains = [[Action(s, kind, m)] for s, kind in lines for m in range(microbatches)]
     if can_hang:
         ways = draw(st.permutations([k for k, chain in enumerate(chains) for _ in chain]))
         left = [iter(chain) for chain in chains]
@@ -133,16 +133,15 @@ def test_what_is_no_action_is_quoted(text: str) -> None:
         ("1F0 1B0\n3F0 3B0", r"has stages \[1, 3\]: number them from 0"),
         ("0F0 0B0\n2F0 2B0", r"has stages \[0, 2\]: number them from 0"),
         ("0F0 0B0\n1F0 1B0\n0F1 0B1", r"stage 0 is on ranks \[0, 2\]"),
-        ("0F0 0F2 0B0 0B1 0B2", r"stage 0 does F of microbatches \[0, 2\].* 0 to 2"),
+        ("0F0 0F2 0B0 0B1 0B2", r"stage 0 does F of microbatches \[0, 2\].* each of 0 to 2 once"),
         ("0F0 0F1 0B0", r"stage 0 does B of microbatches \[0\].* 0 to 1"),
         ("0F1 0B1", r"stage 0 does F of microbatches \[1\].* 0 to 1"),
         ("0F0 0F1 1F0 1B0 0B0 0B1", r"stage 1 does F of microbatches \[0\].* 0 to 1"),
         ("0F0 0F0 0B0", r"stage 0 does F of microbatches \[0, 0\].* 0 to 0"),
-        ("0F0 0F1 0B1 0B0", r"stage 0 does B of microbatches \[1, 0\].* 0 to 1"),
-        ("0F0 0B0 0W0\n1F0 1B0", r"stage 1 does W of microbatches \[\].* 0 to 0"),
-        ("0F0 0F1 0B0 0B1 0W1 0W0", r"stage 0 does W of microbatches \[1, 0\].* 0 to 1"),
+        ("0F0 0B0 0W0 0W1", r"stage 0 does F of microbatches \[0\].* 0 to 1"),
         ("0B0 0F0", ": 0B0 never start"),
         ("0F0 0W0 0B0", ": 0W0 never start"),
+        ("0F0 0B0 0F1 0B1\n1F1 1F0 1B0 1B1", "wait for each other: 0B0, 1F1 never start"),
         ("0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1", "wait for each other: 0B0, 1F1 never start"),
         ("0F0 0B0\n2F0 2B0 1F0 1B0", "wait for each other: 0B0, 2F0 never start"),
     ],
@@ -213,6 +212,29 @@ def test_ranks_wait_for_ever_where_actions_wait_in_a_circle(
     named = ", ".join(head for head in heads if head)
     with pytest.raises(StageError, match=f": {named} never start"):
         table.check(hops)
+
+
+@pytest.mark.parametrize(
+    ("text", "forward", "backward"),
+    [
+        ("0F0 0F1 0F2 0B2 0B1 0B0", 2, 0),
+        ("0F2 0F0 0F1 0B0 0B1 0B2", 1, 2),
+        # Of a backward in two parts it is the second that is done last.
+        ("0F0 0F1 0B1 0B0 0W0 0W1", 1, 1),
+        ("0F0 0F1 0B0 0B1 0W0", 1, 0),
+    ],
+)
+def test_what_a_stage_does_last(text: str, forward: int, backward: int) -> None:
+    table = ActionTable.parse(text)
+    assert table.last_turns(0) == (forward, backward)
+    lasts = {str(action) for action in table.rows[0] if table.is_last(action)}
+    expected = {f"0F{forward}", f"0B{backward}", *([f"0W{backward}"] if table.is_split else [])}
+    assert lasts == expected
+
+
+def test_a_whole_backward_among_some_in_two_parts_has_both_at_once() -> None:
+    table = ActionTable.parse("0F0 0F1 0B0 0I1 0W1\n1F0 1F1 1I0 1B1 1W0")
+    assert str(table) == "0F0 0F1 0B0 0W0 0B1 0W1\n1F0 1F1 1B0 1B1 1W1 1W0"
 
 
 @given(pipelines(can_hang=True))

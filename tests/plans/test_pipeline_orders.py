@@ -13,15 +13,17 @@ import pytest
 from torch import nn
 from torch.distributed.pipelining.schedules import (
     Schedule1F1B,
+    ScheduleDualPipeV,
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
     ScheduleZBVZeroBubble,
 )
 
 from autopar.errors import StageError
 from autopar.ir.pipeline import Action, ActionTable, Pass, play_table
-from autopar.plans.pipeline_orders import SCHEDULES, has_order, make_table
+from autopar.plans.pipeline_orders import CHUNKED, SCHEDULES, has_order, make_table
 
 RANKS, MICROBATCHES = range(1, 9), range(1, 17)
 CASES = list(product(RANKS, MICROBATCHES))
@@ -65,8 +67,8 @@ def rounds(ranks: int, microbatches: int) -> int:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_tables_are_valid_and_have_each_stage_where_it_belongs(name: str, ranks: int) -> None:
     """Interleaved are those microbatches that rounds share evenly."""
-    for microbatches, chunks in product(MICROBATCHES, (1, 3) if name == "interleaved" else (1,)):
-        if name == "interleaved" and microbatches % (even := rounds(ranks, microbatches)):
+    for microbatches, chunks in product(MICROBATCHES, (1, 3) if name in CHUNKED else (1,)):
+        if name in CHUNKED and microbatches % (even := rounds(ranks, microbatches)):
             assert not has_order(name, ranks, microbatches)
             with pytest.raises(StageError, match=f"not interleaved on {ranks} ranks.* by {even}"):
                 make_table(name, ranks, microbatches, chunks)
@@ -84,7 +86,7 @@ def test_tables_are_valid_and_have_each_stage_where_it_belongs(name: str, ranks:
 def test_what_is_no_schedule_is_said() -> None:
     with pytest.raises(StageError, match=f"'dapple': there are {', '.join(SCHEDULES)}"):
         make_table("dapple", 2, 4)
-    for name in SCHEDULES.keys() - {"interleaved"}:
+    for name in SCHEDULES.keys() - {*CHUNKED}:
         with pytest.raises(StageError, match=f"{name} has a number of stages per rank"):
             make_table(name, 2, 4, 2)
 
@@ -175,6 +177,20 @@ def test_what_each_rank_holds_interleaved(chunks: int) -> None:
             assert held(make_table("interleaved", p, m, chunks)) == expected
 
 
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_zero_bubble_interleaved_waits_and_holds_as_little(chunks: int) -> None:
+    """As long as `zb-h1` waits, in chunks, which are parts of a rank's stage there; and no more
+    microbatches in flight."""
+    for ranks, times in product(RANKS, (1, 2)):
+        microbatches = times * ranks
+        table = make_table("zb", ranks, microbatches, chunks)
+        assert held(table) == [ranks * chunks] * ranks
+        for lengths in [(1, 1, 1), (2, 2, 1), (1, 2, 1)]:
+            f, b, w = lengths
+            expected = microbatches * chunks * (f + b + w) + (ranks - 1) * (f + b - w)
+            assert time(table, each_takes(*lengths)) == expected
+
+
 def stages(ranks: int, chunks: int = 1) -> list[Any]:
     """What torch's constructors read of a rank's stages, without any process."""
     world = {"num_stages": ranks * chunks, "group_size": ranks, "group_rank": 0}
@@ -235,13 +251,42 @@ def test_torch_interleaves_alike(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_torch_orders_zb_h1_alike(ranks: int) -> None:
-    """Its interleaved zero bubble, of one stage per rank. Torch refuses microbatches that rounds do
+def test_torch_orders_interleaved_zero_bubbles_alike(ranks: int) -> None:
+    """And `zb-h1`, which is that of one stage per rank. Torch refuses microbatches that rounds do
     not share evenly there too, although without chunks there are no rounds."""
-    for m in MICROBATCHES:
+    for m, chunks in product(MICROBATCHES, (1, 2, 3)):
+        of_rank = stages(ranks, chunks)
         if m % rounds(ranks, m):
             with pytest.raises(ValueError, match="multiple of the number of rounds"):
-                ScheduleInterleavedZeroBubble(stages(ranks), m)
+                ScheduleInterleavedZeroBubble(of_rank, m)
             continue
-        schedule = ScheduleInterleavedZeroBubble(stages(ranks), m)
-        assert by_torch(schedule) == make_table("zb-h1", ranks, m)
+        table = by_torch(ScheduleInterleavedZeroBubble(of_rank, m))
+        assert table == make_table("zb", ranks, m, chunks)
+        assert chunks > 1 or table == make_table("zb-h1", ranks, m)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_other_tables_of_torch_are_read(ranks: int) -> None:
+    """Backwards that begin with the last microbatch; and whole ones among some in two parts, or
+    overlapped with forwards. What is no pass of a microbatch is left out."""
+    for m in MICROBATCHES:
+        looped = by_torch(ScheduleLoopedBFS(stages(ranks, 2), m))
+        assert looped.microbatches == m and not looped.is_split
+        backward = [a.microbatch for a in looped.rows[0] if a.kind is Pass.BACKWARD]
+        assert backward == 2 * [*reversed(range(m))]
+        if m < 2 * ranks:
+            continue
+        order: dict[int, Sequence[Any]] = ScheduleDualPipeV(stages(ranks, 2), m).pipeline_order
+        text = "\n".join(",".join(str(a or "") for a in order[rank]) for rank in range(ranks))
+        assert "OVERLAP_F_B" in text and "I" in text and "B" in text.replace("F_B", "")
+        dual = ActionTable.parse(text)
+        assert dual.is_split and dual.num_stages == 2 * ranks and dual.microbatches == m
+        whole = [a.removesuffix(")OVERLAP_F_B") for a in text.split(",") if "0B0" in a]
+        row = str(dual).splitlines()[0].split()
+        assert not whole or row[row.index("0B0") + 1] == "0W0"
+
+
+def test_the_actions_of_a_table_with_messages() -> None:
+    """As torch's runtime writes it once it has added what it does beside."""
+    lowered = "0UNSHARD,0F0,0SEND_F0,,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1RECV_F0,1F0,1I0,1SEND_B0,1W0"
+    assert str(ActionTable.parse(lowered)) == "0F0 0B0 0W0\n1F0 1B0 1W0"
