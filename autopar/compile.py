@@ -197,10 +197,10 @@ def best_as_stated(
         fitting.rules_out(solution)
         settled, plain, found = _settle(request, stated, solution)
         structure = make_structure(settled, plain, found)
-        estimates = account(settled, structure).estimates
-        is_over = estimates.host_bytes > request.host_memory_bytes
+        bill = account(settled, structure)
+        is_over = bill.estimates.host_bytes > request.host_memory_bytes
         if not is_over or fitting.rows or stated.usage_limit is None:
-            return Candidate(settled, plain, structure, estimates, found)
+            return Candidate(settled, plain, structure, bill.estimates, bill.turn_memory, found)
         fitting.rows, start = {ON_HOST: 0}, solution.basis
 
 
@@ -236,7 +236,8 @@ def _within(fitting: Fitting, cutoff: int | None) -> Candidate | None:
                 plain = with_moments(settled, plain, fitting.rows)
             found = bounded(found, fitting.bound)
             moments = tuple(fitting.rows)
-            return Candidate(settled, plain, structure, bill.estimates, found, moments=moments)
+            estimates, held = bill.estimates, bill.turn_memory
+            return Candidate(settled, plain, structure, estimates, held, found, moments=moments)
         if problem.usage_limit is None:
             return None
     raise fitting.failure()

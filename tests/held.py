@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,10 +12,12 @@ from torch.overrides import TorchFunctionMode
 
 class Held(TorchFunctionMode):
     """Watches what ops make: `largest` has the bytes of the largest tensor, `peak` the most bytes
-    that were held at a time. What an op needs for itself alone is not seen."""
+    that were held at a time, beside what is `given`. What an op needs for itself alone is not
+    seen."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Iterable[Tensor] = ()) -> None:
         super().__init__()
+        self.given = {x.untyped_storage()._cdata for x in given}
         self.largest = 0
         self.peak = 0
         self._live: dict[int, tuple[StorageWeakRef, int]] = {}
@@ -31,6 +33,8 @@ class Held(TorchFunctionMode):
         for value in result if isinstance(result, list | tuple) else (result,):
             if isinstance(value, Tensor):
                 storage = value.untyped_storage()
+                if storage._cdata in self.given:
+                    continue
                 self._live[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
                 self.largest = max(self.largest, storage.nbytes())
         self._live = {k: held for k, held in self._live.items() if not held[0].expired()}

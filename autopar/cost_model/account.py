@@ -17,6 +17,7 @@ from autopar.cost_model.memory import (
     fullest_moments,
     memory_curve,
     peak_memory,
+    turn_memory,
     waiting_bytes,
 )
 from autopar.cost_model.played import PlayedStep, play_step
@@ -103,7 +104,8 @@ def account(request: PlanRequest, structure: Structure) -> Bill:
     )
     static = memory.params + memory.gradients + memory.optimizer + memory.accumulated
     static += sum(waiting)
-    return Bill(estimates, fullest_moments(played, graph, mesh, static))
+    held = turn_memory(scheduled, played, prices)
+    return Bill(estimates, held, fullest_moments(played, graph, mesh, static))
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,13 @@ from autopar.plans.layout import Layout
 from autopar.rules.intra_op import scratch_bytes
 from autopar.rules.table import record_of
 
-_MEMORY = (Role.BUFFER, Role.INPUT, Role.TANGENT, Role.CONSTANT)
+GIVEN_ROLES = (Role.BUFFER, Role.INPUT, Role.TANGENT, Role.CONSTANT)
+"""What is there from the start of a step to its end, beside parameters."""
+
+
+def round_up(num_bytes: int, granule_bytes: int) -> int:
+    """The next multiple of a granule."""
+    return -(-num_bytes // granule_bytes) * granule_bytes
 
 
 class PricedStep(NamedTuple):
@@ -83,7 +89,7 @@ class EventPrices:
         """What is there from the start, beside parameters, and stays."""
         return [
             Value(node.phase, ref, self.layout.made(ref))
-            for node in self.graph.with_role(*_MEMORY)
+            for node in self.graph.with_role(*GIVEN_ROLES)
             for ref in (Ref(node.index),)
         ]
 
@@ -129,7 +135,7 @@ class EventPrices:
 
     def rounded(self, num_bytes: int) -> int:
         """What an allocator hands out for a tensor of so many bytes."""
-        return -(-num_bytes // self.granule_bytes) * self.granule_bytes
+        return round_up(num_bytes, self.granule_bytes)
 
     def carried(self, message: Message) -> Carried:
         buffers = [(each.copies.sent, *self._bytes(each)) for each in message.transfers]

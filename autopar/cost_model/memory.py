@@ -9,16 +9,16 @@ import numpy as np
 
 from autopar.cost_model.event_prices import EventPrices
 from autopar.cost_model.param_memory import ParamMemory
-from autopar.cost_model.turn_times import arrivals
+from autopar.cost_model.turn_times import arrivals, parts_of_turn
 from autopar.ir.blocks import WindowPlace, blocks_of
 from autopar.ir.graph import Graph, Ref, Role
 from autopar.ir.mesh import Mesh
 from autopar.ir.microbatches import is_result
 from autopar.ir.moments import Moment, is_moment, moment_of
-from autopar.ir.pipeline import Waiting
+from autopar.ir.pipeline import Pass, Waiting
 from autopar.ir.schedule import Compute, Schedule, Update, Value
 from autopar.ir.timeline import HOLDERS, Occupant, Timeline, held_at_peak
-from autopar.plans.estimates import Held, Memory, MemoryCurve
+from autopar.plans.estimates import Held, HeldBytes, Memory, MemoryCurve, TurnMemory
 from autopar.plans.layout import Layout
 from autopar.plans.request import PlanRequest
 
@@ -40,6 +40,29 @@ def waiting_bytes(
     ]
     kept, saved = max(ways, key=sum)
     return kept, saved
+
+
+def turn_memory(scheduled: Schedule, played: Timeline, prices: EventPrices) -> TurnMemory:
+    """What is held in each part of a microbatch, and of each that waits."""
+    parts: dict[tuple[Pass, bool], HeldBytes] = {}
+    start = len(played.events) - len(scheduled.last_turn)
+    usual = scheduled.before
+    turns = [(True, scheduled, start)]
+    if usual is not None:
+        turns.append((False, usual, start - len(scheduled.turn_before)))
+    for is_last, turn, first in turns:
+        *places, (_, end) = parts_of_turn(turn, first)
+        for kind, (a, b) in zip(Pass, places, strict=True):
+            # What the optimizer needs counts for what comes before it.
+            live = played.live[a : end if b == places[-1][1] else b]
+            parts[kind, is_last] = HeldBytes(*max(live, key=sum, default=(0, 0, 0)))
+    turn = scheduled if usual is None else usual
+    waiting = {
+        kind: HeldBytes(*_held(values, prices))
+        for kind, values in ((Pass.BACKWARD, turn.saved), (Pass.WEIGHTS, turn.carried))
+    }
+    given = sum(prices.held(value)[1] for value in prices.given())
+    return TurnMemory(parts, waiting, given)
 
 
 def _held(values: Sequence[Value], prices: EventPrices) -> tuple[int, int]:

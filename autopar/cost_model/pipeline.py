@@ -9,7 +9,7 @@ import msgspec
 from autopar.cost_model.rates import cluster_rates
 from autopar.ir.mesh import Cluster
 from autopar.ir.pipeline import ActionTable
-from autopar.plans.estimates import Delay, Estimates, HostMemory, MemoryCurve, Shared
+from autopar.plans.estimates import Delay, Estimates, HostMemory, Memory, MemoryCurve, Shared
 from autopar.plans.pipelines import play_pipeline
 
 
@@ -19,10 +19,12 @@ def add_up(
     devices: Sequence[int],
     sends: Sequence[Delay],
     shared: Sequence[Shared],
+    held: Sequence[Memory],
     cluster: Cluster,
 ) -> Estimates:
-    """The estimates of a pipeline on `cluster` whose stages have so many devices each. What ranks
-    share at the end is communication that nothing hides."""
+    """The estimates of a pipeline on `cluster` whose stages have so many devices each, of which
+    those of a rank hold what `held` says. What ranks share at the end is communication that nothing
+    hides."""
     played = play_pipeline(table, stages, sends, shared)
     step_ns = played.step_ns
     rank = played.busy_ns.index(max(played.busy_ns))
@@ -38,7 +40,6 @@ def add_up(
     )
     everywhere = sum({at: devices[s] for s, at in table.ranks.items()}.values())
     tokens = max(each.tokens for each in stages)
-    fullest = max(stages, key=lambda each: each.memory.total)
     on_host = _on_host(table, stages, cluster)
     return msgspec.structs.replace(
         first,
@@ -47,7 +48,7 @@ def add_up(
         bubble_ns=step_ns - played.busy_ns[rank] - shared_ns,
         cluster=cluster_rates(cluster),
         flops=sum(each.flops for each in stages),
-        memory=fullest.memory,
+        memory=max(held, key=lambda each: each.total),
         host_bytes=on_host.total,
         host_memory=on_host,
         tokens=tokens,
@@ -57,6 +58,7 @@ def add_up(
         stages=tuple(stages),
         delays=tuple(sends),
         shared=tuple(shared),
+        devices=tuple(held),
         ops={},
         sends={},
         hidden={},

@@ -6,15 +6,18 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from math import prod
+from typing import NamedTuple
 
 from autopar.cluster.mesh_shapes import axis_over
 from autopar.cluster.parts import axis_between, axis_of_copies
 from autopar.cost_model.collectives import collective_s
+from autopar.cost_model.event_prices import round_up
 from autopar.cost_model.moves import to_ns
 from autopar.ir.draws import STATE_BYTES
 from autopar.ir.exchange import OnMesh, holders, parcels
 from autopar.ir.graph import Graph, Node, Phase, Ref, Role, itemsize
 from autopar.ir.mesh import Axis, Cluster
+from autopar.ir.pipeline import Hop
 from autopar.ir.redistribute import local_bytes
 from autopar.ir.stages import RECEIVE, SEND, StageLink, link_of
 from autopar.plans.estimates import Delay, Shared
@@ -27,6 +30,30 @@ _WHOLE = (Role.LOSS, Role.VALUE, Role.MUTATION)
 
 Tied = Mapping[str, tuple[Collection[int], int]]
 """The stages that use a weight, and bytes of its gradient on a device, by name."""
+
+
+class MessageBytes(NamedTuple):
+    """Bytes of what goes along a hop for a microbatch: of a device that sends, and of one that is
+    sent it."""
+
+    sent: int
+    received: int
+
+
+def message_bytes(layouts: Sequence[Layout], granule_bytes: int) -> dict[Hop, MessageBytes]:
+    """What stages send each other, where memory comes in multiples of `granule_bytes`."""
+    found: dict[Hop, list[int]] = defaultdict(lambda: [0, 0])
+    for stage, layout in enumerate(layouts):
+        for node in layout.graph.nodes:
+            if node.op in (SEND, RECEIVE):
+                link, (given, made) = link_of(node, stage), layout.pair(node)
+                is_sent = node.op == SEND
+                tensor = layout.graph.type_of(node.inputs[0]) if is_sent else node.outputs[0]
+                state = given[0] if is_sent else made[0]
+                size = local_bytes(tensor, layout.graph.atoms, state, layout.mesh.sizes)
+                total = found[link.source, link.target, link.phase]
+                total[not is_sent] += round_up(size, granule_bytes)
+    return {hop: MessageBytes(*total) for hop, total in found.items()}
 
 
 def delays(layouts: Sequence[Layout], firsts: Sequence[int], cluster: Cluster) -> tuple[Delay, ...]:

@@ -51,8 +51,13 @@ def turn_times(scheduled: Schedule, played: Timeline, device: Device) -> TurnTim
     )
 
 
+def parts_of_turn(turn: Schedule, start: int) -> list[tuple[int, int]]:
+    """The events of forward, of both parts of backward, and of the update, of a turn that begins
+    with event `start`: the first, and the one behind the last."""
+    parts = turn.forward, turn.backward, turn.weights, turn.update
+    return [*pairwise(accumulate(map(len, parts), initial=start))]
+
+
 def _lengths(turn: Schedule, marks: Sequence[int], start: int) -> list[int]:
     """What the parts of a turn take that begins with event `start`."""
-    parts = turn.forward, turn.backward, turn.weights, turn.update
-    places = accumulate(map(len, parts), initial=start)
-    return [marks[b] - marks[a] for a, b in pairwise(places)]
+    return [marks[b] - marks[a] for a, b in parts_of_turn(turn, start)]

@@ -16,8 +16,9 @@ import torch
 
 from autopar.cluster.parts import part_of, place_parts
 from autopar.compile import Say
+from autopar.cost_model.device_memory import StageMemory, device_memory
 from autopar.cost_model.pipeline import add_up
-from autopar.cost_model.sends import delays, shared_at_end, tied_in
+from autopar.cost_model.sends import delays, message_bytes, shared_at_end, tied_in
 from autopar.driver.offers import Offers
 from autopar.driver.pipeline_shapes import PipelineShape, imposed_on
 from autopar.driver.promising_shapes import NEAR, Promising
@@ -32,9 +33,10 @@ from autopar.ir.stages import in_stages
 from autopar.ir.units import format_ns
 from autopar.ir.version import __version__
 from autopar.plans.compatibility import describe_inputs
-from autopar.plans.estimates import Estimates
+from autopar.plans.estimates import Delay, Estimates, Memory
 from autopar.plans.fitting import Candidate
-from autopar.plans.layout import parse_layout
+from autopar.plans.layout import Layout, parse_layout
+from autopar.plans.pipelines import play_pipeline
 from autopar.plans.plan import (
     SCHEMA_VERSION,
     MeshAxis,
@@ -118,13 +120,18 @@ class _Pipeline:
         """
         self.say(f"planning {self.shape} ({self.shape.schedule})")
         graphs = in_stages(graph, [start for _, start in self.divided.starts])
-        found = self._planned(graphs, self.divided.narrowed)
+        every = dict.fromkeys(self.divided.narrowed, ())
+        try:
+            found = self._planned(graphs, self.divided.narrowed)
+        except InfeasibleError as error:
+            self.say(f"{error}; with other choices")
+            return self._planned(graphs, every)
         if found.estimates.step_ns <= _AS_THOUGHT * self.divided.step_ns:
             return found
         step = format_ns(found.estimates.step_ns)
         self.say(f"step {step}, which is more than was thought; with other choices")
         try:
-            other = self._planned(graphs, dict.fromkeys(self.divided.narrowed, ()))
+            other = self._planned(graphs, every)
         except InfeasibleError as error:
             self.say(f"{error}")
             return found
@@ -133,18 +140,29 @@ class _Pipeline:
     def _planned(self, graphs: Sequence[Graph], narrowed: Mapping[str, Narrowed]) -> Plan:
         table, starts = self.table, self.divided.starts
         ranks = [self._asked_of(rank, narrowed) for rank in range(self.shape.ranks)]
-        found = plan_stages(ranks, graphs, table, self.say)
-        layouts = [
-            parse_layout(graph, each.structure) for graph, each in zip(graphs, found, strict=True)
-        ]
-        cluster, tied = self.asked.cluster, tied_in(layouts)
-        sends = delays(layouts, [self.firsts[table.ranks[k]] for k in range(len(found))], cluster)
+        found = plan_stages(ranks, graphs, table, self._held, self.say)
+        layouts, cluster = _layouts(found), self.asked.cluster
+        sends, tied = self._delays(layouts), tied_in(layouts)
         shared = shared_at_end(self.asked.graph, tied, table.ranks, cluster, self.firsts)
         devices = [layout.mesh.num_devices for layout in layouts]
-        estimates = add_up(
-            table, [each.estimates for each in found], devices, sends, shared, cluster
-        )
+        stages, held = [each.estimates for each in found], self._held(found)
+        estimates = add_up(table, stages, devices, sends, shared, held, cluster)
         return self._written(["", *(module for module, _ in starts)], found, estimates)
+
+    def _delays(self, layouts: Sequence[Layout]) -> Sequence[Delay]:
+        firsts = [self.firsts[self.table.ranks[stage]] for stage in range(len(layouts))]
+        return delays(layouts, firsts, self.asked.cluster)
+
+    def _held(self, found: Sequence[Candidate]) -> tuple[Memory, ...]:
+        """What a device of each rank holds where its stages are planned so."""
+        layouts, granule = _layouts(found), self.asked.cluster.device.granule_bytes
+        estimates = [each.estimates for each in found]
+        spans = play_pipeline(self.table, estimates, self._delays(layouts), ()).spans
+        stages = [
+            StageMemory(layout, each.estimates.memory, each.turn_memory, granule)
+            for layout, each in zip(layouts, found, strict=True)
+        ]
+        return device_memory(self.table, stages, spans, message_bytes(layouts, granule))
 
     def _asked_of(self, rank: int, narrowed: Mapping[str, Narrowed]) -> AskedOfRank:
         """What is asked of the stages of a rank."""
@@ -197,3 +215,7 @@ class _Pipeline:
                 imposed=(*told.describe_imposed(), *imposed_on(asked.options)),
             ),
         )
+
+
+def _layouts(found: Sequence[Candidate]) -> list[Layout]:
+    return [parse_layout(each.request.graph, each.structure) for each in found]

@@ -12,6 +12,8 @@ import msgspec
 from autopar.compile import Say
 from autopar.cost_model.account import account
 from autopar.cost_model.residency import why_not_hosted
+from autopar.driver.device_limits import HeldOnDevices, plan_within_devices
+from autopar.driver.leanest import leanest
 from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.search import explaining, meshes_of, survey
 from autopar.errors import InfeasibleError, UnsuitedMeshError
@@ -45,25 +47,29 @@ class AskedOfRank:
 
 
 def plan_stages(
-    ranks: Sequence[AskedOfRank], graphs: Sequence[Graph], table: ActionTable, say: Say
+    ranks: Sequence[AskedOfRank],
+    graphs: Sequence[Graph],
+    table: ActionTable,
+    held: HeldOnDevices,
+    say: Say,
 ) -> list[Candidate]:
-    """The plan of each of `graphs`, as it is asked of its rank. A device holds what waits in
-    `table`, and the stages of a rank share its memory, and its share of the host's. Stages that
-    differ from another in nothing but the names of their parameters are planned as that one.
-    InfeasibleError if one does not fit in memory."""
+    """The plan of each of `graphs`, as it is asked of its rank. Devices hold what waits in `table`,
+    those of a rank that of all its stages, as `held` says, and its stages share what it has of the
+    host's memory. Stages that differ from another in nothing but the names of their parameters are
+    planned as that one. InfeasibleError if they do not fit in memory."""
+    planner = _Planner(ranks, graphs, table, held, say)
     can_be, options = _tied(graphs), ranks[0].asked.options
     hosted = {name: False for name, can in can_be.items() if not can}
     is_open = options.residency == "auto" and options.hosted is None
-    of_stages = [ranks[table.ranks[stage]] for stage in range(len(graphs))]
     try:
-        return _plan_all(of_stages, graphs, table, hosted, say)
+        return planner.plan(hosted)
     except InfeasibleError as error:
         has_host = is_open and not why_not_hosted(options.optimizer, ranks[0].asked.cluster)
         if not has_host or not any(can_be.values()):
             raise
         # A stage with room keeps a tied weight on the device, where another one has none for it.
         say(f"{error}; with tied weights on the host")
-        return _plan_all(of_stages, graphs, table, can_be, say)
+        return planner.plan(can_be)
 
 
 def _tied(graphs: Sequence[Graph]) -> dict[str, bool]:
@@ -76,50 +82,101 @@ def _tied(graphs: Sequence[Graph]) -> dict[str, bool]:
     return {name: can_be[name] == stages for name, stages in count.items() if stages > 1}
 
 
-def _plan_all(
-    of_stages: Sequence[AskedOfRank],
-    graphs: Sequence[Graph],
-    table: ActionTable,
-    hosted: Mapping[str, bool],
-    say: Say,
-) -> list[Candidate]:
-    """`plan_stages`, where it is known of some parameters whether they are `hosted`."""
-    ends: dict[_End, str] = {}
-    found: dict[int, Candidate] = {}
-    known: dict[object, Candidate] = {}
-    waiting = [table.others(stage) for stage in range(len(graphs))]
-    most = Waiting(
-        *(max(n) for n in zip(*(each for others in waiting for each in others), strict=True))
-    )
-    unit = max(1, -(-most.backward // _LEVELS))
-    choices: dict[str, ParamChoice] = {}
-    for stage, strategy in _strategies(of_stages, graphs).items():
-        graph, asked = graphs[stage], of_stages[stage].asked
-        settled = tuple(sorted(_settled(graph, ends, asked.options.mesh)))
-        stored = {name: choices[name].storage for name in _params(graph) if name in choices}
-        known_hosted = {**{name: bool(c.hosted) for name, c in choices.items()}, **hosted}
-        parts = len(table.stages_of(table.ranks[stage]))
-        limit = asked.memory_limit_bytes // parts
-        cluster = with_host_share(asked.cluster, asked.cluster.host.memory_bytes // parts)
-        options = replace(asked.options, memory_limit_bytes=limit, strategy=strategy)
-        here = replace(asked, options=options, cluster=cluster).of_part(graph, stored, known_hosted)
-        others = tuple(
-            Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
-            for each in waiting[stage]
+class _Planner:
+    """What is asked of the stages of `ranks`, and the plans that are known."""
+
+    def __init__(
+        self,
+        ranks: Sequence[AskedOfRank],
+        graphs: Sequence[Graph],
+        table: ActionTable,
+        held: HeldOnDevices,
+        say: Say,
+    ) -> None:
+        self.of_stages = [ranks[table.ranks[stage]] for stage in range(len(graphs))]
+        self.limits = [rank.asked.memory_limit_bytes for rank in ranks]
+        self.graphs, self.table, self.held, self.say = graphs, table, held, say
+        self.waiting = [table.others(stage) for stage in range(len(graphs))]
+        self.known: dict[object, Candidate] = {}
+        self.lean: dict[int, Candidate] = {}
+        """The leanest plans of stages that share their memory."""
+        all_others = [each for others in self.waiting for each in others]
+        self.most = Waiting(*(max(n) for n in zip(*all_others, strict=True)))
+        self.unit = max(1, -(-self.most.backward // _LEVELS))
+
+    def plan(self, hosted: Mapping[str, bool]) -> list[Candidate]:
+        """`plan_stages`, where it is known of some parameters whether they are `hosted`."""
+
+        self.lean = {}
+
+        def least(stage: int, found: Candidate) -> int:
+            self.lean[stage] = leanest(found.request, self.say)
+            return self.lean[stage].estimates.memory.total
+
+        def planned(limits: Sequence[int]) -> list[Candidate]:
+            return self._plan_within(limits, hosted)
+
+        found = plan_within_devices(
+            self.table, self.limits, planned, self.held, least, self.say
         )
-        mesh = asked.cluster, asked.options.mesh
-        key = _signature(graph), mesh, limit, others, settled, tuple(stored), here.known_hosted
-        if key not in known:
-            say(f"planning stage {stage} of {len(graphs)}")
-            while_waiting = here.while_waiting(others, is_split=table.is_split)
-            wanted = replace(while_waiting, tolerance=STAGE_TOLERANCE)
-            known[key] = _best(wanted, settled, of_stages[stage].narrowed, say)
-        now = here.while_waiting(waiting[stage], is_split=table.is_split)
-        found[stage] = _while_waiting(now, _renamed(known[key], graph))
-        ends |= _laid_out(graph, found[stage].structure, asked.options.mesh)
-        laid = found[stage].structure.params
-        choices = {name: param.choice for name, param in laid.items()} | choices
-    return [found[stage] for stage in range(len(graphs))]
+        return [self._of_device(stage, each) for stage, each in enumerate(found)]
+
+    def _of_device(self, stage: int, found: Candidate) -> Candidate:
+        """A plan that says how much memory its device has, for all of its stages."""
+        limit = self.limits[self.table.ranks[stage]]
+        estimates = msgspec.structs.replace(found.estimates, memory_limit=limit)
+        return replace(found, estimates=estimates)
+
+    def _plan_within(
+        self, limits: Sequence[int], hosted: Mapping[str, bool]
+    ) -> list[Candidate]:
+        """The plans of all stages, each within so many bytes."""
+        graphs, table = self.graphs, self.table
+        ends: dict[_End, str] = {}
+        found: dict[int, Candidate] = {}
+        choices: dict[str, ParamChoice] = {}
+        for stage, strategy in _strategies(self.of_stages, graphs).items():
+            graph, asked = graphs[stage], self.of_stages[stage].asked
+            settled = tuple(sorted(_settled(graph, ends, asked.options.mesh)))
+            stored = {name: choices[name].storage for name in _params(graph) if name in choices}
+            known_hosted = {**{name: bool(c.hosted) for name, c in choices.items()}, **hosted}
+            options = replace(
+                asked.options, memory_limit_bytes=limits[stage], strategy=strategy
+            )
+            share = asked.cluster.host.memory_bytes // len(table.stages_of(table.ranks[stage]))
+            cluster = with_host_share(asked.cluster, share)
+            here = replace(asked, options=options, cluster=cluster)
+            here = here.of_part(graph, stored, known_hosted)
+            others = tuple(map(self._rounded, self.waiting[stage]))
+            mesh = cluster, asked.options.mesh
+            key = (
+                *(_signature(graph), mesh, limits[stage], others, settled),
+                *(tuple(stored.items()), here.known_hosted),
+            )
+            if key not in self.known:
+                self.say(f"planning stage {stage} of {len(graphs)}")
+                while_waiting = here.while_waiting(others, is_split=table.is_split)
+                wanted = replace(while_waiting, tolerance=STAGE_TOLERANCE)
+                narrowed = self.of_stages[stage].narrowed
+                try:
+                    self.known[key] = _best(wanted, settled, narrowed, self.say)
+                except InfeasibleError:
+                    lean = self.lean.get(stage)
+                    # It may be all that fits, and found by no search. Tied weights lie as they do.
+                    if lean is None or stored or lean.estimates.memory.total > limits[stage]:
+                        raise
+                    self.known[key] = lean
+            now = here.while_waiting(self.waiting[stage], is_split=table.is_split)
+            found[stage] = _while_waiting(now, _renamed(self.known[key], graph))
+            ends |= _laid_out(graph, found[stage].structure, asked.options.mesh)
+            laid = found[stage].structure.params
+            choices = {name: param.choice for name, param in laid.items()} | choices
+        return [found[stage] for stage in range(len(graphs))]
+
+    def _rounded(self, each: Waiting) -> Waiting:
+        """As many as stages are planned for that are equal but for that."""
+        unit, most = self.unit, self.most
+        return Waiting(*(min(-(-n // unit) * unit, top) for n, top in zip(each, most, strict=True)))
 
 
 def _strategies(of_stages: Sequence[AskedOfRank], graphs: Sequence[Graph]) -> dict[int, str]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import msgspec
 
 from autopar.ir.pipeline import Pass
@@ -108,6 +112,29 @@ class TurnTimes(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         return self.action_ns + ops_ns
 
 
+class HeldBytes(NamedTuple):
+    """Bytes of a device beside what is there all the time, by holder, as `Memory` has them."""
+
+    kept: int = 0
+    saved: int = 0
+    transient: int = 0
+
+    def plus(self, other: HeldBytes, times: int = 1) -> HeldBytes:
+        """Both, the other so many times."""
+        return HeldBytes(*(a + times * b for a, b in zip(self, other, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class TurnMemory:
+    """What a device holds for a stage: at the fullest moment of each `part` of a microbatch, by
+    whether it is the last one, `given` bytes of buffers and inputs included; and of each other
+    microbatch, as it waits for a part of backward."""
+
+    parts: Mapping[tuple[Pass, bool], HeldBytes]
+    waiting: Mapping[Pass, HeldBytes]
+    given: int
+
+
 class Delay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What stage `source` sends stage `target` for each microbatch, in one phase: bytes of a
     device, and how long they are under way."""
@@ -177,9 +204,10 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     `host_memory` says what holds it; plans of older versions do not.
 
     `turn` says what a microbatch takes. In a pipeline `stages` has the estimates of each stage on
-    its own, `delays` what they send one another, and `shared` what ranks share at the end; the
+    its own, `delays` what they send one another, `shared` what ranks share at the end, and
+    `devices` what a device of each rank holds for all of its stages at its fullest moment; the
     others are those of the stage that is busiest, but for `step_ns`, `bubble_ns`, `flops` and what
-    follows from them, and `memory`, that of the fullest."""
+    follows from them, and `memory`, that of the fullest device."""
 
     step_ns: Count
     compute_ns: Count
@@ -214,6 +242,7 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     stages: tuple[Estimates, ...] = ()
     delays: tuple[Delay, ...] = ()
     shared: tuple[Shared, ...] = ()
+    devices: tuple[Memory, ...] = ()
 
     @property
     def samples_per_s(self) -> int:

@@ -14,7 +14,7 @@ from autopar.ir.moments import ON_HOST, Moment
 from autopar.ir.problem import Basis, Conflict, Problem, Solution, Status
 from autopar.ir.units import format_bytes, format_ns
 from autopar.plans.decisions import describe_conflict
-from autopar.plans.estimates import Estimates
+from autopar.plans.estimates import Estimates, TurnMemory
 from autopar.plans.plan import Structure
 from autopar.plans.request import PlanRequest
 
@@ -27,10 +27,11 @@ _MOMENTS = 8
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """What a plan costs. `fullest` has, per window, the moment at which most is held and how many
-    bytes that is, most first."""
+    """What a plan costs, and holds in each part of a microbatch. `fullest` has, per window, the
+    moment at which most is held and how many bytes that is, most first."""
 
     estimates: Estimates
+    turn_memory: TurnMemory
     fullest: tuple[tuple[Moment, int], ...]
 
 
@@ -43,6 +44,7 @@ class Candidate:
     problem: Problem
     structure: Structure
     estimates: Estimates
+    turn_memory: TurnMemory
     solution: Solution
     is_tight: bool = False
     """Whether memory decides: without a limit another plan may be better, by more than is

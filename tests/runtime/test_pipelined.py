@@ -37,21 +37,20 @@ TOLERANCE = 1e-9
 class Sent:
     """What a message waits for: that it has come."""
 
-    def __init__(self, wait: Any) -> None:
-        self.wait = wait
-
-    def is_completed(self) -> bool:
-        return False
+    def __init__(self, wait: Any, has_come: Any = lambda: False) -> None:
+        self.wait, self.is_completed = wait, has_come
 
 
 class Queues:
-    """Ways between threads; a message is copied when it is received, as late as may be."""
+    """Ways between threads; a message is copied when it is received, as late as may be. Whether it
+    has come is not seen, unless it `is_seen`."""
 
-    def __init__(self) -> None:
-        self.ways: dict[tuple[int, int], Queue[Tensor]] = {}
+    def __init__(self, *, is_seen: bool = False) -> None:
+        self.is_seen = is_seen
+        self.ways: dict[tuple[int, int], Queue[tuple[Tensor, threading.Event]]] = {}
         self.lock = threading.Lock()
 
-    def way(self, source: int, target: int) -> Queue[Tensor]:
+    def way(self, source: int, target: int) -> Queue[tuple[Tensor, threading.Event]]:
         with self.lock:
             return self.ways.setdefault((source, target), Queue())
 
@@ -60,8 +59,9 @@ class Queues:
 
         class Ours:
             def send(self, target: int, tensor: Tensor) -> Sent:
-                queues.way(rank, target).put(tensor)
-                return Sent(lambda: None)
+                come = threading.Event()
+                queues.way(rank, target).put((tensor, come))
+                return Sent(lambda: None, come.is_set if queues.is_seen else lambda: False)
 
             def break_off(self) -> None: ...
 
@@ -74,8 +74,10 @@ class Queues:
                 def wait() -> None:
                     while not mine.is_set():
                         event, into = pending.pop(0)
-                        got = queues.way(source, rank).get(timeout=20)
-                        into.view(-1).copy_(got.reshape(-1))
+                        got, come = queues.way(source, rank).get(timeout=20)
+                        into.view(got.shape).copy_(got)
+                        del got
+                        come.set()
                         event.set()
 
                 return Sent(wait)
