@@ -114,8 +114,9 @@ class _Mail:
         self.ends: dict[tuple[int, Phase, bool], list[Hop]] = {}
         """By stage and phase, along what it sends, or is sent something."""
         for hop in sorted(messages):
-            for is_source in (True, False):
-                self.ends.setdefault((hop[not is_source], hop[2], is_source), []).append(hop)
+            source, target, phase = hop
+            for stage, is_source in ((source, True), (target, False)):
+                self.ends.setdefault((stage, phase, is_source), []).append(hop)
         self.place = {action: k for row in table.rows for k, action in enumerate(row)}
 
     def held(self, rank: int) -> Iterator[int]:

@@ -21,7 +21,7 @@ _ROUNDS = 8
 """How often the stages of a device are planned anew. What one gives up at its fullest moment is
 not all given up at the device's."""
 
-Planned = Callable[[Sequence[int]], list[Candidate]]
+PlanAll = Callable[[Sequence[int]], list[Candidate]]
 """The plans of all stages, each within so many bytes."""
 
 HeldOnDevices = Callable[[Sequence[Candidate]], Sequence[Memory]]
@@ -31,7 +31,7 @@ HeldOnDevices = Callable[[Sequence[Candidate]], Sequence[Memory]]
 def plan_within_devices(
     table: ActionTable,
     limits: Sequence[int],
-    planned: Planned,
+    planned: PlanAll,
     held: HeldOnDevices,
     least: Callable[[int, Candidate], int],
     say: Say,

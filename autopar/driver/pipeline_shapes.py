@@ -12,7 +12,7 @@ from autopar.errors import StageError
 from autopar.ir.pipeline import ActionTable
 from autopar.ir.segments import segments
 from autopar.plans.options import Options
-from autopar.plans.pipeline_orders import CHUNKED, STAGES_PER_RANK, has_order, make_table
+from autopar.plans.pipeline_orders import IN_CHUNKS, STAGES_PER_RANK, has_order, make_table
 from autopar.plans.plan import PipelineSchedule
 from autopar.plans.request import Asked
 
@@ -175,7 +175,7 @@ def _order(options: Options) -> tuple[str, int]:
     """The schedule, and the stages on each rank if as many as one likes are."""
     name, _, chunks = options.schedule.partition(":")
     name = "1f1b" if name == "auto" else name
-    return name, int(chunks or 2) if name in CHUNKED else 1
+    return name, int(chunks or 2) if name in IN_CHUNKS else 1
 
 
 def imposed_on(options: Options) -> Iterator[str]:

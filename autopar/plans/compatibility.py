@@ -11,7 +11,7 @@ from autopar.errors import ArgumentError, ClusterError, PlanMismatchError, liste
 from autopar.ir.graph import Graph, Role
 from autopar.ir.mesh import Cluster
 from autopar.plans.options import Options
-from autopar.plans.pipeline_orders import CHUNKED
+from autopar.plans.pipeline_orders import IN_CHUNKS
 from autopar.plans.plan import Plan, Structure
 
 ParamTypes = Mapping[str, tuple[tuple[int, ...], str]]
@@ -49,7 +49,7 @@ def stored_options(options: Options, structure: Structure) -> Options:
     stored = replace(options.in_stages_of(structure), microbatches=order.microbatches)
     _check_same("stages", options.stages, len(structure.parts))
     _check_same("cuts", ", ".join(options.cuts), ", ".join(stored.cuts))
-    usual = {"auto": "", **{name: f"{name}:2" for name in CHUNKED}}
+    usual = {"auto": "", **{name: f"{name}:2" for name in IN_CHUNKS}}
     _check_same(
         "schedule",
         usual.get(options.schedule, options.schedule),

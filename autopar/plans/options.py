@@ -26,7 +26,7 @@ from autopar.plans.constraints import (
     parse_pins,
 )
 from autopar.plans.matching import matches
-from autopar.plans.pipeline_orders import CHUNKED, SCHEDULES
+from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES
 from autopar.plans.plan import SavedDtype, Structure
 
 BACKENDS = ("eager", "inductor")
@@ -92,7 +92,7 @@ class Options:
     float32 is rounded to `saved_dtype`, one of `SAVED_DTYPES`.
     The model is cut into `stages`, None for as many as are best, before the modules `cuts` if those
     are given; they work on microbatches as `schedule` says: one of
-    `pipeline_orders.SCHEDULES`, with a colon and its stages per rank if it is one of `CHUNKED`,
+    `pipeline_orders.SCHEDULES`, with a colon and its stages per rank if it is one of `IN_CHUNKS`,
     "auto", or a table as text (`table`). Where nobody has said how many there are to be, there is
     one microbatch, and one stage, unless that does not fit in memory (`microbatches_if_needed`,
     `stages_if_needed`); there are several stages too if one waits for communication above all.
@@ -306,7 +306,7 @@ def _one_of(name: str, given: str, known: Sequence[str]) -> str:
 def is_named(schedule: str) -> bool:
     """Whether an order of microbatches is asked for by its name, or left open."""
     name, colon, chunks = schedule.partition(":")
-    if name in CHUNKED and colon:
+    if name in IN_CHUNKS and colon:
         return chunks.isdecimal() and int(chunks) > 0
     return schedule in ("auto", *SCHEDULES)
 

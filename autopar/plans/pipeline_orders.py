@@ -37,12 +37,12 @@ F, B, W = Pass.FORWARD, Pass.BACKWARD, Pass.WEIGHTS
 @lru_cache(maxsize=8)
 def make_table(name: str, ranks: int, microbatches: int, chunks: int = 1) -> ActionTable:
     """The schedule `name` of `microbatches` on so many ranks, with `chunks` stages on each where it
-    is one of `CHUNKED`. StageError if there is no such schedule."""
+    is one of `IN_CHUNKS`. StageError if there is no such schedule."""
     if name not in SCHEDULES:
         raise StageError(f"no schedule is called {name!r}: there are {', '.join(SCHEDULES)}")
     if min(ranks, microbatches, chunks) < 1:
         raise StageError(f"{name} of {microbatches} microbatches on {ranks} ranks: at least one")
-    if chunks != 1 and name not in CHUNKED:
+    if chunks != 1 and name not in IN_CHUNKS:
         raise StageError(f"{name} has a number of stages per rank of its own")
     table = SCHEDULES[name](ranks, microbatches, chunks)
     table.check()
@@ -51,7 +51,7 @@ def make_table(name: str, ranks: int, microbatches: int, chunks: int = 1) -> Act
 
 def has_order(name: str, ranks: int, microbatches: int) -> bool:
     """Whether the schedule `name` has an order for so many microbatches."""
-    return name not in CHUNKED or not microbatches % _rounds(ranks, microbatches)
+    return name not in IN_CHUNKS or not microbatches % _rounds(ranks, microbatches)
 
 
 def _rounds(ranks: int, microbatches: int) -> int:
@@ -198,7 +198,7 @@ SCHEDULES: dict[str, Callable[[int, int, int], ActionTable]] = {
     "zb": _zb,
 }
 
-CHUNKED = ("interleaved", "zb")
+IN_CHUNKS = ("interleaved", "zb")
 """Those with as many stages on a rank as one likes: 2, unless a number follows, as in `zb:3`."""
 
 STAGES_PER_RANK = {"zb-v": 2}

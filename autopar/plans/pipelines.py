@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autopar.ir.graph import Phase
 from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Hop, hops_in_line, play_table
-from autopar.plans.estimates import Delay, Estimates, Shared
+from autopar.plans.estimates import Delay, Estimates, Memory, Shared
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,19 @@ class PlayedPipeline:
     def step_ns(self) -> int:
         """From the first action to the end of the last rank's step."""
         return max(self.ends_ns)
+
+
+def memory_of_devices(estimates: Estimates, table: ActionTable) -> tuple[Memory, ...]:
+    """What a device of each rank holds for all of its stages. Plans of earlier versions do not say:
+    no more than each stage at its own fullest moment."""
+    if estimates.devices:
+        return estimates.devices
+    own = [
+        [estimates.stages[stage].memory for stage in table.stages_of(rank)]
+        for rank in range(len(table.rows))
+    ]
+    names = Memory.__struct_fields__
+    return tuple(Memory(*(sum(getattr(m, n) for m in each) for n in names)) for each in own)
 
 
 def play_pipeline(

@@ -26,7 +26,7 @@ from autopar.plans.cluster_rates import Count
 from autopar.plans.display import Shown
 from autopar.plans.estimates import Estimates
 from autopar.plans.order import OPTIMIZER, Item
-from autopar.plans.pipeline_orders import CHUNKED, make_table
+from autopar.plans.pipeline_orders import IN_CHUNKS, make_table
 from autopar.plans.wire import pack, unpack
 
 SCHEMA_VERSION = 12
@@ -92,7 +92,7 @@ class PipelineSchedule(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     @property
     def name(self) -> str:
         """As an option has it, but for a table: `1f1b`, `interleaved:2`."""
-        return f"{self.kind}:{self.chunks}" if self.kind in CHUNKED else self.kind
+        return f"{self.kind}:{self.chunks}" if self.kind in IN_CHUNKS else self.kind
 
     def made(self, ranks: int) -> ActionTable:
         """What each of so many ranks of a pipeline does. ValueError if there is no such table."""

@@ -3,7 +3,7 @@ for whom."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
@@ -11,30 +11,22 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from autopar.ir.graph import Phase
-from autopar.ir.pipeline import Action, ActionSpan, ActionTable, Pass
+from autopar.ir.pipeline import ActionTable
 from autopar.ir.units import format_bytes, format_bytes_of, format_ns, format_percent, format_share
-from autopar.plans.estimates import Shared
-from autopar.plans.pipelines import PlayedPipeline, play_pipeline
+from autopar.plans.estimates import Memory, Shared
+from autopar.plans.pipelines import PlayedPipeline, memory_of_devices, play_pipeline
 from autopar.plans.plan import Plan
 from autopar.report.cautions import cautions_of_decisions
 from autopar.report.held import ON_HOST, HostUse, host_table, host_use
 from autopar.report.limits import SHORT
+from autopar.report.picture import coloured, draw
 from autopar.report.placed import param_groups
 from autopar.report.printed import Printed, name, section, speed_text
 from autopar.report.printed import table as new_table
 from autopar.report.waits import PlayedRank, exposed_ns, played_ranks
 
-COLUMNS = 72
-"""Columns of the picture of a step."""
-
-MAX_RANKS = 32
-"""Rows of it."""
-
-_STYLES = {Pass.FORWARD: "blue", Pass.BACKWARD: "green", Pass.WEIGHTS: "yellow"}
-_MARKS = {Pass.FORWARD: "0123456789", Pass.BACKWARD: "abcdefghij", Pass.WEIGHTS: "ABCDEFGHIJ"}
-"""What stands for an action: the last digit of its microbatch, as a letter on the way back."""
-
 _STAGES = "Stages: forward and backward of one microbatch"
+_DEVICES = "Memory of a device: what it holds at its fullest moment for all of its stages"
 _STEP = "Step: microbatches forward (digits) and backward (letters) through each rank"
 _SPLIT = ", gradients of parameters in capitals"
 _SENDS = (
@@ -47,8 +39,9 @@ _SHARED = "At the end of a step: what ranks share once all microbatches are done
 @dataclass(frozen=True, slots=True)
 class StageRow:
     """A stage on its devices. `in_flight` microbatches are held at most at once, with `saved_bytes`
-    of activations together; of the step the rank of the stage is `idle`, a fraction. Of a backward
-    in two parts, `weights_ns` is the second."""
+    of activations together; a device holds `memory_bytes` at its fullest moment, for all stages of
+    its rank. Of the step the rank of the stage is `idle`, a fraction. Of a backward in two parts,
+    `weights_ns` is the second."""
 
     stage: int
     start: str
@@ -77,7 +70,8 @@ class StageRow:
 class RankRow:
     """How long a rank, which has these stages, works in a step and shares something at its end, and
     how long it stands still before its first action, between them, and behind its optimizer's
-    step."""
+    step; and what a device of it holds at its fullest moment, for all of its stages, of its limit.
+    """
 
     rank: int
     stages: tuple[int, ...]
@@ -86,6 +80,8 @@ class RankRow:
     before_ns: int
     between_ns: int
     behind_ns: int
+    memory: Memory
+    memory_limit_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +129,12 @@ class PipelineSummary(Printed):
 
     def page(self) -> RenderableType:
         sections: list[RenderableType] = [_head(self)]
+        is_shared = len(self.ranks) < len(self.stages)
         for title, content in (
             (_STAGES, _stages(self)),
+            *([(_DEVICES, _devices(self.ranks))] if is_shared else []),
             *((use.title, host_table(use)) for use in (self.host,) if use is not None),
-            (_STEP + _SPLIT * self.is_split, Group(*map(_drawn, self.picture))),
+            (_STEP + _SPLIT * self.is_split, Group(*map(coloured, self.picture))),
             (_SENDS, _sends(self.sends)),
             (_SHARED, _shared(self.shared)),
         ):
@@ -170,12 +168,15 @@ def summarize_pipeline(plan: Plan) -> PipelineSummary:
         host=host_use(plan),
         stages=rows,
         ranks=tuple(
-            RankRow(k, r.stages, r.busy_ns, r.shared_ns, r.before_ns, r.between_ns, r.behind_ns)
-            for k, r in enumerate(ranks)
+            RankRow(
+                *(k, r.stages, r.busy_ns, r.shared_ns, r.before_ns, r.between_ns, r.behind_ns),
+                *(memory, estimates.memory_limit),
+            )
+            for k, (r, memory) in enumerate(zip(ranks, memory_of_devices(estimates, table), strict=True))
         ),
         sends=_send_rows(plan, ranks),
         shared=estimates.shared,
-        binds=(busiest_text(ranks, played.step_ns), _fullest_text(rows)),
+        binds=(busiest_text(ranks, played.step_ns), _fullest_text(table, rows)),
         picture=draw(table, played.spans),
         is_split=table.is_split,
         imposed=provenance.imposed,
@@ -194,6 +195,7 @@ def played_plan(plan: Plan) -> tuple[ActionTable, PlayedPipeline]:
 def stage_rows(plan: Plan, table: ActionTable, ranks: Sequence[PlayedRank]) -> tuple[StageRow, ...]:
     """The stages of a plan, in order."""
     step_ns = max(1, plan.estimates.step_ns)
+    devices = memory_of_devices(plan.estimates, table)
     pairs = zip(plan.structure.stages, plan.estimates.stages, strict=True)
     return tuple(
         StageRow(
@@ -209,8 +211,8 @@ def stage_rows(plan: Plan, table: ActionTable, ranks: Sequence[PlayedRank]) -> t
             ranks[table.ranks[stage]].waits_ns / step_ns,
             table.in_flight(stage),
             own.memory.saved,
-            own.memory.total,
-            own.memory_limit,
+            devices[table.ranks[stage]].total,
+            plan.estimates.memory_limit,
             len(each.structure.params),
         )
         for stage, (each, own) in enumerate(pairs)
@@ -262,11 +264,13 @@ def busiest_text(ranks: Sequence[PlayedRank], step_ns: int) -> str:
     return f"{text} and waits for {format_ns(rank.waits_ns)}: {words}"
 
 
-def _fullest_text(rows: Sequence[StageRow]) -> str:
+def _fullest_text(table: ActionTable, rows: Sequence[StageRow]) -> str:
     row = max(rows, key=lambda each: (each.memory_bytes, -each.stage))
     short = "short" if row.memory_bytes >= SHORT * row.memory_limit_bytes else "not short"
     held = format_bytes_of(row.memory_bytes, row.memory_limit_bytes)
-    return f"memory is {short}: stage {row.stage} holds most, at the peak {held}"
+    stages = table.stages_of(row.rank)
+    what = "a device with " * (len(stages) > 1) + stages_text(stages)
+    return f"memory is {short}: {what} holds most, at the peak {held}"
 
 
 def _warnings(plan: Plan) -> Iterator[str]:
@@ -278,34 +282,6 @@ def _warnings(plan: Plan) -> Iterator[str]:
             found.setdefault(text, []).append(stage)
     for text, stages in found.items():
         yield f"{stages_text(stages)}: {text}"
-
-
-def draw(
-    table: ActionTable, spans: Mapping[Action, ActionSpan], width: int = COLUMNS
-) -> tuple[str, ...]:
-    """A line per rank, in which each column is an equal part of the time until the last action is
-    over: what is done in the middle of it."""
-    end = max(span.end for span in spans.values())
-    lines: list[str] = []
-    for row in table.rows[:MAX_RANKS]:
-        line = [" "] * width
-        for action in row:
-            span = spans[action]
-            for column in range(span.start * width // end, -(-span.end * width // end)):
-                middle = (2 * column + 1) * end
-                if 2 * width * span.start <= middle < 2 * width * span.end:
-                    line[column] = _MARKS[action.kind][action.microbatch % 10]
-        lines.append("".join(line))
-    return tuple(lines)
-
-
-def _drawn(line: str) -> Text:
-    """A line of the picture, in colours."""
-    kinds = {mark: kind for kind, marks in _MARKS.items() for mark in marks}
-    text = Text()
-    for mark in line:
-        text.append(mark, _STYLES[kinds[mark]] if mark in kinds else "")
-    return text
 
 
 def _head(summary: PipelineSummary) -> RenderableType:
@@ -352,6 +328,24 @@ def _stages(summary: PipelineSummary) -> RenderableType:
             format_percent(row.idle),
             str(row.in_flight),
             format_bytes(row.memory_bytes),
+        )
+    return table
+
+
+def _devices(ranks: tuple[RankRow, ...]) -> RenderableType:
+    columns = ("always there", "saved", "temporary", "memory", "of the limit")
+    table = new_table(("rank", "stages"), columns)
+    for row in ranks:
+        memory = row.memory
+        in_between = memory.kept + memory.saved
+        table.add_row(
+            str(row.rank),
+            ", ".join(map(str, row.stages)),
+            format_bytes(memory.total - in_between - memory.transient),
+            format_bytes(in_between),
+            format_bytes(memory.transient),
+            format_bytes(memory.total),
+            format_share(memory.total, row.memory_limit_bytes),
         )
     return table
 

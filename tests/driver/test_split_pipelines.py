@@ -172,7 +172,8 @@ def equal_stages(name: str, ranks: int, microbatches: int, turn: TurnTimes) -> P
         one.structure, stages=stages, schedule=order, axes=(), params={}, ops={}, routes={}
     )
     cluster = hostless("4xH100")
-    estimates = add_up(table, [each] * table.num_stages, [1] * table.num_stages, (), (), cluster)
+    stages, held = [each] * table.num_stages, [each.memory] * len(table.rows)
+    estimates = add_up(table, stages, [1] * table.num_stages, (), (), held, cluster)
     plan = msgspec.structs.replace(one, structure=structure, estimates=estimates)
     return Plan.from_bytes(plan.to_bytes())
 

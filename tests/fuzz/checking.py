@@ -24,7 +24,7 @@ from autopar.ir.input_sharding import with_handed
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.sharding import Handed, Sharding
 from autopar.ir.stages import in_stages
-from autopar.plans.pipeline_orders import CHUNKED, SCHEDULES, STAGES_PER_RANK
+from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES, STAGES_PER_RANK
 from autopar.plans.plan import PipelineSchedule, Plan, Stage
 from autopar.runtime.program.program import Program as Step
 from autopar.runtime.simulator.differences import differences
@@ -81,7 +81,7 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
     are not equal to eager. What is true of them; nothing where the model cannot be cut so."""
     draw = random.Random(place.seed or 0)
     name, ranks, turns = draw.choice(list(SCHEDULES)), draw.choice((2, 2, 3)), draw.choice((1, 2))
-    chunks = STAGES_PER_RANK.get(name, 2 if name in CHUNKED else 1)
+    chunks = STAGES_PER_RANK.get(name, 2 if name in IN_CHUNKS else 1)
     try:
         whole = in_microbatches(traced.graph, turns)
     except MicrobatchError:
@@ -91,7 +91,7 @@ def check_stages(traced: Traced, model: nn.Module, args: tuple[Any, ...], place:
         ranks, chunks, name = 2, 1, "1f1b"
     if not starts:
         return set()
-    schedule = PipelineSchedule(name, turns, chunks if name in CHUNKED else 1)
+    schedule = PipelineSchedule(name, turns, chunks if name in IN_CHUNKS else 1)
     table = schedule.made(ranks)
     is_own = turns > 1 and draw.choice((False, True))
     if is_own:

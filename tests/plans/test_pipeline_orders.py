@@ -23,7 +23,7 @@ from torch.distributed.pipelining.schedules import (
 
 from autopar.errors import StageError
 from autopar.ir.pipeline import Action, ActionTable, Pass, play_table
-from autopar.plans.pipeline_orders import CHUNKED, SCHEDULES, has_order, make_table
+from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES, has_order, make_table
 
 RANKS, MICROBATCHES = range(1, 9), range(1, 17)
 CASES = list(product(RANKS, MICROBATCHES))
@@ -67,8 +67,8 @@ def rounds(ranks: int, microbatches: int) -> int:
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_tables_are_valid_and_have_each_stage_where_it_belongs(name: str, ranks: int) -> None:
     """Interleaved are those microbatches that rounds share evenly."""
-    for microbatches, chunks in product(MICROBATCHES, (1, 3) if name in CHUNKED else (1,)):
-        if name in CHUNKED and microbatches % (even := rounds(ranks, microbatches)):
+    for microbatches, chunks in product(MICROBATCHES, (1, 3) if name in IN_CHUNKS else (1,)):
+        if name in IN_CHUNKS and microbatches % (even := rounds(ranks, microbatches)):
             assert not has_order(name, ranks, microbatches)
             with pytest.raises(StageError, match=f"not interleaved on {ranks} ranks.* by {even}"):
                 make_table(name, ranks, microbatches, chunks)
@@ -86,7 +86,7 @@ def test_tables_are_valid_and_have_each_stage_where_it_belongs(name: str, ranks:
 def test_what_is_no_schedule_is_said() -> None:
     with pytest.raises(StageError, match=f"'dapple': there are {', '.join(SCHEDULES)}"):
         make_table("dapple", 2, 4)
-    for name in SCHEDULES.keys() - {*CHUNKED}:
+    for name in SCHEDULES.keys() - {*IN_CHUNKS}:
         with pytest.raises(StageError, match=f"{name} has a number of stages per rank"):
             make_table(name, 2, 4, 2)
 
@@ -288,5 +288,6 @@ def test_other_tables_of_torch_are_read(ranks: int) -> None:
 
 def test_the_actions_of_a_table_with_messages() -> None:
     """As torch's runtime writes it once it has added what it does beside."""
-    lowered = "0UNSHARD,0F0,0SEND_F0,,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1RECV_F0,1F0,1I0,1SEND_B0,1W0"
+    first = "0UNSHARD,0F0,0SEND_F0,,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD"
+    lowered = f"{first}\n1RECV_F0,1F0,1I0,1SEND_B0,1W0"
     assert str(ActionTable.parse(lowered)) == "0F0 0B0 0W0\n1F0 1B0 1W0"

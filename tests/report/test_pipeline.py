@@ -13,18 +13,19 @@ from autopar.cli.main import main
 from autopar.errors import PlanError
 from autopar.ir.graph import Phase
 from autopar.ir.pipeline import Action, ActionSpan, ActionTable
+from autopar.plans.estimates import Memory
 from autopar.plans.plan import PipelineSchedule, Plan
+from autopar.report.picture import draw
 from autopar.report.pipeline import (
     PipelineSummary,
     busiest_text,
-    draw,
     played_plan,
     summarize_pipeline,
 )
 from autopar.report.printed import plain
 from autopar.report.shown import shown, stage_of
 from autopar.report.waits import exposed_ns, played_ranks
-from tests.report.plans import MS, staged_plan, two_axis_plan
+from tests.report.plans import MIB, MS, staged_plan, two_axis_plan
 
 replace = msgspec.structs.replace
 INTERLEAVED = PipelineSchedule("interleaved", 2, 2)
@@ -123,6 +124,28 @@ def test_two_stages_on_each_rank() -> None:
     assert [rank.stages for rank in found.ranks] == [(0, 2), (1, 3)]
     assert found.world_size == 16
     assert "that of stages 1, 3, works" in found.binds[0]
+
+
+def test_memory_is_that_of_a_device() -> None:
+    """Of all its stages together; what plans of earlier versions do not say is no more than each
+    stage has at its own fullest moment."""
+    plan = staged_plan(INTERLEAVED)
+    old = summarize_pipeline(plan)
+    own = [each.memory.total for each in plan.estimates.stages]
+    assert [row.memory.total for row in old.ranks] == [own[0] + own[2], own[1] + own[3]]
+    devices = (Memory(6 * MIB, 2 * MIB, 0, 1 * MIB, 4 * MIB, 3 * MIB), Memory(MIB, 0, 0, 0, 0, 0))
+    estimates = replace(plan.estimates, devices=devices, memory=devices[0])
+    found = summarize_pipeline(replace(plan, estimates=estimates))
+    assert [row.memory_bytes // MIB for row in found.stages] == [16, 1, 16, 1]
+    assert found.memory_bytes == 16 * MIB
+    assert "a device with stages 0, 2 holds most, at the peak 16 MiB" in found.binds[1]
+    page = plain(found.page(), 96).split("Memory of a device: ")[1].split("\n\n")[0]
+    assert page.splitlines()[1:] == [
+        "  rank  stages  always there  saved  temporary  memory  of the limit",
+        "  0     0, 2           8 MiB  5 MiB      3 MiB  16 MiB          32 %",
+        "  1     1, 3           1 MiB    0 B        0 B   1 MiB           2 %",
+    ]
+    assert "Memory of a device: " not in plain(summarize_pipeline(staged_plan()).page(), 96)
 
 
 def test_all_stages_on_one_rank() -> None:

@@ -15,7 +15,7 @@ from autopar.plans.plan import PipelineSchedule, Plan
 from autopar.report.html.page import MAX_STAGES, html
 from autopar.report.html.schedule import Turn
 from autopar.report.html.stages import MAX_ACTION_BARS, SHARED, stages_part
-from autopar.report.pipeline import MAX_RANKS
+from autopar.report.picture import MAX_RANKS
 from autopar.report.timeline import UPDATE
 from tests.report.plans import MIB, MS, renamed, staged_plan, stepped_plan
 from tests.report.test_html import HOSTILE, check
@@ -113,8 +113,8 @@ def test_thin_bars_that_are_far_apart_stay_apart() -> None:
 
 def test_memory_is_drawn_against_the_limit() -> None:
     part = stages_part(staged_plan())
-    assert [(each.title, each.in_flight, each.use.peak // MIB) for each in part.memory] == [
-        ("stage 0", 2, 40), ("stage 1", 1, 41)
+    assert [(each.title, each.use.peak // MIB) for each in part.memory] == [
+        ("stage 0", 40), ("stage 1", 41)
     ]  # fmt: skip
     page = html(staged_plan()).decode()
     memory = page.partition('<section id="memory">')[2].partition("</section>")[0]

@@ -23,6 +23,8 @@ from autopar.ir.graph import Graph
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.segments import segments
 from autopar.ir.stages import in_stages
+from autopar.plans.options import is_table
+from autopar.plans.pipeline_orders import IN_CHUNKS
 from autopar.plans.plan import PipelineSchedule, Plan, Stage
 from autopar.runtime.process.world import World
 from autopar.runtime.program import mail, pipelined
@@ -30,6 +32,7 @@ from autopar.runtime.program.meter import Meter
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
 from tests.zoo.cases import ZooCase, trained
+from tests.zoo.test_stages import LOOPED
 
 TOLERANCE = 1e-9
 
@@ -93,7 +96,9 @@ def compiled_in(
     traced = found.traced
     graphs = in_stages(in_microbatches(traced.graph, turns), starts)
     ranks = len(graphs) // chunks
-    order = PipelineSchedule(schedule, turns, chunks if schedule == "interleaved" else 1)
+    order = PipelineSchedule(schedule, turns, chunks if schedule in IN_CHUNKS else 1)
+    if is_table(schedule):
+        order = PipelineSchedule("table", turns, table=tuple(schedule.strip().splitlines()))
     table = order.made(ranks)
     plans = [
         random_plan(graph, mesh(), 0, microbatches=turns, is_split=table.is_split)
@@ -182,6 +187,8 @@ def close(ours: Tensor, theirs: Tensor, name: str) -> None:
         ("gpt2", 4, "zb-h1", 2, 1),
         ("llama", 4, "zb-v", 4, 2),
         ("resnet", 1, "zb-h1", 3, 1),
+        ("llama", 4, "zb", 4, 2),
+        ("gpt2", 4, LOOPED, 4, 2),
     ],
 )
 def test_ranks_compute_together(

@@ -10,7 +10,7 @@ from autopar.ir.graph import Graph, Phase, Role
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.pipeline import Action, ActionTable, Pass, hops_in_line, incoming, needs
 from autopar.ir.stages import in_stages
-from autopar.plans.pipeline_orders import CHUNKED, STAGES_PER_RANK, make_table
+from autopar.plans.pipeline_orders import IN_CHUNKS, STAGES_PER_RANK, make_table
 from autopar.runtime.simulator.stages import SimulatedStage, train_step_in_stages
 from tests.codegen.meshes import mesh
 from tests.codegen.random_plans import random_plan
@@ -60,8 +60,8 @@ def check_stages(
     if isinstance(schedule, ActionTable):
         table = schedule
     else:
-        chunks = STAGES_PER_RANK.get(schedule, 2 if schedule in CHUNKED else 1)
-        ranks, of_name = (len(cuts) + 1) // chunks, chunks if schedule in CHUNKED else 1
+        chunks = STAGES_PER_RANK.get(schedule, 2 if schedule in IN_CHUNKS else 1)
+        ranks, of_name = (len(cuts) + 1) // chunks, chunks if schedule in IN_CHUNKS else 1
         table = make_table(schedule, ranks, turns, of_name)
     stages: list[SimulatedStage] = []
     for k, graph in enumerate(in_stages(in_microbatches(traced.graph, turns), cuts)):

@@ -12,7 +12,7 @@ from autopar.errors import MicrobatchError, StageError
 from autopar.ir.microbatches import in_microbatches
 from autopar.ir.pipeline import ActionTable, Pass
 from autopar.ir.segments import segments
-from autopar.plans.pipeline_orders import CHUNKED, SCHEDULES, STAGES_PER_RANK
+from autopar.plans.pipeline_orders import IN_CHUNKS, SCHEDULES, STAGES_PER_RANK
 from tests.zoo import ZOO, decoders
 from tests.zoo.cases import ZooCase, moved, on_samples, trained, trained_on
 from tests.zoo.staging import any_cuts, any_table, check_stages
@@ -104,7 +104,7 @@ def test_every_model_on_ranks_in_every_schedule(
             in_microbatches(whole.traced.graph, turns)
         return
     graph = in_microbatches(whole.traced.graph, turns)
-    count = ranks * STAGES_PER_RANK.get(schedule, 2 if schedule in CHUNKED else 1) - 1
+    count = ranks * STAGES_PER_RANK.get(schedule, 2 if schedule in IN_CHUNKS else 1) - 1
     for seed in range(20):
         try:
             check_stages(whole, any_cuts(graph, count, seed), turns, schedule, seed, [sizes])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msgspec.structs import asdict
 
@@ -69,15 +69,19 @@ class MemoryUse:
     host: HostUse | None
 
 
+def at_peak(memory: Memory, limit: int) -> MemoryUse:
+    """What a device holds at the peak alone."""
+    sizes = asdict(memory) | {"gradients": memory.gradients + memory.accumulated}
+    rows = tuple(HolderRow(n, title, sizes[n]) for n, title in STACKED.items())
+    return MemoryUse(limit, memory.total, rows, (), ())
+
+
 def memory_use(plan: Plan) -> MemoryUse:
     """The memory of a plan."""
     estimates, mesh = plan.estimates, plan.structure.mesh
     memory = estimates.memory
-    sizes = asdict(memory) | {"gradients": memory.gradients + memory.accumulated}
-    return MemoryUse(
-        limit=estimates.memory_limit,
-        peak=memory.total,
-        holders=tuple(HolderRow(n, title, sizes[n]) for n, title in STACKED.items()),
+    return replace(
+        at_peak(memory, estimates.memory_limit),
         columns=_thinned(_columns(estimates.memory_curve, memory)),
         held=tuple(
             HeldRow(

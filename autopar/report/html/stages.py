@@ -24,10 +24,10 @@ from autopar.report.html.headline import (
     shares,
     speed_cards,
 )
-from autopar.report.html.memory import MemoryUse, memory_use
+from autopar.report.html.memory import MemoryUse, at_peak
 from autopar.report.html.schedule import DrawnBar, Panel, TrackRow, Turn
+from autopar.report.picture import MAX_RANKS
 from autopar.report.pipeline import (
-    MAX_RANKS,
     PipelineSummary,
     played_plan,
     stages_text,
@@ -51,11 +51,10 @@ PASS_WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class StageMemory:
-    """What the devices of a stage hold, of which what `in_flight` microbatches saved is a part."""
+class DeviceMemory:
+    """What a device of a rank holds for all of its stages."""
 
     title: str
-    in_flight: int
     use: MemoryUse
 
 
@@ -69,7 +68,7 @@ class StagesPart:
     panel: Panel
     passes: tuple[Pass, ...]
     num_left_out: int
-    memory: tuple[StageMemory, ...]
+    memory: tuple[DeviceMemory, ...]
 
     @property
     def is_shared(self) -> bool:
@@ -90,8 +89,8 @@ def stages_part(plan: Plan) -> StagesPart:
         passes=tuple(kind for kind in Pass if kind in kinds),
         num_left_out=max(0, len(ranks) - MAX_RANKS),
         memory=tuple(
-            StageMemory(f"stage {row.stage}", row.in_flight, memory_use(each))
-            for row, each in zip(summary.stages, plan.stages, strict=True)
+            DeviceMemory(stages_text(row.stages), at_peak(row.memory, row.memory_limit_bytes))
+            for row in summary.ranks
         ),
     )
 
@@ -99,7 +98,7 @@ def stages_part(plan: Plan) -> StagesPart:
 def _headline(plan: Plan, summary: PipelineSummary) -> Headline:
     estimates = plan.estimates
     ranks = f"{len(summary.ranks)} rank" + "s" * (len(summary.ranks) > 1)
-    fullest = max(summary.stages, key=lambda row: (row.memory_bytes, -row.stage))
+    fullest = max(summary.ranks, key=lambda row: (row.memory.total, -row.rank))
     cards = (
         Card("Step", format_ns(estimates.step_ns), ("predicted, of all stages together",)),
         *speed_cards(estimates),
@@ -113,7 +112,7 @@ def _headline(plan: Plan, summary: PipelineSummary) -> Headline:
             format_percent(summary.bubble),
             (f"{format_ns(estimates.bubble_ns)} of the step",),
         ),
-        memory_card(plan, f"stage {fullest.stage}, the fullest"),
+        memory_card(plan, f"{stages_text(fullest.stages)}, the fullest"),
         _proof(plan),
     )
     return Headline(
