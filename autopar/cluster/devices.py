@@ -323,8 +323,8 @@ def preset_of(name: str, memory_bytes: int | None = None) -> str | None:
     in a preset's name is the memory's."""
     words = re.split(r"[\s-]+", name.upper())
     spoken = {"".join(words[i:j]) for j in range(len(words) + 1) for i in range(max(0, j - 3), j)}
-    sizes = [int(size[1]) * 10**9 for word in words if (size := re.fullmatch(r"(\d+)GB", word))]
-    size = memory_bytes or (sizes[0] if sizes else None)
+    said = [int(found[1]) for word in words if (found := re.fullmatch(r"(\d+)GB", word))]
+    size = memory_bytes or (said[0] * 10**9 if said else None)
 
     def fits(preset: str) -> bool:
         has_size = size is None or abs(DEVICES[preset].memory_bytes - size) < 0.15 * size

@@ -120,13 +120,14 @@ def _write(num_nodes: int, per_node: int, device: str | None) -> str:
 def _trace(text: str) -> Foreign | None:
     if '"traceEvents"' not in text and not re.match(r'\s*\[\s*\{[^{}]*"ph"\s*:', text):
         return None
-    there = [one for one in _part(text, "deviceProperties", []) if isinstance(one, dict)]
+    listed = cast(list[object], _part(text, "deviceProperties", []))
+    there = [cast(dict[str, Any], one) for one in listed if isinstance(one, dict)]
     ranks = _part(text, "distributedInfo", {}).get("world_size", 1)
     size = ranks if isinstance(ranks, int) and ranks > 0 else 1
     what = "a trace of one run, as torch.profiler exports it"
     if not there:
         return Foreign(what, f"For the CPUs that it ran on write {size}xcpu.")
-    properties = cast(dict[str, Any], there[0])
+    properties = there[0]
     name, memory = str(properties.get("name", "")), properties.get("totalGlobalMem")
     device = preset_of(name, memory if isinstance(memory, int) else None)
     per_node = min(size, len(there))
