@@ -27,7 +27,7 @@ from autopar.plans.compatibility import (
     check_cluster,
     check_params,
     check_world,
-    planned_kind,
+    planned_cluster,
     stored_options,
 )
 from autopar.plans.constraints import Forbidden, Pins
@@ -152,22 +152,28 @@ def compile(
     if stored is not None:
         # For the calls that the stored plan is not for.
         options = stored_options(options, stored.structure)
-    kind = described.device.kind if described else planned_kind(stored)
+    planned_for = described or planned_cluster(stored)
+    kind = planned_for.device.kind if planned_for else None
     world = look(device_of(model), kind)
     chosen = backends.choose(backend, world.device)
     if stored is not None:
         check_world(stored.structure, world.size)
         check_params(stored.structure, param_types(model))
-    else:
-        described = describe_cluster(described or world.cluster, profile)
+    elif described is not None:
+        described = describe_cluster(described, profile)
         check_cluster(described, world.size)
     world = join(device_of(model), kind)
     agreement = make_agreement(world)
-    with agreement.telling("the model and the plan"):
-        sources = find_sources(model, weights, seed)
-    request = Request(stored, described, options, chosen, sources, verify=verify)
-    agreement.agree("the model and the plan", request.facts(model))
-    params.replicate(model, world, sources)
+    with world.working("compilation"):
+        with agreement.telling("the model and the plan"):
+            if stored is None and described is None:
+                described = describe_cluster(world.cluster, profile)
+            elif planned_for is not None:
+                world.check_nodes(planned_for)
+            sources = find_sources(model, weights, seed)
+            request = Request(stored, described, options, chosen, sources, verify=verify)
+        agreement.agree("the model and the plan", request.facts(model))
+        params.replicate(model, world, sources)
     builder = Builder(model, world, request, SharedRandom(world.device))
     compiled = CompiledModule(model, Runner(model, world, builder, inputs, with_values=verify))
     report_at_exit(compiled)

@@ -69,8 +69,8 @@ def read_model(model: Any) -> nn.Module:
 
 
 def read_cluster(cluster: ClusterLike | None, model: nn.Module) -> Cluster | None:
-    """The cluster: as it is, as `parse_cluster` reads it, or so many of the devices at hand (all
-    that run, or one node of them)."""
+    """The cluster: as it is, as `parse_cluster` reads it, or so many of the devices at hand, one
+    node of them; None for all that run."""
     if cluster is None or isinstance(cluster, Cluster):
         return cluster
     given: Any = cluster
@@ -83,9 +83,9 @@ def read_cluster(cluster: ClusterLike | None, model: nn.Module) -> Cluster | Non
         return parse_cluster(cluster)
     world = look(device_of(model))
     if cluster == world.size:
-        return parse_cluster(world.cluster)
-    device = parse_cluster(world.cluster).device
-    if device.kind != "cpu" and cluster > max(_NODE, world.local_size):
+        return None
+    device = parse_cluster(world.preset).device
+    if device.kind != "cpu" and cluster > max(_NODE, world.local_size or 1):
         raise ClusterError(
             f"cluster={cluster} does not say how {cluster} devices are joined: write "
             f'"{cluster // _NODE}x{_NODE}x{device.name}" for nodes of {_NODE}'

@@ -179,15 +179,22 @@ class _Compiled:
         cluster = read_cluster(self.given.get("cluster"), flat)
         kind = cluster.device.kind if cluster else None
         world = look(device_of(flat), kind)
-        cluster = describe_cluster(cluster or world.cluster, self.given.get("profile"))
-        check_cluster(cluster, world.size)
+        profile = self.given.get("profile")
+        if cluster is not None:
+            cluster = describe_cluster(cluster, profile)
+            check_cluster(cluster, world.size)
         world = join(device_of(flat), kind)
         chosen = backends.choose(self.given.get("backend"), world.device)
-        request = Request(None, cluster, options, chosen, plain=True)
-        make_agreement(world).agree("the model and the plan", request.facts(flat))
-        if world.size > 1:
-            know_bytes()
-            with torch.no_grad():
+        agreement = make_agreement(world)
+        with world.working("compilation"), torch.no_grad():
+            with agreement.telling("the model and the plan"):
+                if cluster is None:
+                    cluster = describe_cluster(world.cluster, profile)
+                world.check_nodes(cluster)
+                request = Request(None, cluster, options, chosen, plain=True)
+            agreement.agree("the model and the plan", request.facts(flat))
+            if world.size > 1:
+                know_bytes()
                 for tensor in (*flat.parameters(), *flat.buffers()):
                     broadcast(tensor.data)
         return Runner(flat, world, Builder(flat, world, request, SharedRandom(world.device)))

@@ -95,12 +95,12 @@ def check_fit(structure: Structure, graph: Graph, fingerprint: str) -> None:
     _refuse(structure, differences)
 
 
-def planned_kind(plan: Plan | None) -> str | None:
-    """The kind of device a plan is for; None if its cluster was described in a file."""
+def planned_cluster(plan: Plan | None) -> Cluster | None:
+    """The cluster a plan is for; None if that was described in a file."""
     if plan is None:
         return None
     try:
-        return parse_cluster(plan.structure.cluster).device.kind
+        return parse_cluster(plan.structure.cluster)
     except ClusterError:
         return None
 

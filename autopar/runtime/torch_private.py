@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch._C import DispatchKey, _disabled_torch_function_impl, _SetExcludeDispatchKeyGuard
 from torch._C._autograd import _get_current_graph_task_keep_graph
-from torch._C._distributed_c10d import HashStore
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.fx.node import map_arg
@@ -53,7 +52,6 @@ __all__ = [
     "is_view",
     "keeps_graph",
     "limit_waiting",
-    "local_store",
     "map_tensors",
     "no_torch_function",
     "signature_of",
@@ -127,11 +125,6 @@ def take_over_collective(name: str, device: str, made: Callable[..., Tensor]) ->
 
 
 _COLLECTIVES = torch.library.Library("_c10d_functional", "IMPL")
-
-
-def local_store() -> Store:
-    """A Store of this process alone."""
-    return HashStore()
 
 
 def in_backward() -> bool:

@@ -343,7 +343,7 @@ def test_one_run_that_had_to_wait_does_not_make_rounds_short() -> None:
             time.sleep(0.005)
 
     wanted = replace(cases("cpu", quick=True), round_s=0.002)
-    world = World(0, 1, 1, torch.device("cpu"))
+    world = World(0, 1, torch.device("cpu"))
     watch = stopwatch.Stopwatch(world, wanted, stopwatch.Notebook("lab"), lambda _: None)
     assert watch.attempt("short", 0, lambda: (run,))
     assert count > 1000

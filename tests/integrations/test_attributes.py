@@ -64,9 +64,9 @@ def test_float16_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_loss_by_the_number_of_items_is_shared_between_ranks(model: GPT2LMHeadModel) -> None:
-    world = World(0, 1, 1, torch.device("cpu"))
+    world = World(0, 1, torch.device("cpu"))
     library = Library(model, world)
-    terms = Terms(model, World(0, 4, 4, torch.device("cpu")), library, torch.bfloat16)
+    terms = Terms(model, World(0, 4, torch.device("cpu")), library, torch.bfloat16)
     loss, logits = torch.tensor(8.0), torch.ones(2, dtype=torch.bfloat16)
     given = {"num_items_in_batch": 3}
     assert terms.give({"loss": loss, "logits": logits}, {})["loss"] == 8.0

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import autopar
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint import reading
 from autopar.runtime.checkpoint.reading import Moves, Reader
+from autopar.runtime.process.waits import BoundedStore
 from autopar.runtime.process.world import World
-from autopar.runtime.torch_private import local_store
 
 
 @dataclass
@@ -52,8 +53,8 @@ def readers(monkeypatch: pytest.MonkeyPatch) -> list[Reader]:
     monkeypatch.setattr(reading, "_holders", lambda tensor: [0, 1])
     monkeypatch.setattr(reading, "moves", Moves())
     monkeypatch.setattr(reading.atexit, "register", lambda _: None)
-    store = local_store()
-    return [Reader(World(rank, 2, 2, torch.device("cpu"), store)) for rank in (0, 1)]
+    store = BoundedStore(dist.HashStore(), 60)
+    return [Reader(World(rank, 2, torch.device("cpu"), store)) for rank in (0, 1)]
 
 
 def offer(readers: list[Reader], tensor: Tensor) -> str:

@@ -82,7 +82,7 @@ WAITED = (
 @pytest.mark.parametrize(
     ("case", "told", "cause"),
     [
-        ("killed", "does not answer: it was killed, or cannot be reached", "Connection"),
+        ("killed", r"\(process \d+ on [^)]+\) was killed: its process is gone", "Connection"),
         ("raising", rf"has ended with ValueError: no such file \(at {HERE}fail\)", "Connection"),
         ("asleep", rf"is at {HERE}<lambda>", "Timed out waiting"),
     ],

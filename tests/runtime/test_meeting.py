@@ -20,8 +20,9 @@ from autopar.ir.mesh import Axis, Mesh
 from autopar.runtime.process import meeting as meetings
 from autopar.runtime.process.digests import BatchDigest
 from autopar.runtime.process.meeting import NEW, Meeting
-from autopar.runtime.process.roll import Roll
+from autopar.runtime.process.roll import Roll, StoreKeeper
 from autopar.runtime.process.spots import AXIS, FOR, of_error, waiting_collective
+from autopar.runtime.process.waits import BoundedStore
 from autopar.runtime.program.program import Program
 
 Work = Callable[[Meeting, int], object]
@@ -36,10 +37,11 @@ def gather(work: Work, size: int = 2, timeout_s: float = 20.0) -> list[Any]:
     def run(rank: int) -> None:
         prefixed = dist.PrefixStore("gloo", store)
         group: Any = dist.ProcessGroupGloo(prefixed, rank, size, timedelta(seconds=timeout_s))
-        roll = Roll(dist.PrefixStore("roll", store), rank, size, keeps_store=False)
+        rolls = BoundedStore(dist.PrefixStore("roll", store), timeout_s)
+        roll = Roll(rolls, rank, size, keeper=StoreKeeper(""))
         rolls.append(roll)
         try:
-            outcomes[rank] = work(Meeting(group, store, roll), rank)
+            outcomes[rank] = work(Meeting(group, BoundedStore(store, timeout_s), roll), rank)
         except Exception as error:
             outcomes[rank] = error
             if not isinstance(error, RankError | PlanMismatchError):

@@ -130,7 +130,7 @@ def run_threads(name: str, turns: int, schedule: str, count: int, chunks: int = 
     device = torch.device("cpu")
     lines: list[pipelined.RankOfLine] = []
     for rank in range(ranks):
-        world = World(rank, ranks, ranks, device)
+        world = World(rank, ranks, device)
         line = StageBinder(compiled, None, world, "eager", Meter(device)).line()
         lines.append(replace(line, channels=queues.of(rank)))
 

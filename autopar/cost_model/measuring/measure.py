@@ -88,7 +88,7 @@ def _measure(
 def _world(device: str | torch.device | None) -> World:
     """The ranks that measure, each on its own device."""
     if place_of_process()[1] == 1:
-        return World(0, 1, 1, _device(device))
+        return World(0, 1, _device(device))
     return join(torch.device("cpu"), None if device is None else _device(device).type)
 
 
@@ -96,7 +96,7 @@ def _described(cluster: Cluster | str | os.PathLike[str] | None, world: World) -
     """How the ranks are joined; None for one device that no preset is of."""
     if cluster is None:
         try:
-            return parse_cluster(_nodes(world))
+            return parse_cluster(world.cluster)
         except ClusterError:
             if world.size > 1:
                 raise
@@ -109,14 +109,6 @@ def _described(cluster: Cluster | str | os.PathLike[str] | None, world: World) -
             "with torchrun"
         )
     return found
-
-
-def _nodes(world: World) -> str:
-    """The devices at hand, CPUs too by the nodes that torchrun tells of."""
-    nodes, rest = divmod(world.size, world.local_size)
-    if world.device.type == "cpu" and nodes > 1 and not rest:
-        return f"{nodes}x{world.local_size}xcpu"
-    return world.cluster
 
 
 def _device(device: str | torch.device | None) -> torch.device:

@@ -78,7 +78,8 @@ class AllRanks:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self._host = gloo_of_world() if world.size > 1 else None
+        meeting = world.meeting
+        self._host = meeting and meeting.within("a process group to measure by", gloo_of_world)
 
     def align(self) -> None:
         """Until all are here."""

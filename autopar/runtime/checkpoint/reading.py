@@ -6,7 +6,7 @@ whose addresses are in the c10d Store. A piece is read in one state of the optim
 the times that parameters and states changed; a rank that has gone on, past what the reader wants,
 says so, and the reader raises.
 
-Ranks that end wait until nobody reads any more.
+Ranks that end wait until nobody reads any more. No wait is longer than the process group's timeout.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.distributed_c10d import Store
 from torch.distributed.tensor import DTensor
 
-from autopar.errors import AutoparError
+from autopar.errors import AutoparError, RankError
 from autopar.runtime.dtensor_private import local_slices
+from autopar.runtime.process.roll import guilty
+from autopar.runtime.process.waits import BoundedStore, SilenceError, in_time
 from autopar.runtime.process.world import World
 
 Lookup = Callable[[str], Any]
@@ -81,7 +82,9 @@ class Reader:
     def __init__(self, world: World) -> None:
         assert world.store is not None
         self.world = world
-        self.store: Store = world.store
+        self.store: BoundedStore = world.store
+        self._patience_s = min(_PATIENCE_S, self.store.timeout_s / 2)
+        """How long a rank that is asked waits until it is at the same step: less than who asks."""
         self._offers: dict[str, Lookup] = {}
         self._peers: dict[int, Connection] = {}
         self._last_s = 0.0
@@ -118,11 +121,16 @@ class Reader:
         return out
 
     def _ask(self, rank: int, request: list[Any]) -> tuple[tuple[slice, ...], Tensor]:
+        limit_s = self.store.timeout_s
         try:
-            peer = self._peer(rank)
-            peer.send_bytes(json.dumps(request).encode())
-            answer: dict[str, Any] = json.loads(peer.recv_bytes())
-            data = b"" if "error" in answer else peer.recv_bytes()
+            answer, data = in_time(limit_s, f"{request[1]}", self._exchange, rank, request)
+        except SilenceError as error:
+            meeting = self.world.meeting
+            where = f": {guilty(meeting.roll.call())}" if meeting else ""
+            raise RankError(
+                f"rank {self.world.rank} waited for {request[1]} from rank {rank}, which did not "
+                f"answer within {limit_s:g} s{where}"
+            ) from error
         except (EOFError, OSError) as error:
             raise AutoparError(
                 f"rank {rank} has ended while rank {self.world.rank} reads what it has: let all "
@@ -138,6 +146,12 @@ class Reader:
             torch.frombuffer(bytearray(data), dtype=dtype) if data else torch.empty(0, dtype=dtype)
         )
         return tuple(slice(*ends) for ends in answer["place"]), flat.reshape(sizes)
+
+    def _exchange(self, rank: int, request: list[Any]) -> tuple[dict[str, Any], bytes]:
+        peer = self._peer(rank)
+        peer.send_bytes(json.dumps(request).encode())
+        answer: dict[str, Any] = json.loads(peer.recv_bytes())
+        return answer, b"" if "error" in answer else peer.recv_bytes()
 
     def _peer(self, rank: int) -> Connection:
         if rank not in self._peers:
@@ -173,7 +187,7 @@ class Reader:
             self._last_s = time.monotonic()
 
     def _piece(self, offer: str, name: str, count: int) -> tuple[DTensor, Tensor]:
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + self._patience_s
         while moves.count < count or offer not in self._offers:
             if time.monotonic() > deadline:
                 break
@@ -195,7 +209,7 @@ class Reader:
         self._last_s = max(self._last_s, time.monotonic())
         try:
             left = self.store.add(f"{_KEY}/left", 1)
-            while left < self.world.size and time.monotonic() - self._last_s < _PATIENCE_S:
+            while left < self.world.size and time.monotonic() - self._last_s < self._patience_s:
                 time.sleep(0.02)
                 left = self.store.add(f"{_KEY}/left", 0)
         except RuntimeError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,11 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from autopar.runtime.checkpoint.reading import start_reading
-from autopar.runtime.process.agreement import Agreement
+from autopar.runtime.process.agreement import make_agreement
 from autopar.runtime.process.world import World
-from autopar.runtime.torch_private import local_store
-
-_SERIAL = itertools.count()
 
 
 def gather_on_rank_0(tensors: Mapping[str, Any], rank: int) -> dict[str, Any]:
@@ -92,12 +88,11 @@ def save_pretrained(
     if world.size == 1:
         save(directory, **options)
         return
-    state = gather_on_rank_0(model.state_dict(keep_vars=True), world.rank)
-    name = f"save/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_SERIAL)}"
-    agreement = Agreement(world.store or local_store(), world.rank, world.size, name=name)
+    with world.working("save_pretrained"):
+        state = gather_on_rank_0(model.state_dict(keep_vars=True), world.rank)
 
     def write() -> bytes:
         save(directory, state_dict=state, **options)
         return b""
 
-    agreement.share("files", write)
+    make_agreement(world).share("files", write)

@@ -107,7 +107,8 @@ def whole_parameters(
     whole: dict[str, Tensor] = {}
     keep = False
     try:
-        _gather(params, whole, here)
+        with world.working("unsharded"):
+            _gather(params, whole, here)
         yield here
         _check(params, buffers, whole)
         keep = writeback
@@ -122,7 +123,8 @@ def whole_parameters(
             _put_back(buffers, before)
     _meet(world, failed=False)
     if keep:
-        _take(params, buffers, values, rank or 0)
+        with world.working("unsharded"):
+            _take(params, buffers, values, rank or 0)
 
 
 def generate_tokens(
@@ -199,7 +201,8 @@ def _check(params: Sequence[_Held], buffers: Sequence[_Held], whole: Mapping[str
 def _meet(world: World, *, failed: bool) -> None:
     """Wait for all ranks; AutoparError if another failed."""
     flag = torch.tensor(int(failed), device=world.device)
-    dist.all_reduce(flag, dist.ReduceOp.MAX)
+    with world.working("end of unsharded"):
+        dist.all_reduce(flag, dist.ReduceOp.MAX)
     if flag.item() and not failed:
         raise AutoparError(
             "another rank failed inside unsharded(); nothing that was changed there is kept"

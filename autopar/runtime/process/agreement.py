@@ -4,6 +4,9 @@ Everything goes through the c10d Store: plain keys, no pickle and no collective,
 went another way ends in an error on every rank instead of in a hang. Each rank posts its facts and
 counts itself in; the last to arrive reads them all and writes one verdict; everybody waits for that
 one key. A rank that fails says so, and the others stop with its words.
+
+A wait ends when the process group's timeout is up in which no rank was at work (`roll`), or when a
+rank that is waited for has ended. One of those that wait looks for that, and tells all.
 """
 
 from __future__ import annotations
@@ -12,25 +15,29 @@ import hashlib
 import itertools
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import timedelta
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from torch.distributed.distributed_c10d import Store
-
 from autopar import errors
-from autopar.errors import AutoparError, PlanMismatchError, listed
-from autopar.runtime.torch_private import local_store
+from autopar.errors import AutoparError, PlanMismatchError, RankError, listed
+from autopar.runtime.process.roll import Roll, RollPlace, guilty
+from autopar.runtime.process.spots import of_stack, script_line
+from autopar.runtime.process.waits import BoundedStore
 
 if TYPE_CHECKING:
     from autopar.runtime.process.world import World
 
 CHUNK_BYTES = 1 << 20
-AGREE_TIMEOUT_S = 60.0
-SHARE_TIMEOUT_S = 3600.0
+LOOK_S = 1.0
+"""How long a rank waits before it looks whether those that are missing can still come."""
 _LINGER_S = 2.0
+_GRACE_S = 2.0
+"""How long the Store has for an answer when time is up."""
+_LATER_S = 5.0
+"""How much later than the rank that looks the others do."""
 _SHOWN_RANKS = 8
 _SHOWN_FACT = 160
 _AGREED = "agreed"
@@ -39,42 +46,30 @@ _SERIAL = itertools.count()
 
 
 class Agreement:
-    """One rank's end of the agreement of all `world_size` ranks about one thing.
+    """One rank's end of the agreement of all ranks of `roll` about one thing. `name` tells it from
+    others over the same Store, and must be equal on all ranks; the Store's timeout is its own."""
 
-    `name` tells it from other agreements over the same Store, and must be equal on all ranks.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        rank: int,
-        world_size: int,
-        *,
-        name: str,
-        timeout_s: float = AGREE_TIMEOUT_S,
-        share_timeout_s: float = SHARE_TIMEOUT_S,
-    ) -> None:
-        self._store = store
-        self._rank = rank
-        self._world_size = world_size
+    def __init__(self, store: BoundedStore, roll: Roll, *, name: str) -> None:
+        self._store, self._roll = store, roll
+        self._rank, self._size = roll.rank, roll.size
         self._prefix = f"autopar/{name}"
-        self._timeout_s = timeout_s
-        self._share_timeout_s = share_timeout_s
 
     def agree(self, topic: str, facts: Mapping[str, str]) -> None:
         """Return when every rank has come here with the same `facts`.
 
-        PlanMismatchError, on every rank, names the ranks that have other facts or that did not come
-        within the time limit. If a rank came with `fail`, every rank raises its error.
+        PlanMismatchError, on every rank, names the ranks that have other facts; RankError those
+        that have ended, or did not come in time. If a rank came with `fail`, every rank raises its
+        error.
         """
-        self._post(topic, facts)
+        with self._told(topic):
+            verdict = self._post(topic, facts)
+        _raise_verdict(verdict)
 
     def fail(self, topic: str, error: BaseException) -> None:
         """Tell the others that this rank will not come to `agree(topic, ...)`, and why."""
-        try:
-            self._post(topic, {_FAILURE: _pack_error(error)}, wait=False)
-        except RuntimeError:
-            return  # The Store is gone; the error that led here is the one to show.
+        # If the Store is gone, the error that led here is the one to show.
+        with suppress(RuntimeError):
+            self._post_failure(topic, error)
 
     @contextmanager
     def telling(self, topic: str) -> Generator[None, None, None]:
@@ -86,68 +81,108 @@ class Agreement:
             raise
 
     def share(self, topic: str, make: Callable[[], bytes]) -> bytes:
-        """What `make()` returns on rank 0, on every rank. If it raises there, all ranks raise."""
+        """What `make()` returns on rank 0, on every rank. If it raises there, all ranks raise; it
+        may take longer than any timeout, as long as rank 0 answers meanwhile."""
         return self._send(topic, make) if self._rank == 0 else self._receive(topic)
 
     def _key(self, topic: str, leaf: str) -> str:
         return f"{self._prefix}/{topic}/{leaf}"
 
-    def _post(self, topic: str, facts: Mapping[str, str], *, wait: bool = True) -> None:
+    @contextmanager
+    def _told(self, topic: str) -> Generator[None]:
+        """If the Store is silent or gone, the error says what this rank waited for."""
+        with self._roll.during(self._roll.phase, waits_in=f"the agreement on {topic}"):
+            try:
+                yield
+            except RuntimeError as error:
+                raise RankError(
+                    f"rank {self._rank} waited for the others to agree on {topic}{_here()}, and "
+                    f"{guilty(self._roll.call())}"
+                ) from error
+
+    def _post(self, topic: str, facts: Mapping[str, str]) -> str:
+        """The verdict."""
         self._store.set(self._key(topic, f"facts/{self._rank}"), json.dumps(dict(facts)))
         verdict_key = self._key(topic, "verdict")
-        if self._store.add(self._key(topic, "count"), 1) == self._world_size or not wait:
-            # A failure is a verdict at once: nobody should wait for the ranks still on their way.
-            verdict = self._write_verdict(topic, self._judge(topic, partial=not wait))
-        elif self._wait(verdict_key, self._timeout_s):
-            verdict = self._store.get(verdict_key).decode()
+        if self._store.add(self._key(topic, "count"), 1) == self._size:
+            verdict = self._write(verdict_key, self._judge(topic, range(self._size)))
         else:
-            verdict = self._verdict_after_timeout(topic)
+            verdict = self._awaited(
+                topic,
+                verdict_key,
+                f"to agree on {topic}",
+                lambda rank: not self._has_come(topic, rank),
+                _pack_error,
+            )
         if verdict != _AGREED:
             self._linger(topic)
-        if wait:
-            _raise_verdict(verdict)
+        return verdict
+
+    def _post_failure(self, topic: str, error: BaseException) -> None:
+        facts = json.dumps({_FAILURE: _pack_error(error)})
+        self._store.set(self._key(topic, f"facts/{self._rank}"), facts, _GRACE_S)
+        self._store.add(self._key(topic, "count"), 1, _GRACE_S)
+        # A failure is a verdict at once: nobody should wait for the ranks still on their way.
+        present = [rank for rank in range(self._size) if self._has_come(topic, rank)]
+        self._write(self._key(topic, "verdict"), self._judge(topic, present))
+        self._linger(topic)
 
     def _linger(self, topic: str) -> None:
         """Before an error is raised: it may end this process and, on rank 0, the Store with it."""
         key = self._key(topic, "read")
-        num_read = self._store.add(key, 1)
-        deadline = time.monotonic() + _LINGER_S
-        while self._rank == 0 and num_read < self._world_size and time.monotonic() < deadline:
-            time.sleep(0.01)
-            num_read = self._store.add(key, 0)
+        with suppress(RuntimeError):
+            num_read = self._store.add(key, 1, _GRACE_S)
+            deadline = time.monotonic() + _LINGER_S
+            while self._rank == 0 and num_read < self._size and time.monotonic() < deadline:
+                time.sleep(0.01)
+                num_read = self._store.add(key, 0, _GRACE_S)
 
-    def _wait(self, key: str, timeout_s: float) -> bool:
-        try:
-            self._store.wait([key], timedelta(seconds=timeout_s))
-        except RuntimeError:
-            return bool(self._store.check([key]))
-        return True
-
-    def _write_verdict(self, topic: str, verdict: str) -> str:
+    def _write(self, key: str, verdict: str) -> str:
         """The verdict that stands: the first one written."""
-        return self._store.compare_set(self._key(topic, "verdict"), "", verdict).decode()
+        return self._store.compare_set(key, "", verdict, _GRACE_S).decode()
 
-    def _verdict_after_timeout(self, topic: str) -> str:
-        """One of those whose time is up looks who is missing; if it dies on the way, each does."""
-        scanner = self._store.compare_set(self._key(topic, "scanner"), "", str(self._rank))
-        verdict_key = self._key(topic, "verdict")
-        if scanner.decode() != str(self._rank) and self._wait(verdict_key, 5.0):
-            return self._store.get(verdict_key).decode()
-        missing = [r for r in range(self._world_size) if not self._has_come(topic, r)]
-        text = (
-            f"{_ranks(missing)} did not come to agree on {topic} within {self._timeout_s:g} s: "
-            "see what they print; every rank must run the same script and make the same calls"
-        )
-        return self._write_verdict(topic, _pack_error(PlanMismatchError(text)))
+    def _awaited(
+        self,
+        topic: str,
+        key: str,
+        to_do: str,
+        lacks: Callable[[int], bool],
+        pack: Callable[[RankError], str],
+    ) -> str:
+        """The value of `key`, for which ranks that it `lacks` are to come `to_do` something: if
+        they do not or cannot, their RankError, as it is packed."""
+        timeout_s = self._store.timeout_s
+        until, work = time.monotonic() + timeout_s, -1
+        while True:
+            left_s = max(until - time.monotonic(), 0.0)
+            if self._store.is_set(key, min(LOOK_S, left_s + 0.001), left_s + _GRACE_S):
+                return self._store.get(key, _GRACE_S).decode()
+            before, work = work, self._roll.work_done(left_s + _GRACE_S)
+            if work != before:
+                until = time.monotonic() + timeout_s
+            is_late = time.monotonic() >= until
+            if not self._is_to_look(topic, key, is_late=is_late):
+                continue
+            places = self._roll.call()
+            missing = [place for place in places if lacks(place.rank)]
+            if is_late or any(place.ended for place in missing):
+                limit_s = timeout_s if is_late else None
+                error = RankError(_lost_text(missing or places, to_do, limit_s))
+                self._write(key, pack(error))
+
+    def _is_to_look(self, topic: str, key: str, *, is_late: bool) -> bool:
+        """Whether this rank is the one that looks who is missing; if that dies, each is in the
+        end."""
+        looking = self._store.compare_set(self._key(topic, "looks"), "", str(self._rank), _GRACE_S)
+        if looking.decode() == str(self._rank):
+            return True
+        return is_late and not self._store.is_set(key, _LATER_S, _GRACE_S)
 
     def _has_come(self, topic: str, rank: int) -> bool:
-        return bool(self._store.check([self._key(topic, f"facts/{rank}")]))
+        return self._store.check([self._key(topic, f"facts/{rank}")], _GRACE_S)
 
-    def _judge(self, topic: str, *, partial: bool) -> str:
-        ranks = range(self._world_size)
-        present = [r for r in ranks if self._has_come(topic, r)] if partial else list(ranks)
-        keys = [self._key(topic, f"facts/{r}") for r in present]
-        raw = self._store.multi_get(keys)
+    def _judge(self, topic: str, present: Sequence[int]) -> str:
+        raw = self._store.multi_get([self._key(topic, f"facts/{rank}") for rank in present])
         facts: list[dict[str, str]] = [json.loads(item) for item in raw]
         for rank, fact in zip(present, facts, strict=True):
             if _FAILURE in fact:
@@ -158,47 +193,81 @@ class Agreement:
     def _send(self, topic: str, make: Callable[[], bytes]) -> bytes:
         head = self._key(topic, "head")
         try:
-            data = make()
+            with self._roll.working():
+                data = make()
         except BaseException as error:
-            self._store.set(head, json.dumps({"error": _pack_error(error)}))
-            self._linger(topic)
+            with suppress(RuntimeError):
+                self._store.set(head, json.dumps({"error": _pack_error(error)}), _GRACE_S)
+                self._linger(topic)
             raise
         num_chunks = -(-len(data) // CHUNK_BYTES)
-        for i in range(num_chunks):
-            chunk = data[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
-            self._store.set(self._key(topic, f"chunk/{i}"), chunk.hex())
-        self._store.set(head, json.dumps({"chunks": num_chunks, "digest": _digest(data)}))
+        with self._told(topic):
+            for i in range(num_chunks):
+                chunk = data[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
+                self._store.set(self._key(topic, f"chunk/{i}"), chunk.hex())
+            self._store.set(head, json.dumps({"chunks": num_chunks, "digest": _digest(data)}))
         return data
 
     def _receive(self, topic: str) -> bytes:
-        head_key = self._key(topic, "head")
-        self._poll(topic, head_key)
-        head = json.loads(self._store.get(head_key))
-        if "error" in head:
-            self._linger(topic)
-            _raise_verdict(_blame(0, head["error"]))
-        data = b"".join(
-            bytes.fromhex(self._store.get(self._key(topic, f"chunk/{i}")).decode())
-            for i in range(head["chunks"])
-        )
+        with self._told(topic):
+            head = json.loads(
+                self._awaited(
+                    topic,
+                    self._key(topic, "head"),
+                    f"to send the {topic}",
+                    lambda rank: rank == 0,
+                    lambda error: json.dumps({"lost": _pack_error(error)}),
+                )
+            )
+            if "chunks" not in head:
+                self._linger(topic)
+                _raise_verdict(head.get("lost") or _blame(0, head["error"]))
+            data = b"".join(
+                bytes.fromhex(self._store.get(self._key(topic, f"chunk/{i}")).decode())
+                for i in range(head["chunks"])
+            )
         if _digest(data) != head["digest"]:
             raise PlanMismatchError(f"the {topic} of rank 0 arrived damaged at rank {self._rank}")
         return data
 
-    def _poll(self, topic: str, key: str) -> None:
-        """Wait long, but in naps, so that Ctrl-C works."""
-        deadline, nap_s = time.monotonic() + self._share_timeout_s, 0.005
-        while not self._store.check([key]):
-            if time.monotonic() > deadline:
-                raise PlanMismatchError(
-                    f"rank 0 sent no {topic} within {self._share_timeout_s:g} s: see what it prints"
-                )
-            time.sleep(nap_s)
-            nap_s = min(2 * nap_s, 0.25)
+
+class SoleAgreement(Agreement):
+    """That of a world of one rank, which agrees with itself."""
+
+    def __init__(self) -> None:
+        pass
+
+    def agree(self, topic: str, facts: Mapping[str, str]) -> None:
+        """Return."""
+
+    def fail(self, topic: str, error: BaseException) -> None:
+        """Nobody is to be told."""
+
+    def share(self, topic: str, make: Callable[[], bytes]) -> bytes:
+        """What `make()` returns."""
+        return make()
 
 
 def _digest(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def _here() -> str:
+    line = script_line(iter(of_stack(sys._getframe())))
+    return f", at {line}" if line else ""
+
+
+def _lost_text(missing: Sequence[RollPlace], to_do: str, timeout_s: float | None) -> str:
+    """Who does not come `to_do` something, and where they are; `timeout_s` if that is up."""
+    who, told = _ranks([place.rank for place in missing if place.rank >= 0]), guilty(missing)
+    line = script_line(iter(of_stack(sys._getframe())))
+    others = f" (who has come waits at {line})" if line else ""
+    if timeout_s is None:
+        return f"{who} cannot come {to_do}: {told}{others}"
+    return (
+        f"{who} did not come {to_do} within {timeout_s:g} s: {told}{others}; every rank must run "
+        "the same script and make the same calls"
+    )
 
 
 def _pack_error(error: BaseException) -> str:
@@ -253,8 +322,9 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks, _SHOWN_RANKS)}"
 
 
-def make_agreement(world: World) -> Agreement:
-    """A new agreement; a world of one agrees with itself."""
-    restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    name = f"{restart}/{next(_SERIAL)}"
-    return Agreement(world.store or local_store(), world.rank, world.size, name=name)
+def make_agreement(world: World, name: str = "") -> Agreement:
+    """A new agreement of all ranks, which make as many; a world of one agrees with itself."""
+    if world.store is None or world.meeting is None:
+        return SoleAgreement()
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return Agreement(world.store, world.meeting.roll, name=f"{attempt}/{name}{next(_SERIAL)}")

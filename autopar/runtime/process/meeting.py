@@ -18,13 +18,12 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx
-from torch.distributed.distributed_c10d import Store
 
 from autopar.errors import PlanMismatchError, RankError
 from autopar.runtime.process.agreement import Agreement
@@ -32,6 +31,7 @@ from autopar.runtime.process.digests import BATCH, BatchDigest
 from autopar.runtime.process.roll import Roll, RollPlace, guilty, is_lost_peer
 from autopar.runtime.process.rows import row_shapes
 from autopar.runtime.process.spots import of_error, of_stack, script_line, waiting_collective
+from autopar.runtime.process.waits import BoundedStore, SilenceError, in_time
 
 PATIENCE_S = 1.0
 """How long a rank waits before it asks where the others are, and then again and again."""
@@ -51,6 +51,9 @@ _OWN_ROWS = (
     'pad_across_processes, or padding="max_length" of a tokenizer or collator)'
 )
 _FACTS = ("program", "gradients", "batch")
+SLACK_S = 5.0
+"""How much longer than torch's own timeout, whose words say more, a wait for torch may take."""
+_Answer = TypeVar("_Answer")
 _Graph = Callable[[list[Any]], Sequence[Any]]
 
 
@@ -58,10 +61,10 @@ class Meeting:
     """One rank's end of the meetings of all ranks. `group` is a process group of gloo for this
     alone."""
 
-    def __init__(self, group: dist.ProcessGroup, store: Store, roll: Roll) -> None:
+    def __init__(self, group: dist.ProcessGroup, store: BoundedStore, roll: Roll) -> None:
         self.rank, self.size = group.rank(), group.size()
         self.roll = roll
-        self._group, self._store = group, store
+        self._group, self.store = group, store
         self._digest = BatchDigest()
         rows = torch.zeros((self.size, len(_FACTS)), dtype=torch.int64, device="cpu")
         mine = torch.zeros(len(_FACTS), dtype=torch.int64, device="cpu")
@@ -139,9 +142,7 @@ class Meeting:
                 except RuntimeError as error:
                     if not is_lost_peer(error):
                         raise
-                    waited = waiting_collective(of_error(error), gm) or "a collective"
-                    where = f"the {phase} of call {self.roll.calls}, in {waited}"
-                    raise self._lost(where, self.roll.call()) from error
+                    raise self._explained(error, phase, gm) from error
 
         return run
 
@@ -157,6 +158,38 @@ class Meeting:
                     raise
                 where = f"the {phase} of call {self.roll.calls}, for {what}"
                 raise self._lost(where, self.roll.call()) from error
+
+    @contextmanager
+    def working(self, phase: str) -> Generator[None]:
+        """Inside, this rank is at work in `phase`, for which others wait as long as it takes: if a
+        collective fails, the error says which it was, and where the other ranks are."""
+        with self.roll.during(phase), self.roll.working():
+            try:
+                yield
+            except RuntimeError as error:
+                if not is_lost_peer(error):
+                    raise
+                raise self._explained(error, phase) from error
+
+    def within(
+        self, what: str, function: Callable[..., _Answer], *args: Any, **kwargs: Any
+    ) -> _Answer:
+        """What `function`, in which ranks wait for each other, returns: SilenceError if that takes
+        longer than the process group's timeout. `what` it is for, to be told."""
+        limit_s = self.store.timeout_s + SLACK_S
+        with self.roll.during(self.roll.phase, waits_in=what):
+            return in_time(limit_s, what, function, *args, **kwargs)
+
+    def _explained(
+        self, error: RuntimeError, phase: str, gm: fx.GraphModule | None = None
+    ) -> RankError:
+        """What to say of a peer that is lost, as `error` has it."""
+        if isinstance(error, SilenceError):
+            waited = error.awaited
+        else:
+            waited = waiting_collective(of_error(error), gm) or "a collective"
+        call = f" of call {self.roll.calls}" if self.roll.calls else ""
+        return self._lost(f"the {phase}{call}, in {waited}", self.roll.call())
 
     def _wait(self, work: Any) -> None:
         stuck: list[RollPlace] = []
@@ -174,7 +207,7 @@ class Meeting:
             places = self.roll.call()
             if work.is_completed():
                 continue
-            if places is None or any(place.ended for place in places):
+            if any(place.ended for place in places):
                 raise self._lost(self._start(), places, _TOGETHER)
             absent = [place for place in places if place.calls < self.roll.calls]
             if not _same(absent, stuck):
@@ -186,7 +219,7 @@ class Meeting:
         line = script_line(iter(of_stack(sys._getframe())))
         return f"the start of call {self.roll.calls}" + (f", at {line}" if line else "")
 
-    def _lost(self, where: str, places: Sequence[RollPlace] | None, hint: str = "") -> RankError:
+    def _lost(self, where: str, places: Sequence[RollPlace], hint: str = "") -> RankError:
         """What to tell of a wait in vain; from now on the ranks have parted."""
         # gloo cannot take back what is under way, and a group that is freed waits for it, which
         # would hold up the end of the process for as long as the group's timeout says.
@@ -205,7 +238,7 @@ class Meeting:
 
     def _compare(self, facts: Mapping[str, str], remedy: str) -> None:
         """All ranks know that something differs: what it is, in words."""
-        agreement = Agreement(self._store, self.rank, self.size, name=f"meeting/{self.roll.calls}")
+        agreement = Agreement(self.store, self.roll, name=f"meeting/{self.roll.calls}")
         try:
             agreement.agree(f"call {self.roll.calls} of a compiled model", facts)
         except PlanMismatchError as error:

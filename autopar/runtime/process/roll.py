@@ -2,7 +2,9 @@
 
 Nothing is sent while all goes well: a thread of each rank looks a few times a second whether the
 roll is called, over a connection to the Store that is its own, and answers with the line its main
-thread is at. A rank that ends leaves word of it, and of the error it ended with.
+thread is at. A rank that ends leaves word of it, and of the error it ended with. A rank at work on
+what others wait for, such as a plan, counts up meanwhile, so that they know it from one that is
+lost.
 """
 
 from __future__ import annotations
@@ -14,12 +16,15 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 import msgspec
 from torch import fx
-from torch.distributed.distributed_c10d import Store
+from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from autopar.errors import RankError
+from autopar.runtime.process.hosts import RankHost, process_state, this_host
 from autopar.runtime.process.spots import (
     in_optimizer,
     of_error,
@@ -27,6 +32,7 @@ from autopar.runtime.process.spots import (
     script_line,
     waiting_collective,
 )
+from autopar.runtime.process.waits import BoundedStore, SilenceError
 
 PERIOD_S = 0.25
 ANSWER_S = 2.0
@@ -38,7 +44,8 @@ _SHOWN = 4
 class RollPlace(msgspec.Struct, frozen=True):
     """Where rank `rank` is: how many calls of compiled models it has made, what of a call it is in
     ("forward", or nothing), its line of the script, and the collective it waits in. `ended` says
-    why it ended; it did `because_of` others if that was because they did."""
+    why it ended; it did `because_of` others if that was because they did. Of one that does
+    not answer, `who` says more than its number, and `seen` what can be seen of it from here."""
 
     rank: int
     roll: int = 0
@@ -48,33 +55,44 @@ class RollPlace(msgspec.Struct, frozen=True):
     waits_in: str = ""
     ended: str = ""
     because_of_others: bool = False
+    who: str = ""
+    seen: str = ""
 
     def __str__(self) -> str:
+        name = self.who or f"rank {self.rank}"
         if self.ended:
-            return f"rank {self.rank} {self.ended}"
+            return f"{name} {self.ended}"
         if not self.roll:
-            return f"rank {self.rank} does not answer: it was killed, or cannot be reached"
-        during = f", in the {self.phase} of call {self.calls}," if self.phase else ""
+            return f"{name} {self.seen or _SILENT}"
+        call = f" of call {self.calls}" if self.calls else ""
+        during = f", in the {self.phase}{call}," if self.phase else ""
         if self.waits_in:
             at = f" (at {self.line})" if self.line else ""
-            return f"rank {self.rank}{during} waits in {self.waits_in}{at}"
-        return f"rank {self.rank}{during} is at {self.line or 'a place that cannot be told'}"
+            return f"{name}{during} waits in {self.waits_in}{at}"
+        return f"{name}{during} is at {self.line or 'a place that cannot be told'}"
 
 
 class Roll:
-    """One rank's part in calling the roll; `store` is a connection of its own."""
+    """One rank's part in calling the roll; `store` is a connection of its own, which `keeper` has
+    at its other end."""
 
-    def __init__(self, store: Store, rank: int, size: int, *, keeps_store: bool) -> None:
+    def __init__(self, store: BoundedStore, rank: int, size: int, *, keeper: StoreKeeper) -> None:
         self.calls = 0
         self.phase = ""
+        self.hosts: Sequence[RankHost] = ()
+        """Of all ranks, once they are known."""
         self._gm: fx.GraphModule | None = None
         self._waits_in = ""
-        self._store, self._rank, self._size = store, rank, size
-        self._keeps_store = keeps_store
+        self._works = 0
+        self._here: set[int] = set()
+        """The ranks that have come to the roll, as far as is known."""
+        self._store, self.rank, self.size = store, rank, size
+        self._keeper = keeper
         self._keys = [f"place/{other}" for other in range(size)]
         self._thread_id = threading.get_ident()
         self._closing = threading.Event()
-        store.set(self._keys[rank], msgspec.json.encode(RollPlace(rank)).decode())
+        store.set(f"host/{rank}", msgspec.json.encode(this_host(rank)).decode())
+        self._post(RollPlace(rank))
         self._thread = threading.Thread(target=self._answer, name="autopar roll", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -93,29 +111,78 @@ class Roll:
         finally:
             self.phase, self._gm, self._waits_in = before
 
-    def call(self) -> list[RollPlace] | None:
-        """Where the other ranks are, by rank; None if there is no Store any more."""
+    @contextmanager
+    def working(self) -> Generator[None]:
+        """Inside, this rank is at work on what others wait for, unless it waits itself."""
+        self._works += 1
+        self._thread_id = threading.get_ident()
         try:
-            roll = self._store.add("called", 1)
+            yield
+        finally:
+            self._works -= 1
+
+    def work_done(self, timeout_s: float) -> int:
+        """A number that grows as long as any rank is at work. SilenceError from the Store."""
+        return self._store.add("work", 0, timeout_s)
+
+    def all_hosts(self) -> list[RankHost]:
+        """Those of all ranks, which have all come."""
+        raw = self._store.multi_get([f"host/{rank}" for rank in range(self.size)])
+        return [msgspec.json.decode(item, type=RankHost) for item in raw]
+
+    def call(self) -> list[RollPlace]:
+        """Where the other ranks are, by rank. If the Store is silent or gone, what can be told of
+        its keeper alone."""
+        try:
+            roll = self._store.add("called", 1, ANSWER_S)
             self._post(self.here(roll))
             deadline = time.monotonic() + ANSWER_S
             while True:
                 places = self._places()
                 silent = [p for p in places if p.roll < roll and not p.ended]
-                if not silent or time.monotonic() > deadline:
+                if not any(map(self._may_answer, silent)) or time.monotonic() > deadline:
                     break
                 time.sleep(0.05)
+        except SilenceError:
+            return [self._keeper_place(is_gone=False)]
         except RuntimeError:
-            return None
-        answered = [p if p.ended or p.roll >= roll else RollPlace(p.rank) for p in places]
-        return [p for p in answered if p.rank != self._rank]
+            return [self._keeper_place(is_gone=True)]
+        answered = [p if p.ended or p.roll >= roll else self._unanswered(p.rank) for p in places]
+        return [p for p in answered if p.rank != self.rank]
+
+    def _may_answer(self, place: RollPlace) -> bool:
+        known = self.hosts[place.rank] if self.hosts else None
+        return place.rank in self._here and not (known and process_state(known))
+
+    def _unanswered(self, rank: int) -> RollPlace:
+        """A rank that does not answer, with what can be seen of its process from here."""
+        if rank not in self._here:
+            return RollPlace(rank, seen="has made no compiled model yet")
+        if not self.hosts:
+            return RollPlace(rank)
+        who, state = str(self.hosts[rank]), process_state(self.hosts[rank])
+        if state == "gone":
+            return RollPlace(rank, who=who, ended="was killed: its process is gone")
+        return RollPlace(rank, who=who, seen=_STOPPED if state == "stopped" else "")
+
+    def _keeper_place(self, *, is_gone: bool) -> RollPlace:
+        """Whoever keeps the Store, which does not answer."""
+        rank = self._keeper.rank
+        place = RollPlace(-1) if rank is None else self._unanswered(rank)
+        name = place.who or self._keeper.name
+        verb = "kept" if is_gone else "keeps"
+        who = f"{name}, which {verb} {_STORE}," if name else _STORE
+        ended = place.ended
+        if is_gone:
+            ended = f"{ended or 'has ended'}, so that nobody can tell where the others are"
+        return msgspec.structs.replace(place, who=who, ended=ended)
 
     def here(self, roll: int) -> RollPlace:
         """Where this process is."""
         frames = of_stack(sys._current_frames().get(self._thread_id))
         line, waits_in = script_line(iter(frames)), self._waits_in
         waits_in = waits_in or waiting_collective(frames, self._gm)
-        return RollPlace(self._rank, roll, self.calls, self.phase, line, waits_in)
+        return RollPlace(self.rank, roll, self.calls, self.phase, line, waits_in)
 
     def close(self) -> None:
         """Leave word that this process ends, and how; later calls do nothing."""
@@ -126,8 +193,8 @@ class Roll:
         error: BaseException | None = getattr(sys, "last_value", None)
         with suppress(RuntimeError):
             self._explain(error)
-            self._post(_farewell(self._rank, self.calls, error))
-            if self._keeps_store:
+            self._post(_farewell(self.rank, self.calls, error))
+            if self._keeper.rank == self.rank:
                 # Who still waits for word of others asks this process for it; who does not is told
                 # to ask no more, since torch prints pages about a Store that is gone.
                 if error is not None:
@@ -145,7 +212,7 @@ class Roll:
         told = guilty(self.call())
         line = script_line(iter(frames))
         sys.stderr.write(
-            f"autopar: rank {self._rank} waited in {waited}{phase} after call {self.calls}, at "
+            f"autopar: rank {self.rank} waited in {waited}{phase} after call {self.calls}, at "
             f"{line}, and {told}\n"
         )
 
@@ -155,28 +222,38 @@ class Roll:
             time.sleep(0.05)
 
     def _places(self) -> list[RollPlace]:
-        raw: Sequence[bytes] = self._store.multi_get(self._keys)
-        return [msgspec.json.decode(item, type=RollPlace) for item in raw]
+        for rank in range(self.size):
+            if rank not in self._here and self._store.check([self._keys[rank]], ANSWER_S):
+                self._here.add(rank)
+        keys = [self._keys[rank] for rank in sorted(self._here)]
+        raw = self._store.multi_get(keys, ANSWER_S)
+        found = {p.rank: p for p in (msgspec.json.decode(r, type=RollPlace) for r in raw)}
+        return [found.get(rank, RollPlace(rank)) for rank in range(self.size)]
 
     def _post(self, place: RollPlace) -> None:
-        self._store.set(self._keys[self._rank], msgspec.json.encode(place).decode())
+        text = msgspec.json.encode(place).decode()
+        self._store.set(self._keys[self.rank], text, ANSWER_S)
 
     def _answer(self) -> None:
         answered = 0
-        with suppress(RuntimeError):  # The Store is gone, and nobody can ask.
-            while not self._closing.wait(PERIOD_S):
-                called = self._store.add("called", 0)
+        while not self._closing.wait(PERIOD_S):
+            try:
+                called = self._store.add("called", 0, ANSWER_S)
                 if called >= _CLOSED:
                     return
                 if called > answered:
                     self._post(self.here(called))
                     answered = called
+                if self._works and not self.here(called).waits_in:
+                    self._store.add("work", 1, ANSWER_S)
+            except SilenceError:
+                continue  # Its keeper may go on.
+            except RuntimeError:
+                return  # The Store is gone, and nobody can ask.
 
 
-def guilty(places: Sequence[RollPlace] | None) -> str:
+def guilty(places: Sequence[RollPlace]) -> str:
     """Of all other ranks, those that the wait is due to, and where they are."""
-    if places is None:
-        return f"nobody can tell why: the Store is gone, and with it {KEEPER}"
     signs: tuple[Callable[[RollPlace], bool], ...] = (
         lambda p: not p.because_of_others and (bool(p.ended) or not p.roll),
         lambda p: bool(p.ended),
@@ -202,6 +279,8 @@ def _farewell(rank: int, calls: int, error: BaseException | None) -> RollPlace:
 
 def is_lost_peer(error: BaseException) -> bool:
     """Whether an error of torch.distributed says that a peer is gone, or did not come in time."""
+    if isinstance(error, SilenceError | DistNetworkError | DistStoreError):
+        return True
     text = str(error)
     return isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS)
 
@@ -212,13 +291,25 @@ _SIGNS = (
     "Timed out waiting",
     "Broken pipe",
 )
+_STORE = "the Store over which ranks find each other"
+_SILENT = "does not answer: it was killed or stopped, or cannot be reached"
+_STOPPED = "is stopped, by a signal or a debugger"
 
 
-_BY_TORCHRUN = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-KEEPER = "torchrun" if _BY_TORCHRUN else "rank 0"
-"""Who keeps the Store that the ranks met over."""
+class StoreKeeper(NamedTuple):
+    """Who keeps the Store: rank 0, or a process beside the ranks, or nobody, where it is a file."""
+
+    name: str
+    rank: int | None = None
 
 
-def keeps_store(rank: int) -> bool:
-    """Whether this process keeps the Store."""
-    return rank == 0 and not _BY_TORCHRUN
+def keeper_of(store: Store) -> StoreKeeper:
+    """Who keeps `store`, as torch's rendezvous has it."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    if not isinstance(store, TCPStore):
+        return StoreKeeper("")
+    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if by_agent and str(store.port) == os.environ.get("MASTER_PORT"):
+        return StoreKeeper("torchrun")
+    return StoreKeeper("rank 0", 0)

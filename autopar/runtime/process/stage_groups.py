@@ -41,10 +41,11 @@ class PairChannels:
     the other."""
 
     def __init__(self, world: World) -> None:
-        assert world.store is not None
+        assert world.store is not None and world.meeting is not None
+        self._meeting = world.meeting
         self._rank, self._device = world.rank, world.device
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self._store = PrefixStore(f"autopar/channels/{attempt}/{next(_SERIAL)}", world.store)
+        self._store = PrefixStore(f"autopar/channels/{attempt}/{next(_SERIAL)}", world.store.store)
         self._ways: dict[tuple[int, int], Any] = {}
         self._is_broken = False
 
@@ -52,12 +53,17 @@ class PairChannels:
         """Make what is not there yet of the ways from the first rank of each pair to the second,
         this rank being one of them. A collective call of the two: all ranks open theirs."""
         for source, target in sorted(set(pairs) - self._ways.keys()):
-            store = PrefixStore(f"{source}/{target}", self._store)
-            place = int(self._rank == target)
-            self._ways[source, target] = backend_of_two(store, place, self._device)
-            # A way connects at its first message, for which one rank waits for the other.
-            first = torch.zeros(1, device=self._device)
-            (self.receive(source, first) if place else self.send(target, first)).wait()
+            self._meeting.within(
+                f"messages from rank {source} to rank {target}", self._open, source, target
+            )
+
+    def _open(self, source: int, target: int) -> None:
+        store = PrefixStore(f"{source}/{target}", self._store)
+        place = int(self._rank == target)
+        self._ways[source, target] = backend_of_two(store, place, self._device)
+        # A way connects at its first message, for which one rank waits for the other.
+        first = torch.zeros(1, device=self._device)
+        (self.receive(source, first) if place else self.send(target, first)).wait()
 
     def send(self, target: int, tensor: Tensor) -> Any:
         """Hand `tensor`, contiguous and left as it is until then, to a rank; to be waited for."""
@@ -166,7 +172,9 @@ def _mesh_of_copies(
     taken = set(mesh.names)
     extra = next(name for k in range(len(taken) + 1) if (name := COPY_AXIS + "s" * k) not in taken)
     names = (*reversed(mesh.names), extra)
-    made = DeviceMesh(world.device.type, ordered, mesh_dim_names=names)
+    assert world.meeting is not None
+    what = "the process groups of tied weights"
+    made = world.meeting.within(what, DeviceMesh, world.device.type, ordered, mesh_dim_names=names)
     if is_of(made):
         for name in names:
             limit_waiting(made.get_group(name))

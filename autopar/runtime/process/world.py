@@ -5,36 +5,53 @@ or if there is a CUDA device at all (a model that was left on the CPU is moved, 
 serves every machine; `cluster="1xcpu"` keeps it on the CPU); else the CPU. Under torchrun each
 process takes the device of its LOCAL_RANK. A process group that exists already is used as it is:
 one without NCCL runs on the CPU.
+
+Which ranks share a node is learned from the ranks as they meet for the first time (`hosts`); who
+only looks takes the launcher's word.
 """
 
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import PrefixStore, default_pg_timeout
 from torch.distributed.tensor import placement_types
 
 from autopar.cluster.devices import DEVICES, preset_of
-from autopar.errors import ClusterError, PlanError
-from autopar.ir.mesh import Mesh
+from autopar.errors import ClusterError, PlanError, RankError
+from autopar.ir.mesh import Cluster, Mesh
 from autopar.ir.sharding import Sharding
 from autopar.ir.units import format_bytes
 from autopar.runtime.dtensor_private import is_of, mesh_of_others
-from autopar.runtime.process.meeting import Meeting
-from autopar.runtime.process.roll import Roll, keeps_store
+from autopar.runtime.process.agreement import Agreement
+from autopar.runtime.process.hosts import (
+    RankHost,
+    check_blocks,
+    local_rank,
+    ranks_per_node,
+    told_local_size,
+)
+from autopar.runtime.process.meeting import SLACK_S, Meeting
+from autopar.runtime.process.roll import Roll, RollPlace, guilty, keeper_of
+from autopar.runtime.process.waits import BoundedStore, in_time
 from autopar.runtime.torch_private import (
     default_store,
     gloo_of_world,
     limit_waiting,
     store_of_its_own,
+    timeout_of_world,
 )
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -46,9 +63,8 @@ class World:
 
     rank: int
     size: int
-    local_size: int
     device: torch.device
-    store: Store | None = None
+    store: BoundedStore | None = None
     device_mesh: DeviceMesh | None = None
     """All ranks in one axis; None for a world of one."""
     meeting: Meeting | None = None
@@ -57,12 +73,51 @@ class World:
     @property
     def cluster(self) -> str:
         """The devices at hand as `cluster.parsing.parse_cluster` reads them: `4xcpu`, `2x8xH100`.
-        ClusterError if the device is none that autopar knows."""
-        preset = "cpu" if self.device.type == "cpu" else _cuda_preset(self.device)
-        num_nodes, rest = divmod(self.size, self.local_size)
-        if self.device.type == "cpu" or num_nodes == 1 or rest:
-            return f"{self.size}x{preset}"
-        return f"{num_nodes}x{self.local_size}x{preset}"
+        ClusterError if the device is none that autopar knows, or nodes are not known."""
+        preset, local_size = self.preset, self.local_size
+        if local_size is None:
+            raise ClusterError(
+                f"which of the {self.size} ranks share a node is not known, since the launcher "
+                f'sets no LOCAL_WORLD_SIZE: pass cluster=, for example "{self.size}x{preset}" for '
+                "one node"
+            )
+        num_nodes, rest = divmod(self.size, local_size)
+        if rest:
+            raise ClusterError(
+                f"the launcher says that {local_size} ranks share a node, and {self.size} ranks "
+                f'are no multiple of that: pass cluster=, for example "{self.size}x{preset}"'
+            )
+        nodes = f"{num_nodes}x" if num_nodes > 1 else ""
+        return f"{nodes}{local_size}x{preset}"
+
+    @property
+    def preset(self) -> str:
+        """What `cluster.devices` has of this rank's device. ClusterError if it has nothing."""
+        return "cpu" if self.device.type == "cpu" else _cuda_preset(self.device)
+
+    @property
+    def local_size(self) -> int | None:
+        """How many ranks share a node: as learned, if they have met, or as the launcher says; None
+        if nothing does. ClusterError if they are no nodes of equal size."""
+        group = dist.group.WORLD if dist.is_initialized() else None
+        if group is not None and group in _meetings:
+            return ranks_per_node(_meetings[group].roll.hosts)
+        return told_local_size(os.environ, self.size) if self.size > 1 else 1
+
+    def check_nodes(self, cluster: Cluster) -> None:
+        """ClusterError if the nodes of `cluster` lie across the hosts of the ranks."""
+        if self.meeting is not None and len(cluster.levels) > 1:
+            size = cluster.num_devices // cluster.levels[0].size
+            check_blocks(self.meeting.roll.hosts, size, cluster.name)
+
+    @contextmanager
+    def working(self, phase: str) -> Generator[None]:
+        """`Meeting.working`; for a world of one nothing."""
+        if self.meeting is None:
+            yield
+            return
+        with self.meeting.working(phase):
+            yield
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -88,12 +143,12 @@ def look(model_device: torch.device, kind: str | None = None) -> World:
     rank, size = place_of_process()
     if dist.is_initialized() and "nccl" not in dist.get_backend_config():
         kind = "cpu"
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size)) if size > 1 else 1
-    return World(rank, size, local_size, _device(model_device, kind, rank, size))
+    return World(rank, size, _device(model_device, kind, rank, size))
 
 
 def join(model_device: torch.device, kind: str | None = None) -> World:
-    """The world, with its process group made if there is none yet (gloo; NCCL for CUDA)."""
+    """The world, with its process group made if there is none yet (gloo; NCCL for CUDA). RankError
+    if a rank does not come."""
     world = look(model_device, kind)
     if world.device.type == "cuda":
         torch.cuda.set_device(world.device)
@@ -101,13 +156,16 @@ def join(model_device: torch.device, kind: str | None = None) -> World:
         return world
     if not dist.is_initialized():
         cuda = world.device.type == "cuda"
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+        limit_s = 2 * default_pg_timeout.total_seconds()  # To meet, and to connect.
+        in_time(limit_s, "the process group", dist.init_process_group, backend)
         atexit.register(_leave)
-    device_mesh = DeviceMesh(world.device.type, torch.arange(world.size), mesh_dim_names=("world",))
     meeting = _meeting(world)
-    return replace(world, store=default_store(), device_mesh=device_mesh, meeting=meeting)
+    device_mesh = DeviceMesh(world.device.type, torch.arange(world.size), mesh_dim_names=("world",))
+    return replace(world, store=meeting.store, device_mesh=device_mesh, meeting=meeting)
 
 
+_SERIAL = itertools.count()
 _meetings: WeakKeyDictionary[dist.ProcessGroup, Meeting] = WeakKeyDictionary()
 """By the default process group that they were made for."""
 
@@ -117,11 +175,34 @@ def _meeting(world: World) -> Meeting:
     group = dist.group.WORLD
     assert group is not None
     if group not in _meetings:
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(f"autopar/roll/{attempt}", store_of_its_own())
-        roll = Roll(store, world.rank, world.size, keeps_store=keeps_store(world.rank))
-        _meetings[group] = Meeting(gloo_of_world(), default_store(), roll)
+        _meetings[group] = _first_meeting(world.rank, world.size)
     return _meetings[group]
+
+
+def _first_meeting(rank: int, size: int) -> Meeting:
+    """All ranks come together, and learn where each of them runs."""
+    timeout_s = timeout_of_world().total_seconds()
+    keeper = keeper_of(default_store())
+    name = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/start{next(_SERIAL)}"
+    roll: Roll | None = None
+    awaited = "the Store"
+    try:
+        # Connections of their own, since a wait over one holds up all who use it.
+        store, rolled = (in_time(timeout_s, awaited, store_of_its_own) for _ in range(2))
+        bounded = BoundedStore(store, timeout_s)
+        rolls = BoundedStore(PrefixStore(f"autopar/roll/{name}", rolled), timeout_s)
+        roll = Roll(rolls, rank, size, keeper=keeper)
+        agreement = Agreement(bounded, roll, name=name)
+        agreement.agree("the first compiled model", {})
+        hosts = agreement.share("hosts", lambda: msgspec.json.encode(roll.all_hosts()))
+        roll.hosts = msgspec.json.decode(hosts, type=list[RankHost])
+        awaited = "a process group of all ranks"
+        group = in_time(timeout_s + SLACK_S, awaited, gloo_of_world)
+    except RuntimeError as error:
+        keeper_silent = [RollPlace(0, who=keeper.name or "the Store")]
+        told = guilty(keeper_silent if roll is None else roll.call())
+        raise RankError(f"rank {rank} waited for {awaited}, and {told}") from error
+    return Meeting(group, bounded, roll)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +251,11 @@ def make_groups(mesh: Mesh, world: World, first_rank: int = 0) -> Groups:
     call of all ranks.
 
     DeviceMesh gives groups a timeout of their own: these take that of the world."""
+    assert world.meeting is not None
     names, kind = mesh.names or ("device",), world.device.type
     ranks = torch.arange(first_rank, first_rank + mesh.num_devices).reshape(mesh.sizes or (1,))
-    others = DeviceMesh(kind, ranks, mesh_dim_names=names)
+    what = f"the process groups of mesh {mesh.text}"
+    others = world.meeting.within(what, DeviceMesh, kind, ranks, mesh_dim_names=names)
     is_here = is_of(others)
     for name in names if is_here else ():
         limit_waiting(others.get_group(name))
@@ -224,13 +307,13 @@ def _device(model_device: torch.device, kind: str | None, rank: int, size: int) 
         index = model_device.index if model_device.type == "cuda" else torch.cuda.current_device()
         return torch.device("cuda", index or 0)
     num_devices = torch.cuda.device_count()
-    local_rank = int(os.environ.get("LOCAL_RANK", rank % num_devices))
-    if local_rank >= num_devices:
+    place = local_rank(os.environ, rank, num_devices)
+    if place >= num_devices:
         raise ClusterError(
-            f"this is process {local_rank} of its machine, which has {num_devices} CUDA devices: "
+            f"this is process {place} of its machine, which has {num_devices} CUDA devices: "
             "start at most one process per device"
         )
-    return torch.device("cuda", local_rank)
+    return torch.device("cuda", place)
 
 
 def _cuda_preset(device: torch.device) -> str:

@@ -222,7 +222,7 @@ class Mail:
         rest: list[tuple[int, Any, Tensor]] = []
         for read_at, work, tensor in self._under_way.pop(peer, []):
             if read_at <= done:
-                work.wait()
+                self._wait_until_read(peer, read_at, work)
             else:
                 rest.append((read_at, work, tensor))
         if rest:
@@ -248,7 +248,10 @@ class Mail:
         """Wait until all that was sent has come."""
         for peer, under_way in sorted(self._under_way.items()):
             for read_at, work, _ in under_way:
-                row = self.exchanges.rows[self.exchanges.route.row_of[peer]]
-                with self.awaiting(row[read_at], None, peer):
-                    work.wait()
+                self._wait_until_read(peer, read_at, work)
         self._under_way.clear()
+
+    def _wait_until_read(self, peer: int, read_at: int, work: Any) -> None:
+        row = self.exchanges.rows[self.exchanges.route.row_of[peer]]
+        with self.awaiting(row[read_at], None, peer):
+            work.wait()

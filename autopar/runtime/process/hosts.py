@@ -1,0 +1,238 @@
+"""Which ranks share a machine, as the ranks themselves say and as their launcher does.
+
+A mesh takes the ranks of a node one after the other. Each rank says where it runs; what a launcher
+says is held against that (docs/training.md, "Which ranks share a machine").
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import msgspec
+
+from autopar.errors import ClusterError, listed
+
+_SHOWN_HOSTS = 4
+_SHOWN_RANKS = 8
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
+_LOCAL_RANKS = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK")
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_SLURM_TASKS = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
+
+
+class RankHost(msgspec.Struct, frozen=True):
+    """Where rank `rank` runs: its process, told from a later one of its number by when it was
+    `started` and by the `pid_namespace`; its `host` as NCCL tells hosts apart (name and kernel, or
+    NCCL_HOSTID); and how many ranks torchrun says are on its node."""
+
+    rank: int
+    name: str
+    kernel: str
+    host: str
+    pid: int
+    pid_namespace: str = ""
+    started: str = ""
+    local_size: int | None = None
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (process {self.pid} on {self.name})"
+
+
+def this_host(rank: int) -> RankHost:
+    """Where this process runs, which is `rank`. ClusterError if LOCAL_WORLD_SIZE is no number."""
+    name, kernel = socket.gethostname(), _text("/proc/sys/kernel/random/boot_id")
+    try:
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        namespace = ""
+    started = _stat(os.getpid())
+    return RankHost(
+        rank,
+        name,
+        kernel or name,
+        os.environ.get("NCCL_HOSTID") or f"{name} {kernel}",
+        os.getpid(),
+        namespace,
+        started[1] if started else "",
+        _number(os.environ, "LOCAL_WORLD_SIZE"),
+    )
+
+
+def process_state(process: RankHost) -> str:
+    """ "gone" or "stopped" if that can be seen from this machine; else nothing."""
+    here = this_host(process.rank)
+    if not process.started or (here.kernel, here.pid_namespace) != (
+        process.kernel,
+        process.pid_namespace,
+    ):
+        return ""
+    found = _stat(process.pid)
+    if found is None or found[1] != process.started or found[0] in "ZX":
+        return "gone"
+    return "stopped" if found[0] in "Tt" else ""
+
+
+def ranks_per_node(hosts: Sequence[RankHost]) -> int:
+    """How many ranks each node has, of ranks in order.
+
+    What torchrun says (LOCAL_WORLD_SIZE) is taken where ranks that it puts on a node share a
+    kernel; where it says nothing, a node is a host. ClusterError if nodes have unequal numbers of
+    ranks, if ranks of a host do not follow each other, or if torchrun's word cannot be.
+    """
+    said = {each.local_size for each in hosts}
+    size = next(iter(said))
+    if len(said) > 1 and None not in said:
+        raise ClusterError(
+            f"nodes have unequal numbers of ranks: LOCAL_WORLD_SIZE is {_told_sizes(hosts)} "
+            f"({_told_hosts(hosts)}): {_EQUAL}"
+        )
+    if len(said) > 1 or size is None:
+        return _by_hosts(hosts)
+    if size < 1 or len(hosts) % size:
+        raise ClusterError(
+            f"LOCAL_WORLD_SIZE is {size}, and {len(hosts)} ranks are no multiple of that "
+            f"({_told_hosts(hosts)}): set it to the number of ranks on each node, or do not set it"
+        )
+    for first in range(0, len(hosts), size):
+        block = hosts[first : first + size]
+        if len({each.kernel for each in block}) > 1:
+            _by_hosts(hosts)  # Where that fails as well, it says more.
+            raise ClusterError(
+                f"LOCAL_WORLD_SIZE is {size}, which puts {_ranks([r.rank for r in block])} on one "
+                f"node, and they are on several ({_told_hosts(hosts)}): set it to the number of "
+                "ranks on each node, or do not set it"
+            )
+    return size
+
+
+def check_blocks(hosts: Sequence[RankHost], size: int, cluster: str) -> None:
+    """ClusterError if ranks, `size` of which follow each other on each node of `cluster`, lie
+    across the hosts. A node may be a part of a host, or several whole ones."""
+    blocks = [frozenset(range(first, first + size)) for first in range(0, len(hosts), size)]
+    for ranks in _by_host(hosts).values():
+        here = frozenset(ranks)
+        for block in blocks:
+            if here & block and not (here <= block or block <= here):
+                raise ClusterError(
+                    f"cluster {cluster} has {size} ranks on each node, one after the other, and "
+                    f"{_told_hosts(hosts)}: {_IN_ORDER}"
+                )
+
+
+def told_local_size(environment: Mapping[str, str], world_size: int) -> int | None:
+    """How many ranks are on each node, as the launcher says; None if it says nothing, or speaks of
+    another number of ranks. ClusterError if it says that nodes have unequal numbers."""
+    said = _number(environment, "LOCAL_WORLD_SIZE")
+    if said is None and world_size in {_number(environment, name) for name in _SIZES}:
+        said = next(filter(None, (_number(environment, name) for name in _LOCAL_SIZES)), None)
+    if said is not None:
+        return said
+    if _number(environment, "SLURM_NTASKS") != world_size:
+        return None
+    for name in _SLURM_TASKS:
+        counts = _expanded(environment.get(name, ""))
+        if sum(counts) == world_size:
+            if len(set(counts)) > 1:
+                raise ClusterError(
+                    f"nodes have unequal numbers of ranks: {name} is {environment[name]}: {_EQUAL}"
+                )
+            return counts[0]
+    return None
+
+
+def local_rank(environment: Mapping[str, str], rank: int, num_devices: int) -> int:
+    """Which of its node's ranks this is, and so its device. torchrun's word is taken as it is; by
+    other launchers, which may show each rank its own devices alone, it is below `num_devices`."""
+    said = _number(environment, "LOCAL_RANK")
+    if said is not None:
+        return said
+    if _number(environment, "SLURM_PROCID") == rank:
+        said = _number(environment, "SLURM_LOCALID")
+    names = (_number(environment, name) for name in _LOCAL_RANKS)
+    found = next((each for each in (said, *names) if each is not None), rank)
+    return found % num_devices
+
+
+_EQUAL = (
+    "a mesh needs as many ranks on each node: start so many, or describe the devices with cluster="
+)
+_IN_ORDER = (
+    "start the ranks of a host one after the other (torchrun does; srun --distribution=block, "
+    "mpirun --map-by slot)"
+)
+
+
+def _by_hosts(hosts: Sequence[RankHost]) -> int:
+    ranks = list(_by_host(hosts).values())
+    if len({len(each) for each in ranks}) > 1:
+        raise ClusterError(f"hosts have unequal numbers of ranks ({_told_hosts(hosts)}): {_EQUAL}")
+    if any(each != list(range(each[0], each[0] + len(each))) for each in ranks):
+        raise ClusterError(
+            f"the ranks of a host do not follow each other ({_told_hosts(hosts)}), and a mesh "
+            f"takes ranks in order: {_IN_ORDER}"
+        )
+    return len(ranks[0])
+
+
+def _by_host(hosts: Sequence[RankHost]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for each in hosts:
+        found.setdefault(each.host, []).append(each.rank)
+    return found
+
+
+def _told_hosts(hosts: Sequence[RankHost]) -> str:
+    """`a has 3 ranks (0, 1, 2), b has 1 rank (3)`."""
+    found = [
+        f"{hosts[ranks[0]].name} has {len(ranks)} rank{'s' if len(ranks) > 1 else ''} "
+        f"({listed(ranks, _SHOWN_RANKS)})"
+        for ranks in _by_host(hosts).values()
+    ]
+    more = len(found) - _SHOWN_HOSTS
+    return ", ".join(found[:_SHOWN_HOSTS]) + (f", and {more} more hosts" if more > 0 else "")
+
+
+def _told_sizes(hosts: Sequence[RankHost]) -> str:
+    runs = [(size, [each.rank for each in run]) for size, run in
+            groupby(hosts, key=lambda each: each.local_size)]  # fmt: skip
+    return ", ".join(f"{size} on {_ranks(ranks)}" for size, ranks in runs[:_SHOWN_HOSTS])
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {listed(ranks, _SHOWN_RANKS)}"
+
+
+def _expanded(text: str) -> list[int]:
+    """Slurm's `4(x2),3` as 4, 4, 3; nothing if it is no such text."""
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    if not all(parts):
+        return []
+    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
+
+
+def _number(environment: Mapping[str, str], name: str) -> int | None:
+    text = environment.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ClusterError(f"{name} is {text!r}, which is no number") from None
+
+
+def _stat(pid: int) -> tuple[str, str] | None:
+    """(state, when it was started) of a process; None if there is none, or nothing tells."""
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return (fields[0], fields[19]) if len(fields) > 19 else None
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,134 @@
+"""Waits that end: for a function on a thread of its own, and for answers of the c10d Store.
+
+The keeper of a TCPStore may stand still: stopped by a signal or a debugger, or on a machine that is
+lost. Its clients then wait for an answer without end, in `set`, `add` and `check` too, in C++ where
+neither a timeout nor Ctrl-C reaches them. Here it is always a thread that waits for the Store, and
+the rank waits for the thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from datetime import timedelta
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, TypeVar
+from weakref import finalize
+
+import torch
+from torch.distributed.distributed_c10d import Store
+
+_Answer = TypeVar("_Answer")
+_Jobs = SimpleQueue[tuple["Future[Any]", Callable[[], Any]] | None]
+
+
+class SilenceError(RuntimeError):
+    """What was `awaited` did not come within the time that was given for it."""
+
+    def __init__(self, awaited: str, timeout_s: float) -> None:
+        super().__init__(f"{awaited} did not come within {timeout_s:g} s")
+        self.awaited = awaited
+
+
+def in_time(
+    timeout_s: float, awaited: str, function: Callable[..., _Answer], *args: Any, **kwargs: Any
+) -> _Answer:
+    """`function(*args, **kwargs)`, on a thread of its own with this one's CUDA device.
+
+    SilenceError after `timeout_s`: the thread is left to itself, and does not hold up the end of
+    the process. Where the function raises, its error.
+    """
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+
+    def call() -> _Answer:
+        if device is not None:
+            torch.cuda.set_device(device)
+        return function(*args, **kwargs)
+
+    answer: Future[_Answer] = Future()
+    Thread(target=_do, args=(answer, call), name="autopar wait", daemon=True).start()
+    return _waited(answer, awaited, timeout_s)
+
+
+class BoundedStore:
+    """A connection to a c10d Store, whose answers are waited for `timeout_s` at most, or as long as
+    a call says. SilenceError after that; what was asked may still be done later, in order. Where
+    the Store is gone, torch's RuntimeError."""
+
+    def __init__(self, store: Store, timeout_s: float) -> None:
+        self.store, self.timeout_s = store, timeout_s
+        self._jobs: _Jobs = SimpleQueue()
+        Thread(target=_serve, args=(self._jobs,), name="autopar store", daemon=True).start()
+        finalize(self, self._jobs.put, None)
+
+    def set(self, key: str, value: str, timeout_s: float | None = None) -> None:
+        """Store `value`."""
+        self._ask(timeout_s, self.store.set, key, value)
+
+    def get(self, key: str, timeout_s: float | None = None) -> bytes:
+        """The value of `key`, once it is there."""
+        return self._ask(timeout_s, self.store.get, key)
+
+    def add(self, key: str, amount: int, timeout_s: float | None = None) -> int:
+        """The number that `key` is, with `amount` added to it."""
+        return self._ask(timeout_s, self.store.add, key, amount)
+
+    def check(self, keys: Sequence[str], timeout_s: float | None = None) -> bool:
+        """Whether all `keys` are there."""
+        return self._ask(timeout_s, self.store.check, list(keys))
+
+    def multi_get(self, keys: Sequence[str], timeout_s: float | None = None) -> list[bytes]:
+        """The values of `keys`, once all are there."""
+        return self._ask(timeout_s, self.store.multi_get, list(keys))
+
+    def compare_set(
+        self, key: str, expected: str, value: str, timeout_s: float | None = None
+    ) -> bytes:
+        """The value of `key`, which is set to `value` first if it is `expected`."""
+        return self._ask(timeout_s, self.store.compare_set, key, expected, value)
+
+    def is_set(self, key: str, within_s: float, timeout_s: float | None = None) -> bool:
+        """Whether `key` is there, for which the Store waits `within_s`."""
+
+        def wait() -> bool:
+            try:
+                self.store.wait([key], timedelta(seconds=within_s))
+            except RuntimeError:
+                return bool(self.store.check([key]))
+            return True
+
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        return self._ask(within_s + limit_s, wait)
+
+    def _ask(self, timeout_s: float | None, function: Callable[..., Any], *args: Any) -> Any:
+        answer: Future[Any] = Future()
+        self._jobs.put((answer, lambda: function(*args)))
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        return _waited(answer, "an answer of the Store", limit_s)
+
+
+def _waited(answer: Future[_Answer], awaited: str, timeout_s: float) -> _Answer:
+    try:
+        return answer.result(timeout_s)
+    except FutureTimeoutError:
+        if answer.done():
+            raise  # The function's own.
+        answer.cancel()
+        raise SilenceError(awaited, timeout_s) from None
+
+
+def _do(answer: Future[Any], function: Callable[[], Any]) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    try:
+        answer.set_result(function())
+    except BaseException as error:
+        answer.set_exception(error)
+
+
+def _serve(jobs: _Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        _do(*job)
+        del job
