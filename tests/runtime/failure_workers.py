@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,8 +14,11 @@ import torch
 import torch.distributed as dist
 
 import autopar
+from autopar.driver import session
 from autopar.errors import AutoparError
-from tests.runtime.workers import RANK, net, points, slow_devices
+from autopar.runtime.process.agreement import Agreement
+from autopar.runtime.program.turns import TurnRun
+from tests.runtime.workers import RANK, batch, llama, net, points, slow_devices, staged
 
 TIMEOUT_S = 15
 
@@ -27,15 +31,13 @@ def compiled(timeout_s: float = 60) -> autopar.CompiledModule:
     return model
 
 
-def told(call: Callable[[], object]) -> tuple[str, float, str]:
-    """What an error says, after how many seconds, and what the error under it says."""
-    start_s = time.monotonic()
+def told(call: Callable[[], object]) -> tuple[str, str]:
+    """What an error says, and what the error under it says."""
     try:
         call()
     except AutoparError as error:
-        text = f"{type(error).__name__}: {error}"
-        return text, time.monotonic() - start_s, str(error.__cause__)
-    return "no error", time.monotonic() - start_s, ""
+        return f"{type(error).__name__}: {error}", str(error.__cause__)
+    return "no error", ""
 
 
 def together() -> dict[str, Any]:
@@ -57,10 +59,6 @@ def together() -> dict[str, Any]:
     seen["model"] = told(lambda: (other if odd else model)(*points()))
     time.sleep(1.5 * RANK)  # longer than a rank's patience: it asks, and goes on waiting
     seen["late"] = told(lambda: model(*points())["loss"].backward())
-    start_s = time.perf_counter()
-    for _ in range(100):
-        model(*points())
-    seen["call s"] = (time.perf_counter() - start_s) / 100
     return seen
 
 
@@ -106,3 +104,73 @@ def skipping() -> Any:
     model = compiled()
     loss = model(*points())["loss"]
     return told(loss.backward if RANK == 0 else lambda: model(*points()))
+
+
+SHORT_S = 6
+WAYS: dict[str, Callable[[], object]] = {
+    "killed": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "gone": lambda: os._exit(3),
+    "ended": lambda: sys.exit(4),
+}
+"""How a rank is lost."""
+
+
+def lost() -> Any:
+    """What a rank is told where the environment says of another when and how it is lost."""
+    torch.set_num_threads(1)
+    how, when, rank = os.environ["LOST"].split()
+
+    def leave(now: str) -> None:
+        if (now, RANK) == (when, int(rank)):
+            WAYS[how]()
+
+    def script() -> None:
+        leave("start")
+        in_pipeline = when == "pipeline"
+        if in_pipeline:
+            model, args, kwargs = staged(llama(), microbatches=4), (), batch(0)
+        else:
+            model, args, kwargs = autopar.compile(net(), mesh="2"), points(), {}
+        _leave_in_planning(leave)
+        model(*args, **kwargs)["loss"].backward()
+        leave("second_call")
+        _leave_in_stage(leave)
+        loss = model(*args, **kwargs)["loss"]
+        leave("backward")
+        loss.backward()
+
+    where = os.environ["STORE_URL"]
+    rank_and_size = {} if where == "env://" else {"rank": RANK, "world_size": 2}
+    dist.init_process_group(
+        "gloo", init_method=where, timeout=timedelta(seconds=SHORT_S), **rank_and_size
+    )
+    return told(script)
+
+
+def _leave_in_planning(leave: Callable[[str], None]) -> None:
+    """Rank 0 as it plans, the other as it waits for the plan."""
+    answer, receive = session.answer, Agreement._receive
+
+    def answering(*args: Any) -> Any:
+        leave("planning")
+        return answer(*args)
+
+    def receiving(self: Agreement, topic: str) -> bytes:
+        if topic == "plan":
+            leave("planning")
+        return receive(self, topic)
+
+    session.answer, Agreement._receive = answering, receiving  # type: ignore[method-assign]
+
+
+def _leave_in_stage(leave: Callable[[str], None]) -> None:
+    """As the second microbatch comes."""
+    forward = TurnRun.forward
+
+    def parting(self: TurnRun, turn: int, *given: Any) -> Any:
+        if turn == 1:
+            leave("pipeline")
+        return forward(self, turn, *given)
+
+    TurnRun.forward = parting  # type: ignore[method-assign]

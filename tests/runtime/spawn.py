@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,10 +22,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def spawn(
-    function: str, world_size: int, *, timeout_s: float = 240.0, lost: tuple[int, ...] = ()
+    function: str,
+    world_size: int,
+    *,
+    timeout_s: float = 240.0,
+    lost: tuple[int, ...] = (),
+    env: Mapping[str, str] | None = None,
 ) -> list[object]:
     """What `function` ("tests.runtime.workers.train") returns on each rank, through JSON; None for
-    the ranks in `lost`, which may end as they like.
+    the ranks in `lost`, which may end as they like. `env` is put over their environment.
 
     AssertionError with the output of the first to fail, or of those that still run in the end.
     """
@@ -41,8 +46,8 @@ def spawn(
             for rank, server in enumerate(servers):
                 more = {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
                 more |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-                env = _environment(rank) | more
-                server.start(Work(function, str(results[rank]), str(logs[rank]), env))
+                own = _environment(rank) | more | dict(env or {})
+                server.start(Work(function, str(results[rank]), str(logs[rank]), own))
             deadline = time.monotonic() + timeout_s
             while not failed and any(server.poll() is None for server in awaited.values()):
                 failed = [rank for rank, server in awaited.items() if server.poll()]

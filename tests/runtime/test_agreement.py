@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
-from autopar.errors import AutoparError, InfeasibleError, PlanMismatchError
+from autopar.errors import AutoparError, InfeasibleError, PlanMismatchError, RankError
 from autopar.runtime.process import agreement
+from autopar.runtime.process import roll as rolls
 from autopar.runtime.process.agreement import Agreement
+from autopar.runtime.process.roll import Roll, RollPlace, StoreKeeper
+from autopar.runtime.process.waits import BoundedStore
 
 Work = Callable[[Agreement, int], object]
+HERE = r"test_agreement\.py:\d+"
 
 
 @pytest.fixture(params=["hash", "tcp"])
@@ -37,31 +45,75 @@ def meet(
 ) -> list[object]:
     """What `work` returns, or the error it raises, per rank; None for absent ranks."""
     outcomes: list[object] = [None] * world_size
-    stores = [clients() for _ in range(world_size)]
+    ranks = [rank for rank in range(world_size) if rank not in absent]
+    stores = {rank: clients() for rank in ranks}
+    rolls = {rank: roll_of(clients(), rank, world_size) for rank in ranks}
 
     def run(rank: int) -> None:
-        end = Agreement(
-            stores[rank],
-            rank,
-            world_size,
-            name="test",
-            timeout_s=timeout_s,
-            share_timeout_s=timeout_s,
-        )
+        end = Agreement(BoundedStore(stores[rank], timeout_s), rolls[rank], name="test")
         try:
             outcomes[rank] = work(end, rank)
         except Exception as error:
             outcomes[rank] = error
 
-    threads = [
-        threading.Thread(target=run, args=(r,)) for r in range(world_size) if r not in absent
-    ]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive()
+    for roll in rolls.values():
+        roll.close()
     return outcomes
+
+
+def roll_of(store: dist.Store, rank: int, size: int) -> Roll:
+    own = BoundedStore(dist.PrefixStore("roll", store), 10.0)
+    return Roll(own, rank, size, keeper=StoreKeeper(""))
+
+
+class Counted(dist.Store):
+    """A Store that counts what it is asked, of all its clients together."""
+
+    def __init__(self, store: dist.Store) -> None:
+        super().__init__()
+        self._store = store
+        self.asked: Counter[str] = Counter()
+
+    def set(self, key: str, value: str) -> None:
+        self.asked["set"] += 1
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.asked["get"] += 1
+        return self._store.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        self.asked["add"] += 1
+        return self._store.add(key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        self.asked["check"] += 1
+        return self._store.check(keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.asked["multi_get"] += 1
+        return self._store.multi_get(keys)
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        self.asked["compare_set"] += 1
+        return self._store.compare_set(key, expected, value)
+
+
+def asked_in(world_size: int, work: Work, patch: pytest.MonkeyPatch) -> tuple[list[object], Any]:
+    """What ranks end with, and how often the Store of their agreement was asked for what, when
+    none has to look who is missing."""
+    patch.setattr(agreement, "LOOK_S", 30.0)
+    store = dist.HashStore()
+    counted = Counted(store)
+    sources = itertools.cycle([counted] * world_size + [store] * world_size)
+    outcomes = meet(lambda: next(sources), world_size, work, timeout_s=30.0)
+    return outcomes, counted.asked
 
 
 def agree_on(*values: str) -> Work:
@@ -69,9 +121,21 @@ def agree_on(*values: str) -> Work:
 
 
 def test_equal_facts_pass(clients: Callable[[], dist.Store]) -> None:
-    start = time.monotonic()
     assert meet(clients, 8, agree_on(*"aaaaaaaa")) == [None] * 8
-    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize("world_size", [2, 64])
+def test_each_rank_asks_the_store_a_few_things(
+    world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its facts, its number, the verdict: no rank but the last reads those of all."""
+    outcomes, asked = asked_in(world_size, agree_on(*"a" * world_size), monkeypatch)
+    assert outcomes == [None] * world_size
+    del asked["check"]  # As often as one rank is later than another.
+    assert asked == {
+        "set": world_size, "add": world_size, "get": world_size - 1,
+        "multi_get": 1, "compare_set": 1,
+    }  # fmt: skip
 
 
 def test_odd_ranks_are_named_on_every_rank(clients: Callable[[], dist.Store]) -> None:
@@ -96,14 +160,83 @@ def test_a_fact_that_only_some_have_is_named(clients: Callable[[], dist.Store]) 
 
 
 def test_missing_ranks_are_named(clients: Callable[[], dist.Store]) -> None:
-    start = time.monotonic()
     outcomes = meet(clients, 4, agree_on(*"aaaa"), absent=(1, 3), timeout_s=0.5)
-    assert time.monotonic() - start < 3
     for rank in (0, 2):
-        assert isinstance(outcomes[rank], PlanMismatchError)
-        assert str(outcomes[rank]).startswith(
-            "ranks 1, 3 did not come to agree on the plan within 0.5 s"
+        assert isinstance(outcomes[rank], RankError)
+        assert re.fullmatch(
+            r"ranks 1, 3 did not come to agree on the plan within 0\.5 s: rank 1 has made no "
+            r"compiled model yet, rank 3 has made no compiled model yet \(who has come waits at "
+            rf"{HERE} in <lambda>\); every rank must run the same script and make the same calls",
+            str(outcomes[rank]),
         )
+
+
+def test_one_rank_looks_for_all_who_is_missing(
+    clients: Callable[[], dist.Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "LOOK_S", 0.1)
+    looked: list[int] = []
+    call = Roll.call
+
+    def counted(roll: Roll) -> list[RollPlace]:
+        looked.append(roll.rank)
+        return call(roll)
+
+    monkeypatch.setattr(Roll, "call", counted)
+    outcomes = meet(clients, 6, agree_on(*"aaaaaa"), absent=(5,), timeout_s=1.0)
+    assert all("rank 5 did not come" in str(outcome) for outcome in outcomes[:5])
+    assert len(set(looked)) == 1
+
+
+def test_a_rank_at_work_is_waited_for(
+    clients: Callable[[], dist.Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several times as long as the timeout: rank 0 in what it is to share, rank 1 before it
+    agrees."""
+    rolls: dict[int, Roll] = {}
+    init = Roll.__init__
+
+    def kept(roll: Roll, store: BoundedStore, rank: int, *args: Any, **kwargs: Any) -> None:
+        init(roll, store, rank, *args, **kwargs)
+        rolls[rank] = roll
+
+    monkeypatch.setattr(Roll, "__init__", kept)
+    monkeypatch.setattr(agreement, "LOOK_S", 0.2)
+    done = threading.Event()
+
+    def make() -> bytes:
+        done.wait(1.6)
+        return b"a plan"
+
+    def work(end: Agreement, rank: int) -> object:
+        if rank == 1:
+            with rolls[rank].working():
+                done.wait(1.6)
+        end.agree("the trace", {})
+        return end.share("plan", make)
+
+    assert meet(clients, 2, work, timeout_s=0.8) == [b"a plan"] * 2
+
+
+def test_a_rank_that_has_ended_is_waited_for_no_longer(
+    clients: Callable[[], dist.Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the timeout is far away."""
+    monkeypatch.setattr(agreement, "LOOK_S", 0.1)
+    ended = clients()
+    roll_of(ended, 2, 3).close()
+    outcomes = meet(clients, 3, agree_on(*"aaa"), absent=(2,), timeout_s=1000.0)
+    for rank in (0, 1):
+        assert isinstance(outcomes[rank], RankError)
+        assert re.fullmatch(
+            r"rank 2 cannot come to agree on the plan: rank 2 has ended after 0 calls \(who has "
+            rf"come waits at {HERE} in <lambda>\)",
+            str(outcomes[rank]),
+        )
+    outcomes = meet(
+        clients, 3, lambda end, rank: end.share("plan", bytes), absent=(0, 2), timeout_s=0.2
+    )
+    assert "rank 0 cannot come to send the plan: rank 0 has ended" in str(outcomes[1])
 
 
 def test_a_late_rank_reads_the_verdict_on_it(clients: Callable[[], dist.Store]) -> None:
@@ -114,7 +247,7 @@ def test_a_late_rank_reads_the_verdict_on_it(clients: Callable[[], dist.Store]) 
 
     outcomes = meet(clients, 3, work, timeout_s=0.3)
     assert len({str(o) for o in outcomes}) == 1
-    assert all(isinstance(o, PlanMismatchError) and "rank 2 did not" in str(o) for o in outcomes)
+    assert all(isinstance(o, RankError) and "rank 2 did not" in str(o) for o in outcomes)
 
 
 def test_a_failing_rank_stops_the_others_at_once(clients: Callable[[], dist.Store]) -> None:
@@ -124,9 +257,8 @@ def test_a_failing_rank_stops_the_others_at_once(clients: Callable[[], dist.Stor
             return
         agree_on(*"aaaa")(end, rank)
 
-    start = time.monotonic()
-    outcomes = meet(clients, 4, work, absent=(3,))
-    assert time.monotonic() - start < 5
+    # A timeout that nobody waits for: that of the test ends before.
+    outcomes = meet(clients, 4, work, absent=(3,), timeout_s=1000.0)
     for rank in (0, 2):
         assert isinstance(outcomes[rank], AutoparError)
         assert str(outcomes[rank]) == "rank 1 failed: ValueError: broken"
@@ -168,8 +300,8 @@ def test_silence_of_rank_0_ends(clients: Callable[[], dist.Store]) -> None:
     outcomes = meet(
         clients, 2, lambda end, rank: end.share("plan", bytes), absent=(0,), timeout_s=0.2
     )
-    assert isinstance(outcomes[1], PlanMismatchError)
-    assert "rank 0 sent no plan within 0.2 s" in str(outcomes[1])
+    assert isinstance(outcomes[1], RankError)
+    assert "rank 0 did not come to send the plan within 0.2 s: rank 0 has" in str(outcomes[1])
 
 
 def test_damaged_bytes_are_refused(clients: Callable[[], dist.Store]) -> None:
@@ -185,12 +317,74 @@ def test_damaged_bytes_are_refused(clients: Callable[[], dist.Store]) -> None:
     assert "damaged" in str(meet(clients, 2, work)[1])
 
 
-def test_many_ranks_agree_quickly() -> None:
-    store = dist.HashStore()
+def test_many_ranks_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One reads the facts of all, whatever they are."""
     values = ["a"] * 256
     values[255] = "b"
-    start = time.monotonic()
-    outcomes = meet(lambda: store, 256, agree_on(*values))
-    assert time.monotonic() - start < 5
+    outcomes, asked = asked_in(256, agree_on(*values), monkeypatch)
     assert all("rank 255 differs from ranks 0, 1, 2" in str(outcome) for outcome in outcomes)
     assert all("and 247 more" in str(outcome) for outcome in outcomes)
+    assert (asked["multi_get"], asked["compare_set"]) == (1, 1)
+
+
+class Silent(dist.Store):
+    """A Store whose keeper stands still from the `count`-th question on."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._store, self._left = dist.HashStore(), count
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        self._left -= 1
+        if self._left < 0:
+            threading.Event().wait()
+        return getattr(self._store, name)(*args)
+
+    def set(self, key: str, value: str) -> None:
+        self._ask("set", key, value)
+
+    def get(self, key: str) -> bytes:
+        return self._ask("get", key)
+
+    def add(self, key: str, amount: int) -> int:
+        return self._ask("add", key, amount)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._ask("check", keys)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return self._ask("multi_get", keys)
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        return self._ask("compare_set", key, expected, value)
+
+
+@pytest.mark.parametrize(
+    ("what", "questions"),
+    [
+        *(("agree", count) for count in range(6)),
+        *(("send", count) for count in range(2)),
+        *(("receive", count) for count in range(4)),
+    ],
+)
+def test_a_store_that_is_silent_is_not_waited_for_without_end(
+    questions: int, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was asked last, of one rank that has come and one that has not."""
+    monkeypatch.setattr(agreement, "LOOK_S", 0.05)
+    monkeypatch.setattr(agreement, "_GRACE_S", 0.3)
+    monkeypatch.setattr(agreement, "_LATER_S", 0.1)
+    rank = int(what == "receive")
+    roll = roll_of(dist.HashStore(), rank, 2)
+    end = Agreement(BoundedStore(Silent(questions), 0.3), roll, name="test")
+    with pytest.raises(RankError) as caught:
+        if what == "agree":
+            end.agree("the plan", {})
+        else:
+            end.share("plan", lambda: b"a plan")
+    assert re.match(
+        rf"rank {rank} waited for the others to agree on (the )?plan, at {HERE} in test_\w+, and "
+        rf"rank {1 - rank} has made no compiled model yet",
+        str(caught.value),
+    )
+    roll.close()

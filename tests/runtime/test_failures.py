@@ -7,14 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from tests.runtime.failure_workers import TIMEOUT_S
 from tests.runtime.spawn import spawn
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
 
 HERE = r"failure_workers\.py:\d+ in "
-EXIT_S = 20.0
-"""For a process to end, on a machine that does much else."""
 
 
 @pytest.fixture(scope="module")
@@ -44,32 +41,30 @@ def test_every_rank_is_told_what_differs(together: list[Any], case: str, differs
         rf"differs from rank 0 in {differs}.*; every rank calls a compiled model at the same time",
         said.pop(),
     )
-    assert all(rank[case][1] < 5 for rank in together)
 
 
 def test_ranks_go_on_after_that_and_may_be_late(together: list[Any]) -> None:
     assert [rank["late"][0] for rank in together] == ["no error"] * 2
 
 
-def rank_0(case: str, lost: tuple[int, ...] = (1,)) -> tuple[str, float, str]:
-    """What rank 0 is told where rank 1 parts from it."""
-    text, seconds, cause = cast(
-        "tuple[str, float, str]",
+def rank_0(case: str, lost: tuple[int, ...] = (1,)) -> tuple[str, str]:
+    """What rank 0 is told where rank 1 parts from it, and the error under it."""
+    text, cause = cast(
+        "tuple[str, str]",
         spawn(f"tests.runtime.failure_workers.{case}", 2, timeout_s=60, lost=lost)[0],
     )
     assert "\n" not in text
-    return text, seconds, cause
+    return text, cause
 
 
 def test_a_rank_that_calls_alone_is_told_what_to_write() -> None:
-    text, seconds, _ = rank_0("alone", ())
+    text, _ = rank_0("alone", ())
     assert re.fullmatch(
         rf"RankError: rank 0 waited in the start of call 2, at {HERE}.*, and rank 1 waits in "
         rf"barrier \(at {HERE}alone\); every rank calls .*: make the call on all ranks, or enter "
         r"`with model\.unsharded\(rank=0\):` on all ranks and make it inside on that one alone",
         text,
     )
-    assert seconds < TIMEOUT_S + EXIT_S
 
 
 WAITED = (
@@ -88,10 +83,9 @@ WAITED = (
     ],
 )
 def test_a_rank_that_is_lost_within_a_step_is_named(case: str, told: str, cause: str) -> None:
-    text, seconds, below = rank_0(case)
+    text, below = rank_0(case)
     assert re.fullmatch(WAITED + told, text)
     assert cause in below  # what gloo says is kept, under the error
-    assert seconds < TIMEOUT_S + EXIT_S
 
 
 @pytest.mark.nightly

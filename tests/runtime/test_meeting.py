@@ -37,8 +37,8 @@ def gather(work: Work, size: int = 2, timeout_s: float = 20.0) -> list[Any]:
     def run(rank: int) -> None:
         prefixed = dist.PrefixStore("gloo", store)
         group: Any = dist.ProcessGroupGloo(prefixed, rank, size, timedelta(seconds=timeout_s))
-        rolls = BoundedStore(dist.PrefixStore("roll", store), timeout_s)
-        roll = Roll(rolls, rank, size, keeper=StoreKeeper(""))
+        own = BoundedStore(dist.PrefixStore("roll", store), timeout_s)
+        roll = Roll(own, rank, size, keeper=StoreKeeper(""))
         rolls.append(roll)
         try:
             outcomes[rank] = work(Meeting(group, BoundedStore(store, timeout_s), roll), rank)

@@ -156,10 +156,9 @@ class Roll:
 
     def _unanswered(self, rank: int) -> RollPlace:
         """A rank that does not answer, with what can be seen of its process from here."""
-        if rank not in self._here:
-            return RollPlace(rank, seen="has made no compiled model yet")
         if not self.hosts:
-            return RollPlace(rank)
+            seen = "" if rank in self._here else "has made no compiled model yet"
+            return RollPlace(rank, seen=seen)
         who, state = str(self.hosts[rank]), process_state(self.hosts[rank])
         if state == "gone":
             return RollPlace(rank, who=who, ended="was killed: its process is gone")

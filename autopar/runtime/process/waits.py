@@ -8,10 +8,10 @@ the rank waits for the thread.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from datetime import timedelta
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -90,17 +90,16 @@ class BoundedStore:
         return self._ask(timeout_s, self.store.compare_set, key, expected, value)
 
     def is_set(self, key: str, within_s: float, timeout_s: float | None = None) -> bool:
-        """Whether `key` is there, for which the Store waits `within_s`."""
-
-        def wait() -> bool:
-            try:
-                self.store.wait([key], timedelta(seconds=within_s))
-            except RuntimeError:
-                return bool(self.store.check([key]))
-            return True
-
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        return self._ask(within_s + limit_s, wait)
+        """Whether `key` is there within `within_s`, of which each answer may take `timeout_s`."""
+        # `Store.wait` prints lines about each wait that is in vain.
+        until, nap_s = time.monotonic() + within_s, 0.002
+        while not self.check([key], timeout_s):
+            left_s = until - time.monotonic()
+            if left_s <= 0:
+                return False
+            time.sleep(min(nap_s, left_s))
+            nap_s = min(2 * nap_s, 0.25)
+        return True
 
     def _ask(self, timeout_s: float | None, function: Callable[..., Any], *args: Any) -> Any:
         answer: Future[Any] = Future()
