@@ -33,7 +33,7 @@ from autopar.plans.request import PlanRequest
 def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]) -> HostMemory:
     """Bytes by holder, beside the device's share. Of what the second part of backward needs,
     `carried`, microbatches that wait for that part hold the activations too."""
-    if not (layout.streamed or layout.away):
+    if not (layout.streamed or layout.away) or not request.cluster.has_host_memory:
         return HostMemory()
     at_rest = _at_rest(layout.graph, request)
     params = gradients = optimizer = 0
@@ -67,6 +67,8 @@ def host_row(request: PlanRequest, problem: Problem, aside: int) -> dict[int, In
     for each part of backward, it is that of those which are most together."""
     known = {key: place for place, key in enumerate(problem.keys)}
     found = {0: np.full(len(problem.labels[0]), aside, np.int64)}
+    if not request.cluster.has_host_memory:
+        return found
 
     def add(key: str, sizes: Sequence[int]) -> None:
         amounts = np.array(sizes, np.int64)

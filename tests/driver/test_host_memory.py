@@ -6,8 +6,11 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from autopar.cluster.parsing import parse_cluster
 from autopar.compile import best_as_stated, best_on
@@ -17,6 +20,7 @@ from autopar.driver.asking import answer
 from autopar.driver.leanest import leanest
 from autopar.driver.search import search
 from autopar.errors import InfeasibleError, NotImposedWarning
+from autopar.ir.graph import Graph
 from autopar.ir.moments import ON_HOST
 from autopar.ir.problem import Problem
 from autopar.ir.units import parse_bytes
@@ -26,6 +30,7 @@ from autopar.plans.recorded import options_of
 from autopar.plans.request import Asked, PlanRequest, ask, with_host_share
 from autopar.solver import evaluate, solve
 from autopar.solver.search import silent
+from autopar.tracer import trace
 from tests.driver import test_offload as activations
 from tests.driver import test_residency as parameters
 
@@ -104,14 +109,32 @@ def test_equal_to_the_best_of_all_that_can_be_done() -> None:
     assert evaluate(stated, found.choice).feasible
 
 
-def asked(host_memory: str | None, **options: object) -> Asked:
-    """On the two devices of a node."""
-    given = Options(
-        mesh="2", memory_limit_bytes=offloading().memory_limit_bytes, backend="eager", **options
-    )
+class Wide(nn.Module):
+    """Each weight is a bucket, and so each layer a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4096, 4096, bias=False) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x).tanh()
+        return x.square().mean()
+
+
+@cache
+def wide() -> Graph:
+    with torch.device("meta"):
+        return trace(Wide(), (torch.empty(65536, 4096),), {}).graph
+
+
+def asked(host_memory: str | None, **options: Any) -> Asked:
+    """On the two devices of a node, within less memory than it takes without the host's."""
     of_node = None if host_memory is None else parse_bytes(host_memory)
-    cluster = offloading().cluster
-    return ask(activations.traced().graph, cluster, replace(given, host_memory_bytes=of_node))
+    given = Options(mesh="2", backend="eager", host_memory_bytes=of_node, **options)
+    cluster = activations.fast_host(parse_cluster("2xH100"), FAST)
+    given = replace(given, memory_limit_bytes=9500 << 20)
+    return ask(wide(), cluster, given)
 
 
 def within(wanted: Asked) -> bool:
@@ -146,7 +169,8 @@ def test_the_leanest_plan_is_within_the_share() -> None:
 def test_parameters_that_have_to_be_there_are_in_smaller_shards() -> None:
     """Where all live on the host, or it is told why they cannot."""
     roomy = best_on(parameters.request(27.7, residency="cpu"), silent).estimates
-    least = 4 * sum(p.num_bytes for p in best_on(hosting(), silent).structure.params.values()) // 2
+    params = best_on(parameters.request(27.7), silent).structure.params.values()
+    least = 4 * sum(param.num_bytes for param in params) // 2
     wanted = with_share(parameters.request(27.7, residency="cpu"), least)
     found = best_on(wanted, silent).estimates
     assert found.host_bytes == least <= roomy.host_bytes
@@ -165,9 +189,9 @@ def test_a_node_is_shared_by_its_devices() -> None:
 
 
 def test_what_was_asked_for_is_in_the_plan() -> None:
-    plan = search(asked("1536MiB"), silent)
-    assert "host memory 1536MiB" in plan.provenance.imposed
-    assert options_of(plan).host_memory_bytes == 1536 << 20
+    plan = search(asked("64GiB"), silent)
+    assert "host memory 64GiB" in plan.provenance.imposed
+    assert options_of(plan).host_memory_bytes == 64 << 30
     assert options_of(search(asked(None), silent)).host_memory_bytes is None
 
 
