@@ -22,7 +22,7 @@ from autopar.ir.graph import TensorType, itemsize
 from autopar.ir.patterns import expand
 from autopar.plans.matching import matches
 
-Passes = tuple[int, int]
+StepPasses = tuple[int, int]
 """How many tensors of a parameter's size are read or written, and by how many kernels."""
 Implementation = Literal["foreach", "forloop", "fused", ""]
 """How a step goes through its parameters; "" for torch's choice on the device."""
@@ -60,9 +60,9 @@ class Optimizer:
     kept."""
 
     states: int
-    foreach: Passes
+    foreach: StepPasses
     settings: tuple[Setting, ...] = ()
-    forloop: Passes | None = None
+    forloop: StepPasses | None = None
     implementation: Implementation = ""
     counters: int = 1
     counts_on_device: bool = False
@@ -76,7 +76,7 @@ class Optimizer:
     orthogonal: bool = False
     others: str = ""
 
-    def passes(self, device: str) -> Passes:
+    def passes(self, device: str) -> StepPasses:
         """Those of a step on a device of a kind ("cuda", "cpu")."""
         implementation = self.implementation or ("forloop" if device == "cpu" else "foreach")
         if implementation == "fused":
@@ -119,7 +119,7 @@ _NESTEROV = Setting("nesterov", "nesterov", passes=3, kernels=1, needs="momentum
 _CENTERED = Setting("centered", "centered", states=1, passes=6, kernels=2)
 _COMMON = (_DECAY, _MAXIMIZE)
 _HISTORY = 100
-_PAIR: Passes = (10, 4)
+_PAIR: StepPasses = (10, 4)
 """What LBFGS reads and writes for each pair of its history."""
 
 OPTIMIZERS: Mapping[str, Optimizer] = {
@@ -214,7 +214,7 @@ def _parts(name: str) -> tuple[str, Optimizer, list[str]]:
 
 
 def _with(known: Optimizer, setting: Setting) -> Optimizer:
-    def more(passes: Passes) -> Passes:
+    def more(passes: StepPasses) -> StepPasses:
         return passes[0] + setting.passes, passes[1] + setting.kernels
 
     forloop = None if known.forloop is None else more(known.forloop)

@@ -50,7 +50,7 @@ class LocalCall:
         return value % rank
 
 
-Reads = Callable[[Shapes], Mapping[int, int]]
+ElementsRead = Callable[[Shapes], Mapping[int, int]]
 """Elements that an op reads on one rank, by position, of the inputs that it does not read whole."""
 
 
@@ -178,7 +178,7 @@ class Op:
     lookup: bool = False
     work: Callable[[Graph, Node, Choice, Sequence[int]], Work] | None = None
     inner_bytes: Callable[[Graph, Node, Choice, Sequence[int]], int] | None = None
-    reads: Reads | None = None
+    reads: ElementsRead | None = None
     row_reductions: tuple[str, ...] = ()
     rows_of: int = 0
     row_copies: tuple[float, float] = (0.0, 0.0)
@@ -217,6 +217,6 @@ def reads_as_made(shapes: Shapes) -> Mapping[int, int]:
     return {0: sum(map(prod, shapes.local_outputs))}
 
 
-def reads_shape_of(position: int) -> Reads:
+def reads_shape_of(position: int) -> ElementsRead:
     """`reads` of an op that takes only the shape of one of its inputs."""
     return lambda _: {position: 0}
