@@ -27,13 +27,14 @@ def optimizer_name(given: Any, model: Any = None) -> str:
     if isinstance(given, str):
         _check_names(given, model)
         return given if ";" in given else given.lower()
+    kind = _class_of(given)
     several = cast("Sequence[Any]", given if isinstance(given, list | tuple) else (given,))
     groups = [_groups(each) for each in several]
     if groups and all(groups):
         return _of_groups([pair for pairs in groups for pair in pairs], model)
     if isinstance(given, partial):
         return _named(given.func, given.keywords)
-    return _named(_class_of(given), {})
+    return _named(kind, {})
 
 
 def _class_of(given: object) -> type:

@@ -27,10 +27,6 @@ EXCEPTIONS = {
         "second layer's weights starts where little is computed, that of the head's beside the "
         "last layer alone",
     ),
-    "toy": (
-        0.055,
-        "all layers are one block: what it gathers first is waited for, and the host has no lead",
-    ),
     "zoo-mixtral": (0.114, _NO_LEAD),
     "zoo-vit": (0.099, _NO_LEAD),
 }
