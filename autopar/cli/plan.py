@@ -97,8 +97,8 @@ from autopar.ir.gc_pause import collection_paused
     default="auto",
     show_default=True,
     metavar="NAME|FILE",
-    help="How stages work on microbatches: gpipe, 1f1b, eager-1f1b, interleaved:2, zb-h1, zb-v, zb:2, "
-    "or a table of your own in a file.",
+    help="How stages work on microbatches: gpipe, 1f1b, eager-1f1b, interleaved:2, zb-h1, zb-v, "
+    "zb:2, or a table of your own in a file.",
 )
 @click.option(
     "--loss-chunks",

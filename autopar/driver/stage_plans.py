@@ -116,9 +116,7 @@ class _Planner:
         def planned(limits: Sequence[int]) -> list[Candidate]:
             return self._plan_within(limits, hosted)
 
-        found = plan_within_devices(
-            self.table, self.limits, planned, self.held, least, self.say
-        )
+        found = plan_within_devices(self.table, self.limits, planned, self.held, least, self.say)
         return [self._of_device(stage, each) for stage, each in enumerate(found)]
 
     def _of_device(self, stage: int, found: Candidate) -> Candidate:
@@ -127,9 +125,7 @@ class _Planner:
         estimates = msgspec.structs.replace(found.estimates, memory_limit=limit)
         return replace(found, estimates=estimates)
 
-    def _plan_within(
-        self, limits: Sequence[int], hosted: Mapping[str, bool]
-    ) -> list[Candidate]:
+    def _plan_within(self, limits: Sequence[int], hosted: Mapping[str, bool]) -> list[Candidate]:
         """The plans of all stages, each within so many bytes."""
         graphs, table = self.graphs, self.table
         ends: dict[_End, str] = {}
@@ -140,17 +136,14 @@ class _Planner:
             settled = tuple(sorted(_settled(graph, ends, asked.options.mesh)))
             stored = {name: choices[name].storage for name in _params(graph) if name in choices}
             known_hosted = {**{name: bool(c.hosted) for name, c in choices.items()}, **hosted}
-            options = replace(
-                asked.options, memory_limit_bytes=limits[stage], strategy=strategy
-            )
+            options = replace(asked.options, memory_limit_bytes=limits[stage], strategy=strategy)
             share = asked.cluster.host.memory_bytes // len(table.stages_of(table.ranks[stage]))
-            cluster = with_host_share(asked.cluster, share)
-            here = replace(asked, options=options, cluster=cluster)
+            here = replace(asked, options=options, cluster=with_host_share(asked.cluster, share))
             here = here.of_part(graph, stored, known_hosted)
             others = tuple(map(self._rounded, self.waiting[stage]))
-            mesh = cluster, asked.options.mesh
+            mesh = asked.cluster, asked.options.mesh
             key = (
-                *(_signature(graph), mesh, limits[stage], others, settled),
+                *(_signature(graph), mesh, limits[stage], share, others, settled),
                 *(tuple(stored.items()), here.known_hosted),
             )
             if key not in self.known:

@@ -147,10 +147,14 @@ class ActionTable:
         no second part in the table has it right after the first."""
         if not self.is_split:
             return self
-        there = {(a.stage, a.microbatch) for row in self.rows for a in row if a.kind is Pass.WEIGHTS}
+        there = {
+            (a.stage, a.microbatch) for row in self.rows for a in row if a.kind is Pass.WEIGHTS
+        }
 
         def both(action: Action) -> tuple[Action, ...]:
-            is_whole = action.kind is Pass.BACKWARD and (action.stage, action.microbatch) not in there
+            is_whole = (
+                action.kind is Pass.BACKWARD and (action.stage, action.microbatch) not in there
+            )
             return (action, action._replace(kind=Pass.WEIGHTS)) if is_whole else (action,)
 
         return ActionTable(tuple(tuple(b for a in row for b in both(a)) for row in self.rows))

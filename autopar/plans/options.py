@@ -338,8 +338,8 @@ def _schedule_file(path: str) -> str:
     except (OSError, ValueError) as error:
         words = ", ".join(SCHEDULES)
         raise ArgumentError(
-            f'schedule={path!r}: write "auto", one of {words} ("interleaved:2", "zb:2"), a table such as '
-            f'"0F0 0B0", or the path of one ({error})'
+            f'schedule={path!r}: write "auto", one of {words} ("interleaved:2", "zb:2"), a '
+            f'table such as "0F0 0B0", or the path of one ({error})'
         ) from None
 
 

@@ -18,6 +18,7 @@ _STYLES = {Pass.FORWARD: "blue", Pass.BACKWARD: "green", Pass.WEIGHTS: "yellow"}
 _MARKS = {Pass.FORWARD: "0123456789", Pass.BACKWARD: "abcdefghij", Pass.WEIGHTS: "ABCDEFGHIJ"}
 """What stands for an action: the last digit of its microbatch, as a letter on the way back."""
 
+
 def draw(
     table: ActionTable, spans: Mapping[Action, ActionSpan], width: int = COLUMNS
 ) -> tuple[str, ...]:

@@ -172,7 +172,9 @@ def summarize_pipeline(plan: Plan) -> PipelineSummary:
                 *(k, r.stages, r.busy_ns, r.shared_ns, r.before_ns, r.between_ns, r.behind_ns),
                 *(memory, estimates.memory_limit),
             )
-            for k, (r, memory) in enumerate(zip(ranks, memory_of_devices(estimates, table), strict=True))
+            for k, (r, memory) in enumerate(
+                zip(ranks, memory_of_devices(estimates, table), strict=True)
+            )
         ),
         sends=_send_rows(plan, ranks),
         shared=estimates.shared,

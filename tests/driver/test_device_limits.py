@@ -102,5 +102,7 @@ def test_what_is_given_up_is_in_proportion_to_what_can_be() -> None:
 
 
 def test_what_does_not_fit_together_is_said() -> None:
-    with pytest.raises(InfeasibleError, match=r"stages 0, 1 share a device.* 101 B together, 1 B ov"):
+    with pytest.raises(
+        InfeasibleError, match=r"stages 0, 1 share a device.* 101 B together, 1 B ov"
+    ):
         within([90, 90], [70, 31], 100)

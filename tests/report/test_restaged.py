@@ -70,9 +70,7 @@ def test_another_number_of_stages() -> None:
     assert changes["pipeline", "meshes of stages"] == (
         "dp=2,tp=4, dp=2,tp=4", ", ".join(["dp=2,tp=4"] * 4)
     )  # fmt: skip
-    assert changes["pipeline", "schedule"][1].endswith(
-        "interleaved:2 of 2 microbatches"
-    )
+    assert changes["pipeline", "schedule"][1].endswith("interleaved:2 of 2 microbatches")
     shown = plain(judge(compare(OLD, new)).page(), 120)
     assert "stage 3, peak" in shown and "stage 0, forward of one" in shown
 

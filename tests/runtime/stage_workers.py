@@ -181,6 +181,13 @@ OWN_TABLE = """
 """Three stages on two ranks, two of them on the first."""
 
 
+ANY_ORDER = """
+0F2 0F0 0F3 0F1 0B3 0B1 0B2 0B0
+1F0 1F2 1F1 1F3 1B1 1B3 1B0 1B2
+"""
+"""No stage takes microbatches as another one sends them."""
+
+
 def backward_in_two_parts() -> dict[str, float]:
     """One microbatch, whose loss the script works on; the tables of a user; and later calls."""
     found = {}
@@ -339,6 +346,7 @@ def two() -> dict[str, Any]:
             schedule="zb-h1", verify=True,
         ),
         "dropout": dropout(),
+        "any order": dropout(schedule=ANY_ORDER),
         "scripts": scripts(),
         "checkpoints": checkpoints(LOADED[:1]),
         "files": from_files(),

@@ -75,9 +75,7 @@ class OnTime:
             self.changed.notify_all()
 
 
-def held_by_ranks(
-    found: ZooCase, plan: Plan, patch: pytest.MonkeyPatch
-) -> list[int]:
+def held_by_ranks(found: ZooCase, plan: Plan, patch: pytest.MonkeyPatch) -> list[int]:
     """The most bytes that each rank holds in a step, beside parameters and what belongs to them."""
     graphs = stage_graphs(found.traced.graph, plan.structure)
     programs = tuple(

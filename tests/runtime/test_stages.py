@@ -56,7 +56,9 @@ def test_interleaved_stages_train_as_eager_does(two_more: list[Any]) -> None:
     check_training(two_more, "interleaved")
 
 
-@pytest.mark.parametrize("what", ["dropout", "checkpoints", "files", "random", "shared"])
+@pytest.mark.parametrize(
+    "what", ["dropout", "any order", "checkpoints", "files", "random", "shared"]
+)
 def test_what_scripts_do(two: list[Any], what: str) -> None:
     for rank in two:
         assert rank[what] and max(rank[what].values()) < TOLERANCE, rank[what]
