@@ -276,6 +276,8 @@ class Plan(msgspec.Struct, Shown, frozen=True, forbid_unknown_fields=True):
                 f"stages: there are {len(structure.stages)}, the schedule has {table.num_stages}"
             )
         _check_table(structure, table)
+        if len(self.estimates.devices) not in (0, structure.num_ranks):
+            raise ValueError(f"devices: {len(self.estimates.devices)} of {structure.num_ranks}")
         for each in self.estimates.shared:
             if not each.ranks or max(each.ranks) >= structure.num_ranks:
                 raise ValueError(f"shared: {each.kind} of ranks {list(each.ranks)}")
