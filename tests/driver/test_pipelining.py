@@ -154,7 +154,7 @@ def test_a_tied_weight_lives_on_the_host_in_all_its_stages_or_in_none() -> None:
     options: dict[str, Any] = {"stages": 2, "microbatches": 2, "schedule": "1f1b"}
     options["cluster"] = hostless("2xH100")
     free = autopar.plan(Tied(), inputs, **options)
-    fullest = max(stage.estimates.memory.total for stage in free.stages)
+    fullest = max(memory.total for memory in free.estimates.devices)
     for part, is_hosted in ((1.0, False), (0.9, True)):
         limit = int(fullest * part)
         found = autopar.plan(Tied(), inputs, **options, residency="auto", memory_limit=limit)
