@@ -52,8 +52,11 @@ __all__ = [
     "is_view",
     "keeps_graph",
     "limit_waiting",
+    "load_into",
+    "loading_by",
     "map_tensors",
     "no_torch_function",
+    "run_load_hooks",
     "signature_of",
     "store_of_its_own",
     "take_over_collective",
@@ -151,6 +154,30 @@ _AUTOGRAD = (
     DispatchKey.AutogradOther,
     DispatchKey.ADInplaceOrView,
 )
+
+
+@contextmanager
+def loading_by(take: Callable[..., None]) -> Generator[None, None, None]:
+    """Inside, `take(module, state_dict, prefix, *more)` is what modules do of their own as they
+    load, which those that have methods and hooks for it do in the midst of it."""
+    owner: Any = nn.Module
+    plain = owner._load_from_state_dict
+    owner._load_from_state_dict = lambda *given: take(*given)
+    try:
+        yield
+    finally:
+        owner._load_from_state_dict = plain
+
+
+def load_into(module: nn.Module, state: dict[str, Any], prefix: str) -> None:
+    """What `load_state_dict` does of one module, with what a file without a version gives."""
+    module._load_from_state_dict(state, prefix, {}, True, [], [], [])
+
+
+def run_load_hooks(module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
+    """The hooks that change a state dict before a module loads it."""
+    for hook in module._load_state_dict_pre_hooks.values():
+        hook(state, prefix, *more)
 
 
 def hand_hooks(old: Tensor, new: Tensor) -> None:

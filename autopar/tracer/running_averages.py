@@ -20,7 +20,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def averages_as_tensors() -> Generator[None, None, None]:
     """Inside, such norms can be traced."""
     with ExitStack() as stack:
-        for kind in (_BatchNorm, nn.SyncBatchNorm):
+        kinds: tuple[Any, ...] = (_BatchNorm, nn.SyncBatchNorm)
+        for kind in kinds:
             stack.callback(setattr, kind, "forward", kind.forward)
             kind.forward = _averaging(kind.forward)
         yield

@@ -50,7 +50,9 @@ def with_fused_head(model: Any) -> None:
         if labels is None:
             return original(x)
         hidden = model.body(x)
-        loss = F.cross_entropy(hidden @ model.head.weight.t() * model.scale, labels, reduction="sum")
+        loss = F.cross_entropy(
+            hidden @ model.head.weight.t() * model.scale, labels, reduction="sum"
+        )
         return {"loss": loss / labels.numel()}
 
     model.forward = forward
@@ -109,7 +111,9 @@ def _compared(change: Callable[[Any], None]) -> dict[str, Any]:
         assert found[0].keys() == found[1].keys()
         far = [distance(found[0][name], found[1][name]) for name in found[0]]
         pairs = zip(model.parameters(), eager.parameters(), strict=True)
-        far += [distance(p.grad, q.grad) for p, q in pairs if q.grad is not None and p.grad is not None]
+        far += [
+            distance(p.grad, q.grad) for p, q in pairs if q.grad is not None and p.grad is not None
+        ]
         far.append(distance(model(x)["logits"], eager(x)["logits"]))
         seen.append([max(far), len(model.plans)])
 

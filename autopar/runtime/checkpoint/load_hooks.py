@@ -1,4 +1,4 @@
-"""What `load_state_dict` would make of a checkpoint: hooks and methods of modules may rename tensors
+"""What `load_state_dict` would make of a checkpoint: hooks and methods of modules rename tensors
 (`weight_norm`), put them together, or add some that older versions lacked.
 
 They are run on tensors without values. What they hand on as it is keeps its place in the files, of
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from autopar.runtime.checkpoint.lazy import Lazy, Region, Unreadable, everything
+from autopar.runtime.torch_private import load_into, loading_by, run_load_hooks
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +67,13 @@ class _Loading:
         self._found: dict[str, Tensor] = {}
 
     def load(self, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        plain = nn.Module._load_from_state_dict
-        owner: Any = nn.Module
-        # A function, as methods that call it through `super()` need one.
-        owner._load_from_state_dict = lambda *given: self._take(*given)
-        try:
-            with torch.no_grad():
-                self._walk(model, dict(state), "")
-        finally:
-            owner._load_from_state_dict = plain
+        """What is there to load, by name, once all modules have changed a state dict."""
+        with loading_by(self._take), torch.no_grad():
+            self._walk(model, dict(state), "")
         return self._found
 
     def _walk(self, module: nn.Module, state: dict[str, Any], prefix: str) -> None:
-        module._load_from_state_dict(state, prefix, {}, True, [], [], [])
+        load_into(module, state, prefix)
         for name, child in module._modules.items():
             if child is not None:
                 inner = f"{prefix}{name}."
@@ -86,11 +81,9 @@ class _Loading:
                 self._walk(child, own, inner)
 
     def _take(self, module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
-        """In the place of `nn.Module._load_from_state_dict`: hooks, and then what is there."""
-        for hook in module._load_state_dict_pre_hooks.values():
-            hook(state, prefix, *more)
+        run_load_hooks(module, state, prefix, *more)
+        children = module._modules
         for key, value in state.items():
             first, _, rest = key.removeprefix(prefix).partition(".")
-            if not key.startswith(prefix) or (rest and first in module._modules):
-                continue
-            self._found[key] = value
+            if key.startswith(prefix) and not (rest and first in children):
+                self._found[key] = value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -13,7 +14,6 @@ from torch import nn
 from autopar.runtime.checkpoint.reading import moves
 from autopar.runtime.checkpoint.saving import save_alone, save_pretrained
 from autopar.runtime.module.params import as_stored, check_ties
-
 
 _OF = "_autopar_forward_of"
 """Where a forward that was taken from a compiled model has that model."""
@@ -29,7 +29,7 @@ def _of_model(function: Any, compiled: nn.Module) -> Any:
         named = {name: model if x is compiled else x for name, x in function.keywords.items()}
         return partial(_of_model(function.func, compiled), *args, **named)
     if getattr(function, _OF, None) is compiled:
-        return function.__wrapped__
+        return inspect.unwrap(function, stop=lambda one: not hasattr(one, _OF))
     return function
 
 
