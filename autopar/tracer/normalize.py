@@ -41,7 +41,7 @@ def passes(tied: dict[str, str]) -> tuple[_Pass, ...]:
         settle_updates,
         partial(merge_tied_parameters, tied=tied),
         drop_output_copies,
-        copy_viewed_gradients,
+        copy_expanded_gradients,
         split_mean_losses,
         split_biased_matmuls,
         split_dropouts,
@@ -165,12 +165,12 @@ def drop_output_copies(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-def copy_viewed_gradients(gm: fx.GraphModule) -> fx.GraphModule:
-    """Gradients that are views of other dims than they have (a sum's is expanded from a number) as
-    copies, which ranks can have uneven chunks of: a view is one of what is cut alike."""
+def copy_expanded_gradients(gm: fx.GraphModule) -> fx.GraphModule:
+    """Gradients that are expanded (a sum's, from a number) as copies, which ranks can have uneven
+    chunks of: a view is one of what is cut alike, and a number is not."""
     pairs = list(zip(*outputs_of(gm), strict=True))
     for index, (item, desc) in enumerate(pairs):
-        if isinstance(desc, torch_private.GradAOTOutput) and _has_other_dims(item):
+        if isinstance(desc, torch_private.GradAOTOutput) and _is_expanded(item):
             with gm.graph.inserting_after(item):
                 copy = gm.graph.call_function(aten.clone.default, (item,))
             copy.meta = {**item.meta, "val": item.meta["val"].clone()}
@@ -180,21 +180,16 @@ def copy_viewed_gradients(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 _VIEWS = (
-    aten.expand.default, aten.permute.default, aten.squeeze.dim, aten.squeeze.dims, aten.t.default,
-    aten.transpose.int, aten.unsqueeze.default, aten.view.default,
+    aten.permute.default, aten.squeeze.dim, aten.squeeze.dims, aten.t.default, aten.transpose.int,
+    aten.unsqueeze.default, aten.view.default,
 )  # fmt: skip
 
 
-def _has_other_dims(item: Any) -> bool:
-    """Whether a node is a view, through others, of what has not its dims, but for those of 1."""
-    node = item
-    while isinstance(node, fx.Node) and node.target in _VIEWS:
-        (source,) = node.all_input_nodes
-        before, after = ([n for n in x.meta["val"].shape if n != 1] for x in (source, node))
-        if node.target in (aten.expand.default, aten.view.default) and before != after:
-            return True
-        node = source
-    return False
+def _is_expanded(item: Any) -> bool:
+    """Whether a node is a view, through others, of what was expanded."""
+    while isinstance(item, fx.Node) and item.target in _VIEWS:
+        item = item.args[0]
+    return isinstance(item, fx.Node) and item.target is aten.expand.default
 
 
 def split_mean_losses(gm: fx.GraphModule) -> fx.GraphModule:
