@@ -55,7 +55,7 @@ from autopar.runtime.process.digests import BATCH, digest_params, digest_values,
 from autopar.runtime.process.progress import StepProgress
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import ParamPlace, World
-from autopar.runtime.program.binding import results, row_results
+from autopar.runtime.program.binding import results, row_results, sequence_results
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.random import DefaultRandom, SharedRandom, draws
@@ -342,6 +342,7 @@ class Builder:
             results=results(traced.graph, ((leaf.item, leaf.value) for leaf in traced.outputs)),
             in_spec=traced.in_spec,
             rows=row_results(with_handed(traced.graph, _handed(signature))),
+            sequences=sequence_results(traced.graph),
             out_spec=traced.out_spec,
             names=tuple(leaf.name for leaf in traced.outputs),
             random=random,

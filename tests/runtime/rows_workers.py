@@ -126,3 +126,63 @@ def accelerated() -> dict[str, float]:
         "output": float((found - eager(mine)).detach().abs().max()),
         "grad": float((model.a.weight.grad.full_tensor() - eager.a.weight.grad).abs().max()),
     }
+
+
+class Causal(nn.Module):
+    """A language model, as wide as the longest sequence is long, with an output of that width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(11, 6, dtype=torch.float64)
+        self.head = nn.Linear(6, 11, dtype=torch.float64)
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor
+    ) -> dict[str, Tensor]:
+        hidden = (self.table(input_ids) * attention_mask[..., None]).cumsum(1)
+        logits = self.head(hidden)
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return {"loss": loss, "logits": logits, "pooled": hidden[:, -1]}
+
+
+def metrics(logits: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    """The share of tokens that are right and the mean entropy, of logits beside the labels and the
+    mask that the model was called with, as trainers of language models log them."""
+    labels, mask = batch["labels"][:, 1:], batch["attention_mask"]
+    counted = labels != -100
+    right = (logits[:, :-1].argmax(-1) == labels) & counted
+    surprise = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)
+    return torch.stack([right.sum() / counted.sum(), (surprise * mask).sum() / mask.sum()])
+
+
+def padded_by_rank() -> dict[str, Any]:
+    """Sequences that each rank pads to its own longest, under accelerate."""
+    from accelerate import Accelerator
+
+    model: Any = Accelerator(cpu=True).prepare(autopar.compile(Causal()))
+    eager = Causal()
+    handed: list[dict[str, Tensor]] = []
+    torch.manual_seed(3)
+    for length in (4, 6):
+        ids = torch.randint(0, 11, (2, length))
+        mask = torch.arange(length) < torch.tensor([[length], [length - 1]])
+        labels = torch.where(mask, ids, -100)
+        handed.append({"input_ids": ids, "attention_mask": mask.long(), "labels": labels})
+    mine = handed[dist.get_rank()]
+    found, expected = model(**mine), eager(**mine)
+    seen = {
+        "shape": list(found["logits"].shape),
+        "pooled": list(found["pooled"].shape),
+        "logits": float((found["logits"] - expected["logits"]).detach().abs().max()),
+        "metrics": float(
+            (metrics(found["logits"].detach(), mine) - metrics(expected["logits"].detach(), mine))
+            .abs().max()
+        ),
+    }  # fmt: skip
+    # Of a loss of its own, as DDP: the mean over ranks of what each gives.
+    model(**mine)["logits"].square().mean().backward()
+    torch.stack([eager(**each)["logits"].square().mean() for each in handed]).mean().backward()
+    assert eager.head.weight.grad is not None
+    grad = model.head.weight.grad.full_tensor() - eager.head.weight.grad
+    return seen | {"grad": float(grad.abs().max())}

@@ -41,3 +41,12 @@ def test_rows_of_another_length_are_told_and_the_next_call_works(ranks: list[Any
 def test_accelerate_gets_its_own_rows_back() -> None:
     for rank in spawn("tests.runtime.rows_workers.accelerated", 2):
         assert isinstance(rank, dict) and max(rank.values()) < 1e-12
+
+
+def test_outputs_are_as_long_as_what_a_rank_padded() -> None:
+    """So that they go with its own labels and mask, in metrics as in a loss."""
+    ranks: list[Any] = spawn("tests.runtime.rows_workers.padded_by_rank", 2)
+    for rank, (seen, length) in enumerate(zip(ranks, (4, 6), strict=True)):
+        assert seen["shape"] == [2, length, 11], rank
+        assert seen["pooled"] == [2, 6]
+        assert max(seen["logits"], seen["metrics"], seen["grad"]) < 1e-12

@@ -30,7 +30,7 @@ from autopar.runtime.process.rows import gather_rows
 from autopar.runtime.process.world import World
 from autopar.runtime.program.random import DefaultRandom, RandomOfRank0
 from autopar.runtime.program.sharded import ShardedOutput, whole_of
-from autopar.runtime.torch_private import map_tensors
+from autopar.runtime.torch_private import flatten, map_tensors
 
 ITEMS = "num_items_in_batch"
 """The argument by which Trainer tells the number of labels in all batches of a step."""
@@ -188,6 +188,21 @@ def to_one_length(
     return kwargs | {
         name: _padded(kwargs[name], longest[name], fill) for name, fill in fills.items()
     }
+
+
+def own_lengths(
+    kwargs: Mapping[str, Any], padded: Mapping[str, Any], num_before: int
+) -> dict[int, int]:
+    """How long this rank's sequences are, by the positions of those leaves that were `padded` to be
+    as long as others: `num_before` leaves stand before those of the keywords, in their order."""
+    found: dict[int, int] = {}
+    position = num_before
+    for name in sorted(padded):
+        own, given = kwargs[name], padded[name]
+        if isinstance(own, Tensor) and own.dim() > 1 and own.shape[1] != given.shape[1]:
+            found[position] = own.shape[1]
+        position += len(flatten(given)[0])
+    return found
 
 
 def _fill(name: str, model: nn.Module) -> int | None:

@@ -8,6 +8,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import AutoparError, ManyProgramsWarning
 from autopar.ir.sharding import Handed
 from autopar.plans.plan import Plan
-from autopar.runtime.module.accelerated import Terms, accept, rows_of_rank
+from autopar.runtime.module.accelerated import Terms, accept, own_lengths, rows_of_rank
 from autopar.runtime.module.arguments import describe, objects_among
 from autopar.runtime.module.changes import know_rows_differ
 from autopar.runtime.module.remade import Remade, remade_by_hooks, remake
@@ -71,7 +72,8 @@ class Executable:
     `places` says where each parameter lies, but for those that are plain tensors, whole on every
     rank; `pieces` the inputs that the program takes in the pieces
     that ranks are handed, by name ("input:0"); `rows` the results that have a row per row of the
-    batch that ranks hold pieces of; `random` is what it draws random numbers from, if it draws any.
+    batch that ranks hold pieces of, `sequences` those whose dim 1 is that of inputs, with their
+    positions; `random` is what it draws random numbers from, if it draws any.
     `in_spec` is that of (args, kwargs), and `names` what users call the outputs, by position.
     `origin` is the same for all programs of a call, each with gradients of more outputs;
     `reads` are what a program is right for, besides its arguments.
@@ -86,6 +88,7 @@ class Executable:
     pieces: frozenset[str]
     results: tuple[Result, ...]
     rows: frozenset[str]
+    sequences: Mapping[str, tuple[int, ...]]
     in_spec: TreeSpec
     out_spec: TreeSpec
     names: tuple[str, ...]
@@ -161,9 +164,10 @@ class Runner:
             return self.model(*args, **kwargs)
         if self.terms is None:
             return self._run(args, kwargs)
-        kwargs = self.terms.take(kwargs)
+        taken = self.terms.take(kwargs)
+        lengths = own_lengths(kwargs, taken, len(flatten(args)[0]))
         with self.terms.autocast():
-            return self.terms.give(self._run(args, kwargs), kwargs)
+            return self.terms.give(self._run(args, taken, lengths), taken)
 
     @property
     def handed_out(self) -> Inputs:
@@ -181,7 +185,14 @@ class Runner:
         self.terms = self.terms or accept(self.model, self.world)
         know_rows_differ()
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, exact: bool = False) -> Any:
+    def _run(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        lengths: Mapping[int, int] = MappingProxyType({}),
+        *,
+        exact: bool = False,
+    ) -> Any:
         leaves, made = self.prepare(args, kwargs, exact=exact)
         executable = made.executable
         step, params, others, random = ready = self._ready(made, leaves)
@@ -192,16 +203,17 @@ class Runner:
         with suppress(RefrozenError), random.drawn_from() if random else nullcontext():
             results = step(params, others, past, made.trained)
         if results is None:
-            return self._run(args, kwargs, exact=True)
+            return self._run(args, kwargs, lengths, exact=True)
         with torch.no_grad():
             for name in [name for name in results if name.startswith(("mutation:", "update:"))]:
                 local(self._tensor(name.partition(":")[2])).copy_(results.pop(name))
         remake(made.remade)
         if self.terms is not None:
             counts = [leaf.counts for leaf in leaves if isinstance(leaf, Piece)]
-            results |= {
-                name: rows_of_rank(results[name], self.world, counts) for name in executable.rows
-            }
+            for name in executable.rows:
+                own = rows_of_rank(results[name], self.world, counts)
+                padded = [lengths[k] for k in executable.sequences.get(name, ()) if k in lengths]
+                results[name] = own[:, : padded[0]] if padded else own
         leaves = [r.value if r.name is None else results[r.name] for r in executable.results]
         return unflatten(leaves, executable.out_spec)
 

@@ -161,6 +161,22 @@ def row_results(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
+def sequence_results(graph: Graph) -> dict[str, tuple[int, ...]]:
+    """The results, by name, whose dim 1 is that of inputs, and the positions of those."""
+    by_parts: dict[tuple[int, ...], list[int]] = {}
+    for node in graph.with_role(Role.INPUT):
+        parts = node.outputs[0].parts
+        if len(parts) > 1 and parts[1]:
+            by_parts.setdefault(parts[1], []).append(int(node.target))
+    found: dict[str, tuple[int, ...]] = {}
+    for role in (Role.VALUE, Role.DETACHED):
+        for node in graph.with_role(role):
+            parts = graph.type_of(node.inputs[0]).parts
+            if len(parts) > 1 and parts[1] in by_parts:
+                found[f"{role.value}:{node.target}"] = tuple(by_parts[parts[1]])
+    return found
+
+
 def results(graph: Graph, leaves: Iterable[tuple[int | None, Any]]) -> tuple[Result, ...]:
     """The leaves of the model's output under the names that the program gives them: each an item of
     what `graph` returns, or a constant."""
