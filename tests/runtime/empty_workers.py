@@ -68,7 +68,8 @@ def uneven() -> dict[str, float]:
         for name, reduce in REDUCTIONS.items():
             got, expected = reduce(one), reduce(other)
             assert got.shape == expected.shape, (what, name)
-            seen[f"{name} of {what}"] = float((_whole(got) - expected).detach().abs().max())
+            off = _whole(got).detach().double() - expected.detach().double()
+            seen[f"{name} of {what}"] = float(off.abs().max())
             if what == "bias" and expected.requires_grad:
                 grads = (
                     torch.autograd.grad(y.sum(), leaf)[0]
