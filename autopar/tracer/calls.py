@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from autopar.errors import GuardError
-from autopar.runtime.program.spent import keeps_graph
+from autopar.runtime.program.spent import leaves_graph
 from autopar.tracer import torch_private
 from autopar.tracer.attention import attend
 from autopar.tracer.effects import CONTROL_FLOW_REMEDY
@@ -108,7 +108,7 @@ class CallMode(TorchFunctionMode):
                 "put it there once, before autopar.compile",
             )
         if func is torch.autograd.grad:
-            self.spends_graphs |= not keeps_graph(*args, **kwargs)
+            self.spends_graphs |= not leaves_graph(*args, **kwargs)
         if func is torch.clamp and self._conditions:
             place = users_place()
             conditions = self._conditions.pop((place.code, place.line), ())

@@ -150,7 +150,7 @@ class _Step(nn.Module):
         roles = output_roles(found, [self.wanted(i, name) for i, name in enumerate(names)])
         spent: set[int] = set()
         if self.calls.spends_graphs:
-            spent = {i for i, role in enumerate(roles) if role is not None and is_spent(found[i])}
+            spent = {i for i, role in enumerate(roles) if role and is_spent(found[i])}
             roles = [Role.DETACHED if i in spent else role for i, role in enumerate(roles)]
         self.outputs = tuple(
             CapturedLeaf(role, None, name, x.requires_grad and i not in spent, role is None)
@@ -292,8 +292,7 @@ def _joint_graph(
         try:
             with without_inner_backward():
                 gm = torch_private.joint_graph(step, fakes, mode, as_compiled=as_compiled)
-            if mode.refused is not None:
-                raise mode.refused
+            mode.raise_refused()
             return step, gm
         except TraceError:
             raise

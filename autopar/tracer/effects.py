@@ -58,6 +58,11 @@ class Fakes(torch_private.FakeTensorMode):
             self._refuse(func, args)
         return super().__torch_dispatch__(func, types, args, kwargs or {})
 
+    def raise_refused(self) -> None:
+        """Raise what the model may have caught."""
+        if self.refused is not None:
+            raise self.refused
+
     def _refuse(self, op: Any, args: tuple[Any, ...]) -> None:
         self.refused = _refusal(op, args)
         raise self.refused

@@ -214,6 +214,9 @@ def _use_in_call(name: str) -> ValueUse | None:
     return "index" if name in _KEYS else None
 
 
+_HARDEST: tuple[ValueUse, ...] = ("branch", "size", "index", "order", "number")
+
+
 def _use_of_target(target: ast.AST, assigned: ast.AST, parents: dict[ast.AST, ast.AST]) -> ValueUse:
     """That of a name: of all its uses in the same function, the one hardest to do without."""
     if not isinstance(target, ast.Name):
@@ -223,8 +226,10 @@ def _use_of_target(target: ast.AST, assigned: ast.AST, parents: dict[ast.AST, as
         for node in ast.walk(_function_of(assigned, parents))
         if isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load)
     }
-    hardest: tuple[ValueUse, ...] = ("branch", "size", "index", "order", "number", "log")
-    return min(uses, key=hardest.index, default="log")
+    for use in _HARDEST:
+        if use in uses:
+            return use
+    return "log"
 
 
 def _function_of(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ast.AST:

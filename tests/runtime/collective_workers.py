@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 import torch.distributed.nn
 from torch import Tensor, nn
 
@@ -37,7 +36,9 @@ def in_place(total: Tensor) -> Tensor:
 
 
 def out_of_place(total: Tensor) -> Tensor:
-    return functional.all_reduce(total, "sum", dist.group.WORLD)
+    group: Any = dist.group.WORLD
+    found = torch.ops._c10d_functional.all_reduce(total, "sum", group.group_name)
+    return torch.ops._c10d_functional.wait_tensor(found)
 
 
 def differentiable(total: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ def ranks() -> list[Any]:
     ("talk", "call"),
     [
         ("in_place", "torch.distributed.all_reduce"),
-        ("out_of_place", "torch.distributed._functional_collectives.all_reduce"),
+        ("out_of_place", "_c10d_functional.all_reduce.default"),
         ("differentiable", "torch.distributed.nn.functional.all_reduce"),
         ("gathered", "torch.distributed.all_gather"),
         ("sent", "torch.distributed.broadcast"),

@@ -265,7 +265,6 @@ REFUSED: dict[str, Refused] = {
             x.mean() > 0, lambda y: (y * 2).mean(), lambda y: y.mean(), (m.line(x),)
         ),
         "torch.cond", "choose with torch.where",
-        lambda m, x, ids: torch.where(x.mean() > 0, (m.line(x) * 2).mean(), m.line(x).mean()),
     ),
     "range": Refused(
         repeat, "int(tensor)", _ARGUMENT, repeat_so_often, lambda x, ids: (int(ids.max()) % 3,)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 
+from autopar.tracer.torch_private import assertion
 from tests.tracer.forwards import Forward, Part
 
 
@@ -78,7 +79,7 @@ def checked(m: Part, x: Tensor, ids: Tensor) -> Tensor:
     if ids.max().item() >= 16:
         raise ValueError("no such word")
     assert (ids >= 0).all()
-    torch._assert((ids >= 0).all(), "no such word")
+    assertion((ids >= 0).all(), "no such word")
     torch._check(bool((ids >= 0).all()))
     return m.table(ids).square().mean()
 

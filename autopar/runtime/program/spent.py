@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 
-def keeps_graph(
+def leaves_graph(
     _outputs: Any,
     _inputs: Any,
     _grads: Any = None,
@@ -30,7 +30,7 @@ def spending_noted() -> Generator[list[bool], None, None]:
     grad = torch.autograd.grad
 
     def noted(*args: Any, **kwargs: Any) -> Any:
-        if not keeps_graph(*args, **kwargs):
+        if not leaves_graph(*args, **kwargs):
             spending.append(True)
         return grad(*args, **kwargs)
 
