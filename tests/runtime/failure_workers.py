@@ -131,9 +131,15 @@ def lost() -> Any:
         if in_pipeline:
             model, args, kwargs = staged(llama(), microbatches=4), (), batch(0)
         else:
-            model, args, kwargs = autopar.compile(net(), mesh="2"), points(), {}
+            model, args, kwargs = (
+                autopar.compile(net(), cluster=slow_devices(2), mesh="2"),
+                points(),
+                {},
+            )
         _leave_in_planning(leave)
         model(*args, **kwargs)["loss"].backward()
+        if not in_pipeline:
+            dist.barrier()
         leave("second_call")
         _leave_in_stage(leave)
         loss = model(*args, **kwargs)["loss"]

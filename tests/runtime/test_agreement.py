@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from autopar.errors import AutoparError, InfeasibleError, PlanMismatchError, RankError
 from autopar.runtime.process import agreement
-from autopar.runtime.process import roll as rolls
 from autopar.runtime.process.agreement import Agreement
 from autopar.runtime.process.roll import Roll, RollPlace, StoreKeeper
 from autopar.runtime.process.waits import BoundedStore
@@ -383,7 +382,7 @@ def test_a_store_that_is_silent_is_not_waited_for_without_end(
         else:
             end.share("plan", lambda: b"a plan")
     assert re.match(
-        rf"rank {rank} waited for the others to agree on (the )?plan, at {HERE} in test_\w+, and "
+        rf"rank {rank} waited for .* the plan, at {HERE} in test_\w+, and "
         rf"rank {1 - rank} has made no compiled model yet",
         str(caught.value),
     )

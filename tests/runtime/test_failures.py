@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch.distributed as dist
 
 from tests.runtime.spawn import spawn
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
 
+GONE = "has ended without a word, as a process that is killed does"
 HERE = r"failure_workers\.py:\d+ in "
 
 
@@ -77,7 +82,7 @@ WAITED = (
 @pytest.mark.parametrize(
     ("case", "told", "cause"),
     [
-        ("killed", r"\(process \d+ on [^)]+\) was killed: its process is gone", "Connection"),
+        ("killed", rf"\(process \d+ on [^)]+\) {GONE}", "Connection"),
         ("raising", rf"has ended with ValueError: no such file \(at {HERE}fail\)", "Connection"),
         ("asleep", rf"is at {HERE}<lambda>", "Timed out waiting"),
     ],
@@ -97,3 +102,98 @@ def test_a_rank_that_leaves_a_backward_out_is_told_so() -> None:
         r"backward of call 2, waits in all_gather over mesh axis dp of what \w+ made",
         cast("Any", second)[0],
     )
+
+
+WAITS = {
+    ("start", 0): "rank 1 waited for the Store, and ",
+    ("start", 1): "rank 1 did not come to agree on the first compiled model within 6 s: ",
+    ("planning", 0): rf"rank 1 waited for rank 0 to send the plan, at {HERE}\w+, and ",
+    ("planning", 1): "rank 1 (cannot|did not) come to agree on the plan( within 6 s)?: ",
+    ("second_call", 0): rf"rank 1 waited in the start of call 2, at {HERE}script, and ",
+    ("second_call", 1): rf"rank 0 waited in the start of call 2, at {HERE}script, and ",
+    (
+        "backward",
+        0,
+    ): r"rank 1 waited in the backward of call 2, in \w+ over mesh axis dp of .*, and ",
+    (
+        "backward",
+        1,
+    ): r"rank 0 waited in the backward of call 2, in \w+ over mesh axis dp of .*, and ",
+    (
+        "pipeline",
+        0,
+    ): r"rank 1 waited in the forward of microbatch \d in stage 1 of call 2, for .*, and ",
+    ("pipeline", 1): r"rank 0 waited in the \w+ of \w+.* of call 2, for .*, and ",
+}
+"""By when which rank is lost, what the other is told that it waited for."""
+STATES = {
+    "killed": GONE,
+    "gone": GONE,
+    "stopped": "is stopped, by a signal or a debugger",
+    "ended": "has ended",
+}
+
+
+@contextmanager
+def store_of(kind: str, folder: Path) -> Iterator[dict[str, str]]:
+    """The environment of ranks that meet over a Store of rank 0, of an agent as torchrun's, or in a
+    file."""
+    if kind == "agent":
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        by_agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
+        yield {"STORE_URL": "env://"} | by_agent
+    else:
+        yield {"STORE_URL": "env://" if kind == "rank 0" else f"file://{folder}/store"}
+
+
+def check_told(how: str, when: str, lost: int, kept_by: str, folder: Path) -> None:
+    """The other rank ends, with an error that says who is lost and what it waited for."""
+    with store_of(kept_by, folder) as env:
+        function, env = "tests.runtime.failure_workers.lost", env | {"LOST": f"{how} {when} {lost}"}
+        told = spawn(function, 2, timeout_s=150, lost=(lost,), env=env)[1 - lost]
+    text, _ = cast("list[str]", told)
+    if when == "start":
+        end = "has made no compiled model yet" if lost or kept_by != "rank 0" else "does not answer"
+        waits = WAITS[when, lost if kept_by == "rank 0" else 1].replace(
+            "rank 1 did", f"rank {lost} did"
+        )
+        assert re.match(rf"RankError: {waits}rank {lost} {end}", text)
+        return
+    kept = ", which (keeps|kept) the Store over which ranks find each other," * (not lost)
+    kept = f"({kept})?" if kept else ""
+    name = rf"rank {lost}( \(process \d+ on \S+\))?{kept}"
+    waits = WAITS[when, lost]
+    if (when, lost) == ("planning", 0) and kept_by != "rank 0":
+        waits = "rank 0 (cannot|did not) come to send the plan( within 6 s)?: "
+    assert re.match(rf"RankError: {waits}{name} {STATES[how]}", text)
+
+
+def test_a_store_that_is_stopped_holds_up_nobody(tmp_path: Path) -> None:
+    check_told("stopped", "second_call", 0, "rank 0", tmp_path)
+
+
+def test_a_rank_that_is_killed_while_another_plans_is_named(tmp_path: Path) -> None:
+    check_told("killed", "planning", 1, "rank 0", tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("when", ["start", "planning", "second_call", "backward", "pipeline"])
+@pytest.mark.parametrize("how", ["killed", "stopped", "gone"])
+def test_a_rank_that_is_lost_anywhere_is_named(
+    how: str, when: str, lost: int, tmp_path: Path
+) -> None:
+    check_told(how, when, lost, "rank 0", tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("when", ["start", "planning", "second_call"])
+@pytest.mark.parametrize("kept_by", ["agent", "file"])
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_a_rank_that_is_lost_is_named_over_any_store(
+    how: str, kept_by: str, when: str, lost: int, tmp_path: Path
+) -> None:
+    check_told(how, when, lost, kept_by, tmp_path)

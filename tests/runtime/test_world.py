@@ -39,7 +39,21 @@ def test_one_process_on_the_cpu() -> None:
 def test_processes_on_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     torchrun(monkeypatch, 5, 8, 4)
     world = look(CPU)
-    assert (world.rank, world.size, world.cluster) == (5, 8, "8xcpu")
+    assert (world.rank, world.size, world.cluster) == (5, 8, "2x4xcpu")
+
+
+def test_a_launcher_that_says_nothing_of_nodes_is_not_taken_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torchrun(monkeypatch, 1, 4, 4)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    with pytest.raises(
+        ClusterError, match=r'of the 4 ranks share a node is not known.*cluster=.*"4xcpu" for one'
+    ):
+        _ = look(CPU).cluster
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    with pytest.raises(ClusterError, match="3 ranks share a node, and 4 ranks are no multiple"):
+        _ = look(CPU).cluster
 
 
 def test_a_torchrun_of_one_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ class Agreement:
         that have ended, or did not come in time. If a rank came with `fail`, every rank raises its
         error.
         """
-        with self._told(topic):
+        with self._told(f"the others to agree on {topic}"):
             verdict = self._post(topic, facts)
         _raise_verdict(verdict)
 
@@ -89,14 +89,14 @@ class Agreement:
         return f"{self._prefix}/{topic}/{leaf}"
 
     @contextmanager
-    def _told(self, topic: str) -> Generator[None]:
+    def _told(self, awaited: str) -> Generator[None]:
         """If the Store is silent or gone, the error says what this rank waited for."""
-        with self._roll.during(self._roll.phase, waits_in=f"the agreement on {topic}"):
+        with self._roll.during(self._roll.phase, waits_in=f"a wait for {awaited}"):
             try:
                 yield
             except RuntimeError as error:
                 raise RankError(
-                    f"rank {self._rank} waited for the others to agree on {topic}{_here()}, and "
+                    f"rank {self._rank} waited for {awaited}{_here()}, and "
                     f"{guilty(self._roll.call())}"
                 ) from error
 
@@ -201,7 +201,7 @@ class Agreement:
                 self._linger(topic)
             raise
         num_chunks = -(-len(data) // CHUNK_BYTES)
-        with self._told(topic):
+        with self._told(f"the Store to take the {topic}"):
             for i in range(num_chunks):
                 chunk = data[i * CHUNK_BYTES : (i + 1) * CHUNK_BYTES]
                 self._store.set(self._key(topic, f"chunk/{i}"), chunk.hex())
@@ -209,7 +209,7 @@ class Agreement:
         return data
 
     def _receive(self, topic: str) -> bytes:
-        with self._told(topic):
+        with self._told(f"rank 0 to send the {topic}"):
             head = json.loads(
                 self._awaited(
                     topic,

@@ -161,7 +161,7 @@ class Roll:
             return RollPlace(rank, seen=seen)
         who, state = str(self.hosts[rank]), process_state(self.hosts[rank])
         if state == "gone":
-            return RollPlace(rank, who=who, ended="was killed: its process is gone")
+            return RollPlace(rank, who=who, ended=_GONE)
         return RollPlace(rank, who=who, seen=_STOPPED if state == "stopped" else "")
 
     def _keeper_place(self, *, is_gone: bool) -> RollPlace:
@@ -173,7 +173,7 @@ class Roll:
         who = f"{name}, which {verb} {_STORE}," if name else _STORE
         ended = place.ended
         if is_gone:
-            ended = f"{ended or 'has ended'}, so that nobody can tell where the others are"
+            ended = f"{ended or 'has ended'}, and nobody can tell where the others are"
         return msgspec.structs.replace(place, who=who, ended=ended)
 
     def here(self, roll: int) -> RollPlace:
@@ -292,6 +292,7 @@ _SIGNS = (
 )
 _STORE = "the Store over which ranks find each other"
 _SILENT = "does not answer: it was killed or stopped, or cannot be reached"
+_GONE = "has ended without a word, as a process that is killed does"
 _STOPPED = "is stopped, by a signal or a debugger"
 
 

@@ -188,7 +188,7 @@ def _first_meeting(rank: int, size: int) -> Meeting:
     awaited = "the Store"
     try:
         # Connections of their own, since a wait over one holds up all who use it.
-        store, rolled = (in_time(timeout_s, awaited, store_of_its_own) for _ in range(2))
+        store, rolled = (in_time(timeout_s + SLACK_S, awaited, store_of_its_own) for _ in range(2))
         bounded = BoundedStore(store, timeout_s)
         rolls = BoundedStore(PrefixStore(f"autopar/roll/{name}", rolled), timeout_s)
         roll = Roll(rolls, rank, size, keeper=keeper)
