@@ -10,7 +10,7 @@ from autopar.ir.units import format_bytes, format_ns, format_percent
 from autopar.plans.estimates import Estimates
 from autopar.plans.plan import Plan
 from autopar.report.costs import HOLDER_TITLES, held_by
-from autopar.report.held import ON_HOST, device_bytes
+from autopar.report.held import HOST_LABEL, device_bytes
 from autopar.report.summary import blocks
 
 Unit = Literal["ns", "bytes", "flops", "tokens/s", "samples/s", "ppm"]
@@ -63,7 +63,7 @@ OWN_WORDS = (TIME, MEMORY, STAGES, RATES)
 
 _SECTIONS = (TIME, MEMORY, STAGES, AXES, BLOCKS, RATES)
 
-_HOLDERS = ("peak", *HOLDER_TITLES.values(), ON_HOST)
+_HOLDERS = ("peak", *HOLDER_TITLES.values(), HOST_LABEL)
 """All that memory may hold, in order: a plan may have nothing of some."""
 
 _Place = tuple[str, tuple[int, str], str, Unit]

@@ -12,7 +12,7 @@ from autopar.plans.plan import Plan
 from autopar.report.costs import held_by
 from autopar.report.printed import table as new_table
 
-ON_HOST = "on the host"
+HOST_LABEL = "on the host"
 
 HOST_TITLES = {
     "params": "parameters",
@@ -111,4 +111,4 @@ def host_table(use: HostUse) -> Table:
 
 def device_bytes(estimates: Estimates) -> dict[str, int]:
     """What is there of each device, by name, if anything is."""
-    return {ON_HOST: estimates.host_bytes} if estimates.host_bytes else {}
+    return {HOST_LABEL: estimates.host_bytes} if estimates.host_bytes else {}

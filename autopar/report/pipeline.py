@@ -17,7 +17,7 @@ from autopar.plans.estimates import Memory, Shared
 from autopar.plans.pipelines import PlayedPipeline, memory_of_devices, play_pipeline
 from autopar.plans.plan import Plan
 from autopar.report.cautions import cautions_of_decisions
-from autopar.report.held import ON_HOST, HostUse, host_table, host_use
+from autopar.report.held import HOST_LABEL, HostUse, host_table, host_use
 from autopar.report.limits import SHORT
 from autopar.report.picture import coloured, draw
 from autopar.report.placed import param_groups
@@ -307,7 +307,7 @@ def _head(summary: PipelineSummary) -> RenderableType:
         grid.add_row("speed", speed_text(summary))
     grid.add_row("memory", format_bytes_of(summary.memory_bytes, summary.memory_limit_bytes))
     if summary.host is not None:
-        grid.add_row(ON_HOST, summary.host.text)
+        grid.add_row(HOST_LABEL, summary.host.text)
     grid.add_row("binds", summary.binds[0])
     grid.add_row("plan", name(summary.digest, "dim"))
     return grid

@@ -24,7 +24,7 @@ from autopar.plans.plan import PROVEN, MeshAxis, Plan, Provenance
 from autopar.report.cautions import cautions
 from autopar.report.costs import Cost, again_ns, costs
 from autopar.report.critical_parts import CriticalPart, critical_parts, critical_table
-from autopar.report.held import ON_HOST, HostUse, host_table, host_use, memory_table
+from autopar.report.held import HOST_LABEL, HostUse, host_table, host_use, memory_table
 from autopar.report.limits import AxisShare, find_limits, margin_text
 from autopar.report.names import WHOLE_MODEL, escape, short_op
 from autopar.report.placed import REPLICATED, ParamGroup, param_groups
@@ -253,7 +253,7 @@ def _head(summary: Summary) -> RenderableType:
         grid.add_row("speed", speed_text(summary))
     grid.add_row("memory", format_bytes_of(peak, limit))
     if summary.host is not None:
-        grid.add_row(ON_HOST, summary.host.text)
+        grid.add_row(HOST_LABEL, summary.host.text)
     if summary.loss_chunks > 1:
         grid.add_row("loss", f"in {summary.loss_chunks} chunks of a device's rows, one at a time")
     if summary.microbatches > 1:

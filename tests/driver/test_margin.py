@@ -12,7 +12,7 @@ import pytest
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import best_on
 from autopar.cost_model.price import price
-from autopar.driver.search import peak, search
+from autopar.driver.search import search
 from autopar.driver.stages_if_needed import search_one_or_several
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Problem, Solution, Status

@@ -16,7 +16,7 @@ from autopar.plans.cluster_rates import ClusterRates
 from autopar.plans.estimates import Estimates
 from autopar.plans.plan import Plan
 from autopar.report.cautions import cautions
-from autopar.report.held import ON_HOST, host_use
+from autopar.report.held import HOST_LABEL, host_use
 from autopar.report.limits import Bottlenecks, margin_text
 from autopar.report.placed import param_groups
 from autopar.report.summary import made_by
@@ -161,7 +161,7 @@ def memory_card(plan: Plan, *notes: str) -> Card:
     """The peak, against the limit, and what is on the host."""
     estimates, host = plan.estimates, host_use(plan)
     peak, limit = estimates.memory.total, estimates.memory_limit
-    notes += () if host is None else (f"{ON_HOST}: {host.text}",)
+    notes += () if host is None else (f"{HOST_LABEL}: {host.text}",)
     return Card(
         "Memory at the peak",
         format_bytes(peak),
