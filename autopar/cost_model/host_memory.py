@@ -24,7 +24,7 @@ from autopar.ir.redistribute import local_bytes
 from autopar.ir.schedule import Value
 from autopar.ir.sharding import Sharding
 from autopar.ir.uses import SAVED
-from autopar.plans.estimates import HostMemory
+from autopar.plans.estimates import NOTHING_ON_HOST, HostMemory
 from autopar.plans.host_copies import on_host
 from autopar.plans.layout import Layout
 from autopar.plans.request import PlanRequest
@@ -34,7 +34,7 @@ def host_memory(layout: Layout, request: PlanRequest, carried: Collection[Value]
     """Bytes by holder, beside the device's share. Of what the second part of backward needs,
     `carried`, microbatches that wait for that part hold the activations too."""
     if not (layout.streamed or layout.away) or not request.cluster.has_host_memory:
-        return HostMemory()
+        return NOTHING_ON_HOST
     at_rest = _at_rest(layout.graph, request)
     params = gradients = optimizer = 0
     for each in layout.streamed:

@@ -9,7 +9,15 @@ import msgspec
 from autopar.cost_model.rates import cluster_rates
 from autopar.ir.mesh import Cluster
 from autopar.ir.pipeline import ActionTable
-from autopar.plans.estimates import Delay, Estimates, HostMemory, Memory, MemoryCurve, Shared
+from autopar.plans.estimates import (
+    NOTHING_ON_HOST,
+    Delay,
+    Estimates,
+    HostMemory,
+    Memory,
+    MemoryCurve,
+    Shared,
+)
 from autopar.plans.pipelines import play_pipeline
 
 
@@ -80,7 +88,7 @@ def _on_host(table: ActionTable, stages: Sequence[Estimates], cluster: Cluster) 
         ranks.append(HostMemory(**sums, limit=cluster.host.memory_bytes))
     most = max(ranks, key=lambda each: each.total)
     if not most.total:
-        return HostMemory()
+        return NOTHING_ON_HOST
     return msgspec.structs.replace(most, devices=cluster.devices_of_node)
 
 

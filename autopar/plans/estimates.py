@@ -51,6 +51,10 @@ class HostMemory(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         return self.params + self.gradients + self.optimizer + self.offloaded
 
 
+NOTHING_ON_HOST = HostMemory()
+"""Which plans' files leave out: by identity, as msgspec compares defaults."""
+
+
 class CollectiveTotal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """All collectives of one kind on one axis in a step: how many, local input bytes, time, and
     that in which the host launches them (with the op, if that sends them while it runs)."""
@@ -236,7 +240,7 @@ class Estimates(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     order_before: tuple[Run, ...] = ()
     turns_before: Count = 0
     host_bytes: Count = 0
-    host_memory: HostMemory = HostMemory()
+    host_memory: HostMemory = NOTHING_ON_HOST
     samples: Count = 0
     turn: TurnTimes = TurnTimes()
     stages: tuple[Estimates, ...] = ()

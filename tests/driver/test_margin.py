@@ -12,7 +12,7 @@ import pytest
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import best_on
 from autopar.cost_model.price import price
-from autopar.driver.search import search
+from autopar.driver.search import estimates_of, search
 from autopar.driver.stages_if_needed import search_one_or_several
 from autopar.ir.graph import Graph
 from autopar.ir.problem import Problem, Solution, Status
@@ -162,7 +162,7 @@ def test_where_memory_binds_the_rival_fits(batch: int) -> None:
     fitting = next(
         objective
         for objective, choice, arcs in costs
-        if peak(best, Solution(Status.FEASIBLE, choice, arcs)) <= limit
+        if estimates_of(best, Solution(Status.FEASIBLE, choice, arcs)).memory.total <= limit
     )
     found = margin(graph, "2x2xH100", "2x2", limit)
     assert found.bound_ns == costs[0][0] <= fitting

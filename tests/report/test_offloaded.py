@@ -6,13 +6,18 @@ from functools import cache
 
 import msgspec
 
+from autopar.cluster.parsing import parse_cluster
 from autopar.cost_model.account import account
+from autopar.cost_model.pipeline import add_up
 from autopar.ir.mesh import HOST_LINKS
 from autopar.ir.offloading import offloadable
+from autopar.ir.pipeline import ActionTable
+from autopar.plans.estimates import NOTHING_ON_HOST, HostMemory
 from autopar.plans.options import Options
 from autopar.plans.plan import Plan
 from autopar.plans.request import ask
 from autopar.report.decided import decision_topics
+from autopar.report.held import HostRow
 from autopar.report.html.page import html
 from autopar.report.summary import summarize
 from autopar.report.timeline import timeline
@@ -67,3 +72,48 @@ def test_pages_say_what_is_offloaded() -> None:
     (topic,) = (t for t in decision_topics(plain, found) if t.title == "offloaded until backward")
     assert len(topic.changes) == LAYERS - 3
     check_format(traced(found))
+
+
+def test_pages_say_what_is_on_the_host() -> None:
+    plain, found = both()
+    each = 1 << (1024 * 1024 * 4 - 1).bit_length()
+    use = summarize(found).host
+    assert use is not None and summarize(plain).host is None
+    assert use.rows == (HostRow("offloaded activations", use.num_bytes),)
+    assert use.num_bytes % each == 0 and use.node_bytes == use.devices * use.num_bytes
+    for page in (str(summarize(found)), html(found).decode()):
+        assert f"on a node of {use.devices}" in page and "offloaded activations" in page
+    assert "on a node" not in str(summarize(plain)) + html(plain).decode()
+
+
+def test_plans_of_older_versions_tell_the_sum_alone() -> None:
+    _, found = both()
+    estimates = msgspec.structs.replace(found.estimates, host_memory=NOTHING_ON_HOST)
+    older = msgspec.structs.replace(found, estimates=estimates)
+    data = older.to_bytes()
+    assert b'"host_memory"' not in both()[0].to_bytes()
+    assert b'"host_bytes"' in data and b'"host_memory"' not in data
+    read = Plan.from_bytes(data)
+    use = summarize(read).host
+    assert use is not None and use.num_bytes == found.estimates.host_bytes
+    assert "version does not tell" in str(summarize(read)) + html(read).decode()
+
+
+def test_a_node_of_a_pipeline_has_what_its_devices_have() -> None:
+    """The stages of a rank together, and of the devices of a node those of all ranks."""
+    first, second = (
+        msgspec.structs.replace(
+            both()[0].estimates,
+            host_bytes=size,
+            host_memory=HostMemory(offloaded=size, limit=100, devices=1),
+        )
+        for size in (30, 50)
+    )
+    cluster = parse_cluster("2xH100")
+    table = ActionTable.parse("0F0 0B0\n1F0 1B0")
+    whole = add_up(table, (first, second), (1, 1), (), (), cluster)
+    assert whole.host_bytes == whole.host_memory.offloaded == 50
+    assert whole.host_memory.devices == 2
+    assert whole.host_memory.limit == cluster.host.memory_bytes
+    both_stages = ActionTable.parse("0F0 1F0 1B0 0B0")
+    assert add_up(both_stages, (first, second), (1, 1), (), (), cluster).host_bytes == 80
