@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch._C import DispatchKey, _disabled_torch_function_impl, _SetExcludeDispatchKeyGuard
 from torch._C._autograd import _get_current_graph_task_keep_graph
+from torch._C._distributed_c10d import TCPStore
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.distributed_c10d import Store, _get_default_store
+from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import (
@@ -56,6 +57,7 @@ __all__ = [
     "loading_by",
     "map_tensors",
     "no_torch_function",
+    "port_of",
     "run_load_hooks",
     "signature_of",
     "store_of_its_own",
@@ -82,6 +84,13 @@ def store_of_its_own() -> Store:
     """Another connection to the default Store: a wait over one does not hold up the other."""
     store: Any = _get_default_store()
     return store.clone()
+
+
+def port_of(store: Store) -> int | None:
+    """The port at which a process keeps the Store; None if it is none that a process keeps."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.port if isinstance(store, TCPStore) else None
 
 
 def gloo_of_world() -> dist.ProcessGroup:

@@ -31,6 +31,8 @@ def test_the_default_store_is_the_one_of_the_process_group() -> None:
     finally:
         dist.destroy_process_group()
     assert store.num_keys() > 0
+    kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    assert torch_private.port_of(dist.PrefixStore("a", dist.PrefixStore("b", kept))) == kept.port
 
 
 def test_groups_wait_as_long_as_that_of_the_world() -> None:
@@ -47,6 +49,7 @@ def test_groups_wait_as_long_as_that_of_the_world() -> None:
             backend = group._get_backend(torch.device("cpu"))
             assert backend.options._timeout == timedelta(seconds=77)
         torch_private.store_of_its_own().set("k", "v")
+        assert torch_private.port_of(torch_private.default_store()) is None
         assert torch_private.default_store().get("k") == b"v"
     finally:
         dist.destroy_process_group()

@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 from torch import fx
-from torch.distributed import DistNetworkError, DistStoreError, TCPStore
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed import DistNetworkError, DistStoreError
+from torch.distributed.distributed_c10d import Store
 
 from autopar.errors import RankError
 from autopar.runtime.process.hosts import RankHost, process_state, this_host
@@ -33,6 +33,7 @@ from autopar.runtime.process.spots import (
     waiting_collective,
 )
 from autopar.runtime.process.waits import BoundedStore, SilenceError
+from autopar.runtime.torch_private import port_of
 
 PERIOD_S = 0.25
 ANSWER_S = 2.0
@@ -305,11 +306,10 @@ class StoreKeeper(NamedTuple):
 
 def keeper_of(store: Store) -> StoreKeeper:
     """Who keeps `store`, as torch's rendezvous has it."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    if not isinstance(store, TCPStore):
+    port = port_of(store)
+    if port is None:
         return StoreKeeper("")
     by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if by_agent and str(store.port) == os.environ.get("MASTER_PORT"):
+    if by_agent and str(port) == os.environ.get("MASTER_PORT"):
         return StoreKeeper("torchrun")
     return StoreKeeper("rank 0", 0)
