@@ -317,10 +317,8 @@ def staged(
         stack.enter_context(untouched(model.modules()))
         step = _Step(model, given, spec, paths, wanted, watch)
         replace_states(model, stand_in)
-        stack.enter_context(prepared(model))
-        stack.enter_context(autocast_on_cpu())
-        stack.enter_context(unwrapped())
-        stack.enter_context(averages_as_tensors())
+        for each in (prepared(model), autocast_on_cpu(), unwrapped(), averages_as_tensors()):
+            stack.enter_context(each)
         yield step, tuple(x for x in given if isinstance(x, Tensor))
 
 

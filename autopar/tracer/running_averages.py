@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+
+from autopar.tracer.torch_private import AnyBatchNorm
 
 
 @contextmanager
 def averages_as_tensors() -> Generator[None, None, None]:
     """Inside, such norms can be traced."""
     with ExitStack() as stack:
-        kinds: tuple[Any, ...] = (_BatchNorm, nn.SyncBatchNorm)
+        kinds: tuple[Any, ...] = (AnyBatchNorm, nn.SyncBatchNorm)
         for kind in kinds:
             stack.callback(setattr, kind, "forward", kind.forward)
             kind.forward = _averaging(kind.forward)

@@ -43,6 +43,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 from torch.fx.traceback import annotate, preserve_node_meta
+from torch.nn.modules.batchnorm import _BatchNorm as AnyBatchNorm
 from torch.utils import checkpoint as checkpointing
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import (
@@ -62,6 +63,7 @@ __all__ = [
     "DATA_DEPENDENT",
     "AOTInput",
     "AOTOutput",
+    "AnyBatchNorm",
     "BufferAOTInput",
     "FakeTensor",
     "FakeTensorMode",

@@ -36,6 +36,12 @@ def test_fields_of_descriptors(descriptor: type, field: str) -> None:
     assert callable(descriptor.expr)
 
 
+def test_batch_norms_have_one_forward() -> None:
+    for kind in (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d):
+        assert kind.__base__ is torch_private.AnyBatchNorm
+        assert kind.forward is torch_private.AnyBatchNorm.forward
+
+
 def test_compiling_is_on_inside_and_restored_after_an_error() -> None:
     assert not torch.compiler.is_compiling()
     with pytest.raises(KeyError), torch_private.compiling():
