@@ -123,7 +123,7 @@ def test_contradictions_are_told() -> None:
         ("0F0 0B0", "one stage, which is no pipeline"),
         ("0F0 0B0\n1B0 1F0", "wait for each other"),
         ("0F0 0B0\n1F0 1X0", "'1X0' is no action"),
-        ("0F0 0B0 0W0\n1F0 1B0", "stage 1 does W of microbatches"),
+        ("0F0 0B0 0W0 0W1\n1F0 1B0", "stage 0 does F of microbatches"),
     ):
         with pytest.raises(ArgumentError, match=f"schedule: .*{words}"):
             planned(schedule=table)
