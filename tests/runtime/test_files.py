@@ -20,6 +20,7 @@ def check(seen: dict[str, Any]) -> None:
             assert far < TOLERANCE, (kind, name, far)
 
 
+@pytest.mark.filterwarnings("ignore:All adapters are already merged")
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_files_in_one_process() -> None:
     check(file_workers.both())

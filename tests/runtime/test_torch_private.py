@@ -35,6 +35,44 @@ def test_the_default_store_is_the_one_of_the_process_group() -> None:
     assert torch_private.port_of(dist.PrefixStore("a", dist.PrefixStore("b", kept))) == kept.port
 
 
+def test_what_modules_load_is_handed_on() -> None:
+    model = nn.Linear(2, 2)
+    model.register_load_state_dict_pre_hook(
+        lambda _, state, prefix, *__: state.update({f"{prefix}weight": 1})
+    )
+    seen: list[dict[str, Any]] = []
+
+    def take(module: nn.Module, state: dict[str, Any], prefix: str, *more: Any) -> None:
+        torch_private.run_load_hooks(module, state, prefix, *more)
+        seen.append(dict(state))
+
+    plain = nn.Module._load_from_state_dict
+    with torch_private.loading_by(take):
+        torch_private.load_into(model, {"bias": 2}, "")
+    assert seen == [{"bias": 2, "weight": 1}]
+    assert nn.Module._load_from_state_dict is plain
+
+
+def test_a_functional_collective_is_done_by_another() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        group = dist.group.WORLD
+        assert group is not None
+        seen: list[Any] = []
+
+        def made(plain: Any, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+            seen.append(x)
+            return plain(x, *rest)
+
+        torch_private.take_over_collective("all_gather_into_tensor_coalesced", "CPU", made)
+        c10d = torch.ops._c10d_functional
+        x = torch.ones(3)
+        (got,) = c10d.all_gather_into_tensor_coalesced([x], 1, group.group_name)
+        assert torch.equal(c10d.wait_tensor(got), x) and seen[0][0] is x
+    finally:
+        dist.destroy_process_group()
+
+
 def test_groups_wait_as_long_as_that_of_the_world() -> None:
     store = dist.HashStore()
     dist.init_process_group(

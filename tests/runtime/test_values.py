@@ -39,6 +39,7 @@ def test_tensors_of_every_dtype_go_from_rank_to_rank(ranks: list[Any]) -> None:
         check_dtypes(each["dtypes"])
 
 
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 def test_tensors_of_every_dtype_in_one_process() -> None:
     check_dtypes(value_workers.dtypes())
 
