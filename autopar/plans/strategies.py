@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from math import prod
 
 from autopar.errors import UndividedBatchError, UnsuitedMeshError
-from autopar.ir.choices import axis_options
 from autopar.ir.contractions import IN, OUT, Products, batch_atoms, find_products
 from autopar.ir.graph import Atom, Graph, Node, Ref, Role, Slot
 from autopar.ir.mesh import Axis, Mesh
@@ -223,7 +222,7 @@ def _settled(
         for ref, name in found.derived.items()
         if name in weights
         for node in _users(graph, ref)
-        if not all(_can_shard(graph, node, ref, axis.size) for axis in axes)
+        if not _can_shard(node, ref)
     }
     inner = {n.target for n in nodes if not all(_leads(graph, n, axis.size) for axis in axes)}
     free |= inner if inner & weights else set()
@@ -278,11 +277,10 @@ def _users(graph: Graph, ref: Ref) -> Iterator[Node]:
             yield node
 
 
-def _can_shard(graph: Graph, node: Node, ref: Ref, size: int) -> bool:
-    """Whether `node` can work on shards of `ref` on an axis of `size`."""
-    options = axis_options(node, graph.atoms, size)
+def _can_shard(node: Node, ref: Ref) -> bool:
+    """Whether `node` can work on shards of `ref`, if a size divides."""
     at = node.inputs.index(ref)
-    return any(factor.name in options and factor.inputs[at] for factor in node.factors)
+    return any(factor.inputs[at] and not factor.whole for factor in node.factors)
 
 
 def _leads(graph: Graph, node: Node, size: int) -> bool:

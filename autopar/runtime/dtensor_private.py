@@ -272,7 +272,7 @@ def piece_of(tensor: DTensor) -> Tensor:
 
 def local_of(tensor: DTensor) -> Tensor:
     """This rank's piece, plain, once it is there."""
-    return arrived(tensor.to_local())
+    return when_arrived(tensor.to_local())
 
 
 def is_under_way(tensor: Tensor) -> bool:
@@ -280,6 +280,6 @@ def is_under_way(tensor: Tensor) -> bool:
     return isinstance(tensor, AsyncCollectiveTensor)
 
 
-def arrived(tensor: Tensor) -> Tensor:
+def when_arrived(tensor: Tensor) -> Tensor:
     """A plain tensor, once what makes it is done."""
     return tensor.wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor

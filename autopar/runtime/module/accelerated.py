@@ -26,7 +26,7 @@ from torch.autograd.function import FunctionCtx
 
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint.saving import Library
-from autopar.runtime.process.rows import gather_rows
+from autopar.runtime.process.rows import gather_own_rows
 from autopar.runtime.process.world import World
 from autopar.runtime.program.random import DefaultRandom, RandomOfRank0
 from autopar.runtime.program.sharded import ShardedOutput, whole_of
@@ -147,7 +147,7 @@ class _Rows(torch.autograd.Function):
     ) -> tuple[Tensor, None, None]:
         world: World = ctx.world  # pyright: ignore[reportAttributeAccessIssue]
         counts: tuple[int, ...] = ctx.counts  # pyright: ignore[reportAttributeAccessIssue]
-        return gather_rows(tangent, counts) / world.size, None, None
+        return gather_own_rows(tangent, counts) / world.size, None, None
 
 
 def _is_by_rows(value: ShardedOutput, world: World) -> bool:

@@ -15,7 +15,7 @@ CONSTANTS = frozenset({*PLAIN, float})
 """Types of arguments that are part of the program, and known by what they print."""
 
 
-def describe(leaf: Any) -> str:
+def describe_argument(leaf: Any) -> str:
     """`float32[8, 16]` of a tensor, the value of a constant, the type of anything else."""
     if isinstance(leaf, Piece):
         return leaf.describe()

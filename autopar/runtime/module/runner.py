@@ -19,14 +19,14 @@ from autopar.errors import AutoparError, ManyProgramsWarning
 from autopar.ir.sharding import Handed
 from autopar.plans.plan import Plan
 from autopar.runtime.module.accelerated import Terms, accept, own_lengths, rows_of_rank
-from autopar.runtime.module.arguments import describe, objects_among
+from autopar.runtime.module.arguments import describe_argument, objects_among
 from autopar.runtime.module.changes import know_rows_differ
 from autopar.runtime.module.remade import Remade, remade_by_hooks, remake
 from autopar.runtime.process.digests import modes
 from autopar.runtime.process.inputs import (
     Inputs,
     Piece,
-    own_rows,
+    handed_rows,
     put_together,
     same_everywhere,
     take_inputs,
@@ -258,7 +258,9 @@ class Runner:
         spec = flatten((args, kwargs))[1]
         signature = self._signature(leaves, spec)
         found = self._known(signature, exact=exact)
-        counts = self._meet(found, leaves, signature, own_rows(leaves) if self._has_rows else None)
+        counts = self._meet(
+            found, leaves, signature, handed_rows(leaves) if self._has_rows else None
+        )
         if counts:
             leaves = put_together(leaves, self.world, counts)
             signature = self._signature(leaves, spec)
@@ -360,7 +362,7 @@ class Runner:
 
     def _signature(self, leaves: list[Any], spec: TreeSpec) -> Signature:
         return Signature(
-            inputs=tuple(map(describe, leaves)),
+            inputs=tuple(map(describe_argument, leaves)),
             handed=tuple(leaf.handed if isinstance(leaf, Piece) else None for leaf in leaves),
             objects=tuple(objects_among(leaves)),
             spec=spec,

@@ -14,9 +14,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from autopar.errors import AutoparError
 from autopar.ir.sharding import Handed, P, R, S, Sharding
-from autopar.runtime.dtensor_private import arrived
+from autopar.runtime.dtensor_private import when_arrived
 from autopar.runtime.process.layouts import check_arguments
-from autopar.runtime.process.rows import gather_rows
+from autopar.runtime.process.rows import gather_own_rows
 from autopar.runtime.process.world import World
 from autopar.runtime.torch_private import flatten
 
@@ -109,13 +109,13 @@ def take_inputs(
     return found
 
 
-def own_rows(leaves: Sequence[Any]) -> list[Tensor]:
+def handed_rows(leaves: Sequence[Any]) -> list[Tensor]:
     """The tensors of a call of which this rank was handed rows of its own."""
     return [leaf.local for leaf in leaves if isinstance(leaf, Piece) and leaf.counts is not None]
 
 
 def put_together(leaves: Sequence[Any], world: World, counts: Sequence[Sequence[int]]) -> list[Any]:
-    """The leaves of a call with the tensors of `own_rows` as pieces of what all ranks were handed
+    """The leaves of a call with the tensors of `handed_rows` as pieces of what all ranks were given
     of each: `counts` of rows, per rank. A collective call."""
     given = iter(counts)
 
@@ -125,7 +125,7 @@ def put_together(leaves: Sequence[Any], world: World, counts: Sequence[Sequence[
         found = tuple(next(given))
         if len(set(found)) == 1:
             return leaf
-        whole = gather_rows(leaf.local, found)
+        whole = gather_own_rows(leaf.local, found)
         if whole.shape[0] % world.size:
             return Piece(whole, None, leaf.handed, found)
         return _rows(whole.chunk(world.size)[world.rank].clone(), world, found)
@@ -151,7 +151,7 @@ def _take(leaf: Tensor, is_local: bool, world: World) -> Piece:
     if hasattr(leaf, "full_tensor"):
         return Piece(leaf, cast("InPieces", leaf))
     # A conjugate or negative is a flag of a view, and not there in its bytes.
-    leaf = arrived(leaf).resolve_conj().resolve_neg()
+    leaf = when_arrived(leaf).resolve_conj().resolve_neg()
     # A copy for the CPU is read at once; pinned memory is the script's to write to after the call.
     is_awaited = world.device.type == "cpu" or leaf.is_pinned()
     local = leaf.to(world.device, non_blocking=not is_awaited)

@@ -14,21 +14,21 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-MOST = 16
+_MOST = 16
 """How many tensors of a call are compared; of more, ranks have as many rows each."""
 
 
 def row_shapes(tensors: Sequence[Tensor]) -> list[int]:
-    """What ranks compare of the tensors of which each has rows of its own, `MOST + 1` numbers: what
-    must be equal, as one, and how many rows each has."""
+    """What ranks compare of the tensors of which each has rows of its own, `_MOST + 1` numbers:
+    what must be equal, as one, and how many rows each has."""
     rest = [(str(x.dtype), x.shape[1:]) for x in tensors]
     counts = [x.shape[0] for x in tensors]
-    if len(counts) > MOST:
+    if len(counts) > _MOST:
         rest, counts = [*rest, *counts], []
-    return [zlib.crc32(repr(rest).encode()), *counts, *[0] * (MOST - len(counts))]
+    return [zlib.crc32(repr(rest).encode()), *counts, *[0] * (_MOST - len(counts))]
 
 
-def gather_rows(rows: Tensor, counts: Sequence[int]) -> Tensor:
+def gather_own_rows(rows: Tensor, counts: Sequence[int]) -> Tensor:
     """The rows of all ranks, in order of rank, `counts` of each. A collective call."""
     missing = max(counts) - rows.shape[0]
     padded = F.pad(rows, (0, 0) * (rows.dim() - 1) + (0, missing)).contiguous()
