@@ -16,11 +16,11 @@ from torch.distributed.tensor import DTensor
 
 from autopar.runtime.dtensor_private import take_over_pickling
 
-Whole = Callable[[DTensor], Tensor | None]
+_WholeOf = Callable[[DTensor], Tensor | None]
 """All of a DTensor, plain; None of one that is not the concern of autopar."""
 
 
-def write_whole(whole: Whole) -> None:
+def write_whole(whole: _WholeOf) -> None:
     """From now on DTensors are `whole` in files."""
     take_over_pickling(whole)
     try:
@@ -37,7 +37,7 @@ _TAKERS = ("_flatten", "_flatten_as_ptr")
 """What safetensors hands the tensors of a file to, in one release or another."""
 
 
-def _taking(plain: Callable[..., Any], whole: Whole) -> Callable[..., Any]:
+def _taking(plain: Callable[..., Any], whole: _WholeOf) -> Callable[..., Any]:
     @wraps(plain)
     def take(tensors: Any, *args: Any) -> Any:
         if isinstance(tensors, dict):
@@ -47,6 +47,6 @@ def _taking(plain: Callable[..., Any], whole: Whole) -> Callable[..., Any]:
     return take
 
 
-def _entire(x: Any, whole: Whole) -> Any:
+def _entire(x: Any, whole: _WholeOf) -> Any:
     found = whole(x) if isinstance(x, DTensor) else None
     return x if found is None else found.detach().contiguous()

@@ -42,7 +42,7 @@ from autopar.runtime.dtensor_private import (
     take_over_ops,
     take_over_readings,
 )
-from autopar.runtime.module.uneven import adds_up, is_any_uneven
+from autopar.runtime.module.uneven import added_up, adds_up, is_any_uneven
 from autopar.runtime.process.part_tensors import is_of_some_ranks, mesh_of_all, of_rank_0
 from autopar.runtime.program.sharded import reduces_all, shares_memory, view_of_whole, whole_of
 from autopar.runtime.torch_private import (
@@ -202,7 +202,7 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
     """What an op makes that changes nothing. What torch makes of DTensors of which this rank has
     nothing is not to be relied on but where each element is by itself."""
     if _is_by_element(op) and _is_simple(args, kwargs):
-        return _added_up(plain(*args, **kwargs))
+        return added_up(plain(*args, **kwargs))
     given = flatten((args, kwargs))[0]
     like = next((x for x in given if _is_ours(x)), None)
     if like is None:
@@ -224,22 +224,13 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
         is_whole = False
         args, kwargs = _replicated((args, kwargs), like)
     if not is_whole:
-        return map_tensors(_added_up, plain(*args, **kwargs))
+        return map_tensors(added_up, plain(*args, **kwargs))
 
     def entire(x: Tensor) -> Tensor:
         return whole_of(x) if isinstance(x, DTensor) else _equal(whole_of(x), mesh)
 
     made = op(*map_tensors(entire, args), **map_tensors(entire, kwargs))
     return map_tensors(lambda x: _everywhere(x, mesh_of_all(mesh)), made)
-
-
-def _added_up(x: Tensor) -> Tensor:
-    """A result that is not partial: DTensor refuses, or takes for whole, much that one would do
-    with a part."""
-    if isinstance(x, DTensor) and any(p.is_partial() for p in x.placements):
-        whole = [Replicate() if p.is_partial() else p for p in x.placements]
-        return x.redistribute(placements=whole)
-    return x
 
 
 def _needs_gradient(x: Any) -> bool:

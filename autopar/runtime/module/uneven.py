@@ -12,7 +12,8 @@ from math import inf
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, Shard
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 aten = torch.ops.aten
 
@@ -38,3 +39,12 @@ def adds_up(op: Any, args: Sequence[Any]) -> bool:
     if op in (aten.linalg_vector_norm.default, aten._foreach_norm.Scalar):
         return 0 < (args[1] if len(args) > 1 else 2) < inf
     return op in _OF_PIECES or "foreach" in op.name()
+
+
+def added_up(x: Tensor) -> Tensor:
+    """A result that is not partial: DTensor refuses, or takes for whole, much that one would do
+    with a part."""
+    if isinstance(x, DTensor) and any(p.is_partial() for p in x.placements):
+        whole = [Replicate() if p.is_partial() else p for p in x.placements]
+        return x.redistribute(placements=whole)
+    return x

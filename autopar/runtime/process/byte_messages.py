@@ -42,7 +42,7 @@ def know_bytes() -> None:
 def _moved(plain: Any, x: Tensor, *args: Any) -> Tensor:
     if x.dtype not in _UNKNOWN_TO_GLOO or not x.dim():
         return plain(x, *args)
-    return elements(plain(bytes_behind(x), *args), x.dtype)
+    return unpacked(plain(bytes_behind(x), *args), x.dtype)
 
 
 def bytes_behind(x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def bytes_behind(x: Tensor) -> Tensor:
     return x.unsqueeze(-1).view(torch.uint8)
 
 
-def elements(packed: Tensor, dtype: torch.dtype) -> Tensor:
+def unpacked(packed: Tensor, dtype: torch.dtype) -> Tensor:
     """The inverse of `bytes_behind`."""
     return packed.view(dtype).squeeze(-1)
 

@@ -28,7 +28,7 @@ from autopar.runtime.dtensor_private import (
     take_over_ops,
     take_over_whole_tensors,
 )
-from autopar.runtime.process.byte_messages import broadcast, bytes_behind, elements
+from autopar.runtime.process.byte_messages import broadcast, bytes_behind, unpacked
 from autopar.runtime.torch_private import map_tensors, written_by
 
 _known: dict[DeviceMesh, DeviceMesh] = {}
@@ -144,7 +144,7 @@ def piece_of_rank_0(whole: Tensor, mesh: DeviceMesh, placements: Sequence[Placem
     """What this rank has, as a DTensor, of `whole` as rank 0 has it. A collective call of all."""
     if not is_of_some_ranks(mesh):
         cut = distribute_tensor(bytes_behind(whole.contiguous()), mesh, placements)
-        return elements(cut.to_local(), whole.dtype)
+        return unpacked(cut.to_local(), whole.dtype)
     return cut_piece(of_rank_0(whole), mesh, placements).clone()
 
 
