@@ -126,4 +126,5 @@ def _offloaded_in(maker: Node, root: Ref, label: Label, *, is_open: bool) -> Sha
 
 
 def _pinned(num_bytes: int) -> int:
+    """What pinned memory takes of so many bytes."""
     return 1 << max(0, num_bytes - 1).bit_length() if num_bytes else 0
