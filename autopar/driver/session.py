@@ -145,17 +145,6 @@ class Builder:
         groups: AllGroups | None,
         differentiable: frozenset[str],
     ) -> Executable:
-        with self.world.working("compilation"):
-            return self._built(args, kwargs, signature, groups, differentiable)
-
-    def _built(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        signature: Signature,
-        groups: AllGroups | None,
-        differentiable: frozenset[str],
-    ) -> Executable:
         groups = self.family.groups or groups
         agreement = make_agreement(self.world)
         if self.world.size > 1 and not self.request.plain:

@@ -10,13 +10,11 @@ from typing import Any, cast
 import pytest
 
 from tests.runtime.spawn import spawn
-from tests.runtime.stage_failure_workers import TIMEOUT_S
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 TOLERANCE = 2e-5
 TIME_LIMIT_S = 570.0
-EXIT_S = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +171,7 @@ HERE = r"stage_failure_workers\.py:\d+ in "
         pytest.param(
             "killed",
             "[01]",  # What it has sent before may be lost with it.
-            "does not answer: it was killed, or cannot be reached",
+            r"\(process \d+ on \S+\) has ended without a word, as a process that is killed does",
             marks=pytest.mark.nightly,
         ),
         ("raising", "1", rf"has ended with ValueError: no such file \(at {HERE}fail\)"),
@@ -182,6 +180,4 @@ HERE = r"stage_failure_workers\.py:\d+ in "
 )
 def test_a_rank_that_is_lost_is_named_with_its_stage(case: str, microbatch: str, told: str) -> None:
     found = spawn(f"tests.runtime.stage_failure_workers.{case}", 2, timeout_s=60, lost=(1,))[0]
-    text, seconds = cast("tuple[str, float]", found)
-    assert re.fullmatch(WAITED.format(microbatch) + told, text)
-    assert seconds < TIMEOUT_S + EXIT_S
+    assert re.fullmatch(WAITED.format(microbatch) + told, cast("str", found))

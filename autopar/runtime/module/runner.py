@@ -317,7 +317,8 @@ class Runner:
         args, kwargs = unflatten(stand_ins, signature.spec)
         self.runs_plain = True
         try:
-            executable = self.build(args, kwargs, signature, self.groups, self.differentiable)
+            with self.world.working("compilation"):
+                executable = self.build(args, kwargs, signature, self.groups, self.differentiable)
         finally:
             self.runs_plain = False
         if instead is not None:

@@ -187,6 +187,8 @@ def _first_meeting(rank: int, size: int) -> Meeting:
     roll: Roll | None = None
     awaited = "the Store"
     try:
+        # Of a Store that is gone this is told at once; connections are tried until time is up.
+        BoundedStore(default_store(), timeout_s).check([name])
         # Connections of their own, since a wait over one holds up all who use it.
         store, rolled = (in_time(timeout_s + SLACK_S, awaited, store_of_its_own) for _ in range(2))
         bounded = BoundedStore(store, timeout_s)
