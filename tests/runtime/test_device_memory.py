@@ -107,7 +107,7 @@ def held_by_ranks(found: ZooCase, plan: Plan, patch: pytest.MonkeyPatch) -> list
 
     patch.setattr(mail.Mail, "take", takes)
     patch.setattr(mail.Mail, "give", gives)
-    peaks, made = [0] * ranks, [None] * ranks
+    peaks, made = [0] * ranks, list[Any]([None] * ranks)
 
     def work(rank: int) -> None:
         line = lines[rank]
