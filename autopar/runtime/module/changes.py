@@ -25,12 +25,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from autopar.errors import AutoparError
-from autopar.runtime.checkpoint.files import write_whole
 from autopar.runtime.dtensor_private import (
     Handler,
     TorchCall,
@@ -40,8 +39,8 @@ from autopar.runtime.dtensor_private import (
     take_over_assignments,
     take_over_copies,
     take_over_ops,
-    take_over_readings,
 )
+from autopar.runtime.module.readings import know_readings
 from autopar.runtime.module.uneven import added_up, adds_up, is_any_uneven
 from autopar.runtime.process.part_tensors import is_of_some_ranks, mesh_of_all, of_rank_0
 from autopar.runtime.program.sharded import reduces_all, shares_memory, view_of_whole, whole_of
@@ -77,8 +76,7 @@ def know_changes(meshes: Iterable[DeviceMesh]) -> None:
         take_over_ops(_handler_of)
         take_over_assignments(_assigned)
         take_over_copies(_is_ours)
-        take_over_readings(_read)
-        write_whole(_read)
+        know_readings(_is_ours)
     _meshes.update(meshes)
 
 
@@ -154,15 +152,6 @@ def _made_anew(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[s
 def _is_ours(x: Any) -> bool:
     """Whether it is such a DTensor, and has values."""
     return isinstance(x, DTensor) and x.device_mesh in _meshes and not x.is_meta
-
-
-def _read(x: DTensor) -> Tensor | None:
-    """What a script is shown of such a DTensor: all of it. A collective call where it is in
-    shards."""
-    if not _is_ours(x):
-        return None
-    whole = whole_of(x)
-    return nn.Parameter(whole.detach(), x.requires_grad) if isinstance(x, nn.Parameter) else whole
 
 
 def _is_stored(x: Any) -> bool:
