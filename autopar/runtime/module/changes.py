@@ -41,8 +41,8 @@ from autopar.runtime.dtensor_private import (
     take_over_ops,
 )
 from autopar.runtime.module.readings import know_readings
-from autopar.runtime.module.uneven import added_up, adds_up, is_any_uneven
 from autopar.runtime.process.part_tensors import is_of_some_ranks, mesh_of_all, of_rank_0
+from autopar.runtime.process.uneven import added_up, adds_up, is_any_uneven
 from autopar.runtime.program.sharded import reduces_all, shares_memory, view_of_whole, whole_of
 from autopar.runtime.torch_private import (
     draws_numbers,
@@ -203,10 +203,8 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
     if differentiated and _rows_differ and any(_is_beside(x, like) and x.dim() for x in given):
         raise AutoparError(_ROWS.format(op=op))
     is_whole = is_mixed or "loss" in op.name() or has_shape_of_data(op) or reduces_all(args)
-    if not (_is_by_element(op) or op in _PRODUCTS or adds_up(op, args)) and is_any_uneven(given):
-        if op is aten._foreach_norm.Scalar:
-            return [torch.linalg.vector_norm(x, *args[1:], **kwargs) for x in args[0]]
-        is_whole = True
+    if not (_is_by_element(op) or op in _PRODUCTS or adds_up(op, args)):
+        is_whole |= is_any_uneven(given)
     if is_of_some_ranks(mesh):
         is_whole |= not _is_by_element(op)
     elif _is_by_element(op) or op in _PRODUCTS:

@@ -29,6 +29,7 @@ from autopar.runtime.dtensor_private import (
     take_over_whole_tensors,
 )
 from autopar.runtime.process.byte_messages import broadcast, bytes_behind, unpacked
+from autopar.runtime.process.uneven import adds_up, is_any_uneven
 from autopar.runtime.torch_private import map_tensors, written_by
 
 _known: dict[DeviceMesh, DeviceMesh] = {}
@@ -58,6 +59,7 @@ def _is_known(tensor: Tensor) -> bool:
 
 
 _ON_LISTS = ("aten::_foreach_", "aten::_fused_ada", "aten::_fused_sgd")
+_NORMS = torch.ops.aten._foreach_norm.Scalar
 _NUMBER = "aten::_local_scalar_dense"
 _FOUND_INF = "aten::_amp_foreach_non_finite_check_and_unscale_"
 
@@ -99,6 +101,8 @@ def _by_mesh(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str
     """An op on lists of tensors, on those of each mesh: torch would look at the first one's. That
     it changes DTensors is counted in their versions, as autograd counts it of other tensors."""
     tensors: Sequence[Tensor] = args[0]
+    if op is _NORMS and not adds_up(op, args) and is_any_uneven(tensors):
+        return [torch.linalg.vector_norm(x, *args[1:], **kwargs) for x in tensors]
     made: list[Any] = [None] * len(tensors)
     for places in _places_by_mesh(tensors):
         given: Sequence[Any] = [
