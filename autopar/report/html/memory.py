@@ -73,7 +73,7 @@ def at_peak(memory: Memory, limit: int) -> MemoryUse:
     """What a device holds at the peak alone."""
     sizes = asdict(memory) | {"gradients": memory.gradients + memory.accumulated}
     rows = tuple(HolderRow(n, title, sizes[n]) for n, title in STACKED.items())
-    return MemoryUse(limit, memory.total, rows, (), ())
+    return MemoryUse(limit, memory.total, rows, (), (), None)
 
 
 def memory_use(plan: Plan) -> MemoryUse:
