@@ -250,7 +250,7 @@ def test_no_more_is_held_than_there_are_microbatches() -> None:
         return search_stages(asked(graph, 8, **given, memory_limit=limit), silent)
 
     free = found(None)
-    tight = found(max(stage.estimates.memory.total for stage in free.stages))
+    tight = found(free.estimates.memory.total)
     assert tight.structure.stages == free.structure.stages
 
 

@@ -88,7 +88,7 @@ def held_by_ranks(found: ZooCase, plan: Plan, patch: pytest.MonkeyPatch) -> list
     queues.pending = {}
     lines: list[pipelined.RankOfLine] = []
     for rank in range(ranks):
-        world = World(rank, ranks, ranks, device)
+        world = World(rank, ranks, device)
         line = StageBinder(compiled, None, world, "eager", Meter(device)).line()
         lines.append(replace(line, channels=queues.of(rank)))
     steps: list[OnTime] = []

@@ -97,7 +97,6 @@ WORKS: dict[str, Forward] = {
     "numpy of what is known": lambda m, x, ids: m.table(
         torch.from_numpy(torch.arange(4).numpy() % 3)
     ).mean(),
-    "sparse": lambda m, x, ids: torch.sparse.mm(torch.eye(4).to_sparse(), m.line(x)).mean(),
     "disabled": lambda m, x, ids: torch.compiler.disable(m.line)(x).mean(),
     "picked by a permutation": lambda m, x, ids: m.line(x)[torch.randperm(4)[:2]].sum(),
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autopar.compile import best_on
-from autopar.cost_model.optimizer import find_optimizer
+from autopar.cost_model.optimizer_kinds import find_kind
 from autopar.errors import InfeasibleError
 from autopar.ir.units import parse_bytes
 from autopar.plans.fitting import Candidate
@@ -36,7 +36,7 @@ def check(plan: Plan) -> int:
         here = 0 if page.host is None else sum(row.num_bytes for row in page.host.rows)
         # The other rows of the page say the least that is there.
         params = sum(group.local_bytes for group in page.params if group.on_host)
-        copies = 2 + find_optimizer(part.structure.optimizer).states
+        copies = 2 + find_kind(part.structure.optimizer).states
         assert copies * params + page.offloaded_bytes <= here
     use = shown(plan).host
     if use is None:
