@@ -32,6 +32,7 @@ NAMED_ELSEWHERE = {
     "ir/stage_homes.py": "sums of gradients, whose terms stages may add up apart",
     "ir/turn_states.py": "zeros, which are a term of any sum, and what reads no values",
     "runtime/module/changes.py": "what a script may do with parameters: eager, not planned",
+    "runtime/process/part_tensors.py": "norms of lists of tensors, some of them on no rank: eager",
     "runtime/process/uneven.py": "what DTensor makes of pieces that are unlike: eager, not planned",
     "runtime/ops/gates.py": "activations and the ops that differentiate them",
     "runtime/ops/host_copies.py": "its own ops, as codegen puts them into graphs",
