@@ -16,7 +16,7 @@ help:
 	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, names, private torch APIs"
 	@echo "make pytest  tests only (PYTEST_ARGS='-k rules' narrows them)"
 	@echo "make nightly what takes hours: tests marked nightly, 1000 random models (SLICE=3/24: a part)"
-	@echo "make turn    the slice of them whose turn it is after so many commits, as CI does"
+	@echo "make turn    the slice of them whose turn it is after so many commits"
 	@echo "make oldest-torch  tests that meet torch, with the oldest that is supported"
 	@echo "make fuzz    200 random models on three meshes each (FUZZ_MODELS, FUZZ_FIRST)"
 	@echo "make plans   check the project's golden plans (PLANS_ARGS=--update writes those that differ)"
