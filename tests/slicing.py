@@ -48,9 +48,6 @@ class Slice:
     part: int
     parts: int
 
-    def __str__(self) -> str:
-        return f"{self.part}/{self.parts}"
-
     def of(self, seconds: Sequence[float]) -> list[int]:
         """Those of tests that take so long whose middle lies in this part of the whole."""
         ends, total = list(accumulate(seconds)), sum(seconds)
