@@ -8,7 +8,7 @@ is computed here from that number as a tensor.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,12 +20,13 @@ from autopar.tracer.torch_private import AnyBatchNorm
 @contextmanager
 def averages_as_tensors() -> Generator[None, None, None]:
     """Inside, such norms can be traced."""
-    with ExitStack() as stack:
-        kinds: tuple[Any, ...] = (AnyBatchNorm, nn.SyncBatchNorm)
-        for kind in kinds:
-            stack.callback(setattr, kind, "forward", kind.forward)
-            kind.forward = _averaging(kind.forward)
+    kind: Any = AnyBatchNorm
+    before = kind.forward
+    kind.forward = _averaging(before)
+    try:
         yield
+    finally:
+        kind.forward = before
 
 
 def averages(module: nn.Module) -> bool:
@@ -49,7 +50,8 @@ def _averaging(plain: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor]
             self.momentum = None
             self._buffers.update(own)
         with torch.no_grad():
-            share = 1.0 / self.num_batches_tracked
+            # As exact as Python's number, which eager divides by.
+            share = 1.0 / self.num_batches_tracked.double()
             for name, each in own.items():
                 each.copy_(share * of_batch[name] + (1 - share) * each)
         return y

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import autopar
 from autopar.errors import SideEffectWarning, TraceError
 from autopar.tracer import trace
+from tests.runtime.collective_workers import Normed
 from tests.tracer.forwards import REFUSED, Forward, Whole
 from tests.tracer.forwards_that_work import TOLD, WORKS
 
@@ -163,16 +164,17 @@ def test_gradients_within_forward_on_several_ranks(name: str) -> None:
         autopar.verify(autopar.plan(part, inputs, cluster="4xcpu", mesh=mesh), part, inputs)
 
 
-class Normed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.line, self.norm = nn.Linear(6, 6), nn.SyncBatchNorm(6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.line(x)).exp().mean()
-
-
 def test_a_norm_over_all_ranks_is_one_over_the_batch() -> None:
     normed = Normed().double()
     inputs = (BATCHES[0][0].double(),)
     autopar.verify(autopar.plan(normed, inputs, cluster="2xcpu", mesh="2"), normed, inputs)
+
+
+@pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm])
+def test_averages_of_all_batches_are_eager_s_in_float64(kind: type[nn.Module]) -> None:
+    eager = nn.BatchNorm1d(6, momentum=None).double()
+    ours = autopar.compile(kind(6, momentum=None).double(), backend="eager")
+    for seed in range(3):
+        x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(ours(x), eager(x), rtol=0, atol=1e-13)
+    torch.testing.assert_close(ours.running_var, eager.running_var, rtol=0, atol=1e-14)
