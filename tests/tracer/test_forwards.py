@@ -172,9 +172,12 @@ def test_a_norm_over_all_ranks_is_one_over_the_batch() -> None:
 
 @pytest.mark.parametrize("kind", [nn.BatchNorm1d, nn.SyncBatchNorm])
 def test_averages_of_all_batches_are_eager_s_in_float64(kind: type[nn.Module]) -> None:
-    eager = nn.BatchNorm1d(6, momentum=None).double()
-    ours = autopar.compile(kind(6, momentum=None).double(), backend="eager")
+    eager, ours = Normed().double(), Normed().double()
+    ours.load_state_dict(eager.state_dict())
+    eager.norm = nn.BatchNorm1d(6, momentum=None).double()
+    ours.norm = kind(6, momentum=None).double()
+    compiled = autopar.compile(ours, backend="eager")
     for seed in range(3):
         x = torch.randn(8, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-        torch.testing.assert_close(ours(x), eager(x), rtol=0, atol=1e-13)
-    torch.testing.assert_close(ours.running_var, eager.running_var, rtol=0, atol=1e-14)
+        torch.testing.assert_close(compiled(x), eager(x), rtol=0, atol=1e-13)
+    torch.testing.assert_close(ours.norm.running_var, eager.norm.running_var, rtol=0, atol=1e-14)
