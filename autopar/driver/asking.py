@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -11,11 +12,20 @@ from autopar.cluster import parsing
 from autopar.cluster.measured import measured_on
 from autopar.cluster.profile import Profile
 from autopar.compile import ModelCall, Say
+from autopar.driver.microbatching import possible_counts
 from autopar.driver.pipelining import search_stages
+from autopar.driver.shortage import FEW_COUNTS, fewest
 from autopar.driver.stages_if_needed import search_one_or_several
-from autopar.errors import ArgumentError, ConstraintError, InfeasibleError
+from autopar.errors import (
+    ArgumentError,
+    ConstraintError,
+    InfeasibleError,
+    SolverError,
+    StageError,
+)
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.mesh import Cluster
+from autopar.ir.units import format_ns
 from autopar.plans.compatibility import check_fit, undivided_batch
 from autopar.plans.matching import matches, unmatched
 from autopar.plans.options import Options
@@ -51,7 +61,32 @@ def answer(asked: Asked, say: Say) -> Plan:
         return find(asked, say)
     except InfeasibleError as error:
         hint = undivided_batch(asked.graph, asked.cluster.num_devices)
-        raise InfeasibleError(f"{error}{hint}") from error
+        raise InfeasibleError(f"{error}{_more_microbatches(asked, say)}{hint}") from error
+
+
+def _more_microbatches(asked: Asked, say: Say) -> str:
+    """The fewest microbatches, if any are found, in which the stages that are asked for fit."""
+    options = asked.options
+    if not options.is_staged or options.microbatches is None or options.table is not None:
+        return ""
+
+    def planned_in(count: int) -> Plan | None:
+        again = replace(options, microbatches=count)
+        try:
+            return search_stages(replace(asked, options=again), say)
+        except (InfeasibleError, SolverError, StageError) as error:
+            say(f"{error}")
+            return None
+
+    say("looking for microbatches that would do")
+    more = [n for n in possible_counts(asked.graph) if n > options.microbatches]
+    found = fewest(more[:FEW_COUNTS], planned_in)
+    if found is None:
+        return ""
+    count, plan = found
+    return (
+        f". What would do: --microbatches {count} (a step of {format_ns(plan.estimates.step_ns)})"
+    )
 
 
 def planned_gradients(structure: Structure) -> Wanted:

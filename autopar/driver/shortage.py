@@ -7,9 +7,10 @@ small problem each, in which every choice is one of those that hold least.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import ceil, log2, prod
+from typing import TypeVar
 
 from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.compile import Say, best_on
@@ -31,9 +32,11 @@ from autopar.plans.request import Asked, PlanRequest
 from autopar.report.costs import HOLDER_TITLES
 from autopar.report.names import tensor_name
 
+T = TypeVar("T")
+
 _TRIES = 3
 """How many numbers of devices, and batches, are tried: what need be held is known to a factor."""
-_FEW_COUNTS = 6
+FEW_COUNTS = 6
 """How many numbers of microbatches, up to 64, are tried before larger ones: steps of those are slow
 to play."""
 _MAX_DEVICES = 1 << 20
@@ -166,30 +169,32 @@ def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
     if request.options.microbatches_if_needed:
         return
     counts = [n for n in possible_counts(request.graph) if n > request.microbatches]
-    for few in (counts[:_FEW_COUNTS], counts[_FEW_COUNTS:]):
-        fewest = _fewest_microbatches(request, few, say)
-        if fewest is not None:
-            yield f"--microbatches {fewest[0]} ({format_bytes(_peak(fewest[1]))})"
+
+    def within_the_limit(count: int) -> Candidate | None:
+        found = _leanest(replace(request, microbatches=count), say)
+        return found if found and _peak(found) <= request.memory_limit_bytes else None
+
+    for few in (counts[:FEW_COUNTS], counts[FEW_COUNTS:]):
+        found = fewest(few, within_the_limit)
+        if found is not None:
+            yield f"--microbatches {found[0]} ({format_bytes(_peak(found[1]))})"
             return
 
 
-def _fewest_microbatches(
-    request: PlanRequest, counts: Sequence[int], say: Say
-) -> tuple[int, Candidate] | None:
-    """The first of `counts`, ascending, whose leanest plan is within the limit, with that; None if
-    not even the last is."""
-    fewest: tuple[int, Candidate] | None = None
+def fewest(counts: Sequence[int], attempt: Callable[[int], T | None]) -> tuple[int, T] | None:
+    """The first of `counts`, ascending, for which an attempt finds something, with that; None if
+    not even the last does. What one does, all larger ones do."""
+    found: tuple[int, T] | None = None
     while counts:
-        middle = len(counts) - 1 if fewest is None else len(counts) // 2
-        found = _leanest(replace(request, microbatches=counts[middle]), say)
-        fits = found is not None and _peak(found) <= request.memory_limit_bytes
-        if found is not None and fits:
-            fewest, counts = (counts[middle], found), counts[:middle]
-        elif fewest is None:
+        middle = len(counts) - 1 if found is None else len(counts) // 2
+        here = attempt(counts[middle])
+        if here is not None:
+            found, counts = (counts[middle], here), counts[:middle]
+        elif found is None:
             return None
         else:
             counts = counts[middle + 1 :]
-    return fewest
+    return found
 
 
 def _looked_for(asked: Asked) -> str:

@@ -86,9 +86,10 @@ def trace(
     cannot be captured, and with `strict` for an op without a rule, which is otherwise an
     UnknownOpWarning; AutoparError for a tensor that no program takes. The model is left as it was.
     """
-    check_arguments(model, args, kwargs or {}, with_values=False)
+    leaves = tree_flatten((args, kwargs or {}))[0]
+    check_arguments(model, leaves, args, kwargs or {}, with_values=False)
     check_states(model)
-    watch = Watch(model, tree_flatten((args, kwargs or {}))[0])
+    watch = Watch(model, leaves)
     with watch.around(strict):
         found, graph = _graph(
             model, args, kwargs or {}, name or type(model).__name__, wanted, watch

@@ -45,7 +45,8 @@ class CallMode(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._known = known
-        self._model = model
+        # Now: what is read of modules later counts as read by the forward (`watch`).
+        self._parameters = [each._parameters for each in model.modules()] if model else []
         self._note = note
         # What decides whether a clamp stands, by its code and line.
         self._conditions: dict[tuple[CodeType, int], list[Tensor]] = {}
@@ -136,7 +137,7 @@ class CallMode(TorchFunctionMode):
         return f"<a traced tensor of {tensor.dtype} and shape {list(tensor.shape)}>"
 
     def _is_parameter(self, tensor: Any) -> bool:
-        return self._model is not None and any(tensor is x for x in self._model.parameters())
+        return any(tensor is x for table in self._parameters for x in table.values())
 
     def _picks_known(self, x: Tensor, index: Any, *value: Any) -> bool:
         """Whether a mask whose value is known picks from `x`, or takes what is not one value."""

@@ -27,4 +27,4 @@ def test_it_runs_in_small() -> None:
 
 
 def cells(line: str) -> list[str]:
-    return line.strip("| ").split(" | ")
+    return [cell.strip() for cell in line.removeprefix("|").removesuffix("|").split("|")]

@@ -50,7 +50,6 @@ CASES = [
     pytest.param("", "auto", "4", marks=pytest.mark.nightly),
     pytest.param("gpt2", "2", "2", marks=pytest.mark.nightly),
     pytest.param("llama", "2", "2", marks=pytest.mark.nightly),
-    pytest.param("llama", "2x2", "4", marks=pytest.mark.nightly),
 ]
 
 

@@ -13,6 +13,7 @@ from autopar.cluster.mesh_shapes import parse_mesh
 from autopar.cluster.parsing import parse_cluster
 from autopar.driver.asking import answer
 from autopar.driver.leanest import leanest
+from autopar.driver.pipelining import search_stages
 from autopar.driver.search import search
 from autopar.driver.shortage import with_smaller_batch
 from autopar.errors import InfeasibleError
@@ -24,6 +25,8 @@ from autopar.plans.request import Asked, PlanRequest, ask
 from autopar.solver.search import silent
 from autopar.tracer import trace
 from tests.driver.test_again import Block, Blocks, request
+from tests.driver.test_segments import Chain
+from tests.driver.test_segments import asked as chain_asked
 from tests.report.plans import MIB
 
 BATCH = 4096
@@ -124,3 +127,21 @@ def test_what_was_looked_for_unasked_is_named() -> None:
     with pytest.raises(InfeasibleError, match=r"microbatches and stages, and none fit$") as caught:
         answer(replace(wanted, options=replace(wanted.options, **is_open)), silent)
     assert "--microbatches" not in str(caught.value)
+
+
+def test_stages_are_told_how_many_microbatches_would_do() -> None:
+    """Of those, as of all that is named, the fewest."""
+    graph = trace(Chain([64] * 5, 3), (torch.randn(1 << 13, 64),), {}).graph
+
+    def staged(count: int, limit: int | None) -> Asked:
+        return chain_asked(graph, 2, stages=2, microbatches=count, memory_limit=limit)
+
+    limit = search_stages(staged(8, None), silent).estimates.memory.total // 2
+    with pytest.raises(InfeasibleError) as caught:
+        answer(staged(1, limit), silent)
+    found = re.search(r"What would do: --microbatches (\d+) ", str(caught.value))
+    assert found is not None, str(caught.value)
+    count = int(found[1])
+    assert search_stages(staged(count, limit), silent).estimates.memory.total <= limit
+    with pytest.raises(InfeasibleError):
+        search_stages(staged(count // 2, limit), silent)

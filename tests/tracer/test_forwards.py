@@ -100,6 +100,14 @@ def test_a_hook_that_is_put_on_a_parameter_before_works() -> None:
     torch.testing.assert_close(*found)
 
 
+def test_a_hook_in_forward_guards_no_more_than_forward_reads() -> None:
+    """To know that it is on no parameter the tables of all modules are looked at."""
+    traced = trace(model(WORKS["hooks of activations"]), BATCHES[0])
+    labels = {read.label for read in traced.reads}
+    assert "weight of part.line" in labels
+    assert not any(label.startswith(("_parameters", "_modules")) for label in labels)
+
+
 def test_generators_are_as_before() -> None:
     models = [model(REFUSED[name].forward) for name in ("seed", "fork")]
     drawing = model(TOLD["chance"][0])

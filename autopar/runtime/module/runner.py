@@ -254,13 +254,11 @@ class Runner:
         `_known`."""
         # The order of keywords means nothing, and must not make another program.
         kwargs = dict(sorted(kwargs.items()))
-        leaves = take_inputs(self.model, self.handed_out, self.world, args, kwargs)
-        spec = flatten((args, kwargs))[1]
+        leaves, spec = take_inputs(self.model, self.handed_out, self.world, args, kwargs)
         signature = self._signature(leaves, spec)
         found = self._known(signature, exact=exact)
-        counts = self._meet(
-            found, leaves, signature, handed_rows(leaves) if self._has_rows else None
-        )
+        own_rows = handed_rows(leaves) if self._has_rows else None
+        counts = self._meet(found, leaves, signature, own_rows)
         if counts:
             leaves = put_together(leaves, self.world, counts)
             signature = self._signature(leaves, spec)

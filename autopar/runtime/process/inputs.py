@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol, cast
 
 import torch
@@ -18,7 +19,7 @@ from autopar.runtime.dtensor_private import when_arrived
 from autopar.runtime.process.layouts import check_arguments
 from autopar.runtime.process.rows import gather_own_rows
 from autopar.runtime.process.world import World
-from autopar.runtime.torch_private import flatten
+from autopar.runtime.torch_private import TreeSpec, flatten
 
 Inputs = str | Mapping[str, str]
 """`global`, `local`, or one of them per argument of the model's forward, by name."""
@@ -92,21 +93,30 @@ def check_inputs(inputs: Inputs, model: nn.Module) -> None:
 
 def take_inputs(
     model: nn.Module, inputs: Inputs, world: World, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[Any]:
-    """The leaves of (args, kwargs), tensors as `Piece`s on the device of `world`."""
-    check_arguments(model, args, kwargs, with_values=True)
-    names = _names(model) if not isinstance(inputs, str) else []
-    found: list[Any] = []
+) -> tuple[list[Any], TreeSpec]:
+    """The leaves of (args, kwargs), tensors as `Piece`s on the device of `world`, and the spec of
+    those."""
+    leaves, spec = flatten((args, kwargs))
+    check_arguments(model, leaves, args, kwargs, with_values=True)
+    if isinstance(inputs, str):
+        is_local: Iterable[bool] = repeat(inputs == "local", len(leaves))
+    else:
+        is_local = _which_are_local(inputs, _names(model), args, kwargs)
+    found = [
+        _take(leaf, local, world) if isinstance(leaf, Tensor) else leaf
+        for leaf, local in zip(leaves, is_local, strict=True)
+    ]
+    return found, spec
+
+
+def _which_are_local(
+    inputs: Mapping[str, str], names: Sequence[str], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Iterator[bool]:
+    """Whether each leaf of (args, kwargs) is one that ranks are handed rows of."""
     for position, value in [*enumerate(args), *kwargs.items()]:
-        kind = inputs
-        if not isinstance(inputs, str):
-            known = isinstance(position, int) and position < len(names)
-            kind = inputs.get(names[position] if known else str(position), "global")
-        found += [
-            _take(leaf, kind == "local", world) if isinstance(leaf, Tensor) else leaf
-            for leaf in flatten(value)[0]
-        ]
-    return found
+        known = isinstance(position, int) and position < len(names)
+        kind = inputs.get(names[position] if known else str(position), "global")
+        yield from repeat(kind == "local", len(flatten(value)[0]))
 
 
 def handed_rows(leaves: Sequence[Any]) -> list[Tensor]:
@@ -150,8 +160,10 @@ def _take(leaf: Tensor, is_local: bool, world: World) -> Piece:
         return _of_dtensor(leaf, world)
     if hasattr(leaf, "full_tensor"):
         return Piece(leaf, cast("InPieces", leaf))
-    # A conjugate or negative is a flag of a view, and not there in its bytes.
-    leaf = when_arrived(leaf).resolve_conj().resolve_neg()
+    leaf = when_arrived(leaf)
+    if leaf.is_conj() or leaf.is_neg():
+        # A flag of a view, and not there in its bytes.
+        leaf = leaf.resolve_conj().resolve_neg()
     # A copy for the CPU is read at once; pinned memory is the script's to write to after the call.
     is_awaited = world.device.type == "cpu" or leaf.is_pinned()
     local = leaf.to(world.device, non_blocking=not is_awaited)

@@ -8,7 +8,7 @@ argument, parameter or buffer, with what to write instead.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from autopar.errors import AutoparError
 from autopar.runtime.dtensor_private import is_under_way
-from autopar.runtime.torch_private import flatten, flatten_with_paths, has_own_ops
+from autopar.runtime.torch_private import flatten_with_paths, has_own_ops
 
 _COMPRESSED = {
     torch.sparse_csr: "CSR", torch.sparse_csc: "CSC", torch.sparse_bsr: "BSR",
@@ -29,18 +29,23 @@ _GIVE_PARTS = (
 
 
 def check_arguments(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, with_values: bool
+    model: nn.Module,
+    leaves: Iterable[Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    with_values: bool,
 ) -> None:
-    """AutoparError, which names the argument, if a tensor of a call is none that programs take, or
-    none to run them `with_values` on."""
+    """AutoparError, which names the argument, if a tensor among the `leaves` of a call is none that
+    programs take, or none to run them `with_values` on."""
 
     def is_taken(x: Any) -> bool:
         if not isinstance(x, Tensor):
             return True
         has_values = not (with_values and x.is_meta)
-        return has_values and is_plain(x) and (is_in_pieces(x) or not has_own_ops(x))
+        return has_values and is_plain(x) and (not has_own_ops(x) or is_in_pieces(x))
 
-    if all(map(is_taken, flatten((args, kwargs))[0])):
+    if all(map(is_taken, leaves)):
         return
     for path, leaf in flatten_with_paths((args, kwargs)):
         if not is_taken(leaf):
