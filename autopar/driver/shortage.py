@@ -32,7 +32,7 @@ from autopar.plans.request import Asked, PlanRequest
 from autopar.report.costs import HOLDER_TITLES
 from autopar.report.names import tensor_name
 
-T = TypeVar("T")
+_Found = TypeVar("_Found")
 
 _TRIES = 3
 """How many numbers of devices, and batches, are tried: what need be held is known to a factor."""
@@ -181,10 +181,12 @@ def _microbatches(request: PlanRequest, say: Say) -> Iterator[str]:
             return
 
 
-def fewest(counts: Sequence[int], attempt: Callable[[int], T | None]) -> tuple[int, T] | None:
+def fewest(
+    counts: Sequence[int], attempt: Callable[[int], _Found | None]
+) -> tuple[int, _Found] | None:
     """The first of `counts`, ascending, for which an attempt finds something, with that; None if
     not even the last does. What one does, all larger ones do."""
-    found: tuple[int, T] | None = None
+    found: tuple[int, _Found] | None = None
     while counts:
         middle = len(counts) - 1 if found is None else len(counts) // 2
         here = attempt(counts[middle])
