@@ -1,82 +1,127 @@
-"""Stages that share devices, planned so that a device holds all of its own together.
+"""Stages that share devices, planned so that a device holds all of its own together, and its host
+what they have there.
 
 How much of a device's memory each of its stages is to have nobody knows beforehand. So each is
 planned at first as if it had all; where that is too much for a device, each gives up some of what
-it holds beyond what it holds at the least, in proportion, until they fit.
+it holds beyond what it holds at the least, in proportion, until they fit. So it is with a device's
+share of its host's memory, of which it is not known what a stage has there at the least: where one
+has no plan with what is left to it, all of a device's have as much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
 
 from autopar.compile import Say
 from autopar.errors import InfeasibleError
 from autopar.ir.pipeline import ActionTable
 from autopar.ir.units import format_bytes
-from autopar.plans.estimates import Memory
 from autopar.plans.fitting import Candidate
 
 _ROUNDS = 8
 """How often the stages of a device are planned anew. What one gives up at its fullest moment is
 not all given up at the device's."""
 
-PlanAll = Callable[[Sequence[int]], list[Candidate]]
-"""The plans of all stages, each within so many bytes."""
+Limits = Sequence[int]
+"""Bytes of each stage."""
 
-HeldOnDevices = Callable[[Sequence[Candidate]], Sequence[Memory]]
-"""What a device of each rank holds where stages are planned so."""
+PlanAll = Callable[[Sequence[Limits]], list[Candidate]]
+"""The plans of all stages within so many bytes of each memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class SharedMemory:
+    """A memory that the stages of a device share, `called` so.
+
+    It has so many bytes for each rank; `held` says how many stages hold together, by rank, and
+    `held_by` how many one does; `least` what a stage holds at the least, None if that is not known.
+    """
+
+    called: str
+    limits: Sequence[int]
+    held: Callable[[Sequence[Candidate]], Sequence[int]]
+    held_by: Callable[[Candidate], int]
+    least: Callable[[int, Candidate], int] | None
+    remedy: str
 
 
 def plan_within_devices(
-    table: ActionTable,
-    limits: Sequence[int],
-    planned: PlanAll,
-    held: HeldOnDevices,
-    least: Callable[[int, Candidate], int],
-    say: Say,
+    table: ActionTable, memories: Sequence[SharedMemory], planned: PlanAll, say: Say
 ) -> list[Candidate]:
-    """Plans of all stages, of which no device of a rank holds more than its share of `limits`, by
-    rank; `least` says what the leanest plan of a stage holds. InfeasibleError if none are
-    found."""
-    own = [limits[table.ranks[stage]] for stage in range(table.num_stages)]
-    known: dict[int, int] = {}
+    """Plans of all stages, which together hold no more than a rank has of each of the `memories`.
+    InfeasibleError if none are found."""
+    sharing = [_Sharing(table, memory) for memory in memories]
     for number in range(_ROUNDS):
-        found = planned(own)
-        totals = [memory.total for memory in held(found)]
-        over = {k: n - limits[k] for k, n in enumerate(totals) if n > limits[k]}
-        if not over:
+        try:
+            found = planned([each.own for each in sharing])
+        except InfeasibleError as error:
+            if not any(each.shares_evenly() for each in sharing):
+                raise
+            say(f"{error}; with as much for each stage of a device")
+            continue
+        fit = [each.fits(found, number, say) for each in sharing]
+        if all(fit):
             return found
+    raise AssertionError("the last round returns or raises")
+
+
+class _Sharing:
+    """How much of a memory each stage is to have: at first all."""
+
+    def __init__(self, table: ActionTable, memory: SharedMemory) -> None:
+        self.table, self.memory = table, memory
+        self.ranks = [table.ranks[stage] for stage in range(table.num_stages)]
+        self.own = [memory.limits[rank] for rank in self.ranks]
+        self.least: dict[int, int] = {}
+        self.is_open = memory.least is None
+        """Whether stages that have no plan may have one where all have as much."""
+        self.is_less = False
+
+    def shares_evenly(self) -> bool:
+        """Gives each stage of a device as much, if some have less than all and that is new."""
+        if not (self.is_open and self.is_less):
+            return False
+        self.is_open = False
+        limits, stages_of = self.memory.limits, self.table.stages_of
+        self.own = [limits[rank] // len(stages_of(rank)) for rank in self.ranks]
+        return True
+
+    def fits(self, found: Sequence[Candidate], number: int, say: Say) -> bool:
+        """Whether no device holds more than it has. Where one does, its stages have less from now
+        on. InfeasibleError if they have nothing to spare, or this is the last round."""
+        totals, limits = self.memory.held(found), self.memory.limits
+        over = {k: n - limits[k] for k, n in enumerate(totals) if n > limits[k]}
         for rank, excess in over.items():
-            stages = table.stages_of(rank)
-            say(f"{_text(stages)} exceed the memory of their device by {format_bytes(excess)}")
-            spare: dict[int, int] = {}
-            for stage in stages:
-                if stage not in known:
-                    known[stage] = least(stage, found[stage])
-                spare[stage] = max(0, found[stage].estimates.memory.total - known[stage])
+            stages = self.table.stages_of(rank)
+            say(f"{_text(stages)} exceed {self.memory.called} by {format_bytes(excess)}")
+            spare = {stage: self._spare(stage, found[stage]) for stage in stages}
             if not any(spare.values()) or number == _ROUNDS - 1:
                 raise InfeasibleError(
                     f"{_text(stages)} share a device: the leanest plans found peak at "
                     f"{format_bytes(totals[rank])} together, {format_bytes(excess)} over the "
-                    f"memory limit of {format_bytes(limits[rank])}. Raise --memory-limit, use more "
-                    "devices, or lower the batch"
+                    f"{self.memory.called} of {format_bytes(limits[rank])}. {self.memory.remedy}"
                 )
             # Sooner or later all is given up that can be.
-            own = _with_less(own, found, spare, (1 + number) * excess)
-    raise AssertionError("the last round returns or raises")
+            self._give_up(found, spare, (1 + number) * excess)
+        return not over
 
+    def _spare(self, stage: int, found: Candidate) -> int:
+        if stage not in self.least:
+            least = self.memory.least
+            self.least[stage] = 0 if least is None else least(stage, found)
+        return max(0, self.memory.held_by(found) - self.least[stage])
 
-def _with_less(
-    own: Sequence[int], found: Sequence[Candidate], spare: Mapping[int, int], excess: int
-) -> list[int]:
-    """The bytes that stages are planned within, those with something to spare with less than they
-    hold."""
-    total = sum(spare.values())
-    given_up = min(excess, total)
-    less = {k: ceil(given_up * n / total) for k, n in spare.items() if n}
-    totals = (each.estimates.memory.total for each in found)
-    return [n - less[k] if k in less else own[k] for k, n in enumerate(totals)]
+    def _give_up(self, found: Sequence[Candidate], spare: Mapping[int, int], excess: int) -> None:
+        """Stages with something to spare are planned within less than they hold."""
+        self.is_less = True
+        total = sum(spare.values())
+        given_up = min(excess, total)
+        for stage, n in spare.items():
+            if n:
+                held = self.memory.held_by(found[stage])
+                self.own[stage] = held - ceil(given_up * n / total)
 
 
 def _text(stages: Sequence[int]) -> str:

@@ -4,7 +4,7 @@ sends it has it, and a tied weight as the first of its stages that is planned ha
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from autopar.compile import Say
 from autopar.cost_model.account import account
 from autopar.cost_model.residency import why_not_hosted
-from autopar.driver.device_limits import HeldOnDevices, plan_within_devices
+from autopar.driver.device_limits import Limits, SharedMemory, plan_within_devices
 from autopar.driver.leanest import leanest
 from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.search import explaining, meshes_of, survey
@@ -23,6 +23,7 @@ from autopar.ir.graph import Graph, Role
 from autopar.ir.pipeline import ActionTable, Waiting
 from autopar.ir.residency import can_be_hosted
 from autopar.ir.stages import RECEIVE, SEND, is_end
+from autopar.plans.estimates import Memory
 from autopar.plans.fitting import Candidate
 from autopar.plans.matching import general, matches
 from autopar.plans.plan import Structure
@@ -35,6 +36,10 @@ for the next larger one that is a multiple of such a part of the largest."""
 
 STAGE_TOLERANCE = 1e-2
 """By which part a stage may take longer than it need: the step is known no better."""
+
+
+HeldOnDevices = Callable[[Sequence[Candidate]], Sequence[Memory]]
+"""What a device of each rank holds where stages are planned so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,8 @@ def plan_stages(
     say: Say,
 ) -> list[Candidate]:
     """The plan of each of `graphs`, as it is asked of its rank. Devices hold what waits in `table`,
-    those of a rank that of all its stages, as `held` says, and its stages share what it has of the
-    host's memory. Stages that differ from another in nothing but the names of their parameters are
+    those of a rank that of all its stages, as `held` says, which have no more on the host together
+    than its share. Stages that differ from another in nothing but the names of their parameters are
     planned as that one. InfeasibleError if they do not fit in memory."""
     planner = _Planner(ranks, graphs, table, held, say)
     can_be, options = _tied(graphs), ranks[0].asked.options
@@ -95,6 +100,7 @@ class _Planner:
     ) -> None:
         self.of_stages = [ranks[table.ranks[stage]] for stage in range(len(graphs))]
         self.limits = [rank.asked.memory_limit_bytes for rank in ranks]
+        self.shares = [rank.asked.cluster.host.memory_bytes for rank in ranks]
         self.graphs, self.table, self.held, self.say = graphs, table, held, say
         self.waiting = [table.others(stage) for stage in range(len(graphs))]
         self.known: dict[object, Candidate] = {}
@@ -113,10 +119,27 @@ class _Planner:
             self.lean[stage] = leanest(found.request, self.say)
             return self.lean[stage].estimates.memory.total
 
-        def planned(limits: Sequence[int]) -> list[Candidate]:
-            return self._plan_within(limits, hosted)
+        def planned(limits: Sequence[Limits]) -> list[Candidate]:
+            of_device, of_host = limits
+            return self._plan_within(of_device, of_host, hosted)
 
-        found = plan_within_devices(self.table, self.limits, planned, self.held, least, self.say)
+        def held(found: Sequence[Candidate]) -> list[int]:
+            return [memory.total for memory in self.held(found)]
+
+        def on_host(found: Sequence[Candidate]) -> list[int]:
+            stages = map(self.table.stages_of, range(len(self.limits)))
+            return [sum(found[stage].estimates.host_bytes for stage in own) for own in stages]
+
+        device = SharedMemory(
+            "memory limit", self.limits, held, lambda each: each.estimates.memory.total, least,
+            "Raise --memory-limit, use more devices, or lower the batch",
+        )  # fmt: skip
+        host = SharedMemory(
+            "share of the host's memory", self.shares, on_host,
+            lambda each: each.estimates.host_bytes, None,
+            "Raise --host-memory, use more devices, or more --microbatches",
+        )  # fmt: skip
+        found = plan_within_devices(self.table, (device, host), planned, self.say)
         return [self._of_device(stage, each) for stage, each in enumerate(found)]
 
     def _of_device(self, stage: int, found: Candidate) -> Candidate:
@@ -125,8 +148,10 @@ class _Planner:
         estimates = msgspec.structs.replace(found.estimates, memory_limit=limit)
         return replace(found, estimates=estimates)
 
-    def _plan_within(self, limits: Sequence[int], hosted: Mapping[str, bool]) -> list[Candidate]:
-        """The plans of all stages, each within so many bytes."""
+    def _plan_within(
+        self, limits: Limits, shares: Limits, hosted: Mapping[str, bool]
+    ) -> list[Candidate]:
+        """The plans of all stages, each within so many bytes of its device and of the host."""
         graphs, table = self.graphs, self.table
         ends: dict[_End, str] = {}
         found: dict[int, Candidate] = {}
@@ -137,13 +162,13 @@ class _Planner:
             stored = {name: choices[name].storage for name in _params(graph) if name in choices}
             known_hosted = {**{name: bool(c.hosted) for name, c in choices.items()}, **hosted}
             options = replace(asked.options, memory_limit_bytes=limits[stage], strategy=strategy)
-            share = asked.cluster.host.memory_bytes // len(table.stages_of(table.ranks[stage]))
-            here = replace(asked, options=options, cluster=with_host_share(asked.cluster, share))
+            share = with_host_share(asked.cluster, shares[stage])
+            here = replace(asked, options=options, cluster=share)
             here = here.of_part(graph, stored, known_hosted)
             others = tuple(map(self._rounded, self.waiting[stage]))
             mesh = asked.cluster, asked.options.mesh
             key = (
-                *(_signature(graph), mesh, limits[stage], share, others, settled),
+                *(_signature(graph), mesh, limits[stage], shares[stage], others, settled),
                 *(tuple(stored.items()), here.known_hosted),
             )
             if key not in self.known:

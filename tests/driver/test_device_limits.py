@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import autopar
-from autopar.driver.device_limits import plan_within_devices
+from autopar.driver.device_limits import SharedMemory, plan_within_devices
 from autopar.errors import InfeasibleError
 from autopar.ir.pipeline import ActionTable
-from autopar.plans.estimates import Memory
 from autopar.plans.plan import Plan
 from autopar.solver.search import silent
 from tests.planned import hostless
@@ -70,28 +68,37 @@ def test_a_stage_has_what_another_one_leaves(part: float) -> None:
     assert {each.memory_limit for each in found.estimates.stages} == {limit}
 
 
-def within(most: Sequence[int], least: Sequence[int], limit: int) -> list[int]:
-    """What stages 0 and 1 of one device hold, which have no use for more than `most` and need
-    `least`, on a device with such a limit."""
+def test_on_the_host_a_stage_has_what_another_one_leaves() -> None:
+    """Parameters of a large stage take nine tenths of what their device has there."""
+    given, how = (Uneven(), torch.randn(4096, 64)), {**HOW, "residency": "cpu"}
+    free = autopar.plan(*given, cluster="2xH100", **how)
+    needed = free.estimates.host_bytes
+    assert max(each.host_bytes for each in free.estimates.stages) > 0.9 * needed
+    found = autopar.plan(*given, cluster="2xH100", host_memory=f"{2 * needed}B", **how)
+    assert found.estimates.host_bytes == needed == found.estimates.host_memory.limit
+    assert found.estimates.step_ns == free.estimates.step_ns
+    with pytest.raises(InfeasibleError, match="host"):
+        autopar.plan(*given, cluster="2xH100", host_memory=f"{2 * needed - 2}B", **how)
 
-    def planned(limits: Sequence[int]) -> list[Any]:
-        for needed, given in zip(least, limits, strict=True):
+
+def within(
+    most: Sequence[int], least: Sequence[int], limit: int, *, is_known: bool = True
+) -> list[int]:
+    """What stages 0 and 1 of one device hold, which have no use for more than `most` and need
+    `least`, on a device with such a limit; whether it `is_known` what they need."""
+
+    def planned(limits: Sequence[Sequence[int]]) -> list[Any]:
+        for needed, given in zip(least, limits[0], strict=True):
             if given < needed:
                 raise InfeasibleError("a stage has less than it needs")
-        held = map(min, zip(most, limits, strict=True))
-        return [SimpleNamespace(estimates=SimpleNamespace(memory=of(n))) for n in held]
+        return list(map(min, zip(most, limits[0], strict=True)))
 
-    def of(total: int) -> Memory:
-        return Memory(total, 0, 0, 0, 0, 0)
-
-    def held(found: Sequence[Any]) -> list[Memory]:
-        return [of(sum(each.estimates.memory.total for each in found))]
-
+    memory = SharedMemory(
+        "memory limit", [limit], lambda found: [sum(map(int, cast("Any", found)))],
+        lambda n: cast("int", n), (lambda stage, _: least[stage]) if is_known else None, "",
+    )  # fmt: skip
     table = ActionTable.parse("0F0 1F0 1B0 0B0")
-    found = plan_within_devices(
-        table, [limit], planned, held, lambda stage, _: least[stage], silent
-    )
-    return [each.estimates.memory.total for each in found]
+    return cast("list[Any]", plan_within_devices(table, (memory,), planned, silent))
 
 
 def test_what_is_given_up_is_in_proportion_to_what_can_be() -> None:
@@ -99,6 +106,16 @@ def test_what_is_given_up_is_in_proportion_to_what_can_be() -> None:
     assert within([60, 60], [10, 60], 100) == [40, 60]
     assert within([80, 40], [40, 20], 90) == [60, 30]
     assert within([90, 90], [70, 30], 100) == [70, 30]
+
+
+def test_where_it_is_not_known_what_stages_need_they_have_as_much_in_the_end() -> None:
+    """Of the host's memory: what is given up is in proportion to what they have."""
+    assert within([60, 30], [10, 10], 100, is_known=False) == [60, 30]
+    assert within([80, 40], [40, 20], 90, is_known=False) == [60, 30]
+    assert within([60, 60], [50, 50], 100, is_known=False) == [50, 50]
+    assert within([100, 40], [20, 40], 100, is_known=False) == [50, 40]
+    with pytest.raises(InfeasibleError, match="less than it needs"):
+        within([60, 60], [10, 60], 100, is_known=False)
 
 
 def test_what_does_not_fit_together_is_said() -> None:
