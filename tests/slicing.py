@@ -3,14 +3,13 @@
 `make nightly SLICE=3/24` runs the third of 24 slices of the nightly tests: a run of tests in the
 order in which pytest collects them, since neighbours share models that are made once.
 
-`seconds.toml` has, per package, how many nightly cases each test has and the mean CPU seconds of
-one, its processes included; `make nightly RECORD=1` writes what it ran. `python -m tests.slicing`
+`seconds.toml` has, per package, how many nightly cases each test has and the mean seconds of one,
+of a run with two workers; `make nightly RECORD=1` writes what it ran. `python -m tests.slicing`
 prints the sums.
 """
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping, Sequence
@@ -26,16 +25,16 @@ from autopar.ir.files import write_atomically
 ROOT = Path(__file__).parents[1]
 RECORD = Path(__file__).with_name("seconds.toml")
 DEFAULT_S = 1.0
-"""CPU seconds of a case of a test that was never recorded."""
+"""Of a case of a test that was never recorded."""
 
-_STARTED_S = pytest.StashKey[float]()
+_TAKEN_S = pytest.StashKey[float]()
 _CASES = pytest.StashKey[Counter[str]]()
-_CPU_S = "cpu_s"
+_SECONDS = "seconds"
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """How many nightly cases a test has, and the mean CPU seconds of one."""
+    """How many nightly cases a test has, and the mean seconds of one."""
 
     cases: int
     seconds: float
@@ -101,7 +100,7 @@ def by_package(seconds: Mapping[str, Sequence[float]]) -> list[str]:
     for test, each in seconds.items():
         found[package_of(test)] += each
     rows = [*sorted(found.items()), ("together", [s for each in found.values() for s in each])]
-    return [f"{name:20} {len(each):6} cases {sum(each):9.1f} CPU s" for name, each in rows]
+    return [f"{name:20} {len(each):6} cases {sum(each):9.1f} s" for name, each in rows]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -146,15 +145,10 @@ def breadth(one_in: int) -> int:
 
 
 def expected_seconds(nodeids: Sequence[str]) -> list[float]:
-    """CPU seconds of each, as recorded for its test."""
+    """Seconds of each, as recorded for its test."""
     known = read_record(RECORD.read_text(encoding="utf-8"))
     unknown = Recorded(0, DEFAULT_S)
     return [known.get(name_of(nodeid), unknown).seconds for nodeid in nodeids]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    item.stash[_STARTED_S] = _cpu_s()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -163,14 +157,10 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """The report of what comes last has what all took: it travels to the process that writes."""
     report = yield
+    item.stash[_TAKEN_S] = item.stash.get(_TAKEN_S, 0.0) + call.duration
     if call.when == "teardown":
-        report.user_properties.append((_CPU_S, _cpu_s() - item.stash[_STARTED_S]))
+        report.user_properties.append((_SECONDS, item.stash[_TAKEN_S]))
     return report
-
-
-def _cpu_s() -> float:
-    taken = os.times()
-    return taken.user + taken.system + taken.children_user + taken.children_system
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -194,7 +184,7 @@ def pytest_terminal_summary(
     if not (config.getoption("--slice") or config.getoption("--record-seconds")):
         return
     seconds = measured(terminalreporter)
-    terminalreporter.section("CPU seconds by package")
+    terminalreporter.section("seconds by package")
     for line in by_package(seconds):
         terminalreporter.line(line)
     if config.getoption("--record-seconds"):
@@ -205,12 +195,12 @@ def pytest_terminal_summary(
 
 
 def measured(terminalreporter: pytest.TerminalReporter) -> dict[str, list[float]]:
-    """CPU seconds of each case that ran, by test."""
+    """Seconds of each case that ran, by test."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for reports in terminalreporter.stats.values():
         for report in reports:
             if isinstance(report, pytest.TestReport) and report.when == "teardown":
-                found[name_of(report.nodeid)].append(dict(report.user_properties)[_CPU_S])
+                found[name_of(report.nodeid)].append(dict(report.user_properties)[_SECONDS])
     return found
 
 

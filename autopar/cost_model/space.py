@@ -8,7 +8,7 @@ from itertools import product
 
 from autopar.cost_model.limits import Limits
 from autopar.ir.choices import Decision, ParamChoice, all_shardings, choices
-from autopar.ir.graph import STORED_ROLES, Graph, Node, Role, TensorType
+from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Role, TensorType
 from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import is_legal, states, step
@@ -81,12 +81,14 @@ def classes(
             key = owners[user.target] if user.role in STORED_ROLES else user.key
             distinct = uses.setdefault(key, {})
             distinct.setdefault((use.arg, chain), (use, tensor))
+    forward = {group.root.node for group in groups if group.phase is Phase.FORWARD}
     found: dict[str, NodeClass] = {}
     for key, nodes in members.items():
         reads = tuple(uses.get(key, {}).values())
         if nodes[0].role is Role.PARAM:
-            counts = hosted.get(key, (0,))
-            entry = _param_class(graph, mesh, nodes, reads, limits.storages.get(key), counts)
+            counts, given = hosted.get(key, (0,)), limits.storages.get(key)
+            in_forward = all(node.index in forward for node in nodes)
+            entry = _param_class(graph, mesh, nodes, reads, given, counts, in_forward=in_forward)
         else:
             entry = _node_class(graph, mesh, nodes, reads, nodes[0].index in constant)
         found[key] = limits.filtered(entry)
@@ -190,17 +192,19 @@ def _param_class(
     gradients: Sequence[tuple[Use, TensorType]],
     given: Sequence[Sharding] | None,
     counts: Sequence[int],
+    *,
+    in_forward: bool,
 ) -> NodeClass:
-    """(storage, kept) pairs: a parameter is kept for backward as it is stored or gathered over some
-    of the axes; nothing where any are on the host, of which there are as many as one of `counts`.
-    It is stored in one of `given`, if that is limited."""
+    """(storage, kept) pairs: a parameter is kept for backward as it is stored or, if it is read
+    `in_forward`, gathered over some of the axes; nothing where any are on the host, of which there
+    are as many as one of `counts`. It is stored in one of `given`, if that is limited."""
     node, tensor = nodes[0], nodes[0].outputs[0]
     found: list[ParamChoice] = []
     for storage in _stored(graph, tensor, mesh) if given is None else given:
         if not all(_reaches(graph, mesh.sizes, use, kind, storage) for use, kind in gradients):
             continue
         gathered: list[Sharding] = [storage]
-        for state in gathered:
+        for state in gathered if in_forward else ():
             for axis in range(len(mesh.axes)):
                 target = state.with_axis(axis, R)
                 if target not in gathered and step(tensor, graph.atoms, state, target):

@@ -31,7 +31,10 @@ def layer_norm(d: Drawing) -> None:
 def group_norm(d: Drawing) -> None:
     name = d.value(3, 4)
     channels = d.shape(name)[1]
-    groups = d.pick([k for k in range(1, channels + 1) if channels % k == 0])
+    if d[name].numel() == 1:
+        return
+    many = [k for k in range(1, channels + 1) if channels % k == 0 and d[name].numel() > k]
+    groups = d.pick(many)
     scale = f", {d.parameter(channels)}, {d.parameter(channels)}" if d.chance(50) else ", None"
     d.emit(f"F.group_norm({name}, {groups}{scale}, eps=0.01)")
 
@@ -41,6 +44,9 @@ def batch_norm(d: Drawing) -> None:
     channels = d.shape(name)[1]
     if d[name].numel() == channels:
         return
+    if 1 in d.shape(name)[2:] and not d[name].is_contiguous():
+        # Whose gradients are wrong in eager (findings/batch_norm_of_a_sequence.sh).
+        name = d.emit(f"{name}.contiguous()")
     mean, var = d.buffer(channels), d.buffer(channels)
     scale = f"{d.parameter(channels)}, {d.parameter(channels)}" if d.chance(60) else "None, None"
     training = d.chance(75)

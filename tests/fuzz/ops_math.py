@@ -61,7 +61,10 @@ def reduction(d: Drawing) -> None:
     dims = d.some_dims(name)
     rank = d[name].dim()
     written = str([k - rank if d.chance(30) else k for k in dims])
-    d.emit(d.pick(REDUCTIONS).format(name, written, d.chance(50)))
+    is_of_one = all(d.shape(name)[k] == 1 for k in dims)
+    # Of one element there is no variance.
+    found = [each for each in REDUCTIONS if not (is_of_one and ".var(" in each)]
+    d.emit(d.pick(found).format(name, written, d.chance(50)))
 
 
 def centred(d: Drawing) -> None:

@@ -162,7 +162,9 @@ def test_megatron_in_the_node_and_sharded_parameters_across(
     for module in NORMS[1:]:
         assert used(layout, module, "mul") == {whole}, module
     for module in ROWS:
-        assert used(layout, module, "mm") == {Sharding((S(0), S(0, 1)))}, module
+        # On H100 the residual is of whole sequences as well, as the norm that reads it.
+        wanted = whole if is_h100 else Sharding((S(0), S(0, 1)))
+        assert used(layout, module, "mm") == {wanted}, module
 
 
 def test_one_slow_link_and_a_small_model_give_data_parallelism() -> None:
