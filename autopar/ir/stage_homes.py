@@ -226,8 +226,9 @@ def _is_additive(graph: Graph, node: Node) -> bool:
     of the model."""
     sources = _sources(graph)
     if node.op == SUM:
-        dtypes = {graph.type_of(ref).dtype for ref in (*node.inputs, Ref(node.index))}
-        return len(node.inputs) == 2 and len(dtypes) == 1 and not node.kwargs
+        # A stage that has one term alone takes it for the sum.
+        types = {graph.type_of(ref) for ref in (*node.inputs, Ref(node.index))}
+        return len(node.inputs) == 2 and len(types) == 1 and not node.kwargs
     given = {k for k, ref in enumerate(node.inputs) if sources[ref.node] is None}
     others = (sources[ref.node] for ref in node.inputs)
     if len(given) != 1 or any(each and Role.INPUT in each for each in others):
