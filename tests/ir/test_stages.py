@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autopar.errors import StageError
@@ -280,3 +283,35 @@ def test_what_nobody_reads_is_where_another_call_reads_it() -> None:
         found.append([params(part) for part in parts])
     assert found[0] == found[1]
     assert "spare" in found[0][0] and "layers.3.b.weight" in found[0][2]
+
+
+class Split(nn.Module):
+    """A weight whose rows are split in two and in three, and in the order of neither."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(6, 5, 5))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        scaled = self.weight * 1
+        masked = scaled * torch.ones(5, 5).tril()
+        thirds = masked.chunk(3, 0)
+        moved = torch.cat([thirds[2], thirds[0]])
+        loss = F.cross_entropy(scaled, ids, reduction="sum")
+        half = masked.diagonal(dim1=-2, dim2=-1) + 0.5
+        half[:3] = half[:3] * 2
+        return half.tanh().mean() + loss + moved.sum()
+
+
+def test_a_term_of_other_parts_is_not_taken_for_a_sum_of_gradients() -> None:
+    """A stage has one term of the sum; the next op knows its dims by other parts."""
+    graph = trace(Split(), (torch.zeros(6, 5, dtype=torch.int64),), {}).graph
+    ops = [n.index for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD]
+    numbers = [len(in_stages_if_possible(graph, cuts)) for cuts in combinations(ops[1:], 2)]
+    assert numbers.count(3) > 20
+
+
+def in_stages_if_possible(graph: Graph, cuts: Sequence[int]) -> Sequence[Graph]:
+    with suppress(StageError):
+        return in_stages(graph, cuts)
+    return ()
