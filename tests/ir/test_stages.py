@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 
 import pytest
 import torch
@@ -306,12 +304,6 @@ class Split(nn.Module):
 def test_a_term_of_other_parts_is_not_taken_for_a_sum_of_gradients() -> None:
     """A stage has one term of the sum; the next op knows its dims by other parts."""
     graph = trace(Split(), (torch.zeros(6, 5, dtype=torch.int64),), {}).graph
-    ops = [n.index for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD]
-    numbers = [len(in_stages_if_possible(graph, cuts)) for cuts in combinations(ops[1:], 2)]
-    assert numbers.count(3) > 20
-
-
-def in_stages_if_possible(graph: Graph, cuts: Sequence[int]) -> Sequence[Graph]:
-    with suppress(StageError):
-        return in_stages(graph, cuts)
-    return ()
+    ops = {n.op: n.index for n in graph.with_role(Role.OP) if n.phase is Phase.FORWARD}
+    for first in ("aten.diagonal.default", "aten.slice_scatter.default"):
+        assert len(in_stages(graph, [ops[first], ops["aten.sum.default"]])) == 3
