@@ -18,6 +18,7 @@ from autopar.driver import session
 from autopar.errors import AutoparError
 from autopar.runtime.process.agreement import Agreement
 from autopar.runtime.program.turns import TurnRun
+from autopar.runtime.torch_private import store_of_its_own
 from tests.runtime.workers import RANK, batch, llama, net, points, slow_devices, staged
 
 TIMEOUT_S = 15
@@ -151,6 +152,10 @@ def lost() -> Any:
     dist.init_process_group(
         "gloo", init_method=where, timeout=timedelta(seconds=SHORT_S), **rank_and_size
     )
+    # Nobody is lost before the other has the group, which torch would tell of.
+    store = store_of_its_own()
+    store.set(f"has the group {RANK}", "")
+    store.wait([f"has the group {1 - RANK}"])
     return told(script)
 
 

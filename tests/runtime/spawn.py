@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import select
@@ -101,6 +102,11 @@ class _Server:
             os.kill(self.pid, signal.SIGKILL)
             self.code = self._number()
 
+    def close(self) -> None:
+        """Ends it, and all that it forked with it."""
+        with self.process:  # which closes its pipes, and waits
+            self.process.kill()
+
     def _number(self) -> int:
         assert self.process.stdout is not None
         return int(self.process.stdout.readline())
@@ -113,7 +119,18 @@ _idle: dict[int, list[_Server]] = defaultdict(list)
 def _servers(world_size: int) -> Iterator[list[_Server]]:
     """One for each rank: they are started where none is idle, and go on as long as the tests do."""
     servers = [_idle[rank].pop() if _idle[rank] else _Server(rank) for rank in range(world_size)]
-    yield servers
-    # Not where that failed: what state they are in is not known.
+    try:
+        yield servers
+    except BaseException:
+        # What state they are in is not known.
+        for server in servers:
+            server.close()
+        raise
     for server in servers:
         _idle[server.rank].append(server)
+
+
+@atexit.register
+def _close_idle() -> None:
+    for server in (each for servers in _idle.values() for each in servers):
+        server.close()
