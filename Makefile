@@ -61,14 +61,15 @@ nightly: $(STAMP) chromium
 	$(BIN)/python -m pytest -m nightly -n $(WORKERS) --dist worksteal --max-worker-restart 0 --timeout 0 \
 		$(if $(SLICE),--slice $(SLICE)) $(if $(RECORD),--record-seconds) $(PYTEST_ARGS)
 
-# Consecutive commits take consecutive turns: one slice after the other, then the oldest torch.
+# Consecutive commits take consecutive turns: one slice after the other, then the oldest torch in two.
 SLICES ?= 24
 OLDEST_TORCH := 2.11.0
 turn:
-	@commits=$$(git rev-list --count HEAD); turn=$$((commits % ($(SLICES) + 1))); \
-	if [ $$turn = 0 ]; then \
-		echo "commit $$commits: the turn of torch $(OLDEST_TORCH)"; \
-		exec $(MAKE) --no-print-directory oldest-torch; \
+	@commits=$$(git rev-list --count HEAD); turn=$$((1 + commits % ($(SLICES) + 2))); \
+	if [ $$turn -gt $(SLICES) ]; then \
+		part=$$((turn - $(SLICES)))/2; \
+		echo "commit $$commits: the turn of torch $(OLDEST_TORCH), part $$part"; \
+		exec $(MAKE) --no-print-directory oldest-torch SLICE=$$part; \
 	else \
 		echo "commit $$commits: the turn of slice $$turn/$(SLICES) of the nightly tests"; \
 		exec $(MAKE) --no-print-directory nightly SLICE=$$turn/$(SLICES); \
@@ -76,7 +77,8 @@ turn:
 
 OLDEST_TORCH_TESTS := $(wildcard tests/*/test_torch_private.py) tests/tracer tests/runtime
 oldest-torch:
-	$(MAKE) --no-print-directory pytest TORCH=$(OLDEST_TORCH) PYTEST_ARGS="$(OLDEST_TORCH_TESTS)"
+	$(MAKE) --no-print-directory pytest TORCH=$(OLDEST_TORCH) \
+		PYTEST_ARGS="$(if $(SLICE),--slice $(SLICE)) $(OLDEST_TORCH_TESTS)"
 
 FUZZ_MODELS ?= 200
 FUZZ_FIRST ?= 0

@@ -230,9 +230,7 @@ def wrapper_of(cls: type[Tensor], like: Tensor, device: torch.device) -> Any:
 def has_own_ops(tensor: Tensor) -> bool:
     """Whether it is of a class that computes in ways of its own, and holds other tensors; not of
     torch's stand-ins without values."""
-    kind, plain = cast("Any", type(tensor)), cast("Any", Tensor)
-    if kind is plain:
-        return False
+    kind, plain = (cast("Any", each) for each in (type(tensor), Tensor))
     own = kind.__torch_dispatch__ is not plain.__torch_dispatch__
     return own and not isinstance(tensor, FakeTensor)
 

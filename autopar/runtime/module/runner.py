@@ -156,6 +156,9 @@ class Runner:
     """Programs are made from the values of a batch, gathered where ranks hold pieces of it."""
 
     def __post_init__(self) -> None:
+        kinds = self.inputs.values() if isinstance(self.inputs, Mapping) else [self.inputs]
+        self._has_rows = "local" in kinds
+        """Whether ranks may be handed rows of their own."""
         if self._has_rows:
             know_rows_differ()
 
@@ -174,15 +177,10 @@ class Runner:
         """What ranks are handed of the inputs: unless said, all, and rows from accelerate."""
         return self.inputs or ("local" if self.terms else "global")
 
-    @property
-    def _has_rows(self) -> bool:
-        """Whether ranks may be handed rows of their own."""
-        kinds = self.handed_out
-        return "local" in (kinds.values() if isinstance(kinds, Mapping) else [kinds])
-
     def accept_accelerate(self) -> None:
         """From now on the model is one that accelerate has prepared (`accelerated`)."""
         self.terms = self.terms or accept(self.model, self.world)
+        self._has_rows |= not self.inputs
         know_rows_differ()
 
     def _run(

@@ -43,7 +43,8 @@ def check_arguments(
         if not isinstance(x, Tensor):
             return True
         has_values = not (with_values and x.is_meta)
-        return has_values and is_plain(x) and (not has_own_ops(x) or is_in_pieces(x))
+        is_known = type(x) is Tensor or not has_own_ops(x) or is_in_pieces(x)
+        return has_values and is_known and is_plain(x)
 
     if all(map(is_taken, leaves)):
         return
