@@ -24,10 +24,10 @@ _ROUNDS = 8
 """How often the stages of a device are planned anew. What one gives up at its fullest moment is
 not all given up at the device's."""
 
-Limits = Sequence[int]
+StageBytes = Sequence[int]
 """Bytes of each stage."""
 
-PlanAll = Callable[[Sequence[Limits]], list[Candidate]]
+PlanAll = Callable[[Sequence[StageBytes]], list[Candidate]]
 """The plans of all stages within so many bytes of each memory."""
 
 

@@ -12,7 +12,7 @@ import msgspec
 from autopar.compile import Say
 from autopar.cost_model.account import account
 from autopar.cost_model.residency import why_not_hosted
-from autopar.driver.device_limits import Limits, SharedMemory, plan_within_devices
+from autopar.driver.device_limits import SharedMemory, StageBytes, plan_within_devices
 from autopar.driver.leanest import leanest
 from autopar.driver.loss_chunking import best_in_chunks
 from autopar.driver.search import explaining, meshes_of, survey
@@ -119,7 +119,7 @@ class _Planner:
             self.lean[stage] = leanest(found.request, self.say)
             return self.lean[stage].estimates.memory.total
 
-        def planned(limits: Sequence[Limits]) -> list[Candidate]:
+        def planned(limits: Sequence[StageBytes]) -> list[Candidate]:
             of_device, of_host = limits
             return self._plan_within(of_device, of_host, hosted)
 
@@ -149,7 +149,7 @@ class _Planner:
         return replace(found, estimates=estimates)
 
     def _plan_within(
-        self, limits: Limits, shares: Limits, hosted: Mapping[str, bool]
+        self, limits: StageBytes, shares: StageBytes, hosted: Mapping[str, bool]
     ) -> list[Candidate]:
         """The plans of all stages, each within so many bytes of its device and of the host."""
         graphs, table = self.graphs, self.table
