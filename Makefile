@@ -15,7 +15,7 @@ help:
 	@echo "make test    static checks, then the tests"
 	@echo "make check   static checks only: ruff, pyright, import contracts, file sizes, names, private torch APIs"
 	@echo "make pytest  tests only (PYTEST_ARGS='-k rules' narrows them)"
-	@echo "make nightly what takes an hour: tests marked nightly, 1000 random models (SLICE=3/12: a part)"
+	@echo "make nightly what takes hours: tests marked nightly, 1000 random models (SLICE=3/24: a part)"
 	@echo "make turn    the slice of them whose turn it is after so many commits"
 	@echo "make oldest-torch  tests that meet torch, with the oldest that is supported"
 	@echo "make fuzz    200 random models on three meshes each (FUZZ_MODELS, FUZZ_FIRST)"
@@ -55,14 +55,14 @@ chromium:
 pytest: $(STAMP) chromium
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 0 $(PYTEST_ARGS)
 
-# What is marked has no limit of time. SLICE=3/12 is one of 12 parts (tests/slicing.py), RECORD=1 writes
+# What is marked has no limit of time. SLICE=3/24 is one of 24 parts (tests/slicing.py), RECORD=1 writes
 # what each test took.
 nightly: $(STAMP) chromium
 	$(BIN)/python -m pytest -m nightly -n $(WORKERS) --dist worksteal --max-worker-restart 0 --timeout 0 \
 		$(if $(SLICE),--slice $(SLICE)) $(if $(RECORD),--record-seconds) $(PYTEST_ARGS)
 
 # Consecutive commits take consecutive turns: one slice after the other, then the oldest torch in two.
-SLICES ?= 12
+SLICES ?= 24
 OLDEST_TORCH := 2.11.0
 turn:
 	@commits=$$(git rev-list --count HEAD); turn=$$((1 + commits % ($(SLICES) + 2))); \

@@ -1,6 +1,6 @@
 """Slices of the tests of about the same length, and what each test takes.
 
-`make nightly SLICE=3/12` runs the third of 12 slices of the nightly tests: a run of tests in the
+`make nightly SLICE=3/24` runs the third of 24 slices of the nightly tests: a run of tests in the
 order in which pytest collects them, since neighbours share models that are made once.
 
 `seconds.toml` has, per package, how many nightly cases each test has and the mean seconds of one,
@@ -56,11 +56,11 @@ class Slice:
 
 
 def parse_slice(text: str) -> Slice:
-    """`3/12`."""
+    """`3/24`."""
     part, _, parts = text.partition("/")
     if part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts):
         return Slice(int(part), int(parts))
-    raise pytest.UsageError(f"--slice {text}: write 3/12 for the third of 12")
+    raise pytest.UsageError(f"--slice {text}: write 3/24 for the third of 24")
 
 
 def name_of(nodeid: str) -> str:

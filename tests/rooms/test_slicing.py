@@ -37,7 +37,7 @@ def test_no_slice_is_longer_than_its_share_by_more_than_a_test(
     "text", ["", "3", "0/24", "25/24", "commit", "commit/0", "x/24", "3/x", "-1/3"]
 )
 def test_what_is_no_slice_is_told(text: str) -> None:
-    with pytest.raises(pytest.UsageError, match="write 3/12"):
+    with pytest.raises(pytest.UsageError, match="write 3/24"):
         parse_slice(text)
 
 
