@@ -8,7 +8,6 @@
 # tensors in one memory format, which they are not: the gradients of input, weight and bias are other
 # numbers, without a word, in training and in inference. torch.autograd.gradcheck fails. The same numbers
 # through .contiguous(), in a dim of more than 1, or as BatchNorm1d of (N, C, L) have the right gradients.
-# torch.compile computes them right.
 # Seen:
 #   transposed, training: result right, gradients of input, weight, bias wrong, gradcheck fails
 #   transposed, inference: result right, gradients of input, weight, bias wrong, gradcheck fails

@@ -16,13 +16,7 @@ from autopar.driver.microbatching import possible_counts
 from autopar.driver.pipelining import search_stages
 from autopar.driver.shortage import FEW_COUNTS, fewest
 from autopar.driver.stages_if_needed import search_one_or_several
-from autopar.errors import (
-    ArgumentError,
-    ConstraintError,
-    InfeasibleError,
-    SolverError,
-    StageError,
-)
+from autopar.errors import ArgumentError, AutoparError, ConstraintError, InfeasibleError
 from autopar.ir.fingerprint import fingerprint
 from autopar.ir.mesh import Cluster
 from autopar.ir.units import format_ns
@@ -74,7 +68,7 @@ def _more_microbatches(asked: Asked, say: Say) -> str:
         again = replace(options, microbatches=count)
         try:
             return search_stages(replace(asked, options=again), say)
-        except (InfeasibleError, SolverError, StageError) as error:
+        except AutoparError as error:
             say(f"{error}")
             return None
 

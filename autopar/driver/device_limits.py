@@ -57,7 +57,8 @@ def plan_within_devices(
         try:
             found = planned([each.own for each in sharing])
         except InfeasibleError as error:
-            if not any(each.shares_evenly() for each in sharing):
+            is_last = number == _ROUNDS - 1
+            if is_last or not any(each.shares_evenly() for each in sharing):
                 raise
             say(f"{error}; with as much for each stage of a device")
             continue

@@ -46,7 +46,8 @@ class CallMode(TorchFunctionMode):
         super().__init__()
         self._known = known
         # Now: what is read of modules later counts as read by the forward (`watch`).
-        self._parameters = [each._parameters for each in model.modules()] if model else []
+        modules = () if model is None else model.modules()  # A model may have a length of 0.
+        self._parameters = [each._parameters for each in modules]
         self._note = note
         # What decides whether a clamp stands, by its code and line.
         self._conditions: dict[tuple[CodeType, int], list[Tensor]] = {}

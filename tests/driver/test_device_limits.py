@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import autopar
+from autopar.driver import device_limits
 from autopar.driver.device_limits import SharedMemory, plan_within_devices
 from autopar.errors import InfeasibleError
 from autopar.ir.pipeline import ActionTable
@@ -116,6 +117,13 @@ def test_where_it_is_not_known_what_stages_need_they_have_as_much_in_the_end() -
     assert within([100, 40], [20, 40], 100, is_known=False) == [50, 40]
     with pytest.raises(InfeasibleError, match="less than it needs"):
         within([60, 60], [10, 60], 100, is_known=False)
+
+
+def test_the_last_round_ends_with_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though there would be as much for each stage still to try."""
+    monkeypatch.setattr(device_limits, "_ROUNDS", 2)
+    with pytest.raises(InfeasibleError, match="less than it needs"):
+        within([90, 60], [50, 50], 100, is_known=False)
 
 
 def test_what_does_not_fit_together_is_said() -> None:

@@ -103,7 +103,7 @@ class _Server:
             self.code = self._number()
 
     def close(self) -> None:
-        """Ends it, and all that it forked with it."""
+        """Ends it; what it forked has ended."""
         with self.process:  # which closes its pipes, and waits
             self.process.kill()
 
