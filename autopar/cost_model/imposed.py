@@ -17,7 +17,7 @@ from autopar.ir.contractions import Products, batch_atoms, find_products
 from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Ref, Role, TensorType
 from autopar.ir.mesh import Mesh
 from autopar.ir.sharding import P, R, Sharding
-from autopar.ir.uses import Group, Use, requirement, root_key
+from autopar.ir.uses import Group, Use, read_in_forward, requirement, root_key
 from autopar.plans.constraints import OP_KINDS, Constraint
 from autopar.plans.demands import MeshConstraint, Test, Tests, holds, is_batch, option_holds
 from autopar.plans.matching import covers, general, matches
@@ -142,6 +142,8 @@ class _Imposing:
             if placed and self._speaks(node, "storage" if which == 0 else "kept", constraint):
                 if which == 0:
                     self.asked.setdefault(node.key, {})[constraint] = placed
+                elif node.key not in read_in_forward(self.graph):
+                    continue
                 self._state(node.key, constraint, node.outputs[0], placed, which)
                 if which == 1:
                     self._copies(node, placed)

@@ -8,14 +8,14 @@ from itertools import product
 
 from autopar.cost_model.limits import Limits
 from autopar.ir.choices import Decision, ParamChoice, all_shardings, choices
-from autopar.ir.graph import STORED_ROLES, Graph, Node, Phase, Role, TensorType
+from autopar.ir.graph import STORED_ROLES, Graph, Node, Role, TensorType
 from autopar.ir.input_sharding import input_state
 from autopar.ir.mesh import Mesh
 from autopar.ir.redistribute import is_legal, states, step
 from autopar.ir.sharding import R, Sharding
 from autopar.ir.stages import RECEIVE
 from autopar.ir.uneven import chunkable_dim, chunked_axes, chunked_dim, stored
-from autopar.ir.uses import Group, Use, requirement
+from autopar.ir.uses import Group, Use, read_in_forward, requirement
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,12 @@ def classes(
             key = owners[user.target] if user.role in STORED_ROLES else user.key
             distinct = uses.setdefault(key, {})
             distinct.setdefault((use.arg, chain), (use, tensor))
-    forward = {group.root.node for group in groups if group.phase is Phase.FORWARD}
     found: dict[str, NodeClass] = {}
     for key, nodes in members.items():
         reads = tuple(uses.get(key, {}).values())
         if nodes[0].role is Role.PARAM:
             counts, given = hosted.get(key, (0,)), limits.storages.get(key)
-            in_forward = all(node.index in forward for node in nodes)
+            in_forward = key in read_in_forward(graph)
             entry = _param_class(graph, mesh, nodes, reads, given, counts, in_forward=in_forward)
         else:
             entry = _node_class(graph, mesh, nodes, reads, nodes[0].index in constant)

@@ -104,3 +104,11 @@ def is_saved(graph: Graph, group: Group) -> bool:
     """Whether the group's root crosses from forward to backward as an activation."""
     root = graph.nodes[group.root.node]
     return group.phase is Phase.BACKWARD and root.phase is Phase.FORWARD and root.role is Role.OP
+
+
+@per_graph
+def read_in_forward(graph: Graph) -> frozenset[str]:
+    """The classes all of whose nodes are read in forward: nothing of others is handed over."""
+    read = {each.root.node for each in groups(graph) if each.phase is Phase.FORWARD}
+    unread = {node.key for node in graph.nodes if node.index not in read}
+    return frozenset(graph.nodes[index].key for index in read) - unread

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
 
+import autopar
 from autopar.cluster.parsing import parse_cluster
 from autopar.driver.search import search
 from autopar.errors import AutoparError
@@ -55,3 +60,31 @@ def test_a_shard_is_even_where_it_can_be() -> None:
 def test_what_cannot_be_is_told(pins: Mapping[str, str], words: str) -> None:
     with pytest.raises(AutoparError, match=words):
         planned(pins)
+
+
+class _Added(torch.autograd.Function):
+    """A bias that a kernel before it added: forward does not read it, and it has a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], grads[0].sum(0)
+
+
+class _Biased(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return _Added.apply(F.linear(x, self.weight), self.bias).square().mean()
+
+
+def test_what_is_kept_is_asked_of_parameters_that_forward_reads() -> None:
+    """Nothing of the bias is handed over to backward: the pin leaves it as it is stored."""
+    with torch.device("meta"):
+        model, x = _Biased(64, 64), torch.empty(64, 64)
+    plan = autopar.plan(
+        model, (x,), cluster="4xH100", mesh="4", pins={"param:*": "S(0) on dp", "kept:*": "R"}
+    )
+    kept = {name: (param.storage, param.kept) for name, param in plan.structure.params.items()}
+    assert kept == {"weight": ("[S(0)]", "[R]"), "bias": ("[S(0)]", "[S(0)]")}
