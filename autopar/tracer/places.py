@@ -157,7 +157,10 @@ _ORDERS = frozenset({"max", "min", "sorted"})
 _KEYS = frozenset({"get", "index", "pop", "setdefault"})
 
 
-def _use(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ValueUse:
+def _use(
+    node: ast.AST, parents: dict[ast.AST, ast.AST], names: frozenset[str] = frozenset()
+) -> ValueUse:
+    """`names` are those whose uses are being looked at, since the value went into them."""
     while (parent := parents.get(node)) is not None:
         match parent:
             case (
@@ -190,9 +193,9 @@ def _use(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> ValueUse:
             case ast.JoinedStr() | ast.FormattedValue() | ast.Expr():
                 return "log"
             case ast.Assign(targets=[target]) | ast.AnnAssign(target=target):
-                return _use_of_target(target, parent, parents)
+                return _use_of_target(target, parent, parents, names)
             case ast.NamedExpr(target=target):
-                return _use_of_target(target, parent, parents)
+                return _use_of_target(target, parent, parents, names)
             case ast.Dict():
                 return "log"
             case ast.keyword() | ast.Call() | ast.expr():
@@ -217,12 +220,17 @@ def _use_in_call(name: str) -> ValueUse | None:
 _HARDEST: tuple[ValueUse, ...] = ("branch", "size", "index", "order", "number")
 
 
-def _use_of_target(target: ast.AST, assigned: ast.AST, parents: dict[ast.AST, ast.AST]) -> ValueUse:
-    """That of a name: of all its uses in the same function, the one hardest to do without."""
+def _use_of_target(
+    target: ast.AST, assigned: ast.AST, parents: dict[ast.AST, ast.AST], names: frozenset[str]
+) -> ValueUse:
+    """That of a name: of all its uses in the same function, the one hardest to do without. A name
+    that a value goes into again (`mask = mask[at]`) has no further uses."""
     if not isinstance(target, ast.Name):
         return "log" if isinstance(target, ast.Attribute | ast.Subscript) else "number"
+    if target.id in names:
+        return "log"
     uses = {
-        _use(node, parents)
+        _use(node, parents, names | {target.id})
         for node in ast.walk(_function_of(assigned, parents))
         if isinstance(node, ast.Name) and node.id == target.id and isinstance(node.ctx, ast.Load)
     }

@@ -69,6 +69,23 @@ def drop_layer_later(m: Part, x: Tensor, ids: Tensor) -> Tensor:
     return y.mean()
 
 
+def loop_on_numbers(m: Part, x: Tensor, ids: Tensor) -> Tensor:
+    """Two names, each assigned from the other."""
+    high = float(x.norm())
+    for _ in range(2):
+        low = high / 2
+        high = low + 1
+    return (m.line(x) * high).mean()
+
+
+def loop_on_tensors(m: Part, x: Tensor, ids: Tensor) -> Tensor:
+    high = x.norm()
+    for _ in range(2):
+        low = high / 2
+        high = low + 1
+    return (m.line(x) * high).mean()
+
+
 def choose_layer(m: Part, x: Tensor, ids: Tensor) -> Tensor:
     y = m.line(x)
     for _ in range(3):
@@ -298,6 +315,9 @@ REFUSED: dict[str, Refused] = {
         lambda m, x, ids: (m.line(x) / float(x.norm())).mean(),
         "float(tensor)", "leave the conversion out",
         lambda m, x, ids: (m.line(x) / x.norm()).mean(),
+    ),
+    "number that goes round": Refused(
+        loop_on_numbers, "float(tensor)", "leave the conversion out", loop_on_tensors
     ),
     "list of numbers": Refused(
         lambda m, x, ids: (m.line(x) * torch.tensor([value.item() for value in x[0]])).mean(),
