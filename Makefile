@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.autopar-installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check chromium pytest nightly turn oldest-torch fuzz plans format bench clean
+.PHONY: help setup demo test check chromium edge-table pytest nightly turn oldest-torch fuzz plans format bench clean
 
 help:
 	@echo "make demo    plan, then train a small GPT-2 on four processes, and compare with one"
@@ -87,6 +87,10 @@ FUZZ_FIRST ?= 0
 fuzz: $(STAMP)
 	FUZZ_MODELS=$(FUZZ_MODELS) FUZZ_FIRST=$(FUZZ_FIRST) $(BIN)/python -m pytest tests/fuzz -v \
 		-n $(WORKERS) --dist worksteal --max-worker-restart 0 --timeout 0 $(PYTEST_ARGS)
+
+# Of ops on tensors in shards: some minutes. It is an error if the table changes.
+edge-table: $(STAMP)
+	$(BIN)/python -m tests.edge.table
 
 plans: $(STAMP)
 	$(BIN)/autopar check plans examples/ci_gate/plans $(PLANS_ARGS)

@@ -56,6 +56,7 @@ from autopar.runtime.process.progress import StepProgress
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import ParamPlace, World
 from autopar.runtime.program.binding import results, row_results, sequence_results
+from autopar.runtime.program.constants import share_constants
 from autopar.runtime.program.meter import Meter
 from autopar.runtime.program.program import Program
 from autopar.runtime.program.random import DefaultRandom, SharedRandom, draws
@@ -165,6 +166,8 @@ class Builder:
                 values = digest_values(flatten((args, kwargs))[0])
             facts = {"graph of the model": mark, BATCH: values}
             agreement.agree(_TOPICS["trace"], facts | signature.facts() | modes(self.model))
+            if self.world.size > 1:
+                share_constants(traced.gm, self.world.device)
             progress.phase("plan")
             return stored or self._plan(agreement, call, traced, groups, progress)
 

@@ -45,6 +45,11 @@ def dtensor_of(
     return DTensor(local, spec, requires_grad=False)
 
 
+def become(x: DTensor, other: DTensor) -> None:
+    """What `x` holds is from now on what `other` does; its shape is changed apart from that."""
+    x._local_tensor, x._spec = other._local_tensor, other._spec
+
+
 def local_slices(
     shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Placement]
 ) -> tuple[slice, ...]:
@@ -141,6 +146,16 @@ def redistribute_as_bytes(dtypes: Collection[torch.dtype]) -> None:
     DTensor.redistribute = redistribute
 
 
+def has_strategy(op: Any) -> bool:
+    """Whether DTensor knows an op: others it refuses, or takes apart."""
+    known = DTensor._op_dispatcher.sharding_propagator
+    return (
+        op in known.op_strategy_funcs
+        or op in known.op_single_dim_strategy_funcs
+        or op in known.op_to_rules
+    )
+
+
 TorchCall = Callable[..., Any]
 """What torch makes of an op's arguments."""
 
@@ -149,13 +164,22 @@ Handler = Callable[[TorchCall, Any, Sequence[Any], Mapping[str, Any]], Any]
 """What makes something else of them, given the former, the op and its arguments."""
 
 
-def take_over_ops(handler_of: Callable[[Any], Handler | None]) -> None:
-    """From now on those of aten's ops on DTensors for which there is a handler are done by it."""
+_OF_TORCH_ITSELF = frozenset({"_c10d_functional", "_c10d_functional_autograd", "_dtensor"})
+"""Namespaces of ops that DTensor is made of."""
+
+
+def take_over_ops(handler_of: Callable[[Any], Handler | None], known: set[str]) -> None:
+    """From now on those ops on DTensors for which there is a handler are done by it; of the ops
+    that there are, those whose names are not `known` yet."""
     table: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-    for full_name in sorted(torch._C._dispatch_get_all_op_names()):
+    new = sorted({*torch._C._dispatch_get_all_op_names()} - known)
+    known.update(new)
+    for full_name in new:
         namespace, _, name = full_name.partition("::")
         name, _, overload = name.partition(".")
-        packet = getattr(torch.ops.aten, name, None) if namespace == "aten" else None
+        if namespace in _OF_TORCH_ITSELF:
+            continue
+        packet = getattr(getattr(torch.ops, namespace), name, None)
         op = getattr(packet, overload or "default", None)
         handler = None if op is None else handler_of(op)
         if handler is not None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, cast
@@ -21,6 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.distributed_c10d import PrefixStore, Store, _get_default_store
 from torch.fx.node import map_arg
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import (
     TreeSpec,
@@ -35,22 +37,16 @@ __all__ = [
     "TorchDispatchMode",
     "TreeSpec",
     "backend_of_two",
+    "compose",
     "default_store",
     "differentiating",
-    "draws_numbers",
     "flatten",
     "flatten_with_paths",
     "gloo_of_world",
     "hand_hooks",
-    "has_out",
     "has_own_ops",
-    "has_shape_of_data",
     "in_backward",
     "inductor",
-    "is_function",
-    "is_in_place",
-    "is_pointwise",
-    "is_view",
     "keeps_graph",
     "limit_waiting",
     "load_into",
@@ -58,8 +54,9 @@ __all__ = [
     "map_tensors",
     "no_torch_function",
     "port_of",
+    "reshape_wrapper",
     "run_load_hooks",
-    "signature_of",
+    "step_next_to",
     "store_of_its_own",
     "take_over_collective",
     "timeout_of_world",
@@ -67,7 +64,6 @@ __all__ = [
     "unflatten",
     "without_dynamo",
     "wrapper_of",
-    "written_by",
 ]
 
 
@@ -139,6 +135,16 @@ def take_over_collective(name: str, device: str, made: Callable[..., Tensor]) ->
 _COLLECTIVES = torch.library.Library("_c10d_functional", "IMPL")
 
 
+def compose(name: str, made: Callable[..., Any]) -> None:
+    """From now on an op of aten that is composed of others is composed by `made`."""
+    with warnings.catch_warnings():  # which say that it is done
+        warnings.simplefilter("ignore", UserWarning)
+        _COMPOSED.impl(name, made, "CompositeImplicitAutograd", allow_override=True)
+
+
+_COMPOSED = torch.library.Library("aten", "IMPL")
+
+
 def in_backward() -> bool:
     """Whether autograd runs a backward on this thread."""
     return torch._C._current_graph_task_id() != -1
@@ -199,6 +205,13 @@ def hand_hooks(old: Tensor, new: Tensor) -> None:
         new._post_accumulate_grad_hooks = after
 
 
+def step_next_to(optimizer: Any, before: Any, after: Any) -> None:
+    """Of an optimizer's hooks, that of handle `before` is the last one before a step from now on,
+    and that of `after` the first one after it."""
+    optimizer._optimizer_step_pre_hooks.move_to_end(before.id)
+    optimizer._optimizer_step_post_hooks.move_to_end(after.id, last=False)
+
+
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     """The leaves of nested containers, and the form they were taken from."""
     return tree_flatten(tree)
@@ -235,62 +248,16 @@ def has_own_ops(tensor: Tensor) -> bool:
     return own and not isinstance(tensor, FakeTensor)
 
 
-def is_pointwise(op: Any) -> bool:
-    """Whether an op makes each element of what stands in its place, and of nothing random."""
-    return torch.Tag.pointwise in op.tags and not draws_numbers(op)
-
-
-def draws_numbers(op: Any) -> bool:
-    """Whether an op draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in op.tags
-
-
-def is_function(op: Any) -> bool:
-    """Whether an op makes new tensors of tensors; none on lists of tensors of any meshes."""
-    return not op._schema.is_mutable and not op.name().startswith("aten::_foreach_")
-
-
-def is_in_place(op: Any) -> bool:
-    """Whether an op writes values to an argument of its own, one tensor; not `has_out`."""
-    name: str = op.name().removeprefix("aten::")
-    if name.startswith(("_", "resize_", "set_", "requires_grad_", "retain_grad", "record_stream")):
-        return False
-    is_of_values = torch.Tag.inplace_view not in op.tags
-    return op._schema.is_mutable and is_of_values and not has_out(op)
-
-
-def has_shape_of_data(op: Any) -> bool:
-    """Whether the shape of what an op makes depends on values."""
-    return torch.Tag.dynamic_output_shape in op.tags
-
-
-def has_out(op: Any) -> bool:
-    """Whether an op writes its result into an argument that is there for nothing else."""
-    return any(
-        argument.kwarg_only and argument.alias_info is not None and argument.alias_info.is_write
-        for argument in op._schema.arguments
-    )
-
-
-def is_view(op: Any) -> bool:
-    """Whether what an op makes has the memory of an argument."""
-    return any(result.alias_info is not None for result in op._schema.returns)
-
-
-def written_by(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The tensors among the arguments that an op writes to."""
-    for index, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[index] if index < len(args) else kwargs.get(argument.name)
-            yield from (x for x in tree_flatten(given)[0] if isinstance(x, Tensor))
-
-
-def signature_of(op: Any) -> tuple[str, list[str]]:
-    """The arguments of an op and the types of its results, as schemas write them:
-    ("Tensor input, float p, bool? train", ["Tensor", "Tensor"])."""
-    text = str(op._schema)
-    given, _, _ = text.partition("(")[2].rpartition(") -> ")
-    return given, [str(result.type) for result in op._schema.returns]
+def reshape_wrapper(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Give a tensor that has no memory itself (`wrapper_of`) the shape that it gets from `op`,
+    which makes its argument a view of itself."""
+    with no_dispatch():
+        known = torch._C._meta_in_tls_dispatch_include()
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            op(*args, **kwargs)
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(known)
 
 
 def inductor(

@@ -24,6 +24,7 @@ from autopar.tracer import torch_private
 from autopar.tracer.calls import CallMode
 from autopar.tracer.effects import Fakes, refused, without_inner_backward
 from autopar.tracer.failures import is_data_dependent, trace_error
+from autopar.tracer.held_tensors import check_constants, check_trained
 from autopar.tracer.huggingface import prepared
 from autopar.tracer.known import Known
 from autopar.tracer.running_averages import averages_as_tensors
@@ -231,6 +232,8 @@ def capture(
                 f"tensor {index} of the model's inputs requires grad, but autopar differentiates "
                 "with respect to parameters only: pass it detached, or make it a parameter"
             )
+    if torch.is_grad_enabled():
+        check_trained(model)
     tied = tied_parameters(model)
     try:
         step, gm = _joint_graph(model, leaves, spec, wanted, watch, as_compiled=True)
@@ -243,30 +246,13 @@ def capture(
             step, gm = _joint_graph(model, leaves, spec, wanted, watch, Known, as_compiled=compiled)
         except TraceError as last:
             raise last from None
-    _check_constants(gm, model)
+    check_constants(gm, model)
     assert step.out_spec is not None
     inputs = tuple(
         InputLeaf(tuple(x.shape), x.dtype) if isinstance(x, Tensor) else InputLeaf(value=x)
         for x in leaves
     )
     return Capture(gm, spec, step.out_spec, inputs, step.outputs, tied)
-
-
-def _check_constants(gm: fx.GraphModule, model: nn.Module) -> None:
-    """TraceError if the graph holds a parameter or buffer of the model as a constant: the model
-    found it where its state is not looked for, and would never see it change."""
-    named = (*model.named_parameters(), *model.named_buffers())
-    plain = (Tensor, nn.Parameter)
-    names = {torch_private.storage_of(x): name for name, x in named if type(x) in plain}
-    for node in gm.graph.find_nodes(op="get_attr"):
-        value: Any = getattr(gm, node.target, None)
-        name = names.get(torch_private.storage_of(value)) if type(value) in plain else None
-        if name is not None:
-            raise TraceError(
-                f"forward reads {name} through a list or another object, "
-                "where it would stay what it is now: read it as an attribute of its module, or "
-                "keep the list as nn.ParameterList"
-            )
 
 
 def _joint_graph(

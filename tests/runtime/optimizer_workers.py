@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 import autopar
 from autopar.errors import AutoparError
+from autopar.runtime.module.changes import know_changes
 from autopar.runtime.module.optimizers import mark
 from autopar.runtime.torch_private import tree_flatten
 from tests.cost_model.optimizer_variants import VARIANTS
@@ -49,8 +50,24 @@ def variants(kind: type[Optimizer]) -> Iterator[dict[str, Any]]:
             yield base | {name: True}
 
 
-def distances(kind: type[Optimizer], options: dict[str, Any]) -> float:
-    """Three steps on shards and on whole tensors: how far they end apart."""
+def _clip(optimizer: Optimizer, *_: Any) -> None:
+    """To a norm that all gradients together have, and by their own largest element."""
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    norm = torch.stack([torch.linalg.vector_norm(grad) for grad in grads]).norm()
+    for grad in grads:
+        grad.mul_(0.3 / norm)
+        grad.div_(1 + grad.abs().max())
+
+
+def _unit_columns(optimizer: Optimizer, *_: Any) -> None:
+    for param in (p for group in optimizer.param_groups for p in group["params"] if p.dim() > 1):
+        param.div_(param.norm(dim=0, keepdim=True) + 0.5)
+        param.sub_(param.mean(dim=1, keepdim=True) * 0.1)
+
+
+def distances(kind: type[Optimizer], options: dict[str, Any], hooked: bool = False) -> float:
+    """Three steps on shards and on whole tensors, with hooks that a script has registered if they
+    are `hooked`: how far they end apart."""
     torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
     specs = MATRICES if kind is optim.Muon else MATRICES + VECTORS
@@ -64,9 +81,17 @@ def distances(kind: type[Optimizer], options: dict[str, Any]) -> float:
         mark(param)
     make: Any = kind
     steps: list[Optimizer] = [make(params, **options) for params in (ours, theirs)]
+    if hooked:
+        know_changes([mesh])
+        for optimizer in steps:
+            optimizer.register_step_pre_hook(torch.no_grad()(_clip))
+            optimizer.register_step_post_hook(torch.no_grad()(_unit_columns))
     for k in range(3):
         for optimizer, params in zip(steps, (ours, theirs), strict=True):
-            optimizer.step(_closure(optimizer, params, k))
+            loss = _closure(optimizer, params, k)
+            if hooked:
+                loss()  # so that there are gradients when hooks look at them
+            optimizer.step(loss if not hooked or kind is optim.LBFGS else None)
     for param in ours:
         for value in steps[0].state.get(param, {}).values():
             if isinstance(value, Tensor) and value.shape == param.shape and value.dim():
@@ -164,6 +189,8 @@ def _seen(is_tried: Callable[[type[Optimizer], int], bool]) -> dict[str, Any]:
             name = f"{kind.__name__} {' '.join(options)}".strip()
             try:
                 seen[name] = distances(kind, options)
+                if way == 0:
+                    seen[f"{name} with hooks"] = distances(kind, options, hooked=True)
             except AutoparError as error:
                 seen[name] = str(error)
     torch.distributed.destroy_process_group()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,11 +59,85 @@ def step(model: Any, handed: list[dict[str, Tensor]]) -> dict[str, float]:
     grads = [(one.weight.grad, other.weight.grad) for one, other in pairs]
     off = {
         "loss": found[0] - expected[0],
-        "output": found[1].detach() - expected[1],
+        "output": found[1].detach() - _own(expected[1], handed),
         "grad": torch.stack([one.full_tensor() - other for one, other in grads]),
     }
     model.zero_grad()
-    return {name: float(x.detach().abs().max()) for name, x in off.items()}
+    return {name: float(x.detach().abs().sum()) for name, x in off.items()}
+
+
+def _own(whole: Tensor, handed: Sequence[dict[str, Tensor]]) -> Tensor:
+    return whole.split([len(each["x"]) for each in handed])[dist.get_rank()]
+
+
+class Sequences(nn.Module):
+    """Outputs with the rows of the batch in several dims, and one without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        found = self.a(x)
+        return {
+            "rows": found,
+            "later": found.transpose(0, 1),
+            "tokens": found.flatten(0, 1),
+            "pooled": found.mean(1),
+            "weights": self.a.weight.softmax(-1),
+        }
+
+
+def _mean_over_rows(found: dict[str, Tensor], x: Tensor) -> Tensor:
+    """Losses outside of the model, with what a rank has of its own beside."""
+    labels = x[..., 0].gt(0).long()
+    steps = torch.arange(x.shape[1], dtype=x.dtype)
+    contrast = F.normalize(found["pooled"], dim=-1) @ F.normalize(x.mean(1), dim=-1).T
+    return (
+        F.mse_loss(found["rows"], x)
+        + F.cross_entropy(found["tokens"], labels.flatten())
+        + found["rows"].log_softmax(-1).gather(-1, labels[..., None]).mean()
+        + F.kl_div(found["rows"].log_softmax(-1), x.softmax(-1), reduction="batchmean")
+        + (found["rows"] * F.one_hot(labels, WIDTH)).sum(-1).mean()
+        + (found["later"].mean(-1) * steps[:, None]).mean()
+        + found["rows"][torch.arange(len(x)), labels[:, 0] * 0].square().mean()
+        + torch.stack([found["pooled"], x.mean(1)]).var(0).mean()
+        + F.cross_entropy(contrast, torch.arange(len(x)))
+        + found["weights"].square().mean()
+    )
+
+
+def losses_outside(counts: Sequence[int], **options: Any) -> dict[str, float]:
+    """The gradient is that of the mean of the ranks' losses, each of its own rows."""
+    torch.manual_seed(3)
+    x = torch.randn(sum(counts), 3, WIDTH, dtype=torch.float64).split(list(counts))
+    model: Any = autopar.compile(Sequences(), inputs="local", **options)
+    eager = Sequences()
+    torch.stack([_mean_over_rows(eager(each), each) for each in x]).mean().backward()
+    mine = x[dist.get_rank()]
+    for _ in range(2):  # the second time with a program that has these gradients
+        model.zero_grad()
+        loss = _mean_over_rows(model(mine), mine)
+        loss.backward()
+    assert eager.a.weight.grad is not None
+    return {
+        "loss": float((loss - _mean_over_rows(eager(mine), mine)).detach().abs()),
+        "grad": float((model.a.weight.grad.full_tensor() - eager.a.weight.grad).abs().max()),
+    }
+
+
+def outside() -> dict[str, dict[str, float]]:
+    size = int(os.environ["WORLD_SIZE"])
+    counts = {"even": [2] * size, "one row": [1] * size, "uneven": [3, *[2] * (size - 1)]}
+    return {
+        f"{how}, {name}": losses_outside(each, **options)
+        for how, options in (
+            ("free", {}), ("fsdp", {"strategy": "fsdp"}), ("shards", {"mesh": {"tp": size}}),
+        )
+        for name, each in counts.items()
+        if how == "free" or name != "uneven"
+    }  # fmt: skip
 
 
 def uneven(size: int, **options: Any) -> dict[str, Any]:

@@ -50,3 +50,11 @@ def test_outputs_are_as_long_as_what_a_rank_padded() -> None:
         assert seen["shape"] == [2, length, 11], rank
         assert seen["pooled"] == [2, 6]
         assert max(seen["logits"], seen["metrics"], seen["grad"]) < 1e-12
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_losses_outside_of_own_rows_are_those_of_ddp(size: int) -> None:
+    for rank in spawn("tests.runtime.rows_workers.outside", size):
+        assert isinstance(rank, dict) and len(rank) == 7
+        for name, off in rank.items():
+            assert max(off.values()) < 1e-9, name

@@ -345,7 +345,7 @@ def test_ops_on_dtensors_are_taken_over_and_done_as_torch_does() -> None:
             seen.append(len(args[0]))
             return plain(*args, **kwargs)
 
-        dtensor_private.take_over_ops(lambda op: counted if op is negated else None)
+        dtensor_private.take_over_ops(lambda op: counted if op is negated else None, set())
         for _ in range(2):
             made: Any = torch._foreach_neg([x])
             assert made[0].full_tensor().tolist() == [0, -1, -2, -3]

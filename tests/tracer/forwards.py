@@ -17,6 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from tests.tracer.forwards_instead import (
+    choose_layer,
+    halve_where,
+    loop_on_tensors,
+    repeat_so_often,
+)
+
 Forward = Callable[..., Tensor]
 
 
@@ -78,21 +85,6 @@ def loop_on_numbers(m: Part, x: Tensor, ids: Tensor) -> Tensor:
     return (m.line(x) * high).mean()
 
 
-def loop_on_tensors(m: Part, x: Tensor, ids: Tensor) -> Tensor:
-    high = x.norm()
-    for _ in range(2):
-        low = high / 2
-        high = low + 1
-    return (m.line(x) * high).mean()
-
-
-def choose_layer(m: Part, x: Tensor, ids: Tensor) -> Tensor:
-    y = m.line(x)
-    for _ in range(3):
-        y = torch.where(torch.rand([]) < 0.5, y, m.line(y))
-    return y.mean()
-
-
 def grow_table(m: Part, x: Tensor, ids: Tensor) -> Tensor:
     n = ids.max().item() + 1
     if n > 16:
@@ -107,23 +99,11 @@ def repeat(m: Part, x: Tensor, ids: Tensor) -> Tensor:
     return y.mean()
 
 
-def repeat_so_often(m: Part, x: Tensor, ids: Tensor, times: int) -> Tensor:
-    y = m.line(x)
-    for _ in range(times):
-        y = m.line(y)
-    return y.mean()
-
-
 def halve(m: Part, x: Tensor, ids: Tensor) -> Tensor:
     y = m.line(x)
     if y.mean() > 0:
         y = y / 2
     return y.mean()
-
-
-def halve_where(m: Part, x: Tensor, ids: Tensor) -> Tensor:
-    y = m.line(x)
-    return torch.where(y.mean() > 0, y / 2, y).mean()
 
 
 def assign_picked(m: Part, x: Tensor, ids: Tensor) -> Tensor:

@@ -22,14 +22,12 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 
 from autopar.errors import AutoparError
 from autopar.runtime.checkpoint.saving import Library
-from autopar.runtime.process.rows import gather_own_rows
+from autopar.runtime.process.own_group import own_group
 from autopar.runtime.process.world import World
 from autopar.runtime.program.random import DefaultRandom, RandomOfRank0
-from autopar.runtime.program.sharded import ShardedOutput, whole_of
 from autopar.runtime.torch_private import flatten, map_tensors
 
 ITEMS = "num_items_in_batch"
@@ -86,7 +84,7 @@ class Terms:
         items = torch.as_tensor(kwargs[ITEMS], device=self.world.device).float()
         if self.world.size > 1:
             items = items.clone()
-            dist.all_reduce(items)
+            dist.all_reduce(items, group=own_group())
             items /= self.world.size
         return {**kwargs, ITEMS: items}
 
@@ -110,51 +108,6 @@ def accept(model: nn.Module, world: World) -> Terms | None:
     if not is_initialized():
         return None
     return Terms(model, world, Library(model, world), mixed_precision())
-
-
-def rows_of_rank(
-    value: Tensor, world: World, counts: Sequence[tuple[int, ...] | None] = ()
-) -> Tensor:
-    """This rank's rows of a result that has those of all ranks, which were handed `counts` of the
-    inputs' rows; as many each where none says otherwise."""
-    if world.size == 1:
-        return value
-    suited = {each for each in counts if each is not None and sum(each) == len(value)}
-    if len(suited) > 1:
-        raise AutoparError(
-            f"a result of {len(value)} rows may be divided as each of the inputs whose rows ranks "
-            f"have as {' and '.join(map(str, sorted(suited)))}: pass as many on each rank "
-            "(drop_last=True)"
-        )
-    even = (len(value) // world.size,) * world.size
-    return _Rows.apply(value, world, next(iter(suited), even))
-
-
-class _Rows(torch.autograd.Function):
-    @staticmethod
-    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: FunctionCtx, whole: Tensor, world: World, counts: tuple[int, ...]
-    ) -> Tensor:
-        ctx.world, ctx.counts = world, counts  # pyright: ignore[reportAttributeAccessIssue]
-        is_even = len(set(counts)) == 1
-        if is_even and isinstance(whole, ShardedOutput) and _is_by_rows(whole, world):
-            return whole.piece.detach()
-        return whole_of(whole).split(counts)[world.rank].clone()
-
-    @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: FunctionCtx, tangent: Tensor
-    ) -> tuple[Tensor, None, None]:
-        world: World = ctx.world  # pyright: ignore[reportAttributeAccessIssue]
-        counts: tuple[int, ...] = ctx.counts  # pyright: ignore[reportAttributeAccessIssue]
-        return gather_own_rows(tangent, counts) / world.size, None, None
-
-
-def _is_by_rows(value: ShardedOutput, world: World) -> bool:
-    """Whether the piece that this rank has of it are its rows."""
-    mesh, placements = value.device_mesh, value.placements
-    in_order = mesh is not None and mesh.mesh.flatten().tolist() == list(range(world.size))
-    return in_order and len(value) % world.size == 0 and all(p.is_shard(0) for p in placements)
 
 
 _MOST = 16

@@ -10,8 +10,9 @@ left behind are DTensors placed as the parameter is, if they have its shape, so 
 States that were there before the parameter was stored so, and whole ones that were loaded, are cut
 as it is, with the values of rank 0.
 
-Hooks before and after every `Optimizer.step` do this, for the optimizers of `torch.optim`, the
-Adafactor of transformers, and parameters of compiled models alone. Other optimizers see DTensors.
+Hooks right before and after every `Optimizer.step` do this, for the optimizers of `torch.optim`,
+the Adafactor of transformers, and parameters of compiled models alone. Other optimizers see
+DTensors, and so do the hooks that a script has registered.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from autopar.errors import AutoparError
 from autopar.runtime.checkpoint import reading
 from autopar.runtime.dtensor_private import cut_piece, dtensor_of, piece_of
 from autopar.runtime.process.part_tensors import is_of_some_ranks, piece_of_rank_0
+from autopar.runtime.torch_private import step_next_to
 
 ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
     {
@@ -59,18 +61,18 @@ def mark(param: Tensor) -> None:
 
 
 _handles: list[Any] = []
+_hooked: WeakKeyDictionary[Optimizer, tuple[Any, Any]] = WeakKeyDictionary()
 _stepping: WeakKeyDictionary[Optimizer, _Stepping] = WeakKeyDictionary()
 
 
-def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What stands in for the parameters is put in their place, also around a closure."""
+def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     stale = _stepping.pop(optimizer, None)
     if stale is not None:
         stale.leave()
     _follow(optimizer)
     kind = type(optimizer)
     if not any(_is_ours(p) for group in optimizer.param_groups for p in group["params"]):
-        return None
+        return
     _offer(optimizer)
     reading.moves.begin()
     if kind in UNABLE:
@@ -78,6 +80,24 @@ def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
             f"{kind.__name__} needs sparse gradients, and a compiled model has dense ones: take "
             "Adam or AdamW"
         )
+    if optimizer not in _hooked:
+        handles = (
+            optimizer.register_step_pre_hook(_enter),
+            optimizer.register_step_post_hook(_leave),
+        )
+        _hooked[optimizer] = handles
+    # The script's own hooks see parameters as they are between steps.
+    step_next_to(optimizer, *_hooked[optimizer])
+
+
+def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if reading.moves.are_going_on:
+        reading.moves.end()
+
+
+def _enter(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What stands in for the parameters is put in their place, also around a closure."""
+    kind = type(optimizer)
     _adopt(optimizer)
     by_tensor = kind in BY_TENSOR or f"{kind.__module__}.{kind.__name__}" in BY_TENSOR_ELSEWHERE
     if not by_tensor and kind not in ELEMENTWISE | TOGETHER:
@@ -89,12 +109,10 @@ def _before(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any])
     return args, kwargs
 
 
-def _after(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _leave(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     stepping = _stepping.pop(optimizer, None)
     if stepping is not None:
         stepping.leave()
-    if reading.moves.are_going_on:
-        reading.moves.end()
 
 
 _offers: WeakKeyDictionary[Optimizer, str] = WeakKeyDictionary()

@@ -18,10 +18,11 @@ from torch.distributed.tensor import DTensor
 from autopar.errors import AutoparError, ManyProgramsWarning
 from autopar.ir.sharding import Handed
 from autopar.plans.plan import Plan
-from autopar.runtime.module.accelerated import Terms, accept, own_lengths, rows_of_rank
+from autopar.runtime.module.accelerated import Terms, accept, own_lengths
 from autopar.runtime.module.arguments import describe_argument, objects_among
-from autopar.runtime.module.changes import know_rows_differ
+from autopar.runtime.module.own_rows import rows_of_rank
 from autopar.runtime.module.remade import Remade, remade_by_hooks, remake
+from autopar.runtime.module.stored import know_rows_differ
 from autopar.runtime.process.digests import modes
 from autopar.runtime.process.inputs import (
     Inputs,
@@ -34,7 +35,7 @@ from autopar.runtime.process.inputs import (
 from autopar.runtime.process.meeting import NEW
 from autopar.runtime.process.stage_groups import StageGroups
 from autopar.runtime.process.world import Groups, ParamPlace, World
-from autopar.runtime.program.binding import Result
+from autopar.runtime.program.binding import Result, RowResult
 from autopar.runtime.program.function import RefrozenError, Step, local
 from autopar.runtime.program.guards import Guard, Read
 from autopar.runtime.program.meter import Meter
@@ -71,7 +72,7 @@ class Executable:
 
     `places` says where each parameter lies, but for those that are plain tensors, whole on every
     rank; `pieces` the inputs that the program takes in the pieces
-    that ranks are handed, by name ("input:0"); `rows` the results that have a row per row of the
+    that ranks are handed, by name ("input:0"); `rows` the results that have rows of the
     batch that ranks hold pieces of, `sequences` those whose dim 1 is that of inputs, with their
     positions; `random` is what it draws random numbers from, if it draws any.
     `in_spec` is that of (args, kwargs), and `names` what users call the outputs, by position.
@@ -87,7 +88,7 @@ class Executable:
     places: Mapping[str, ParamPlace]
     pieces: frozenset[str]
     results: tuple[Result, ...]
-    rows: frozenset[str]
+    rows: Mapping[str, RowResult]
     sequences: Mapping[str, tuple[int, ...]]
     in_spec: TreeSpec
     out_spec: TreeSpec
@@ -206,10 +207,9 @@ class Runner:
             for name in [name for name in results if name.startswith(("mutation:", "update:"))]:
                 local(self._tensor(name.partition(":")[2])).copy_(results.pop(name))
         remake(made.remade)
-        if self.terms is not None:
-            counts = [leaf.counts for leaf in leaves if isinstance(leaf, Piece)]
-            for name in executable.rows:
-                own = rows_of_rank(results[name], self.world, counts)
+        if self._has_rows:
+            for name, (dim, source) in executable.rows.items():
+                own = rows_of_rank(results[name], self.world, dim, leaves[source].counts)
                 padded = [lengths[k] for k in executable.sequences.get(name, ()) if k in lengths]
                 results[name] = own[:, : padded[0]] if padded else own
         leaves = [r.value if r.name is None else results[r.name] for r in executable.results]

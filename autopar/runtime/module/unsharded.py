@@ -23,6 +23,7 @@ from autopar.runtime.process.agreement import make_agreement
 from autopar.runtime.process.byte_messages import broadcast
 from autopar.runtime.process.digests import digest_values
 from autopar.runtime.process.inputs import Inputs
+from autopar.runtime.process.own_group import own_group
 from autopar.runtime.process.world import World
 from autopar.runtime.program.random import SharedRandom
 from autopar.runtime.torch_private import flatten, map_tensors
@@ -202,7 +203,7 @@ def _meet(world: World, *, failed: bool) -> None:
     """Wait for all ranks; AutoparError if another failed."""
     flag = torch.tensor(int(failed), device=world.device)
     with world.working("end of unsharded"):
-        dist.all_reduce(flag, dist.ReduceOp.MAX)
+        dist.all_reduce(flag, dist.ReduceOp.MAX, group=own_group())
     if flag.item() and not failed:
         raise AutoparError(
             "another rank failed inside unsharded(); nothing that was changed there is kept"

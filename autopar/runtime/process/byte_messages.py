@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from autopar.runtime.dtensor_private import redistribute_as_bytes
+from autopar.runtime.process.own_group import own_group
 from autopar.runtime.torch_private import take_over_collective
 
 _UNKNOWN_TO_GLOO = frozenset(
@@ -58,8 +59,8 @@ def unpacked(packed: Tensor, dtype: torch.dtype) -> Tensor:
 
 def broadcast(x: Tensor, src: int = 0) -> None:
     """Give `x`, plain, the values that rank `src` has. A collective call of all ranks."""
-    packed = x.detach().contiguous()
-    dist.broadcast(as_bytes(packed), src=src)
+    packed = x.detach().resolve_conj().resolve_neg().contiguous()
+    dist.broadcast(as_bytes(packed), src=src, group=own_group())
     if packed.data_ptr() != x.data_ptr():
         with torch.no_grad():
             x.copy_(packed)

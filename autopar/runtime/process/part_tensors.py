@@ -28,9 +28,11 @@ from autopar.runtime.dtensor_private import (
     take_over_ops,
     take_over_whole_tensors,
 )
+from autopar.runtime.op_schemas import written_by
 from autopar.runtime.process.byte_messages import broadcast, bytes_behind, unpacked
-from autopar.runtime.process.uneven import adds_up, is_any_uneven
-from autopar.runtime.torch_private import map_tensors, written_by
+from autopar.runtime.process.own_group import own_group
+from autopar.runtime.process.proven import adds_up, is_any_uneven
+from autopar.runtime.torch_private import map_tensors
 
 _known: dict[DeviceMesh, DeviceMesh] = {}
 """Meshes of some ranks, with that of all."""
@@ -71,7 +73,7 @@ def know_numbers() -> None:
     """From now on the number in a DTensor is that of the whole one, not of a rank's term of it, and
     an op on lists may be given tensors of several meshes, and plain ones."""
     if not _numbers_are_whole:
-        take_over_ops(_handler_of)
+        take_over_ops(_handler_of, set())
         _numbers_are_whole.append(True)
 
 
@@ -132,7 +134,7 @@ def _found_inf(plain: TorchCall, _: Any, args: Sequence[Any], kwargs: Mapping[st
         # torch looks at how the first gradient is stored: of one that ranks have whole, each has
         # found what its shards of the others have.
         everywhere = found.full_tensor() if isinstance(found, DTensor) else found.clone()
-        dist.all_reduce(everywhere, dist.ReduceOp.MAX)
+        dist.all_reduce(everywhere, dist.ReduceOp.MAX, group=own_group())
         found.copy_(everywhere)
 
 

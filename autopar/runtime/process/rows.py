@@ -14,6 +14,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from autopar.runtime.process.own_group import own_group
+
 _MOST = 16
 """How many tensors of a call are compared; of more, ranks have as many rows each."""
 
@@ -35,6 +37,6 @@ def gather_own_rows(rows: Tensor, counts: Sequence[int]) -> Tensor:
     # As bytes: not every backend sends every dtype.
     mine = padded.reshape(-1).view(torch.uint8)
     parts = [torch.empty_like(mine) for _ in counts]
-    dist.all_gather(parts, mine)
+    dist.all_gather(parts, mine, group=own_group())
     wholes = (part.view(rows.dtype).reshape(padded.shape) for part in parts)
     return torch.cat([whole[:count] for whole, count in zip(wholes, counts, strict=True)])

@@ -44,6 +44,7 @@ from autopar.runtime.process.hosts import (
     told_local_size,
 )
 from autopar.runtime.process.meeting import SLACK_S, Meeting
+from autopar.runtime.process.own_group import make_own_group, mesh_of
 from autopar.runtime.process.roll import Roll, RollPlace, guilty, keeper_of
 from autopar.runtime.process.waits import BoundedStore, in_time
 from autopar.runtime.torch_private import (
@@ -161,7 +162,7 @@ def join(model_device: torch.device, kind: str | None = None) -> World:
         in_time(limit_s, "the process group", dist.init_process_group, backend)
         atexit.register(_leave)
     meeting = _meeting(world)
-    device_mesh = DeviceMesh(world.device.type, torch.arange(world.size), mesh_dim_names=("world",))
+    device_mesh = mesh_of(world.device.type, torch.arange(world.size), ("world",))
     return replace(world, store=meeting.store, device_mesh=device_mesh, meeting=meeting)
 
 
@@ -200,6 +201,7 @@ def _first_meeting(rank: int, size: int) -> Meeting:
         roll.hosts = msgspec.json.decode(hosts, type=list[RankHost])
         awaited = "a process group of all ranks"
         group = in_time(timeout_s + SLACK_S, awaited, gloo_of_world)
+        in_time(timeout_s + SLACK_S, awaited, make_own_group)
     except RuntimeError as error:
         keeper_silent = [RollPlace(0, who=keeper.name or "the Store")]
         told = guilty(keeper_silent if roll is None else roll.call())
@@ -257,7 +259,7 @@ def make_groups(mesh: Mesh, world: World, first_rank: int = 0) -> Groups:
     names, kind = mesh.names or ("device",), world.device.type
     ranks = torch.arange(first_rank, first_rank + mesh.num_devices).reshape(mesh.sizes or (1,))
     what = f"the process groups of mesh {mesh.text}"
-    others = world.meeting.within(what, DeviceMesh, kind, ranks, mesh_dim_names=names)
+    others = world.meeting.within(what, mesh_of, kind, ranks, names)
     is_here = is_of(others)
     for name in names if is_here else ():
         limit_waiting(others.get_group(name))

@@ -145,20 +145,28 @@ def _cut_order(
     )
 
 
-def row_results(graph: Graph) -> frozenset[str]:
-    """The results, by name, whose dim 0 is the batch that ranks are handed pieces of."""
-    batch = {
-        node.outputs[0].parts[0][0]
-        for node in graph.with_role(Role.INPUT)
-        if node.handed and node.outputs[0].parts[0]
-    }
-    found: set[str] = set()
+class RowResult(NamedTuple):
+    """A result whose dim `dim` has the rows of the batch, outermost; ranks were handed those of the
+    input at position `source`."""
+
+    dim: int
+    source: int
+
+
+def row_results(graph: Graph) -> dict[str, RowResult]:
+    """The results, by name, that have rows of the batch that ranks are handed pieces of."""
+    sources: dict[int, int] = {}
+    for node in graph.with_role(Role.INPUT):
+        if node.handed and node.outputs[0].parts[0]:
+            sources.setdefault(node.outputs[0].parts[0][0], int(node.target))
+    found: dict[str, RowResult] = {}
     for role in (Role.VALUE, Role.DETACHED):
         for node in graph.with_role(role):
-            parts = graph.type_of(node.inputs[0]).parts
-            if parts and parts[0] and parts[0][0] in batch:
-                found.add(f"{role.value}:{node.target}")
-    return frozenset(found)
+            for dim, parts in enumerate(graph.type_of(node.inputs[0]).parts):
+                if parts and parts[0] in sources:
+                    found[f"{role.value}:{node.target}"] = RowResult(dim, sources[parts[0]])
+                    break
+    return found
 
 
 def sequence_results(graph: Graph) -> dict[str, tuple[int, ...]]:

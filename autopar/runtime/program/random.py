@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import fx
 
 from autopar.runtime.ops.generators import generator_state, go_on_from, replayed
+from autopar.runtime.process.own_group import own_group
 
 
 class DefaultRandom:
@@ -62,7 +63,7 @@ class RandomOfRank0(DefaultRandom):
     def now(self) -> torch.Tensor:
         """The state of rank 0. A collective call."""
         state = self._get().to(self._device)
-        dist.broadcast(state, src=0)
+        dist.broadcast(state, src=0, group=own_group())
         return state.cpu()
 
     @contextmanager

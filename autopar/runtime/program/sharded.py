@@ -20,17 +20,34 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.experimental import implicit_replication
 from torch.distributed.tensor.placement_types import Placement
 
+from autopar.errors import AutoparError
 from autopar.runtime.dtensor_private import cut_piece, dtensor_of, local_of, piece_of
-from autopar.runtime.process.part_tensors import is_of_some_ranks, of_rank_0
-from autopar.runtime.torch_private import (
+from autopar.runtime.op_schemas import (
+    as_view,
+    done,
     draws_numbers,
-    flatten,
-    is_pointwise,
+    is_distributed_call,
     is_view,
+    written_by,
+)
+from autopar.runtime.process.part_tensors import is_of_some_ranks, of_rank_0
+from autopar.runtime.process.proven import is_proven
+from autopar.runtime.program.sharded_ops import (
+    ALONE,
+    OF_A_ROOT,
+    RESHAPED,
+    RESIZED,
+    VIEWS,
+    leaves_mesh,
+    shares_memory,
+    takes_a_part,
+)
+from autopar.runtime.torch_private import (
+    flatten,
     map_tensors,
     no_torch_function,
+    reshape_wrapper,
     wrapper_of,
-    written_by,
 )
 
 aten = torch.ops.aten
@@ -47,28 +64,6 @@ class Place(NamedTuple):
 
 _NOWHERE = Place(None, ())
 
-VIEWS = frozenset(
-    {
-        aten.alias.default, aten.detach.default, aten.expand.default, aten.permute.default,
-        aten.select.int, aten.slice.Tensor, aten.squeeze.dim, aten.t.default,
-        aten.transpose.int, aten.unsqueeze.default, aten.view.default,
-    }
-)  # fmt: skip
-"""Views that shards have, where they leave the dims alone that are cut."""
-
-FUNCTIONS = frozenset(
-    {
-        aten._log_softmax.default, aten._log_softmax_backward_data.default, aten._softmax.default,
-        aten._softmax_backward_data.default, aten._to_copy.default, aten._unsafe_view.default,
-        aten.amax.default, aten.amin.default, aten.argmax.default, aten.argmin.default,
-        aten.clone.default, aten.gather.default, aten.max.dim, aten.mean.default, aten.mean.dim,
-        aten.min.dim, aten.ones_like.default, aten.sum.default, aten.sum.dim_IntList,
-        aten.topk.default, aten.zeros_like.default,
-    }
-)  # fmt: skip
-"""Ops, beside the pointwise ones, that DTensor does right on even shards. Not its `nll_loss`, which
-takes the mean of ranks' means."""
-
 
 class _Copied(NamedTuple):
     """A view that was taken of a whole copy of its first argument; the `index`-th, if an op gives
@@ -77,10 +72,13 @@ class _Copied(NamedTuple):
     func: Any
     args: Sequence[Any]
     kwargs: Mapping[str, Any]
-    index: int | None = None
+    index: int | None
+    shape: torch.Size
 
     def again(self, source: Any) -> Any:
         """The view of another one."""
+        if source.shape != self.shape:
+            raise AutoparError(RESHAPED.format(op=self.func, was=tuple(self.shape)))
         made = self.func(source, *self.args[1:], **self.kwargs)
         return made if self.index is None else made[self.index]
 
@@ -105,7 +103,7 @@ class ShardedOutput(Tensor):
         cls, piece: Tensor, place: Place, like: Tensor, view_of: _Copied | None = None
     ) -> ShardedOutput:
         self = wrapper_of(cls, like, piece.device)
-        self.piece, self.place, self.view_of = piece, place, view_of
+        self.piece, self.place, self.view_of = _physical(piece), place, view_of
         self.writes = 0
         self.seen = _writes(_root(self))
         return self
@@ -122,14 +120,15 @@ class ShardedOutput(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = kwargs or {}
+        if as_view(func) is not None:
+            return _become(func, args, given)
         if any(True for _ in written_by(func, args, given)):
             return _written(func, args, given)
         if is_view(func):
             return _view(func, args, given)
-        if is_pointwise(func) or (func in FUNCTIONS and not reduces_all(args)):
-            found = _on_shards(func, args, given)
-            if found is not NotImplemented:
-                return found
+        found = _on_shards(func, args, given)
+        if found is not NotImplemented:
+            return found
         made = func(*map_tensors(whole_of, args), **map_tensors(whole_of, given))
         return map_tensors(of_rank_0, made) if draws_numbers(func) else made
 
@@ -229,8 +228,14 @@ def _refresh(x: ShardedOutput) -> None:
         return
     root = _root(x)
     if isinstance(root, DTensor) or x.seen != root.writes:
-        x.piece.copy_(x.view_of.again(whole_of(x.view_of.args[0])))
+        x.piece = _physical(x.view_of.again(whole_of(x.view_of.args[0])))
         x.seen = _writes(root)
+
+
+def _physical(x: Tensor) -> Tensor:
+    """Its values as they are in memory: a flag that says they are meant conjugated, or negative, is
+    lost where they are sent."""
+    return x.resolve_conj().resolve_neg()
 
 
 def _writes(root: ShardedOutput | DTensor) -> int:
@@ -257,26 +262,18 @@ def _dtensor(x: Tensor) -> Any:
 def _on_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What `func` makes of the shards; NotImplemented where DTensor has no way, or may have one on
     ranks with shards alone: all are to go the same way."""
-    given = [x for x in flatten((args, kwargs))[0] if isinstance(x, ShardedOutput)]
-    if any(_is_elsewhere(x) or _leaves(x, kwargs.get("device")) for x in given):
+    leaves = flatten((args, kwargs))[0]
+    given = [x for x in leaves if isinstance(x, ShardedOutput)]
+    if any(_is_elsewhere(x) or leaves_mesh(x, kwargs.get("device")) for x in given):
         return NotImplemented
     try:
         with torch.no_grad(), implicit_replication():
-            made = func(*map_tensors(_dtensor, args), **map_tensors(_dtensor, kwargs))
-            return map_tensors(_placed, made)
+            args, kwargs = map_tensors(_dtensor, (args, kwargs))
+            if not (func in VIEWS or is_proven(func, args, flatten((args, kwargs))[0])):
+                return NotImplemented
+            return map_tensors(_placed, func(*args, **kwargs))
     except Exception:  # on whole tensors it works, or says what is wrong in torch's own words
         return NotImplemented
-
-
-def reduces_all(args: Sequence[Any]) -> bool:
-    """Whether an op is given no dims, which are all of them: DTensor would reduce none."""
-    return any(isinstance(x, (list, tuple)) and not x for x in args)
-
-
-def _leaves(x: ShardedOutput, device: torch.device | None) -> bool:
-    """Whether what an op makes of `x` is to be on a device that its mesh is not of: DTensor would
-    have it back there at the next op."""
-    return device is not None and device.type != x.device.type
 
 
 def _placed(made: Tensor) -> Tensor:
@@ -295,7 +292,7 @@ def _placed(made: Tensor) -> Tensor:
 def _view(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A view of shards, or else one of a copy that is whole."""
     source = args[0]
-    if func in VIEWS and isinstance(source, ShardedOutput) and not _cuts(func, args):
+    if func in VIEWS and isinstance(source, ShardedOutput) and not takes_a_part(func, args):
         found = _on_shards(func, args, kwargs)
         if isinstance(found, ShardedOutput) and shares_memory(found.piece, source.piece):
             return found
@@ -306,29 +303,32 @@ def view_of_whole(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     """A view of a whole copy of its first argument, a ShardedOutput or a DTensor, where what is
     written to the view is to be found as well. A collective call."""
     made = func(whole_of(args[0]), *args[1:], **kwargs)
+    shape = args[0].shape
     if isinstance(made, Tensor):
-        return ShardedOutput(made, _NOWHERE, made, _Copied(func, args, kwargs))
+        return ShardedOutput(made, _NOWHERE, made, _Copied(func, args, kwargs, None, shape))
     return [
-        ShardedOutput(x, _NOWHERE, x, _Copied(func, args, kwargs, index))
+        ShardedOutput(x, _NOWHERE, x, _Copied(func, args, kwargs, index, shape))
         for index, x in enumerate(made)
     ]
 
 
-def _cuts(func: Any, args: Sequence[Any]) -> bool:
-    """Whether a view takes a part of a dim that is cut."""
-    if func not in (aten.select.int, aten.slice.Tensor):
-        return False
-    dim = args[1] % args[0].dim() if len(args) > 1 else 0
-    return any(p.is_shard(dim) for p in args[0].placements)
-
-
-def shares_memory(a: Tensor, b: Tensor) -> bool:
-    """Whether two plain tensors are views of one."""
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+def _become(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An op that makes its argument a view of itself."""
+    x, *rest = args
+    before = ShardedOutput(x.piece, x.place, torch.empty_like(x, device="meta"), x.view_of)
+    before.writes, before.seen = x.writes, x.seen
+    made = _view(as_view(func), (before, *rest), kwargs)
+    x.piece, x.place, x.view_of, x.seen = made.piece, made.place, made.view_of, made.seen
+    reshape_wrapper(func, args, kwargs)
+    return x
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """An op that writes into its arguments: on whole copies, of which each rank keeps its piece."""
+    if func in OF_A_ROOT and flatten(args[OF_A_ROOT[func]])[0]:
+        given = flatten(args[OF_A_ROOT[func]])[0]
+        if any(isinstance(x, ShardedOutput | DTensor) for x in given):
+            raise AutoparError(ALONE.format(op=func))
     copies: dict[int, Tensor] = {}
     written = [x for x in written_by(func, args, kwargs) if isinstance(x, ShardedOutput)]
     roots: list[tuple[ShardedOutput | DTensor, Tensor]] = []
@@ -349,13 +349,18 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return known if known is not None else whole_of(x) if isinstance(x, ShardedOutput) else x
 
     with implicit_replication():
-        result = func(*map_tensors(read, args), **map_tensors(read, kwargs))
+        result = done(func(*map_tensors(read, args), **map_tensors(read, kwargs)))
     plain = any(type(x) is Tensor for x in flatten((args, kwargs))[0])
+    if is_distributed_call(func):
+        plain = False  # ranks may be given other values each
     if draws_numbers(func) or (plain and any(isinstance(root, DTensor) for root, _ in roots)):
         for copy in copies.values():
             copy.copy_(of_rank_0(copy))
     for root, copy in roots:
-        _keep(root, copy)
+        if is_distributed_call(func) and isinstance(root, ShardedOutput):
+            root.piece, root.place, root.writes = copy, _NOWHERE, root.writes + 1
+        else:
+            _keep(root, copy)
     back: dict[int, Tensor] = {}
     for x in written:
         back[id(copies[id(x)])] = x
@@ -366,6 +371,8 @@ def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 
 def _keep(x: ShardedOutput | DTensor, whole: Tensor) -> None:
+    if whole.shape != x.shape:
+        raise AutoparError(RESIZED.format(now=tuple(whole.shape), was=tuple(x.shape)))
     mesh, piece = x.device_mesh, piece_of(x) if isinstance(x, DTensor) else x.piece
     if isinstance(x, ShardedOutput):
         x.writes += 1

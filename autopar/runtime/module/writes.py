@@ -1,0 +1,161 @@
+"""Ops that change parameters and gradients that ranks hold shards of, as on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+
+from autopar.errors import AutoparError
+from autopar.runtime.dtensor_private import (
+    TorchCall,
+    become,
+    cut_piece,
+    dtensor_of,
+    piece_of,
+)
+from autopar.runtime.module.stored import (
+    equal_everywhere,
+    first_stored,
+    is_ours,
+    is_simple,
+    replicated_beside,
+    values_of_rank_0,
+)
+from autopar.runtime.op_schemas import as_view, done, written_by
+from autopar.runtime.process.proven import is_thin
+from autopar.runtime.program.sharded import whole_of
+from autopar.runtime.program.sharded_ops import RESIZED
+from autopar.runtime.torch_private import flatten, map_tensors, reshape_wrapper
+
+aten = torch.ops.aten
+
+_GIVEN_A_SHAPE = (
+    "{op} would change the shape of a parameter that ranks hold pieces of: write "
+    "w = {view}(w, ...), which leaves the parameter as it is"
+)
+
+
+def written_by_element(
+    plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """An op that changes a tensor in place, element by element."""
+    if is_simple(args, kwargs) and not is_thin(args[0]):
+        return plain(*args, **kwargs)
+    like = first_stored(written_by(op, args, kwargs))
+    if like is None:
+        return _written_elsewhere(plain, op, args, kwargs)
+    given = flatten((args, kwargs))[0]
+    is_spread = op is aten.copy_.default and args[1].shape != like.shape
+    if is_spread or is_thin(like) or not all(_goes_into(x, like) for x in given):
+        return computed_into(plain, op, args, kwargs)
+    return plain(*replicated_beside(args, like), **replicated_beside(kwargs, like))
+
+
+def _goes_into(x: Any, like: DTensor) -> bool:
+    """Whether what is written to `like` may be made of the shards of `x`, if it has any."""
+    if not isinstance(x, DTensor) or x.device_mesh != like.device_mesh:
+        return True
+    is_alike = (x.shape, x.placements) == (like.shape, like.placements)
+    return is_alike or all(type(p) is Replicate for p in x.placements)
+
+
+def _written_elsewhere(
+    plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """An op that is given such DTensors, and writes to something else."""
+    if any(isinstance(x, DTensor) for x in written_by(op, args, kwargs)):
+        return plain(*args, **kwargs)
+    args, kwargs = map_tensors(lambda x: whole_of(x) if is_ours(x) else x, (args, kwargs))
+    return done(op(*args, **kwargs))
+
+
+def changed_shape(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """An op that makes its argument a view of itself."""
+    x, view = args[0], as_view(op)
+    if not is_ours(x):
+        return plain(*args, **kwargs)
+    made = view(x, *args[1:], **kwargs)
+    if isinstance(x, nn.Parameter) or not isinstance(made, DTensor):
+        raise AutoparError(_GIVEN_A_SHAPE.format(op=op, view=view))
+    become(x, made)
+    reshape_wrapper(op, args, kwargs)
+    return x
+
+
+_FILLS = frozenset(
+    f"aten::{name}_"
+    for name in (
+        "bernoulli", "cauchy", "exponential", "geometric", "log_normal", "normal", "random",
+        "uniform",
+    )
+)  # fmt: skip
+"""Ops that draw what they write, and read nothing that was there."""
+
+
+def drawn_whole(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Random numbers, drawn by every rank for whole tensors, of which it keeps what rank 0 drew."""
+    like = first_stored(flatten((args, kwargs))[0])
+    if like is None:
+        return plain(*args, **kwargs)
+    mesh = like.device_mesh
+
+    def blank(x: DTensor) -> Tensor:
+        if op.name().partition(".")[0] not in _FILLS:
+            return whole_of(x).clone()
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=piece_of(x).device)
+
+    def kept(whole: Tensor) -> Tensor:
+        same = whole.shape == like.shape
+        placements = like.placements if same else [Replicate()] * mesh.ndim
+        piece = cut_piece(values_of_rank_0(whole, mesh), mesh, placements).clone()
+        return dtensor_of(piece, whole, mesh, placements)
+
+    wholes, made = _on_wholes(op, args, kwargs, blank, mesh)
+    for x, whole in wholes:
+        piece_of(x).copy_(
+            cut_piece(values_of_rank_0(whole, x.device_mesh), x.device_mesh, x.placements)
+        )
+    back = {id(whole): x for x, whole in wholes}
+    return map_tensors(lambda x: back[id(x)] if id(x) in back else kept(x), made)
+
+
+def computed_into(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an op writes into arguments, computed for whole tensors."""
+    like = first_stored(written_by(op, args, kwargs))
+    if like is None:
+        return _written_elsewhere(plain, op, args, kwargs)
+    wholes, made = _on_wholes(op, args, kwargs, lambda x: whole_of(x).clone(), like.device_mesh)
+    for x, whole in wholes:
+        if whole.shape != x.shape:
+            raise AutoparError(RESIZED.format(now=tuple(whole.shape), was=tuple(x.shape)))
+        piece_of(x).copy_(cut_piece(whole, x.device_mesh, x.placements))
+    back = {id(whole): x for x, whole in wholes}
+    return map_tensors(lambda x: back.get(id(x), x), made)
+
+
+def _on_wholes(
+    op: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    copied: Callable[[DTensor], Tensor],
+    mesh: DeviceMesh,
+) -> tuple[list[tuple[DTensor, Tensor]], Any]:
+    """What an op makes of whole tensors, and those it was given for what it writes to."""
+    written = list(written_by(op, args, kwargs))
+    wholes = {id(x): (x, copied(x)) for x in written if isinstance(x, DTensor)}
+    beside = {id(x) for x in written} - wholes.keys()
+
+    def entire(x: Tensor) -> Tensor:
+        if id(x) in wholes:
+            return wholes[id(x)][1]
+        if id(x) in beside:
+            return x
+        return whole_of(x) if isinstance(x, DTensor) else equal_everywhere(whole_of(x), mesh)
+
+    made = done(op(*map_tensors(entire, args), **map_tensors(entire, kwargs)))
+    return list(wholes.values()), made

@@ -1,0 +1,132 @@
+"""Which ops on tensors in shards DTensor does as on the whole tensors.
+
+DTensor computes what there is of a result from each shard, and reduces that over ranks. That is not
+always what the op makes of the whole: it takes a running sum of each shard by itself, a mean of
+means, or fails on the ranks that have nothing. So only what stands here is computed on shards, and
+all else on whole tensors. `tests/edge` holds each line against torch's op database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from autopar.runtime.dtensor_private import has_strategy
+from autopar.runtime.op_schemas import gives_tensors, is_pointwise
+
+aten = torch.ops.aten
+
+_BY_ELEMENT = frozenset(
+    {
+        aten.clone.default, aten.copy_.default, aten.fill_.Scalar, aten.full_like.default,
+        aten.masked_fill_.Scalar, aten.ones_like.default, aten.zero_.default,
+        aten.zeros_like.default,
+    }
+)  # fmt: skip
+"""Ops beside those that torch calls pointwise. It does so of losses, which are means as well."""
+
+_PRODUCTS = frozenset(
+    {
+        aten.addmm.default, aten.bmm.default, aten.dot.default, aten.mm.default, aten.mv.default,
+        aten.stack.default,
+    }
+)  # fmt: skip
+
+_EVEN = frozenset(
+    {
+        aten._log_softmax.default, aten._log_softmax_backward_data.default, aten._softmax.default,
+        aten._softmax_backward_data.default, aten.amax.default,
+        aten.amin.default, aten.argmax.default, aten.argmin.default, aten.gather.default,
+        aten.max.dim, aten.mean.default, aten.mean.dim, aten.min.dim, aten.topk.default,
+    }
+)  # fmt: skip
+"""Not its `nll_loss`, which takes the mean of ranks' means."""
+
+_OF_A_DIM = frozenset({aten.argmax.default, aten.argmin.default})
+
+_SUMS = frozenset({aten._to_copy.default, aten.sum.default, aten.sum.dim_IntList})
+
+
+@cache
+def is_by_element(op: Any) -> bool:
+    """Whether it makes each element of what stands in its place, as DTensor has it."""
+    known = (is_pointwise(op) and "loss" not in op.name()) or op in _BY_ELEMENT
+    return known and has_strategy(op) and gives_tensors(op)
+
+
+@cache
+def takes_replicated(op: Any) -> bool:
+    """Whether DTensor does it right with replicated tensors beside."""
+    return is_by_element(op) or op in _PRODUCTS
+
+
+def is_proven(op: Any, args: Sequence[Any], given: Sequence[Any]) -> bool:
+    """Whether DTensor makes of shards what `op` makes of the whole tensors; `given` are the leaves
+    of the arguments. No tensor of no elements is worth it: views of them have no shape."""
+    tensors = [x for x in given if isinstance(x, Tensor)]
+    if any(not x.numel() or x.layout != torch.strided for x in tensors):
+        return False
+    if any(isinstance(x, complex) for x in given):
+        return False  # DTensor looks for what it knows by arguments, which it cannot hash
+    if takes_replicated(op):
+        return True
+    if op not in _EVEN and not adds_up(op, args):
+        return False
+    if op in _OF_A_DIM and not _leaves_cut_dims(*args[:2]):
+        return False
+    return not reduces_all(args) and (adds_up(op, args) or not is_any_uneven(given))
+
+
+def _leaves_cut_dims(x: Any, dim: int | None = None) -> bool:
+    """Whether an op of one dim, or of all for None, is of one that is whole on each rank."""
+    return dim is not None and not any(p.is_shard(dim % max(1, x.dim())) for p in x.placements)
+
+
+def reduces_all(args: Sequence[Any]) -> bool:
+    """Whether an op is given no dims, which are all of them: DTensor would reduce none."""
+    return any(isinstance(x, (list, tuple)) and not x for x in args)
+
+
+def is_any_uneven(given: Iterable[Any]) -> bool:
+    """Whether some rank may have less than another of one of the DTensors among `given`."""
+    return any(isinstance(x, DTensor) and _is_uneven(x) for x in given)
+
+
+def _is_uneven(x: DTensor) -> bool:
+    return any(size % number for size, number in zip(x.shape, _ranks_by_dim(x), strict=True))
+
+
+def is_thin(x: DTensor) -> bool:
+    """Whether a dim is cut by more ranks than it has elements: DTensor writes to none such."""
+    return any(size < number for size, number in zip(x.shape, _ranks_by_dim(x), strict=True))
+
+
+def _ranks_by_dim(x: DTensor) -> list[int]:
+    ranks = [1] * x.dim()
+    for size, placement in zip(x.device_mesh.shape, x.placements, strict=True):
+        if isinstance(placement, Shard):
+            ranks[placement.dim] *= size
+    return ranks
+
+
+def adds_up(op: Any, args: Sequence[Any]) -> bool:
+    """Whether what an op makes of an empty piece is there, and adds nothing to what it makes of the
+    others."""
+    if op in (aten.linalg_vector_norm.default, aten._foreach_norm.Scalar):
+        return 0 < (args[1] if len(args) > 1 else 2) < inf
+    return op in _SUMS or "foreach" in op.name()
+
+
+def added_up(x: Tensor) -> Tensor:
+    """A result that is not partial: DTensor refuses, or takes for whole, much that one would do
+    with a part."""
+    if isinstance(x, DTensor) and any(p.is_partial() for p in x.placements):
+        whole = [Replicate() if p.is_partial() else p for p in x.placements]
+        return x.redistribute(placements=whole)
+    return x
