@@ -232,8 +232,6 @@ def capture(
                 f"tensor {index} of the model's inputs requires grad, but autopar differentiates "
                 "with respect to parameters only: pass it detached, or make it a parameter"
             )
-    if torch.is_grad_enabled():
-        check_trained(model)
     tied = tied_parameters(model)
     try:
         step, gm = _joint_graph(model, leaves, spec, wanted, watch, as_compiled=True)
@@ -246,6 +244,8 @@ def capture(
             step, gm = _joint_graph(model, leaves, spec, wanted, watch, Known, as_compiled=compiled)
         except TraceError as last:
             raise last from None
+    if torch.is_grad_enabled():
+        check_trained(model, watch.reads)
     check_constants(gm, model)
     assert step.out_spec is not None
     inputs = tuple(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from autopar.errors import SideEffectWarning, TraceError
 from autopar.runtime.module.remade import remade_by_hooks
+from autopar.runtime.program.guards import Read
 from autopar.tracer import torch_private
 
 _TRAINED = (
@@ -49,11 +51,13 @@ def check_constants(gm: fx.GraphModule, model: nn.Module) -> None:
             warnings.warn(SideEffectWarning(_UNREGISTERED.format(name=told)), stacklevel=2)
 
 
-def check_trained(model: nn.Module) -> None:
-    """TraceError if a tensor of a module would have a gradient and is no parameter."""
+def check_trained(model: nn.Module, reads: Iterable[Read]) -> None:
+    """TraceError if a tensor of a module that forward `reads` would have a gradient, and is no
+    parameter."""
     made = {(id(each.module), each.name) for each in remade_by_hooks(model)}
+    read = {(id(each.owner), each.name) for each in reads}
     for path, module in model.named_modules():
         for name, x in (vars(module) | module._buffers | module._parameters).items():
-            known = isinstance(x, nn.Parameter) or (id(module), name) in made
+            known = isinstance(x, nn.Parameter) or (id(module), name) not in read - made
             if isinstance(x, Tensor) and x.requires_grad and not known:
                 raise TraceError(_TRAINED.format(name=f"{path}.{name}" if path else name))

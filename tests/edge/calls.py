@@ -53,6 +53,11 @@ class _Cut(torch.autograd.Function):
         return None if grad is None else whole_of(grad), None
 
 
+def in_shards(x: Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Tensor:
+    """`x` as an output in shards, whose gradient goes to `x`."""
+    return _Cut.apply(x, Place(mesh, placements))
+
+
 def outcome(case: Case, meshes: Meshes | None) -> list[Any]:
     """What comes of a call: results, what was written to, then gradients, whole and plain. Without
     meshes all is plain."""
@@ -88,7 +93,7 @@ def _given(case: Case, x: Tensor, meshes: Meshes | None) -> tuple[Tensor, Tensor
     if meshes is None or case.kind == "output":
         leaf = copy.requires_grad_(needs_gradient)
         if meshes is not None:
-            return _Cut.apply(leaf, Place(*meshes.of(case, x))), leaf
+            return in_shards(leaf, *meshes.of(case, x)), leaf
         return (leaf.clone() if case.form == "in place" and needs_gradient else leaf), leaf
     mesh, placements = meshes.of(case, x)
     copy = copy.contiguous()

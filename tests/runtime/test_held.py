@@ -61,6 +61,7 @@ def listed() -> nn.Module:
         (lambda: Scaled(lambda _: SHARED[0]), r"a tensor of shape \(4,\)"),
     ],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_a_gradient_that_would_be_lost_is_told(make: Callable[[], nn.Module], name: str) -> None:
     told = rf"forward reads {name}, which requires a gradient and is no parameter .*nn.Parameter"
     with pytest.raises(TraceError, match=told):

@@ -69,7 +69,13 @@ from autopar.runtime.op_schemas import (
 )
 from autopar.runtime.process.composites import know_composites
 from autopar.runtime.process.part_tensors import is_of_some_ranks, mesh_of_all
-from autopar.runtime.process.proven import added_up, is_by_element, is_proven, takes_replicated
+from autopar.runtime.process.proven import (
+    added_up,
+    for_shards,
+    is_by_element,
+    is_proven,
+    takes_replicated,
+)
 from autopar.runtime.program.sharded import view_of_whole, whole_of
 from autopar.runtime.program.sharded_ops import shares_memory
 from autopar.runtime.torch_private import flatten, map_tensors
@@ -158,7 +164,7 @@ def _computed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[st
     if _is_on_shards(op, args, kwargs, given, is_mixed, mesh):
         if is_mixed:
             args, kwargs = replicated_beside((args, kwargs), like)
-        return map_tensors(added_up, plain(*args, **kwargs))
+        return map_tensors(added_up, plain(*for_shards(op, args), **kwargs))
 
     def entire(x: Tensor) -> Tensor:
         return whole_of(x) if isinstance(x, DTensor) else equal_everywhere(whole_of(x), mesh)
@@ -190,7 +196,7 @@ def _viewed(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str,
     if not is_stored(source) or op in _VIEWS_OF_SHARDS:
         return plain(*args, **kwargs)
     mesh, made = source.device_mesh, None
-    if not is_of_some_ranks(mesh):
+    if source.numel() and not is_of_some_ranks(mesh):
         with suppress(RuntimeError):  # DTensor has no such view of shards
             made = plain(*args, **kwargs)
     if torch.is_grad_enabled() and source.requires_grad and source.is_leaf:

@@ -20,6 +20,7 @@ from autopar.runtime.dtensor_private import (
 )
 from autopar.runtime.module.stored import (
     equal_everywhere,
+    everywhere,
     first_stored,
     is_ours,
     is_simple,
@@ -27,6 +28,7 @@ from autopar.runtime.module.stored import (
     values_of_rank_0,
 )
 from autopar.runtime.op_schemas import as_view, done, written_by
+from autopar.runtime.process.part_tensors import is_of_some_ranks
 from autopar.runtime.process.proven import is_thin
 from autopar.runtime.program.sharded import whole_of
 from autopar.runtime.program.sharded_ops import RESIZED
@@ -80,6 +82,9 @@ def changed_shape(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mappin
     if not is_ours(x):
         return plain(*args, **kwargs)
     made = view(x, *args[1:], **kwargs)
+    if not isinstance(made, DTensor) and is_thin(x) and not is_of_some_ranks(x.device_mesh):
+        # A dim that goes was cut: all of it is on one rank.
+        made = everywhere(view(whole_of(x), *args[1:], **kwargs), x.device_mesh)
     if isinstance(x, nn.Parameter) or not isinstance(made, DTensor):
         raise AutoparError(_GIVEN_A_SHAPE.format(op=op, view=view))
     become(x, made)

@@ -78,14 +78,17 @@ def is_proven(op: Any, args: Sequence[Any], given: Sequence[Any]) -> bool:
         return True
     if op not in _EVEN and not adds_up(op, args):
         return False
-    if op in _OF_A_DIM and not _leaves_cut_dims(*args[:2]):
+    if op in _OF_A_DIM and (len(args) < 2 or args[1] is None):
         return False
     return not reduces_all(args) and (adds_up(op, args) or not is_any_uneven(given))
 
 
-def _leaves_cut_dims(x: Any, dim: int | None = None) -> bool:
-    """Whether an op of one dim, or of all for None, is of one that is whole on each rank."""
-    return dim is not None and not any(p.is_shard(dim % max(1, x.dim())) for p in x.placements)
+def for_shards(op: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """The arguments as DTensor does an op right with: it gathers by a dim that is counted from the
+    last one as if it were another (torch 2.13)."""
+    if op in _OF_A_DIM and args[1] < 0:
+        return (args[0], args[1] + max(1, args[0].dim()), *args[2:])
+    return args
 
 
 def reduces_all(args: Sequence[Any]) -> bool:

@@ -31,7 +31,7 @@ from autopar.runtime.op_schemas import (
     written_by,
 )
 from autopar.runtime.process.part_tensors import is_of_some_ranks, of_rank_0
-from autopar.runtime.process.proven import is_proven
+from autopar.runtime.process.proven import for_shards, is_proven
 from autopar.runtime.program.sharded_ops import (
     ALONE,
     OF_A_ROOT,
@@ -264,14 +264,16 @@ def _on_shards(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     ranks with shards alone: all are to go the same way."""
     leaves = flatten((args, kwargs))[0]
     given = [x for x in leaves if isinstance(x, ShardedOutput)]
-    if any(_is_elsewhere(x) or leaves_mesh(x, kwargs.get("device")) for x in given):
+    elsewhere = (_is_elsewhere(x) or leaves_mesh(x, kwargs.get("device")) for x in given)
+    # To views of tensors without elements DTensor has no end.
+    if any(elsewhere) or not all(x.numel() for x in given):
         return NotImplemented
     try:
         with torch.no_grad(), implicit_replication():
             args, kwargs = map_tensors(_dtensor, (args, kwargs))
             if not (func in VIEWS or is_proven(func, args, flatten((args, kwargs))[0])):
                 return NotImplemented
-            return map_tensors(_placed, func(*args, **kwargs))
+            return map_tensors(_placed, func(*for_shards(func, args), **kwargs))
     except Exception:  # on whole tensors it works, or says what is wrong in torch's own words
         return NotImplemented
 
