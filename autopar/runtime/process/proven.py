@@ -42,7 +42,7 @@ _EVEN = frozenset(
     {
         aten._log_softmax.default, aten._log_softmax_backward_data.default, aten._softmax.default,
         aten._softmax_backward_data.default, aten.amax.default,
-        aten.amin.default, aten.argmax.default, aten.argmin.default, aten.gather.default,
+        aten.amin.default, aten.argmax.default, aten.argmin.default,
         aten.max.dim, aten.mean.default, aten.mean.dim, aten.min.dim, aten.topk.default,
     }
 )  # fmt: skip
