@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from autopar.runtime.torch_private import flatten
@@ -87,6 +88,13 @@ _TAKES = ("output", "tensor")
 def is_distributed_call(op: Any) -> bool:
     """Whether an op is a call of `torch.distributed`, such as `all_reduce`."""
     return op.namespace == "c10d"
+
+
+def size_of_group(op: Any, args: Sequence[Any]) -> int:
+    """How many ranks take part in a call of `torch.distributed`."""
+    names = [argument.name for argument in op._schema.arguments]
+    unbox: Any = dist.ProcessGroup.unbox
+    return unbox(args[names.index("process_group")]).size()
 
 
 def done(made: Any) -> Any:

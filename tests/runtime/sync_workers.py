@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,15 +55,29 @@ def synced() -> dict[str, float]:
     mine = torch.zeros_like(output)
     dist.scatter(mine, parts)
     seen["scatter"] = float((whole(mine) - (rank + 1) * pairs["output"][1]).abs().max())
-    seen["told"] = 1.0
-    if rank == 0:
-        try:
-            dist.scatter(mine, [output] * size)
-        except AutoparError as error:
-            seen["told"] = float("x.full_tensor() on all ranks" not in str(error))
-    else:
-        seen["told"] = 0.0
+    gradient = model.line.weight.grad
+    alone, unequal = "x.full_tensor() on all ranks before", "x.full_tensor(), to write to"
+    calls: dict[str, tuple[Callable[[], Any], str]] = {
+        "scatter by one rank": (lambda: dist.scatter(mine, [output] * size), alone),
+        "send": (lambda: dist.send(output, (rank + 1) % size), alone),
+        "receive": (lambda: dist.recv(gradient, (rank + 1) % size), alone),
+        "some ranks": (lambda: dist.all_reduce(output, group=first), alone),
+        "a gradient of some ranks": (lambda: dist.all_reduce(gradient, group=first), alone),
+        "reduce": (lambda: dist.reduce(gradient, 0), unequal),
+    }
+    first = dist.new_group([0])
+    for name, (call, words) in calls.items():
+        # Where it is refused on rank 0, the others have nothing to wait for.
+        seen[f"{name} is not told"] = float(rank == 0 and not _is_told(call, words))
     return seen
+
+
+def _is_told(call: Callable[[], Any], words: str) -> bool:
+    try:
+        call()
+    except AutoparError as error:
+        return words in str(error)
+    return False
 
 
 def _ways(x: Tensor, size: int) -> dict[str, Tensor]:

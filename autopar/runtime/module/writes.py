@@ -27,18 +27,18 @@ from autopar.runtime.module.stored import (
     replicated_beside,
     values_of_rank_0,
 )
-from autopar.runtime.op_schemas import as_view, done, written_by
+from autopar.runtime.op_schemas import as_view, done, is_distributed_call, written_by
 from autopar.runtime.process.part_tensors import is_of_some_ranks
 from autopar.runtime.process.proven import is_thin
 from autopar.runtime.program.sharded import whole_of
-from autopar.runtime.program.sharded_ops import RESIZED
+from autopar.runtime.program.sharded_ops import RESIZED, check_distributed_call
 from autopar.runtime.torch_private import flatten, map_tensors, reshape_wrapper
 
 aten = torch.ops.aten
 
 _GIVEN_A_SHAPE = (
-    "{op} would change the shape of a parameter that ranks hold pieces of: write "
-    "w = {view}(w, ...), which leaves the parameter as it is"
+    "{op} would change the shape of a tensor that ranks hold shards of: write "
+    "w = {view}(w, ...), which leaves that as it is"
 )
 
 
@@ -131,6 +131,8 @@ def drawn_whole(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[
 
 def computed_into(plain: TorchCall, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """What an op writes into arguments, computed for whole tensors."""
+    if is_distributed_call(op) and any(map(is_ours, flatten(args)[0])):
+        check_distributed_call(op, args)
     like = first_stored(written_by(op, args, kwargs))
     if like is None:
         return _written_elsewhere(plain, op, args, kwargs)

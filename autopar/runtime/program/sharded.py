@@ -33,11 +33,10 @@ from autopar.runtime.op_schemas import (
 from autopar.runtime.process.part_tensors import is_of_some_ranks, of_rank_0
 from autopar.runtime.process.proven import for_shards, is_proven
 from autopar.runtime.program.sharded_ops import (
-    ALONE,
-    OF_A_ROOT,
     RESHAPED,
     RESIZED,
     VIEWS,
+    check_distributed_call,
     leaves_mesh,
     shares_memory,
     takes_a_part,
@@ -120,6 +119,8 @@ class ShardedOutput(Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = kwargs or {}
+        if is_distributed_call(func):
+            check_distributed_call(func, args)
         if as_view(func) is not None:
             return _become(func, args, given)
         if any(True for _ in written_by(func, args, given)):
@@ -327,10 +328,6 @@ def _become(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
 
 def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """An op that writes into its arguments: on whole copies, of which each rank keeps its piece."""
-    if func in OF_A_ROOT and flatten(args[OF_A_ROOT[func]])[0]:
-        given = flatten(args[OF_A_ROOT[func]])[0]
-        if any(isinstance(x, ShardedOutput | DTensor) for x in given):
-            raise AutoparError(ALONE.format(op=func))
     copies: dict[int, Tensor] = {}
     written = [x for x in written_by(func, args, kwargs) if isinstance(x, ShardedOutput)]
     roots: list[tuple[ShardedOutput | DTensor, Tensor]] = []

@@ -6,9 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-aten = torch.ops.aten
+from autopar.errors import AutoparError
+from autopar.runtime.op_schemas import size_of_group, written_by
+from autopar.runtime.process.layouts import is_in_pieces
+from autopar.runtime.torch_private import flatten
+
+aten, c10d = torch.ops.aten, torch.ops.c10d
 
 VIEWS = frozenset(
     {
@@ -27,13 +34,40 @@ RESIZED = (
 )
 
 
-OF_A_ROOT = {torch.ops.c10d.gather_.default: 0, torch.ops.c10d.scatter_.default: 1}
+_OF_A_ROOT = {c10d.gather_.default: 0, c10d.scatter_.default: 1}
 """Collectives with an argument that one rank alone passes, and which it is."""
 
-ALONE = (
-    "{op} is given tensors in shards by one rank alone, which the others have to put together with "
-    "it: take x = x.full_tensor() on all ranks before"
+_EQUAL = frozenset(
+    {
+        c10d.allreduce_.default, c10d.allreduce_coalesced_.default, c10d.broadcast_.default,
+        c10d.allgather_.default, c10d._allgather_base_.default,
+        c10d.allgather_coalesced_.default, c10d.allgather_into_tensor_coalesced_.default,
+    }
+)  # fmt: skip
+"""Collectives that give all ranks the same."""
+
+_BETWEEN_TWO = frozenset({c10d.send.default, c10d.recv_.default, c10d.recv_any_source_.default})
+
+_ALONE = (
+    "{op} is given tensors in shards by some ranks alone, which the others have to put together "
+    "with them: take x = x.full_tensor() on all ranks before"
 )
+
+_UNEQUAL = (
+    "{op} would give each rank other values of a parameter, gradient or state that ranks hold "
+    "shards of: give it a plain tensor, such as x.full_tensor(), to write to"
+)
+
+
+def check_distributed_call(op: Any, args: Sequence[Any]) -> None:
+    """AutoparError if a call of `torch.distributed` is given tensors in shards that not all ranks
+    pass, or would leave shards of tensors that differ between ranks."""
+    alone = args[_OF_A_ROOT[op]] if op in _OF_A_ROOT else ()
+    is_of_some = op in _BETWEEN_TWO or size_of_group(op, args) < dist.get_world_size()
+    if any(is_in_pieces(x) for x in flatten(args if is_of_some else alone)[0]):
+        raise AutoparError(_ALONE.format(op=op))
+    if op not in _EQUAL and any(isinstance(x, DTensor) for x in written_by(op, args, {})):
+        raise AutoparError(_UNEQUAL.format(op=op))
 
 
 RESHAPED = (
