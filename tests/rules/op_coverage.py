@@ -16,11 +16,9 @@ from torch import Tensor, nn
 
 from autopar.errors import TraceError, UnknownOpWarning
 from autopar.tracer import torch_private, trace
+from tests.edge.torch_private import database, full_name
 
 FILE = Path(__file__).with_name("op_coverage.txt")
-_NO_CPU = "jiterator"
-"""Ops of the database that only exist on GPUs."""
-
 _DTYPES = (torch.float32, torch.int64, torch.bool, torch.complex64)
 
 
@@ -49,20 +47,6 @@ class OneOp(nn.Module):
 
 def _wants_grad(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.requires_grad
-
-
-def database() -> list[Any]:
-    """The ops of the database that a CPU has."""
-    from torch.testing._internal import common_methods_invocations as invocations
-
-    # The database sets a seed around ops that draw, which a model must not do in forward.
-    invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
-    return [op for op in invocations.op_db if _NO_CPU not in op.name]
-
-
-def full_name(op: Any) -> str:
-    """The name of an op and of its variant."""
-    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
 
 
 def missing(op: Any) -> list[str]:
@@ -108,7 +92,7 @@ def totals() -> tuple[int, int]:
 
 def main() -> None:
     """Write the file."""
-    ops = database()
+    ops = database(seeded=False)
     lacking = {full_name(op): found for op in ops if (found := missing(op))}
     covered = len(ops) - len(lacking)
     head = f"{covered} of {len(ops)} ops are covered ({covered / len(ops):.1%})"

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.mark.parametrize("way", ["thread", "shared", "process"])
 def test_what_is_saved_beside_training_is_what_was_there(way: str, tmp_path: Path) -> None:
-    ranks = spawn(f"tests.runtime.async_workers.{way}", 2, env={"EDGE_FOLDER": str(tmp_path)})
+    ranks = spawn(f"tests.runtime.async_workers.{way}", 2, env={"FOLDER": str(tmp_path)})
     for rank in ranks:
         assert isinstance(rank, dict) and len(rank) > 10
         assert max(rank.values()) == 0
