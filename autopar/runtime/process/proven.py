@@ -42,7 +42,7 @@ _EVEN = frozenset(
     {
         aten._log_softmax.default, aten._log_softmax_backward_data.default, aten._softmax.default,
         aten._softmax_backward_data.default, aten.amax.default,
-        aten.amin.default, aten.argmax.default, aten.argmin.default,
+        aten.amin.default, aten.argmax.default, aten.argmin.default, aten.gather.default,
         aten.max.dim, aten.mean.default, aten.mean.dim, aten.min.dim, aten.topk.default,
     }
 )  # fmt: skip
@@ -80,6 +80,8 @@ def is_proven(op: Any, args: Sequence[Any], given: Sequence[Any]) -> bool:
         return False
     if op in _OF_A_DIM and (len(args) < 2 or args[1] is None):
         return False
+    if op == aten.gather.default and not _is_beside(*args[:3]):
+        return False
     return not reduces_all(args) and (adds_up(op, args) or not is_any_uneven(given))
 
 
@@ -89,6 +91,15 @@ def for_shards(op: Any, args: Sequence[Any]) -> Sequence[Any]:
     if op in _OF_A_DIM and args[1] < 0:
         return (args[0], args[1] + max(1, args[0].dim()), *args[2:])
     return args
+
+
+def _is_beside(x: Tensor, dim: int, index: Tensor) -> bool:
+    """Whether each index stands beside the row that it picks from. There may be fewer than rows:
+    DTensor cuts both by that dim, and a rank has others' (torch 2.13)."""
+    if x.dim() != index.dim():
+        return False
+    dims = [d for d in range(x.dim()) if d != dim % x.dim()]
+    return all(x.shape[d] == index.shape[d] for d in dims)
 
 
 def reduces_all(args: Sequence[Any]) -> bool:
